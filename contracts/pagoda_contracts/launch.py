@@ -1,0 +1,86 @@
+"""DaemonConfig: the operator writes it with the class the daemon reads it with, so that no flag can drift.
+
+It lives in a ConfigMap under `names.DAEMON_CONFIG_KEY`. Fields are only added; unknown ones are kept and warned of (version skew).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from pagoda_contracts.names import PORT_DAEMON_GRPC, PORT_DAEMON_HTTP, PORT_PROBES, RUN_DIR
+from pagoda_contracts.units import Duration
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="allow", alias_generator=to_camel, populate_by_name=True)
+
+
+class ModelConfig(_Section):
+    """Where the model's files are in the pod, and the names it answers to."""
+
+    path: str
+    served_names: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class EngineConfig(_Section):
+    """Limits and numerics. Absent means: resolved by the daemon from the model and the cgroup."""
+
+    max_model_len: int | None = None
+    max_concurrency: int = 64
+    token_budget: int = Field(default=512, ge=16, description="Tokens computed per step: all decodes first, then prefill chunks.")
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    block_size: int = 16
+    kv_bytes: int | None = Field(default=None, ge=1, description="Bytes for KV blocks.")
+    threads: int | None = Field(default=None, ge=1, description="Compute threads; the cores that the cgroup grants where absent.")
+
+
+class Listen(_Section):
+    """Addresses; port 0 lets the kernel choose (stand-alone and tests)."""
+
+    host: str = "0.0.0.0"
+    http: int = PORT_DAEMON_HTTP
+    grpc: int = PORT_DAEMON_GRPC
+    probes: int = PORT_PROBES
+    run_dir: str = RUN_DIR
+
+
+class SimulatedWorker(_Section):
+    """A worker that computes nothing: token i of a request is a fixed function of its prompt, each step lasts a set time."""
+
+    step_ms: float = Field(default=1.0, ge=0)
+    vocab_size: int = Field(default=256, ge=2)
+
+
+class TestingConfig(_Section):
+    """Never set by the operator for a served model."""
+
+    simulated: SimulatedWorker | None = None
+
+
+class DaemonConfig(_Section):
+    """What one replica runs."""
+
+    version: Literal[1] = 1
+    service: str = Field(default="", description="namespace/name of the service; empty when stand-alone.")
+    revision: str = Field(default="", description="Hash of what this replica runs.")
+    model: ModelConfig
+    engine: EngineConfig = EngineConfig()
+    drain_timeout: Duration = "30s"
+    listen: Listen = Listen()
+    testing: TestingConfig | None = None
+
+    def unknown_fields(self) -> tuple[str, ...]:
+        """Dotted names that this version does not know, for one warning at start."""
+        return tuple(sorted(_unknown(self, "")))
+
+
+def _unknown(section: _Section, prefix: str) -> list[str]:
+    names = [prefix + name for name in section.model_extra or {}]
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, _Section):
+            names += _unknown(value, f"{prefix}{to_camel(name)}.")
+    return names

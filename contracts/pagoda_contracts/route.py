@@ -1,0 +1,36 @@
+"""The `x-pagoda-route` header: why a request went where it went. Written by the gateway, parsed by tests and the CLI."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_FIELD = re.compile(r"^(endpoint|reason|held_ms|attempt)=([A-Za-z0-9_.:\[\]-]{1,128})$")
+
+
+class Route(NamedTuple):
+    """One routing decision: `endpoint` "ip:port", `reason` a word of `reasons`, `held_ms` time held, `attempt` from 1."""
+
+    endpoint: str
+    reason: str
+    held_ms: int
+    attempt: int
+
+
+def format_route(route: Route) -> str:
+    """The header's value: `endpoint=10.1.0.7:8000; reason=least-loaded; held_ms=0; attempt=1`."""
+    return f"endpoint={route.endpoint}; reason={route.reason}; held_ms={route.held_ms}; attempt={route.attempt}"
+
+
+def parse_route(value: str) -> Route:
+    """Inverse of `format_route`; ValueError names what is malformed."""
+    fields: dict[str, str] = {}
+    for part in value.split("; "):
+        match = _FIELD.match(part)
+        if match is None:
+            raise ValueError(f"route header: {part!r} is not one of endpoint=, reason=, held_ms=, attempt=")
+        fields[match[1]] = match[2]
+    missing = {"endpoint", "reason", "held_ms", "attempt"} - fields.keys()
+    if missing:
+        raise ValueError(f"route header lacks {', '.join(sorted(missing))}: {value!r}")
+    return Route(fields["endpoint"], fields["reason"], int(fields["held_ms"]), int(fields["attempt"]))

@@ -1,0 +1,83 @@
+"""Durations and quantities as Kubernetes users write them, parsed in one place.
+
+Durations are Go duration strings (`800ms`, `10m`, `1h30m`), sizes and cores are Kubernetes quantities (`250m`, `4Gi`, `2`).
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
+
+DURATION_PATTERN: Final = r"^([0-9]{1,9}(\.[0-9]{1,9})?(ms|s|m|h)){1,4}$"
+QUANTITY_PATTERN: Final = r"^[0-9]{1,18}(\.[0-9]{1,9})?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"
+
+_DURATION_PART = re.compile(r"([0-9.]+)(ms|s|m|h)")
+_SECONDS: Final = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
+_QUANTITY = re.compile(r"^([0-9.]+)([a-zA-Z]*)$")
+_SCALE: Final = {
+    "": Decimal(1),
+    "m": Decimal("0.001"),
+    "k": Decimal(10) ** 3,
+    "M": Decimal(10) ** 6,
+    "G": Decimal(10) ** 9,
+    "T": Decimal(10) ** 12,
+    "Ki": Decimal(2) ** 10,
+    "Mi": Decimal(2) ** 20,
+    "Gi": Decimal(2) ** 30,
+    "Ti": Decimal(2) ** 40,
+}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of a Go duration string; ValueError names the value and what is accepted."""
+    if not re.match(DURATION_PATTERN, text):
+        raise ValueError(f"{text!r} is not a duration: use numbers with ms, s, m or h, such as 800ms, 30s or 1h30m")
+    return float(sum(Decimal(n) * _SECONDS[unit] for n, unit in _DURATION_PART.findall(text)))
+
+
+def parse_quantity(text: str) -> Decimal:
+    """Exact value of a Kubernetes quantity (cores, bytes); ValueError names the value and what is accepted."""
+    match = _QUANTITY.match(text) if re.match(QUANTITY_PATTERN, text) else None
+    if match is None:
+        raise ValueError(f"{text!r} is not a quantity: use a number with m, k, M, G, T, Ki, Mi, Gi or Ti, such as 250m or 4Gi")
+    return Decimal(match[1]) * _SCALE[match[2]]
+
+
+def _duration(text: str) -> str:
+    parse_duration(text)
+    return text
+
+
+def _quantity(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _checked_quantity(text: str) -> str:
+    parse_quantity(text)
+    return text
+
+
+Duration = Annotated[
+    str,
+    AfterValidator(_duration),
+    WithJsonSchema({"type": "string", "maxLength": 48, "pattern": DURATION_PATTERN}),
+]
+"""A Go duration string; `parse_duration` gives its seconds."""
+
+Quantity = Annotated[
+    str,
+    BeforeValidator(_quantity),
+    AfterValidator(_checked_quantity),
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "maxLength": 32,
+            "pattern": QUANTITY_PATTERN,
+            "x-kubernetes-int-or-string": True,
+        }
+    ),
+]
+"""A Kubernetes quantity, an integer or a string on the wire, a string here; `parse_quantity` gives its value."""

@@ -1,0 +1,107 @@
+"""What crosses between the front process and the engine process, over zmq as msgpack. Owned by both, changed by neither alone.
+
+The front tokenises, renders templates, detokenises and finds stop strings; the engine sees token ids only. Both processes
+come from one image and start together, so these messages need no version.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How tokens are chosen. Validated by the front; `temperature` 0 is greedy; `seed` None draws one."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """A request enters. `prompt` holds at least one id, each in [0, vocab); prompt + max_tokens fit the context."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    sampling: Sampling
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """The client is gone; the request's blocks are free by the end of the step under way. Unknown ids are no error."""
+
+    request_id: str
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """Finish the step under way and exit 0."""
+
+
+ToEngine = Submit | Abort | Shutdown
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """Counts after a step. `running` hold a row, `waiting` do not; `waiting_tokens` are those still to be computed for them."""
+
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    blocks_used: int = 0
+    blocks_free: int = 0
+    blocks_total: int = 0
+    preemptions: int = 0
+    steps: int = 0
+
+
+class Loading(msgspec.Struct, frozen=True, tag="loading"):
+    """Weights are being read; `progress` 0..1 grows, or the load is stuck."""
+
+    progress: float
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """Loaded and warm. The limits that the front validates against."""
+
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    blocks_total: int
+    max_concurrency: int
+
+
+class RowOutput(msgspec.Struct, frozen=True):
+    """New tokens of one request. `finish_reason` "stop" (a stop id, not included), "length", "abort" or "error"."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None = None
+    error: str | None = None
+
+
+class StepOutput(msgspec.Struct, frozen=True, tag="step"):
+    """One step's new tokens; requests without any are absent."""
+
+    outputs: tuple[RowOutput, ...]
+    stats: Stats
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """Sent by the engine's loop per step and every 250 ms when idle. Times: the engine's monotonic clock, milliseconds
+    (CLOCK_MONOTONIC is one clock for the whole machine, so the front may subtract). `step_started_ms` 0 when idle."""
+
+    sent_at_ms: int
+    step_started_ms: int
+    predicted_step_ms: int
+    stats: Stats
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The engine cannot go on. `permanent`: no restart cures it (bad model, impossible config)."""
+
+    reason: str
+    message: str
+    permanent: bool
+
+
+FromEngine = Loading | Ready | StepOutput | Heartbeat | Failed

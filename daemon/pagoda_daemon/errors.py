@@ -1,0 +1,77 @@
+"""The daemon's errors, one tree; `api/errors.py` maps it to HTTP, `__main__` to an exit code.
+
+DaemonError
+├── PermanentError            no restart cures it: exit 78, one line in the termination message
+│   ├── ModelRejected         unknown architecture, missing tensor, wrong shape, unreadable file
+│   └── ConfigRejected        impossible or contradictory configuration
+├── EngineDied                the engine process is gone or silent
+└── RequestError              ends one request, never the engine
+    ├── BadRequest            invalid input; names the parameter
+    ├── ModelNotFound         `model` is none of the served names
+    ├── Draining              accepted no more: try another replica
+    └── NotReady              still loading
+"""
+
+from __future__ import annotations
+
+
+class DaemonError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class PermanentError(DaemonError):
+    """No restart cures it. `reason` is a CamelCase word for the operator's condition."""
+
+    reason = "Permanent"
+
+
+class ModelRejected(PermanentError):
+    """The model's files cannot be served; the message names the file, key or tensor."""
+
+    reason = "ModelRejected"
+
+
+class ConfigRejected(PermanentError):
+    """The configuration cannot work; the message names the value and what is accepted."""
+
+    reason = "ConfigRejected"
+
+
+class EngineDied(DaemonError):
+    """The engine process is gone or silent."""
+
+
+class RequestError(DaemonError):
+    """Ends one request. `code` is OpenAI's string code."""
+
+    code = "invalid_request"
+
+
+class BadRequest(RequestError):
+    """Invalid input; `param` names it."""
+
+    code = "invalid_value"
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class ModelNotFound(RequestError):
+    """`model` is none of the served names."""
+
+    code = "model_not_found"
+
+
+class Draining(RequestError):
+    """Accepted no more; another replica will take it."""
+
+    code = "draining"
+
+
+class NotReady(RequestError):
+    """Still loading."""
+
+    code = "not_ready"

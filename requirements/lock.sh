@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Rewrites the hash-pinned locks: one resolution for everything (dev.txt), then each extra constrained to it, so that
+# the tests' environment and the images never disagree on a version. No index address is written.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+common=(--universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-emit-package pagoda --quiet)
+.venv/bin/uv pip compile pyproject.toml --extra dev "${common[@]}" "$@" -o requirements/dev.txt
+for extra in daemon operator gateway; do
+  .venv/bin/uv pip compile pyproject.toml --extra "$extra" "${common[@]}" -c requirements/dev.txt -o "requirements/$extra.txt"
+done
