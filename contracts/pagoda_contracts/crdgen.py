@@ -1,13 +1,7 @@
-"""Writes the CRDs: crds/*.yaml, and the same wrapped as chart templates. `pagoda-crdgen [--check] ROOT`.
-
-`--check` writes nothing and exits 1 on any difference (used by `make verify`).
-"""
+"""The CRDs as text: crds/*.yaml, and the same wrapped as chart templates. Pure; `generate` writes them."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-from pathlib import Path
 from typing import Any
 
 from pagoda_contracts.names import GROUP, VERSION
@@ -81,22 +75,3 @@ def _wrap(text: str) -> str:
     annotations = "  {{- if .Values.crds.keep }}\n  annotations:\n" + _KEEP + "  {{- end }}\n"
     kept = text.replace("metadata:\n", "metadata:\n" + annotations, 1)
     return f"{{{{- if .Values.crds.install }}}}\n{_HEADER}{kept}{{{{- end }}}}\n"
-
-
-def main() -> None:
-    """Door of `pagoda-crdgen`."""
-    parser = argparse.ArgumentParser(prog="pagoda-crdgen", description=__doc__)
-    parser.add_argument("root", type=Path, help="the project's root")
-    parser.add_argument("--check", action="store_true", help="write nothing, exit 1 on a difference")
-    arguments = parser.parse_args()
-    stale = [path for path, text in files().items() if not _same(arguments.root / path, text)]
-    if arguments.check and stale:
-        sys.exit(f"stale: {', '.join(stale)}; run `make generate`")
-    for path in stale:
-        target = arguments.root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(files()[path])
-
-
-def _same(path: Path, text: str) -> bool:
-    return path.is_file() and path.read_text() == text

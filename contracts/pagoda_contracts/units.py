@@ -33,14 +33,14 @@ _SCALE: Final = {
 
 def parse_duration(text: str) -> float:
     """Seconds of a Go duration string; ValueError names the value and what is accepted."""
-    if not re.match(DURATION_PATTERN, text):
+    if not re.fullmatch(DURATION_PATTERN, text):
         raise ValueError(f"{text!r} is not a duration: use numbers with ms, s, m or h, such as 800ms, 30s or 1h30m")
     return float(sum(Decimal(n) * _SECONDS[unit] for n, unit in _DURATION_PART.findall(text)))
 
 
 def parse_quantity(text: str) -> Decimal:
     """Exact value of a Kubernetes quantity (cores, bytes); ValueError names the value and what is accepted."""
-    match = _QUANTITY.match(text) if re.match(QUANTITY_PATTERN, text) else None
+    match = _QUANTITY.match(text) if re.fullmatch(QUANTITY_PATTERN, text) else None
     if match is None:
         raise ValueError(f"{text!r} is not a quantity: use a number with m, k, M, G, T, Ki, Mi, Gi or Ti, such as 250m or 4Gi")
     return Decimal(match[1]) * _SCALE[match[2]]

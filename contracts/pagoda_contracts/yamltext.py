@@ -9,12 +9,12 @@ import json
 import re
 from typing import Any, Final
 
-_PLAIN: Final = re.compile(r"^[A-Za-z_./][A-Za-z0-9_./-]*$")
+_PLAIN: Final = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 _RESERVED: Final = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n", "~"})
 
 
 def dump_yaml(value: dict[str, Any]) -> str:
-    """The mapping as YAML text; keys keep their order."""
+    """The mapping as YAML text; keys keep their order. ValueError on text that is not printable."""
     return "\n".join(_lines(value, 0)) + "\n"
 
 
@@ -41,6 +41,8 @@ def _item(pad: str, item: Any, indent: int) -> list[str]:
 def _scalar(value: Any) -> str:
     if isinstance(value, dict | list | tuple):
         return "{}" if isinstance(value, dict) else "[]"
-    if isinstance(value, str) and _PLAIN.match(value) and value.lower() not in _RESERVED:
+    if isinstance(value, str) and not value.replace("\n", "").isprintable():
+        raise ValueError(f"{value!r} is not printable text")
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _RESERVED:
         return value
     return json.dumps(value, ensure_ascii=False)

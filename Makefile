@@ -1,0 +1,75 @@
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := bash
+export PYTHONDONTWRITEBYTECODE := 1
+export OMP_NUM_THREADS ?= 2
+export GOMP_SPINCOUNT ?= 1000
+PYTHON ?= python3
+BIN := .venv/bin
+UV := $(BIN)/uv
+PACKAGES := contracts daemon operator gateway devcluster examples bench
+PYTEST := $(BIN)/pytest
+
+.PHONY: help setup lint test test-unit test-e2e test-ci test-full demo demo-down generate verify images bench lock clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: .venv/.stamp  ## Install everything into .venv (needs Python 3.11+ and network)
+
+.venv/.stamp: requirements/dev.txt pyproject.toml
+	test -x $(UV) || { $(PYTHON) -m venv .venv && $(BIN)/pip install --quiet --disable-pip-version-check uv; }
+	$(UV) pip sync --quiet --require-hashes requirements/dev.txt
+	$(UV) pip install --quiet uv
+	$(UV) pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+lint: setup  ## Format check, lint, types, import contracts, shell scripts, generated files
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-timing
+	$(BIN)/shellcheck .ci/run $$(git ls-files '*.sh')
+	$(MAKE) --no-print-directory verify
+
+test-unit: setup  ## Unit tests: nothing but Python (under 2 min)
+	$(PYTEST) tests/unit
+
+test: setup  ## Everything CI needs: lint, unit, parity, control plane and e2e on a dev cluster (root; under 25 min)
+	$(BIN)/pagoda-devcluster up --name test --install
+	$(MAKE) --no-print-directory lint
+	PAGODA_TEST_CLUSTER=test $(PYTEST) tests || { code=$$?; $(BIN)/pagoda-devcluster down --name test; exit $$code; }
+	$(BIN)/pagoda-devcluster down --name test
+
+test-e2e: setup  ## Only the scenarios on a dev cluster (root)
+	$(PYTEST) tests/e2e
+
+test-ci: setup  ## Sweeps at the size that CI affords: none yet
+	@echo "test-ci: no sweep exists yet (docs/roadmap.md)"
+
+test-full: setup  ## Sweeps at full size: none yet
+	@echo "test-full: no sweep exists yet (docs/roadmap.md)"
+
+demo: setup  ## A cluster, an install, a model and a chat (root)
+	$(BIN)/pagoda-demo up
+
+demo-down: setup  ## Remove all that the demo made
+	$(BIN)/pagoda-demo down
+
+generate: setup  ## Rewrite generated files: protobuf code, CRDs, chart CRDs
+	$(BIN)/pagoda-generate .
+
+verify: setup  ## Fail if a generated file is stale (writes nothing)
+	$(BIN)/pagoda-generate --check .
+
+images: setup  ## Build the images with buildah (root; the daemon's with its 5.3 GB of dependencies)
+	$(BIN)/pagoda-demo images --full
+
+bench: setup  ## Measure, print JSON (docs/benchmarks.md)
+	for script in bench/*.py; do echo "== $$script" >&2; $(BIN)/python -P $$script || exit 1; done
+
+lock: setup  ## Resolve requirements/*.txt anew
+	bash requirements/lock.sh
+
+clean:  ## Remove .venv and caches (a dev cluster goes by demo-down)
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

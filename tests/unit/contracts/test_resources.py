@@ -1,0 +1,127 @@
+"""InferenceService and ServingProfile: defaults, refusals, and the schema that the API server gets."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from pagoda_contracts.crdgen import files
+from pagoda_contracts.resources.meta import Model
+from pagoda_contracts.resources.profile import ServingProfile
+from pagoda_contracts.resources.service import InferenceService
+from pagoda_contracts.schema import SchemaError, structural
+from pydantic import Field, ValidationError
+
+DATA = Path(__file__).parents[2] / "data/v0.1"
+GOOD = {
+    "apiVersion": "serving.pagoda.dev/v1alpha1",
+    "kind": "InferenceService",
+    "metadata": {"name": "llama-tiny", "namespace": "default"},
+    "spec": {"model": {"uri": "pvc://llama-tiny/v1"}, "accelerators": [{"cpu": {"cores": 2, "memory": "2Gi"}}]},
+}
+
+
+def edited(path: str, value: object) -> dict:
+    out = copy.deepcopy(GOOD)
+    at = out
+    *parents, last = path.split(".")
+    for part in parents:
+        at = at[int(part)] if part.isdigit() else at.setdefault(part, {})
+    at[last] = value
+    return out
+
+
+def test_defaults_are_filled_in():
+    service = InferenceService.model_validate(GOOD)
+    assert service.spec.replicas == 1
+    assert service.spec.drain.timeout == "30s"
+    assert service.spec.profile_ref.name == "default"
+    assert service.served_names == ("llama-tiny",)
+    assert service.spec.accelerators[0].cpu.cores == "2"
+
+
+def test_models_are_frozen():
+    service = InferenceService.model_validate(GOOD)
+    with pytest.raises(ValidationError, match="frozen"):
+        service.spec = None
+
+
+BAD = [
+    ("spec.replicas", -1, "spec.replicas"),
+    ("spec.replicas", 1025, "spec.replicas"),
+    ("spec.model.uri", "s3://bucket/x", "spec.model.uri"),
+    ("spec.model.uri", "pvc://claim/../etc", "spec.model.uri"),
+    ("spec.model.uri", "pvc://Claim", "spec.model.uri"),
+    ("spec.accelerators", [], "spec.accelerators"),
+    ("spec.accelerators", [{}], "exactly one kind"),
+    ("spec.accelerators.0.cpu.cores", "two", "such as 250m"),
+    ("spec.accelerators.0.cpu.memory", "2GB", "such as 250m"),
+    ("spec.engine.maxModelLen", 4, "spec.engine.maxModelLen"),
+    ("spec.engine.dtype", "float16", "spec.engine.dtype"),
+    ("spec.engine.kvCache.blockSize", 17, "spec.engine.kvCache.blockSize"),
+    ("spec.drain.timeout", "10", "such as 800ms"),
+    ("spec.drain.timeout", "61m", "at most 1h"),
+    ("spec.profileRef.name", "No_Dns", "spec.profileRef.name"),
+    ("spec.unknown", 1, "spec.unknown"),
+    ("metadata.name", "n" * 36, "at most 35"),
+    ("apiVersion", "serving.kserve.io/v1", "accepted is"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "expected"), BAD, ids=[f"{path}={value!r}"[:60] for path, value, _ in BAD])
+def test_refusals_name_the_field_or_what_is_accepted(path, value, expected):
+    with pytest.raises(ValidationError) as refusal:
+        InferenceService.model_validate(edited(path, value))
+    told = [".".join(map(str, error["loc"])) + ": " + error["msg"] for error in refusal.value.errors()]
+    assert any(expected in line for line in told), told
+
+
+def test_a_reader_of_live_objects_ignores_what_a_newer_version_added():
+    service = InferenceService.model_validate(edited("spec.fromTheFuture", 1), extra="ignore")
+    assert service.spec.replicas == 1
+
+
+def test_profile_pod_template_is_schemaless():
+    profile = ServingProfile.model_validate(
+        {"metadata": {"name": "default"}, "spec": {"images": {"daemon": "a/b:c"}, "podTemplate": {"spec": {"tolerations": [{"key": "x"}]}}}}
+    )
+    assert profile.spec.pod_template == {"spec": {"tolerations": [{"key": "x"}]}}
+
+
+def test_crds_are_the_snapshot():
+    """The N-1 of later skew tests: a change here must be additive, and is made on purpose by rewriting the snapshot."""
+    for path, text in files().items():
+        if path.startswith("crds/"):
+            assert yaml.safe_load(text) == json.loads((DATA / f"{Path(path).stem}.json").read_text())
+
+
+def test_crds_stay_small_enough_for_client_side_apply():
+    assert sum(len(text) for path, text in files().items() if path.startswith("crds/")) < 200_000
+
+
+def test_every_rule_of_a_model_reaches_the_schema():
+    schema = structural(InferenceService)
+    spec = schema["properties"]["spec"]["properties"]
+    assert schema["x-kubernetes-validations"][0]["rule"].startswith("size(self.metadata.name)")
+    assert spec["drain"]["x-kubernetes-validations"][0]["message"] == "drain.timeout: at most 1h"
+    assert "exactly one kind" in spec["accelerators"]["items"]["x-kubernetes-validations"][0]["message"]
+    assert spec["replicas"]["default"] == 1
+
+
+class Unbounded(Model):
+    text: str = Field(description="no bound")
+
+
+class Union(Model):
+    both: int | bool = Field(description="two types")
+
+
+class Silent(Model):
+    number: int = 0
+
+
+@pytest.mark.parametrize(("model", "reason"), [(Unbounded, "maxLength"), (Union, "union"), (Silent, "no description")])
+def test_what_a_structural_schema_cannot_say_is_refused(model, reason):
+    with pytest.raises(SchemaError, match=reason):
+        structural(type("Kind", (Model,), {"__annotations__": {"spec": model}, "spec": Field(description="x"), "__module__": __name__}))

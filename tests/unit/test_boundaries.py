@@ -1,0 +1,49 @@
+"""Every door opens with its forbidden packages made unimportable: the third guard besides import-linter and the single-extra installs."""
+
+import subprocess
+import sys
+
+import pytest
+
+GUARD = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {forbidden!r}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+import {module}
+"""
+
+TORCH = {"torch", "triton", "transformers", "safetensors"}
+CLUSTER = {"kopf", "kubernetes", "kubernetes_asyncio"}
+HTTP = {"starlette", "uvicorn", "aiohttp", "zmq", "grpc"}
+
+CASES = [
+    ("pagoda_daemon.__main__", CLUSTER | {"pagoda_operator", "pagoda_gateway", "pagoda_devcluster"}),
+    ("pagoda_daemon.engine.__main__", CLUSTER | {"torch", "transformers", "starlette", "uvicorn", "grpc"}),
+    ("pagoda_daemon.scheduler", CLUSTER | TORCH | HTTP),
+    ("pagoda_daemon.kv", CLUSTER | TORCH | HTTP),
+    ("pagoda_operator.__main__", TORCH | {"pagoda_daemon", "pagoda_gateway", "pagoda_devcluster"}),
+    ("pagoda_operator.plan", TORCH | CLUSTER | HTTP),
+    ("pagoda_gateway.__main__", TORCH | {"kopf", "pagoda_daemon", "pagoda_operator", "pagoda_devcluster"}),
+    ("pagoda_gateway.picker", TORCH | CLUSTER | HTTP),
+    ("pagoda_contracts.launch", TORCH | CLUSTER | HTTP),
+    ("pagoda_contracts.resources.service", TORCH | CLUSTER | HTTP),
+]
+
+
+@pytest.mark.parametrize(("module", "forbidden"), CASES, ids=[module for module, _ in CASES])
+def test_door_opens_without(module, forbidden):
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", GUARD.format(module=module, forbidden=forbidden)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_guard_sees_a_forbidden_import():
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", GUARD.format(module="numpy", forbidden={"numpy"})], capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert "ModuleNotFoundError: numpy" in done.stderr

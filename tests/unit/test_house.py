@@ -1,0 +1,80 @@
+"""The budgets that ruff cannot count: lines of functions and files, medians, and words that live in one place only."""
+
+import ast
+import statistics
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMPONENTS = ("contracts", "daemon", "operator", "gateway", "devcluster")
+MAX_FUNCTION, P90_FUNCTION, MEDIAN_FUNCTION, MAX_FILE = 60, 30, 10, 300
+
+
+def sources() -> list[Path]:
+    found = [path for component in COMPONENTS for path in (ROOT / component).rglob("*.py") if "pb" not in path.parts]
+    return [*found, *(ROOT / "examples").rglob("*.py"), *(ROOT / "bench").rglob("*.py")]
+
+
+def functions(path: Path) -> list[tuple[str, int]]:
+    tree = ast.parse(path.read_text())
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", (node.end_lineno or 0) - node.lineno + 1) for node in found]
+
+
+def test_files_stay_short():
+    long = {str(path.relative_to(ROOT)): lines for path in sources() if (lines := len(path.read_text().splitlines())) > MAX_FILE}
+    assert long == {}
+
+
+def test_functions_stay_short():
+    lengths = [entry for path in sources() for entry in functions(path)]
+    assert [entry for entry in lengths if entry[1] > MAX_FUNCTION] == []
+    counts = sorted(count for _, count in lengths)
+    assert statistics.median(counts) <= MEDIAN_FUNCTION
+    assert counts[int(len(counts) * 0.9)] <= P90_FUNCTION
+
+
+def test_modules_say_what_they_are():
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in sources()
+        if path.read_text().strip() and ast.get_docstring(ast.parse(path.read_text())) is None
+    ]
+    assert silent == []
+
+
+@pytest.mark.parametrize("word", ["serving." + "pagoda.dev", "x-" + "pagoda-route", "x-" + "should-retry", "pagoda.v1." + "Daemon"])
+def test_words_that_cross_processes_are_written_once(word):
+    holders = [str(path.relative_to(ROOT)) for path in sources() if any(word in text for text in strings(path))]
+    assert holders == ["contracts/pagoda_contracts/names.py"]
+
+
+def strings(path: Path) -> list[str]:
+    """String constants other than docstrings: prose may name a word, code may not retype it."""
+    tree = ast.parse(path.read_text())
+    prose = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
+    return [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in prose]
+
+
+def test_no_init_file_shadows_the_standard_library():
+    stray = [path for component in COMPONENTS if (path := ROOT / component / "__init__.py").exists()]
+    assert stray + list((ROOT / "tests").rglob("__init__.py")) == []
+
+
+def test_nothing_loads_code_from_data():
+    banned = {("torch", "load"), ("pickle", "load"), ("pickle", "loads"), ("builtins", "eval")}
+    calls = [
+        (str(path.relative_to(ROOT)), name) for path in sources() for name in called(path) if name in banned or name[1] in ("eval", "exec")
+    ]
+    assert calls == []
+
+
+def called(path: Path) -> list[tuple[str, str]]:
+    out = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
+            out.append((node.func.value.id, node.func.attr))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
+            out.append(("builtins", node.func.id))
+    return [name for name in out if name[0] != "model"]
