@@ -32,7 +32,7 @@ def _entry(head: str, item: Any, indent: int) -> list[str]:
 
 
 def _item(pad: str, item: Any, indent: int) -> list[str]:
-    if isinstance(item, dict) and item:
+    if isinstance(item, dict | list | tuple) and item:
         first, *rest = _lines(item, indent + 1)
         return [f"{pad}- {first.lstrip()}", *rest]
     return [f"{pad}- {_scalar(item)}"]
