@@ -1,0 +1,31 @@
+"""A name belongs to the oldest claimer, whatever order the claims are seen in."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pagoda_contracts.claims import Claim, resolve
+
+OLD, NEW = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
+CLAIMS = st.lists(
+    st.builds(
+        Claim, name=st.sampled_from("abc"), created=st.sampled_from([OLD, NEW]), uid=st.uuids().map(str), owner=st.text("xyz", min_size=1)
+    ),
+    max_size=8,
+    unique_by=lambda claim: claim.uid,
+)
+
+
+def test_the_oldest_claimer_keeps_the_name():
+    first, second = Claim("m", OLD, "z", "ns/first"), Claim("m", NEW, "a", "ns/second")
+    assert resolve([second, first]) == {"m": first}
+
+
+def test_equal_age_is_settled_by_uid():
+    assert resolve([Claim("m", OLD, "b", "ns/b"), Claim("m", OLD, "a", "ns/a")])["m"].owner == "ns/a"
+
+
+@given(CLAIMS, st.randoms())
+def test_order_of_sight_changes_nothing_and_no_claimed_name_is_lost(claims, random):
+    shuffled = list(claims)
+    random.shuffle(shuffled)
+    assert resolve(shuffled) == resolve(claims)
+    assert resolve(claims).keys() == {claim.name for claim in claims}
