@@ -69,4 +69,5 @@ STATE_DEAD_MS: Final = 3_000
 MAX_SERVICE_NAME: Final = 35
 
 ERROR_DRAINING: Final = "draining"
+ERROR_NOT_READY: Final = "not_ready"
 ERROR_MODEL_NOT_FOUND: Final = "model_not_found"

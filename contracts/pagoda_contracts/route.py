@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+# Words of `reason`: why this endpoint. A request that was held or picked again says that instead, with the cause behind the dash:
+# `held-loading`, `repick-draining`. On an error's answer the endpoint may be NO_ENDPOINT.
+REASON_LEAST_LOADED: Final = "least-loaded"
+REASON_ONLY_ENDPOINT: Final = "only-endpoint"
+REASON_ONLY_SUSPECT: Final = "only-suspect"
+HELD_PREFIX: Final = "held-"
+REPICK_PREFIX: Final = "repick-"
+NO_ENDPOINT: Final = "none"
 
 _FIELD = re.compile(r"^(endpoint|reason|held_ms|attempt)=([A-Za-z0-9_.:\[\]-]{1,128})$")
 
 
 class Route(NamedTuple):
-    """One routing decision: `endpoint` "ip:port", `reason` a word of `reasons`, `held_ms` time held, `attempt` from 1."""
+    """One routing decision: `endpoint` "ip:port", `reason` as above, `held_ms` time held, `attempt` from 1."""
 
     endpoint: str
     reason: str
