@@ -1,0 +1,1 @@
+"""KV accounts: which blocks are free, shared and whose. Pure; the bytes are the runner's."""

@@ -1,0 +1,94 @@
+"""The engine process's entry: `python -P -m pagoda_daemon.engine --config F --inbox ADDR --outbox ADDR`, exec'd by the front.
+
+Sets up what belongs to the process (death with the parent, signals, priority, compute threads' spinning), then runs `engine.loop`.
+Exits 0 after Shutdown, 78 when no restart can help, 1 otherwise; the reason went to the front before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+if TYPE_CHECKING:
+    from pagoda_contracts.launch import DaemonConfig
+
+_PR_SET_PDEATHSIG = 1
+_NICE = 5
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run until told to stop; never returns."""
+    parser = argparse.ArgumentParser(prog="pagoda-engine")
+    for name in ("config", "inbox", "outbox"):
+        parser.add_argument(f"--{name}", required=True)
+    arguments = parser.parse_args(argv)
+    parent = os.getppid()
+    _own_process()
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    code = _run(Path(arguments.config), arguments.inbox, arguments.outbox, parent)
+    # A device thread that hangs or still loads would be torn down in the middle of native code by a normal exit.
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _own_process() -> None:
+    """Die with the front, leave signals to it, and yield to its heartbeat: on two cores compute threads that spin or outrank it
+    starve a 500 ms beat. libgomp reads its variable when torch is imported, which has not happened yet."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(_NICE)
+    os.environ["GOMP_SPINCOUNT"] = "1000"
+
+
+def _run(config_path: Path, inbox: str, outbox: str, parent: int) -> int:
+    from pagoda_daemon.engine.loop import Engine, exit_code, failure
+    from pagoda_daemon.engine.wire import Wire
+
+    wire = Wire(inbox, outbox)
+    try:
+        config = _read_config(config_path)
+        from pagoda_daemon.runner.build import build_worker
+
+        engine = Engine(wire, config.engine, lambda progress: build_worker(config, progress), lambda: time.monotonic() * 1000)
+        return engine.run(lambda: os.getppid() != parent)
+    except Exception as error:  # noqa: BLE001  the last word goes to the front
+        structlog.get_logger(__name__).exception("engine failed")
+        message = failure(error)
+        wire.send(message)
+        return exit_code(message)
+    finally:
+        wire.close()
+
+
+def _read_config(path: Path) -> DaemonConfig:
+    from pagoda_contracts.launch import DaemonConfig
+
+    from pagoda_daemon.errors import ConfigRejected
+
+    try:
+        return DaemonConfig.model_validate_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigRejected(f"{path} is no DaemonConfig: {error}") from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Device: the worker on a thread of its own, so that the loop hears aborts and beats while a step computes.
+
+Used by `engine.loop` only. One job at a time; the end of a job makes `fileno` readable, which the loop polls beside its sockets.
+The same thread loads and computes, because torch's thread count belongs to the thread that sets it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pagoda_daemon.batch import StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.runner.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The worker is warm."""
+
+    limits: WorkerLimits
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """There is no worker."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailed:
+    """The step raised; `alive` tells whether the worker still passes its probe."""
+
+    message: str
+    alive: bool
+
+
+Outcome = Loaded | LoadFailed | StepResult | StepFailed
+
+
+class Device:
+    """Starts loading when made. `build` runs on the device's thread."""
+
+    def __init__(self, build: Callable[[], Worker]) -> None:
+        self._ended = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._jobs: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        # A daemon: a hung device must not keep the process from exiting.
+        self._thread = threading.Thread(target=self._run, args=(build,), name="device", daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        """Readable when an outcome waits."""
+        return self._ended
+
+    def start(self, plan: StepPlan) -> None:
+        self._jobs.put(plan)
+
+    def outcome(self) -> Outcome | None:
+        """The end of the job, once; None while it is under way."""
+        try:
+            os.eventfd_read(self._ended)
+        except BlockingIOError:
+            return None
+        return self._outcomes.get()
+
+    def stop(self) -> None:
+        """End the thread after the job under way."""
+        self._jobs.put(None)
+
+    def _run(self, build: Callable[[], Worker]) -> None:
+        try:
+            worker = build()
+        except Exception as error:  # noqa: BLE001  any failure to load is the loop's to report
+            self._tell(LoadFailed(error))
+            return
+        self._tell(Loaded(worker.limits))
+        while (plan := self._jobs.get()) is not None:
+            self._tell(_attempt(worker, plan))
+
+    def _tell(self, outcome: Outcome) -> None:
+        self._outcomes.put(outcome)
+        os.eventfd_write(self._ended, 1)
+
+
+def _attempt(worker: Worker, plan: StepPlan) -> Outcome:
+    try:
+        return worker.execute(plan)
+    except Exception as error:  # noqa: BLE001  whatever a device raises ends this step's requests only
+        return StepFailed(f"{type(error).__name__}: {error}", _alive(worker))
+
+
+def _alive(worker: Worker) -> bool:
+    try:
+        worker.probe()
+    except Exception:  # noqa: BLE001  the verdict is the answer
+        return False
+    return True

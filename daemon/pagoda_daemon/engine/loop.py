@@ -1,0 +1,187 @@
+"""Engine: the loop of the engine process. Hears the front, plans, lets the device compute, commits, tells the front.
+
+Called by `engine.__main__`; everything that decides is in `scheduler`, everything that computes in `runner`. While loading and
+while a step computes the loop keeps listening and beating; when idle it blocks in one poll.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import assert_never
+
+import structlog
+from pagoda_contracts.launch import EngineConfig
+from pagoda_contracts.names import EXIT_PERMANENT
+
+from pagoda_daemon.batch import StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.engine.device import Device, Loaded, LoadFailed, Outcome, StepFailed
+from pagoda_daemon.engine.messages import (
+    Abort,
+    Failed,
+    FromEngine,
+    Heartbeat,
+    Loading,
+    Ready,
+    RowOutput,
+    Shutdown,
+    Stats,
+    StepOutput,
+    Submit,
+    ToEngine,
+)
+from pagoda_daemon.engine.wire import Wire
+from pagoda_daemon.errors import PermanentError
+from pagoda_daemon.runner.build import Progress
+from pagoda_daemon.runner.worker import Worker
+from pagoda_daemon.scheduler.admission import abort, knows, submit
+from pagoda_daemon.scheduler.commit import commit, fail_step
+from pagoda_daemon.scheduler.limits import Limits
+from pagoda_daemon.scheduler.plan import plan
+from pagoda_daemon.scheduler.state import State
+
+IDLE_BEAT_MS = 250
+BUSY_BEAT_MS = 100
+EXIT_OK = 0
+EXIT_FAILED = 1
+
+_log = structlog.get_logger(__name__)
+
+
+class Engine:
+    """Made with a wire, a clock in monotonic milliseconds, and what builds the worker."""
+
+    def __init__(self, wire: Wire, config: EngineConfig, build: Callable[[Progress], Worker], clock_ms: Callable[[], float]) -> None:
+        self._wire = wire
+        self._config = config
+        self._clock_ms = clock_ms
+        self._progress = 0.0
+        self._early: list[ToEngine] = []
+        self._state: State | None = None
+        self._step_started_ms = 0.0
+        self._beat_ms = clock_ms()
+        self._exit: int | None = None
+        self._stopping = False
+        self._device = Device(lambda: build(self._note_progress))
+        wire.watch(self._device.fileno())
+
+    def run(self, orphaned: Callable[[], bool]) -> int:
+        """Until shut down, failed, or `orphaned`: the exit code."""
+        self._wire.send(Loading(0.0))
+        while self._exit is None:
+            self._wire.wait(self._beat_ms + IDLE_BEAT_MS - self._clock_ms())
+            for message in self._wire.received():
+                self._hear(message)
+            outcome = self._device.outcome()
+            if outcome is not None:
+                self._take(outcome)
+            self._next()
+            if self._clock_ms() - self._beat_ms >= IDLE_BEAT_MS:
+                self._beat()
+                if orphaned():
+                    return EXIT_FAILED
+        self._device.stop()
+        return self._exit
+
+    def _note_progress(self, done: float) -> None:
+        # Written by the device's thread, read by the loop's: one float, no lock needed.
+        self._progress = done
+
+    def _hear(self, message: ToEngine) -> None:
+        match message:
+            case Shutdown():
+                self._stopping = True
+            case Submit() | Abort() if self._state is None:
+                self._early.append(message)
+            case Submit():
+                self._submit(self._state, message)
+            case Abort():
+                self._tell(self._state, [abort(self._state, message.request_id)])
+            case _:
+                assert_never(message)
+
+    def _submit(self, state: State, message: Submit) -> None:
+        if knows(state, message.request_id):
+            _log.error("duplicate request id dropped", request_id=message.request_id)
+            return
+        self._tell(state, [submit(state, message, secrets.randbits(64))])
+
+    def _take(self, outcome: Outcome) -> None:
+        match outcome:
+            case Loaded(limits):
+                self._open(limits)
+            case LoadFailed(error):
+                self._fail(error)
+            case StepResult() if self._state is not None:
+                self._commit(self._state, outcome)
+            case StepFailed(message, alive) if self._state is not None:
+                _log.error("step failed", error=message, alive=alive)
+                self._step_started_ms = 0.0
+                self._tell(self._state, fail_step(self._state, message))
+                if not alive:
+                    self._fail(RuntimeError(f"the worker fails its probe after: {message}"))
+
+    def _open(self, limits: WorkerLimits) -> None:
+        config = self._config
+        self._state = State(Limits.of(limits, config.max_concurrency, config.token_budget))
+        self._wire.send(Loading(1.0))
+        self._wire.send(Ready(limits.max_model_len, limits.vocab_size, limits.block_size, limits.blocks_total, config.max_concurrency))
+        self._beat()
+        early, self._early = self._early, []
+        for message in early:
+            self._hear(message)
+
+    def _commit(self, state: State, result: StepResult) -> None:
+        self._step_started_ms = 0.0
+        self._tell(state, commit(state, result, self._clock_ms()))
+        if state.idle:
+            # Off anyone's critical path, and a leak shows at the first pause instead of hours later as a full pool.
+            state.check()
+
+    def _next(self) -> None:
+        state = self._state
+        if state is not None and state.in_flight is not None:
+            return
+        if self._stopping:
+            self._exit = EXIT_OK if self._exit is None else self._exit
+        elif state is not None and self._exit is None and (step := plan(state, self._clock_ms())) is not None:
+            self._start(step)
+
+    def _start(self, step: StepPlan) -> None:
+        self._step_started_ms = self._clock_ms()
+        self._device.start(step)
+        if self._step_started_ms - self._beat_ms >= BUSY_BEAT_MS:
+            self._beat()
+
+    def _tell(self, state: State, outputs: list[RowOutput] | list[RowOutput | None]) -> None:
+        present = tuple(output for output in outputs if output is not None)
+        if present:
+            self._wire.send(StepOutput(present, state.stats()))
+
+    def _beat(self) -> None:
+        self._beat_ms = self._clock_ms()
+        state, predicted, stats = self._state, 0, Stats()
+        if state is None:
+            self._wire.send(Loading(self._progress))
+        else:
+            stats = state.stats()
+            predicted = state.step_time.predict(state.in_flight.tokens if state.in_flight else 1)
+        self._wire.send(Heartbeat(int(self._beat_ms), int(self._step_started_ms), predicted, stats))
+
+    def _fail(self, error: Exception) -> None:
+        message = failure(error)
+        _log.error("engine failed", reason=message.reason, error=message.message, permanent=message.permanent)
+        self._wire.send(message)
+        self._exit = exit_code(message)
+
+
+def failure(error: Exception) -> Failed:
+    """The message that tells the front why."""
+    if isinstance(error, PermanentError):
+        return Failed(error.reason, str(error), True)
+    return Failed(type(error).__name__, str(error), False)
+
+
+def exit_code(message: FromEngine) -> int:
+    """What the process exits with after `message`."""
+    return EXIT_PERMANENT if isinstance(message, Failed) and message.permanent else EXIT_FAILED

@@ -1,0 +1,116 @@
+"""Paged attention on CPU: the KV pool, and one step's groups of rows that are attended together. Called by `model.llama`.
+
+Layout: per layer, keys and values are [slots, kv_heads, head_dim], a slot being block * block_size + offset. A step gathers each row's
+slots; measured at 1 thread, gather plus `scaled_dot_product_attention` with the query heads of one KV head packed into its query
+dimension is 5 times faster at 32 rows than matmul and softmax by hand, and in fp32 a fifth faster than `enable_gqa`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from pagoda_daemon.batch import Ints, StepPlan
+from pagoda_daemon.model.config import ModelSpec
+
+# Rows that decode are padded to the longest of their group, at most twofold above this length.
+_SHORTEST_BUCKET = 6
+
+
+class KvCache:
+    """The bytes of every block: [layers, 2, slots, kv_heads, head_dim]. Zeros are not resident until written."""
+
+    def __init__(self, spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtype) -> None:
+        self.block_size = block_size
+        self.data = torch.zeros(spec.layers, 2, blocks * block_size, spec.kv_heads, spec.head_dim, dtype=dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows attended in one call: `tokens` [rows * queries] index the flat batch, `slots` [rows * longest] the pool; `mask`
+    [rows, 1, group * queries, longest] is added to the scores, None where every query sees every slot."""
+
+    tokens: Tensor
+    slots: Tensor
+    mask: Tensor | None
+    rows: int
+    queries: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """One step: where each token's keys and values go, and who is attended with whom."""
+
+    written: Tensor
+    groups: tuple[Group, ...]
+
+
+def attention_batch(plan: StepPlan, kv: KvCache, spec: ModelSpec) -> AttentionBatch:
+    """Index tensors for `plan`, shared by all layers."""
+    counts, lengths = np.diff(plan.starts), plan.lengths
+    row_index = np.repeat(np.arange(plan.rows.size), counts)
+    written = _slots(plan.block_tables[row_index], plan.positions[:, None], kv.block_size)[:, 0]
+    members = _decode_groups(counts, lengths) + [np.asarray([i]) for i in np.flatnonzero(counts > 1)]
+    groups = tuple(_group(plan, rows, kv, spec) for rows in members)
+    return AttentionBatch(torch.from_numpy(written), groups)
+
+
+def attend(qkv: tuple[Tensor, Tensor, Tensor], batch: AttentionBatch, layer: Tensor) -> Tensor:
+    """Write the step's keys and values into `layer` [2, slots, kv_heads, head_dim], then attend; [tokens, heads, head_dim]."""
+    query, key, value = qkv
+    layer[0].index_copy_(0, batch.written, key)
+    layer[1].index_copy_(0, batch.written, value)
+    out = torch.empty_like(query)
+    for group in batch.groups:
+        out.index_copy_(0, group.tokens, _attend_group(query[group.tokens], group, layer))
+    return out
+
+
+def _attend_group(query: Tensor, group: Group, layer: Tensor) -> Tensor:
+    kv_heads, dim = layer.shape[-2:]
+    keys, values = (part[group.slots].view(group.rows, -1, kv_heads, dim).transpose(1, 2) for part in layer)
+    packed = query.view(group.rows, group.queries, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)
+    flat = packed.reshape(group.rows, kv_heads, -1, dim)
+    out = functional.scaled_dot_product_attention(flat, keys, values, attn_mask=group.mask)
+    return out.view(packed.shape).permute(0, 3, 1, 2, 4).reshape(query.shape)
+
+
+def _decode_groups(counts: Ints, lengths: Ints) -> list[NDArray[np.intp]]:
+    """Rows that feed one token, by the power of two of their length."""
+    buckets = np.maximum(np.frexp(lengths)[1], _SHORTEST_BUCKET)
+    decodes = counts == 1
+    return [np.flatnonzero(decodes & (buckets == bucket)) for bucket in np.unique(buckets[decodes])]
+
+
+def _group(plan: StepPlan, rows: NDArray[np.intp], kv: KvCache, spec: ModelSpec) -> Group:
+    queries = int(plan.starts[rows[0] + 1] - plan.starts[rows[0]])
+    tokens = (plan.starts[rows][:, None] + np.arange(queries)).reshape(-1)
+    lengths = plan.lengths[rows]
+    # Padding repeats the row's own last slot: masked, but a NaN there times weight 0 is NaN, and no row may spoil another.
+    places = np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
+    slots = _slots(plan.block_tables[rows], places, kv.block_size)
+    hidden = np.arange(lengths.max()) > plan.positions[tokens].reshape(rows.size, queries, 1)
+    return Group(
+        torch.from_numpy(tokens),
+        torch.from_numpy(slots.reshape(-1)),
+        _mask(hidden, kv.data.dtype, spec.heads // spec.kv_heads) if hidden.any() else None,
+        int(rows.size),
+        queries,
+    )
+
+
+def _mask(hidden: NDArray[np.bool_], dtype: torch.dtype, group: int) -> Tensor:
+    rows, queries, length = hidden.shape
+    mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(torch.from_numpy(hidden), -torch.inf)
+    return mask[:, None].expand(rows, group, queries, length).reshape(rows, 1, group * queries, length)
+
+
+def _slots(tables: Ints, positions: NDArray[np.integer], block_size: int) -> NDArray[np.int64]:
+    """Slot of each of `positions` [rows, n] in the blocks of `tables` [rows, blocks]."""
+    blocks = np.take_along_axis(tables, positions // block_size, axis=1).astype(np.int64)
+    return blocks * block_size + positions % block_size

@@ -1,0 +1,22 @@
+"""build_worker: the configuration decides which worker. Called by the engine on the device thread; imports torch only if needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pagoda_contracts.launch import DaemonConfig
+
+from pagoda_daemon.runner.simulated import SimulatedWorker
+from pagoda_daemon.runner.worker import Worker
+
+Progress = Callable[[float], None]
+"""Called with 0..1 while the weights are read."""
+
+
+def build_worker(config: DaemonConfig, progress: Progress) -> Worker:
+    """A loaded, warm worker; PermanentError where no restart would help."""
+    if config.testing is not None and config.testing.simulated is not None:
+        return SimulatedWorker.of(config)
+    from pagoda_daemon.runner.torch_worker import TorchWorker
+
+    return TorchWorker.load(config, progress)

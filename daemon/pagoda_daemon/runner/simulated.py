@@ -1,0 +1,91 @@
+"""SimulatedWorker: a device that computes nothing and takes a set time. Used by `DaemonConfig.testing.simulated` and by tests.
+
+The next token is a hash of all tokens so far, and it reads them back through the block tables from what earlier steps wrote. So any
+schedule gives the same stream, and a wrong block table, position or recompute gives another one. No torch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from pagoda_contracts.launch import DaemonConfig
+from pagoda_contracts.launch import SimulatedWorker as SimulatedSettings
+
+from pagoda_daemon.batch import Ints, StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.errors import ConfigRejected
+
+DEFAULT_MAX_MODEL_LEN = 4096
+BYTES_PER_TOKEN = 8
+
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_SHIFT = np.uint64(29)
+
+
+def next_token(tokens: NDArray[np.integer], vocab_size: int) -> int:
+    """The token that follows `tokens`; depends on each of them and on its place."""
+    places = np.arange(1, tokens.size + 1, dtype=np.uint64)
+    mixed = (tokens.astype(np.uint64) + np.uint64(1)) * _MULTIPLIER + places
+    mixed ^= mixed >> _SHIFT
+    total = (mixed * _MULTIPLIER).sum(dtype=np.uint64)
+    return int((total ^ (total >> _SHIFT)) % np.uint64(vocab_size))
+
+
+def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int) -> tuple[int, ...]:
+    """The stream that a request with `prompt` must get."""
+    tokens = np.asarray(prompt, np.int64)
+    for _ in range(count):
+        tokens = np.append(tokens, next_token(tokens, vocab_size))
+    return tuple(tokens[len(prompt) :].tolist())
+
+
+def simulated_limits(config: DaemonConfig) -> WorkerLimits:
+    """As many blocks as full rows need, or as `kv_bytes` pays for at 8 bytes a token."""
+    engine, vocab_size = config.engine, _simulated(config).vocab_size
+    max_model_len = engine.max_model_len or DEFAULT_MAX_MODEL_LEN
+    blocks = engine.max_concurrency * -(-max_model_len // engine.block_size)
+    if engine.kv_bytes is not None:
+        blocks = min(blocks, engine.kv_bytes // (BYTES_PER_TOKEN * engine.block_size))
+    if blocks < 1:
+        raise ConfigRejected(f"kvBytes {engine.kv_bytes} holds no block of {engine.block_size} tokens at {BYTES_PER_TOKEN} bytes each")
+    return WorkerLimits(blocks, engine.block_size, vocab_size, max_model_len)
+
+
+class SimulatedWorker:
+    """KV is one array of token ids; -1 stands where nothing was written."""
+
+    def __init__(self, limits: WorkerLimits, step_ms: float = 0.0, pause: Callable[[float], object] | None = None) -> None:
+        self.limits = limits
+        self._step_ms = step_ms
+        self._pause = pause or threading.Event().wait
+        self._kv = np.full((limits.blocks_total, limits.block_size), -1, np.int64)
+
+    @classmethod
+    def of(cls, config: DaemonConfig) -> SimulatedWorker:
+        return cls(simulated_limits(config), _simulated(config).step_ms)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        row_index = np.repeat(np.arange(plan.rows.size), np.diff(plan.starts))
+        size = self.limits.block_size
+        self._kv[plan.block_tables[row_index, plan.positions // size], plan.positions % size] = plan.token_ids
+        sampling = np.flatnonzero(plan.sample)
+        tokens = [self._after(plan.block_tables[i], int(plan.lengths[i])) for i in sampling]
+        if self._step_ms:
+            self._pause(self._step_ms / 1000)
+        return StepResult(plan.rows[sampling], np.asarray(tokens, np.int32))
+
+    def probe(self) -> None:
+        """Nothing to warm, and nothing that could break."""
+
+    def _after(self, table: Ints, length: int) -> int:
+        blocks = table[: -(-length // self.limits.block_size)]
+        return next_token(self._kv[blocks].reshape(-1)[:length], self.limits.vocab_size)
+
+
+def _simulated(config: DaemonConfig) -> SimulatedSettings:
+    settings = config.testing.simulated if config.testing else None
+    if settings is None:
+        raise ConfigRejected("testing.simulated is absent: this configuration wants a real worker")
+    return settings

@@ -1,0 +1,97 @@
+"""TorchWorker: a model and its KV pool on the CPU. Built by `runner.build` and called by the engine on one thread.
+
+The pool has one block more than the core knows of: `probe` computes into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import structlog
+import torch
+from pagoda_contracts.launch import DaemonConfig
+
+from pagoda_daemon.batch import RowError, StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.model.attention import KvCache, attention_batch
+from pagoda_daemon.model.config import read_spec
+from pagoda_daemon.model.llama import Flat, Llama
+from pagoda_daemon.model.loader import load_tensors
+from pagoda_daemon.model.weights import allocate, destinations
+from pagoda_daemon.runner.host import Host
+from pagoda_daemon.runner.kv_size import kv_shape
+from pagoda_daemon.runner.sampler import Choice, sample
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+_log = structlog.get_logger(__name__)
+
+
+class TorchWorker:
+    """Executes plans in eager PyTorch."""
+
+    def __init__(self, model: Llama, kv: KvCache, limits: WorkerLimits) -> None:
+        self.limits = limits
+        self._model = model
+        self._kv = kv
+
+    @classmethod
+    def load(cls, config: DaemonConfig, progress: Callable[[float], None], host: Host | None = None) -> TorchWorker:
+        """Read the model, size the pool, run one token. Must run on the thread that will compute: thread counts are per thread."""
+        host = host or Host()
+        engine, directory = config.engine, Path(config.model.path)
+        torch.set_num_threads(engine.threads or host.cores())
+        spec, dtype = read_spec(directory), DTYPES[engine.dtype]
+        memory = host.memory_left()
+        weights = allocate(spec, dtype)
+        places = destinations(spec, weights)
+        # Weights are allocated but not resident yet, hence subtracted from what was left before.
+        weight_bytes = sum(place.nbytes for place in places.values())
+        shape = kv_shape(engine, spec.kv_token_bytes(dtype.itemsize), spec.max_positions, max(0, memory - weight_bytes))
+        load_tensors(directory, places, progress)
+        kv = KvCache(spec, shape.blocks + 1, engine.block_size, dtype)
+        limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len)
+        worker = cls(Llama(spec, weights, shape.max_model_len), kv, limits)
+        worker.probe()
+        _log.info("loaded", weight_bytes=weight_bytes, blocks=shape.blocks, max_model_len=shape.max_model_len)
+        return worker
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        tokens, finite = sample(self.logits(plan), Choice.of(plan))
+        rows = plan.rows[plan.sample]
+        errors = tuple(RowError(row, "the model's output is not finite") for row in rows[~finite].tolist())
+        return StepResult(rows[finite], tokens[finite], errors)
+
+    @torch.inference_mode()
+    def logits(self, plan: StepPlan) -> torch.Tensor:
+        """[sampling rows, vocab]; what `execute` samples from."""
+        flat = Flat(
+            token_ids=torch.from_numpy(plan.token_ids.astype(np.int64)),
+            positions=torch.from_numpy(plan.positions.astype(np.int64)),
+            wanted=torch.from_numpy(plan.starts[1:][plan.sample].astype(np.int64) - 1),
+            attention=attention_batch(plan, self._kv, self._model.spec),
+        )
+        return self._model.logits(flat, self._kv)
+
+    def probe(self) -> None:
+        self.execute(_one_token(block=self.limits.blocks_total))
+
+
+def _one_token(block: int) -> StepPlan:
+    """Token 0 at position 0 of `block`, greedy."""
+    zero = np.zeros(1, np.int32)
+    return StepPlan(
+        step=0,
+        rows=zero,
+        starts=np.array([0, 1], np.int32),
+        token_ids=zero,
+        positions=zero,
+        block_tables=np.array([[block]], np.int32),
+        sample=np.ones(1, np.bool_),
+        temperature=np.zeros(1, np.float32),
+        top_p=np.ones(1, np.float32),
+        top_k=zero,
+        seeds=np.zeros(1, np.uint64),
+    )
