@@ -1,0 +1,164 @@
+"""The door: parses the command line, calls one function, prints. Errors end here, as one line and an exit code."""
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pagoda_devcluster import build as builder
+from pagoda_devcluster import images, models, native, recipe
+from pagoda_devcluster.errors import EXIT_DOWN, DevClusterError, NotRunningError, UsageError, exit_code
+from pagoda_devcluster.processes import init_of, of_cluster
+from pagoda_devcluster.settings import from_environment
+from pagoda_devcluster.spec import ClusterSpec, Nodes
+from pagoda_devcluster.status import Status, as_json, require_node, require_running, status_of, trouble
+
+
+class Provider(StrEnum):
+    """`auto` is `native` until there is a second one."""
+
+    AUTO = "auto"
+    NATIVE = "native"
+    KIND = "kind"
+
+
+Name = Annotated[str, typer.Option("--name", help="Which cluster; two names run side by side.")]
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help=__doc__ and "A whole Kubernetes on one machine, for the demo and the tests."
+)
+
+
+def progress() -> Console:
+    """Progress goes to stderr: stdout holds only what a script wants to read."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def up(
+    name: Name = "dev",
+    nodes: Annotated[
+        Nodes, typer.Option(help="control-plane: API server only, no root needed. kubelet: one node that runs pods.")
+    ] = Nodes.KUBELET,
+    provider: Annotated[Provider, typer.Option(help="auto chooses native.")] = Provider.AUTO,
+    install: Annotated[bool, typer.Option("--install", help="Install missing Debian packages.")] = False,
+) -> None:
+    """Start a cluster, or confirm that it is up. Prints the path of its kubeconfig."""
+    if provider is Provider.KIND:
+        raise UsageError("provider kind is not built yet: use --provider native (Linux)")
+    settings = from_environment()
+    settings.cluster(name)
+    found = native.up(settings, native.Request(name, nodes, install), progress())
+    print(_spec(found).paths.kubeconfig)
+
+
+@app.command()
+def down(name: Name = "dev") -> None:
+    """Remove a cluster and every trace of it; the compiled binaries stay."""
+    settings = from_environment()
+    settings.cluster(name)
+    removed = native.down(settings, name, progress())
+    print(f"{name}: removed {', '.join(removed)}" if removed else f"{name}: nothing to remove")
+
+
+@app.command()
+def status(name: Name = "dev", as_document: Annotated[bool, typer.Option("--json", help="For scripts.")] = False) -> None:
+    """Show what runs. Exit code 0: up; 3: down."""
+    found = status_of(from_environment(), name)
+    if as_document:
+        print(json.dumps(as_json(found), indent=2))
+    else:
+        _show(found)
+    raise typer.Exit(0 if found.up else EXIT_DOWN)
+
+
+@app.command()
+def kubeconfig(name: Name = "dev") -> None:
+    """Print the path of the kubeconfig."""
+    print(require_running(from_environment(), name).paths.kubeconfig)
+
+
+@app.command("bin")
+def bin_folder(name: Name = "dev") -> None:
+    """Print the folder that holds kubectl and helm, for PATH."""
+    settings = from_environment()
+    found = status_of(settings, name)
+    folder = found.spec.bin if found.spec else builder.folder_of(recipe.of_checkout(), settings.binaries)
+    if not (folder / "kubectl").exists():
+        raise NotRunningError("the binaries are not built: run `pagoda-devcluster build`")
+    print(folder)
+
+
+@app.command()
+def build() -> None:
+    """Compile the binaries; `up` does it too. Once: about 7 minutes on 2 cores."""
+    print(builder.ensure(recipe.of_checkout(), from_environment().binaries, progress()))
+
+
+@app.command()
+def load_image(file: Annotated[Path, typer.Argument(help="An OCI or docker archive.")], name: Name = "dev") -> None:
+    """Give the node an image out of an archive. Prints the image's name."""
+    spec = require_node(from_environment(), name)
+    for image in images.load(spec, _init(spec), file):
+        print(image)
+
+
+@app.command()
+def load_model(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A model, or any folder pods may read.")],
+    claim: Annotated[str, typer.Option(help="NAMESPACE/NAME of the claim to make.")],
+    name: Name = "dev",
+    capacity: Annotated[str, typer.Option(help="What volume and claim say; nothing enforces it.")] = "10Gi",
+) -> None:
+    """Show a folder of this machine to pods as a bound, read-only claim, without copying. Mount it with `readOnly: true`."""
+    wanted = models.parse_claim(claim)
+    spec = require_node(from_environment(), name)
+    found = models.check_folder(folder)
+    models.load(spec, wanted, folder.resolve(), capacity)
+    if found.outside:
+        progress().print(f"note: {len(found.outside)} links lead out of the folder and dangle in a pod, e.g. {found.outside[0]}")
+    print(f"{wanted} is bound and shows {folder.resolve()}")
+
+
+def main() -> None:
+    try:
+        app(standalone_mode=True)
+    except DevClusterError as error:
+        Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(f"pagoda-devcluster: {error}")
+        sys.exit(exit_code(error))
+
+
+def _spec(found: Status) -> ClusterSpec:
+    if found.spec is None:
+        raise NotRunningError(f"no cluster {found.name!r} is up")
+    return found.spec
+
+
+def _init(spec: ClusterSpec) -> int:
+    init = init_of(of_cluster(spec.root))
+    if init is None:
+        raise NotRunningError(f"the node of {spec.name} is gone: run `pagoda-devcluster up --name {spec.name}`")
+    return init
+
+
+def _show(found: Status) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    if found.spec is None:
+        console.print(f"{found.name}: down")
+        return
+    console.print(f"{found.name}: {'up' if found.up else 'down, ' + trouble(found)}")
+    table = Table("process", "pid", box=None)
+    for process, pid in (found.pids or {}).items():
+        table.add_row(process, str(pid) if pid else "dead")
+    console.print(table)
+    if found.spec.has_node:
+        console.print(f"node {found.spec.node_name}: {'ready' if found.node_ready else 'not ready'}")
+    console.print(f"kubeconfig {found.spec.paths.kubeconfig}")
+
+
+if __name__ == "__main__":
+    main()

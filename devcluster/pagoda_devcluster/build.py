@@ -1,0 +1,136 @@
+"""Compiles what is missing, one binary at a time: a killed build goes on where it was, and a finished one is never repeated."""
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from pagoda_devcluster.errors import BuildError, MissingPrerequisiteError
+from pagoda_devcluster.locks import exclusive
+from pagoda_devcluster.recipe import Binary, Recipe
+
+OLDEST_GO = (1, 25)
+PACKAGE_LINE = re.compile(r"[\w.~-]+(/[\w.~-]+)*")
+
+
+def folder_of(recipe: Recipe, binaries: Path) -> Path:
+    return binaries / recipe.key
+
+
+def missing(recipe: Recipe, binaries: Path) -> list[Binary]:
+    """A file under its final name was verified before it got that name."""
+    return [binary for binary in recipe.binaries if not (folder_of(recipe, binaries) / binary.name).exists()]
+
+
+def ensure(recipe: Recipe, binaries: Path, console: Console) -> Path:
+    """The folder with all binaries in it."""
+    target = folder_of(recipe, binaries)
+    if missing(recipe, binaries):
+        with exclusive(binaries / "build.lock", lambda: console.print("another build is running: waiting for it")):
+            build_all(recipe, missing(recipe, binaries), target, console)
+    return target
+
+
+def build_all(recipe: Recipe, wanted: list[Binary], target: Path, console: Console) -> None:
+    if not wanted:
+        return
+    check_toolchain()
+    target.mkdir(parents=True, exist_ok=True)
+    console.print(f"compiling {len(wanted)} of {len(recipe.binaries)} binaries into {target} (about 7 minutes for all on 2 cores, once)")
+    with Progress(*columns(), console=console, disable=not console.is_terminal) as progress:
+        bar = Bar(progress, [packages(recipe, binary) for binary in wanted])
+        for binary, dependencies in zip(wanted, bar.groups, strict=True):
+            build_one(recipe, binary, target, bar.seen)
+            bar.finish(dependencies)
+            size = (target / binary.name).stat().st_size >> 20
+            console.print(f"  {binary.name:<24} {size:>4} MiB  {bar.lap():>4.0f} s")
+
+
+def columns() -> tuple[TextColumn, BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn]:
+    return TextColumn("compiling"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[package]}"), TimeElapsedColumn()
+
+
+class Bar:
+    """Counts packages over all binaries: what two of them share is compiled, and counted, once."""
+
+    def __init__(self, progress: Progress, groups: list[set[str]]) -> None:
+        self.groups = groups
+        self._progress = progress
+        self._done: set[str] = set()
+        self._task: TaskID = progress.add_task("build", total=len(set().union(*groups)), package="")
+        self._lap = time.monotonic()
+
+    def seen(self, package: str) -> None:
+        self._done.add(package)
+        self._progress.update(self._task, completed=len(self._done), package=package[-60:])
+
+    def finish(self, dependencies: set[str]) -> None:
+        self._done |= dependencies
+        self._progress.update(self._task, completed=len(self._done))
+
+    def lap(self) -> float:
+        before, self._lap = self._lap, time.monotonic()
+        return self._lap - before
+
+
+def build_one(recipe: Recipe, binary: Binary, target: Path, on_package: Callable[[str], None]) -> None:
+    part = target / f".{binary.name}.part"
+    argv = binary.build_argv(part)
+    tail: deque[str] = deque(maxlen=5)
+    with subprocess.Popen(argv, cwd=recipe.folder / binary.module, stderr=subprocess.PIPE, text=True, env=go_environment()) as compiler:
+        for line in compiler.stderr or []:
+            tail.append(line.strip())
+            if PACKAGE_LINE.fullmatch(line.strip()):
+                on_package(line.strip())
+    if compiler.returncode:
+        raise BuildError(f"{binary.name} did not compile: {' | '.join(tail)}")
+    verify(binary, part)
+    part.rename(target / binary.name)
+
+
+def verify(binary: Binary, file: Path) -> None:
+    if not binary.version_text:
+        return
+    done = subprocess.run([str(file), *binary.version_arguments], capture_output=True, text=True, check=False)
+    if binary.version_text not in done.stdout + done.stderr:
+        raise BuildError(f"{binary.name} says {done.stdout.strip()[:80]!r} instead of {binary.version_text}")
+
+
+def packages(recipe: Recipe, binary: Binary) -> set[str]:
+    """Also fetches the modules; a failure here is the one that an unreachable module proxy gives."""
+    done = subprocess.run(
+        binary.list_argv(), cwd=recipe.folder / binary.module, capture_output=True, text=True, check=False, env=go_environment()
+    )
+    if done.returncode:
+        raise BuildError(f"the modules of {binary.name} cannot be had: {' | '.join(done.stderr.strip().splitlines()[-2:])}")
+    return set(done.stdout.split())
+
+
+def go_environment() -> dict[str, str]:
+    """No cgo: the binaries then need nothing of the machine they run on."""
+    return dict(os.environ) | {"CGO_ENABLED": "0", "GOWORK": "off"}
+
+
+def check_toolchain() -> None:
+    wanted = ".".join(map(str, OLDEST_GO))
+    if not shutil.which("go"):
+        raise MissingPrerequisiteError(f"no `go` on PATH: install Go {wanted} or newer, then run this again")
+    version = subprocess.run(["go", "env", "GOVERSION"], capture_output=True, text=True, check=False).stdout.strip()
+    if parse_go_version(version) < OLDEST_GO:
+        raise MissingPrerequisiteError(f"{version} is too old: install Go {wanted} or newer, then run this again")
+
+
+def parse_go_version(text: str) -> tuple[int, int]:
+    """`go1.26.8` → (1, 26); a development version counts as new."""
+    with suppress(ValueError):
+        major, minor = text.removeprefix("go").split(".")[:2]
+        return int(major), int(re.split(r"\D", minor)[0])
+    return OLDEST_GO

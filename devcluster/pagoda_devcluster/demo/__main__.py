@@ -1,0 +1,116 @@
+"""`pagoda-demo up|down|images`: what `make demo`, `make demo-down` and `make images` run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from pagoda_devcluster.demo import build, install, recipe, show
+from pagoda_devcluster.errors import DevClusterError, StartFailed, exit_code
+
+CLUSTER = "demo"
+NAMESPACE = "default"
+SERVICE = "llama-tiny"
+QUESTION = "What is the with statement?"
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+
+
+def main() -> None:
+    """Door: every failure is one line and an exit code."""
+    try:
+        app()
+    except DevClusterError as error:
+        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False)
+        sys.exit(exit_code(error))
+
+
+def _workshop() -> build.Workshop:
+    """This checkout and the user's cache; each step is said with the seconds since the start."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / "charts/pagoda").is_dir():
+        raise StartFailed("pagoda-demo runs from a checkout: install it with `make setup`")
+    cache = Path(os.environ.get("PAGODA_CACHE") or Path.home() / ".cache/pagoda")
+    console, start = Console(stderr=True), time.monotonic()
+    return build.Workshop(root, cache, lambda text: console.print(f"[dim]{time.monotonic() - start:5.1f} s[/dim]  {text}", highlight=False))
+
+
+@app.command()
+def up(
+    question: Annotated[str, typer.Option(help="What to ask the model.")] = QUESTION,
+) -> None:
+    """A cluster, the chart, the quickstart's service, and a streamed chat."""
+    try:
+        _up(_workshop(), question)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("\ninterrupted: `make demo` takes up where it stopped, `make demo-down` removes it")
+        raise typer.Exit(130) from None
+
+
+def _up(shop: build.Workshop, question: str) -> None:
+    cluster = _cluster(shop)
+    model = install.train_tiny(shop.root)
+    install.load_images(shop, cluster)
+    install.claim(shop, cluster, model, NAMESPACE, SERVICE)
+    install.claim_deps(shop, cluster, NAMESPACE)
+    install.install_chart(shop, cluster)
+    shop.say("kubectl apply -f examples/01-quickstart/")
+    cluster.kubectl("apply", "-n", NAMESPACE, "-f", str(shop.root / "examples/01-quickstart"))
+    for line in show.watch(cluster, NAMESPACE, SERVICE, seconds=300):
+        shop.say(f"[bold]{SERVICE}[/bold] {line.reason}: {line.message}")
+        if line.stalled:
+            raise StartFailed(f"{SERVICE} is Stalled: {line.message}")
+    _chat(shop, install.gateway_url(cluster), question)
+    _next_commands(cluster)
+
+
+def _cluster(shop: build.Workshop) -> install.Cluster:
+    """The demo's cluster, its progress shown by the tool that makes it. Packages first: the images need buildah."""
+    shop.say(f"dev cluster {CLUSTER!r}: a real Kubernetes on this machine")
+    done = subprocess.run([str(Path(sys.executable).parent / "pagoda-devcluster"), "up", "--name", CLUSTER, "--install"], check=False)
+    if done.returncode != 0:
+        raise StartFailed(f"`pagoda-devcluster up --name {CLUSTER} --install` exited {done.returncode}: see above")
+    return install.Cluster(CLUSTER)
+
+
+def _chat(shop: build.Workshop, url: str, question: str) -> None:
+    shop.say(f"the openai client asks {url} for {SERVICE!r}")
+    argv = [str(shop.root / "examples/chat.py"), "--base-url", url, "--model", SERVICE, "--question", question]
+    if subprocess.run([sys.executable, "-P", *argv], check=False).returncode != 0:
+        raise StartFailed("the chat failed: see above")
+
+
+def _next_commands(cluster: install.Cluster) -> None:
+    kubectl = f"{cluster.bin / 'kubectl'} --kubeconfig {cluster.kubeconfig}"
+    console = Console()
+    console.print("\nNext:")
+    for command in (
+        f"{kubectl} get inferenceservices -o wide",
+        f"{kubectl} scale inferenceservice/{SERVICE} --replicas=2",
+        "make demo-down",
+    ):
+        console.print(f"  {command}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def down() -> None:
+    """Remove the demo's cluster; built binaries, images and the trained model stay cached."""
+    install.Cluster(CLUSTER).tool("down")
+
+
+@app.command()
+def images(
+    full: Annotated[bool, typer.Option(help="The daemon's image with all its dependencies, instead of the thin one.")] = False,
+) -> None:
+    """Build operator, gateway and daemon images; prints each archive and the name inside."""
+    shop = _workshop()
+    for component in (recipe.OPERATOR, recipe.GATEWAY, recipe.DAEMON if full else recipe.DAEMON_THIN):
+        file = build.archive(shop, component)
+        print(file, recipe.image(shop.root, component))

@@ -1,0 +1,152 @@
+"""Builds the images with buildah, without any registry: the base by mmdebstrap, packages resolved on the host, Dockerfiles that only COPY.
+
+Every product is kept under a name that follows from its content, so a second run finds everything done.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagoda_devcluster.demo import recipe
+from pagoda_devcluster.demo.recipe import Component
+from pagoda_devcluster.errors import BuildFailed, MissingPrerequisite
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """Where sources are read and products are kept."""
+
+    root: Path
+    cache: Path
+    say: Say
+
+    @property
+    def images(self) -> Path:
+        return self.cache / "images"
+
+
+def run(argv: list[str], **changes: str) -> str:
+    """Standard output of a tool; BuildFailed with the end of its complaint."""
+    if shutil.which(argv[0]) is None:
+        raise MissingPrerequisite(f"{argv[0]} is missing: `pagoda-devcluster up --install` installs it")
+    done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, **changes}, check=False)
+    if done.returncode != 0:
+        raise BuildFailed(f"{' '.join(argv[:3])} … exited {done.returncode}: {(done.stderr or done.stdout).strip()[-800:]}")
+    return done.stdout.strip()
+
+
+@contextmanager
+def finished(target: Path) -> Iterator[Path | None]:
+    """A scratch path that becomes `target` when the block ends well, or None where `target` is there already."""
+    if target.exists():
+        yield None
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
+        made = Path(scratch) / target.name
+        yield made
+        made.rename(target)
+
+
+def site_packages(shop: Workshop, component: Component) -> Path:
+    """The lock's packages in a folder, by content; hard links out of uv's cache where that is on the same disk."""
+    target = shop.cache / "deps" / f"{component.folder}-{recipe.deps_hash(shop.root, component)}"
+    with finished(target) as made:
+        if made is not None:
+            shop.say(f"installing {component.lock} for the image")
+            _uv_install(made, ["--require-hashes", "--requirements", str(shop.root / component.lock)])
+            run(["chmod", "-R", "a+rX", str(made)])
+    return target
+
+
+def app_package(shop: Workshop) -> Path:
+    """Our own wheel, unpacked."""
+    target = shop.cache / "app" / recipe.app_hash(shop.root)
+    with finished(target) as made:
+        if made is not None:
+            shop.say("building our wheel")
+            wheels = made.parent / "wheel"
+            run(
+                [
+                    _tool("uv"),
+                    "build",
+                    "--quiet",
+                    "--wheel",
+                    "--no-build-isolation",
+                    "--python",
+                    sys.executable,
+                    "-o",
+                    str(wheels),
+                    str(shop.root),
+                ]
+            )
+            _uv_install(made, ["--no-deps", str(next(wheels.glob("*.whl")))])
+            run(["chmod", "-R", "a+rX", str(made)])
+    return target
+
+
+def _uv_install(target: Path, what: list[str]) -> None:
+    # Compiled ahead: in a read-only pod nothing can be, and importing torch from source text alone takes seconds longer.
+    compiled = ["--compile-bytecode"] if sys.version_info[:2] == (3, 11) else []
+    run([_tool("uv"), "pip", "install", "--quiet", "--python-version", "3.11", "--target", str(target), *compiled, *what])
+
+
+def _tool(name: str) -> str:
+    beside = Path(sys.executable).parent / name
+    return str(beside) if beside.exists() else name
+
+
+def archive(shop: Workshop, component: Component) -> Path:
+    """An OCI archive of the component's image, built where it is not there yet."""
+    name = recipe.image(shop.root, component)
+    target = shop.images / f"{name.replace('/', '_').replace(':', '_')}.tar"
+    with finished(target) as made:
+        if made is not None:
+            base = _base(shop)
+            shop.say(f"building {name}")
+            with tempfile.TemporaryDirectory(dir=shop.images, prefix=".context.") as context:
+                _lay_out(shop, component, Path(context))
+                _buildah(shop, ["bud", "--quiet", "--build-arg", f"BASE={base}", "-t", name, context])
+            _buildah(shop, ["push", "--quiet", name, f"oci-archive:{made}:{name}"])
+    return target
+
+
+def _lay_out(shop: Workshop, component: Component, context: Path) -> None:
+    shutil.copy2(shop.root / component.folder / "Dockerfile", context / "Dockerfile")
+    app = app_package(shop)
+    for part in (found for pattern in recipe.app_parts(component) for found in app.glob(pattern)):
+        shutil.copytree(part, context / "app" / part.name)
+    if component.with_deps:
+        shutil.copytree(site_packages(shop, component), context / "deps", copy_function=os.link)
+    else:
+        (context / "deps").mkdir()
+
+
+def _base(shop: Workshop) -> str:
+    name = recipe.base_image()
+    if name in _buildah(shop, ["images", "--format", "{{.Name}}:{{.Tag}}"]).splitlines():
+        return name
+    shop.say(f"building {name} (a Debian with Python, about 40 s)")
+    with tempfile.TemporaryDirectory(dir=shop.images, prefix=".base.") as context:
+        packages = ",".join(recipe.BASE_PACKAGES)
+        run(["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", recipe.SUITE, f"{context}/base.tar"])
+        (Path(context) / "Dockerfile").write_text("FROM scratch\nADD base.tar /\n")
+        _buildah(shop, ["bud", "--quiet", "-t", name, context])
+    return name
+
+
+def _buildah(shop: Workshop, argv: list[str]) -> str:
+    # A store of our own: vfs works on every file system, and nothing of ours stays in the machine's.
+    shop.images.mkdir(parents=True, exist_ok=True)
+    store = ["--root", str(shop.images / "store"), "--runroot", str(shop.images / "run"), "--storage-driver", "vfs"]
+    return run(["buildah", *store, *argv], BUILDAH_ISOLATION="chroot", TMPDIR=str(shop.images))

@@ -1,0 +1,96 @@
+"""What each image is made of, and the tag that follows from it. Pure but for reading the files it hashes.
+
+An image is a base (a small Debian with Python 3.11), `deps` (the lock's packages) and `app` (our wheel), stacked in that order so that
+a change of code rebuilds megabytes. The thin daemon image has empty `deps`: its 5.3 GB of CUDA torch would cost minutes through build
+and import, so the demo mounts them read-only into the pod instead, and says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+SUITE = "bookworm"
+BASE_PACKAGES = ("python3-minimal", "libpython3.11-stdlib", "ca-certificates", "tzdata")
+REGISTRY = "localhost/pagoda"
+SOURCES = ("contracts", "daemon", "operator", "gateway")
+DEPS_MOUNT = "/opt/pagoda/deps"
+
+
+@dataclass(frozen=True)
+class Component:
+    """One image: its name, the folder of its Dockerfile, the lock of its dependencies, and whether those are inside."""
+
+    name: str
+    folder: str
+    lock: str
+    with_deps: bool = True
+
+
+OPERATOR = Component("operator", "operator", "requirements/operator.txt")
+GATEWAY = Component("gateway", "gateway", "requirements/gateway.txt")
+DAEMON = Component("daemon", "daemon", "requirements/daemon.txt")
+DAEMON_THIN = Component("daemon-thin", "daemon", "requirements/daemon.txt", with_deps=False)
+
+
+def digest(parts: Iterable[bytes]) -> str:
+    """Twelve hex digits over length-prefixed parts."""
+    state = hashlib.sha256()
+    for part in parts:
+        state.update(len(part).to_bytes(8, "big") + part)
+    return state.hexdigest()[:12]
+
+
+def base_image() -> str:
+    """The base's full name; the tag changes with the suite or the packages."""
+    return f"{REGISTRY}/base:{digest([SUITE.encode(), *(name.encode() for name in BASE_PACKAGES)])}"
+
+
+def source_files(root: Path, folders: tuple[str, ...]) -> list[Path]:
+    """The Python sources of these components and what says how they are packed, in a stable order."""
+    found = [path for folder in folders for path in (root / folder).rglob("*.py*") if path.suffix in (".py", ".pyi")]
+    return sorted([*found, root / "pyproject.toml"])
+
+
+def app_hash(root: Path, folders: tuple[str, ...] = SOURCES) -> str:
+    """Hash of these components' sources, names included; of the whole wheel's by default."""
+    files = source_files(root, folders)
+    return digest(part for path in files for part in (str(path.relative_to(root)).encode(), path.read_bytes()))
+
+
+def app_parts(component: Component) -> tuple[str, ...]:
+    """What of the unpacked wheel goes into a component's image: glob patterns. No image carries another component's code."""
+    return ("pagoda_contracts", f"pagoda_{component.folder}", "pagoda-*.dist-info")
+
+
+def deps_hash(root: Path, component: Component) -> str:
+    """Hash of a component's lock."""
+    return digest([(root / component.lock).read_bytes()])
+
+
+def image(root: Path, component: Component) -> str:
+    """The component's full image name, tagged by its content."""
+    inside = deps_hash(root, component) if component.with_deps else "none"
+    dockerfile = (root / component.folder / "Dockerfile").read_bytes()
+    app = app_hash(root, ("contracts", component.folder))
+    tag = digest([base_image().encode(), inside.encode(), app.encode(), dockerfile])
+    return f"{REGISTRY}/{component.name}:{tag}"
+
+
+def chart_values(root: Path) -> dict[str, object]:
+    """Values of the chart for a dev cluster: our tags, and the daemon's dependencies mounted from a claim."""
+    mount = {"name": "deps", "mountPath": DEPS_MOUNT, "readOnly": True}
+    volume = {"name": "deps", "persistentVolumeClaim": {"claimName": DEPS_CLAIM, "readOnly": True}}
+    return {
+        "operator": {"image": image(root, OPERATOR)},
+        "gateway": {"image": image(root, GATEWAY), "drainTimeout": "30s"},
+        "defaultProfile": {
+            "images": {"daemon": image(root, DAEMON_THIN)},
+            "podTemplate": {"spec": {"containers": [{"name": "daemon", "volumeMounts": [mount]}], "volumes": [volume]}},
+        },
+    }
+
+
+DEPS_CLAIM = "pagoda-deps"

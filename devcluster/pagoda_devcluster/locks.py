@@ -1,0 +1,35 @@
+"""A file lock that goes with its holder, however that ends."""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+
+@contextmanager
+def exclusive(path: Path, on_wait: Callable[[], None], remove: bool = False) -> Iterator[None]:
+    """Hold `path` locked; `on_wait` is called once when somebody else has it, `remove` takes the file away at the end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = _acquire(path, on_wait)
+    try:
+        yield
+    finally:
+        if remove:
+            path.unlink(missing_ok=True)
+        handle.close()
+
+
+def _acquire(path: Path, on_wait: Callable[[], None]) -> IO[str]:
+    """A holder may have removed the file while we waited for it: then the lock we got is on a file that nobody else will look at."""
+    while True:
+        handle = path.open("a")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if path.exists() and path.stat().st_ino == os.fstat(handle.fileno()).st_ino:
+            return handle
+        handle.close()

@@ -1,0 +1,124 @@
+"""The native provider: brings a cluster up out of processes on this machine, and takes it away without a trace.
+
+Route of `up`: look → prerequisites → binaries → clear leftovers → slot → start. `down` is the clearing of leftovers.
+"""
+
+import shutil
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from pagoda_devcluster import build, cgroups, mounts, network, packages, processes, recipe, slots, start
+from pagoda_devcluster.errors import MissingPrerequisiteError, StartError, UsageError
+from pagoda_devcluster.locks import exclusive
+from pagoda_devcluster.node_config import HIDDEN_FOLDERS
+from pagoda_devcluster.settings import Settings
+from pagoda_devcluster.spec import ClusterSpec, Nodes, cgroup_name, link_name, to_json
+from pagoda_devcluster.status import Status, status_of, trouble
+
+# A node's own filesystem layers cannot lie on an overlay (a container's root): containerd then copies instead.
+SNAPSHOTTERS = {"overlay": "native"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `up` was asked for."""
+
+    name: str
+    nodes: Nodes
+    install: bool = False
+
+
+def up(settings: Settings, request: Request, console: Console) -> Status:
+    with _locked(settings, request.name, console):
+        found = status_of(settings, request.name)
+        if found.up and found.spec and found.spec.nodes is request.nodes:
+            console.print(f"{request.name} is already up")
+            return found
+        if found.spec:
+            console.print(f"{request.name} is there but {difference(found, request)}: starting it anew")
+        prepare(settings, request, console)
+        binaries = build.ensure(recipe.of_checkout(), settings.binaries, console)
+        clear(settings, request.name)
+        begin(settings, request, binaries, console)
+        return confirmed(status_of(settings, request.name))
+
+
+def down(settings: Settings, name: str, console: Console) -> list[str]:
+    """What was removed."""
+    with _locked(settings, name, console, remove=True):
+        return clear(settings, name)
+
+
+def difference(found: Status, request: Request) -> str:
+    if found.up and found.spec:
+        return f"was started with --nodes {found.spec.nodes.value}, not {request.nodes.value}"
+    return trouble(found)
+
+
+def confirmed(found: Status) -> Status:
+    if not found.up:
+        raise StartError(f"{found.name} came up and is not healthy: {trouble(found)}")
+    return found
+
+
+def prepare(settings: Settings, request: Request, console: Console) -> None:
+    """Refuse before anything is compiled or removed."""
+    if request.nodes is Nodes.KUBELET:
+        if not settings.is_root:
+            raise MissingPrerequisiteError("a kubelet node needs root: use sudo, or --nodes control-plane, which does not")
+        if any(settings.home.is_relative_to(hidden) for hidden in HIDDEN_FOLDERS):
+            raise UsageError(f"PAGODA_DEVCLUSTER_HOME={settings.home} is not visible inside a node: choose a folder on a disk")
+    installed = packages.ensure(request.nodes, request.install, settings.is_root)
+    if installed:
+        console.print(f"installed {' '.join(installed)}")
+
+
+def begin(settings: Settings, request: Request, binaries: Path, console: Console) -> None:
+    root = settings.cluster(request.name)
+    root.mkdir(parents=True, mode=0o755)
+    snapshotter = SNAPSHOTTERS.get(mounts.kind_of(mounts.current(), root.resolve()), "overlayfs")
+    with slots.claimed(request.name, settings.clusters, request.nodes is Nodes.KUBELET) as slot:
+        spec = ClusterSpec(request.name, slot, request.nodes, root, binaries, snapshotter=snapshotter)
+        spec.paths.state.write_text(to_json(spec))
+        start.Starter(spec, console).run()
+
+
+def clear(settings: Settings, name: str) -> list[str]:
+    """Remove everything of `name`, from a healthy cluster to any part of one that was killed. Needs no state file."""
+    root = settings.cluster(name)
+    refuse_namesake(root, name)
+    removed = end_processes(root)
+    if network.remove_link(link_name(name)):
+        removed.append("link")
+    removed += [f"{len(groups)} control groups" for groups in [cgroups.remove(cgroup_name(name))] if groups]
+    if root.exists():
+        removed += [f"{len(left)} mounts" for left in [mounts.release(root)] if left]
+        shutil.rmtree(root)
+        removed.append("files")
+    return removed
+
+
+def refuse_namesake(root: Path, name: str) -> None:
+    """Links and control groups are named after the cluster alone, and another home may have one of that name."""
+    for other, _ in processes.marked():
+        if other != str(root) and Path(other).name == name:
+            raise UsageError(f"a cluster {name!r} of another home ({other}) runs on this machine: choose another --name")
+
+
+def end_processes(root: Path) -> list[str]:
+    """Process 1 of the node first: the kernel ends the whole node with it. Again until none is left, for what started meanwhile."""
+    ended = 0
+    while running := processes.of_cluster(root):
+        ordered = sorted(running, key=lambda one: one.name != "node-init")
+        if stuck := processes.end_all(one.pid for one in ordered):
+            raise StartError(f"processes {stuck} do not end: they are stuck in the kernel, see /proc/{stuck[0]}/stack")
+        ended += len(running)
+    return [f"{ended} processes"] if ended else []
+
+
+def _locked(settings: Settings, name: str, console: Console, remove: bool = False) -> AbstractContextManager[None]:
+    lock = settings.clusters / f".{name}.lock"
+    return exclusive(lock, lambda: console.print(f"another command works on {name}: waiting for it"), remove)

@@ -1,0 +1,61 @@
+"""The Debian packages a node needs: which are missing, the line that installs them, and the installing."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from pagoda_devcluster.errors import MissingPrerequisiteError
+from pagoda_devcluster.node_config import CNI_BINARIES
+from pagoda_devcluster.spec import Nodes
+
+# Package → a file it brings. Files and not dpkg: a containerd from elsewhere will do as well, and other systems have no dpkg.
+CONTROL_PLANE = {"openssl": "openssl"}
+NODE = {
+    "containerd": "containerd",
+    "runc": "runc",
+    "containernetworking-plugins": f"{CNI_BINARIES}/bridge",
+    "iproute2": "ip",
+    "nftables": "nft",
+    "iptables": "iptables",
+    "conntrack": "conntrack",
+    "mount": "mount",
+    "util-linux": "nsenter",
+}
+SYSTEM_FOLDERS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def missing(nodes: Nodes) -> list[str]:
+    wanted = CONTROL_PLANE | (NODE if nodes is Nodes.KUBELET else {})
+    return [package for package, file in wanted.items() if not present(file)]
+
+
+def present(file: str) -> bool:
+    return Path(file).exists() if file.startswith("/") else shutil.which(file, path=SYSTEM_FOLDERS) is not None
+
+
+def install_line(packages: list[str]) -> list[str]:
+    return ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
+
+
+def ensure(nodes: Nodes, install: bool, is_root: bool) -> list[str]:
+    """Returns what was installed."""
+    packages = missing(nodes)
+    if not packages:
+        return []
+    line = " ".join(install_line(packages))
+    if not install:
+        raise MissingPrerequisiteError(f"missing Debian packages: {' '.join(packages)}. Run `{line}`, or add --install")
+    if not is_root or not shutil.which("apt-get"):
+        raise MissingPrerequisiteError(f"--install needs root and apt-get. Have an administrator run `{line}`")
+    _install(packages)
+    return packages
+
+
+def _install(packages: list[str]) -> None:
+    """A fresh machine has no package lists, so they are fetched first."""
+    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    for argv in (["apt-get", "update"], install_line(packages)):
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, env=env)
+        if done.returncode:
+            raise MissingPrerequisiteError(f"`{' '.join(argv)}` failed: {done.stderr.strip().splitlines()[-1:]}")
