@@ -1,12 +1,12 @@
 """Every way this tool can fail, and the exit code of each. A message is one line that says what to do next.
 
-DevClusterError               1
-├── UsageError                2   asked for something that cannot be
-├── NotRunningError                3   the cluster named is not up (also `status` of a stopped one)
-├── MissingPrerequisiteError       4   a package, a toolchain or a right is missing
-├── StartError               5   a process died, or something was not ready in time
-├── BuildError               6   a binary did not compile or says another version
-└── ApiError                7   the API server refused an object
+DevClusterError                  1
+├── UsageError                   2   asked for something that cannot be
+├── NotRunningError              3   the cluster named is not up (also `status` of a stopped one)
+├── MissingPrerequisiteError     4   a package, a toolchain or a right is missing
+├── StartError                   5   a process died, or something was not ready in time
+├── BuildError                   6   a binary did not compile or says another version
+└── ApiError                     7   the API server refused an object
 """
 
 EXIT_DOWN = 3

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from pagoda_devcluster.demo import build, install, recipe, show
-from pagoda_devcluster.errors import DevClusterError, StartFailed, exit_code
+from pagoda_devcluster.errors import DevClusterError, StartError, exit_code
 
 CLUSTER = "demo"
 NAMESPACE = "default"
@@ -36,7 +36,7 @@ def _workshop() -> build.Workshop:
     """This checkout and the user's cache; each step is said with the seconds since the start."""
     root = Path(__file__).resolve().parents[3]
     if not (root / "charts/pagoda").is_dir():
-        raise StartFailed("pagoda-demo runs from a checkout: install it with `make setup`")
+        raise StartError("pagoda-demo runs from a checkout: install it with `make setup`")
     cache = Path(os.environ.get("PAGODA_CACHE") or Path.home() / ".cache/pagoda")
     console, start = Console(stderr=True), time.monotonic()
     return build.Workshop(root, cache, lambda text: console.print(f"[dim]{time.monotonic() - start:5.1f} s[/dim]  {text}", highlight=False))
@@ -66,7 +66,7 @@ def _up(shop: build.Workshop, question: str) -> None:
     for line in show.watch(cluster, NAMESPACE, SERVICE, seconds=300):
         shop.say(f"[bold]{SERVICE}[/bold] {line.reason}: {line.message}")
         if line.stalled:
-            raise StartFailed(f"{SERVICE} is Stalled: {line.message}")
+            raise StartError(f"{SERVICE} is Stalled: {line.message}")
     _chat(shop, install.gateway_url(cluster), question)
     _next_commands(cluster)
 
@@ -76,7 +76,7 @@ def _cluster(shop: build.Workshop) -> install.Cluster:
     shop.say(f"dev cluster {CLUSTER!r}: a real Kubernetes on this machine")
     done = subprocess.run([str(Path(sys.executable).parent / "pagoda-devcluster"), "up", "--name", CLUSTER, "--install"], check=False)
     if done.returncode != 0:
-        raise StartFailed(f"`pagoda-devcluster up --name {CLUSTER} --install` exited {done.returncode}: see above")
+        raise StartError(f"`pagoda-devcluster up --name {CLUSTER} --install` exited {done.returncode}: see above")
     return install.Cluster(CLUSTER)
 
 
@@ -84,7 +84,7 @@ def _chat(shop: build.Workshop, url: str, question: str) -> None:
     shop.say(f"the openai client asks {url} for {SERVICE!r}")
     argv = [str(shop.root / "examples/chat.py"), "--base-url", url, "--model", SERVICE, "--question", question]
     if subprocess.run([sys.executable, "-P", *argv], check=False).returncode != 0:
-        raise StartFailed("the chat failed: see above")
+        raise StartError("the chat failed: see above")
 
 
 def _next_commands(cluster: install.Cluster) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pagoda_devcluster.demo import recipe
 from pagoda_devcluster.demo.recipe import Component
-from pagoda_devcluster.errors import BuildFailed, MissingPrerequisite
+from pagoda_devcluster.errors import BuildError, MissingPrerequisiteError
 
 Say = Callable[[str], None]
 
@@ -36,12 +36,12 @@ class Workshop:
 
 
 def run(argv: list[str], **changes: str) -> str:
-    """Standard output of a tool; BuildFailed with the end of its complaint."""
+    """Standard output of a tool; BuildError with the end of its complaint."""
     if shutil.which(argv[0]) is None:
-        raise MissingPrerequisite(f"{argv[0]} is missing: `pagoda-devcluster up --install` installs it")
+        raise MissingPrerequisiteError(f"{argv[0]} is missing: `pagoda-devcluster up --install` installs it")
     done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, **changes}, check=False)
     if done.returncode != 0:
-        raise BuildFailed(f"{' '.join(argv[:3])} … exited {done.returncode}: {(done.stderr or done.stdout).strip()[-800:]}")
+        raise BuildError(f"{' '.join(argv[:3])} … exited {done.returncode}: {(done.stderr or done.stdout).strip()[-800:]}")
     return done.stdout.strip()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from pagoda_devcluster.demo.install import Cluster
-from pagoda_devcluster.errors import StartFailed
+from pagoda_devcluster.errors import StartError
 
 
 class Line(NamedTuple):
@@ -58,7 +58,7 @@ def changes(services: Iterable[dict[str, Any]]) -> Iterator[Line]:
 
 
 def watch(cluster: Cluster, namespace: str, name: str, seconds: float) -> Iterator[Line]:
-    """The service's changes as they happen; StartFailed where it is neither Ready nor Stalled in time."""
+    """The service's changes as they happen; StartError where it is neither Ready nor Stalled in time."""
     argv = ["get", "inferenceservice", name, "-n", namespace, "--watch", "-o", "json"]
     kubectl = [str(cluster.bin / "kubectl"), "--kubeconfig", cluster.kubeconfig, *argv]
     with subprocess.Popen(kubectl, stdout=subprocess.PIPE, text=True) as process:
@@ -73,4 +73,4 @@ def watch(cluster: Cluster, namespace: str, name: str, seconds: float) -> Iterat
             alarm.cancel()
             process.kill()
     if not ended:
-        raise StartFailed(f"{namespace}/{name} was neither Ready nor Stalled after {seconds:.0f} s")
+        raise StartError(f"{namespace}/{name} was neither Ready nor Stalled after {seconds:.0f} s")
