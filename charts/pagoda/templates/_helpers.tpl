@@ -1,0 +1,51 @@
+{{- define "pagoda.labels" -}}
+app.kubernetes.io/name: pagoda
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+{{- end }}
+
+{{- define "pagoda.selector" -}}
+app.kubernetes.io/name: pagoda
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{- define "pagoda.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{- define "pagoda.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{- define "pagoda.probes" -}}
+startupProbe:
+  httpGet: {path: /startupz, port: probes}
+  periodSeconds: 1
+  failureThreshold: 120
+livenessProbe:
+  httpGet: {path: /livez, port: probes}
+  periodSeconds: 10
+  failureThreshold: 3
+readinessProbe:
+  httpGet: {path: /readyz, port: probes}
+  periodSeconds: 1
+  failureThreshold: 1
+{{- end }}
+
+{{- /* Whole seconds of a duration with one unit (30s, 10m, 1h); anything else fails the render with the accepted forms. */}}
+{{- define "pagoda.seconds" -}}
+{{- if not (regexMatch "^[0-9]{1,6}(s|m|h)$" .) }}{{ fail (printf "%q is not a duration: use 30s, 10m or 1h" .) }}{{ end }}
+{{- $number := regexFind "^[0-9]+" . | int }}
+{{- $unit := regexFind "[smh]$" . }}
+{{- mul $number (get (dict "s" 1 "m" 60 "h" 3600) $unit) }}
+{{- end }}

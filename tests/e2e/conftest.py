@@ -1,0 +1,87 @@
+"""One cluster with Pagoda installed for all scenarios; each scenario has a namespace of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cluster import running_cluster
+from pagoda_devcluster.demo import install
+from pagoda_devcluster.demo.build import Workshop
+from pagoda_devcluster.demo.show import Line, watch
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "examples"))
+
+
+@dataclass(frozen=True)
+class Pagoda:
+    """An installed Pagoda and the ways a user reaches it."""
+
+    shop: Workshop
+    cluster: install.Cluster
+    url: str
+    model: Path
+
+    def namespace(self) -> str:
+        """A fresh namespace under Pod Security `restricted` with the daemon's dependencies in it."""
+        name = f"e2e-{uuid.uuid4().hex[:8]}"
+        self.cluster.kubectl("create", "namespace", name)
+        self.cluster.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+        install.claim_deps(self.shop, self.cluster, name)
+        return name
+
+    def apply(self, namespace: str, manifest: dict[str, object]) -> None:
+        file = Path(os.environ.get("TMPDIR", "/tmp")) / f"pagoda-e2e-{uuid.uuid4().hex}.json"
+        file.write_text(json.dumps(manifest))
+        try:
+            self.cluster.kubectl("apply", "-n", namespace, "-f", str(file))
+        finally:
+            file.unlink()
+
+    def serve(self, namespace: str, name: str, model: Path, **spec: object) -> Line:
+        """Claims the model, applies a service and waits for what becomes of it."""
+        install.claim(self.shop, self.cluster, model, namespace, name)
+        self.apply(namespace, service(name, **spec))
+        return self.outcome(namespace, name)
+
+    def outcome(self, namespace: str, name: str) -> Line:
+        *_, last = watch(self.cluster, namespace, name, seconds=240)
+        return last
+
+    def get(self, *argv: str) -> dict[str, object]:
+        return json.loads(self.cluster.kubectl("get", *argv, "-o", "json"))
+
+
+def service(name: str, **spec: object) -> dict[str, object]:
+    """The quickstart's service under another name."""
+    accelerators = [{"cpu": {"cores": "250m", "memory": "2Gi"}}]
+    engine = {"maxModelLen": 256, "maxConcurrency": 64, "dtype": "float32"}
+    base = {"model": {"uri": f"pvc://{name}", "servedNames": [name]}, "accelerators": accelerators, "engine": engine}
+    return {"apiVersion": "serving.pagoda.dev/v1alpha1", "kind": "InferenceService", "metadata": {"name": name}, "spec": base | spec}
+
+
+@pytest.fixture(scope="session")
+def pagoda() -> Iterator[Pagoda]:
+    """Installs what `make demo` installs, by the same functions."""
+    cache = Path(os.environ.get("PAGODA_CACHE") or Path.home() / ".cache/pagoda")
+    shop = Workshop(ROOT, cache, lambda text: print(text, file=sys.stderr))
+    model = install.train_tiny(ROOT)
+    with running_cluster(nodes="kubelet") as running:
+        cluster = install.Cluster(running.name)
+        install.load_images(shop, cluster)
+        install.install_chart(shop, cluster)
+        yield Pagoda(shop, cluster, install.gateway_url(cluster), model)
+
+
+@pytest.fixture
+def namespace(pagoda: Pagoda) -> Iterator[str]:
+    name = pagoda.namespace()
+    yield name
+    pagoda.cluster.kubectl("delete", "namespace", name, "--wait=false")

@@ -1,0 +1,78 @@
+"""Planned events under open-loop load: no client sees an error, and every stream equals its undisturbed run token by token."""
+
+import asyncio
+import json
+import time
+
+import pytest
+from pydoc_answers import questions
+from streams import alone, open_loop, stream_chat, open_client
+
+pytestmark = pytest.mark.cluster
+
+NAME = "drained"
+
+
+@pytest.fixture
+def served(pagoda, namespace):
+    line = pagoda.serve(namespace, NAME, pagoda.model, replicas=2)
+    assert line.ready, line
+    return namespace
+
+
+async def kubectl(pagoda, *argv):
+    return await asyncio.to_thread(pagoda.cluster.kubectl, *argv)
+
+
+async def test_a_pod_deleted_under_load_fails_no_stream(pagoda, served):
+    asked = [qa.question for qa in questions()[:16]]
+    undisturbed = await alone(pagoda.url, NAME, asked)
+    pod = pagoda.get("pods", "-n", served, "-l", "app.kubernetes.io/component=replica")["items"][0]
+    moment = []
+
+    async def delete():
+        moment.append(time.monotonic())
+        await kubectl(pagoda, "delete", "pod", pod["metadata"]["name"], "-n", served, "--wait=true")
+
+    streams = await open_loop(pagoda.url, NAME, asked, per_second=20, event=delete, count=240)
+    gone = f"{pod['status']['podIP']}:8000"
+    caught = [stream for stream in streams if stream.in_flight_at(moment[0]) and stream.route and stream.route.endpoint == gone]
+    assert [stream.error for stream in streams if stream.error] == []
+    assert [stream.question for stream in streams if stream.deltas != undisturbed[stream.question].deltas] == []
+    assert caught, "no stream was on the pod when it was deleted: the test proves nothing"
+    late = [stream for stream in streams if stream.started > moment[0] + 3 and stream.route]
+    assert late
+    assert gone not in {stream.route.endpoint for stream in late}
+
+
+async def test_a_request_without_any_replica_is_held_until_there_is_one(pagoda, served):
+    await kubectl(pagoda, "scale", f"inferenceservice/{NAME}", "-n", served, "--replicas=0")
+    await kubectl(pagoda, "wait", "pods", "-n", served, "-l", "app.kubernetes.io/component=replica", "--for=delete", "--timeout=90s")
+    qa = questions()[0]
+    async with open_client(pagoda.url) as client:
+        held = asyncio.create_task(stream_chat(client, NAME, qa.question))
+        await kubectl(pagoda, "scale", f"inferenceservice/{NAME}", "-n", served, "--replicas=1")
+        stream = await held
+    assert stream.error is None
+    assert stream.text == qa.answer
+    assert stream.route is not None
+    assert stream.route.held_ms > 0
+
+
+async def test_a_rollout_under_load_fails_no_stream(pagoda, served):
+    asked = [qa.question for qa in questions()[:16]]
+    undisturbed = await alone(pagoda.url, NAME, asked)
+    before = {pod["metadata"]["uid"] for pod in pagoda.get("pods", "-n", served)["items"]}
+
+    async def change():
+        patch = json.dumps({"spec": {"engine": {"maxConcurrency": 32}}})
+        await kubectl(pagoda, "patch", "inferenceservice", NAME, "-n", served, "--type=merge", "-p", patch)
+        await asyncio.to_thread(pagoda.outcome, served, NAME)
+
+    streams = await open_loop(pagoda.url, NAME, asked, per_second=10, event=change, count=300)
+    assert [stream.error for stream in streams if stream.error] == []
+    assert [stream.question for stream in streams if stream.deltas != undisturbed[stream.question].deltas] == []
+    await kubectl(pagoda, "wait", "deployments", "-n", served, "--all", "--for=condition=Available", "--timeout=60s")
+    serving = {stream.route.endpoint for stream in streams[-20:] if stream.route}
+    after = {f"{pod['status']['podIP']}:8000" for pod in pagoda.get("pods", "-n", served)["items"] if pod["metadata"]["uid"] not in before}
+    assert serving <= after

@@ -1,0 +1,85 @@
+"""The route of the README: `kubectl apply` of the example, tokens by the real openai client, and why they came from where they did."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from openai import NotFoundError, OpenAI
+from pagoda_contracts.names import HEADER_ROUTE
+from pagoda_contracts.route import parse_route
+from pydoc_answers import questions
+from streams import alone, together
+
+pytestmark = pytest.mark.cluster
+
+EXAMPLE = Path(__file__).parents[3] / "examples/01-quickstart"
+SERVICE = "llama-tiny"
+
+
+@pytest.fixture(scope="module")
+def served(pagoda) -> Iterator[str]:
+    """The example as it stands in the repository, in the namespace where a newcomer applies it."""
+    from pagoda_devcluster.demo import install
+
+    install.claim(pagoda.shop, pagoda.cluster, pagoda.model, "default", SERVICE)
+    install.claim_deps(pagoda.shop, pagoda.cluster, "default")
+    pagoda.cluster.kubectl("apply", "-n", "default", "-f", str(EXAMPLE))
+    line = pagoda.outcome("default", SERVICE)
+    assert line.ready, line
+    yield pagoda.url
+    pagoda.cluster.kubectl("delete", "-n", "default", "-f", str(EXAMPLE), "--ignore-not-found")
+
+
+@pytest.fixture
+def client(served) -> Iterator[OpenAI]:
+    with OpenAI(base_url=served, api_key="unused", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def test_answers_are_what_python_documents(client):
+    """The model learned these by heart, so any wrong token anywhere on the route shows."""
+    for qa in questions()[::9]:
+        answer = client.chat.completions.create(model=SERVICE, messages=[{"role": "user", "content": qa.question}], temperature=0)
+        assert answer.choices[0].message.content == qa.answer
+        assert answer.choices[0].finish_reason == "stop"
+        assert answer.usage.completion_tokens > 0
+
+
+def test_a_stream_carries_the_same_answer_and_says_its_route(client, pagoda):
+    qa = questions()[0]
+    raw = client.chat.completions.with_raw_response.create(
+        model=SERVICE, messages=[{"role": "user", "content": qa.question}], temperature=0, stream=True
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in raw.parse() if chunk.choices)
+    route = parse_route(raw.headers[HEADER_ROUTE])
+    pods = pagoda.get("pods", "-n", "default", "-l", f"app.kubernetes.io/component=replica")["items"]
+    assert text == qa.answer
+    assert route.endpoint.split(":")[0] in [pod["status"]["podIP"] for pod in pods]
+    assert (route.attempt, route.reason) == (1, "least-loaded")
+
+
+def test_models_lists_the_served_name(client):
+    assert SERVICE in [model.id for model in client.models.list()]
+
+
+def test_an_unknown_model_is_named(client):
+    with pytest.raises(NotFoundError) as refusal:
+        client.chat.completions.create(model="no-such-model", messages=[{"role": "user", "content": "hi"}])
+    assert refusal.value.code == "model_not_found"
+    assert "no-such-model" in refusal.value.message
+
+
+async def test_32_concurrent_streams_equal_32_single_runs_token_by_token(served):
+    asked = [qa.question for qa in questions()[:32]]
+    single = await alone(served, SERVICE, asked)
+    concurrent = await together(served, SERVICE, asked)
+    overlap = max(sum(other.in_flight_at(stream.started) for other in concurrent) for stream in concurrent)
+    assert [stream.error for stream in [*single.values(), *concurrent]] == [None] * 64
+    assert {stream.question: stream.deltas for stream in concurrent} == {question: stream.deltas for question, stream in single.items()}
+    assert overlap >= 16, "the streams did not run together"
+
+
+def test_the_service_is_listed_as_a_person_reads_it(pagoda, served):
+    header, row = pagoda.cluster.kubectl("get", "inferenceservices", "-n", "default").splitlines()[:2]
+    assert header.split() == ["NAME", "READY", "REPLICAS", "DESIRED", "REASON", "AGE"]
+    assert row.split()[:4] == [SERVICE, "True", "1", "1"]

@@ -1,0 +1,112 @@
+"""Raw streamed chats and open-loop load: no client library, no retry, every delta and its time kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import httpx
+from pagoda_contracts.names import HEADER_ROUTE
+from pagoda_contracts.route import Route, parse_route
+
+CHAT = "/chat/completions"
+
+
+@dataclass
+class Stream:
+    """One streamed answer: `deltas` as they came, one per token; `error` what went wrong, if anything did."""
+
+    question: str
+    started: float
+    deltas: list[str] = field(default_factory=list)
+    finish_reason: str | None = None
+    done: bool = False
+    error: str | None = None
+    route: Route | None = None
+    ended: float = 0.0
+
+    @property
+    def text(self) -> str:
+        return "".join(self.deltas)
+
+    def in_flight_at(self, moment: float) -> bool:
+        return self.started < moment < self.ended
+
+
+def request_body(model: str, question: str) -> dict[str, object]:
+    return {"model": model, "messages": [{"role": "user", "content": question}], "temperature": 0, "stream": True}
+
+
+async def stream_chat(client: httpx.AsyncClient, model: str, question: str) -> Stream:
+    """Asks and reads to the end; whatever goes wrong is in the result, nothing is raised and nothing is tried again."""
+    stream = Stream(question, started=time.monotonic())
+    try:
+        async with client.stream("POST", CHAT, json=request_body(model, question)) as response:
+            if HEADER_ROUTE in response.headers:
+                stream.route = parse_route(response.headers[HEADER_ROUTE])
+            if response.status_code != 200:
+                stream.error = f"HTTP {response.status_code}: {(await response.aread()).decode()[:500]}"
+            else:
+                async for line in response.aiter_lines():
+                    _take(stream, line)
+    except httpx.HTTPError as error:
+        stream.error = f"{type(error).__name__}: {error}"
+    stream.ended = time.monotonic()
+    if stream.error is None and not stream.done:
+        stream.error = "the stream ended without [DONE]"
+    return stream
+
+
+def _take(stream: Stream, line: str) -> None:
+    if not line.startswith("data: "):
+        return
+    if line == "data: [DONE]":
+        stream.done = True
+        return
+    event = json.loads(line.removeprefix("data: "))
+    if event.get("error"):
+        stream.error = f"error event: {event['error']}"
+    for choice in event.get("choices", []):
+        if choice["delta"].get("content"):
+            stream.deltas.append(choice["delta"]["content"])
+        stream.finish_reason = choice.get("finish_reason") or stream.finish_reason
+
+
+def open_client(base_url: str) -> httpx.AsyncClient:
+    """No limit on connections, no retries, generous read timeout: a test's own deadline ends it."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+    return httpx.AsyncClient(base_url=base_url, timeout=httpx.Timeout(120, connect=10), limits=limits, trust_env=False)
+
+
+async def alone(base_url: str, model: str, questions: Sequence[str]) -> dict[str, Stream]:
+    """Each question by itself, one after another: the undisturbed run that others are compared with."""
+    async with open_client(base_url) as client:
+        return {question: await stream_chat(client, model, question) for question in questions}
+
+
+async def together(base_url: str, model: str, questions: Sequence[str]) -> list[Stream]:
+    """All questions at once."""
+    async with open_client(base_url) as client:
+        return list(await asyncio.gather(*(stream_chat(client, model, question) for question in questions)))
+
+
+async def open_loop(
+    base_url: str, model: str, questions: Sequence[str], per_second: float, event: Callable[[], Awaitable[None]], count: int
+) -> list[Stream]:
+    """`count` arrivals at a fixed rate whatever the answers do; `event` happens after a third of them."""
+    async with open_client(base_url) as client:
+        running: list[asyncio.Task[Stream]] = []
+        happening: asyncio.Task[None] | None = None
+        start = time.monotonic()
+        for index in range(count):
+            await asyncio.sleep(max(0.0, start + index / per_second - time.monotonic()))
+            running.append(asyncio.create_task(stream_chat(client, model, questions[index % len(questions)])))
+            if index == count // 3:
+                happening = asyncio.ensure_future(event())
+        streams = list(await asyncio.gather(*running))
+        if happening is not None:
+            await happening
+        return streams
