@@ -19,7 +19,9 @@ _KEEP: Final = (
     *("type", "description", "default", "enum", "format", "pattern", "minimum", "maximum", "minLength", "maxLength"),
     *("minItems", "maxItems", "minProperties", "maxProperties", "required"),
 )
-_DROP: Final = frozenset({"title", "additionalProperties", "properties", "items", "$ref", "anyOf", "const", "$defs"})
+# Which model a schema was written from. Not its title: a field called `accelerator` has the title of the model Accelerator.
+_MODEL: Final = "x-pagoda-model"
+_DROP: Final = frozenset({_MODEL, "title", "additionalProperties", "properties", "items", "$ref", "anyOf", "const", "$defs"})
 
 
 class SchemaError(Exception):
@@ -29,7 +31,7 @@ class SchemaError(Exception):
 def structural(model: type[BaseModel]) -> Schema:
     """The openAPIV3Schema of a kind, metadata left to the API server."""
     raw = model.model_json_schema(by_alias=True, mode="validation")
-    schema = _Writer(raw.get("$defs", {}), _rules_by_title(model)).write(raw, model.__name__)
+    schema = _Writer(raw.get("$defs", {}), _rules_by_model(model)).write({**raw, _MODEL: model.__name__}, model.__name__)
     schema["properties"]["metadata"] = {"type": "object"}
     for name in ("apiVersion", "kind"):
         schema["properties"][name] = {"type": "string"}
@@ -37,7 +39,7 @@ def structural(model: type[BaseModel]) -> Schema:
     return schema
 
 
-def _rules_by_title(model: type[BaseModel]) -> dict[str, list[dict[str, str]]]:
+def _rules_by_model(model: type[BaseModel]) -> dict[str, list[dict[str, str]]]:
     return {
         found.__name__: [{"rule": rule.cel, "message": rule.message} for rule in found.rules]
         for found in _models(model, set())
@@ -93,7 +95,7 @@ class _Writer:
             return self._int_or_string(out, path)
         self._check_bounds(out, path)
         self._descend(raw, out, path)
-        if rules := self._rules.get(raw.get("title", "")):
+        if rules := self._rules.get(raw.get(_MODEL, "")):
             out["x-kubernetes-validations"] = rules
         return out
 
@@ -101,7 +103,8 @@ class _Writer:
         """Inlines `$ref` and unwraps `X | None`; what stands beside them (description, default) wins."""
         if "$ref" in raw:
             beside = {key: value for key, value in raw.items() if key != "$ref"}
-            return self._resolve({**self._definitions[raw["$ref"].rsplit("/", 1)[1]], **beside}, path)
+            name = raw["$ref"].rsplit("/", 1)[1]
+            return self._resolve({**self._definitions[name], _MODEL: name, **beside}, path)
         if "anyOf" not in raw or raw.get("x-kubernetes-int-or-string"):
             return raw
         options = [option for option in raw["anyOf"] if option.get("type") != "null"]

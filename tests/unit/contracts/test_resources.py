@@ -125,3 +125,9 @@ class Silent(Model):
 def test_what_a_structural_schema_cannot_say_is_refused(model, reason):
     with pytest.raises(SchemaError, match=reason):
         structural(type("Kind", (Model,), {"__annotations__": {"spec": model}, "spec": Field(description="x"), "__module__": __name__}))
+
+
+def test_a_rule_stays_with_its_model_and_never_goes_by_a_field_s_name():
+    """A field called `accelerator` once got the rule of the model Accelerator; the API server refused the CRD."""
+    rejected = structural(InferenceService)["properties"]["status"]["properties"]["placement"]["properties"]["rejected"]
+    assert "x-kubernetes-validations" not in rejected["items"]["properties"]["accelerator"]
