@@ -9,7 +9,8 @@ DaemonError
     ├── BadRequest            invalid input; names the parameter
     ├── ModelNotFound         `model` is none of the served names
     ├── Draining              accepted no more: try another replica
-    └── NotReady              still loading
+    ├── NotReady              still loading
+    └── RequestFailed         the engine ended this request; others go on
 """
 
 from __future__ import annotations
@@ -75,3 +76,9 @@ class NotReady(RequestError):
     """Still loading."""
 
     code = "not_ready"
+
+
+class RequestFailed(RequestError):
+    """The engine ended this one request; the others go on."""
+
+    code = "internal_error"

@@ -1,0 +1,62 @@
+"""Door of `pagoda-daemon`: command line → settings → engine process → front. Maps errors to exit codes, decides nothing else.
+
+Exit codes: 0 drained; 1 the engine died; 78 no restart can cure it, and the reason is in the termination message.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from pathlib import Path
+
+import structlog
+from pagoda_contracts.names import EXIT_PERMANENT
+
+from pagoda_daemon.errors import DaemonError, PermanentError
+
+log = structlog.get_logger()
+_MAX_REASON = 2048  # bytes; kubelet keeps 4096 of a termination message
+
+
+def main() -> None:
+    """Runs until drained."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # as process 1 of a container, the default is to ignore it
+    _log_to_stdout()
+    try:
+        from pagoda_daemon import settings
+        from pagoda_daemon.api import front
+    except ModuleNotFoundError as missing:
+        sys.exit(f"pagoda-daemon: module {missing.name!r} is missing; install it with: pip install 'pagoda[daemon]'")
+    reason_file = settings.termination_log()
+    try:
+        front.run(settings.resolve(sys.argv[1:]))
+    except PermanentError as error:
+        _explain(error, reason_file)
+        sys.exit(EXIT_PERMANENT)
+    except DaemonError as error:
+        log.error("stopped", reason=type(error).__name__, message=str(error))
+        sys.exit(1)
+
+
+def _log_to_stdout() -> None:
+    renderer = structlog.dev.ConsoleRenderer() if sys.stdout.isatty() else structlog.processors.JSONRenderer()
+    stamps: list[structlog.typing.Processor] = [
+        structlog.processors.TimeStamper(fmt="iso"),
+        structlog.processors.add_log_level,
+        structlog.processors.format_exc_info,
+    ]
+    structlog.configure(processors=[*stamps, renderer], logger_factory=structlog.PrintLoggerFactory())
+    logging.basicConfig(level=logging.WARNING, stream=sys.stdout)
+
+
+def _explain(error: PermanentError, reason_file: Path | None) -> None:
+    """One line: to the log, and to where the operator reads it."""
+    line = f"{error.reason}: {' '.join(str(error).split())}"
+    log.error("permanent_fault", reason=error.reason, message=str(error))
+    if reason_file is not None:
+        reason_file.write_bytes(line.encode()[:_MAX_REASON] + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""The two generating endpoints as ASGI applications: admit, read, parse, generate, write; and the watch for a client that left.
+
+An answer's first byte is sent only when the engine gave the first token: whatever fails before is an HTTP status that a gateway
+may retry elsewhere, whatever fails after is one error event and the end of the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import structlog
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pagoda_daemon.api import requests
+from pagoda_daemon.api.errors import JSON, body_of
+from pagoda_daemon.api.generation import Delta, Generator, Submission, submission
+from pagoda_daemon.api.replies import DONE, SSE_HEADERS, Dialect, Head, event
+from pagoda_daemon.api.requests import GenerationRequest
+from pagoda_daemon.errors import BadRequest, DaemonError, Draining, ModelNotFound, NotReady
+from pagoda_daemon.health import Replica
+
+log = structlog.get_logger()
+
+_INLINE_BODY: Final = 32 * 1024  # larger bodies are tokenised on a thread: 16 MB of text take seconds, a heartbeat has 500 ms
+
+
+@dataclass
+class Admission:
+    """Counts requests accepted and unfinished, as HTTP sees them; `idle` is set while there are none."""
+
+    replica: Replica
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.idle.set()
+
+    @contextmanager
+    def admit(self) -> Iterator[None]:
+        """Refuses while draining or loading; otherwise holds the drain until the request is finished."""
+        if self.replica.leaving:
+            raise Draining("this replica is draining; another one will take the request")
+        if not self.replica.accepting:
+            raise NotReady("the model is still loading")
+        self._count(1)
+        try:
+            yield
+        finally:
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        self.replica.in_flight += change
+        self.idle.clear() if self.replica.in_flight else self.idle.set()
+        self.replica.changed()
+
+
+@dataclass(frozen=True)
+class Generate:
+    """One endpoint: a request type and the dialect of its answers."""
+
+    kind: type[GenerationRequest]
+    dialect: Callable[[Head], Dialect]
+    admission: Admission
+    generator: Generator
+    served_names: tuple[str, ...]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self.admission.admit():
+            try:
+                body = await _read(Request(scope, receive))
+            except ClientDisconnect:
+                return
+            await unless_gone(receive, self._answer(body, scope, receive, send))
+
+    async def _answer(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id: str = scope["state"]["request_id"]
+        prepare = asyncio.to_thread(self._prepare, body, request_id) if len(body) > _INLINE_BODY else None
+        request, job = await prepare if prepare else self._prepare(body, request_id)
+        dialect = self.dialect(Head(request_id, int(time.time()), request.model, request.include_usage))
+        async with aclosing(self.generator.deltas(job)) as deltas:  # type: ignore[type-var]
+            if request.stream:
+                await _stream(dialect, job, deltas, send, include_usage=request.include_usage)
+            else:
+                content = await _whole(dialect, job, deltas)
+                await Response(content, media_type=JSON)(scope, receive, send)
+
+    def _prepare(self, body: bytes, request_id: str) -> tuple[GenerationRequest, Submission]:
+        request = requests.parse(body, self.kind)
+        if request.model not in self.served_names:
+            raise ModelNotFound(f"model {request.model[:128]!r} is not served here, accepted: {', '.join(self.served_names)}")
+        limits = self.admission.replica.limits
+        if limits is None:
+            raise NotReady("the model is still loading")
+        return request, submission(request, request_id, self.generator.text, limits)
+
+
+async def _read(request: Request) -> bytes:
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > requests.MAX_BODY:
+            raise BadRequest(f"the body is larger than {requests.MAX_BODY} bytes", None, "request_too_large")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def _whole(dialect: Dialect, job: Submission, deltas: AsyncIterator[Delta]) -> bytes:
+    parts = [delta async for delta in deltas]
+    last = parts[-1]
+    return dialect.whole("".join(part.text for part in parts), last.finish_reason or "stop", job.usage(last.completion_tokens))
+
+
+async def _stream(dialect: Dialect, job: Submission, deltas: AsyncIterator[Delta], send: Send, *, include_usage: bool) -> None:
+    first = await anext(deltas)
+    await send({"type": "http.response.start", "status": 200, "headers": list(SSE_HEADERS)})
+    await _write(send, dialect.opening() + _frames(dialect, first))
+    last = first
+    try:
+        async for last in deltas:
+            if frames := _frames(dialect, last):
+                await _write(send, frames)
+    except DaemonError as error:
+        log.warning("stream_failed", request_id=job.message.request_id, error=str(error), tokens=last.completion_tokens)
+        await _write(send, event(body_of(error)) + DONE, more=False)
+        return
+    tail = dialect.usage(job.usage(last.completion_tokens)) if include_usage else b""
+    await _write(send, tail + DONE, more=False)
+
+
+def _frames(dialect: Dialect, delta: Delta) -> bytes:
+    text = dialect.text(delta.text) if delta.text else b""
+    return text + dialect.finish(delta.finish_reason) if delta.finish_reason else text
+
+
+async def _write(send: Callable[[dict[str, Any]], Awaitable[None]], body: bytes, *, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Runs `work` to its end, or cancels it when the client leaves, streaming or not (Starlette watches only streams)."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

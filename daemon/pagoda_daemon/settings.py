@@ -1,0 +1,96 @@
+"""Command line and environment, resolved once into a frozen `Settings`. The only reader of the environment.
+
+`--config FILE` is how a pod starts it (the operator wrote the file); `serve MODEL_DIR` makes the same file for a person.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+import pydantic
+from pagoda_contracts.launch import DaemonConfig, EngineConfig, Listen, ModelConfig
+from pagoda_contracts.names import DAEMON_CONFIG_DIR, DAEMON_CONFIG_KEY, PORT_DAEMON_HTTP
+from pagoda_contracts.units import parse_duration
+
+from pagoda_daemon.errors import ConfigRejected
+from pagoda_daemon.health import Limits
+
+VERSION: Final = version("pagoda")
+_TERMINATION_LOG: Final = "/dev/termination-log"  # where kubelet mounts a pod's terminationMessagePath by default
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything the front needs to start. `config_path` is what the engine reads; `human`: started by a person, not in a pod."""
+
+    config: DaemonConfig
+    config_path: Path
+    drain_timeout_s: float
+    human: bool = False
+    version: str = VERSION
+    limits: Limits = field(default_factory=Limits)
+    engine_command: tuple[str, ...] = ()
+
+
+def termination_log(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The file for the reason of a permanent fault: kubelet creates it, so where it is absent nobody will read it."""
+    path = Path(environ.get("PAGODA_TERMINATION_LOG", _TERMINATION_LOG))
+    return path if path.is_file() else None
+
+
+def resolve(argv: Sequence[str]) -> Settings:
+    """Settings of a command line; exits with argparse's message on a malformed one, ConfigRejected on an impossible one."""
+    arguments = _parser().parse_args(argv)
+    if arguments.command == "serve":
+        config = _stand_alone(arguments)
+        path = Path(config.listen.run_dir) / DAEMON_CONFIG_KEY
+        path.write_text(config.model_dump_json(by_alias=True, exclude_none=True))
+    else:
+        path = arguments.config
+        config = _read(path)
+    return Settings(config, path, parse_duration(config.drain_timeout), human=arguments.command == "serve")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pagoda-daemon", description="Serves one large language model over the OpenAI API.")
+    parser.add_argument("--version", action="version", version=f"pagoda-daemon {VERSION}")
+    default = Path(DAEMON_CONFIG_DIR) / DAEMON_CONFIG_KEY
+    parser.add_argument("--config", type=Path, default=default, help="DaemonConfig as JSON (default: %(default)s)")
+    commands = parser.add_subparsers(dest="command", metavar="{serve}")
+    serve = commands.add_parser("serve", help="serve a model directory without Kubernetes")
+    serve.add_argument("model", type=Path, help="directory with config.json, tokenizer.json and *.safetensors")
+    serve.add_argument("--name", help="name that clients put in `model` (default: the directory's)")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    serve.add_argument("--port", type=int, default=PORT_DAEMON_HTTP, help="HTTP port, 0 for a free one (default: %(default)s)")
+    serve.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="numerics (default: %(default)s)")
+    return parser
+
+
+def _stand_alone(arguments: argparse.Namespace) -> DaemonConfig:
+    model: Path = arguments.model.resolve()
+    if not model.is_dir():
+        raise ConfigRejected(f"{arguments.model} is not a directory")
+    run_dir = tempfile.mkdtemp(prefix="pagoda-")
+    return DaemonConfig(
+        model=ModelConfig(path=str(model), served_names=(arguments.name or model.name,)),
+        engine=EngineConfig(dtype=arguments.dtype),
+        listen=Listen(host=arguments.host, http=arguments.port, grpc=0, probes=0, run_dir=run_dir),
+    )
+
+
+def _read(path: Path) -> DaemonConfig:
+    try:
+        return DaemonConfig.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigRejected(f"{path}: {error.strerror}") from error
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise ConfigRejected(f"{path}: {where}: {first['msg']}") from error

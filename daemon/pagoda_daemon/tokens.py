@@ -1,0 +1,223 @@
+"""Text ⇄ token ids: the model's tokenizer, its chat template, incremental detokenisation and stop strings.
+
+Called by `api/`. Reads only the model's directory: no template, code or URL ever comes from a request. The pieces at the end
+(`Detokenizer`, `StopMatcher`) are pure and hold one request's state each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from pagoda_daemon.errors import BadRequest, ModelRejected
+
+_REPLACEMENT: Final = "\ufffd"
+_LONGEST_INCOMPLETE: Final = 3  # bytes of a UTF-8 character that is not yet whole; a byte-fallback decoder shows each as one U+FFFD
+_CONTEXT: Final = 6  # ids kept before new ones, so that decoders that treat the first id apart (leading space) see it in its place
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What generation_config.json says of sampling; OpenAI's defaults where it is silent."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+class ModelText:
+    """The text side of a model directory. Thread-safe: rendering and encoding keep no state."""
+
+    def __init__(self, directory: Path) -> None:
+        self._tokenizer = _load_tokenizer(directory / "tokenizer.json")
+        config = _read_json(directory / "tokenizer_config.json", required=False)
+        generation = _read_json(directory / "generation_config.json", required=False)
+        model = _read_json(directory / "config.json", required=True)
+        self._special = {name: text for name in ("bos_token", "eos_token", "unk_token", "pad_token") if (text := _text(config.get(name)))}
+        self._template = _compile(_template_source(directory, config), directory)
+        self.stop_ids = self._stop_ids(generation, model)
+        self.defaults = _defaults(generation, directory)
+
+    def _stop_ids(self, generation: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[int, ...]:
+        found = generation.get("eos_token_id", model.get("eos_token_id"))
+        if found is None and "eos_token" in self._special:
+            found = self._tokenizer.token_to_id(self._special["eos_token"])
+        ids = found if isinstance(found, list) else [] if found is None else [found]
+        if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in ids):
+            raise ModelRejected(f"eos_token_id: {found!r} is not a token id or a list of them")
+        return tuple(ids)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of a raw prompt, with the special ids that the tokenizer's post-processor adds."""
+        return tuple(self._tokenizer.encode(text).ids)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """Ids of a conversation, as the model's own template writes it."""
+        if self._template is None:
+            raise BadRequest("this model has no chat template: use /v1/completions", "messages", "no_chat_template")
+        try:
+            text = self._template.render(messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special)
+        except jinja2.TemplateError as error:
+            raise BadRequest(f"the model's chat template refuses these messages: {error}", "messages") from error
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special ones left out."""
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def _load_tokenizer(path: Path) -> Tokenizer:
+    if not path.is_file():
+        raise ModelRejected(f"{path.name} is missing in {path.parent}")
+    try:
+        tokenizer: Tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the Rust side raises bare Exception
+        raise ModelRejected(f"{path.name} cannot be read: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _read_json(path: Path, *, required: bool) -> dict[str, Any]:
+    if not path.is_file():
+        if required:
+            raise ModelRejected(f"{path.name} is missing in {path.parent}")
+        return {}
+    try:
+        parsed = json.loads(path.read_text())
+    except ValueError as error:
+        raise ModelRejected(f"{path.name} is not JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise ModelRejected(f"{path.name} is not a JSON object")
+    return parsed
+
+
+def _text(token: Any) -> str | None:
+    """tokenizer_config.json writes a special token as a string or as an object."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _template_source(directory: Path, config: Mapping[str, Any]) -> str | None:
+    """chat_template.jinja wins over tokenizer_config.json; of several named templates the one called default."""
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text()
+    source = config.get("chat_template")
+    if isinstance(source, list):
+        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+    return source
+
+
+def _compile(source: str | None, directory: Path) -> jinja2.Template | None:
+    if source is None:
+        return None
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateError as error:
+        raise ModelRejected(f"the chat template in {directory} is not valid: {error}") from error
+
+
+class _Generation(Extension):
+    """`{% generation %}…{% endgeneration %}` marks what a trainer learns from; when serving it is only its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - the base class declares it so
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
+    """Hugging Face's filter: unlike Jinja's own it does not escape HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _defaults(generation: Mapping[str, Any], directory: Path) -> Defaults:
+    values = {name: generation[name] for name in ("temperature", "top_p", "top_k") if generation.get(name) is not None}
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            raise ModelRejected(f"generation_config.json in {directory}: {name} is {value!r}, accepted is a number from 0")
+    return Defaults(**values)
+
+
+class Detokenizer:
+    """Ids in, text out, never half a character. Joined outputs equal `decode` of all ids.
+
+    Decodes a short window, not everything: a character is held back while the window ends in U+FFFD, which is what a decoder shows
+    for bytes that do not make a character yet.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._window: list[int] = []
+        self._sent = 0
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Text that is final with these ids."""
+        self._window += ids
+        text = self._decode(self._window)
+        held = len(text) - len(text.rstrip(_REPLACEMENT))
+        new = text[self._sent : len(text) - min(held, _LONGEST_INCOMPLETE)]
+        self._sent += len(new)
+        if held == 0 and len(self._window) > 2 * _CONTEXT:
+            self._window = self._window[-_CONTEXT:]
+            self._sent = len(self._decode(self._window))
+        return new
+
+    def flush(self) -> str:
+        """What is still held back, at the end of the request."""
+        new = self._decode(self._window)[self._sent :]
+        self._sent += len(new)
+        return new
+
+
+class StopMatcher:
+    """Cuts text before the first stop string, also where it spans several pushes; holds back what may yet become one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.stopped = False
+
+    def push(self, text: str) -> str:
+        """Text that cannot belong to a stop string any more; nothing once stopped."""
+        if self.stopped:
+            return ""
+        self._held += text
+        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            keep = min(found)
+        else:
+            keep = len(self._held) - max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        out, self._held = self._held[:keep], self._held[keep:]
+        return out
+
+    def flush(self) -> str:
+        """What was held back and did not become a stop string."""
+        out, self._held = ("" if self.stopped else self._held), ""
+        return out
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest proper beginning of `stop` that `text` ends with."""
+    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
