@@ -5,6 +5,7 @@ Used by `engine.loop` and `engine.__main__`. The front binds both ends; the engi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,7 +41,8 @@ class Wire:
 
     def wait(self, timeout_ms: float) -> None:
         """Block until a message or a watched file is there, or time is up."""
-        self._poller.poll(max(0, int(timeout_ms)))
+        # Rounded up: a fraction of a millisecond left would otherwise be waited for by spinning.
+        self._poller.poll(max(0, math.ceil(timeout_ms)))
 
     def received(self) -> Iterator[ToEngine]:
         """Every message that has arrived."""

@@ -1,0 +1,220 @@
+"""The deciding core, case by case."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from engine_drive import Drive
+from pagoda_daemon.batch import RowError, StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.engine.messages import Sampling, Submit
+from pagoda_daemon.kv.pool import BrokenAccountsError
+from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
+from pagoda_daemon.scheduler.admission import abort, refusal, submit
+from pagoda_daemon.scheduler.commit import commit, fail_step
+from pagoda_daemon.scheduler.limits import Limits
+from pagoda_daemon.scheduler.plan import plan
+from pagoda_daemon.scheduler.state import State
+from pagoda_daemon.scheduler.step_time import StepTime
+
+VOCAB = 97
+
+
+def drive(blocks: int = 64, rows: int = 4, budget: int = 16, block_size: int = 4) -> Drive:
+    return Drive(SimulatedWorker(WorkerLimits(blocks, block_size, VOCAB, 64)), rows, budget)
+
+
+def shape(step: StepPlan | None) -> list[tuple[int, int, bool]]:
+    """(row, tokens, samples) of a plan."""
+    assert step is not None
+    return list(zip(step.rows.tolist(), np.diff(step.starts).tolist(), step.sample.tolist(), strict=True))
+
+
+def test_a_long_prompt_is_fed_in_chunks_of_the_budget() -> None:
+    d = drive(budget=16)
+    d.submit("long", range(40), 2)
+    assert [shape(d.step()) for _ in range(4)] == [[(0, 16, False)], [(0, 16, False)], [(0, 8, True)], [(0, 1, True)]]
+    assert d.step() is None
+    assert tuple(d.tokens["long"]) == expected_tokens(range(40), 2, VOCAB)
+
+
+def test_decodes_come_before_chunks_and_new_requests() -> None:
+    d = drive(budget=8)
+    d.submit("a", [1, 2], 9)
+    d.step()
+    d.submit("b", range(20), 1)
+    assert shape(d.step()) == [(0, 1, True), (1, 7, False)]
+    d.submit("c", [3], 1)
+    assert shape(d.step()) == [(0, 1, True), (1, 7, False)]
+    assert shape(d.step()) == [(0, 1, True), (1, 6, True), (2, 1, True)]
+
+
+def test_a_row_keeps_its_number_while_others_come_and_go() -> None:
+    d = drive()
+    d.submit("a", [1], 1)
+    d.submit("b", [2], 5)
+    d.step()
+    d.submit("c", [3], 5)
+    assert shape(d.step()) == [(1, 1, True), (0, 1, True)]
+    assert d.state.row_of == {"b": 1, "c": 0}
+
+
+def test_when_blocks_run_out_the_latest_waits_at_the_head_and_loses_no_token() -> None:
+    d = drive(blocks=4, rows=2, budget=16)
+    d.submit("old", [1] * 5, 10)
+    d.submit("new", [2] * 5, 6)
+    d.submit("next", [3], 1)
+    while not d.state.preemptions:
+        d.step()
+    assert "old" in d.state.row_of
+    assert next(iter(d.state.waiting)) == "new"
+    d.drain()
+    assert d.state.preemptions == 1
+    for name, prompt, count in (("old", [1] * 5, 10), ("new", [2] * 5, 6), ("next", [3], 1)):
+        assert tuple(d.tokens[name]) == expected_tokens(prompt, count, VOCAB)
+
+
+def test_nothing_is_admitted_while_its_blocks_are_spoken_for() -> None:
+    d = drive(blocks=8, rows=4, budget=4)
+    d.submit("a", range(24), 2)
+    d.submit("b", range(12), 1)
+    d.step()
+    assert list(d.state.row_of) == ["a"], "a will take 6 of 8 blocks, b needs 3"
+    d.drain()
+    assert d.state.preemptions == 0
+
+
+def test_a_request_that_fills_the_whole_pool_runs() -> None:
+    d = drive(blocks=4)
+    d.submit("full", range(8), 9)
+    d.drain()
+    assert tuple(d.tokens["full"]) == expected_tokens(range(8), 9, VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "says"),
+    [
+        ((), 1, "at least 1"),
+        ((1,), 0, "at least 1"),
+        ((1, VOCAB), 1, f"0 to {VOCAB - 1}"),
+        ((-1,), 1, f"0 to {VOCAB - 1}"),
+        ((1,) * 60, 5, "context of 64"),
+        ((1,) * 16, 26, "need 11 blocks, the whole pool has 10"),
+    ],
+)
+def test_what_can_never_run_is_refused_by_numbers(prompt: tuple[int, ...], max_tokens: int, says: str) -> None:
+    limits = Limits.of(WorkerLimits(10, 4, VOCAB, 64), 4, 16)
+    why = refusal(Submit("x", prompt, Sampling(max_tokens)), limits)
+    assert why is not None
+    assert says in why
+
+
+def test_a_refused_request_leaves_nothing_behind() -> None:
+    state = State(Limits.of(WorkerLimits(10, 4, VOCAB, 64), 4, 16))
+    out = submit(state, Submit("x", (VOCAB,), Sampling(1)), 0)
+    assert out is not None
+    assert (out.finish_reason, state.idle) == ("error", True)
+
+
+def test_an_abort_in_flight_ends_with_the_step_and_frees_its_blocks() -> None:
+    d = drive()
+    d.submit("a", [1, 2, 3], 50)
+    d.step()
+    d.step(lambda _: d.take([out] if (out := abort(d.state, "a")) else []))
+    (end,) = d.ends["a"]
+    assert (end.finish_reason, end.token_ids) == ("abort", ())
+    assert d.state.tables.pool.used == 0
+    assert d.step() is None
+
+
+def test_an_abort_of_an_unknown_request_is_no_error() -> None:
+    assert abort(drive().state, "never seen") is None
+
+
+def test_a_row_error_ends_that_row_only() -> None:
+    d = drive()
+    d.submit("bad", [1], 5)
+    d.submit("good", [2], 3)
+    step = plan(d.state, 0.0)
+    assert step is not None
+    result = d.worker.execute(step)
+    d.take(commit(d.state, StepResult(result.rows[1:], result.token_ids[1:], (RowError(0, "not finite"),)), 1.0))
+    d.drain()
+    assert [(e.finish_reason, e.error) for e in d.ends["bad"]] == [("error", "not finite")]
+    assert tuple(d.tokens["good"]) == expected_tokens([2], 3, VOCAB)
+
+
+def test_a_worker_that_forgets_a_row_ends_that_row_with_an_error() -> None:
+    d = drive()
+    d.submit("a", [1], 5)
+    plan(d.state, 0.0)
+    none = np.zeros(0, np.int32)
+    d.take(commit(d.state, StepResult(none, none), 1.0))
+    assert d.ends["a"][0].error == "the worker returned no token"
+
+
+def test_a_failed_step_ends_its_requests_and_spares_those_that_wait() -> None:
+    d = drive(rows=2)
+    for name in "abc":
+        d.submit(name, [1], 3)
+    plan(d.state, 0.0)
+    abort(d.state, "b")
+    d.take(fail_step(d.state, "boom"))
+    assert [d.ends[name][0].finish_reason for name in "ab"] == ["error", "abort"]
+    d.drain()
+    assert tuple(d.tokens["c"]) == expected_tokens([1], 3, VOCAB)
+
+
+def test_a_stop_id_is_not_part_of_the_stream() -> None:
+    stream = expected_tokens([5], 6, VOCAB)
+    d = drive()
+    d.submit("a", [5], Sampling(6, stop_token_ids=(stream[3],)))
+    d.drain()
+    assert tuple(d.tokens["a"]) == stream[: stream.index(stream[3])]
+    assert d.ends["a"][0].finish_reason == "stop"
+
+
+def test_a_result_without_a_plan_is_our_own_bug() -> None:
+    none = np.zeros(0, np.int32)
+    with pytest.raises(BrokenAccountsError):
+        commit(drive().state, StepResult(none, none), 0.0)
+
+
+def test_stats_count_rows_queue_and_blocks() -> None:
+    d = drive(rows=1)
+    d.submit("a", range(9), 3)
+    d.submit("b", range(7), 3)
+    d.step()
+    stats = d.state.stats()
+    assert (stats.running, stats.waiting, stats.waiting_tokens, stats.steps) == (1, 1, 7, 1)
+    assert (stats.blocks_used, stats.blocks_free, stats.blocks_total) == (3, 61, 64)
+
+
+def test_more_rows_than_budget_raise_the_budget() -> None:
+    assert Limits.of(WorkerLimits(10, 4, VOCAB, 64), 64, 16).token_budget == 64
+
+
+def test_a_seed_of_any_sign_is_kept_and_a_missing_one_is_drawn() -> None:
+    d = drive()
+    d.submit("minus", [1], Sampling(1, temperature=1.0, seed=-1))
+    d.submit("drawn", [1], Sampling(1, temperature=1.0))
+    step = plan(d.state, 0.0)
+    assert step is not None
+    assert step.seeds.tolist() == [2**64 - 1, 1]
+
+
+def test_step_time_is_predicted_from_its_own_size_and_scaled_for_unseen_ones() -> None:
+    times = StepTime()
+    assert times.predict(1) == 0
+    for _ in range(40):
+        times.observe(1, 10.0)
+        times.observe(64, 80.0)
+    assert [times.predict(tokens) for tokens in (1, 2, 64, 65, 128)] == [10, 20, 80, 80, 160]
+
+
+def test_step_time_is_measured_with_the_injected_clock() -> None:
+    state = State(Limits.of(WorkerLimits(10, 4, VOCAB, 64), 4, 16))
+    submit(state, Submit("a", (1,), Sampling(1)), 0)
+    step = plan(state, 1000.0)
+    assert step is not None
+    commit(state, StepResult(step.rows, np.array([3], np.int32)), 1042.0)
+    assert state.step_time.predict(1) == 42

@@ -1,0 +1,149 @@
+"""Whatever the budget, rows, pool, arrivals and aborts: each request ends once, with the tokens its model dictates.
+
+The simulated worker reads tokens back through block tables, so a wrong table, position or recompute shows as a wrong stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from engine_drive import Drive
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pagoda_daemon.batch import StepPlan, WorkerLimits
+from pagoda_daemon.engine.messages import Sampling
+from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
+from pagoda_daemon.scheduler.admission import REFUSED, abort
+from pagoda_daemon.scheduler.state import State
+
+VOCAB, MAX_LEN = 97, 64
+
+
+@dataclass(frozen=True)
+class Job:
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stops: tuple[int, ...]
+    arrives: int
+    aborted_at: int | None
+    abort_in_flight: bool
+
+
+@dataclass(frozen=True)
+class World:
+    blocks: int
+    block_size: int
+    rows: int
+    budget: int
+    jobs: tuple[Job, ...]
+
+
+jobs = st.builds(
+    Job,
+    prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40).map(tuple),
+    max_tokens=st.integers(1, 24),
+    stops=st.lists(st.integers(0, VOCAB - 1), max_size=3).map(tuple),
+    arrives=st.integers(0, 30),
+    aborted_at=st.none() | st.integers(0, 40),
+    abort_in_flight=st.booleans(),
+)
+worlds = st.builds(
+    World,
+    blocks=st.integers(1, 40),
+    block_size=st.sampled_from((1, 2, 4, 16)),
+    rows=st.integers(1, 6),
+    budget=st.integers(1, 48),
+    jobs=st.lists(jobs, min_size=1, max_size=12).map(tuple),
+)
+
+
+def dictated(job: Job) -> tuple[tuple[int, ...], str]:
+    """What the model says, and how the stream ends."""
+    stream = expected_tokens(job.prompt, job.max_tokens, VOCAB)
+    for place, token in enumerate(stream):
+        if token in job.stops:
+            return stream[:place], "stop"
+    return stream, "length"
+
+
+class Run:
+    """One world from first arrival to drained, with the invariants looked at after every plan."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.drive = Drive(SimulatedWorker(WorkerLimits(world.blocks, world.block_size, VOCAB, MAX_LEN)), world.rows, world.budget)
+        self.aborted: set[str] = set()
+        self.decoding: dict[str, int] = {}
+
+    def play(self) -> Drive:
+        for now in range(5000):
+            for name, job in self.named():
+                if job.arrives == now:
+                    self.drive.submit(name, job.prompt, Sampling(job.max_tokens, stop_token_ids=job.stops))
+            self.abort(now, in_flight=False)
+            self.drive.step(lambda step, now=now: self.in_flight(step, now))
+            self.drive.state.check()
+            if now > 41 and self.drive.state.idle:
+                return self.drive
+        raise AssertionError(f"not drained: {self.drive.state.stats()}")
+
+    def named(self) -> list[tuple[str, Job]]:
+        return [(f"r{i}", job) for i, job in enumerate(self.world.jobs)]
+
+    def abort(self, now: int, *, in_flight: bool) -> None:
+        for name, job in self.named():
+            if job.aborted_at == now and job.abort_in_flight is in_flight:
+                self.aborted.add(name)
+                out = abort(self.drive.state, name)
+                self.drive.take([out] if out else [])
+
+    def in_flight(self, step: StepPlan, now: int) -> None:
+        self.within_limits(step)
+        self.abort(now, in_flight=True)
+
+    def within_limits(self, step: StepPlan) -> None:
+        state = self.drive.state
+        assert 1 <= step.tokens <= max(self.world.budget, self.world.rows)
+        assert len(set(step.rows.tolist())) == step.rows.size <= self.world.rows
+        assert (np.diff(step.starts) >= 1).all()
+        self.decodes_advance(state, step)
+
+    def decodes_advance(self, state: State, step: StepPlan) -> None:
+        """A request that had a token and kept its row gets its next one in the very next step: no gap exceeds one step."""
+        due = {name for name, row in state.row_of.items() if self.drive.tokens.get(name) and row not in step.rows[step.sample]}
+        resuming = {name for name in due if state.rows.known[state.row_of[name]] - state.rows.computed[state.row_of[name]] > 1}
+        assert due == resuming, f"rows that could decode were left out: {due - resuming}"
+
+
+@settings(max_examples=300, deadline=None)
+@given(worlds)
+def test_every_request_ends_once_with_the_dictated_tokens(world: World) -> None:
+    run = Run(world)
+    drive = run.play()
+    for name, job in run.named():
+        (end,) = drive.ends[name]
+        stream, reason = dictated(job)
+        got = tuple(drive.tokens[name])
+        if end.finish_reason == "error":
+            assert end.error is not None
+            assert end.error.startswith(REFUSED)
+            assert len(job.prompt) + job.max_tokens > MAX_LEN or len(job.prompt) + job.max_tokens - 1 > world.blocks * world.block_size
+        elif end.finish_reason == "abort":
+            assert name in run.aborted
+            assert got == stream[: len(got)]
+        else:
+            assert (got, end.finish_reason) == (stream, reason)
+    assert drive.state.tables.pool.free == world.blocks
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 30), min_size=2, max_size=10), st.integers(1, 40))
+def test_requests_start_in_order_of_arrival(lengths: list[int], budget: int) -> None:
+    drive = Drive(SimulatedWorker(WorkerLimits(200, 4, VOCAB, MAX_LEN)), max_concurrency=3, token_budget=budget)
+    first: list[str] = []
+    for i, length in enumerate(lengths):
+        drive.submit(f"r{i}", [i] * length, 4)
+    while drive.step(lambda _: first.extend(name for name in drive.state.row_of if name not in first)):
+        pass
+    assert first == [f"r{i}" for i in range(len(lengths))]
