@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cluster import running_cluster
+from cluster import Cluster, running_cluster
 from pagoda_devcluster.demo import install
 from pagoda_devcluster.demo.build import Workshop
 from pagoda_devcluster.demo.show import Line, watch
+from services import service
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
@@ -26,6 +27,7 @@ class Pagoda:
 
     shop: Workshop
     cluster: install.Cluster
+    running: Cluster
     url: str
     model: Path
 
@@ -38,12 +40,7 @@ class Pagoda:
         return name
 
     def apply(self, namespace: str, manifest: dict[str, object]) -> None:
-        file = Path(os.environ.get("TMPDIR", "/tmp")) / f"pagoda-e2e-{uuid.uuid4().hex}.json"
-        file.write_text(json.dumps(manifest))
-        try:
-            self.cluster.kubectl("apply", "-n", namespace, "-f", str(file))
-        finally:
-            file.unlink()
+        self.running.kubectl("apply", "-n", namespace, "-f", "-", input=json.dumps(manifest))
 
     def serve(self, namespace: str, name: str, model: Path, **spec: object) -> Line:
         """Claims the model, applies a service and waits for what becomes of it."""
@@ -59,14 +56,6 @@ class Pagoda:
         return json.loads(self.cluster.kubectl("get", *argv, "-o", "json"))
 
 
-def service(name: str, **spec: object) -> dict[str, object]:
-    """The quickstart's service under another name."""
-    accelerators = [{"cpu": {"cores": "250m", "memory": "2Gi"}}]
-    engine = {"maxModelLen": 256, "maxConcurrency": 64, "dtype": "float32"}
-    base = {"model": {"uri": f"pvc://{name}", "servedNames": [name]}, "accelerators": accelerators, "engine": engine}
-    return {"apiVersion": "serving.pagoda.dev/v1alpha1", "kind": "InferenceService", "metadata": {"name": name}, "spec": base | spec}
-
-
 @pytest.fixture(scope="session")
 def pagoda() -> Iterator[Pagoda]:
     """Installs what `make demo` installs, by the same functions."""
@@ -77,7 +66,7 @@ def pagoda() -> Iterator[Pagoda]:
         cluster = install.Cluster(running.name)
         install.load_images(shop, cluster)
         install.install_chart(shop, cluster)
-        yield Pagoda(shop, cluster, install.gateway_url(cluster), model)
+        yield Pagoda(shop, cluster, running, install.gateway_url(cluster), model)
 
 
 @pytest.fixture

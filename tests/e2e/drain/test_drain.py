@@ -6,7 +6,7 @@ import time
 
 import pytest
 from pydoc_answers import questions
-from streams import alone, open_loop, stream_chat, open_client
+from streams import alone, open_client, open_loop, stream_chat
 
 pytestmark = pytest.mark.cluster
 

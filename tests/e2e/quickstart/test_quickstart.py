@@ -7,6 +7,7 @@ import pytest
 from openai import NotFoundError, OpenAI
 from pagoda_contracts.names import HEADER_ROUTE
 from pagoda_contracts.route import parse_route
+from pagoda_devcluster.demo import install
 from pydoc_answers import questions
 from streams import alone, together
 
@@ -19,8 +20,6 @@ SERVICE = "llama-tiny"
 @pytest.fixture(scope="module")
 def served(pagoda) -> Iterator[str]:
     """The example as it stands in the repository, in the namespace where a newcomer applies it."""
-    from pagoda_devcluster.demo import install
-
     install.claim(pagoda.shop, pagoda.cluster, pagoda.model, "default", SERVICE)
     install.claim_deps(pagoda.shop, pagoda.cluster, "default")
     pagoda.cluster.kubectl("apply", "-n", "default", "-f", str(EXAMPLE))
@@ -52,7 +51,7 @@ def test_a_stream_carries_the_same_answer_and_says_its_route(client, pagoda):
     )
     text = "".join(chunk.choices[0].delta.content or "" for chunk in raw.parse() if chunk.choices)
     route = parse_route(raw.headers[HEADER_ROUTE])
-    pods = pagoda.get("pods", "-n", "default", "-l", f"app.kubernetes.io/component=replica")["items"]
+    pods = pagoda.get("pods", "-n", "default", "-l", "app.kubernetes.io/component=replica")["items"]
     assert text == qa.answer
     assert route.endpoint.split(":")[0] in [pod["status"]["podIP"] for pod in pods]
     assert (route.attempt, route.reason) == (1, "least-loaded")

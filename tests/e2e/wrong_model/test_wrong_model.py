@@ -4,6 +4,9 @@ import json
 import shutil
 
 import pytest
+from pagoda_devcluster.demo import install
+from pagoda_devcluster.demo.show import watch
+from services import service
 
 pytestmark = pytest.mark.cluster
 
@@ -22,9 +25,6 @@ def test_the_condition_says_what_is_wrong_and_a_mended_model_serves(pagoda, name
     line = pagoda.serve(namespace, "broken", broken)
     assert (line.stalled, line.reason) == (True, "ModelRejected")
     assert "GrandioseForCausalLM" in line.message
-
-    from pagoda_devcluster.demo import install
-
     install.claim(pagoda.shop, pagoda.cluster, pagoda.model, namespace, "whole")
     patch = json.dumps({"spec": {"model": {"uri": "pvc://whole"}}})
     pagoda.cluster.kubectl("patch", "inferenceservice", "broken", "-n", namespace, "--type=merge", "-p", patch)
@@ -32,9 +32,6 @@ def test_the_condition_says_what_is_wrong_and_a_mended_model_serves(pagoda, name
 
 
 def test_a_missing_claim_is_named_while_it_is_waited_for(pagoda, namespace):
-    from conftest import service
-    from pagoda_devcluster.demo.show import watch
-
     pagoda.apply(namespace, service("orphan"))
     for line in watch(pagoda.cluster, namespace, "orphan", seconds=60):
         if "orphan" in line.message and "persistentvolumeclaim" in line.message:

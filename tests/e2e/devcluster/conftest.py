@@ -1,0 +1,153 @@
+"""One cluster with a kubelet node for this folder, and an image whose only file is the probe."""
+
+import io
+import json
+import os
+import secrets
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import Cluster, running_cluster
+
+PROBE = "pagoda-probe:1"
+
+
+def tar_of(files: dict[str, bytes], mode: int = 0o644) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), mode
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def image_parts(binary: bytes) -> tuple[bytes, bytes]:
+    """A layer and the configuration of an image that has it."""
+    layer = tar_of({"probe": binary}, 0o755)
+    config = {
+        "architecture": {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine],
+        "os": "linux",
+        "config": {"Entrypoint": ["/probe"]},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{sha256(layer).hexdigest()}"]},
+    }
+    return layer, json.dumps(config).encode()
+
+
+def docker_archive(binary: bytes, name: str) -> bytes:
+    layer, config = image_parts(binary)
+    manifest = json.dumps([{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]).encode()
+    return tar_of({"layer.tar": layer, "config.json": config, "manifest.json": manifest})
+
+
+def oci_archive(binary: bytes, annotations: dict[str, str]) -> bytes:
+    blobs: dict[str, bytes] = {}
+
+    def blob(kind: str, content: bytes) -> dict[str, object]:
+        digest = sha256(content).hexdigest()
+        blobs[f"blobs/sha256/{digest}"] = content
+        return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": f"sha256:{digest}", "size": len(content)}
+
+    layer, config = image_parts(binary)
+    manifest = {"schemaVersion": 2, "config": blob("config.v1+json", config), "layers": [blob("layer.v1.tar", layer)]}
+    top = blob("manifest.v1+json", json.dumps(manifest).encode()) | {"annotations": annotations}
+    index = json.dumps({"schemaVersion": 2, "manifests": [top]}).encode()
+    return tar_of({"oci-layout": b'{"imageLayoutVersion":"1.0.0"}', "index.json": index} | blobs)
+
+
+@dataclass(frozen=True)
+class Archives:
+    """Writes the probe as an image archive, in either format and under any name."""
+
+    binary: bytes
+    folder: Path
+
+    def docker(self, name: str) -> Path:
+        return self._file(docker_archive(self.binary, name))
+
+    def oci(self, **annotations: str) -> Path:
+        return self._file(oci_archive(self.binary, {key.replace("_", "."): value for key, value in annotations.items()}))
+
+    def _file(self, content: bytes) -> Path:
+        file = self.folder / f"{secrets.token_hex(4)}.tar"
+        file.write_bytes(content)
+        return file
+
+
+@pytest.fixture
+def archives(probe_binary: bytes, tmp_path: Path) -> Archives:
+    return Archives(probe_binary, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def probe_binary(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    target = tmp_path_factory.mktemp("probe") / "probe"
+    argv = ["go", "build", "-trimpath", "-ldflags=-s -w", "-o", str(target), "main.go"]
+    subprocess.run(argv, cwd=Path(__file__).parent / "probe", check=True, env=os.environ | {"CGO_ENABLED": "0"})
+    return target.read_bytes()
+
+
+@pytest.fixture(scope="session")
+def cluster(probe_binary: bytes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    archive = tmp_path_factory.mktemp("image") / "probe.tar"
+    archive.write_bytes(docker_archive(probe_binary, PROBE))
+    with running_cluster("kubelet") as running:
+        running.tool("load-image", str(archive))
+        yield running
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """A namespace of a test's own under Pod Security `restricted`."""
+
+    cluster: Cluster
+    name: str
+
+    def kubectl(self, *args: str, input: str | None = None) -> str:  # noqa: A002 - as in Cluster
+        return self.cluster.kubectl("--namespace", self.name, *args, input=input)
+
+    def pod(self, name: str, *arguments: str, **extra: Any) -> None:
+        """Start the probe as nobody; `extra` adds to the pod's spec, `mounts` to its container."""
+        mounts = extra.pop("mounts", [])
+        container = {
+            "name": "probe",
+            "image": PROBE,
+            "args": list(arguments),
+            "volumeMounts": mounts,
+            "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        }
+        security = {"runAsNonRoot": True, "runAsUser": 65534, "seccompProfile": {"type": "RuntimeDefault"}}
+        spec = {"containers": [container], "securityContext": security, "restartPolicy": "Never", "terminationGracePeriodSeconds": 1}
+        labels = {"app": name}
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec | extra}
+        self.kubectl("apply", "-f", "-", input=json.dumps(body))
+
+    def ask(self, *arguments: str, **extra: Any) -> str:
+        """Run the probe to its end and return what it printed, or the word `failed` and that."""
+        name = f"ask-{secrets.token_hex(3)}"
+        self.pod(name, *arguments, **extra)
+        self.kubectl("wait", f"pod/{name}", "--for=jsonpath={.status.containerStatuses[0].state.terminated}", "--timeout=60s")
+        code = self.kubectl("get", "pod", name, "-o", "jsonpath={.status.containerStatuses[0].state.terminated.exitCode}")
+        return ("" if code == "0" else "failed: ") + self.kubectl("logs", name)
+
+    def server(self, name: str) -> str:
+        """A pod `name` that answers `hello from name`, behind a Service of that name. Returns the ClusterIP."""
+        self.pod(name, "serve", ":8000", f"hello from {name}")
+        self.kubectl("wait", f"pod/{name}", "--for=condition=Ready", "--timeout=60s")
+        self.kubectl("expose", f"pod/{name}", "--port=80", "--target-port=8000")
+        return self.kubectl("get", "service", name, "-o", "jsonpath={.spec.clusterIP}")
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[Namespace]:
+    name = f"probe-{secrets.token_hex(3)}"
+    cluster.kubectl("create", "namespace", name)
+    cluster.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+    yield Namespace(cluster, name)
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
