@@ -77,7 +77,7 @@ def _train_into(target: Path, text: Text, quiet: bool) -> None:
         folder.mkdir()
         with _display(quiet) as show:
             report = tiny.train.train(folder, text.corpus, text.lessons, show)
-        (folder / REPORT).write_text(json.dumps({"text": cache_key(text), **report}, indent=2) + "\n", encoding="utf-8")
+        (folder / REPORT).write_text(json.dumps({"hash": cache_key(text), **report}, indent=2) + "\n", encoding="utf-8")
         _readable(folder)
         folder.rename(target)
 
@@ -116,6 +116,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.out is not None and args.out.exists():
         parser.error(f"--out {args.out}: exists already; accepted: a path that does not")
+    # Threads that spin at barriers starve each other beside other work: with two busy neighbours on 2 cores, sleeping halved the time.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     model = cached_model(args.quiet)
     if args.out is not None:
         model = Path(shutil.copytree(model, args.out))

@@ -27,7 +27,7 @@ class Plan:
     batch: int = 54
     learning_rate: float = 3e-3
     warmup: int = 20
-    decay: int = 600
+    decay: int = 240
     max_steps: int = 800
     check_every: int = 20
     # Greedy answers stay the same under other batch shapes and in bfloat16 only where the right token leads clearly.
