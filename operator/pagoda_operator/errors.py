@@ -1,0 +1,50 @@
+"""The operator's errors, one tree; `reconcile` is the one place that maps them to a condition and a retry.
+
+OperatorError
+├── SpecProblem               only a change of objects cures it: Stalled with `reason`, no retry of its own
+├── ClusterError
+│   ├── Unavailable           no answer, 429 or 5xx: retried with growing delays
+│   ├── Conflict              409: somebody was faster; observe anew
+│   ├── Refused               400, 422: the API server does not take the object
+│   └── Denied                401, 403: RBAC, quota or admission says no; retried, and said
+└── SettingsError             the command line or the environment; the process ends
+"""
+
+from __future__ import annotations
+
+
+class OperatorError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class SpecProblem(OperatorError):
+    """Only a change of the service, its profile or a neighbour cures it. `reason` is the Stalled condition's."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+
+
+class ClusterError(OperatorError):
+    """The API server did not do what was asked."""
+
+
+class Unavailable(ClusterError):
+    """No answer, too many requests, or a fault of the server."""
+
+
+class Conflict(ClusterError):
+    """A precondition failed or the object exists: the view was stale."""
+
+
+class Refused(ClusterError):
+    """The object is invalid in the server's eyes."""
+
+
+class Denied(ClusterError):
+    """Not allowed, by RBAC, quota or an admission rule."""
+
+
+class SettingsError(OperatorError):
+    """An option or variable that cannot work; names the value and what is accepted."""

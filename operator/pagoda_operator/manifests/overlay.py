@@ -1,0 +1,120 @@
+"""Merging pod templates, judging overlays, and telling whether a live object still is what was rendered. Pure.
+
+"Strategic enough": lists whose entries have an identity (containers, volumes, env, ...) merge by it, all others replace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from pagoda_contracts.units import parse_quantity
+
+# List field → what identifies its entries.
+_IDENTITY: Final = {
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "imagePullSecrets": "name",
+    "volumeMounts": "mountPath",
+    "ports": "name",
+    "ownerReferences": "uid",
+}
+# Fields whose values, or those below, are quantities: the server writes 0.5 as 500m and 1024Mi as 1Gi.
+_QUANTITIES: Final = frozenset({"requests", "limits", "sizeLimit"})
+
+
+def merge(base: Any, over: Any, field: str = "") -> Any:
+    """`over` laid on `base`: maps by key, identified lists by identity, all else replaced."""
+    if isinstance(base, dict) and isinstance(over, dict):
+        return {key: merge(base.get(key), over[key], key) if key in over else base[key] for key in (base | over)}
+    identity = _IDENTITY.get(field)
+    if identity and _identified(base, identity) and _identified(over, identity):
+        return _merge_lists(base, over, identity, whole=field == "volumes")
+    return base if over is None else over
+
+
+def _merge_lists(base: list[Any], over: list[Any], identity: str, *, whole: bool) -> list[Any]:
+    """A volume is replaced as a whole: merged, it would have two sources."""
+    laid = {entry[identity]: entry for entry in over}
+    kept = [laid.pop(entry[identity], None) for entry in base]
+    merged = [old if new is None else new if whole else merge(old, new) for old, new in zip(base, kept, strict=True)]
+    return merged + list(laid.values())
+
+
+def _identified(value: Any, identity: str) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, dict) and isinstance(entry.get(identity), str) for entry in value)
+
+
+def leaves(value: Any, path: tuple[str, ...] = (), field: str = "") -> Iterator[tuple[str, ...]]:
+    """The path of everything that an overlay sets; identified list entries as `[name]`, other lists as one value."""
+    identity = _IDENTITY.get(field)
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from leaves(item, (*path, str(key)), str(key))
+    elif identity and value and _identified(value, identity):
+        for entry in value:
+            rest = {key: item for key, item in entry.items() if key != identity}
+            yield from leaves(rest, (*path, f"[{entry[identity]}]"))
+    else:
+        yield path
+
+
+def covers(allowed: str, path: Sequence[str]) -> bool:
+    """Whether an allowed path such as `metadata.labels` or `spec.containers[daemon].env` is the path or above it."""
+    rest = allowed
+    for step in path:
+        if not rest:
+            return True
+        if not rest.startswith(step) or (len(rest) > len(step) and rest[len(step)] not in ".["):
+            return False
+        rest = rest[len(step) :].removeprefix(".")
+    return not rest
+
+
+def written(path: Sequence[str]) -> str:
+    """The path as people write it."""
+    return ".".join(path).replace(".[", "[")
+
+
+def lost(wanted: Any, result: Any, path: tuple[str, ...] = (), field: str = "") -> tuple[str, ...] | None:
+    """The first path at which `result` does not hold what was wanted; None where it holds all of it.
+
+    More in `result` is fine (defaults, other writers). Absent equals Go's zero value, quantities compare by value,
+    because the API server stores neither as they were sent; otherwise each comparison would end in a needless write.
+    """
+    if isinstance(wanted, dict):
+        if wanted and not isinstance(result, dict):
+            return path
+        missing = (lost(item, (result or {}).get(key), (*path, key), key) for key, item in wanted.items())
+        return next((found for found in missing if found is not None), None)
+    if isinstance(wanted, list) and wanted and isinstance(result, list):
+        return _lost_in_list(wanted, result, path, field)
+    return None if _same(wanted, result) or (_QUANTITIES & set(path) and _same_quantity(wanted, result)) else path
+
+
+def _lost_in_list(wanted: list[Any], result: list[Any], path: tuple[str, ...], field: str) -> tuple[str, ...] | None:
+    identity = _IDENTITY.get(field)
+    if identity and _identified(wanted, identity) and _identified(result, identity):
+        live = {entry[identity]: entry for entry in result}
+        pairs = [(entry, live.get(entry[identity]), f"[{entry[identity]}]") for entry in wanted]
+    elif len(wanted) == len(result):
+        pairs = [(entry, other, f"[{index}]") for index, (entry, other) in enumerate(zip(wanted, result, strict=True))]
+    else:
+        return path
+    missing = (path if live is None else lost(entry, live, (*path, step)) for entry, live, step in pairs)
+    return next((found for found in missing if found is not None), None)
+
+
+def _same(wanted: Any, result: Any) -> bool:
+    if result is None:
+        return wanted in (None, "", 0, [])
+    return bool(wanted == result) and isinstance(wanted, bool) == isinstance(result, bool)
+
+
+def _same_quantity(wanted: Any, result: Any) -> bool:
+    try:
+        return parse_quantity(str(wanted)) == parse_quantity(str(result))
+    except ValueError:
+        return False

@@ -1,0 +1,95 @@
+"""Reads one service and all that belongs to it. Called by `reconcile`; decides nothing.
+
+Only quorum reads (no resourceVersion), never a cache: what is absent here is absent, so that acting on it is safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+from pagoda_contracts.names import DEFAULT_PROFILE, LABEL_SERVICE, LABEL_SERVICE_UID
+from pagoda_contracts.resources.meta import ObjectMeta
+from pagoda_contracts.resources.profile import ServingProfileSpec
+from pagoda_contracts.resources.service import InferenceServiceSpec
+from pydantic import ValidationError
+
+from pagoda_operator.plan import Create, Plan
+from pagoda_operator.state import (
+    CHILD_RESOURCES,
+    PODS,
+    PROFILES,
+    SERVICES,
+    Child,
+    Json,
+    Key,
+    Observed,
+    Resource,
+    explain,
+    parse_pod,
+)
+
+
+class Reader(Protocol):
+    """The reads that observing needs."""
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
+        """The object, None where there is none."""
+
+    async def list(self, resource: Resource, namespace: str, selector: str) -> list[Json]:
+        """The objects with these labels."""
+
+
+async def observe(reader: Reader, key: Key) -> Observed | None:
+    """The service as it is now; None where it is gone or going (garbage collection does the rest)."""
+    body = await reader.get(SERVICES, key.namespace, key.name)
+    if body is None or "deletionTimestamp" in body["metadata"]:
+        return None
+    selector, uid = f"{LABEL_SERVICE}={key.name}", body["metadata"]["uid"]
+    profile, (pods, *lists) = await asyncio.gather(
+        reader.get(PROFILES, "", profile_name(body)),
+        asyncio.gather(*(reader.list(resource, key.namespace, selector) for resource in (PODS, *CHILD_RESOURCES))),
+    )
+    labelled = [Child(resource, item) for resource, items in zip(CHILD_RESOURCES, lists, strict=True) for item in items]
+    return Observed(
+        meta=ObjectMeta.model_validate(body["metadata"]),
+        raw_status=body.get("status") or {},
+        **_spec(body),
+        **_profile(profile),
+        children=tuple(child for child in labelled if child.belongs_to(uid)),
+        strangers=tuple(child for child in labelled if not child.belongs_to(uid)),
+        pods=tuple(sorted((parse_pod(pod) for pod in pods if _uid_label(pod) == uid), key=lambda pod: pod.name)),
+    )
+
+
+async def strangers(reader: Reader, key: Key, draft: Plan) -> tuple[Child, ...]:
+    """Objects without our label that hold a name which the plan would create."""
+    wanted = [(step.resource, step.name) for step in draft.writes if isinstance(step, Create)]
+    found = await asyncio.gather(*(reader.get(resource, key.namespace, name) for resource, name in wanted))
+    return tuple(Child(resource, body) for (resource, _), body in zip(wanted, found, strict=True) if body is not None)
+
+
+def profile_name(body: Json) -> str:
+    """The profile that a service names, readable even where the rest of its spec is not."""
+    reference: Any = (body.get("spec") or {}).get("profileRef") or {}
+    return str(reference.get("name") or DEFAULT_PROFILE)
+
+
+def _uid_label(pod: Json) -> str:
+    return str(pod["metadata"]["labels"].get(LABEL_SERVICE_UID, ""))
+
+
+def _spec(body: Json) -> dict[str, Any]:
+    try:
+        return {"spec": InferenceServiceSpec.model_validate(body.get("spec"), extra="ignore")}
+    except ValidationError as error:
+        return {"invalid": explain(error)}
+
+
+def _profile(body: Json | None) -> dict[str, Any]:
+    if body is None:
+        return {}
+    try:
+        return {"profile": ServingProfileSpec.model_validate(body.get("spec"), extra="ignore")}
+    except ValidationError as error:
+        return {"invalid_profile": explain(error)}
