@@ -1,0 +1,30 @@
+"""The door of `pagoda-gateway`: command line → settings → serve.py. Decides nothing else."""
+
+from __future__ import annotations
+
+import sys
+
+import structlog
+
+from pagoda_gateway import settings
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs until SIGTERM or SIGINT; exits 0 when all requests are finished."""
+    structlog.configure(processors=[structlog.processors.TimeStamper(fmt="iso"), structlog.processors.add_log_level, _renderer()])
+    chosen = settings.load(argv)
+    try:
+        from pagoda_gateway import serve
+    except ModuleNotFoundError as error:
+        sys.exit(f"{error.name} is missing: install pagoda[gateway]")
+    serve.main(chosen)
+
+
+def _renderer() -> structlog.typing.Processor:
+    if sys.stdout.isatty():
+        return structlog.dev.ConsoleRenderer()
+    return structlog.processors.JSONRenderer()
+
+
+if __name__ == "__main__":
+    main()

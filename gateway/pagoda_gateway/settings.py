@@ -1,0 +1,100 @@
+"""The only reader of flags and environment. Every flag `--hold-timeout` is also `PAGODA_GATEWAY_HOLD_TIMEOUT`; the flag wins.
+
+Ends are typed: durations are seconds, paths are paths, nothing is left to resolve.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from pagoda_contracts.names import PORT_GATEWAY_HTTP, PORT_METRICS, PORT_PROBES
+from pagoda_contracts.units import parse_duration, parse_quantity
+
+_PREFIX: Final = "PAGODA_GATEWAY_"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What one gateway process runs with."""
+
+    host: str
+    http_port: int
+    metrics_port: int
+    probes_port: int
+    fleet: Path | None
+    kubeconfig: Path | None
+    identity: str
+    hold_timeout: float
+    hold_limit: int
+    body_limit: int
+    body_timeout: float
+    connect_timeout: float
+    grace: float
+    drain_timeout: float
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise ValueError(f"{text!r} is not a port: use 0 (the kernel chooses) to 65535")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(f"{text!r} is not a count: use a whole number from 0")
+    return int(text)
+
+
+def _bytes(text: str) -> int:
+    return int(parse_quantity(text))
+
+
+class Option(NamedTuple):
+    """One setting: flag and variable come from its name."""
+
+    name: str
+    parse: Callable[[str], Any]
+    default: str | None
+    help: str
+
+
+OPTIONS: Final = (
+    Option("host", str, "0.0.0.0", "address to listen on"),
+    Option("http_port", _port, str(PORT_GATEWAY_HTTP), "port of the OpenAI API"),
+    Option("metrics_port", _port, str(PORT_METRICS), "port of /metrics"),
+    Option("probes_port", _port, str(PORT_PROBES), "port of the probes"),
+    Option("fleet", Path, None, "static fleet from this JSON file, re-read on change, instead of Kubernetes"),
+    Option("kubeconfig", Path, None, "reach Kubernetes through this file; the pod's own account where absent"),
+    Option("identity", str, None, "how replicas' logs name this gateway; the host name where absent"),
+    Option("hold_timeout", parse_duration, "5m", "how long a request waits for a ready replica"),
+    Option("hold_limit", _count, "1000", "how many requests may wait at once"),
+    Option("body_limit", _bytes, "16Mi", "largest request body"),
+    Option("body_timeout", parse_duration, "1m", "how long a request body may take to arrive"),
+    Option("connect_timeout", parse_duration, "3s", "how long a connection to a replica may take"),
+    Option("grace", parse_duration, "5s", "how long new connections are still taken after SIGTERM, while endpoints propagate"),
+    Option("drain_timeout", parse_duration, "10m", "how long running requests may finish after that"),
+)
+
+
+def load(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from the command line and the environment; exits 2 and names a value it does not understand."""
+    parser = argparse.ArgumentParser(prog="pagoda-gateway", description="The inference gateway of Pagoda.")
+    for option in OPTIONS:
+        default = f" (default {option.default})" if option.default is not None else ""
+        parser.add_argument(f"--{option.name.replace('_', '-')}", help=option.help + default)
+    given = vars(parser.parse_args(arguments))
+    values: dict[str, Any] = {}
+    for option in OPTIONS:
+        text = given[option.name] or environment.get(_PREFIX + option.name.upper()) or option.default
+        try:
+            values[option.name] = option.parse(text) if text is not None else None
+        except ValueError as error:
+            parser.error(f"{option.name.replace('_', '-')}: {error}")
+    values["identity"] = values["identity"] or socket.gethostname()
+    return Settings(**values)

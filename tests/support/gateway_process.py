@@ -1,0 +1,82 @@
+"""A real gateway process for tests: started on free ports with a static fleet file or a kubeconfig, stopped by the context manager."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class GatewayProcess:
+    """Its ports, as it printed them."""
+
+    process: subprocess.Popen[str]
+    http: int
+    metrics: int
+    probes: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http}"
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait(self, seconds: float = 60) -> int:
+        return self.process.wait(seconds)
+
+    def probe(self, path: str) -> int:
+        """The status a kubelet would see; 0 without a connection."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.probes}{path}", timeout=5) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except urllib.error.URLError:
+            return 0
+
+    def scrape(self) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics}/metrics", timeout=5) as answer:
+            return answer.read().decode()  # type: ignore[no-any-return]
+
+
+def write_fleet(path: Path, services: Sequence[dict[str, Any]]) -> None:
+    """Replaces the fleet file in one step, as a careful admin does."""
+    scratch = path.with_suffix(".new")
+    scratch.write_text(json.dumps({"services": list(services)}))
+    scratch.replace(path)
+
+
+@contextmanager
+def start_gateway(*options: str) -> Iterator[GatewayProcess]:
+    """Runs `pagoda-gateway` on free ports; its log goes to this process's stderr."""
+    ports = [word for name in ("http", "metrics", "probes") for word in (f"--{name}-port", "0")]
+    command = [sys.executable, "-P", "-m", "pagoda_gateway", "--host", "127.0.0.1", *ports, *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    try:
+        yield _listening(process)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        if process.stdout:
+            process.stdout.close()
+
+
+def _listening(process: subprocess.Popen[str]) -> GatewayProcess:
+    assert process.stdout is not None
+    for line in process.stdout:
+        entry = json.loads(line)
+        if entry["event"] == "listening":
+            return GatewayProcess(process, entry["http"], entry["metrics"], entry["probes"])
+    raise AssertionError(f"the gateway ended with {process.wait()} before it listened")

@@ -1,0 +1,222 @@
+"""What a client sees when replicas refuse, vanish and die: nothing before the first byte of an answer, one clean error after it."""
+
+import asyncio
+import json
+
+import aiohttp
+import pytest
+from pagoda_contracts.names import ERROR_DRAINING, ERROR_ENGINE_DIED, ERROR_NOT_READY, HEADER_SHOULD_RETRY
+from pagoda_contracts.pb.daemon_pb2 import Phase
+from scripted import DONE, EVENT, Exchange, say_ok
+
+BOTH_READY = 'pagoda_gateway_endpoints{service="ns/s",verdict="ready"} 2.0'
+ONE_READY = 'pagoda_gateway_endpoints{service="ns/s",verdict="ready"} 1.0'
+
+
+def once(fault, then=say_ok):
+    """A script whose first request meets the fault."""
+    pending = [fault]
+
+    async def script(exchange: Exchange) -> None:
+        await (pending.pop() if pending else then)(exchange)
+
+    return script
+
+
+async def abort(exchange: Exchange) -> None:
+    exchange.die()
+
+
+async def head_then_abort(exchange: Exchange) -> None:
+    await exchange.begin_stream()
+    exchange.die()
+
+
+async def torn_body(exchange: Exchange) -> None:
+    exchange.writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{")
+    await exchange.writer.drain()
+    exchange.die()
+
+
+def refusing(code):
+    return lambda exchange: exchange.refuse(code)
+
+
+FAULTS = [
+    (refusing(ERROR_DRAINING), "repick-draining"),
+    (refusing(ERROR_NOT_READY), "repick-not-ready"),
+    (refusing(ERROR_ENGINE_DIED), "repick-engine-died"),
+    (abort, "repick-closed"),
+    (head_then_abort, "repick-closed"),
+    (torn_body, "repick-closed"),
+]
+
+
+@pytest.mark.parametrize(("fault", "reason"), FAULTS, ids=["draining", "not-ready", "engine-died", "close", "empty-stream", "torn-body"])
+async def test_a_fault_before_the_first_byte_is_served_elsewhere(bench, replicas, fault, reason):
+    a, b = replicas
+    a.script = b.script = once(fault)
+    bench.serve(a, b)
+    await bench.told(BOTH_READY)
+    status, document, route = await bench.ask()
+    assert status == 200
+    assert (route.reason, route.attempt) == (reason, 2)
+    (first,), (second,) = sorted([a.seen, b.seen], key=lambda seen: document["replica"] == seen[0].replica.name)
+    assert first.body == second.body
+    assert first.replica.name != document["replica"]
+
+
+async def test_a_refusal_by_the_only_replica_waits_for_its_next_frame(bench, replicas):
+    a, _ = replicas
+    a.script = once(refusing(ERROR_DRAINING))
+    bench.serve(a)
+    await bench.told(ONE_READY)
+    status, _, route = await bench.ask()
+    assert (status, route.attempt, len(a.seen)) == (200, 2, 2)
+    assert route.held_ms > 0
+
+
+async def test_no_connection_is_served_elsewhere(bench, replicas):
+    a, b = replicas
+    bench.serve(a, b)
+    await bench.told(BOTH_READY)
+    a.hang_up()
+    answers = [await bench.ask() for _ in range(3)]
+    assert [(status, document["replica"]) for status, document, _ in answers] == [(200, "b")] * 3
+    assert "repick-connect" in {route.reason for _, _, route in answers}
+
+
+async def test_a_request_that_kills_replicas_kills_two_at_most(bench, replicas):
+    a, b = replicas
+    a.script = b.script = abort
+    bench.serve(a, b)
+    await bench.told(BOTH_READY)
+    async with bench.post() as answer:
+        assert answer.status == 502
+        assert answer.headers[HEADER_SHOULD_RETRY] == "false"
+        assert (await answer.json())["error"]["code"] == "upstream_died"
+    assert len(a.seen) == len(b.seen) == 1
+
+
+async def test_a_death_in_mid_stream_is_one_clean_error_event(bench, replicas):
+    a, b = replicas
+
+    async def die_after_two(exchange: Exchange) -> None:
+        await exchange.begin_stream()
+        await exchange.chunk(EVENT % 0)
+        await exchange.chunk(EVENT % 1)
+        await exchange.chunk(b'data: {"torn')
+        await go_on.wait()
+        exchange.die()
+
+    go_on = asyncio.Event()
+    a.script = b.script = die_after_two
+    bench.serve(a, b)
+    await bench.told(BOTH_READY)
+    async with bench.post(stream=True) as answer:
+        got = await answer.content.readexactly(len(EVENT % 0 + EVENT % 1))
+        go_on.set()
+        rest = await answer.content.read()
+    assert got == EVENT % 0 + EVENT % 1
+    event, done, end = rest.split(b"\n\n")
+    assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == "upstream_died"
+    assert (done + b"\n\n", end) == (DONE, b"")
+    assert len(a.seen) + len(b.seen) == 1
+    assert 'requests_total{code="502",service="ns/s"} 1.0' in await asyncio.to_thread(bench.gateway.scrape)
+
+
+async def test_a_client_that_leaves_ends_the_work_at_the_replica(bench, replicas):
+    a, _ = replicas
+    closed = asyncio.Event()
+
+    async def endless(exchange: Exchange) -> None:
+        await exchange.begin_stream()
+        await exchange.chunk(EVENT % 0)
+        await exchange.closed_by_peer()
+        closed.set()
+
+    a.script = endless
+    bench.serve(a)
+    await bench.told(ONE_READY)
+    async with bench.post(stream=True) as answer:
+        await answer.content.readexactly(len(EVENT % 0))
+    await asyncio.wait_for(closed.wait(), 30)
+    await bench.told('requests_total{code="499",service="ns/s"} 1.0')
+
+
+async def test_a_client_that_leaves_before_any_answer_ends_the_work_too(bench, replicas):
+    a, _ = replicas
+    got, closed = asyncio.Event(), asyncio.Event()
+
+    async def thinking(exchange: Exchange) -> None:
+        got.set()
+        await exchange.closed_by_peer()
+        closed.set()
+
+    a.script = thinking
+    bench.serve(a)
+    await bench.told(ONE_READY)
+    asking = asyncio.create_task(bench.ask())
+    await asyncio.wait_for(got.wait(), 30)
+    asking.cancel()
+    await asyncio.wait_for(closed.wait(), 30)
+
+
+async def test_other_errors_of_a_replica_pass_untouched(bench, replicas):
+    a, _ = replicas
+    a.script = lambda exchange: exchange.answer(503, {"error": {"message": "busy", "code": "overloaded"}}, b"retry-after: 7\r\n")
+    bench.serve(a)
+    await bench.told(ONE_READY)
+    async with bench.post() as answer:
+        assert (answer.status, answer.headers["retry-after"]) == (503, "7")
+        assert await answer.json() == {"error": {"message": "busy", "code": "overloaded"}}
+    assert len(a.seen) == 1
+
+
+async def test_a_slow_stream_arrives_event_by_event(bench, replicas):
+    a, _ = replicas
+    step = asyncio.Semaphore(0)
+
+    async def stepwise(exchange: Exchange) -> None:
+        await exchange.begin_stream()
+        for number in range(4):
+            await step.acquire()
+            await exchange.chunk(EVENT % number)
+        exchange.writer.write(b"0\r\n\r\n")
+
+    a.script = stepwise
+    bench.serve(a)
+    await bench.told(ONE_READY)
+    async with aiohttp.ClientSession() as client:
+        step.release()
+        async with client.post(f"{bench.gateway.url}/v1/completions", json={"model": "m", "stream": True}) as answer:
+            for number in range(4):
+                assert await answer.content.readexactly(len(EVENT % number)) == EVENT % number
+                step.release()
+            assert await answer.content.read() == b""
+
+
+async def test_a_silent_replica_gets_no_request(bench, replicas):
+    a, b = replicas
+    bench.serve(a, b)
+    await bench.told(BOTH_READY)
+    a.silent = True
+    await bench.told('verdict="silent"} 1.0')
+    assert {(await bench.ask())[1]["replica"] for _ in range(4)} == {"b"}
+
+
+async def test_a_replica_with_a_dead_engine_gets_no_request(bench, replicas):
+    a, b = replicas
+    bench.serve(a, b)
+    a.say(engine_heartbeat_age_ms=60_000)
+    await bench.told('verdict="stuck"} 1.0')
+    assert {(await bench.ask())[1]["replica"] for _ in range(4)} == {"b"}
+
+
+async def test_a_draining_phase_takes_a_replica_out_before_it_refuses(bench, replicas):
+    a, b = replicas
+    bench.serve(a, b)
+    a.say(phase=Phase.PHASE_DRAINING)
+    await bench.told('verdict="draining"} 1.0')
+    assert {(await bench.ask())[1]["replica"] for _ in range(4)} == {"b"}
+    assert a.seen == []
