@@ -18,7 +18,7 @@ class Gateway(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.asked.append(body)
         if body["model"] != "llama-tiny":
-            return self.answer(404, "application/json", json.dumps({"error": {"message": "no such model"}}))
+            return self.answer(503, "application/json", json.dumps({"error": {"message": "nobody serves it"}}))
         words = [{"choices": [{"index": 0, "delta": {"content": word + " "}}]} for word in body["messages"][0]["content"].split()]
         events = [json.dumps({"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "m", **word}) for word in words]
         return self.answer(200, "text/event-stream", "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"]))
@@ -58,6 +58,6 @@ def test_the_answer_is_printed_and_then_the_route(gateway, monkeypatch, capsys):
 
 
 def test_a_refusal_is_shown_once_and_not_retried(gateway, monkeypatch):
-    with pytest.raises(SystemExit, match="no such model"):
+    with pytest.raises(SystemExit, match="nobody serves it"):
         run(gateway, monkeypatch, "--model", "other")
     assert len(gateway.asked) == 1
