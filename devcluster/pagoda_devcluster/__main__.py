@@ -130,6 +130,10 @@ def main() -> None:
     except DevClusterError as error:
         Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(f"pagoda-devcluster: {error}")
         sys.exit(exit_code(error))
+    except OSError as error:
+        # A full disk, a folder that may not be written: the file and the reason say what to do.
+        Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(f"pagoda-devcluster: {error}")
+        sys.exit(exit_code(DevClusterError()))
 
 
 def _spec(found: Status) -> ClusterSpec:

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import httpx
 
-from pagoda_devcluster.errors import ApiError
+from pagoda_devcluster.errors import ApiError, NotRunningError
 from pagoda_devcluster.pki import ADMIN
 from pagoda_devcluster.spec import ClusterSpec
 
@@ -39,7 +39,7 @@ class Api:
             return False
 
     def get(self, path: str) -> dict[str, Any] | None:
-        answer = self._client.get(path)
+        answer = self._sent("GET", path)
         return None if answer.status_code == NOT_FOUND else self._judged(answer, path)
 
     def apply(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -50,8 +50,14 @@ class Api:
         return self._patch(path, body, "application/merge-patch+json", {"fieldManager": FIELD_MANAGER})
 
     def _patch(self, path: str, body: dict[str, Any], kind: str, params: dict[str, str]) -> dict[str, Any]:
-        answer = self._client.patch(path, params=params, content=json.dumps(body), headers={"Content-Type": kind})
+        answer = self._sent("PATCH", path, params=params, content=json.dumps(body), headers={"Content-Type": kind})
         return self._judged(answer, path)
+
+    def _sent(self, method: str, path: str, **request: Any) -> httpx.Response:
+        try:
+            return self._client.request(method, path, **request)
+        except httpx.TransportError as error:
+            raise NotRunningError(f"the API server at {self._client.base_url} does not answer: {error}") from error
 
     def _judged(self, answer: httpx.Response, path: str) -> dict[str, Any]:
         if answer.is_error:

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from pagoda_devcluster import mounts, processes, waiting
-from pagoda_devcluster.errors import StartError
+from pagoda_devcluster.errors import MissingPrerequisiteError, StartError
 
 V2_CONTROLLERS = "+cpu +cpuset +memory +pids +io"
 
@@ -17,13 +18,21 @@ def hierarchies() -> list[Path]:
 def create(name: str) -> None:
     """The kubelet refuses to start unless its root group exists everywhere."""
     for hierarchy in hierarchies():
-        group = hierarchy / name
-        group.mkdir(exist_ok=True)
-        if (hierarchy / "cgroup.controllers").exists():
-            _delegate(hierarchy)
-            _delegate(group)
-        else:
-            _inherit_cpuset(hierarchy, group)
+        try:
+            _create_in(hierarchy, name)
+        except OSError as error:
+            why = f"no control group can be made in {hierarchy} ({error.strerror})"
+            raise MissingPrerequisiteError(f"{why}: run outside of a container") from error
+
+
+def _create_in(hierarchy: Path, name: str) -> None:
+    group = hierarchy / name
+    group.mkdir(exist_ok=True)
+    if (hierarchy / "cgroup.controllers").exists():
+        _delegate(hierarchy)
+        _delegate(group)
+    else:
+        _inherit_cpuset(hierarchy, group)
 
 
 def _delegate(group: Path) -> None:
@@ -50,7 +59,7 @@ def remove(name: str) -> list[Path]:
     groups = existing(name)
     processes.end_all(pid for group in groups for pid in members(group))
     for group in groups:
-        if not waiting.until(lambda group=group: _removed(group), 10):  # type: ignore[misc]
+        if not waiting.until(partial(_removed, group), 10):
             raise StartError(f"control group {group} does not go: it holds {members(group)}")
     return groups
 

@@ -43,7 +43,7 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644)
 
 
 def names_in(archive: Path) -> list[str]:
-    """The names an OCI or docker archive gives its images, as the kubelet will ask for them."""
+    """The names an OCI or docker archive gives its images, as written there."""
     try:
         with tarfile.open(archive) as tar:
             documents = {name: _document(tar, name) for name in ("manifest.json", "index.json")}
@@ -53,7 +53,7 @@ def names_in(archive: Path) -> list[str]:
     if not names:
         how = "`buildah push IMAGE oci-archive:FILE:NAME:TAG` or `docker save NAME:TAG`"
         raise UsageError(f"{archive} names no image: write it with {how}")
-    return [qualified(name) for name in names]
+    return names
 
 
 def _document(tar: tarfile.TarFile, name: str) -> Any:
@@ -85,24 +85,18 @@ def qualified(name: str) -> str:
 
 
 def load(spec: ClusterSpec, init: int, archive: Path) -> list[str]:
-    """Import through standard input: the node need not see the file. Returns the names."""
+    """Import through standard input: the node need not see the file. Returns the names the kubelet will ask for."""
     names = names_in(archive)
-    before = image_names(spec, init)
     processes.inside(spec, init, [*CTR, "images", "import", "-"], stdin=archive)
     have = image_names(spec, init)
-    added = sorted(have - before) or sorted(have)
     for name in names:
-        if name not in have:
-            processes.inside(spec, init, [*CTR, "images", "tag", plain_of(name, added), name])
-    return names
-
-
-def plain_of(name: str, added: list[str]) -> str:
-    """The unqualified name under which containerd filed what is asked for as `name`."""
-    fitting = [one for one in added if qualified(one) == name]
-    if not fitting:
-        raise UsageError(f"containerd imported {', '.join(added)}, not {name}: name the image fully in the archive")
-    return fitting[0]
+        if name != qualified(name) and name in have:
+            # Moved and not copied: a plain name that stayed would later be taken for a newer image than it is.
+            processes.inside(spec, init, [*CTR, "images", "tag", "--force", name, qualified(name)])
+            processes.inside(spec, init, [*CTR, "images", "remove", name])
+        elif qualified(name) not in have:
+            raise UsageError(f"containerd did not file {archive} under {qualified(name)}: name the image fully in the archive")
+    return [qualified(name) for name in names]
 
 
 def image_names(spec: ClusterSpec, init: int) -> set[str]:

@@ -3,6 +3,7 @@
 Route of `up`: look → prerequisites → binaries → clear leftovers → slot → start. `down` is the clearing of leftovers.
 """
 
+import os
 import shutil
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -90,6 +91,7 @@ def clear(settings: Settings, name: str) -> list[str]:
     """Remove everything of `name`, from a healthy cluster to any part of one that was killed. Needs no state file."""
     root = settings.cluster(name)
     refuse_namesake(root, name)
+    refuse_foreign(root, settings)
     removed = end_processes(root)
     if network.remove_link(link_name(name)):
         removed.append("link")
@@ -106,6 +108,11 @@ def refuse_namesake(root: Path, name: str) -> None:
     for other, _ in processes.marked():
         if other != str(root) and Path(other).name == name:
             raise UsageError(f"a cluster {name!r} of another home ({other}) runs on this machine: choose another --name")
+
+
+def refuse_foreign(root: Path, settings: Settings) -> None:
+    if root.exists() and root.stat().st_uid != os.geteuid() and not settings.is_root:
+        raise MissingPrerequisiteError(f"{root} belongs to {root.owner()}: run this as that user, or with sudo")
 
 
 def end_processes(root: Path) -> list[str]:

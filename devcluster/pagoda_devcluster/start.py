@@ -11,7 +11,7 @@ from rich.console import Console
 
 from pagoda_devcluster import cgroups, control_plane, images, manifests, network, node_config, pki, processes, waiting
 from pagoda_devcluster.api import Api
-from pagoda_devcluster.errors import ApiError, StartError
+from pagoda_devcluster.errors import ApiError, NotRunningError, StartError
 from pagoda_devcluster.process import Process
 from pagoda_devcluster.spec import ClusterSpec
 from pagoda_devcluster.status import node_ready
@@ -107,12 +107,15 @@ class Starter:
             self.check_alive()
             return condition()
 
-        waiting.require(met, seconds, lambda: f"{culprit} is not ready: {processes.log_tail(self.spec, culprit)}")
+        waiting.require(met, seconds, lambda: f"{culprit} is not ready: {self.evidence(culprit)}")
 
     def check_alive(self) -> None:
         for name, pid in self.pids.items():
             if not processes.alive(pid):
-                raise StartError(f"{name} ended: {processes.log_tail(self.spec, name)}")
+                raise StartError(f"{name} ended: {self.evidence(name)}")
+
+    def evidence(self, process: str) -> str:
+        return f"{processes.log_tail(self.spec, process)} (see {self.spec.paths.log(process)})"
 
     def say(self, what: str) -> None:
         self.console.print(f"  {what} after {time.monotonic() - self.began:.1f} s")
@@ -150,5 +153,5 @@ def service_accounts_ready(api: Api) -> bool:
     """Until then the API server refuses every pod in `default`."""
     try:
         return api.get("/api/v1/namespaces/default/serviceaccounts/default") is not None
-    except (ApiError, httpx.TransportError):
+    except (ApiError, NotRunningError):
         return False

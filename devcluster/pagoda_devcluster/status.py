@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from pagoda_devcluster.api import Api
 from pagoda_devcluster.control_plane import control_plane_processes
 from pagoda_devcluster.errors import ApiError, NotRunningError
@@ -63,7 +61,7 @@ def node_ready(api: Api, spec: ClusterSpec) -> bool:
     """Ready, and the taint that kept pods away until then is gone."""
     try:
         node = api.get(f"/api/v1/nodes/{spec.node_name}")
-    except (httpx.TransportError, ApiError):
+    except (NotRunningError, ApiError):
         return False
     return node is not None and condition_true(node) and not node["spec"].get("taints")
 

@@ -6,7 +6,7 @@ import os
 import secrets
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -144,10 +144,19 @@ class Namespace:
         return self.kubectl("get", "service", name, "-o", "jsonpath={.spec.clusterIP}")
 
 
+@pytest.fixture(scope="session")
+def new_namespace() -> Callable[[Cluster], Namespace]:
+    def create(cluster: Cluster) -> Namespace:
+        name = f"probe-{secrets.token_hex(3)}"
+        cluster.kubectl("create", "namespace", name)
+        cluster.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+        return Namespace(cluster, name)
+
+    return create
+
+
 @pytest.fixture
-def namespace(cluster: Cluster) -> Iterator[Namespace]:
-    name = f"probe-{secrets.token_hex(3)}"
-    cluster.kubectl("create", "namespace", name)
-    cluster.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
-    yield Namespace(cluster, name)
-    cluster.kubectl("delete", "namespace", name, "--wait=false")
+def namespace(cluster: Cluster, new_namespace: Callable[[Cluster], Namespace]) -> Iterator[Namespace]:
+    created = new_namespace(cluster)
+    yield created
+    cluster.kubectl("delete", "namespace", created.name, "--wait=false")

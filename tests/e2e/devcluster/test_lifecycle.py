@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import cluster as support
@@ -46,6 +47,10 @@ def inventory(name: str) -> dict[str, object]:
         "places": {place: listed(place) for place in PLACES if Path(place).exists()},
         "files": list((HOME / "clusters").glob(f"*{name}*")),
     }
+
+
+def changed(before: dict[str, object], after: dict[str, object]) -> set[str]:
+    return {key for key in before if before[key] != after[key]}
 
 
 def listed(folder: str) -> list[str]:
@@ -95,6 +100,12 @@ def init_of(name: str) -> int:
     return int(Path(f"/proc/{unshare}/task/{unshare}/children").read_text().split()[0])
 
 
+def kill(pid: int) -> None:
+    """It may have ended with one that was killed before it."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
 def kill_all(name: str) -> list[int]:
     return marked(name)
 
@@ -116,14 +127,33 @@ def kill_apiserver(name: str) -> list[int]:
 def test_up_starts_cleanly_over_a_killed_cluster(name: str, victims: Callable[[str], list[int]]):
     assert tool("up", "--name", name).returncode == 0
     for pid in victims(name):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+        kill(pid)
     assert tool("status", "--name", name).returncode == 3
     again = tool("up", "--name", name)
     assert again.returncode == 0, again.stderr
     assert tool("status", "--name", name).returncode == 0
+
+
+@pytest.mark.parametrize("victims", [kill_all, kill_what_was_spawned])
+def test_the_folders_that_pods_had_mounted_outlive_the_cluster(
+    name: str, victims: Callable[[str], list[int]], archives, new_namespace, tmp_path
+):
+    """What is removed below the cluster's folder is, seen from the node, the model itself."""
+    (tmp_path / "config.json").write_text("weights")
+    tmp_path.chmod(0o755)
+    assert tool("up", "--name", name).returncode == 0
+    running = support.existing(name, "kubelet")
+    running.tool("load-image", str(archives.docker("pagoda-probe:1")))
+    namespace = new_namespace(running)
+    running.tool("load-model", str(tmp_path), "--claim", f"{namespace.name}/model")
+    volume = {"name": "model", "persistentVolumeClaim": {"claimName": "model"}}
+    namespace.pod("user", "serve", ":8000", "x", volumes=[volume], mounts=[{"name": "model", "mountPath": "/model"}])
+    namespace.kubectl("wait", "pod/user", "--for=condition=Ready", "--timeout=60s")
+    assert "weights" in namespace.kubectl("exec", "user", "--", "/probe", "read", "/model/config.json")
+    for pid in victims(name):
+        kill(pid)
+    assert tool("down", "--name", name).returncode == 0
+    assert (tmp_path / "config.json").read_text() == "weights"
 
 
 @pytest.mark.parametrize("seconds", [0.4, 0.9, 1.6, 2.5, 4.0])
@@ -136,8 +166,11 @@ def test_down_removes_what_a_killed_up_had_begun(name: str, seconds: float):
 
 
 def test_up_on_a_running_cluster_confirms_it_and_starts_nothing(name: str):
+    empty = inventory(name)
     first = tool("up", "--name", name)
     before = marked(name)
+    # Everything else, mounts, nft tables, sysctls and fixed places among it, is as it was even while the cluster runs.
+    assert changed(empty, inventory(name)) == {"processes", "links", "routes", "groups", "files"}
     second = tool("up", "--name", name)
     assert second.stdout == first.stdout
     assert "already up" in second.stderr
@@ -148,7 +181,7 @@ def test_a_control_plane_alone_touches_neither_network_nor_control_groups(name: 
     before = inventory(name)
     assert tool("up", "--name", name, "--nodes", "control-plane").returncode == 0
     during = inventory(name)
-    assert {key for key in before if before[key] != during[key]} == {"processes", "files"}
+    assert changed(before, during) == {"processes", "files"}
     refused = tool("load-model", str(tmp_path), "--claim", "a/b", "--name", name)
     assert refused.returncode == 3
     assert "--nodes kubelet" in refused.stderr

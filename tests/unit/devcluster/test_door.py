@@ -1,0 +1,131 @@
+"""The command line: refusals, exit codes, and what a script can rely on."""
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from pagoda_devcluster import errors, native, packages
+from pagoda_devcluster import status as status_module
+from pagoda_devcluster.__main__ import main
+from pagoda_devcluster.errors import DevClusterError, MissingPrerequisiteError, exit_code
+from pagoda_devcluster.locks import exclusive
+from pagoda_devcluster.settings import Settings
+from pagoda_devcluster.spec import ClusterSpec, Nodes, to_json
+from rich.console import Console
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PAGODA_DEVCLUSTER_HOME", str(tmp_path))
+    return tmp_path
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["pagoda-devcluster", *arguments])
+    with pytest.raises(SystemExit) as left:
+        main()
+    return int(left.value.code or 0)
+
+
+def test_a_cluster_that_is_not_there_is_down(home, monkeypatch, capsys):
+    assert run(monkeypatch, "status", "--json") == 3
+    assert json.loads(capsys.readouterr().out) == {"name": "dev", "up": False}
+
+
+@pytest.mark.parametrize("command", [["kubeconfig"], ["load-image", "x.tar"], ["load-model", "/", "--claim", "a/b"]])
+def test_commands_that_need_a_cluster_say_how_to_get_one(home, monkeypatch, capsys, command):
+    assert run(monkeypatch, *command) == 3
+    assert "pagoda-devcluster up --name dev" in capsys.readouterr().err
+
+
+def test_kind_is_refused_as_something_to_come(home, monkeypatch, capsys):
+    assert run(monkeypatch, "up", "--provider", "kind") == 2
+    assert "not built yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["up", "down", "status"])
+def test_a_bad_name_is_refused_everywhere(home, monkeypatch, capsys, command):
+    assert run(monkeypatch, command, "--name", "../etc") == 2
+    assert "cluster name" in capsys.readouterr().err
+
+
+def test_taking_down_what_is_not_there_is_no_error(home, monkeypatch, capsys):
+    monkeypatch.setattr(native.network, "remove_link", lambda _: False)
+    assert run(monkeypatch, "down", "--name", "never-started") == 0
+    assert "nothing to remove" in capsys.readouterr().out
+    assert list((home / "clusters").iterdir()) == []
+
+
+def test_dead_processes_are_listed_and_the_cluster_is_down(home, monkeypatch, capsys):
+    spec = ClusterSpec("dev", 0, Nodes.KUBELET, home / "clusters" / "dev", home / "bin")
+    spec.root.mkdir(parents=True)
+    spec.paths.state.write_text(to_json(spec))
+    assert run(monkeypatch, "status", "--json") == 3
+    document = json.loads(capsys.readouterr().out)
+    assert {process["state"] for process in document["processes"]} == {"dead"}
+    assert document["audit_log"] == str(spec.paths.audit_log)
+    assert run(monkeypatch, "kubeconfig") == 3
+    assert "not running: etcd" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"name": "dev"}', '{"name": "dev", "nodes": "x", "slot": 1, "root": "/", "bin": "/"}'])
+def test_state_of_a_killed_run_counts_as_none(tmp_path: Path, text: str):
+    (tmp_path / "cluster.json").write_text(text)
+    assert status_module.load_spec(tmp_path) is None
+
+
+def test_every_error_has_an_exit_code_of_its_own():
+    def tree(kind: type[DevClusterError]) -> list[type[DevClusterError]]:
+        return [kind, *(below for child in kind.__subclasses__() for below in tree(child))]
+
+    kinds = tree(DevClusterError)
+    codes = [exit_code(kind("x", 1) if kind is errors.ApiError else kind("x")) for kind in kinds]
+    assert len(set(codes)) == len(kinds)
+    assert all(f"{kind.__name__} " in (errors.__doc__ or "") for kind in kinds)
+
+
+def test_missing_packages_are_named_with_the_line_that_installs_them(monkeypatch):
+    monkeypatch.setattr(packages, "present", lambda file: file not in ("runc", "nft"))
+    with pytest.raises(MissingPrerequisiteError, match=r"runc nftables.*apt-get install .*runc nftables`, or add --install"):
+        packages.ensure(Nodes.KUBELET, install=False, is_root=True)
+    assert packages.ensure(Nodes.CONTROL_PLANE, install=False, is_root=False) == []
+
+
+def test_installing_needs_root(monkeypatch):
+    monkeypatch.setattr(packages, "present", lambda file: file != "runc")
+    with pytest.raises(MissingPrerequisiteError, match="needs root"):
+        packages.ensure(Nodes.KUBELET, install=True, is_root=False)
+
+
+def test_a_node_without_root_is_refused_before_anything_is_built(tmp_path: Path):
+    request = native.Request("dev", Nodes.KUBELET)
+    with pytest.raises(MissingPrerequisiteError, match="--nodes control-plane"):
+        native.prepare(Settings(tmp_path, is_root=False), request, Console(quiet=True))
+
+
+def test_a_lock_whose_file_was_removed_while_waiting_is_taken_anew(tmp_path: Path):
+    """Otherwise the one who waited and the one who comes later would both hold it."""
+    lock, waiting, entered = tmp_path / "lock", threading.Event(), threading.Event()
+
+    def second() -> None:
+        with exclusive(lock, waiting.set):
+            assert lock.exists()
+            entered.set()
+
+    thread = threading.Thread(target=second)
+    with exclusive(lock, lambda: None, remove=True):
+        thread.start()
+        assert waiting.wait(5)
+        assert not entered.is_set()
+    thread.join(5)
+    assert entered.is_set()
+
+
+def test_home_defaults_to_the_users_cache(monkeypatch):
+    monkeypatch.delenv("PAGODA_DEVCLUSTER_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/somebody")
+    from pagoda_devcluster.settings import from_environment
+
+    assert from_environment() == Settings(Path("/somebody/.cache/pagoda/devcluster"), os.geteuid() == 0)

@@ -1,0 +1,61 @@
+"""Processes are found by their mark and by nothing else, and are gone when `end_all` returns."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pagoda_devcluster import processes
+from pagoda_devcluster.process import Process, environment
+from pagoda_devcluster.processes import Running, leader
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path):
+    with subprocess.Popen(["sleep", "60"], env=environment(str(tmp_path), "etcd")) as process:
+        yield process
+        process.kill()
+
+
+def test_a_process_is_found_by_its_mark_and_ended(sleeper, tmp_path: Path):
+    assert processes.of_cluster(tmp_path) == [Running(sleeper.pid, "etcd", "sleep")]
+    assert processes.of_cluster(tmp_path / "other") == []
+    assert processes.end_all([sleeper.pid]) == []
+    # Not reaped by its parent yet, and still not counted as running.
+    assert processes.of_cluster(tmp_path) == []
+    assert not processes.alive(sleeper.pid)
+
+
+def test_ending_what_has_ended_is_no_error(sleeper):
+    processes.end_all([sleeper.pid])
+    sleeper.wait()
+    assert processes.end_all([sleeper.pid]) == []
+
+
+def test_a_command_name_full_of_parentheses_does_not_hide_the_state(tmp_path: Path):
+    (tmp_path / "stat").write_text("7 (a) S (b)) Z 1 2 3")
+    assert processes.state_of(tmp_path) == "Z"
+
+
+def test_an_environment_is_taken_apart_at_the_first_equals_sign():
+    assert processes.parse_environment(b"A=1=2\0B=\0\0") == {"A": "1=2", "B": ""}
+
+
+def test_what_inherited_a_mark_does_not_stand_for_the_process():
+    """A shim has containerd's environment and outlives it."""
+    containerd = Process("containerd", ["containerd"], inside=True)
+    shim, entered = Running(5, "containerd", "containerd-shim"), Running(4, "containerd", "nsenter")
+    assert leader([shim], containerd) is None
+    assert leader([shim, entered], containerd) == 4
+
+
+def test_a_long_command_name_is_found_though_the_kernel_cuts_it():
+    manager = Process("kube-controller-manager", ["/b/kube-controller-manager"])
+    assert leader([Running(9, "kube-controller-manager", "kube-controller")], manager) == 9
+
+
+def test_nothing_of_the_callers_environment_is_inherited(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HTTPS_PROXY", "x")
+    argv = [sys.executable, "-c", "import os; print('HTTPS_PROXY' in os.environ)"]
+    done = subprocess.run(argv, env=environment("/c", "x"), capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
