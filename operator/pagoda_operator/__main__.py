@@ -19,6 +19,7 @@ import structlog
 
 from pagoda_operator import probes
 from pagoda_operator.cluster import KubeCluster, connect, watch_session
+from pagoda_operator.defaults import DEFAULT_KEY
 from pagoda_operator.errors import SettingsError
 from pagoda_operator.handlers import register
 from pagoda_operator.queue import Door, KeyedQueue
@@ -37,7 +38,8 @@ async def run(settings: Settings) -> int:
     cluster = KubeCluster(configuration)
     queue = KeyedQueue(settings.resync, random.Random())  # noqa: S311 (spreads load)
     vitals = probes.Vitals(_WATCHED_KINDS, queue.oldest)
-    reconciler = Reconciler(cluster, settings.url, lambda: datetime.now(UTC))
+    reconciler = Reconciler(cluster, settings, lambda: datetime.now(UTC))
+    queue.add(DEFAULT_KEY)
     registry = kopf.OperatorRegistry()
     register(registry, Door(queue), configuration.host, lambda: watch_session(configuration, vitals.watched))
     server = probes.serve(vitals, settings.probes_port)

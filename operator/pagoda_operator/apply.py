@@ -46,6 +46,11 @@ async def _apply(writer: Writer, write: Write) -> None:
             await writer.delete(resource, live.meta)
 
 
+async def apply_anew(writer: Writer, resource: Resource, manifest: Json) -> None:
+    """An object whose name is ours by contract, whether it exists or not."""
+    await writer.apply(resource, manifest, FIELD_MANAGER)
+
+
 async def apply_status(writer: Writer, observed: Observed, status: dict[str, Any]) -> bool:
     """Write the status where it differs from the observed one; whether it did."""
     if status == observed.raw_status:

@@ -65,8 +65,9 @@ class KubeCluster:
     async def list(self, resource: Resource, namespace: str, selector: str) -> list[Json]:
         """The objects with these labels; a quorum read."""
         status, body = await self._call("GET", _path(resource, namespace), {"labelSelector": selector})
-        items: list[Json] = _checked(status, body)["items"]
-        return items
+        # Items of a list do not say what they are; everything else about them is as in a GET.
+        kind = {"apiVersion": resource.api_version, "kind": resource.kind}
+        return [kind | item for item in _checked(status, body)["items"]]
 
     async def create(self, resource: Resource, manifest: Json, manager: str) -> None:
         """POST; Conflict where the name is taken."""
@@ -75,12 +76,11 @@ class KubeCluster:
 
     async def apply(self, resource: Resource, manifest: Json, manager: str) -> None:
         """Server-side apply, taking fields over; Conflict where uid or resourceVersion do not match."""
-        await self._patch(_path(resource, manifest["metadata"]["namespace"], manifest["metadata"]["name"]), manifest, manager)
+        await self._patch(_object(resource, manifest["metadata"]), manifest, manager)
 
     async def apply_status(self, resource: Resource, manifest: Json, manager: str) -> None:
         """Server-side apply to the status subresource."""
-        path = _path(resource, manifest["metadata"]["namespace"], manifest["metadata"]["name"])
-        await self._patch(f"{path}/status", manifest, manager)
+        await self._patch(f"{_object(resource, manifest['metadata'])}/status", manifest, manager)
 
     async def delete(self, resource: Resource, meta: Json) -> None:
         """DELETE in the background, only this very version."""
@@ -90,7 +90,7 @@ class KubeCluster:
             "propagationPolicy": "Background",
             "preconditions": {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]},
         }
-        _checked(*await self._call("DELETE", _path(resource, meta["namespace"], meta["name"]), {}, body))
+        _checked(*await self._call("DELETE", _object(resource, meta), {}, body))
 
     async def _patch(self, path: str, manifest: Json, manager: str) -> None:
         query = {"fieldManager": manager, "force": "true", "fieldValidation": "Strict"}
@@ -114,6 +114,10 @@ def _path(resource: Resource, namespace: str = "", name: str = "") -> str:
     root = f"/apis/{resource.api_version}" if "/" in resource.api_version else f"/api/{resource.api_version}"
     scope = f"/namespaces/{quote(namespace)}" if namespace else ""
     return f"{root}{scope}/{resource.plural}" + (f"/{quote(name)}" if name else "")
+
+
+def _object(resource: Resource, meta: Json) -> str:
+    return _path(resource, meta.get("namespace", ""), meta["name"])
 
 
 def _parsed(data: bytes) -> Any:

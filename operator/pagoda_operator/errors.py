@@ -3,6 +3,7 @@
 OperatorError
 ├── SpecProblem               only a change of objects cures it: Stalled with `reason`, no retry of its own
 ├── ClusterError
+│   ├── Unconverged           what was written does not stay: somebody else writes it too
 │   ├── Unavailable           no answer, 429 or 5xx: retried with growing delays
 │   ├── Conflict              409: somebody was faster; observe anew
 │   ├── Refused               400, 422: the API server does not take the object
@@ -28,6 +29,10 @@ class SpecProblem(OperatorError):
 
 class ClusterError(OperatorError):
     """The API server did not do what was asked."""
+
+
+class Unconverged(ClusterError):
+    """The same write again and again: an admission rule or a person undoes it. Events do not shorten the wait."""
 
 
 class Unavailable(ClusterError):

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from pagoda_operator.errors import ClusterError
+from pagoda_operator.errors import ClusterError, Unconverged
 from pagoda_operator.state import Key
 
 RETRY_DELAYS: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -39,10 +39,11 @@ class Schedule:
         self._due: dict[Key, float] = {}
         self._started: dict[Key, float] = {}
         self._failures: dict[Key, int] = {}
+        self._held: dict[Key, float] = {}
 
     def add(self, key: Key, due: float) -> None:
-        """Run the key at `due` or, if planned, earlier."""
-        self._due[key] = min(due, self._due.get(key, due))
+        """Run the key at `due` or, if planned, earlier; not before a hold ends."""
+        self._due[key] = max(min(due, self._due.get(key, due)), self._held.get(key, due))
 
     def take(self, now: float) -> Key | None:
         """The key that has waited longest and is not in work."""
@@ -57,13 +58,16 @@ class Schedule:
     def done(self, key: Key, due: float | None) -> None:
         """The key's run succeeded; `due` is its next, None where the service is gone."""
         self._failures.pop(key, None)
+        self._held.pop(key, None)
         self._finish(key, due)
 
-    def failed(self, key: Key, now: float) -> float:
-        """The key's run failed: it comes back after the delay returned, or with the next event."""
+    def failed(self, key: Key, now: float, *, hold: bool = False) -> float:
+        """The key's run failed: it comes back after the delay returned, or, without a hold, with the next event."""
         count = self._failures.get(key, 0)
         self._failures[key] = count + 1
         delay = RETRY_DELAYS[min(count, len(RETRY_DELAYS) - 1)]
+        if hold:
+            self._held[key] = now + delay
         self._finish(key, now + delay)
         return delay
 
@@ -132,7 +136,7 @@ class KeyedQueue:
 
     def _settle(self, key: Key, outcome: Outcome | Exception) -> None:
         if isinstance(outcome, Exception):
-            delay = self._schedule.failed(key, _now())
+            delay = self._schedule.failed(key, _now(), hold=isinstance(outcome, Unconverged))
             log = structlog.get_logger()
             log.warning("reconcile_retry", namespace=key.namespace, name=key.name, delay_s=delay, error=str(outcome))
         else:
@@ -157,7 +161,8 @@ class Door:
         self._queue.add(key)
 
     def profile(self, name: str) -> None:
-        """An event of a profile."""
+        """An event of a profile; the default one is itself kept by a run of its own."""
+        self._queue.add(Key("", name))
         for key, used in self._profiles.items():
             if used == name:
                 self._queue.add(key)
