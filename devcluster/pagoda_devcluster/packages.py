@@ -35,7 +35,7 @@ def present(file: str) -> bool:
 
 
 def install_line(packages: list[str]) -> list[str]:
-    return ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
+    return ["apt-get", "-o", "DPkg::Lock::Timeout=300", "install", "--yes", "--no-install-recommends", *packages]
 
 
 def ensure(nodes: Nodes, install: bool, is_root: bool) -> list[str]:
