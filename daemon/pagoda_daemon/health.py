@@ -7,6 +7,7 @@ submits work harms what it watches.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -107,7 +108,15 @@ def ready(replica: Replica, _now: float, _limits: Limits) -> Verdict:
     return Verdict(False, f"{Phase.Name(replica.phase).removeprefix('PHASE_').lower()}, {replica.load_progress:.0%}")
 
 
+_LOOP_BEAT_S: Final = 0.25
 _PROBES: Final = {PATH_STARTUP: started, PATH_LIVE: live, PATH_READY: ready}
+
+
+async def keep_beating(replica: Replica) -> None:
+    """Runs in the front's loop for as long as it turns; the age of its last beat is the front's liveness."""
+    while True:
+        replica.loop_beat = time.monotonic()
+        await asyncio.sleep(_LOOP_BEAT_S)
 
 
 class ProbeServer:

@@ -9,7 +9,7 @@ import argparse
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,6 @@ from pagoda_contracts.names import DAEMON_CONFIG_DIR, DAEMON_CONFIG_KEY, PORT_DA
 from pagoda_contracts.units import parse_duration
 
 from pagoda_daemon.errors import ConfigRejected
-from pagoda_daemon.health import Limits
 
 VERSION: Final = version("pagoda")
 _TERMINATION_LOG: Final = "/dev/termination-log"  # where kubelet mounts a pod's terminationMessagePath by default
@@ -35,8 +34,6 @@ class Settings:
     drain_timeout_s: float
     human: bool = False
     version: str = VERSION
-    limits: Limits = field(default_factory=Limits)
-    engine_command: tuple[str, ...] = ()
 
 
 def termination_log(environ: Mapping[str, str] = os.environ) -> Path | None:

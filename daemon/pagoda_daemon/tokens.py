@@ -23,8 +23,6 @@ from tokenizers import Tokenizer
 from pagoda_daemon.errors import BadRequest, ModelRejected
 
 _REPLACEMENT: Final = "\ufffd"
-_LONGEST_INCOMPLETE: Final = 3  # bytes of a UTF-8 character that is not yet whole; a byte-fallback decoder shows each as one U+FFFD
-_CONTEXT: Final = 6  # ids kept before new ones, so that decoders that treat the first id apart (leading space) see it in its place
 
 
 @dataclass(frozen=True)
@@ -162,26 +160,31 @@ def _defaults(generation: Mapping[str, Any], directory: Path) -> Defaults:
 class Detokenizer:
     """Ids in, text out, never half a character. Joined outputs equal `decode` of all ids.
 
-    Decodes a short window, not everything: a character is held back while the window ends in U+FFFD, which is what a decoder shows
-    for bytes that do not make a character yet.
+    A decoder shows bytes that do not make a character yet as U+FFFD, and one with byte fallback then shows all bytes of the run so:
+    while text ends in U+FFFD nothing of that run is final. The window decoded goes back to the last point but one where text was
+    whole, for two reasons: decoders treat the first id apart (leading space), and a run must not start in mid-character.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
         self._window: list[int] = []
-        self._sent = 0
+        self._whole = 0  # ids of the window up to the last point where text was whole
+        self._sent = 0  # characters of the window's text that are out
 
     def push(self, ids: Iterable[int]) -> str:
         """Text that is final with these ids."""
         self._window += ids
         text = self._decode(self._window)
-        held = len(text) - len(text.rstrip(_REPLACEMENT))
-        new = text[self._sent : len(text) - min(held, _LONGEST_INCOMPLETE)]
+        new = text.rstrip(_REPLACEMENT)[self._sent :]
         self._sent += len(new)
-        if held == 0 and len(self._window) > 2 * _CONTEXT:
-            self._window = self._window[-_CONTEXT:]
-            self._sent = len(self._decode(self._window))
+        if not text.endswith(_REPLACEMENT):
+            self._shorten()
         return new
+
+    def _shorten(self) -> None:
+        tail = self._window[self._whole :]
+        if shown := self._decode(tail):  # special ids alone show nothing and are no context
+            self._window, self._whole, self._sent = tail, len(tail), len(shown)
 
     def flush(self) -> str:
         """What is still held back, at the end of the request."""

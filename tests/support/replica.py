@@ -16,7 +16,7 @@ import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, Listen, ModelConfig, SimulatedWorker, TestingConfig
 from pagoda_contracts.names import PATH_READY
@@ -91,7 +91,7 @@ class Replica:
         self._reader.join()
         shutil.rmtree(self.run_dir, ignore_errors=True)
 
-    def __enter__(self) -> Replica:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import msgspec
-from pagoda_contracts.names import HEADER_RETRY_AFTER, HEADER_SHOULD_RETRY
+from pagoda_contracts.names import ERROR_ENGINE_DIED, HEADER_RETRY_AFTER, HEADER_SHOULD_RETRY
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -48,7 +48,7 @@ _CLASSES: Final[dict[type[DaemonError], _Class]] = {
     Draining: _Class(503, "server_error", None, True),
     NotReady: _Class(503, "server_error", None, True),
     RequestError: _Class(500, "server_error", None, False),
-    EngineDied: _Class(503, "server_error", "engine_died", True),
+    EngineDied: _Class(503, "server_error", ERROR_ENGINE_DIED, True),
 }
 _UNKNOWN: Final = _Class(500, "server_error", "internal_error", False)
 

@@ -34,14 +34,13 @@ from pagoda_daemon.api.generation import Generator as TextGenerator
 from pagoda_daemon.api.watch import Identity, StateFeed
 from pagoda_daemon.engine.client import EngineClient, Wires, start_engine, wires
 from pagoda_daemon.errors import ConfigRejected, DaemonError, Draining, EngineDied
-from pagoda_daemon.health import ProbeServer, Replica
+from pagoda_daemon.health import Limits, ProbeServer, Replica, keep_beating
 from pagoda_daemon.metrics import Counts, Exposition
 from pagoda_daemon.settings import Settings
 from pagoda_daemon.tokens import ModelText
 
 log = structlog.get_logger()
 
-_LOOP_BEAT_S: Final = 0.25
 _REFUSE_AT_LEAST_S: Final = 1.0  # two heartbeats of WatchState: a gateway that just connected has seen DRAINING by then
 _FLUSH_S: Final = 2.0  # for last bytes to leave after a stream was ended
 _ENGINE_GRACE_S: Final = 5.0
@@ -73,7 +72,7 @@ class Front:
         config = settings.config
         self._settings = settings
         self.replica = Replica(time.monotonic())
-        self._probes = ProbeServer(self.replica, config.listen.host, config.listen.probes, settings.limits)
+        self._probes = ProbeServer(self.replica, config.listen.host, config.listen.probes, Limits())
         self._engine = EngineClient(process, addresses, self.replica)
         self._admission = Admission(self.replica)
         self._feed = StateFeed(self.replica, Identity(config.model.served_names, config.revision, settings.version))
@@ -83,7 +82,7 @@ class Front:
 
     async def run(self, announce: Callable[[Ports], None]) -> None:
         """Serves until SIGTERM or the engine's end. Returns after a drain; raises PermanentError or EngineDied."""
-        beat = asyncio.ensure_future(self._beat())
+        beat = asyncio.ensure_future(keep_beating(self.replica))
         engine = asyncio.ensure_future(self._engine.run())
         try:
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -128,12 +127,6 @@ class Front:
         port: int = self._grpc.add_insecure_port(f"{listen.host}:{listen.grpc}")
         await self._grpc.start()
         return port
-
-    async def _beat(self) -> None:
-        """The age of this is the front's liveness."""
-        while True:
-            self.replica.loop_beat = time.monotonic()
-            await asyncio.sleep(_LOOP_BEAT_S)
 
     def _on_signal(self) -> None:
         if not self._signalled.is_set():
@@ -229,7 +222,7 @@ def run(settings: Settings) -> None:
     if not os.access(run_dir, os.W_OK):
         raise ConfigRejected(f"listen.runDir: {run_dir} is not a writable directory")
     addresses = wires(run_dir)
-    process = start_engine(settings.config_path, addresses, settings.engine_command)
+    process = start_engine(settings.config_path, addresses)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings, process, addresses))

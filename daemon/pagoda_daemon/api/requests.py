@@ -6,7 +6,6 @@ refused, unknown and refused. Nothing is ignored that would have changed the ans
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal
@@ -225,8 +224,9 @@ def _check(request: GenerationRequest) -> None:
 
 
 def _in_range(name: str, value: float | None, low: float, high: float) -> None:
-    if value is not None and not (math.isfinite(value) and low <= value <= high):
-        raise BadRequest(f"{name} is {value}, accepted is {low} to {high}", name)
+    """NaN lies in no range; a number of thousands of digits, which JSON may hold, is compared but not printed whole."""
+    if value is not None and not low <= value <= high:
+        raise BadRequest(f"{name} is {value!s:.32}, accepted is {low} to {high}", name)
 
 
 def _check_stops(stops: tuple[str, ...]) -> None:

@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -61,13 +60,13 @@ def wires(run_dir: Path) -> Wires:
     return Wires(*(f"ipc://{path}" for path in paths))
 
 
-def start_engine(config_path: Path, addresses: Wires, command: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+def start_engine(config_path: Path, addresses: Wires) -> subprocess.Popen[bytes]:
     """Starts the engine by exec, in its own session so that Ctrl-C reaches the front alone.
 
     To be called from the main thread before zmq or gRPC exist: the engine's parent-death signal fires when the *thread* that
     started it ends. GOMP_SPINCOUNT: compute threads that spin starve a 500 ms heartbeat on two cores.
     """
-    argv = [*(command or (sys.executable, "-P", "-m", "pagoda_daemon.engine")), "--config", str(config_path)]
+    argv = [sys.executable, "-P", "-m", "pagoda_daemon.engine", "--config", str(config_path)]
     env = {"GOMP_SPINCOUNT": "1000", **os.environ}
     return subprocess.Popen([*argv, "--inbox", addresses.inbox, "--outbox", addresses.outbox], env=env, start_new_session=True)
 
@@ -145,7 +144,7 @@ class EngineClient:
             self._take(decoder.decode(await self._pull.recv()))
 
     def _take(self, message: FromEngine) -> None:
-        replica = self._replica
+        replica, before = self._replica, self._replica.stats
         match message:
             case StepOutput():
                 for row in message.outputs:
@@ -166,7 +165,8 @@ class EngineClient:
                     replica.enter(Phase.PHASE_READY)
             case Failed():
                 self._failed = message
-        replica.changed()
+        if replica.stats != before:
+            replica.changed()
 
     def _take_loading(self, message: Loading) -> None:
         if message.progress > self._replica.load_progress:

@@ -1,0 +1,162 @@
+"""The typed border: what is served, accepted, refused, and how a refusal names its field."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pagoda_daemon.api.requests import ChatRequest, CompletionRequest, parse
+from pagoda_daemon.errors import BadRequest
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def chat(**changes):
+    return parse(json.dumps({**CHAT, **changes}).encode(), ChatRequest)
+
+
+def completion(prompt, **changes):
+    return parse(json.dumps({"model": "m", "prompt": prompt, **changes}).encode(), CompletionRequest)
+
+
+def refusal(body, kind=ChatRequest):
+    with pytest.raises(BadRequest) as caught:
+        parse(body, kind)
+    return caught.value
+
+
+def test_a_full_chat_request_is_typed():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    request = chat(
+        messages=[{"role": "system", "content": "s"}, {"role": "user", "content": parts, "name": "ann"}],
+        max_tokens=5,
+        max_completion_tokens=7,
+        temperature=0,
+        top_p=0.5,
+        top_k=-1,
+        seed=-3,
+        stop="x",
+        stream=True,
+        stream_options={"include_usage": True},
+        ignore_eos=True,
+    )
+    assert request.turns() == [{"role": "system", "content": "s"}, {"role": "user", "content": "a\nb"}]
+    assert (request.limit, request.stops, request.include_usage) == (7, ("x",), True)
+
+
+def test_prompts_are_one_string_or_one_list_of_ids():
+    assert completion("p").single() == "p"
+    assert completion(["p"]).single() == "p"
+    assert completion([1, 2]).single() == (1, 2)
+    assert completion("p").limit == 16
+    for several in (["a", "b"], ["a", 1]):
+        with pytest.raises(BadRequest, match="one string"):
+            completion(several).single()
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"temperature": 2.5}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"temperature": "1"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"seed": 2**63}, "seed"),
+        ({"seed": 10**400}, "seed"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_completion_tokens": -1}, "max_completion_tokens"),
+        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"stop": "x" * 257}, "stop"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+        ({"model": None}, "model"),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(changes, param):
+    error = refusal(json.dumps({**CHAT, **changes}).encode())
+    assert error.param == param
+    assert param.split("[")[0] in str(error) or "content parts" in str(error)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_numbers_that_are_none_are_refused(number):
+    refusal(f'{{"model":"m","messages":[{{"role":"user","content":"x"}}],"temperature":{number}}}'.encode())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tools": [{"type": "function"}]},
+        {"response_format": {"type": "json_object"}},
+        {"logprobs": True},
+        {"logprobs": 0},
+        {"top_logprobs": 2},
+        {"n": 2},
+        {"n": True},
+        {"logit_bias": {"1": 5}},
+        {"frequency_penalty": 0.1},
+        {"presence_penalty": -0.1},
+        {"reasoning_effort": "low"},
+        {"kv_transfer_params": None},
+        {"prompt_embeds": "x"},
+        {"chat_template": "x"},
+        {"cache_salt": "x"},
+    ],
+)
+def test_what_would_change_the_answer_is_never_ignored(changes):
+    error = refusal(json.dumps({**CHAT, **changes}).encode())
+    assert (error.code, error.param) == ("unsupported_parameter", next(iter(changes)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "parallel_tool_calls": True},
+        {"n": 1, "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "logprobs": False, "tools": []},
+        {"response_format": {"type": "text"}, "tool_choice": "auto", "logit_bias": None},
+    ],
+)
+def test_what_changes_no_answer_is_accepted(changes):
+    assert chat(**changes).model == "m"
+
+
+def test_a_misspelt_field_is_refused():
+    error = refusal(json.dumps({**CHAT, "temprature": 1}).encode())
+    assert (error.code, error.param) == ("unknown_parameter", "temprature")
+
+
+def test_a_missing_field_is_named():
+    assert refusal(b'{"model":"m"}').param == "messages"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"model":' + b"[" * 200_000, b'"x"', b'{"a":"\\ud800"}'])
+def test_a_body_that_is_no_object_is_refused(body):
+    assert refusal(body).code in ("invalid_value", "unknown_parameter")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = sorted({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, "tools", "n", "user", "stop_token_ids", "x"})
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6), st.sampled_from([ChatRequest, CompletionRequest]))
+def test_any_object_is_parsed_or_refused(fields, kind):
+    base = {"model": "m", "messages": CHAT["messages"]} if kind is ChatRequest else {"model": "m", "prompt": "p"}
+    try:
+        request = parse(json.dumps({**base, **fields}).encode(), kind)
+    except BadRequest:
+        return
+    assert isinstance(request.model, str)

@@ -1,0 +1,107 @@
+"""Probe verdicts, and a probe thread that answers whatever else stands still."""
+
+import asyncio
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+from pagoda_contracts.names import PATH_LIVE, PATH_READY, PATH_STARTUP
+from pagoda_contracts.pb.daemon_pb2 import Phase
+from pagoda_daemon.engine.messages import Ready
+from pagoda_daemon.health import Limits, ProbeServer, Replica, keep_beating, live, ready, started
+
+LIMITS = Limits(heartbeat=10.0, load_stall=60.0)
+LOADED = Ready(max_model_len=64, vocab_size=8, block_size=16, blocks_total=4, max_concurrency=2)
+
+
+def replica(**changes):
+    made = Replica(born=100.0)
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("changes", "now", "ok", "why"),
+    [
+        ({}, 105.0, True, "loading"),
+        ({"loop_beat": 165.0}, 165.0, False, "loading stands at 0% for 65 s"),
+        ({"loop_beat": 165.0, "load_moved": 160.0, "load_progress": 0.4}, 165.0, True, "loading, 40%"),
+        ({"loop_beat": 165.0, "engine_beat": 160.0, "limits": LOADED}, 165.0, True, "engine 5.0 s"),
+        ({"loop_beat": 165.0, "engine_beat": 150.0, "limits": LOADED}, 165.0, False, "engine's heartbeat is 15.0 s old"),
+        ({"loop_beat": 150.0, "engine_beat": 165.0, "limits": LOADED}, 165.0, False, "front's loop has not turned for 15.0 s"),
+    ],
+)
+def test_live_means_the_loops_turn_or_the_load_moves(changes, now, ok, why):
+    verdict = live(replica(**changes), now, LIMITS)
+    assert verdict.ok is ok
+    assert why in verdict.why
+
+
+def test_started_means_loaded_or_moving():
+    assert started(replica(), 100.0, LIMITS).ok
+    assert not started(replica(), 161.0, LIMITS).ok
+    assert started(replica(limits=LOADED), 1e6, LIMITS).ok
+
+
+@pytest.mark.parametrize(
+    ("phase", "ok", "why"),
+    [
+        (Phase.PHASE_LOADING, False, "loading, 0%"),
+        (Phase.PHASE_READY, True, "ready, 3 in flight"),
+        (Phase.PHASE_DRAINING, False, "draining, 3 in flight"),
+        (Phase.PHASE_STOPPED, False, "draining"),
+    ],
+)
+def test_ready_means_accepting(phase, ok, why):
+    verdict = ready(replica(phase=phase, in_flight=3), 0.0, LIMITS)
+    assert (verdict.ok, why in verdict.why) == (ok, True)
+
+
+def test_a_stopped_replica_enters_no_other_phase():
+    made = replica(phase=Phase.PHASE_STOPPED)
+    made.enter(Phase.PHASE_READY)
+    assert made.phase == Phase.PHASE_STOPPED
+
+
+def ask(port, path):
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+            return answer.status, answer.read().decode().strip()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode().strip()
+
+
+async def test_probes_answer_while_the_loop_and_the_engine_stand_still():
+    made = Replica(born=0.0, limits=LOADED, phase=Phase.PHASE_READY)
+    made.engine_beat = float("inf")  # as young as can be, until it is set back below
+    server = ProbeServer(made, "127.0.0.1", 0, Limits(heartbeat=0.6))
+    beating = asyncio.ensure_future(keep_beating(made))
+    try:
+        await asyncio.sleep(0)
+        assert (await asyncio.to_thread(ask, server.port, PATH_LIVE))[0] == 200
+        seen: list[tuple[int, str]] = []
+        red = threading.Event()
+
+        def watch():
+            while not red.is_set():
+                seen.append(ask(server.port, PATH_LIVE))
+                if seen[-1][0] == 503:
+                    red.set()
+
+        threading.Thread(target=watch, daemon=True).start()
+        assert red.wait(60)  # blocks the loop: nothing beats until the probe has turned red
+        assert "front's loop" in seen[-1][1]
+        assert ask(server.port, PATH_STARTUP)[0] == 200
+        assert ask(server.port, PATH_READY)[0] == 200
+        await asyncio.sleep(0.3)  # the loop turns again
+        assert (await asyncio.to_thread(ask, server.port, PATH_LIVE))[0] == 200
+        made.engine_beat = 0.0
+        status, why = await asyncio.to_thread(ask, server.port, PATH_LIVE)
+        assert (status, "engine's heartbeat" in why) == (503, True)
+        assert ask(server.port, "/")[0] == 404
+    finally:
+        beating.cancel()
+        server.close()

@@ -1,0 +1,178 @@
+"""Text and token ids: incremental detokenisation, stop strings, chat templates, what generation_config.json says."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pagoda_daemon.errors import BadRequest, ModelRejected
+from pagoda_daemon.tokens import Defaults, Detokenizer, ModelText, StopMatcher
+from tokenizers import AddedToken, Tokenizer, decoders, models
+from toy_model import EOS, VOCAB, tiny_model_dir
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return ModelText(tiny_model_dir(tmp_path_factory.mktemp("model") / "toy"))
+
+
+def fallback_tokenizer():
+    """As Llama 2 has it: words with ▁, and a token for each byte."""
+    words = {"<unk>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}, "▁upon": 257, "▁a": 258, "time": 259, "é": 260}
+    tokenizer = Tokenizer(models.BPE(vocab=words, merges=[], byte_fallback=True, unk_token="<unk>"))
+    strip = decoders.Strip(" ", 1, 0)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip])
+    tokenizer.add_special_tokens([AddedToken("<s>", special=True)])
+    return tokenizer
+
+
+def split(ids, sizes):
+    at = 0
+    for size in sizes:
+        yield ids[at : at + size]
+        at += size
+    yield ids[at:]
+
+
+@given(st.lists(st.integers(0, VOCAB - 1), max_size=80), st.lists(st.integers(0, 5), max_size=30))
+def test_deltas_of_any_ids_join_to_the_full_text(text, ids, sizes):
+    detokenizer = Detokenizer(text.decode)
+    deltas = [detokenizer.push(part) for part in split(ids, sizes)]
+    assert "".join(deltas) + detokenizer.flush() == text.decode(ids)
+
+
+@given(st.lists(st.integers(0, 255), max_size=60))
+def test_deltas_of_any_bytes_join_to_the_full_text(text, ids):
+    detokenizer = Detokenizer(text.decode)
+    assert "".join(detokenizer.push([token]) for token in ids) + detokenizer.flush() == text.decode(ids)
+
+
+@given(st.text(st.characters(exclude_characters="\ufffd", exclude_categories=["Cs"]), max_size=40))
+def test_no_delta_holds_half_a_character(text, content):
+    detokenizer = Detokenizer(text.decode)
+    deltas = [detokenizer.push([byte]) for byte in content.encode()]
+    assert "".join(deltas) == content
+    assert not any("\ufffd" in delta for delta in deltas)
+
+
+@given(st.lists(st.sampled_from(["▁upon", "▁a", "time", "é", "😀", "ß", "\u200d"]), max_size=40))
+def test_byte_fallback_tokenizers_keep_spaces_and_whole_characters(words):
+    tokenizer = fallback_tokenizer()
+    ids = []
+    for word in words:
+        known = tokenizer.token_to_id(word)
+        ids += [known] if known is not None else [byte + 1 for byte in word.encode()]
+    detokenizer = Detokenizer(tokenizer.decode)
+    deltas = [detokenizer.push([token]) for token in ids]
+    assert "".join(deltas) + detokenizer.flush() == "".join(words).replace("▁", " ").removeprefix(" ")
+    assert not any("\ufffd" in delta for delta in deltas)
+
+
+def test_detokenizer_decodes_a_window_not_everything(text):
+    longest = 0
+
+    def decode(ids):
+        nonlocal longest
+        longest = max(longest, len(ids))
+        return text.decode(ids)
+
+    detokenizer = Detokenizer(decode)
+    for _ in range(1000):
+        detokenizer.push([300])
+    assert longest < 30
+
+
+@given(st.lists(st.text("ab", max_size=4), max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=4))
+def test_text_is_cut_before_the_first_stop_string_however_it_is_pushed(parts, stops):
+    matcher = StopMatcher(stops)
+    out = ""
+    for part in parts:
+        out += matcher.push(part)
+        assert not any(stop in out for stop in stops)
+    out += matcher.flush()
+    whole = "".join(parts)
+    assert matcher.stopped == any(stop in whole for stop in stops)
+    assert whole.startswith(out)
+    if not matcher.stopped:
+        assert out == whole
+
+
+def test_nothing_that_cannot_become_a_stop_string_is_held_back():
+    matcher = StopMatcher(["\nUser:"])
+    assert [matcher.push(part) for part in ("Hello", "\nUs", "ed", "\nUser", ":rest")] == ["Hello", "", "\nUsed", "", ""]
+    assert matcher.stopped
+
+
+def test_a_conversation_is_rendered_by_the_models_own_template(text):
+    ids = text.encode_chat([{"role": "user", "content": "hi"}])
+    assert text._tokenizer.decode(ids, skip_special_tokens=False) == "<|im_start|>user\nhi<|im_end|><|im_start|>assistant\n"
+
+
+def test_a_template_file_wins_and_has_hugging_faces_helpers(tmp_path):
+    directory = tiny_model_dir(tmp_path)
+    template = (
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
+        "{% generation %}{{ m | tojson }}{% endgeneration %}{% break %}{% endfor %}{{ strftime_now('%Y')[:2] }}"
+    )
+    (directory / "chat_template.jinja").write_text(template)
+    text = ModelText(directory)
+    ids = text.encode_chat([{"role": "user", "content": "<é>"}, {"role": "user", "content": "no"}])
+    assert text.decode(ids) == '{"role": "user", "content": "<é>"}20'
+    with pytest.raises(BadRequest, match="no system here"):
+        text.encode_chat([{"role": "system", "content": "x"}])
+
+
+def test_a_template_cannot_reach_python(tmp_path):
+    directory = tiny_model_dir(tmp_path)
+    (directory / "chat_template.jinja").write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}")
+    with pytest.raises(BadRequest, match="unsafe"):
+        ModelText(directory).encode_chat([{"role": "user", "content": "x"}])
+
+
+def test_without_a_template_chat_is_refused_and_says_what_works(tmp_path):
+    directory = tiny_model_dir(tmp_path)
+    (directory / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(BadRequest, match="/v1/completions"):
+        ModelText(directory).encode_chat([{"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize(
+    ("generation", "model", "expected"),
+    [
+        ({"eos_token_id": 7}, {"eos_token_id": 8}, (7,)),
+        ({"eos_token_id": [7, 9]}, {}, (7, 9)),
+        ({}, {"eos_token_id": 8}, (8,)),
+        ({}, {}, (EOS,)),
+    ],
+)
+def test_stop_ids_come_from_generation_config_then_config_then_the_tokenizer(tmp_path, generation, model, expected):
+    directory = tiny_model_dir(tmp_path)
+    (directory / "generation_config.json").write_text(json.dumps(generation))
+    (directory / "config.json").write_text(json.dumps(model))
+    assert ModelText(directory).stop_ids == expected
+
+
+def test_sampling_defaults_come_from_generation_config(tmp_path):
+    assert ModelText(tiny_model_dir(tmp_path / "a")).defaults == Defaults(1.0, 1.0, 0)
+    assert ModelText(tiny_model_dir(tmp_path / "b", temperature=0.6, top_p=0.9, top_k=20)).defaults == Defaults(0.6, 0.9, 20)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("tokenizer.json", None, "tokenizer.json is missing"),
+        ("tokenizer.json", "{}", "tokenizer.json cannot be read"),
+        ("config.json", "[]", "config.json is not a JSON object"),
+        ("config.json", "{", "config.json is not JSON"),
+        ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id: 'x'"),
+        ("generation_config.json", '{"temperature": true}', "temperature is True"),
+        ("chat_template.jinja", "{% if %}", "chat template"),
+    ],
+)
+def test_an_unreadable_model_is_rejected_by_file(tmp_path, name, content, said):
+    directory = tiny_model_dir(tmp_path)
+    (directory / name).unlink(missing_ok=True)
+    if content is not None:
+        (directory / name).write_text(content)
+    with pytest.raises(ModelRejected, match=said):
+        ModelText(directory)
