@@ -26,11 +26,6 @@ class BlockTables:
         """Tokens that `row` could hold if it took every free block."""
         return (int(self._counts[row]) + self.pool.free) * self.block_size
 
-    def missing(self, rows: Ints, tokens: Ints) -> int:
-        """Blocks to take until each of `rows` holds its `tokens`."""
-        needed = -(-tokens // self.block_size) - self._counts[rows]
-        return int(np.maximum(needed, 0).sum())
-
     def grow(self, row: int, tokens: int) -> bool:
         """Take what `row` lacks to hold `tokens`; False, and nothing taken, when too few blocks are free."""
         have = int(self._counts[row])

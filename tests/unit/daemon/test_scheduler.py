@@ -73,12 +73,20 @@ def test_when_blocks_run_out_the_latest_waits_at_the_head_and_loses_no_token() -
         assert tuple(d.tokens[name]) == expected_tokens(prompt, count, VOCAB)
 
 
-def test_nothing_is_admitted_while_its_blocks_are_spoken_for() -> None:
+def test_nobody_is_admitted_behind_an_unfinished_prompt() -> None:
     d = drive(blocks=8, rows=4, budget=4)
     d.submit("a", range(24), 2)
-    d.submit("b", range(12), 1)
-    d.step()
-    assert list(d.state.row_of) == ["a"], "a will take 6 of 8 blocks, b needs 3"
+    d.submit("b", [1], 1)
+    assert [shape(d.step()) for _ in range(2)] == [[(0, 4, False)], [(0, 4, False)]]
+    d.drain()
+    assert tuple(d.tokens["b"]) == expected_tokens([1], 1, VOCAB)
+
+
+def test_who_is_admitted_has_room_for_its_prompt_and_the_next_token() -> None:
+    d = drive(blocks=4, rows=4, budget=32)
+    d.submit("a", range(8), 4)
+    d.submit("b", range(8), 4)
+    assert shape(d.step()) == [(0, 8, True)], "2 blocks are free and would hold b's prompt, but not its next token"
     d.drain()
     assert d.state.preemptions == 0
 
