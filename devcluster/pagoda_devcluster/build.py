@@ -44,10 +44,13 @@ def build_all(recipe: Recipe, wanted: list[Binary], target: Path, console: Conso
         return
     check_toolchain()
     target.mkdir(parents=True, exist_ok=True)
+    for stale in target.glob(".*.part"):
+        stale.unlink()
     console.print(f"compiling {len(wanted)} of {len(recipe.binaries)} binaries into {target} (about 7 minutes for all on 2 cores, once)")
     with Progress(*columns(), console=console, disable=not console.is_terminal) as progress:
-        bar = Bar(progress, [packages(recipe, binary) for binary in wanted])
-        for binary, dependencies in zip(wanted, bar.groups, strict=True):
+        bar = Bar(progress)
+        groups = [bar.planned(binary.name, packages(recipe, binary)) for binary in wanted]
+        for binary, dependencies in zip(wanted, groups, strict=True):
             build_one(recipe, binary, target, bar.seen)
             bar.finish(dependencies)
             size = (target / binary.name).stat().st_size >> 20
@@ -61,20 +64,26 @@ def columns() -> tuple[TextColumn, BarColumn, TaskProgressColumn, TextColumn, Ti
 class Bar:
     """Counts packages over all binaries: what two of them share is compiled, and counted, once."""
 
-    def __init__(self, progress: Progress, groups: list[set[str]]) -> None:
-        self.groups = groups
+    def __init__(self, progress: Progress) -> None:
         self._progress = progress
+        self._all: set[str] = set()
         self._done: set[str] = set()
-        self._task: TaskID = progress.add_task("build", total=len(set().union(*groups)), package="")
+        # Without a total the bar only moves: modules are being fetched, and how much that is nobody knows.
+        self._task: TaskID = progress.add_task("build", total=None, package="fetching modules")
         self._lap = time.monotonic()
+
+    def planned(self, binary: str, dependencies: set[str]) -> set[str]:
+        self._all |= dependencies
+        self._progress.update(self._task, package=f"fetched what {binary} needs")
+        return dependencies
 
     def seen(self, package: str) -> None:
         self._done.add(package)
-        self._progress.update(self._task, completed=len(self._done), package=package[-60:])
+        self._progress.update(self._task, total=len(self._all), completed=len(self._done), package=package[-60:])
 
     def finish(self, dependencies: set[str]) -> None:
         self._done |= dependencies
-        self._progress.update(self._task, completed=len(self._done))
+        self._progress.update(self._task, total=len(self._all), completed=len(self._done))
 
     def lap(self) -> float:
         before, self._lap = self._lap, time.monotonic()
@@ -82,7 +91,8 @@ class Bar:
 
 
 def build_one(recipe: Recipe, binary: Binary, target: Path, on_package: Callable[[str], None]) -> None:
-    part = target / f".{binary.name}.part"
+    # A compiler that outlived its killed parent still writes: not into our file.
+    part = target / f".{binary.name}.{os.getpid()}.part"
     argv = binary.build_argv(part)
     tail: deque[str] = deque(maxlen=5)
     with subprocess.Popen(argv, cwd=recipe.folder / binary.module, stderr=subprocess.PIPE, text=True, env=go_environment()) as compiler:

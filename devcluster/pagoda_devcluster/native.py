@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pagoda_devcluster import build, cgroups, mounts, network, packages, processes, recipe, slots, start
+from pagoda_devcluster import build, cgroups, limits, mounts, network, packages, processes, recipe, slots, start
 from pagoda_devcluster.errors import MissingPrerequisiteError, StartError, UsageError
 from pagoda_devcluster.locks import exclusive
 from pagoda_devcluster.node_config import HIDDEN_FOLDERS
@@ -78,6 +78,7 @@ def prepare(settings: Settings, request: Request, console: Console) -> None:
 
 
 def begin(settings: Settings, request: Request, binaries: Path, console: Console) -> None:
+    limits.check_inotify(request.nodes)
     root = settings.cluster(request.name)
     root.mkdir(parents=True, mode=0o755)
     snapshotter = SNAPSHOTTERS.get(mounts.kind_of(mounts.current(), root.resolve()), "overlayfs")

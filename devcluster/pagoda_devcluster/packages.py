@@ -35,7 +35,7 @@ def present(file: str) -> bool:
 
 
 def install_line(packages: list[str]) -> list[str]:
-    return ["apt-get", "-o", "DPkg::Lock::Timeout=300", "install", "--yes", "--no-install-recommends", *packages]
+    return ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
 
 
 def ensure(nodes: Nodes, install: bool, is_root: bool) -> list[str]:
@@ -53,9 +53,9 @@ def ensure(nodes: Nodes, install: bool, is_root: bool) -> list[str]:
 
 
 def _install(packages: list[str]) -> None:
-    """A fresh machine has no package lists, so they are fetched first."""
+    """A fresh machine has no package lists, so they are fetched first; a package manager that is busy is waited for."""
     env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     for argv in (["apt-get", "update"], install_line(packages)):
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, env=env)
+        done = subprocess.run([*argv, "-o", "DPkg::Lock::Timeout=300"], capture_output=True, text=True, check=False, env=env)
         if done.returncode:
             raise MissingPrerequisiteError(f"`{' '.join(argv)}` failed: {done.stderr.strip().splitlines()[-1:]}")

@@ -1,6 +1,7 @@
 """Starts, finds and ends a cluster's processes. They are found by the mark in their environment, so that no crash can lose one."""
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -15,7 +16,8 @@ from pagoda_devcluster.process import CLUSTER_MARK, PROCESS_MARK, Process, envir
 from pagoda_devcluster.spec import ClusterSpec
 
 PROC = Path("/proc")
-LOG_LINES = 4
+LOG_LINES = 2
+COMPLAINT = re.compile(r'^[EF]\d{4} |level=(error|fatal)|"level":"(error|fatal)"|^(panic|Error):')
 
 
 @dataclass(frozen=True)
@@ -137,4 +139,6 @@ def log_tail(spec: ClusterSpec, process: str) -> str:
 
 
 def last_lines(text: str) -> str:
-    return " | ".join(text.strip().splitlines()[-LOG_LINES:])
+    """The last that complain, in the four log formats of a cluster's processes; else just the last."""
+    lines = text.strip().splitlines()
+    return " | ".join(([line for line in lines if COMPLAINT.search(line)] or lines)[-LOG_LINES:])

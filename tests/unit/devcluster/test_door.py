@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from pagoda_devcluster import errors, native, packages
+from pagoda_devcluster import errors, limits, native, packages
 from pagoda_devcluster import status as status_module
 from pagoda_devcluster.__main__ import main
 from pagoda_devcluster.errors import DevClusterError, MissingPrerequisiteError, exit_code
@@ -103,6 +103,18 @@ def test_a_node_without_root_is_refused_before_anything_is_built(tmp_path: Path)
     request = native.Request("dev", Nodes.KUBELET)
     with pytest.raises(MissingPrerequisiteError, match="--nodes control-plane"):
         native.prepare(Settings(tmp_path, is_root=False), request, Console(quiet=True))
+
+
+def test_a_machine_without_inotify_instances_left_is_told_before_a_kubelet_dies_of_it(monkeypatch):
+    monkeypatch.setattr(limits, "inotify_available", lambda wanted: wanted - 1)
+    with pytest.raises(MissingPrerequisiteError, match=r"sysctl -w fs\.inotify\.max_user_instances"):
+        limits.check_inotify(Nodes.KUBELET)
+
+
+def test_counting_inotify_instances_uses_none_up():
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    assert 0 <= limits.inotify_available(3) <= 3
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_lock_whose_file_was_removed_while_waiting_is_taken_anew(tmp_path: Path):

@@ -54,6 +54,13 @@ def test_a_long_command_name_is_found_though_the_kernel_cuts_it():
     assert leader([Running(9, "kube-controller-manager", "kube-controller")], manager) == 9
 
 
+def test_of_a_log_the_last_complaints_are_shown():
+    log = "E1121 11:36:01 first\nE1121 11:36:02 second\nE1121 11:36:03 third\nI1121 11:36:04 goodbye"
+    assert processes.last_lines(log) == "E1121 11:36:02 second | E1121 11:36:03 third"
+    assert processes.last_lines("one\ntwo\nthree") == "two | three"
+    assert processes.last_lines("") == ""
+
+
 def test_nothing_of_the_callers_environment_is_inherited(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HTTPS_PROXY", "x")
     argv = [sys.executable, "-c", "import os; print('HTTPS_PROXY' in os.environ)"]
