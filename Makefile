@@ -28,7 +28,7 @@ lint: setup  ## Format check, lint, types, import contracts, shell scripts, gene
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
-	$(BIN)/lint-imports --no-timing
+	$(BIN)/lint-imports
 	$(BIN)/shellcheck .ci/run $$(git ls-files '*.sh')
 	$(MAKE) --no-print-directory verify
 

@@ -18,7 +18,6 @@ from pagoda_devcluster.demo.show import Line, watch
 from services import service
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "examples"))
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,7 @@ def pagoda() -> Iterator[Pagoda]:
     model = install.train_tiny(ROOT)
     with running_cluster(nodes="kubelet") as running:
         cluster = install.Cluster(running.name)
-        install.load_images(shop, cluster)
-        install.install_chart(shop, cluster)
+        install.install_chart(shop, cluster, install.load_images(shop, cluster))
         yield Pagoda(shop, cluster, running, install.gateway_url(cluster), model)
 
 

@@ -20,7 +20,7 @@ NAMESPACE = "default"
 SERVICE = "llama-tiny"
 QUESTION = "What is the with statement?"
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
 
 def main() -> None:
@@ -57,10 +57,10 @@ def up(
 def _up(shop: build.Workshop, question: str) -> None:
     cluster = _cluster(shop)
     model = install.train_tiny(shop.root)
-    install.load_images(shop, cluster)
+    images = install.load_images(shop, cluster)
     install.claim(shop, cluster, model, NAMESPACE, SERVICE)
     install.claim_deps(shop, cluster, NAMESPACE)
-    install.install_chart(shop, cluster)
+    install.install_chart(shop, cluster, images)
     shop.say("kubectl apply -f examples/01-quickstart/")
     cluster.kubectl("apply", "-n", NAMESPACE, "-f", str(shop.root / "examples/01-quickstart"))
     for line in show.watch(cluster, NAMESPACE, SERVICE, seconds=300):
@@ -112,5 +112,5 @@ def images(
     """Build operator, gateway and daemon images; prints each archive and the name inside."""
     shop = _workshop()
     for component in (recipe.OPERATOR, recipe.GATEWAY, recipe.DAEMON if full else recipe.DAEMON_THIN):
-        file = build.archive(shop, component)
-        print(file, recipe.image(shop.root, component))
+        name, file = build.archive(shop, component)
+        print(file, name)

@@ -106,8 +106,8 @@ def _tool(name: str) -> str:
     return str(beside) if beside.exists() else name
 
 
-def archive(shop: Workshop, component: Component) -> Path:
-    """An OCI archive of the component's image, built where it is not there yet."""
+def archive(shop: Workshop, component: Component) -> tuple[str, Path]:
+    """The component's image by name, and an OCI archive of it, built where it is not there yet."""
     name = recipe.image(shop.root, component)
     target = shop.images / f"{name.replace('/', '_').replace(':', '_')}.tar"
     with finished(target) as made:
@@ -118,7 +118,7 @@ def archive(shop: Workshop, component: Component) -> Path:
                 _lay_out(shop, component, Path(context))
                 _buildah(shop, ["bud", "--quiet", "--build-arg", f"BASE={base}", "-t", name, context])
             _buildah(shop, ["push", "--quiet", name, f"oci-archive:{made}:{name}"])
-    return target
+    return name, target
 
 
 def _lay_out(shop: Workshop, component: Component, context: Path) -> None:

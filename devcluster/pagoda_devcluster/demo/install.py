@@ -12,6 +12,8 @@ from pathlib import Path
 
 from pagoda_devcluster.demo import recipe
 from pagoda_devcluster.demo.build import Workshop, archive, run, site_packages
+from pagoda_devcluster.demo.recipe import Component
+from pagoda_devcluster.errors import BuildError, StartError
 
 NAMESPACE = "pagoda-system"
 RELEASE = "pagoda"
@@ -45,12 +47,15 @@ class Cluster:
         return run([str(self.bin / "helm"), "--kubeconfig", self.kubeconfig, *argv])
 
 
-def load_images(shop: Workshop, cluster: Cluster) -> None:
-    """The three images of the thin set; those that the cluster has are left alone."""
+def load_images(shop: Workshop, cluster: Cluster) -> dict[Component, str]:
+    """The thin set of images, built where needed; their names, as read once: an edit meanwhile must not name what was never built."""
+    names = {}
     for component in IMAGES:
-        file = archive(shop, component)
-        shop.say(f"loading {recipe.image(shop.root, component)}")
+        name, file = archive(shop, component)
+        shop.say(f"loading {name}")
         cluster.tool("load-image", str(file))
+        names[component] = name
+    return names
 
 
 def claim(shop: Workshop, cluster: Cluster, directory: Path, namespace: str, name: str) -> None:
@@ -64,15 +69,26 @@ def claim_deps(shop: Workshop, cluster: Cluster, namespace: str) -> None:
     claim(shop, cluster, site_packages(shop, recipe.DAEMON), namespace, recipe.DEPS_CLAIM)
 
 
-def install_chart(shop: Workshop, cluster: Cluster, extra: Iterable[str] = ()) -> None:
+def install_chart(shop: Workshop, cluster: Cluster, images: dict[Component, str], extra: Iterable[str] = ()) -> None:
     """`helm upgrade --install`, waiting until operator and gateway are ready."""
     shop.say("helm upgrade --install pagoda charts/pagoda")
     with tempfile.NamedTemporaryFile("w", suffix=".json") as values:
-        json.dump(recipe.chart_values(shop.root), values)
+        json.dump(recipe.chart_values(images), values)
         values.flush()
         chart = str(shop.root / "charts/pagoda")
         where = ["--namespace", NAMESPACE, "--create-namespace"]
-        cluster.helm("upgrade", "--install", RELEASE, chart, *where, "--values", values.name, "--wait", "--timeout", "3m", *extra)
+        try:
+            cluster.helm("upgrade", "--install", RELEASE, chart, *where, "--values", values.name, "--wait", "--timeout", "2m", *extra)
+        except BuildError as error:
+            raise StartError(f"{error}\n{_what_pods_say(cluster)}") from error
+
+
+def _what_pods_say(cluster: Cluster) -> str:
+    """Helm only says that time ran out; the pods say why."""
+    pods = cluster.kubectl("get", "pods", "-n", NAMESPACE)
+    selector = f"app.kubernetes.io/instance={RELEASE}"
+    logs = cluster.kubectl("logs", "-n", NAMESPACE, "-l", selector, "--tail=3", "--prefix", "--ignore-errors")
+    return f"{pods}\n{logs}"
 
 
 def gateway_url(cluster: Cluster) -> str:
@@ -83,5 +99,7 @@ def gateway_url(cluster: Cluster) -> str:
 
 def train_tiny(root: Path) -> Path:
     """The quickstart's model, trained where the cache lacks it; progress goes to the terminal."""
-    done = subprocess.run([sys.executable, "-P", str(root / "examples/train_tiny.py")], stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run([sys.executable, str(root / "examples/train_tiny.py")], stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise StartError(f"examples/train_tiny.py exited {done.returncode}: see above")
     return Path(done.stdout.strip())

@@ -79,15 +79,15 @@ def image(root: Path, component: Component) -> str:
     return f"{REGISTRY}/{component.name}:{tag}"
 
 
-def chart_values(root: Path) -> dict[str, object]:
-    """Values of the chart for a dev cluster: our tags, and the daemon's dependencies mounted from a claim."""
+def chart_values(images: dict[Component, str]) -> dict[str, object]:
+    """Values of the chart for a dev cluster: these images, and the daemon's dependencies mounted from a claim."""
     mount = {"name": "deps", "mountPath": DEPS_MOUNT, "readOnly": True}
     volume = {"name": "deps", "persistentVolumeClaim": {"claimName": DEPS_CLAIM, "readOnly": True}}
     return {
-        "operator": {"image": image(root, OPERATOR)},
-        "gateway": {"image": image(root, GATEWAY), "drainTimeout": "30s"},
+        "operator": {"image": images[OPERATOR]},
+        "gateway": {"image": images[GATEWAY], "drainTimeout": "30s"},
         "defaultProfile": {
-            "images": {"daemon": image(root, DAEMON_THIN)},
+            "images": {"daemon": images[DAEMON_THIN]},
             "podTemplate": {"spec": {"containers": [{"name": "daemon", "volumeMounts": [mount]}], "volumes": [volume]}},
         },
     }
