@@ -1,4 +1,4 @@
-"""The only reader of flags and environment. Every flag `--hold-timeout` is also `PAGODA_GATEWAY_HOLD_TIMEOUT`; the flag wins.
+"""The only reader of flags and environment. Every flag `--hold-timeout` is also `PAGODA_HOLD_TIMEOUT`; the flag wins.
 
 Ends are typed: durations are seconds, paths are paths, nothing is left to resolve.
 """
@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from pagoda_contracts.names import PORT_GATEWAY_HTTP, PORT_METRICS, PORT_PROBES
 from pagoda_contracts.units import parse_duration, parse_quantity
 
-_PREFIX: Final = "PAGODA_GATEWAY_"
+_PREFIX: Final = "PAGODA_"
 
 
 @dataclass(frozen=True, slots=True)

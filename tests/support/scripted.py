@@ -22,7 +22,7 @@ SSE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r
 class Exchange:
     """One request as the replica got it, and its side of the connection."""
 
-    replica: "Replica"
+    replica: Replica
     head: bytes
     body: bytes
     reader: asyncio.StreamReader
@@ -141,15 +141,16 @@ async def _next(queue: asyncio.Queue[State], seconds: float) -> State | None:
 
 
 @asynccontextmanager
-async def running(replica: Replica) -> AsyncIterator[Replica]:
-    replica._listener = listener = await asyncio.start_server(replica.serve, "127.0.0.1", 0)
-    replica.http = f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+async def running(replica: Replica, host: str = "127.0.0.1", http: int = 0, grpc_port: int = 0) -> AsyncIterator[Replica]:
+    """Listens; port 0 lets the kernel choose."""
+    replica._listener = listener = await asyncio.start_server(replica.serve, host, http)
+    replica.http = f"{host}:{listener.sockets[0].getsockname()[1]}"
     server = grpc.aio.server()
     method = grpc.unary_stream_rpc_method_handler(
         replica.frames, request_deserializer=WatchStateRequest.FromString, response_serializer=State.SerializeToString
     )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(GRPC_DAEMON, {GRPC_WATCH_STATE.rsplit("/", 1)[1]: method}),))
-    replica.grpc = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    replica.grpc = f"{host}:{server.add_insecure_port(f'{host}:{grpc_port}')}"
     await server.start()
     try:
         yield replica

@@ -1,0 +1,249 @@
+"""The gateway against a real API server, with nothing but the rights it asks for: what it serves follows the objects, and outlives an outage."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+from cluster import Cluster, running_cluster
+from gateway_process import GatewayProcess, start_gateway
+from pagoda_contracts.names import (
+    ANNOTATION_DRAIN_DEADLINE,
+    API_VERSION,
+    GROUP,
+    LABEL_SERVICE,
+    LABEL_SERVICE_UID,
+    PORT_DAEMON_GRPC,
+    PORT_DAEMON_HTTP,
+)
+from pagoda_contracts.pb.daemon_pb2 import Phase, State
+from pagoda_contracts.resources.service import INFERENCE_SERVICE
+from scripted import Replica, running
+
+pytestmark = pytest.mark.cluster
+
+CRDS = str(Path(__file__).parents[3] / "crds")
+READ = ["get", "list", "watch"]
+
+
+@dataclass
+class Place:
+    """A namespace of this test's own, and a kubeconfig with the gateway's rights through a wire that can be cut."""
+
+    cluster: Cluster
+    namespace: str
+
+    def service(self, name: str, served: str) -> str:
+        """Applies a service; its uid."""
+        spec = {
+            "model": {"uri": "pvc://none", "servedNames": [served]},
+            "accelerators": [{"cpu": {"cores": "1", "memory": "1Gi"}}],
+            "replicas": 0,
+        }
+        document = {"apiVersion": API_VERSION, "kind": "InferenceService", "metadata": {"name": name}, "spec": spec}
+        return self._create(document)["metadata"]["uid"]
+
+    def pod(self, name: str, service: str, uid: str, ip: str) -> None:
+        """A pod that no node runs, with an address nevertheless."""
+        labels = {LABEL_SERVICE: service, LABEL_SERVICE_UID: uid}
+        spec = {"schedulerName": "nobody", "containers": [{"name": "daemon", "image": "none"}]}
+        self._create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec})
+        status = json.dumps({"status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]}})
+        self.kubectl("patch", "pod", name, "--subresource=status", "--type=merge", "-p", status)
+
+    def _create(self, document: dict) -> dict:
+        return json.loads(self.kubectl("create", "-o", "json", "-f", "-", input=json.dumps(document)))
+
+    def kubectl(self, *args: str, input: str | None = None) -> str:  # noqa: A002 - as in subprocess
+        return self.cluster.kubectl("-n", self.namespace, *args, input=input)
+
+
+@dataclass
+class Wire:
+    """A TCP proxy to the API server."""
+
+    port: int = 0
+    up: bool = True
+    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    def cut(self) -> None:
+        self.up = False
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, port: int) -> None:
+        if not self.up:
+            writer.transport.abort()
+            return
+        far_reader, far_writer = await asyncio.open_connection(host, port)
+        self._writers |= {writer, far_writer}
+        await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    except ConnectionError:
+        pass
+    finally:
+        writer.close()
+
+
+@asynccontextmanager
+async def wire_to(server: str) -> AsyncIterator[Wire]:
+    target = urlsplit(server)
+    wire = Wire()
+    listener = await asyncio.start_server(lambda r, w: wire.carry(r, w, target.hostname, target.port), "127.0.0.1", 0)
+    wire.port = listener.sockets[0].getsockname()[1]
+    try:
+        yield wire
+    finally:
+        wire.cut()
+        listener.close()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with running_cluster(nodes="control-plane") as running_one:
+        running_one.kubectl("apply", "-f", CRDS)
+        running_one.kubectl("wait", "--for=condition=Established", f"crd/{INFERENCE_SERVICE.plural}.{GROUP}")
+        yield running_one
+
+
+@pytest.fixture
+def place(cluster: Cluster) -> Iterator[Place]:
+    name = f"gw-{secrets.token_hex(3)}"
+    rules = [
+        {"apiGroups": [GROUP], "resources": [INFERENCE_SERVICE.plural], "verbs": READ},
+        {"apiGroups": [""], "resources": ["pods"], "verbs": READ},
+    ]
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": name}, "rules": rules}
+    cluster.kubectl("create", "namespace", name)
+    try:
+        cluster.kubectl("create", "serviceaccount", name, "-n", name)
+        cluster.kubectl("create", "-f", "-", input=json.dumps(role))
+        cluster.kubectl("create", "clusterrolebinding", name, f"--clusterrole={name}", f"--serviceaccount={name}:{name}")
+        yield Place(cluster, name)
+    finally:
+        cluster.kubectl("delete", "clusterrole,clusterrolebinding", name, "--ignore-not-found")
+        cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture
+async def gateway(place: Place, tmp_path: Path) -> AsyncIterator[tuple[GatewayProcess, Wire]]:
+    config = json.loads(place.cluster.kubeconfig.read_text())
+    cluster = config["clusters"][0]["cluster"]
+    async with wire_to(cluster["server"]) as wire:
+        cluster |= {"server": f"https://127.0.0.1:{wire.port}", "tls-server-name": urlsplit(cluster["server"]).hostname}
+        config["users"][0]["user"] = {"token": place.kubectl("create", "token", place.namespace)}
+        file = tmp_path / "kubeconfig"
+        file.write_text(json.dumps(config))
+        with _off_loop(start_gateway("--kubeconfig", str(file))) as starting:
+            yield await starting, wire
+
+
+@contextmanager
+def _off_loop(manager):
+    """Enters on a thread: the gateway connects through a proxy that this loop runs."""
+    loop = asyncio.get_running_loop()
+    try:
+        yield loop.run_in_executor(None, manager.__enter__)
+    finally:
+        manager.__exit__(None, None, None)
+
+
+async def ask(gateway: GatewayProcess, model: str) -> tuple[int, dict]:
+    async with (
+        aiohttp.ClientSession() as client,
+        client.post(f"{gateway.url}/v1/completions", json={"model": model}) as answer,
+    ):
+        return answer.status, await answer.json()
+
+
+async def names(gateway: GatewayProcess) -> dict[str, str]:
+    """Served name → owner."""
+    async with aiohttp.ClientSession() as client, client.get(f"{gateway.url}/v1/models") as answer:
+        return {card["id"]: card["owned_by"] for card in (await answer.json()).get("data", ())}
+
+
+async def until(look, wanted) -> None:
+    async with asyncio.timeout(60):
+        while await look() != wanted:
+            await asyncio.sleep(0.05)
+
+
+def replica(name: str, model: str) -> Replica:
+    return Replica(name, state=State(phase=Phase.PHASE_READY, served_names=[model]))
+
+
+def at(one: Replica, ip: str):
+    return running(one, ip, PORT_DAEMON_HTTP, PORT_DAEMON_GRPC)
+
+
+async def test_a_held_request_is_served_when_the_first_pod_gets_an_address(place, gateway):
+    process, _ = gateway
+    model = place.namespace
+    async with at(replica("a", model), "127.0.77.1"):
+        uid = await asyncio.to_thread(place.service, "s", model)
+        held = asyncio.create_task(ask(process, model))
+        await until(lambda: asyncio.to_thread(lambda: f'held_requests{{service="{model}/s"}} 1.0' in process.scrape()), True)
+        await asyncio.to_thread(place.pod, "a", "s", uid, "127.0.77.1")
+        assert await asyncio.wait_for(held, 60) == (200, {"replica": "a"})
+        assert process.probe("/readyz") == 200
+
+
+async def test_a_pod_told_to_drain_is_left_and_taken_back(place, gateway):
+    process, _ = gateway
+    model = place.namespace
+    verdicts = {verdict: f'endpoints{{service="{model}/s",verdict="{verdict}"}}' for verdict in ("ready", "draining")}
+    async with at(replica("a", model), "127.0.77.1"), at(replica("b", model), "127.0.77.2"):
+        uid = await asyncio.to_thread(place.service, "s", model)
+        for name, ip in (("a", "127.0.77.1"), ("b", "127.0.77.2")):
+            await asyncio.to_thread(place.pod, name, "s", uid, ip)
+        await until(lambda: asyncio.to_thread(lambda: f"{verdicts['ready']} 2.0" in process.scrape()), True)
+        await asyncio.to_thread(place.kubectl, "annotate", "pod", "a", f"{ANNOTATION_DRAIN_DEADLINE}=1")
+        await until(lambda: asyncio.to_thread(lambda: f"{verdicts['draining']} 1.0" in process.scrape()), True)
+        assert {(await ask(process, model))[1]["replica"] for _ in range(4)} == {"b"}
+        await asyncio.to_thread(place.kubectl, "annotate", "pod", "a", f"{ANNOTATION_DRAIN_DEADLINE}-")
+        await until(lambda: asyncio.to_thread(lambda: f"{verdicts['ready']} 2.0" in process.scrape()), True)
+        assert {(await ask(process, model))[1]["replica"] for _ in range(4)} == {"a", "b"}
+
+
+async def test_a_name_stays_with_the_oldest_claimer_until_it_is_gone(place, gateway):
+    process, _ = gateway
+    model = place.namespace
+    await asyncio.to_thread(place.service, "old", model)
+    await asyncio.sleep(1.1)  # creationTimestamp counts whole seconds
+    await asyncio.to_thread(place.service, "new", model)
+    await asyncio.to_thread(place.service, "other", f"{model}-2")
+    await until(lambda: _owned(process, model), {model: f"{model}/old", f"{model}-2": f"{model}/other"})
+    await asyncio.to_thread(place.kubectl, "delete", INFERENCE_SERVICE.plural, "old")
+    await until(lambda: _owned(process, model), {model: f"{model}/new", f"{model}-2": f"{model}/other"})
+
+
+async def _owned(process: GatewayProcess, prefix: str) -> dict[str, str]:
+    return {name: owner for name, owner in (await names(process)).items() if name.startswith(prefix)}
+
+
+async def test_an_outage_of_the_api_server_changes_nothing_and_its_end_brings_the_news(place, gateway):
+    process, wire = gateway
+    model = place.namespace
+    async with at(replica("a", model), "127.0.77.1"), at(replica("b", model), "127.0.77.2"):
+        uid = await asyncio.to_thread(place.service, "s", model)
+        await asyncio.to_thread(place.pod, "a", "s", uid, "127.0.77.1")
+        assert (await ask(process, model))[0] == 200
+        wire.cut()
+        await asyncio.to_thread(place.pod, "b", "s", uid, "127.0.77.2")
+        await asyncio.to_thread(place.kubectl, "delete", "pod", "a")
+        assert await ask(process, model) == (200, {"replica": "a"})
+        assert process.probe("/readyz") == 200
+        wire.up = True
+        await until(lambda: ask(process, model), (200, {"replica": "b"}))

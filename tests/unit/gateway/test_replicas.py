@@ -1,0 +1,140 @@
+"""Real daemons (simulated workers) behind a real gateway: planned ends lose nothing, crashes lose only what had begun."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import openai
+import pytest
+from gateway_process import GatewayProcess, start_gateway, write_fleet
+from replica import NAME, Replica, replica_config, start_daemon
+from streams import Stream, alone, open_loop
+
+QUESTIONS = [f"question number {number}" for number in range(6)]
+COUNT, PER_SECOND = 40, 16.0
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[list[Replica]]:
+    with ExitStack() as stack:
+        config = {"step_ms": 8.0, "engine": {"max_model_len": 64}}
+        replicas = [stack.enter_context(start_daemon(replica_config(tmp_path, **config))) for _ in range(2)]
+        for replica in replicas:
+            replica.wait_listening()
+            replica.wait_ready()
+        yield replicas
+
+
+@contextmanager
+def in_front_of(tmp_path: Path, *replicas: Replica) -> Iterator[GatewayProcess]:
+    file = tmp_path / "fleet.json"
+    write_fleet(file, [service(*replicas)])
+    with start_gateway("--fleet", str(file)) as gateway:
+        yield gateway
+
+
+def service(*replicas: Replica) -> dict:
+    return {"name": "ns/toy", "served_names": [NAME], "endpoints": [{"http": r.http, "grpc": r.grpc} for r in replicas]}
+
+
+class Moment:
+    """An event in the middle of a load, and when it happened."""
+
+    def __init__(self, happen) -> None:
+        self._happen = happen
+        self.at = 0.0
+
+    async def __call__(self) -> None:
+        self.at = asyncio.get_running_loop().time()
+        await asyncio.to_thread(self._happen)
+
+
+def judge_no_loss(streams: list[Stream], undisturbed: dict[str, Stream], moment: Moment, address: str) -> None:
+    """Nobody failed, every stream is the undisturbed one token by token, and the event hit streams under way on that replica."""
+    assert [stream.error for stream in streams if stream.error] == []
+    for stream in streams:
+        assert (stream.deltas, stream.finish_reason) == (undisturbed[stream.question].deltas, undisturbed[stream.question].finish_reason)
+    hit = [stream for stream in streams if stream.route and stream.route.endpoint == address and stream.in_flight_at(moment.at)]
+    assert hit, "no stream was under way on the replica at the event: the test proved nothing"
+
+
+async def test_a_replica_that_drains_under_load_loses_nothing(pair, tmp_path):
+    leaving, staying = pair
+    with in_front_of(tmp_path, leaving, staying) as gateway:
+        undisturbed = await alone(f"{gateway.url}/v1", NAME, QUESTIONS)
+        moment = Moment(leaving.terminate)
+        streams = await open_loop(f"{gateway.url}/v1", NAME, QUESTIONS, PER_SECOND, moment, COUNT)
+    judge_no_loss(streams, undisturbed, moment, leaving.http)
+    assert leaving.wait() == 0
+    later = [stream for stream in streams if stream.started > moment.at + 1]
+    assert {stream.route.endpoint for stream in later} == {staying.http}
+
+
+async def test_the_only_replica_drains_and_what_comes_meanwhile_is_held_for_its_successor(pair, tmp_path):
+    leaving, successor = pair
+    with in_front_of(tmp_path, leaving) as gateway:
+        undisturbed = await alone(f"{gateway.url}/v1", NAME, QUESTIONS)
+
+        def replace() -> None:
+            leaving.terminate()
+            assert leaving.wait() == 0
+            write_fleet(tmp_path / "fleet.json", [service(successor)])
+
+        moment = Moment(replace)
+        streams = await open_loop(f"{gateway.url}/v1", NAME, QUESTIONS, PER_SECOND, moment, COUNT)
+    judge_no_loss(streams, undisturbed, moment, leaving.http)
+    assert any(stream.route.held_ms > 0 and stream.route.endpoint == successor.http for stream in streams)
+
+
+async def test_a_killed_replica_costs_only_streams_that_had_begun_one_clean_error_each(pair, tmp_path):
+    victim, survivor = pair
+    with in_front_of(tmp_path, victim, survivor) as gateway:
+        undisturbed = await alone(f"{gateway.url}/v1", NAME, QUESTIONS)
+
+        def kill() -> None:
+            engine = victim.engine_pid()
+            victim.process.kill()
+            os.kill(engine, signal.SIGKILL)
+
+        moment = Moment(kill)
+        streams = await open_loop(f"{gateway.url}/v1", NAME, QUESTIONS, PER_SECOND, moment, COUNT)
+    broken = [stream for stream in streams if stream.error]
+    assert broken, "no stream was under way at the kill: the test proved nothing"
+    for stream in broken:
+        assert "upstream_died" in stream.error
+        assert stream.done
+        assert stream.deltas, "it had not begun, so it should have been sent elsewhere"
+        assert stream.deltas == undisturbed[stream.question].deltas[: len(stream.deltas)]
+        assert (stream.route.endpoint, stream.in_flight_at(moment.at)) == (victim.http, True)
+    for stream in streams:
+        assert stream in broken or stream.deltas == undisturbed[stream.question].deltas
+
+
+async def test_load_is_shared_by_pushed_state(pair, tmp_path):
+    async def nothing() -> None:
+        return None
+
+    with in_front_of(tmp_path, *pair) as gateway:
+        await alone(f"{gateway.url}/v1", NAME, QUESTIONS[:1])
+        streams = await open_loop(f"{gateway.url}/v1", NAME, QUESTIONS, PER_SECOND, nothing, 30)
+    shares = [sum(stream.route.endpoint == replica.http for stream in streams) for replica in pair]
+    assert sum(shares) == 30
+    assert min(shares) >= 10
+
+
+async def test_the_openai_client_streams_lists_and_raises(pair, tmp_path):
+    with in_front_of(tmp_path, pair[0]) as gateway:
+        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+            assert [card.id async for card in client.models.list()] == [NAME]
+            messages = [{"role": "user", "content": "hello"}]
+            whole = await client.chat.completions.create(model=NAME, messages=messages, max_tokens=8)
+            stream = await client.chat.completions.create(model=NAME, messages=messages, max_tokens=8, stream=True)
+            deltas = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
+            assert "".join(deltas) == whole.choices[0].message.content != ""
+            with pytest.raises(openai.NotFoundError) as caught:
+                await client.completions.create(model="no-such", prompt="x")
+            assert caught.value.code == "model_not_found"
+            assert caught.value.request_id
