@@ -67,13 +67,13 @@ def attend(qkv: tuple[Tensor, Tensor, Tensor], batch: AttentionBatch, layer: Ten
     layer[1].index_copy_(0, batch.written, value)
     out = torch.empty_like(query)
     for group in batch.groups:
-        out.index_copy_(0, group.tokens, _attend_group(query[group.tokens], group, layer))
+        out.index_copy_(0, group.tokens, _attend_group(query.index_select(0, group.tokens), group, layer))
     return out
 
 
 def _attend_group(query: Tensor, group: Group, layer: Tensor) -> Tensor:
     kv_heads, dim = layer.shape[-2:]
-    keys, values = (part[group.slots].view(group.rows, -1, kv_heads, dim).transpose(1, 2) for part in layer)
+    keys, values = (part.index_select(0, group.slots).view(group.rows, -1, kv_heads, dim).transpose(1, 2) for part in layer)
     packed = query.view(group.rows, group.queries, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)
     flat = packed.reshape(group.rows, kv_heads, -1, dim)
     out = functional.scaled_dot_product_attention(flat, keys, values, attn_mask=group.mask)
