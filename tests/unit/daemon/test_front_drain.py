@@ -16,8 +16,13 @@ import openai
 import pytest
 from pagoda_contracts.names import EXIT_PERMANENT, GRPC_WATCH_STATE, HEADER_RETRY_AFTER, HEADER_SHOULD_RETRY, PATH_LIVE, PATH_READY
 from pagoda_contracts.pb.daemon_pb2 import Phase, State, WatchStateRequest
+from pagoda_daemon.runner.simulated import expected_tokens
+from pagoda_daemon.tokens import ModelText
 from replica import NAME, PATIENCE_S, replica_config, start_daemon, start_replica
+from toy_model import VOCAB
 
+# Outlives a test's patience at 50 ms a step: it ends only by being ended.
+ENDLESS = {"model": NAME, "prompt": "x", "max_tokens": 4000, "stream": True, "ignore_eos": True}
 LONG = {"model": NAME, "prompt": "x", "max_tokens": 400, "stream": True, "ignore_eos": True}
 
 
@@ -82,10 +87,11 @@ def watching(replica):
 
 
 def test_a_drain_refuses_new_requests_until_those_in_flight_are_whole(tmp_path):
-    with start_replica(replica_config(tmp_path, step_ms=10)) as replica:
-        body = {**LONG, "max_tokens": 150}
-        undisturbed = httpx.post(completions(replica), json={**body, "stream": False}, timeout=PATIENCE_S).json()["choices"][0]["text"]
-        with watching(replica) as watcher, httpx.stream("POST", completions(replica), json=body, timeout=PATIENCE_S) as answer:
+    with start_replica(replica_config(tmp_path, step_ms=15)) as replica:
+        # 6 s of steps: longer than any grace of the servers, so that only the drain can have waited for it.
+        text = ModelText(tmp_path / "toy-model")
+        whole = text.decode(expected_tokens(text.encode(LONG["prompt"]), LONG["max_tokens"], VOCAB))
+        with watching(replica) as watcher, httpx.stream("POST", completions(replica), json=LONG, timeout=PATIENCE_S) as answer:
             lines = answer.iter_lines()
             got = [next(lines)]
             replica.terminate()
@@ -94,7 +100,7 @@ def test_a_drain_refuses_new_requests_until_those_in_flight_are_whole(tmp_path):
             refused = [httpx.post(completions(replica), json=LONG, timeout=PATIENCE_S) for _ in range(5)]
             got += list(lines)
         assert events(got)[-1] == "[DONE]"
-        assert text_of(events(got)) == undisturbed
+        assert text_of(events(got)) == whole
         for answer in refused:
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
             assert (answer.headers[HEADER_SHOULD_RETRY], answer.headers["connection"]) == ("true", "close")
@@ -185,18 +191,18 @@ def test_a_killed_engine_ends_every_stream_with_one_error_and_the_process_with_c
 
 @pytest.fixture(scope="module")
 def slow_replica(tmp_path_factory):
-    with start_replica(replica_config(tmp_path_factory.mktemp("slow"), step_ms=20)) as replica:
+    with start_replica(replica_config(tmp_path_factory.mktemp("slow"), step_ms=50, engine={"max_model_len": 4096})) as replica:
         yield replica
 
 
 def leave_mid_stream(replica):
-    with httpx.stream("POST", completions(replica), json=LONG, timeout=PATIENCE_S) as answer:
+    with httpx.stream("POST", completions(replica), json=ENDLESS, timeout=PATIENCE_S) as answer:
         next(answer.iter_lines())
 
 
 def leave_without_an_answer(replica):
     host, port = replica.http.split(":")
-    body = json.dumps({**LONG, "stream": False}).encode()
+    body = json.dumps({**ENDLESS, "stream": False}).encode()
     with socket.create_connection((host, int(port))) as raw:
         raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
         wait_until(lambda: metric(replica, "vllm:num_requests_running") == 1)
@@ -204,10 +210,8 @@ def leave_without_an_answer(replica):
 
 @pytest.mark.parametrize("leave", [leave_mid_stream, leave_without_an_answer])
 def test_a_client_that_leaves_frees_its_request(slow_replica, leave):
-    before = metric(slow_replica, "vllm:generation_tokens_total")
     leave(slow_replica)
     wait_until(lambda: metric(slow_replica, "vllm:num_requests_running") == 0)
-    assert metric(slow_replica, "vllm:generation_tokens_total") - before < 200
     assert "0 in flight" in slow_replica.probe(PATH_READY)[1]
 
 
@@ -224,8 +228,6 @@ def test_frames_come_by_heartbeat_and_show_a_stopped_engine_by_its_age(slow_repl
         assert (first.phase, list(first.served_names), first.max_concurrency, first.block_size) == (Phase.PHASE_READY, [NAME], 64, 16)
         assert (first.blocks_total, first.blocks_used + first.blocks_free) == (first.blocks_total, first.blocks_total)
         assert [frame.sequence for frame in watcher.frames] == list(range(1, len(watcher.frames) + 1))
-        sent = [frame.sent_at_ms for frame in watcher.frames]
-        assert min(later - sooner for sooner, later in itertools.pairwise(sent)) >= 99
         assert stopped >= 3
 
 
@@ -238,7 +240,8 @@ def test_a_change_is_pushed_before_the_next_heartbeat(slow_replica):
         wait_until(lambda: watcher.frames[-1].in_flight == 0)
         frames = list(watcher.frames)
     gaps = [later.sent_at_ms - sooner.sent_at_ms for sooner, later in itertools.pairwise(frames)]
-    assert min(gaps) < 400  # the order of a change, not of the 500 ms heartbeat
+    # Each 50 ms step is a change: pushed sooner than by the 500 ms heartbeat, and no oftener than every 100 ms.
+    assert 99 <= min(gaps) < 400
 
 
 def test_an_impossible_config_exits_78_and_says_why_where_the_operator_reads(tmp_path):
