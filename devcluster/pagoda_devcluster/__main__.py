@@ -16,7 +16,7 @@ from pagoda_devcluster.errors import EXIT_DOWN, DevClusterError, NotRunningError
 from pagoda_devcluster.processes import init_of, of_cluster
 from pagoda_devcluster.settings import from_environment
 from pagoda_devcluster.spec import ClusterSpec, Nodes
-from pagoda_devcluster.status import Status, as_json, require_node, require_running, status_of, trouble
+from pagoda_devcluster.status import Status, as_json, require_node, status_of, trouble
 
 
 class Provider(StrEnum):
@@ -28,9 +28,7 @@ class Provider(StrEnum):
 
 
 Name = Annotated[str, typer.Option("--name", help="Which cluster; two names run side by side.")]
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help=__doc__ and "A whole Kubernetes on one machine, for the demo and the tests."
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="A whole Kubernetes on one machine, for the demo and the tests.")
 
 
 def progress() -> Console:
@@ -78,8 +76,11 @@ def status(name: Name = "dev", as_document: Annotated[bool, typer.Option("--json
 
 @app.command()
 def kubeconfig(name: Name = "dev") -> None:
-    """Print the path of the kubeconfig."""
-    print(require_running(from_environment(), name).paths.kubeconfig)
+    """Print the path of the kubeconfig, also of a cluster that needs looking into."""
+    found = _spec(status_of(from_environment(), name))
+    if not found.paths.kubeconfig.exists():
+        raise NotRunningError(f"{name} has no kubeconfig yet: run `pagoda-devcluster up --name {name}`")
+    print(found.paths.kubeconfig)
 
 
 @app.command("bin")
@@ -138,7 +139,7 @@ def main() -> None:
 
 def _spec(found: Status) -> ClusterSpec:
     if found.spec is None:
-        raise NotRunningError(f"no cluster {found.name!r} is up")
+        raise NotRunningError(f"no cluster {found.name!r} is up: run `pagoda-devcluster up --name {found.name}`")
     return found.spec
 
 

@@ -17,7 +17,7 @@ from pagoda_devcluster.locks import exclusive
 from pagoda_devcluster.node_config import HIDDEN_FOLDERS
 from pagoda_devcluster.settings import Settings
 from pagoda_devcluster.spec import ClusterSpec, Nodes, cgroup_name, link_name, to_json
-from pagoda_devcluster.status import Status, status_of, trouble
+from pagoda_devcluster.status import Status, settled, trouble
 
 # A node's own filesystem layers cannot lie on an overlay (a container's root): containerd then copies instead.
 SNAPSHOTTERS = {"overlay": "native"}
@@ -34,17 +34,18 @@ class Request:
 
 def up(settings: Settings, request: Request, console: Console) -> Status:
     with _locked(settings, request.name, console):
-        found = status_of(settings, request.name)
-        if found.up and found.spec and found.spec.nodes is request.nodes:
+        found = settled(settings, request.name)
+        if found.up:
+            refuse_other_nodes(found, request)
             console.print(f"{request.name} is already up")
             return found
         if found.spec:
-            console.print(f"{request.name} is there but {difference(found, request)}: starting it anew")
+            console.print(f"{request.name} is there but {trouble(found)}: starting it anew")
         prepare(settings, request, console)
         binaries = build.ensure(recipe.of_checkout(), settings.binaries, console)
         clear(settings, request.name)
         begin(settings, request, binaries, console)
-        return confirmed(status_of(settings, request.name))
+        return confirmed(settled(settings, request.name))
 
 
 def down(settings: Settings, name: str, console: Console) -> list[str]:
@@ -53,10 +54,11 @@ def down(settings: Settings, name: str, console: Console) -> list[str]:
         return clear(settings, name)
 
 
-def difference(found: Status, request: Request) -> str:
-    if found.up and found.spec:
-        return f"was started with --nodes {found.spec.nodes.value}, not {request.nodes.value}"
-    return trouble(found)
+def refuse_other_nodes(found: Status, request: Request) -> None:
+    """Somebody works with what runs: it is not replaced by something else of that name."""
+    if found.spec and found.spec.nodes is not request.nodes:
+        runs = f"{found.name} runs with --nodes {found.spec.nodes.value}"
+        raise UsageError(f"{runs}: `pagoda-devcluster down --name {found.name}` first, or choose another --name")
 
 
 def confirmed(found: Status) -> Status:

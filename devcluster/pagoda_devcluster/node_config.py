@@ -209,7 +209,7 @@ def corefile(spec: ClusterSpec) -> str:
     cache 5
     loadbalance
     kubernetes cluster.local in-addr.arpa {{
-        kubeconfig {spec.paths.config / "coredns.kubeconfig"}
+        kubeconfig {json.dumps(str(spec.paths.config / "coredns.kubeconfig"))}
         pods insecure
         ttl 5
         fallthrough in-addr.arpa

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pagoda_devcluster import waiting
 from pagoda_devcluster.api import Api
 from pagoda_devcluster.control_plane import control_plane_processes
 from pagoda_devcluster.errors import ApiError, NotRunningError
@@ -12,6 +13,8 @@ from pagoda_devcluster.process import Process
 from pagoda_devcluster.processes import leader, of_cluster
 from pagoda_devcluster.settings import Settings
 from pagoda_devcluster.spec import ClusterSpec, from_json
+
+PATIENCE_SECONDS = 45
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,11 @@ class Status:
         if self.spec is None or not self.pids or None in self.pids.values():
             return False
         return self.api_ready and (self.node_ready or not self.spec.has_node)
+
+    @property
+    def undecided(self) -> bool:
+        """Everything lives and something is not ready: a busy machine looks like this for a while."""
+        return not self.up and bool(self.pids) and None not in (self.pids or {}).values()
 
 
 def all_processes(spec: ClusterSpec) -> list[Process]:
@@ -57,6 +65,19 @@ def status_of(settings: Settings, name: str) -> Status:
         return Status(name, spec, pids, ready, ready and spec.has_node and node_ready(api, spec))
 
 
+def settled(settings: Settings, name: str) -> Status:
+    """The status after a while of patience: nothing is refused, or started anew, because the machine was busy for two seconds."""
+    found = [status_of(settings, name)]
+
+    def decided() -> bool:
+        found.append(status_of(settings, name))
+        return not found[-1].undecided
+
+    if found[0].undecided:
+        waiting.until(decided, PATIENCE_SECONDS, every=0.5)
+    return found[-1]
+
+
 def node_ready(api: Api, spec: ClusterSpec) -> bool:
     """Ready, and the taint that kept pods away until then is gone."""
     try:
@@ -73,7 +94,7 @@ def condition_true(node: dict[str, Any]) -> bool:
 
 def require_running(settings: Settings, name: str) -> ClusterSpec:
     """The spec of a cluster whose processes all live; else what is wrong with it."""
-    found = status_of(settings, name)
+    found = settled(settings, name)
     if found.spec is None:
         raise NotRunningError(f"no cluster {name!r} is up: run `pagoda-devcluster up --name {name}`")
     if not found.up:

@@ -182,6 +182,7 @@ def test_a_control_plane_alone_touches_neither_network_nor_control_groups(name: 
     assert tool("up", "--name", name, "--nodes", "control-plane").returncode == 0
     during = inventory(name)
     assert changed(before, during) == {"processes", "files"}
+    assert tool("up", "--name", name, "--nodes", "kubelet").returncode == 2
     refused = tool("load-model", str(tmp_path), "--claim", "a/b", "--name", name)
     assert refused.returncode == 3
     assert "--nodes kubelet" in refused.stderr

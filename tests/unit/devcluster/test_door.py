@@ -9,10 +9,11 @@ import pytest
 from pagoda_devcluster import errors, limits, native, packages
 from pagoda_devcluster import status as status_module
 from pagoda_devcluster.__main__ import main
-from pagoda_devcluster.errors import DevClusterError, MissingPrerequisiteError, exit_code
+from pagoda_devcluster.errors import DevClusterError, MissingPrerequisiteError, UsageError, exit_code
 from pagoda_devcluster.locks import exclusive
 from pagoda_devcluster.settings import Settings
 from pagoda_devcluster.spec import ClusterSpec, Nodes, to_json
+from pagoda_devcluster.status import Status
 from rich.console import Console
 
 
@@ -66,8 +67,27 @@ def test_dead_processes_are_listed_and_the_cluster_is_down(home, monkeypatch, ca
     document = json.loads(capsys.readouterr().out)
     assert {process["state"] for process in document["processes"]} == {"dead"}
     assert document["audit_log"] == str(spec.paths.audit_log)
-    assert run(monkeypatch, "kubeconfig") == 3
+    assert run(monkeypatch, "load-image", "x.tar") == 3
     assert "not running: etcd" in capsys.readouterr().err
+
+
+def test_a_busy_cluster_is_given_time_and_a_dead_one_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    spec = ClusterSpec("dev", 0, Nodes.CONTROL_PLANE, tmp_path, tmp_path)
+    busy, well, dead = (
+        Status("dev", spec, pids, ready) for pids, ready in (({"etcd": 1}, False), ({"etcd": 1}, True), ({"etcd": None}, False))
+    )
+    for sequence, expected in (([busy, busy, well], well), ([busy, dead], dead), ([dead], dead), ([well], well)):
+        answers = iter(sequence)
+        monkeypatch.setattr(status_module, "status_of", lambda *_, answers=answers: next(answers))
+        monkeypatch.setattr(status_module.waiting, "until", lambda condition, *_, **__: any(condition() for _ in range(9)))
+        assert status_module.settled(Settings(tmp_path, is_root=True), "dev") is expected
+
+
+def test_what_runs_is_not_replaced_by_something_else_of_its_name():
+    runs = Status("dev", ClusterSpec("dev", 0, Nodes.KUBELET, Path("/c"), Path("/b")))
+    native.refuse_other_nodes(runs, native.Request("dev", Nodes.KUBELET))
+    with pytest.raises(UsageError, match="down --name dev` first"):
+        native.refuse_other_nodes(runs, native.Request("dev", Nodes.CONTROL_PLANE))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"name": "dev"}', '{"name": "dev", "nodes": "x", "slot": 1, "root": "/", "bin": "/"}'])
