@@ -5,6 +5,7 @@ Until the first byte of an answer is here nothing goes to the client, so that a 
 
 from __future__ import annotations
 
+import io
 import socket
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -45,6 +46,7 @@ _REFUSALS: Final = frozenset({ERROR_DRAINING, ERROR_NOT_READY})
 _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 3), (socket.TCP_KEEPCNT, 3), (socket.TCP_USER_TIMEOUT, 14_000))
 # Shorter than uvicorn's 5 s: the side that closes first does not race.
 _IDLE_S: Final = 4.0
+_LARGE_BODY: Final = 1 << 18
 
 
 def outgoing(headers: Mapping[str, str], request_id: str) -> CIMultiDict[str]:
@@ -80,11 +82,16 @@ class Upstream:
         """The answer's head. Refused without a connection, Died where one ended; cancelled, it closes the connection."""
         session = self._fresh if fresh else self._pool
         try:
-            return await session.post(URL(f"http://{http}{call.path}", encoded=True), data=call.body, headers=call.headers)
+            return await session.post(URL(f"http://{http}{call.path}", encoded=True), data=_payload(call.body), headers=call.headers)
         except (aiohttp.ClientConnectorError, TimeoutError) as error:
             raise Refused("connect", str(error)) from error
         except (aiohttp.ClientError, OSError) as error:
             raise Died("closed", str(error)) from error
+
+
+def _payload(body: bytes) -> bytes | io.BytesIO:
+    """Large ones are written piece by piece, so that other requests get their turn between."""
+    return body if len(body) < _LARGE_BODY else io.BytesIO(body)
 
 
 def _session(connect_timeout_s: float, *, single_use: bool) -> aiohttp.ClientSession:

@@ -90,8 +90,8 @@ def _clock_ms() -> float:
 
 @asynccontextmanager
 async def _listening(app: web.Application, host: str, port: int) -> AsyncIterator[web.AppRunner]:
-    """Cancels a request's work when its client leaves."""
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_FLUSH_S)
+    """Cancels a request's work when its client leaves; takes bodies as they are."""
+    runner = web.AppRunner(app, access_log=None, auto_decompress=False, handler_cancellation=True, shutdown_timeout=_FLUSH_S)
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port, backlog=1024).start()

@@ -1,4 +1,4 @@
-"""The gateway against a real API server, with nothing but the rights it asks for: what it serves follows the objects, and outlives an outage."""
+"""The gateway against a real API server, with nothing but the rights it asks for: it follows the objects, and outlives an outage."""
 
 import asyncio
 import json
@@ -176,7 +176,9 @@ async def names(gateway: GatewayProcess) -> dict[str, str]:
 
 async def until(look, wanted) -> None:
     async with asyncio.timeout(60):
-        while await look() != wanted:
+        while True:
+            if await look() == wanted:
+                return
             await asyncio.sleep(0.05)
 
 
@@ -220,13 +222,15 @@ async def test_a_pod_told_to_drain_is_left_and_taken_back(place, gateway):
 async def test_a_name_stays_with_the_oldest_claimer_until_it_is_gone(place, gateway):
     process, _ = gateway
     model = place.namespace
-    await asyncio.to_thread(place.service, "old", model)
-    await asyncio.sleep(1.1)  # creationTimestamp counts whole seconds
-    await asyncio.to_thread(place.service, "new", model)
+    for name in ("one", "two"):
+        await asyncio.to_thread(place.service, name, model)
+    objects = json.loads(await asyncio.to_thread(place.kubectl, "get", INFERENCE_SERVICE.plural, "-o", "json"))["items"]
+    ages = [(item["metadata"]["creationTimestamp"], item["metadata"]["uid"], item["metadata"]["name"]) for item in objects]
+    (_, _, first), (_, _, second) = sorted(ages)  # within one second, the uid decides
     await asyncio.to_thread(place.service, "other", f"{model}-2")
-    await until(lambda: _owned(process, model), {model: f"{model}/old", f"{model}-2": f"{model}/other"})
-    await asyncio.to_thread(place.kubectl, "delete", INFERENCE_SERVICE.plural, "old")
-    await until(lambda: _owned(process, model), {model: f"{model}/new", f"{model}-2": f"{model}/other"})
+    await until(lambda: _owned(process, model), {model: f"{model}/{first}", f"{model}-2": f"{model}/other"})
+    await asyncio.to_thread(place.kubectl, "delete", INFERENCE_SERVICE.plural, first)
+    await until(lambda: _owned(process, model), {model: f"{model}/{second}", f"{model}-2": f"{model}/other"})
 
 
 async def _owned(process: GatewayProcess, prefix: str) -> dict[str, str]:

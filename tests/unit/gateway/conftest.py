@@ -1,9 +1,10 @@
 """Two scripted replicas, and a real gateway process in front of them."""
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,24 @@ import pytest
 from gateway_process import GatewayProcess, start_gateway, write_fleet
 from pagoda_contracts.names import HEADER_ROUTE
 from pagoda_contracts.route import Route, parse_route
+from prometheus_client.parser import text_string_to_metric_families
 from scripted import Replica, running
 
 
 @dataclass
 class Bench:
-    """A gateway, a raw client, and the file that says which replicas there are."""
+    """A gateway, a raw client, and the file that says which replicas there are. `service` is this test's own key, so that
+    a gateway may serve many tests and each sees its own metrics only."""
 
     gateway: GatewayProcess
     client: aiohttp.ClientSession
     file: Path
+    service: str = field(default_factory=lambda: f"ns/{secrets.token_hex(4)}")
 
-    def serve(self, *replicas: Replica, names: tuple[str, ...] = ("m",)) -> None:
-        """From now on these are the service's replicas."""
-        write_fleet(self.file, [{"name": "ns/s", "served_names": names, "endpoints": [replica.entry() for replica in replicas]}])
+    async def serve(self, *replicas: Replica, names: tuple[str, ...] = ("m",)) -> None:
+        """From now on these are the service's replicas; returns when the gateway sees them ready."""
+        write_fleet(self.file, [{"name": self.service, "served_names": names, "endpoints": [replica.entry() for replica in replicas]}])
+        await self.sees(ready=len(replicas))
 
     def post(self, **fields: Any) -> "aiohttp.client._RequestContextManager":
         return self.client.post(f"{self.gateway.url}/v1/completions", json={"model": "m", "prompt": "x"} | fields)
@@ -35,11 +40,27 @@ class Bench:
         async with self.post(**fields) as answer:
             return answer.status, await answer.json(), route_of(answer)
 
-    async def told(self, text: str) -> None:
-        """Returns when the gateway's own metrics say so: its view is eventual, a test's step is not."""
+    async def sees(self, **verdicts: int) -> None:
+        """Returns when so many endpoints have these verdicts."""
+        for verdict, count in verdicts.items():
+            await self.told("endpoints", count, verdict=verdict)
+
+    async def told(self, metric: str, value: float, **labels: str) -> None:
+        """Returns when the gateway's metrics say so: its view is eventual, a test's step is not."""
         async with asyncio.timeout(30):
-            while text not in await asyncio.to_thread(self.gateway.scrape):
+            while True:
+                if await self.metric(metric, **labels) == value:
+                    return
                 await asyncio.sleep(0.02)
+
+    async def metric(self, metric: str, **labels: str) -> float | None:
+        """One sample, with this test's service among its labels."""
+        wanted = {"service": self.service} | labels
+        for family in text_string_to_metric_families(await asyncio.to_thread(self.gateway.scrape)):
+            for sample in family.samples:
+                if sample.name == f"pagoda_gateway_{metric}" and sample.labels == wanted:
+                    return sample.value
+        return None
 
 
 def route_of(answer: aiohttp.ClientResponse) -> Route | None:
@@ -53,15 +74,16 @@ async def replicas() -> AsyncIterator[list[Replica]]:
         yield [await stack.enter_async_context(running(Replica(name))) for name in ("a", "b")]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def options() -> list[str]:
     """More flags for the gateway; a test module overrides it."""
     return []
 
 
-@pytest.fixture
-def process(tmp_path: Path, options: list[str]) -> Iterator[tuple[GatewayProcess, Path]]:
-    file = tmp_path / "fleet.json"
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory, options: list[str]) -> Iterator[tuple[GatewayProcess, Path]]:
+    """One for the module's tests: it takes seconds to start on a busy machine."""
+    file = tmp_path_factory.mktemp("gateway") / "fleet.json"
     write_fleet(file, [])
     with start_gateway("--fleet", str(file), *options) as gateway:
         yield gateway, file

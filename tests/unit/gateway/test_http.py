@@ -1,0 +1,169 @@
+"""The gateway's own face: what goes on byte by byte, what never does, and how it says no."""
+
+import asyncio
+import io
+import json
+import re
+
+import aiohttp
+import pytest
+import yarl
+from pagoda_contracts.names import HEADER_REQUEST_ID, HEADER_RETRY_AFTER, HEADER_ROUTE, HEADER_SHOULD_RETRY
+from pagoda_contracts.pb.daemon_pb2 import Phase
+from scripted import Exchange
+
+URL = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def options() -> list[str]:
+    return ["--hold-timeout", "1s", "--hold-limit", "1", "--body-timeout", "1s"]
+
+
+@pytest.fixture
+async def one(bench, replicas):
+    await bench.serve(replicas[0], names=("m", "org/model:1"))
+    return replicas[0]
+
+
+@pytest.mark.parametrize("size", [0, 1_000, 130_000, 15 * 2**20])
+async def test_a_body_goes_on_byte_by_byte(bench, one, size):
+    body = b'{ "prompt" : "%s", "model":"m" , "extra": 1.10, "\xc3\xa4": "\\u00e4"}' % (b"x" * size)
+    async with bench.client.post(
+        yarl.URL(bench.gateway.url + URL + "?a=b%2Fc", encoded=True), data=io.BytesIO(body), headers={"content-type": "application/json"}
+    ) as answer:
+        assert answer.status == 200
+    assert one.seen[0].body == body
+    assert one.seen[0].head.startswith(b"POST /v1/chat/completions?a=b%2Fc HTTP/1.1\r\n")
+
+
+async def test_headers_that_are_ours_private_or_hop_by_hop_stop_here(bench, one):
+    sent = {
+        "x-pagoda-tenant": "admin", "X-Gateway-Model-Name": "other", "authorization": "Bearer secret", "cookie": "a=b",
+        "connection": "x-hop", "x-hop": "1", "accept-encoding": "gzip", "x-kept": "yes", HEADER_REQUEST_ID: "my-id.1",
+    }  # fmt: skip
+    async with bench.post(model="m") as _:
+        pass
+    async with bench.client.post(bench.gateway.url + URL, json={"model": "m"}, headers=sent) as answer:
+        assert answer.headers[HEADER_REQUEST_ID] == "my-id.1"
+    got = one.seen[1].headers
+    assert (got["x-kept"], got[HEADER_REQUEST_ID], got["content-type"]) == ("yes", "my-id.1", "application/json")
+    assert not {"x-pagoda-tenant", "x-gateway-model-name", "authorization", "cookie", "x-hop", "accept-encoding"} & got.keys()
+
+
+@pytest.mark.parametrize("given", ["", "a b", "x" * 129, "id\u00e4", "<script>"])
+async def test_a_request_id_that_is_not_plain_is_replaced(bench, one, given):
+    async with bench.client.post(bench.gateway.url + URL, json={"model": "m"}, headers={HEADER_REQUEST_ID: given}) as answer:
+        made = answer.headers[HEADER_REQUEST_ID]
+    assert re.fullmatch("[0-9a-f]{32}", made)
+    assert one.seen[0].headers[HEADER_REQUEST_ID] == made
+
+
+async def test_a_replica_cannot_write_the_route_or_the_connection(bench, one):
+    async def forge(exchange: Exchange) -> None:
+        await exchange.answer(
+            200,
+            {},
+            f"{HEADER_ROUTE}: endpoint=forged; reason=x; held_ms=0; attempt=1\r\nconnection: x-hop\r\nx-hop: 1\r\nx-kept: 1\r\n".encode(),
+        )
+
+    one.script = forge
+    async with bench.post() as answer:
+        assert f"endpoint={one.http};" in answer.headers[HEADER_ROUTE]
+        assert len(answer.headers.getall(HEADER_ROUTE)) == 1
+        assert "x-kept" in answer.headers
+        assert "x-hop" not in answer.headers
+
+
+BAD = [
+    (b"{", 400, "invalid_value", None),
+    (b"", 400, "invalid_value", None),
+    (b"[]", 400, "invalid_value", None),
+    (b'{"prompt": "x"}', 400, "invalid_value", "model"),
+    (b'{"model": 7}', 400, "invalid_value", "model"),
+    (b'{"model": ""}', 400, "invalid_value", "model"),
+    (b'{"model": "\xff"}', 400, "invalid_value", None),
+    (b"[" * 100_000, 400, "invalid_value", None),
+    (b'{"model": "nobody"}', 404, "model_not_found", "model"),
+    (b'{"model": "' + b"x" * (16 * 2**20) + b'"}', 413, "request_too_large", None),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "code", "param"), BAD, ids=[f"{status}-{body[:16]!r}" for body, status, _, _ in BAD])
+async def test_a_bad_request_is_told_what_is_wrong(bench, one, body, status, code, param):
+    async with bench.client.post(bench.gateway.url + URL, data=io.BytesIO(body)) as answer:
+        assert answer.status == status
+        assert answer.headers[HEADER_SHOULD_RETRY] == "false"
+        assert answer.headers[HEADER_REQUEST_ID]
+        error = (await answer.json())["error"]
+    assert (error["code"], error["param"], error["type"]) == (code, param, "invalid_request_error")
+    assert error["message"]
+    assert one.seen == []
+
+
+async def test_a_body_too_large_without_a_length_is_refused_too(bench, one):
+    async def endless():
+        for _ in range(17):
+            yield b"x" * 2**20
+
+    async with bench.client.post(bench.gateway.url + URL, data=endless()) as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (413, "request_too_large")
+
+
+async def test_a_body_that_never_ends_is_given_up(bench, one):
+    reader, writer = await asyncio.open_connection("127.0.0.1", bench.gateway.http)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{")
+    assert (await asyncio.wait_for(reader.readline(), 30)).startswith(b"HTTP/1.1 408 ")
+    writer.close()
+
+
+async def test_a_compressed_body_is_refused_by_name(bench, one):
+    async with bench.client.post(bench.gateway.url + URL, data=b"x", headers={"content-encoding": "zstd"}) as answer:
+        assert answer.status == 415
+        assert "zstd" in (await answer.json())["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"), [("GET", "/v1/nothing", 404, "not_found"), ("GET", URL, 405, "method_not_allowed")]
+)
+async def test_a_wrong_path_or_method_is_answered_in_openais_shape(bench, one, method, path, status, code):
+    async with bench.client.request(method, bench.gateway.url + path) as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (status, code)
+
+
+async def test_models_lists_every_name_that_is_answered_to(bench, one):
+    async with bench.client.get(bench.gateway.url + "/v1/models") as answer:
+        document = await answer.json()
+    assert document["object"] == "list"
+    assert [(card["id"], card["object"], card["owned_by"]) for card in document["data"]] == [
+        ("m", "model", bench.service),
+        ("org/model:1", "model", bench.service),
+    ]
+
+
+async def test_time_that_is_up_and_a_full_line_say_when_to_come_back(bench, one):
+    one.say(phase=Phase.PHASE_LOADING)
+    await bench.sees(loading=1)
+    first = asyncio.create_task(_ask(bench))
+    await bench.told("held_requests", 1)
+    assert await _ask(bench) == (429, "queue_full", "true", "5")
+    assert await first == (503, "no_ready_endpoint", "true", "10")
+    assert await bench.metric("hold_seconds_count") == 1
+
+
+async def _ask(bench) -> tuple[int, str, str, str]:
+    async with bench.post() as answer:
+        code = (await answer.json())["error"]["code"]
+        assert "reason=held-loading" in answer.headers[HEADER_ROUTE]
+        return answer.status, code, answer.headers[HEADER_SHOULD_RETRY], answer.headers[HEADER_RETRY_AFTER]
+
+
+async def test_a_fleet_file_that_cannot_be_read_leaves_what_was(bench, one):
+    bench.file.write_text("{")
+    assert (await bench.ask())[0] == 200
+    await bench.serve(one, names=("renamed",))
+    async with aiohttp.ClientSession() as client, asyncio.timeout(30):
+        while True:
+            async with client.get(bench.gateway.url + "/v1/models") as answer:
+                if [card["id"] for card in json.loads(await answer.read())["data"]] == ["renamed"]:
+                    return
