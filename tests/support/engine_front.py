@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 import zmq
 from pagoda_contracts.launch import DaemonConfig
-from pagoda_daemon.engine.messages import FromEngine, RowOutput, StepOutput, ToEngine
+from pagoda_daemon.engine.messages import FromEngine, RowOutput, Shutdown, StepOutput, ToEngine
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -27,6 +27,7 @@ class Front:
         self.inbox, self.outbox = f"ipc://{folder}/to", f"ipc://{folder}/from"
         self._context: zmq.Context[Any] = zmq.Context()
         self._push, self._pull = self._context.socket(zmq.PUSH), self._context.socket(zmq.PULL)
+        self._push.sndtimeo = PATIENCE_MS
         self._push.bind(self.inbox)
         self._pull.bind(self.outbox)
         self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
@@ -35,6 +36,11 @@ class Front:
     def send(self, *messages: ToEngine) -> None:
         for message in messages:
             self._push.send(msgspec.msgpack.encode(message))
+
+    def shut_down(self) -> None:
+        """Tell the engine to exit. Lost where no engine is connected (yet, or any more)."""
+        with contextlib.suppress(zmq.Again):
+            self._push.send(msgspec.msgpack.encode(Shutdown()), zmq.NOBLOCK)
 
     def until(self, kind: type[T], holds: Callable[[T], bool] = lambda _: True) -> T:
         """The next message of `kind` for which `holds`; everything on the way is kept in `heard`."""

@@ -12,7 +12,7 @@ from engine_front import Front, front
 from pagoda_contracts.launch import EngineConfig
 from pagoda_daemon.batch import StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.engine.loop import EXIT_FAILED, EXIT_OK, Engine
-from pagoda_daemon.engine.messages import Failed, Loading, Ready, Sampling, Shutdown, StepOutput, Submit
+from pagoda_daemon.engine.messages import Failed, Loading, Ready, Sampling, StepOutput, Submit
 from pagoda_daemon.engine.wire import Wire
 from pagoda_daemon.runner.build import Progress
 from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
@@ -55,8 +55,10 @@ def engine(folder: Path, build: Callable[[Progress], Worker], *, orphaned: bool 
         thread = threading.Thread(target=work)
         thread.start()
         yield end, codes
-        end.send(*([] if orphaned else [Shutdown()]))
-        thread.join()
+        while thread.is_alive():
+            if not orphaned:
+                end.shut_down()
+            thread.join(timeout=0.05)
 
 
 def test_a_step_that_raises_ends_its_requests_and_the_engine_goes_on(tmp_path: Path) -> None:
