@@ -225,18 +225,21 @@ def _leftovers(observed: Observed, current: Revision) -> Iterator[Write]:
 
 
 def _fallback(observed: Observed, current: Revision) -> Child | None:
-    """The newest old Deployment that has ever been complete, until the current one is available: it goes on serving."""
+    """The old Deployment that goes on serving until the current one is available: one that serves, else the newest that ever did."""
     if observed.spec and settled(observed.find(DEPLOYMENTS, current.name), observed.spec.replicas):
         return None
     olds = (child for child in observed.of(DEPLOYMENTS) if child.name != current.name and not child.deleting)
     proven = [child for child in olds if child.replicas > 0 and _proven(child)]
-    return max(proven, key=lambda child: (_number(observed, child), child.name), default=None)
+    return max(proven, key=lambda child: (_available(child), _number(observed, child), child.name), default=None)
 
 
 def _proven(deployment: Child) -> bool:
     """Available now, or complete once: a node's hiccup must not count as a bad revision."""
-    available = deployment.body.get("status", {}).get("availableReplicas", 0) > 0
-    return available or deployment.condition("Progressing").get("reason") == "NewReplicaSetAvailable"
+    return _available(deployment) or deployment.condition("Progressing").get("reason") == "NewReplicaSetAvailable"
+
+
+def _available(deployment: Child) -> bool:
+    return bool(deployment.body.get("status", {}).get("availableReplicas", 0) > 0)
 
 
 def _number(observed: Observed, deployment: Child) -> int:

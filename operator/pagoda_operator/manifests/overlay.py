@@ -98,12 +98,14 @@ def _lost_in_list(wanted: list[Any], result: list[Any], path: tuple[str, ...], f
     identity = _IDENTITY.get(field)
     if identity and _identified(wanted, identity) and _identified(result, identity):
         live = {entry[identity]: entry for entry in result}
-        pairs = [(entry, live.get(entry[identity]), f"[{entry[identity]}]") for entry in wanted]
+        if any(entry[identity] not in live for entry in wanted):
+            return path
+        pairs = [(entry, live[entry[identity]], f"[{entry[identity]}]") for entry in wanted]
     elif len(wanted) == len(result):
         pairs = [(entry, other, f"[{index}]") for index, (entry, other) in enumerate(zip(wanted, result, strict=True))]
     else:
         return path
-    missing = (path if live is None else lost(entry, live, (*path, step)) for entry, live, step in pairs)
+    missing = (lost(entry, other, (*path, step)) for entry, other, step in pairs)
     return next((found for found in missing if found is not None), None)
 
 

@@ -1,0 +1,55 @@
+"""A control plane of its own (no kubelet: the tests are the kubelet), the operator's account, a namespace per test."""
+
+import uuid
+
+import pytest
+from cluster import running_cluster
+from kube import Kube
+from operator_process import PaperNode, install_role, kubeconfig, running_operator
+from operator_world_real import Real
+
+
+@pytest.fixture(scope="package")
+def cluster():
+    # Never the cluster that PAGODA_TEST_CLUSTER names: its kubelet would speak for the pods, its operator for the services.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PAGODA_TEST_CLUSTER", raising=False)
+        with running_cluster(nodes="control-plane") as running:
+            install_role(running)
+            yield running
+
+
+@pytest.fixture(scope="package")
+def kube(cluster):
+    hands = Kube(cluster.kubeconfig)
+    yield hands
+    hands.close()
+
+
+@pytest.fixture(scope="package")
+def node(kube):
+    paper = PaperNode(kube)
+    paper.register()
+    return paper
+
+
+@pytest.fixture(scope="package")
+def account(kube, tmp_path_factory):
+    return kubeconfig(kube, tmp_path_factory.mktemp("account"))
+
+
+@pytest.fixture
+def real(cluster, kube, node):
+    """A fresh namespace under Pod Security `restricted`, and a profile of its own."""
+    node.breathe()
+    world = Real(cluster, kube, node, f"op-{uuid.uuid4().hex[:8]}")
+    world.prepare()
+    yield world
+    world.clean()
+
+
+@pytest.fixture
+def operator(account):
+    with running_operator(account, "--resync", "1s") as process:
+        yield process
+    assert process.events("reconcile_bug") == []

@@ -1,0 +1,224 @@
+"""The operator against a real API server, scheduler, controllers and garbage collector: from apply to delete."""
+
+import time
+
+import pytest
+from fake_api import crashed, running, waiting
+from kube import eventually
+from operator_process import USER
+from operator_world_real import NAME
+from pagoda_operator.state import CHILD_RESOURCES, CONTROLLER_REVISIONS, CORE_SERVICES, DEPLOYMENTS, PODS, PROFILES, SERVICES
+
+pytestmark = pytest.mark.cluster
+
+
+def test_a_service_gets_its_children_and_pods_that_pass_restricted(real, operator):
+    made = real.apply(replicas=2)
+    pods = real.node.placed(real.namespace, 2)
+    (deployment,) = real.kube.list(DEPLOYMENTS, real.namespace)
+    name = deployment["metadata"]["name"]
+    assert real.children() == sorted(
+        [f"ConfigMap {name}", f"ControllerRevision {name}", f"Deployment {name}", f"PodDisruptionBudget {NAME}", f"Service {NAME}"]
+    )
+    for resource in CHILD_RESOURCES:
+        for child in real.kube.list(resource, real.namespace):
+            owners = [(owner["uid"], owner["controller"]) for owner in child["metadata"].get("ownerReferences", [])]
+            assert owners in ([], [(made["metadata"]["uid"], True)])  # kube-root-ca.crt is nobody's
+    assert [pod["status"]["phase"] for pod in pods] == ["Pending", "Pending"]
+
+
+def test_status_is_honest_through_the_phases_of_a_start(real, operator):
+    real.apply()
+    (pod,) = real.node.placed(real.namespace, 1)
+    first = real.told(Reconciling="PullingImage")
+    assert (first["Ready"]["status"], first["Stalled"]["status"]) == ("Unknown", "False")
+    real.node.tell(pod, waiting("ErrImagePull", 'failed to pull image "localhost/daemon:1": not found'))
+    assert "not found" in real.told(Reconciling="ImagePull")["Reconciling"]["message"]
+    real.node.tell(pod, running())
+    real.told(Reconciling="LoadingModel")
+    real.node.tell(pod, running(ready=True))
+    last = real.told(Ready="Available")
+    assert {kind: line["status"] for kind, line in last.items()} == {"Ready": "True", "Reconciling": "False", "Stalled": "False"}
+    status = real.service()["status"]
+    assert (status["replicas"], status["readyReplicas"], status["placement"]["chosen"]) == (1, 1, "cpu[0]")
+    assert status["url"] == "http://pagoda-gateway.pagoda-system.svc:8080/v1"
+    assert len(real.kube.list(PODS, real.namespace, status["selector"])) == 1
+
+
+def test_an_unschedulable_pod_says_why(real, operator):
+    real.apply(accelerators=[{"cpu": {"cores": 1000, "memory": "1Gi"}}])
+    assert "Insufficient cpu" in real.told(Reconciling="Scheduling")["Reconciling"]["message"]
+
+
+def test_a_rejected_model_stalls_with_the_daemons_words_and_a_mended_one_serves(real, operator):
+    real.apply()
+    (pod,) = real.node.placed(real.namespace, 1)
+    real.node.tell(pod, crashed(message="config.json: architecture GrandioseForCausalLM is unknown\n"))
+    lines = real.told(Stalled="ModelRejected")
+    assert (lines["Ready"]["status"], lines["Reconciling"]["status"]) == ("False", "False")
+    assert lines["Stalled"]["message"] == "config.json: architecture GrandioseForCausalLM is unknown"
+    real.edit(model={"uri": "pvc://mended"})
+    eventually(lambda: real.end_pods(), "the rejected pod goes")
+    real.serve()
+    assert real.told(Ready="Available")["Stalled"]["status"] == "False"
+
+
+def test_a_crash_that_a_restart_may_cure_is_not_stalled(real, operator):
+    real.apply()
+    (pod,) = real.node.placed(real.namespace, 1)
+    real.node.tell(pod, crashed(code=137, message="", reason="OOMKilled"))
+    lines = real.told(Reconciling="CrashLooping")
+    assert lines["Stalled"]["status"] == "False"
+    assert "exit code 137: OOMKilled" in lines["Ready"]["message"]
+
+
+def test_a_spec_change_rolls_to_a_new_revision_and_the_old_one_goes(real, operator):
+    real.apply()
+    real.serve()
+    real.told(Ready="Available")
+    before = real.children()
+    real.edit(engine={"maxModelLen": 128})
+    fresh = [pod for pod in real.node.placed(real.namespace, 2) if pod["status"]["phase"] == "Pending"]
+    assert len(fresh) == 1
+    assert real.told(Reconciling="PullingImage")["Ready"]["message"].endswith("1 ready of an older revision keep serving")
+    assert set(before) < set(real.children())
+    real.node.tell(fresh[0], running(ready=True))
+    assert real.told(Reconciling="RollingOut")["Ready"]["status"] == "True"
+    eventually(lambda: real.end_pods(), "the old pod goes")
+    real.told(Reconciling="Settled")
+    gone = [name for name in before if name not in real.children()]
+    assert sorted(name.split()[0] for name in gone) == ["ConfigMap", "ControllerRevision", "Deployment"]
+
+
+def test_an_edited_profile_rolls_no_pod(real, operator):
+    real.apply()
+    real.serve()
+    real.told(Ready="Available")
+    (before,) = real.kube.list(DEPLOYMENTS, real.namespace)
+    since = len(operator.events("applied"))
+    real.kube.merge(PROFILES, "", real.namespace, {"spec": {"images": {"daemon": "localhost/daemon:2"}}})
+    real.edit(replicas=2)
+    real.serve(2)
+    real.told(Ready="Available")
+    (after,) = real.kube.list(DEPLOYMENTS, real.namespace)
+    assert after["spec"]["template"] == before["spec"]["template"]
+    assert len(operator.events("applied")) > since
+
+
+def test_what_the_api_server_refuses_stalls_with_its_words(real, operator):
+    real.kube.merge(PROFILES, "", real.namespace, {"spec": {"allow": ["spec"]}})
+    real.apply(podTemplate={"spec": {"nodeSelektor": {"a": "b"}}})
+    assert "nodeSelektor" in real.told(Stalled="InvalidSpec")["Stalled"]["message"]
+
+
+def test_a_forbidden_overlay_is_named(real, operator):
+    real.apply(podTemplate={"spec": {"hostNetwork": True}})
+    assert "spec.hostNetwork" in real.told(Stalled="PodTemplateForbidden")["Stalled"]["message"]
+    assert real.children() == []
+
+
+def test_a_missing_profile_is_waited_for(real, operator):
+    real.apply(profileRef={"name": "nobody"})
+    real.told(Stalled="ProfileNotFound")
+    real.edit(profileRef={"name": real.namespace})
+    real.serve()
+    real.told(Ready="Available")
+
+
+def test_pods_that_admission_forbids_say_so(real, operator):
+    relaxed = {"podTemplate": {"spec": {"securityContext": {"runAsNonRoot": False, "runAsUser": 0}}}}
+    real.kube.merge(PROFILES, "", real.namespace, {"spec": relaxed})
+    real.apply()
+    message = eventually(
+        lambda: next(
+            (m for c in real.service().get("status", {}).get("conditions", []) if "violates PodSecurity" in (m := c["message"])), None
+        ),
+        "PodSecurity named",
+    )
+    assert "runAsNonRoot" in message
+
+
+def test_a_strangers_service_is_left_alone(real, operator):
+    ports = {"ports": [{"port": 1, "targetPort": 1, "protocol": "TCP"}]}
+    before = real.kube.create(CORE_SERVICES, real.namespace, {"metadata": {"name": NAME}, "spec": ports})
+    real.apply()
+    real.told(Stalled="NameConflict")
+    assert real.kube.get(CORE_SERVICES, real.namespace, NAME) == before
+    real.kube.delete(CORE_SERVICES, real.namespace, NAME)
+    real.serve()
+    real.told(Ready="Available")
+
+
+def test_a_vandals_changes_are_undone(real, operator):
+    real.apply()
+    real.serve()
+    real.told(Ready="Available")
+    (deployment,) = real.kube.list(DEPLOYMENTS, real.namespace)
+    name = deployment["metadata"]["name"]
+    real.kube.merge(DEPLOYMENTS, real.namespace, name, {"spec": {"replicas": 5}})
+    real.kube.delete(CORE_SERVICES, real.namespace, NAME)
+    real.kube.delete(CONTROLLER_REVISIONS, real.namespace, name)
+    eventually(lambda: real.kube.get(CORE_SERVICES, real.namespace, NAME), "the Service comes back")
+    eventually(lambda: real.kube.get(CONTROLLER_REVISIONS, real.namespace, name), "the pin comes back")
+    eventually(lambda: real.kube.get(DEPLOYMENTS, real.namespace, name)["spec"]["replicas"] == 1, "replicas as the spec says")
+
+
+def test_at_rest_the_operator_writes_nothing_however_often_it_looks(real, operator):
+    real.apply(replicas=2)
+    real.serve(2)
+    real.told(Ready="Available", Reconciling="Settled")
+    written = real.cluster.audit(user=USER)
+    assert {event["verb"] for event in written} >= {"create", "patch"}, "the audit log shows no writes at all: it counts nothing"
+    since = time.time()
+    looks = len(reads(real, since))
+    eventually(lambda: len(reads(real, since)) > looks + 15, "fifteen resyncs", seconds=60)
+    assert [(event["verb"], event["objectRef"]) for event in real.cluster.audit(user=USER, since=since)] == []
+
+
+def reads(real, since):
+    """Looks at this namespace's service, as the audit log saw them."""
+    events = real.cluster.audit(user=USER, since=since, verbs=["get"])
+    return [
+        event
+        for event in events
+        if event["objectRef"].get("namespace") == real.namespace and event["objectRef"]["resource"] == SERVICES.plural
+    ]
+
+
+def test_one_start_costs_few_writes(real, operator):
+    since = time.time()
+    real.apply()
+    real.serve()
+    real.told(Ready="Available", Reconciling="Settled")
+    mine = [e for e in real.cluster.audit(user=USER, since=since) if e["objectRef"].get("namespace") == real.namespace]
+    children = [event for event in mine if event["objectRef"]["resource"] != SERVICES.plural]
+    assert sorted((event["verb"], event["objectRef"]["resource"]) for event in children) == [
+        ("create", "configmaps"),
+        ("create", "controllerrevisions"),
+        ("create", "deployments"),
+        ("create", "poddisruptionbudgets"),
+        ("create", "services"),
+    ]
+    assert len(mine) - len(children) <= 5  # status: first word, pods made, scheduled, running, available
+
+
+def test_delete_leaves_nothing(real, operator):
+    real.apply()
+    real.serve()
+    real.told(Ready="Available")
+    real.kube.delete(SERVICES, real.namespace, NAME)
+    eventually(lambda: not real.end_pods() and not real.children() and not real.pods(), "all children collected")
+
+
+def test_a_service_made_anew_under_its_old_name_starts_clean(real, operator):
+    real.apply()
+    real.serve()
+    real.told(Ready="Available")
+    real.kube.delete(SERVICES, real.namespace, NAME)
+    made = real.apply()
+    eventually(lambda: real.end_pods(), "the old pod goes")
+    eventually(lambda: len(real.children()) == 5, "five children again")
+    real.serve()
+    real.told(Ready="Available")
+    (deployment,) = real.kube.list(DEPLOYMENTS, real.namespace)
+    assert deployment["metadata"]["ownerReferences"][0]["uid"] == made["metadata"]["uid"]

@@ -1,0 +1,237 @@
+"""An API server in memory for unit tests of the operator: preconditions, generations, garbage collection, a Deployment controller.
+
+It judges no schema and no permission: what the real one does is shown by tests/controlplane.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pagoda_contracts.names import API_VERSION, CONTAINER_DAEMON, EXIT_PERMANENT
+from pagoda_operator.errors import Conflict, OperatorError
+from pagoda_operator.state import DEPLOYMENTS, PODS, PROFILES, SERVICES, Json, Resource
+
+Body = dict[str, Any]
+
+
+class Crash(BaseException):
+    """The operator dies here."""
+
+
+class FakeApi:
+    """The verbs that `reconcile.Cluster` asks for, a journal of the writes, and the world's own moves."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str, str], Body] = {}
+        self.journal: list[tuple[str, str, str]] = []
+        self.before_write: Callable[[str, str, str], None] = lambda *_: None
+        self.refuse: dict[str, OperatorError] = {}
+        self.crash_in: int | None = None
+        self._numbers = itertools.count(1)
+
+    # Reads
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
+        return copy.deepcopy(self.objects.get((resource.kind, namespace, name)))
+
+    async def list(self, resource: Resource, namespace: str, selector: str) -> list[Json]:
+        label, _, value = selector.partition("=")
+        found = [body for (kind, where, _), body in self.objects.items() if (kind, where) == (resource.kind, namespace)]
+        return [copy.deepcopy(body) for body in found if body["metadata"].get("labels", {}).get(label) == value]
+
+    # Writes
+
+    async def create(self, resource: Resource, manifest: Json, _manager: str) -> None:
+        with_end = self._write("create", resource, manifest["metadata"]["name"])
+        next(with_end)
+        if self._key(resource, manifest["metadata"]) in self.objects:
+            raise Conflict("exists")
+        self.put(resource, manifest)
+        next(with_end, None)
+
+    async def apply(self, resource: Resource, manifest: Json, _manager: str) -> None:
+        with_end = self._write("apply", resource, manifest["metadata"]["name"])
+        next(with_end)
+        live = self.objects.get(self._key(resource, manifest["metadata"]))
+        if live is None and "uid" not in manifest["metadata"]:
+            self.put(resource, manifest)
+        else:
+            self._update(self._at_version(live, manifest["metadata"]), {k: v for k, v in manifest.items() if k != "metadata"}, manifest)
+        next(with_end, None)
+
+    async def apply_status(self, resource: Resource, manifest: Json, _manager: str) -> None:
+        with_end = self._write("status", resource, manifest["metadata"]["name"])
+        next(with_end)
+        live = self._at_version(self.objects.get(self._key(resource, manifest["metadata"])), manifest["metadata"])
+        live["status"] = copy.deepcopy(manifest["status"])
+        self._touch(live)
+        next(with_end, None)
+
+    async def delete(self, resource: Resource, meta: Json) -> None:
+        with_end = self._write("delete", resource, meta["name"])
+        next(with_end)
+        self._at_version(self.objects.get(self._key(resource, meta)), meta)
+        del self.objects[self._key(resource, meta)]
+        next(with_end, None)
+
+    def _write(self, verb: str, resource: Resource, name: str) -> Iterator[None]:
+        """Before the write: hooks, refusals, a crash; after it: the journal, and a crash that loses the answer."""
+        self.before_write(verb, resource.kind, name)
+        if resource.kind in self.refuse and verb != "status":
+            raise self.refuse[resource.kind]
+        self._maybe_crash()
+        yield
+        self.journal.append((verb, resource.kind, name))
+        self._maybe_crash()
+
+    def _maybe_crash(self) -> None:
+        if self.crash_in is not None:
+            self.crash_in -= 1
+            if self.crash_in < 0:
+                self.crash_in = None
+                raise Crash
+
+    # The world
+
+    def put(self, resource: Resource, body: Json) -> Body:
+        """Store a new object as the server would."""
+        stored: Body = copy.deepcopy(dict(body)) | {"apiVersion": resource.api_version, "kind": resource.kind}
+        number = next(self._numbers)
+        stored["metadata"] |= {"uid": f"uid-{number}", "resourceVersion": str(number), "generation": 1}
+        stored["metadata"].setdefault("creationTimestamp", "2026-01-01T00:00:00Z")
+        if resource == DEPLOYMENTS:
+            _default(stored)
+        self.objects[self._key(resource, stored["metadata"])] = stored
+        return stored
+
+    def edit(self, resource: Resource, namespace: str, name: str, change: Callable[[Body], None]) -> None:
+        """A person's change of an object's spec."""
+        live = self.objects[(resource.kind, namespace, name)]
+        before = copy.deepcopy(live.get("spec"))
+        change(live)
+        live["metadata"]["generation"] += before != live.get("spec")
+        self._touch(live)
+
+    def of(self, resource: Resource) -> list[Body]:
+        return [body for (kind, _, _), body in self.objects.items() if kind == resource.kind]
+
+    def collect_garbage(self) -> None:
+        """Owner references are followed until nothing changes."""
+        while orphans := [key for key, body in self.objects.items() if self._orphan(body)]:
+            for key in orphans:
+                del self.objects[key]
+
+    def control(self) -> None:
+        """One round of the Deployment controller: pods to match, status told."""
+        for deployment in self.of(DEPLOYMENTS):
+            mine = [pod for pod in self.of(PODS) if pod["metadata"]["ownerReferences"][0]["uid"] == deployment["metadata"]["uid"]]
+            wanted = deployment["spec"]["replicas"]
+            for pod in sorted(mine, key=is_ready)[: max(0, len(mine) - wanted)]:
+                del self.objects[self._key(PODS, pod["metadata"])]
+                mine.remove(pod)
+            mine += [self.put(PODS, new_pod(deployment, next(self._numbers))) for _ in range(wanted - len(mine))]
+            self._tell(deployment, mine)
+        self.collect_garbage()
+
+    def _tell(self, deployment: Body, pods: list[Body]) -> None:
+        available = sum(map(is_ready, pods))
+        done = available >= deployment["spec"]["replicas"] or _progress(deployment) == "NewReplicaSetAvailable"
+        reason = "NewReplicaSetAvailable" if done else "ReplicaSetUpdated"
+        status = {
+            "observedGeneration": deployment["metadata"]["generation"],
+            "replicas": len(pods),
+            "availableReplicas": available,
+            "conditions": [{"type": "Progressing", "status": "True", "reason": reason}],
+        }
+        if deployment.get("status") != status:
+            deployment["status"] = status
+            self._touch(deployment)
+
+    def _update(self, live: Body, parts: Body, manifest: Json) -> None:
+        before = copy.deepcopy(live)
+        live |= copy.deepcopy(parts)
+        for field in ("labels", "annotations"):
+            live["metadata"][field] = {**live["metadata"].get(field, {}), **manifest["metadata"].get(field, {})}
+        live["metadata"]["ownerReferences"] = copy.deepcopy(manifest["metadata"].get("ownerReferences", []))
+        if live["kind"] == DEPLOYMENTS.kind:
+            _default(live)
+        live["metadata"]["generation"] += before.get("spec") != live.get("spec")
+        if before != live:
+            self._touch(live)
+
+    def _orphan(self, body: Body) -> bool:
+        owners = body["metadata"].get("ownerReferences", [])
+        alive = {other["metadata"]["uid"] for other in self.objects.values()}
+        return bool(owners) and not any(owner["uid"] in alive for owner in owners)
+
+    def _at_version(self, live: Body | None, meta: Json) -> Body:
+        if live is None or (live["metadata"]["uid"], live["metadata"]["resourceVersion"]) != (meta["uid"], meta["resourceVersion"]):
+            raise Conflict("not this version")
+        return live
+
+    def _touch(self, live: Body) -> None:
+        live["metadata"]["resourceVersion"] = str(next(self._numbers))
+
+    def _key(self, resource: Resource, meta: Json) -> tuple[str, str, str]:
+        return resource.kind, meta.get("namespace", ""), meta["name"]
+
+
+def _default(deployment: Body) -> None:
+    """What the server fills in, so that a comparison that minds it would never settle."""
+    deployment["spec"].setdefault("progressDeadlineSeconds", 600)
+    deployment["spec"]["template"]["spec"].setdefault("restartPolicy", "Always")
+    for container in deployment["spec"]["template"]["spec"]["containers"]:
+        container.setdefault("imagePullPolicy", "IfNotPresent")
+
+
+def _progress(deployment: Body) -> str:
+    conditions = deployment.get("status", {}).get("conditions", [])
+    return conditions[0]["reason"] if conditions else ""
+
+
+def new_pod(deployment: Body, number: int) -> Body:
+    meta = deployment["metadata"]
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": meta["name"], "uid": meta["uid"], "controller": True}
+    labels = dict(deployment["spec"]["template"]["metadata"]["labels"])
+    name = f"{meta['name']}-{number}"
+    return {"metadata": {"name": name, "namespace": meta["namespace"], "labels": labels, "ownerReferences": [owner]}, "status": {}}
+
+
+def is_ready(pod: Body) -> bool:
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
+
+
+def scheduled(ready: bool) -> list[Body]:
+    return [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": "True" if ready else "False"}]
+
+
+def running(ready: bool = False) -> Body:
+    """A pod's status with its daemon up."""
+    container = {"name": CONTAINER_DAEMON, "state": {"running": {}}, "restartCount": 0}
+    return {"phase": "Running", "conditions": scheduled(ready), "containerStatuses": [container]}
+
+
+def crashed(code: int = EXIT_PERMANENT, message: str = "config.json: unknown architecture", reason: str = "Error") -> Body:
+    """A pod's status between two tries of a daemon that ended."""
+    ended = {"terminated": {"exitCode": code, "message": message, "reason": reason}}
+    back_off = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
+    container = {"name": CONTAINER_DAEMON, "state": back_off, "lastState": ended, "restartCount": 1}
+    return {"phase": "Running", "conditions": scheduled(False), "containerStatuses": [container]}
+
+
+def waiting(reason: str, message: str = "") -> Body:
+    container = {"name": CONTAINER_DAEMON, "state": {"waiting": {"reason": reason, "message": message}}, "restartCount": 0}
+    return {"phase": "Pending", "conditions": scheduled(False), "containerStatuses": [container]}
+
+
+def service_body(name: str = "tiny", namespace: str = "ns", **spec: Any) -> Body:
+    base: Body = {"replicas": 1, "model": {"uri": "pvc://models/tiny"}, "accelerators": [{"cpu": {"cores": "250m", "memory": "1Gi"}}]}
+    return {"apiVersion": API_VERSION, "kind": SERVICES.kind, "metadata": {"name": name, "namespace": namespace}, "spec": base | spec}
+
+
+def profile_body(name: str = "default", **spec: Any) -> Body:
+    base: Body = {"images": {"daemon": "localhost/daemon:1"}}
+    return {"apiVersion": API_VERSION, "kind": PROFILES.kind, "metadata": {"name": name}, "spec": base | spec}

@@ -1,0 +1,231 @@
+"""What the plan writes in given situations; the long sequences are test_plan_machine's."""
+
+import asyncio
+import copy
+
+import pytest
+from fake_api import Crash, running, service_body
+from operator_world import KEY, World
+from pagoda_contracts.names import LABEL_SERVICE_UID
+from pagoda_operator.observe import strangers
+from pagoda_operator.plan import Create, Delete
+from pagoda_operator.state import (
+    CHILD_RESOURCES,
+    CONFIG_MAPS,
+    CONTROLLER_REVISIONS,
+    CORE_SERVICES,
+    DEPLOYMENTS,
+    PODS,
+    PROFILES,
+    SERVICES,
+)
+
+
+def test_a_new_service_gets_its_children_what_pins_before_what_runs():
+    kinds = [write.resource for write in World().plan().writes]
+    assert kinds == list(CHILD_RESOURCES)
+
+
+def test_every_child_is_owned_labelled_and_named_as_promised():
+    world = World()
+    uid = world.api.of(SERVICES)[0]["metadata"]["uid"]
+    drafted = world.plan()
+    for write in drafted.writes:
+        (owner,) = write.manifest["metadata"]["ownerReferences"]
+        assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (uid, True, True)
+        assert write.manifest["metadata"]["labels"][LABEL_SERVICE_UID] == uid
+    assert [write.name for write in drafted.writes] == [drafted.current.name] * 3 + ["tiny", "tiny"]
+
+
+def test_at_rest_there_is_nothing_to_write():
+    world = World(replicas=2)
+    world.settle()
+    world.make_ready()
+    assert world.plan().writes == ()
+    written = len(world.api.journal)
+    for _ in range(5):
+        world.run()
+    assert len(world.api.journal) == written
+
+
+def test_an_edited_profile_rolls_nothing():
+    world = World()
+    world.settle()
+    world.make_ready()
+    world.api.edit(PROFILES, "", "default", lambda body: body["spec"]["images"].update(daemon="localhost/daemon:2"))
+    assert world.plan().writes == ()
+
+
+def test_an_edited_profile_reaches_a_revision_that_runs_nothing_yet():
+    world = World()
+    world.run()
+    world.api.crash_in = 4  # the ControllerRevision and the ConfigMap exist, the Deployment does not
+    with pytest.raises(Crash):
+        world.run()
+    assert (len(world.names(CONTROLLER_REVISIONS)), world.names(DEPLOYMENTS)) == (1, [])
+    world.api.edit(PROFILES, "", "default", lambda body: body["spec"]["images"].update(daemon="localhost/daemon:2"))
+    world.settle()
+    (deployment,) = world.api.of(DEPLOYMENTS)
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == "localhost/daemon:2"
+
+
+def test_a_removed_pin_is_restored_from_what_runs():
+    world = World()
+    world.settle()
+    world.make_ready()
+    template = copy.deepcopy(world.api.of(DEPLOYMENTS)[0]["spec"]["template"])
+    (pin,) = world.api.of(CONTROLLER_REVISIONS)
+    del world.api.objects[("ControllerRevision", "ns", pin["metadata"]["name"])]
+    world.api.edit(PROFILES, "", "default", lambda body: body["spec"]["images"].update(daemon="localhost/daemon:2"))
+    world.settle()
+    assert world.names(CONTROLLER_REVISIONS) == [pin["metadata"]["name"]]
+    assert world.api.of(DEPLOYMENTS)[0]["spec"]["template"] == template
+
+
+def test_an_old_revision_serves_until_the_new_one_is_available_then_goes():
+    world = World()
+    world.settle()
+    world.make_ready()
+    (old,) = world.names(DEPLOYMENTS)
+    world.edit(engine={"maxModelLen": 128})
+    world.settle()
+    replicas = {body["metadata"]["name"]: body["spec"]["replicas"] for body in world.api.of(DEPLOYMENTS)}
+    assert replicas == {old: 1, world.plan().current.name: 1}
+    world.make_ready()
+    assert old not in world.names(DEPLOYMENTS) + world.names(CONFIG_MAPS) + world.names(CONTROLLER_REVISIONS)
+    assert world.reason() == "Available"
+
+
+def test_a_bad_new_model_never_takes_the_old_revision_down_even_while_that_is_unready():
+    world = World()
+    world.settle()
+    world.make_ready()
+    (old,) = world.names(DEPLOYMENTS)
+    world.edit(model={"uri": "pvc://bad"})
+    world.settle()
+    for pod in world.api.of(PODS):
+        pod["status"] = running(ready=False)
+    world.settle()
+    assert {body["metadata"]["name"]: body["spec"]["replicas"] for body in world.api.of(DEPLOYMENTS)}[old] == 1
+
+
+def test_of_two_old_revisions_only_the_one_that_serves_is_kept():
+    world = World()
+    world.settle()
+    world.make_ready()
+    (serving,) = world.names(DEPLOYMENTS)
+    world.edit(model={"uri": "pvc://bad"})
+    world.settle()
+    world.edit(model={"uri": "pvc://worse"})
+    world.settle()
+    assert world.names(DEPLOYMENTS) == sorted([serving, world.plan().current.name])
+
+
+def test_going_back_takes_the_old_revision_up_again():
+    world = World()
+    world.settle()
+    world.make_ready()
+    (first,) = world.names(DEPLOYMENTS)
+    world.edit(model={"uri": "pvc://bad"})
+    world.settle()
+    world.edit(model={"uri": "pvc://models/tiny"})
+    world.settle()
+    assert (world.names(DEPLOYMENTS), world.reason()) == ([first], "Available")
+
+
+def test_an_old_revision_is_deleted_only_without_pods():
+    world = World()
+    world.settle()
+    world.make_ready()
+    world.edit(engine={"maxModelLen": 128})
+    world.settle()
+    for pod in world.api.of(PODS):
+        pod["status"] = running(ready=True)
+    world.api.control()
+    world.run()  # scales the old one down; its pod is still there
+    assert not [write for write in world.plan().writes if isinstance(write, Delete)]
+
+
+def test_a_strangers_object_is_never_taken_over():
+    world = World()
+    foreign = {"metadata": {"name": "tiny", "namespace": "ns"}, "spec": {"ports": []}}
+    world.api.put(CORE_SERVICES, foreign)
+    world.settle()
+    assert world.reason() == "NameConflict"
+    assert world.api.of(CORE_SERVICES)[0]["spec"] == {"ports": []}
+    assert ("create", "Service", "tiny") not in world.api.journal
+
+
+def test_a_predecessors_children_are_waited_for():
+    world = World()
+    world.settle()
+    world.api.objects.pop(("InferenceService", "ns", "tiny"))
+    world.api.put(SERVICES, service_body())
+    written = len(world.api.journal)
+    outcomes = [world.run() for _ in range(3)]
+    assert outcomes[-1].again == 2.0
+    assert world.reason() == "Waiting"
+    assert {kind for _, kind, _ in world.api.journal[written:]} == {"InferenceService"}
+    world.api.collect_garbage()
+    world.settle()
+    world.make_ready()
+    assert world.reason() == "Available"
+
+
+def test_strangers_are_looked_up_by_name_before_anything_is_created():
+    world = World()
+    drafted = world.plan()
+    world.api.put(CORE_SERVICES, {"metadata": {"name": "tiny", "namespace": "ns"}})
+    found = asyncio.run(strangers(world.api, KEY, drafted))
+    assert [(child.resource, child.name) for child in found] == [(CORE_SERVICES, "tiny")]
+    assert all(isinstance(write, Create) for write in drafted.writes)
+
+
+def test_a_stripped_owner_reference_is_put_back():
+    world = World()
+    world.settle()
+    world.make_ready()
+    (deployment,) = world.api.of(DEPLOYMENTS)
+    del deployment["metadata"]["ownerReferences"]
+    written = len(world.api.journal)
+    world.settle()
+    assert world.api.journal[written:] == [("apply", "Deployment", deployment["metadata"]["name"])]
+    assert world.api.of(DEPLOYMENTS)[0]["metadata"]["ownerReferences"][0]["kind"] == "InferenceService"
+
+
+def test_replicas_follow_the_spec_and_zero_is_a_number():
+    world = World(replicas=3)
+    world.settle()
+    world.make_ready()
+    world.edit(replicas=0)
+    world.settle()
+    assert (world.api.of(PODS), world.reason()) == ([], "ScaledToZero")
+
+
+@pytest.mark.parametrize(
+    ("profile", "spec", "reason"),
+    [
+        (None, {}, "ProfileNotFound"),
+        ({"images": {}}, {}, "InvalidProfile"),
+        ({"images": {"daemon": "a"}}, {"replicas": -1}, "InvalidSpec"),
+        ({"images": {"daemon": "a"}}, {"podTemplate": {"spec": {"hostPID": True}}}, "PodTemplateForbidden"),
+    ],
+)
+def test_what_only_a_person_cures_is_a_condition_and_makes_nothing(profile, spec, reason):
+    world = World(**spec)
+    if profile is None:
+        del world.api.objects[("ServingProfile", "", "default")]
+    else:
+        world.api.of(PROFILES)[0]["spec"] = profile
+    world.settle()
+    assert world.reason() == reason
+    assert {kind for _, kind, _ in world.api.journal} == {"InferenceService"}
+
+
+def test_a_running_revision_outlives_its_profile():
+    world = World()
+    world.settle()
+    world.make_ready()
+    del world.api.objects[("ServingProfile", "", "default")]
+    world.settle()
+    assert world.reason() == "Available"

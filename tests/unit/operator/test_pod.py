@@ -1,0 +1,122 @@
+"""A replica's pod template and DaemonConfig."""
+
+import pytest
+from pagoda_contracts.launch import DaemonConfig
+from pagoda_contracts.resources.profile import ServingProfileSpec
+from pagoda_contracts.resources.service import InferenceServiceSpec
+from pagoda_operator.errors import SpecProblem
+from pagoda_operator.manifests.pod import Inputs, daemon_config, pod_template
+from pagoda_operator.manifests.revision import identify
+from pagoda_operator.state import Key
+
+LABELS = {"a": "label"}
+
+
+def inputs(profile=None, **spec):
+    base = {"model": {"uri": "pvc://models/llama/tiny"}, "accelerators": [{"cpu": {"cores": "2500m", "memory": "1Gi"}}]}
+    parsed = InferenceServiceSpec.model_validate(base | spec)
+    made = ServingProfileSpec.model_validate({"images": {"daemon": "img:1"}} | (profile or {}))
+    return Inputs(Key("ns", "tiny"), identify("tiny", parsed, parsed.accelerators[0]), parsed, parsed.accelerators[0], made, LABELS)
+
+
+def container(template):
+    (daemon,) = template["spec"]["containers"]
+    return daemon
+
+
+def test_the_config_says_what_the_service_says():
+    engine = {"maxModelLen": 256, "maxConcurrency": 8, "kvCache": {"size": "512Mi", "blockSize": 32}}
+    config = DaemonConfig.model_validate(daemon_config(inputs(engine=engine, drain={"timeout": "45s"})))
+    assert (config.service, config.model.path, config.model.served_names) == ("ns/tiny", "/models/llama/tiny", ("tiny",))
+    assert config.revision == inputs(engine=engine, drain={"timeout": "45s"}).revision.hash
+    assert (config.engine.max_model_len, config.engine.max_concurrency, config.engine.dtype) == (256, 8, "bfloat16")
+    assert (config.engine.kv_bytes, config.engine.block_size, config.engine.threads) == (512 << 20, 32, 3)
+    assert (config.drain_timeout, config.unknown_fields()) == ("45s", ())
+
+
+def test_absent_limits_stay_absent_for_the_daemon_to_resolve():
+    assert "kvBytes" not in daemon_config(inputs())["engine"]
+    assert daemon_config(inputs(model={"uri": "pvc://models", "servedNames": ["a", "b"]}))["model"] == {
+        "path": "/models",
+        "servedNames": ["a", "b"],
+    }
+
+
+def test_the_pod_reads_its_model_and_config_and_may_write_scratch_only():
+    template = pod_template(inputs())
+    volumes = {volume.pop("name"): volume for volume in template["spec"]["volumes"]}
+    assert volumes["model"] == {"persistentVolumeClaim": {"claimName": "models", "readOnly": True}}
+    mounts = {mount["mountPath"]: mount.get("readOnly", False) for mount in container(template)["volumeMounts"]}
+    assert mounts == {"/models": True, "/etc/pagoda": True, "/run/pagoda": False, "/tmp": False}  # noqa: S108
+    assert container(template)["args"] == ["--config", "/etc/pagoda/daemon.json"]
+
+
+def test_the_pod_is_confined_and_asks_for_what_the_accelerator_says():
+    template = pod_template(inputs(drain={"timeout": "1500ms"}))
+    spec, daemon = template["spec"], container(template)
+    assert (spec["automountServiceAccountToken"], spec["securityContext"]["runAsNonRoot"]) == (False, True)
+    assert daemon["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert daemon["resources"] == {"requests": {"cpu": "2500m", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}
+    assert spec["terminationGracePeriodSeconds"] == 32
+
+
+def test_the_profile_is_the_base_of_the_template():
+    extra = {"name": "deps", "persistentVolumeClaim": {"claimName": "deps"}}
+    mount = {"name": "deps", "mountPath": "/opt/deps"}
+    base = {"spec": {"runtimeClassName": "gvisor", "volumes": [extra], "containers": [{"name": "daemon", "volumeMounts": [mount]}]}}
+    template = pod_template(inputs({"podTemplate": base}))
+    assert template["spec"]["runtimeClassName"] == "gvisor"
+    assert extra in template["spec"]["volumes"]
+    assert mount in container(template)["volumeMounts"]
+    assert container(template)["image"] == "img:1"
+
+
+def test_a_profile_may_relax_our_defaults():
+    base = {"spec": {"securityContext": {"runAsUser": 1000}}}
+    assert pod_template(inputs({"podTemplate": base}))["spec"]["securityContext"]["runAsUser"] == 1000
+
+
+def test_an_overlay_within_the_allowed_paths_is_laid_on():
+    overlay = {"metadata": {"labels": {"team": "blue"}}, "spec": {"nodeSelector": {"zone": "a"}}}
+    template = pod_template(inputs({"allow": ["metadata.labels", "spec.nodeSelector"]}, podTemplate=overlay))
+    assert template["metadata"]["labels"] == LABELS | {"team": "blue"}
+    assert template["spec"]["nodeSelector"] == {"zone": "a"}
+
+
+@pytest.mark.parametrize(
+    ("overlay", "path"),
+    [
+        ({"spec": {"hostNetwork": True}}, "spec.hostNetwork"),
+        ({"spec": {"containers": [{"name": "daemon", "image": "evil"}]}}, "spec.containers[daemon].image"),
+        ({"spec": {"containers": [{"name": "spy"}]}}, "spec.containers[spy]"),
+        ({"metadata": {"annotations": None}}, "metadata.annotations"),
+        ({"spec": 7}, "spec"),
+    ],
+)
+def test_a_forbidden_path_is_named(overlay, path):
+    with pytest.raises(SpecProblem, match=r"the profile allows metadata\.labels") as refused:
+        pod_template(inputs({"allow": ["metadata.labels"]}, podTemplate=overlay))
+    assert refused.value.reason == "PodTemplateForbidden"
+    assert f"sets {path};" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "overlay",
+    [
+        {"spec": {"terminationGracePeriodSeconds": 1}},
+        {"spec": {"containers": [{"name": "daemon", "image": "evil"}]}},
+        {"spec": {"containers": "none"}},
+        {"spec": "none"},
+        {"spec": {"volumes": [{"name": "model", "hostPath": {"path": "/"}}]}},
+        {"metadata": {"labels": {"a": "stolen"}}},
+    ],
+)
+def test_what_the_operator_decides_is_refused_even_where_all_is_allowed(overlay):
+    with pytest.raises(SpecProblem, match="which the operator decides itself"):
+        pod_template(inputs({"allow": ["spec", "metadata"]}, podTemplate=overlay))
+
+
+def test_a_profile_against_the_operator_is_the_profiles_fault():
+    with pytest.raises(SpecProblem, match=r"the profile's podTemplate sets spec\.containers\[daemon\]\.image") as refused:
+        pod_template(inputs({"podTemplate": {"spec": {"containers": [{"name": "daemon", "image": "other"}]}}}))
+    assert refused.value.reason == "InvalidProfile"
