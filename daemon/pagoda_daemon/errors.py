@@ -15,6 +15,8 @@ DaemonError
 
 from __future__ import annotations
 
+from pagoda_contracts.names import ERROR_DRAINING, ERROR_MODEL_NOT_FOUND, ERROR_NOT_READY
+
 
 class DaemonError(Exception):
     """Base of all errors raised on purpose."""
@@ -63,19 +65,19 @@ class BadRequest(RequestError):
 class ModelNotFound(RequestError):
     """`model` is none of the served names."""
 
-    code = "model_not_found"
+    code = ERROR_MODEL_NOT_FOUND
 
 
 class Draining(RequestError):
     """Accepted no more; another replica will take it."""
 
-    code = "draining"
+    code = ERROR_DRAINING
 
 
 class NotReady(RequestError):
     """Still loading."""
 
-    code = "not_ready"
+    code = ERROR_NOT_READY
 
 
 class RequestFailed(RequestError):

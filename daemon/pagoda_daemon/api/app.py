@@ -110,7 +110,7 @@ class Outermost:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         request_id = secrets.token_hex(16)
-        scope.setdefault("state", {})["request_id"] = request_id
+        scope.setdefault("state", {}).update(request_id=request_id, arrived=time.monotonic())
         wished = headers.get(HEADER_REQUEST_ID, "")
         shown = wished if _SANE_ID.fullmatch(wished) else request_id
 

@@ -83,7 +83,7 @@ class Generate:
         prepare = asyncio.to_thread(self._prepare, body, request_id) if len(body) > _INLINE_BODY else None
         request, job = await prepare if prepare else self._prepare(body, request_id)
         dialect = self.dialect(Head(request_id, int(time.time()), request.model, request.include_usage))
-        async with aclosing(self.generator.deltas(job)) as deltas:  # type: ignore[type-var]
+        async with aclosing(self.generator.deltas(job, scope["state"]["arrived"])) as deltas:  # type: ignore[type-var]
             if request.stream:
                 await _stream(dialect, job, deltas, send, include_usage=request.include_usage)
             else:

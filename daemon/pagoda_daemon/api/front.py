@@ -72,11 +72,12 @@ class Front:
         config = settings.config
         self._settings = settings
         self.replica = Replica(time.monotonic())
-        self._probes = ProbeServer(self.replica, config.listen.host, config.listen.probes, Limits())
+        with _refusing(f"listen.probes: cannot listen on {config.listen.host}:{config.listen.probes}"):
+            self._probes = ProbeServer(self.replica, config.listen.host, config.listen.probes, Limits())
         self._engine = EngineClient(process, addresses, self.replica)
         self._admission = Admission(self.replica)
         self._feed = StateFeed(self.replica, Identity(config.model.served_names, config.revision, settings.version))
-        self._grpc = grpc.aio.server()
+        self._grpc = grpc.aio.server(options=[("grpc.so_reuseport", 0)])  # a port in use is an error
         self._signalled = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -102,7 +103,6 @@ class Front:
         serving = asyncio.ensure_future(server.serve([listener]))
         ports = Ports(listener.getsockname()[1], await self._start_grpc(), self._probes.port)
         announce(ports)
-        self.replica.enter(Phase.PHASE_LOADING)
         signalled = asyncio.ensure_future(self._signalled.wait())
         try:
             await asyncio.wait(_futures(signalled, engine, serving), return_when=asyncio.FIRST_COMPLETED)
@@ -124,7 +124,8 @@ class Front:
     async def _start_grpc(self) -> int:
         listen = self._settings.config.listen
         self._grpc.add_generic_rpc_handlers((self._feed.handler(),))
-        port: int = self._grpc.add_insecure_port(f"{listen.host}:{listen.grpc}")
+        with _refusing(f"listen.grpc: cannot listen on {listen.host}:{listen.grpc}"):
+            port: int = self._grpc.add_insecure_port(f"{listen.host}:{listen.grpc}")
         await self._grpc.start()
         return port
 
@@ -190,12 +191,19 @@ def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
+    with _refusing(f"listen.http: cannot listen on {host}:{port}"), contextlib.ExitStack() as on_error:
+        on_error.callback(listener.close)
         listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigRejected(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        on_error.pop_all()
     return listener
+
+
+@contextlib.contextmanager
+def _refusing(what: str) -> Generator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # gRPC raises RuntimeError
+        raise ConfigRejected(f"{what}: {error}") from error
 
 
 def _uvicorn_config(parts: Parts) -> uvicorn.Config:

@@ -88,10 +88,12 @@ class Generator:
     text: ModelText
     counts: Counts
 
-    async def deltas(self, job: Submission) -> AsyncIterator[Delta]:
-        """Text as it comes, the last delta with a reason. Left early (client gone, cancelled), the engine is told to stop."""
+    async def deltas(self, job: Submission, arrived: float) -> AsyncIterator[Delta]:
+        """Text as it comes, the last delta with a reason; `arrived` is monotonic.
+
+        Left early (client gone, cancelled), the engine is told to stop.
+        """
         request_id = job.message.request_id
-        began = time.monotonic()
         stream = self.engine.submit(job.message)
         detokenizer, stops = Detokenizer(self.text.decode), StopMatcher(job.stops)
         tokens, reason = 0, None
@@ -100,7 +102,7 @@ class Generator:
             while reason is None:
                 row = await stream.get()
                 if tokens == 0 and row.token_ids:
-                    self.counts.first_token(time.monotonic() - began)
+                    self.counts.first_token(time.monotonic() - arrived)
                 tokens += len(row.token_ids)
                 self.counts.generation_tokens += len(row.token_ids)
                 reason = _checked_reason(row)

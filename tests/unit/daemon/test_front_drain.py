@@ -264,3 +264,21 @@ def test_a_model_without_a_tokenizer_exits_78_and_names_the_file(tmp_path):
     with start_daemon(config, {"PAGODA_TERMINATION_LOG": str(reason)}) as replica:
         assert replica.wait() == EXIT_PERMANENT
     assert reason.read_text().startswith("ModelRejected: tokenizer.json is missing")
+
+
+def test_a_signal_while_loading_ends_it_as_drained(tmp_path):
+    with start_daemon(replica_config(tmp_path)) as replica:
+        replica.wait_listening()
+        replica.terminate()
+        assert replica.wait() == 0
+
+
+def test_a_port_in_use_is_named(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for name in ("http", "grpc", "probes"):
+            config = replica_config(tmp_path)
+            config = config.model_copy(update={"listen": config.listen.model_copy(update={name: port})})
+            with start_daemon(config) as replica:
+                assert replica.wait() == EXIT_PERMANENT
+            assert f"listen.{name}" in replica.lines[-1]["message"]

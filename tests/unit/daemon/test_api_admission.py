@@ -1,0 +1,59 @@
+"""Who is let in, in which phase of a replica's life, by the ASGI application alone: no process, no socket."""
+
+import httpx
+import pytest
+from pagoda_contracts.names import HEADER_RETRY_AFTER, HEADER_SHOULD_RETRY
+from pagoda_contracts.pb.daemon_pb2 import Phase
+from pagoda_daemon.api.app import Parts, application
+from pagoda_daemon.api.endpoints import Admission
+from pagoda_daemon.api.generation import Generator
+from pagoda_daemon.engine.messages import Ready
+from pagoda_daemon.errors import EngineDied
+from pagoda_daemon.health import Replica
+from pagoda_daemon.metrics import Counts, Exposition
+from pagoda_daemon.tokens import ModelText
+from toy_model import tiny_model_dir
+
+
+class DeadEngine:
+    """An engine client whose engine is gone."""
+
+    def submit(self, _message):
+        raise EngineDied("gone")
+
+
+@pytest.fixture
+def replica():
+    return Replica(born=0.0, limits=Ready(64, 1024, 16, 40, 2))
+
+
+@pytest.fixture
+async def client(replica, tmp_path):
+    generator = Generator(DeadEngine(), ModelText(tiny_model_dir(tmp_path)), Counts())
+    parts = Parts(replica, Admission(replica), generator, Exposition("m", replica, generator.counts), ("m",), "0")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(application(parts)), base_url="http://replica") as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("phase", "code"),
+    [
+        (Phase.PHASE_STARTING, "not_ready"),
+        (Phase.PHASE_LOADING, "not_ready"),
+        (Phase.PHASE_DRAINING, "draining"),
+        (Phase.PHASE_STOPPED, "draining"),
+        (Phase.PHASE_READY, "engine_died"),
+    ],
+)
+async def test_a_refusal_that_another_replica_may_mend_says_so(client, replica, phase, code):
+    replica.phase = phase
+    answer = await client.post("/v1/completions", json={"model": "m", "prompt": "x"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, code)
+    assert (answer.headers[HEADER_SHOULD_RETRY], answer.headers[HEADER_RETRY_AFTER]) == ("true", "1")
+    assert replica.in_flight == 0
+
+
+async def test_only_a_replica_that_accepts_is_healthy(client, replica):
+    for phase, status in ((Phase.PHASE_LOADING, 503), (Phase.PHASE_READY, 200), (Phase.PHASE_DRAINING, 503)):
+        replica.phase = phase
+        assert (await client.get("/health")).status_code == status
