@@ -28,6 +28,10 @@ CASES = [
     ("pagoda_operator.plan", TORCH | CLUSTER | HTTP),
     ("pagoda_gateway.__main__", TORCH | {"kopf", "pagoda_daemon", "pagoda_operator", "pagoda_devcluster"}),
     ("pagoda_gateway.picker", TORCH | CLUSTER | HTTP),
+    ("pagoda_sizing.plan", TORCH | CLUSTER | HTTP | {"numpy", "typer", "rich", "pagoda_cli"}),
+    ("pagoda_sizing.tables", TORCH | CLUSTER | HTTP | {"numpy", "typer", "rich", "pagoda_cli"}),
+    ("pagoda_cli.__main__", TORCH | CLUSTER | HTTP | {"typer", "rich", "pagoda_daemon", "pagoda_operator", "pagoda_gateway"}),
+    ("pagoda_cli.commands", TORCH | CLUSTER | HTTP | {"pagoda_daemon", "pagoda_operator", "pagoda_gateway", "pagoda_devcluster"}),
     ("pagoda_contracts.launch", TORCH | CLUSTER | HTTP),
     ("pagoda_contracts.resources.service", TORCH | CLUSTER | HTTP),
 ]

@@ -1,0 +1,1 @@
+"""`pagoda`: what people and scripts ask of Pagoda on a command line."""

@@ -1,0 +1,1 @@
+"""Pure arithmetic: a model's config and a device give bytes, fit, time and cost."""
