@@ -54,11 +54,13 @@ def engine(folder: Path, build: Callable[[Progress], Worker], *, orphaned: bool 
     with front(folder) as end:
         thread = threading.Thread(target=work)
         thread.start()
-        yield end, codes
-        while thread.is_alive():
-            if not orphaned:
-                end.shut_down()
-            thread.join(timeout=0.05)
+        try:
+            yield end, codes
+        finally:
+            while thread.is_alive():
+                if not orphaned:
+                    end.shut_down()
+                thread.join(timeout=0.05)
 
 
 def test_a_step_that_raises_ends_its_requests_and_the_engine_goes_on(tmp_path: Path) -> None:
