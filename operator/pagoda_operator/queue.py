@@ -43,7 +43,8 @@ class Schedule:
 
     def add(self, key: Key, due: float) -> None:
         """Run the key at `due` or, if planned, earlier; not before a hold ends."""
-        self._due[key] = max(min(due, self._due.get(key, due)), self._held.get(key, due))
+        earliest = min(due, self._due.get(key, due))
+        self._due[key] = max(earliest, self._held.get(key, earliest))
 
     def take(self, now: float) -> Key | None:
         """The key that has waited longest and is not in work."""

@@ -168,7 +168,7 @@ class FakeApi:
         return bool(owners) and not any(owner["uid"] in alive for owner in owners)
 
     def _at_version(self, live: Body | None, meta: Json) -> Body:
-        if live is None or (live["metadata"]["uid"], live["metadata"]["resourceVersion"]) != (meta["uid"], meta["resourceVersion"]):
+        if live is None or any(meta[name] != live["metadata"][name] for name in ("uid", "resourceVersion") if name in meta):
             raise Conflict("not this version")
         return live
 

@@ -26,6 +26,9 @@ USER = f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}"
 NODES = Resource("v1", "Node", "nodes")
 LEASES = Resource("coordination.k8s.io/v1", "Lease", "leases")
 NODE = "paper"
+OPERATOR = str(Path(sys.executable).parent / "pagoda-operator")
+# Each run of it lives until its first write.
+DYING = (sys.executable, "-P", str(Path(__file__).parent / "dying_operator.py"))
 
 
 def install_role(cluster: Cluster) -> None:
@@ -59,9 +62,8 @@ def kubeconfig(kube: Kube, folder: Path) -> Path:
 class OperatorProcess:
     """`pagoda-operator`, its log lines as they come."""
 
-    def __init__(self, kubeconfig: Path, *options: str) -> None:
-        script = str(Path(sys.executable).parent / "pagoda-operator")
-        argv = [script, "--kubeconfig", str(kubeconfig), "--probes-port", "0", *options]
+    def __init__(self, kubeconfig: Path, *options: str, program: tuple[str, ...] = (OPERATOR,)) -> None:
+        argv = [*program, "--kubeconfig", str(kubeconfig), "--probes-port", "0", *options]
         environment = os.environ | {"PAGODA_NAMESPACE": NAMESPACE}
         self.process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env=environment)
         self.lines: list[str] = []

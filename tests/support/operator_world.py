@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -30,11 +30,16 @@ class World:
         self.api = FakeApi()
         self.api.put(PROFILES, profile_body())
         self.api.put(SERVICES, service_body(**spec))
+        self.later = timedelta()
         self.restart()
+
+    def tick(self) -> None:
+        """Time passes."""
+        self.later += timedelta(minutes=1)
 
     def restart(self) -> None:
         """A new process: nothing is remembered."""
-        self.operator = Reconciler(self.api, Settings(), now)
+        self.operator = Reconciler(self.api, Settings(), lambda: now() + self.later)
 
     def observed(self) -> Observed:
         found = asyncio.run(observe(self.api, KEY))

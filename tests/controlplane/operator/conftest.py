@@ -48,7 +48,7 @@ def real(cluster, kube, node):
     world.clean()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def operator(account):
     with running_operator(account, "--resync", "1s") as process:
         yield process

@@ -58,7 +58,7 @@ def test_a_rejected_model_stalls_with_the_daemons_words_and_a_mended_one_serves(
     assert (lines["Ready"]["status"], lines["Reconciling"]["status"]) == ("False", "False")
     assert lines["Stalled"]["message"] == "config.json: architecture GrandioseForCausalLM is unknown"
     real.edit(model={"uri": "pvc://mended"})
-    eventually(lambda: real.end_pods(), "the rejected pod goes")
+    eventually(real.end_pods, "the rejected pod goes")
     real.serve()
     assert real.told(Ready="Available")["Stalled"]["status"] == "False"
 
@@ -84,7 +84,7 @@ def test_a_spec_change_rolls_to_a_new_revision_and_the_old_one_goes(real, operat
     assert set(before) < set(real.children())
     real.node.tell(fresh[0], running(ready=True))
     assert real.told(Reconciling="RollingOut")["Ready"]["status"] == "True"
-    eventually(lambda: real.end_pods(), "the old pod goes")
+    eventually(real.end_pods, "the old pod goes")
     real.told(Reconciling="Settled")
     gone = [name for name in before if name not in real.children()]
     assert sorted(name.split()[0] for name in gone) == ["ConfigMap", "ControllerRevision", "Deployment"]
@@ -95,14 +95,12 @@ def test_an_edited_profile_rolls_no_pod(real, operator):
     real.serve()
     real.told(Ready="Available")
     (before,) = real.kube.list(DEPLOYMENTS, real.namespace)
-    since = len(operator.events("applied"))
     real.kube.merge(PROFILES, "", real.namespace, {"spec": {"images": {"daemon": "localhost/daemon:2"}}})
     real.edit(replicas=2)
     real.serve(2)
     real.told(Ready="Available")
     (after,) = real.kube.list(DEPLOYMENTS, real.namespace)
     assert after["spec"]["template"] == before["spec"]["template"]
-    assert len(operator.events("applied")) > since
 
 
 def test_what_the_api_server_refuses_stalls_with_its_words(real, operator):
@@ -216,7 +214,7 @@ def test_a_service_made_anew_under_its_old_name_starts_clean(real, operator):
     real.told(Ready="Available")
     real.kube.delete(SERVICES, real.namespace, NAME)
     made = real.apply()
-    eventually(lambda: real.end_pods(), "the old pod goes")
+    eventually(real.end_pods, "the old pod goes")
     eventually(lambda: len(real.children()) == 5, "five children again")
     real.serve()
     real.told(Ready="Available")

@@ -138,4 +138,4 @@ class Rollouts(RuleBasedStateMachine):
 
 
 TestRollouts = Rollouts.TestCase
-TestRollouts.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestRollouts.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)

@@ -1,0 +1,59 @@
+"""Probes: what makes the process sick, and who answers."""
+
+import urllib.error
+import urllib.request
+
+import pytest
+from pagoda_contracts.names import PATH_LIVE, PATH_READY, PATH_STARTUP
+from pagoda_operator import probes
+
+
+@pytest.fixture
+def vitals():
+    made = probes.Vitals(kinds=2, queue_age=lambda: 0.0)
+    made._beat = 0.0
+    return made
+
+
+def test_it_is_ready_once_every_kind_is_watched(vitals):
+    vitals.watched("/a", 1.0)
+    assert vitals.unready(1.0) == "1 of 2 kinds watched"
+    assert vitals.ailment(1.0) is None
+    vitals.watched("/b", 1.0)
+    assert vitals.unready(1.0) is None
+
+
+def test_a_silent_watch_is_named(vitals):
+    vitals._beat = 300.0
+    vitals.watched("/a", 300.0)
+    vitals.watched("/b", 100.0)
+    assert vitals.ailment(280.0) is None
+    assert vitals.ailment(281.0) == "watch silent: /b"
+
+
+def test_a_blocked_loop_and_a_waiting_service_are_named(vitals):
+    assert vitals.ailment(6.0) is None
+    assert vitals.ailment(6.1) == "event loop silent for 5 s"
+    vitals._beat, vitals._queue_seconds = 10.0, 181.0
+    assert vitals.ailment(10.0) == "a service waits for 181 s"
+
+
+def ask(server, path):
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_address[1]}{path}", timeout=5) as answer:
+            return answer.status, answer.read().decode().strip()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode().strip()
+
+
+def test_the_thread_answers_each_probe_with_its_own_verdict():
+    vitals = probes.Vitals(kinds=1, queue_age=lambda: 0.0)
+    server = probes.serve(vitals, 0)
+    try:
+        assert [ask(server, path)[0] for path in (PATH_LIVE, PATH_STARTUP, PATH_READY, "/other")] == [200, 503, 503, 404]
+        vitals.watched("/a", vitals._beat)
+        assert ask(server, PATH_READY) == (200, "ok")
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,87 @@
+"""Errors become conditions, and what somebody undoes is not fought over."""
+
+import asyncio
+
+import pytest
+from fake_api import FakeApi, profile_body
+from operator_world import World, now
+from pagoda_contracts.resources.profile import ServingProfileSpec
+from pagoda_operator.defaults import DEFAULT_KEY
+from pagoda_operator.errors import Denied, Refused, Unconverged
+from pagoda_operator.queue import Outcome
+from pagoda_operator.reconcile import Reconciler
+from pagoda_operator.settings import Settings
+from pagoda_operator.state import DEPLOYMENTS, PROFILES, SERVICES, Key
+
+
+def test_a_service_that_is_gone_or_going_is_left_alone():
+    world = World()
+    world.settle()
+    written = len(world.api.journal)
+    world.api.of(SERVICES)[0]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert world.run() == Outcome(gone=True)
+    world.api.objects.pop(("InferenceService", "ns", "tiny"))
+    assert world.run() == Outcome(gone=True)
+    assert len(world.api.journal) == written
+
+
+def test_a_refused_child_stalls_with_the_servers_words():
+    world = World()
+    world.api.refuse["Deployment"] = Refused("422: spec.nodeSelektor: unknown field")
+    world.run()
+    world.run()
+    line = world.conditions()["Stalled"]
+    assert (line["status"], line["reason"]) == ("True", "InvalidSpec")
+    assert "nodeSelektor" in line["message"]
+
+
+def test_a_denied_child_is_said_and_retried():
+    world = World()
+    world.api.refuse["Deployment"] = Denied("403: exceeded quota")
+    world.run()
+    with pytest.raises(Denied):
+        world.run()
+    line = world.conditions()["Reconciling"]
+    assert (line["status"], line["reason"]) == ("True", "Forbidden")
+    assert "exceeded quota" in line["message"]
+
+
+def test_a_write_that_does_not_stay_is_given_up_for_a_while():
+    world = World()
+    world.settle()
+    written = []
+
+    def undo(verb, kind, name):
+        written.append((verb, kind))
+
+    world.api.before_write = undo
+
+    def fight():
+        for _ in range(20):
+            world.api.edit(DEPLOYMENTS, "ns", world.names(DEPLOYMENTS)[0], lambda body: body["spec"].update(replicas=9))
+            world.run()
+
+    with pytest.raises(Unconverged, match="Apply Deployment"):
+        fight()
+    assert len(written) == 5
+
+
+def test_the_default_profile_is_kept_as_the_installation_wrote_it():
+    api = FakeApi()
+    spec = ServingProfileSpec.model_validate({"images": {"daemon": "img:1"}, "allow": ["metadata.labels"]})
+    operator = Reconciler(api, Settings(default_profile=spec), now)
+    for _ in range(3):
+        asyncio.run(operator.reconcile(DEFAULT_KEY))
+    assert api.journal == [("apply", "ServingProfile", "default")]
+    api.edit(PROFILES, "", "default", lambda body: body["spec"]["images"].update(daemon="img:2"))
+    asyncio.run(operator.reconcile(DEFAULT_KEY))
+    assert api.of(PROFILES)[0]["spec"]["images"] == {"daemon": "img:1"}
+
+
+def test_without_an_installations_profile_the_name_is_an_admins():
+    api = FakeApi()
+    api.put(PROFILES, profile_body())
+    operator = Reconciler(api, Settings(), now)
+    assert asyncio.run(operator.reconcile(DEFAULT_KEY)) == Outcome()
+    assert asyncio.run(operator.reconcile(Key("", "h100"))) == Outcome(gone=True)
+    assert api.journal == []

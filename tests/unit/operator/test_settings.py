@@ -1,0 +1,50 @@
+"""Command line and environment."""
+
+import pytest
+from pagoda_operator.errors import SettingsError
+from pagoda_operator.handlers import EndlessJitter
+from pagoda_operator.settings import load
+
+
+def test_the_address_is_the_given_one_or_the_charts():
+    assert load([], {"PAGODA_GATEWAY_URL": "http://gw:8080/v1"}).url == "http://gw:8080/v1"
+    assert load([], {"PAGODA_NAMESPACE": "pagoda-system"}).url == "http://pagoda-gateway.pagoda-system.svc:8080/v1"
+    assert load([], {}).url is None
+
+
+def test_the_default_profile_is_read_from_its_file(tmp_path):
+    file = tmp_path / "profile.json"
+    file.write_text('{"images": {"daemon": "img:1"}, "allow": ["metadata.labels"]}')
+    profile = load([], {"PAGODA_DEFAULT_PROFILE": str(file)}).default_profile
+    assert profile is not None
+    assert (profile.images.daemon, profile.allow) == ("img:1", ("metadata.labels",))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "named"),
+    [
+        (["--resync", "often"], {}, "often"),
+        (["--resync", "10ms"], {}, "10ms"),
+        ([], {"PAGODA_GATEWAY_URL": "gw:8080"}, "gw:8080"),
+        ([], {"PAGODA_DEFAULT_PROFILE": "/no/such/file"}, "/no/such/file"),
+    ],
+)
+def test_what_cannot_work_is_named(arguments, environment, named):
+    with pytest.raises(SettingsError, match=named):
+        load(arguments, environment)
+
+
+def test_a_profile_that_is_none_is_named(tmp_path):
+    file = tmp_path / "profile.json"
+    file.write_text('{"image": "x"}')
+    with pytest.raises(SettingsError, match="images"):
+        load([], {"PAGODA_DEFAULT_PROFILE": str(file)})
+
+
+def test_the_delays_of_a_watch_never_end_and_start_anew_each_time():
+    jitter = EndlessJitter()
+    for _ in range(2):
+        delays = [delay for delay, _ in zip(jitter, range(100), strict=False)]
+        assert len(delays) == 100
+        assert 0.4 <= delays[0] <= 0.6
+        assert all(12 <= delay <= 18 for delay in delays[5:])
