@@ -91,7 +91,9 @@ def declared_quantisation(raw: dict[str, Any]) -> str:
     section = raw.get("quantization_config")
     if section is None:
         return "bf16"
-    method, bits = (section.get("quant_method"), section.get("bits")) if isinstance(section, dict) else (section, None)
+    if not isinstance(section, dict):
+        raise UnknownQuantisation(f"quantization_config is {section!r}; accepted is an object")
+    method, bits = section.get("quant_method"), section.get("bits")
     known: dict[tuple[Any, Any], str] = {("fp8", None): "fp8", ("awq", 4): "int4", ("gptq", 4): "int4", ("gptq", 8): "int8"}
     if (method, bits) not in known:
         raise UnknownQuantisation(f"quantization_config: {method!r} with {bits} bits is not known; say which format to plan for")

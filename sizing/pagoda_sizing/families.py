@@ -75,7 +75,7 @@ def _with_vision(raw: dict[str, Any]) -> Model:
     if text is None or vision is None:
         raise BadConfig("config.json: model_type gemma3 needs text_config and vision_config; text alone is gemma3_text")
     model = parse_model({**text, "model_type": "gemma3_text"})
-    counted = Parameters(**{**vars(model.parameters), "vision": siglip(Config(vision, {}), model.hidden)})
+    counted = Parameters(**{**vars(model.parameters), "vision": siglip(Config(vision, {"vision_use_head": True}), model.hidden)})
     return Model(**{**vars(model), "kind": "gemma3", "parameters": counted})
 
 

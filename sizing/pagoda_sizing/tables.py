@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from pagoda_sizing.devices import GB, TERA, Device, catalogue
@@ -27,11 +26,6 @@ def updated(document: str) -> str:
         raise BadConfig(f"the document needs one line {BEGIN!r} and after it one {END!r}")
     head, _, rest = document.partition(BEGIN)
     return f"{head}{BEGIN}\n\n{tables()}\n{END}{rest.partition(END)[2]}"
-
-
-def write(path: Path) -> None:
-    """Bring the document on disk up to date."""
-    path.write_text(updated(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def _table(title: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

@@ -12,7 +12,9 @@ def siglip(config: Config, text_hidden: int) -> int:
         raise BadConfig(f"config.json: vision_config.model_type is {config.get('model_type')!r}; accepted is siglip_vision_model")
     hidden, inner = config.number("hidden_size"), config.number("intermediate_size")
     patch, image = config.number("patch_size"), config.number("image_size")
-    layer = 4 * (hidden * hidden + hidden) + 2 * hidden * inner + inner + hidden + 4 * hidden
+    mlp = 2 * hidden * inner + inner + hidden
+    layer = 4 * (hidden * hidden + hidden) + mlp + 4 * hidden
     embedding = 3 * patch * patch * hidden + hidden + (image // patch) ** 2 * hidden
     projector = hidden * text_hidden + hidden
-    return embedding + config.number("num_hidden_layers") * layer + 2 * hidden + projector
+    pooling = 4 * (hidden * hidden + hidden) + mlp + 3 * hidden if config.flag("vision_use_head") else 0
+    return embedding + config.number("num_hidden_layers") * layer + 2 * hidden + pooling + projector

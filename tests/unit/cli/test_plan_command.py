@@ -1,0 +1,182 @@
+"""`pagoda plan` and `pagoda cost` as a user types them: what they print, and what they refuse in one line with exit code 2."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from pagoda_cli.commands import run
+from pagoda_sizing.devices import catalogue
+from pagoda_sizing.published import published_model
+
+
+@pytest.fixture
+def llama8b(tmp_path):
+    folder = tmp_path / "llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(published_model("meta-llama/Llama-3.1-8B").config))
+    return str(folder)
+
+
+@pytest.fixture
+def ask(capsys):
+    """Runs a command line; gives exit code, stdout and stderr."""
+
+    def call(*arguments):
+        code = run(arguments)
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return call
+
+
+def test_plan_shows_every_device_and_slice(ask, llama8b):
+    code, out, err = ask("plan", "--model", llama8b)
+    assert (code, err) == (0, "")
+    assert all(device.name in out for device in catalogue())
+    assert "8,030,261,248 parameters" in out
+
+
+def test_plan_takes_a_file_too_and_brings_a_devices_slices_along(ask, llama8b):
+    code, out, _ = ask("plan", "--model", f"{llama8b}/config.json", "--device", "h100", "--device", "l4", "--json")
+    found = json.loads(out)
+    assert code == 0
+    names = [row["device"] for row in found["devices"]]
+    assert names == ["h100", *(f"h100:{p}" for p in ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb")), "l4"]
+    assert found["model"] == {
+        "kind": "llama",
+        "parameters": 8_030_261_248,
+        "weight_bytes": 16_060_522_496,
+        "kv_bytes_per_token": 131_072,
+        "quantisation": "bf16",
+        "context": 4096,
+    }
+
+
+def test_json_says_the_verdict_its_reason_and_the_predictions(ask, llama8b):
+    _, out, _ = ask("plan", "--model", llama8b, "--device", "h100:1g.10gb", "--device", "h100:3g.40gb", "--concurrency", "4", "--json")
+    small, large = json.loads(out)["devices"]
+    assert (small["verdict"], small["tokens_per_s"]) == ("no", None)
+    assert small["why"] == "weights and reserve, 17.1 GB, exceed 10.0 GB"
+    assert (large["verdict"], large["why"], large["concurrency"]) == ("fits", "", 4)
+    assert all(large[key] > 0 for key in ("ttft_ms", "tpot_ms", "tokens_per_s", "dollars_per_million", "max_concurrency"))
+    assert large["tokens_per_s"] == pytest.approx(4 / (large["tpot_ms"] / 1000))
+
+
+def test_objectives_turn_fits_into_slow(ask, llama8b):
+    _, out, _ = ask("plan", "--model", llama8b, "--device", "l4", "--tp", "1", "--concurrency", "1", "--tpot", "20ms", "--json")
+    (row,) = json.loads(out)["devices"]
+    assert row["verdict"] == "slow"
+    assert "is above 20 ms" in row["why"]
+
+
+def test_a_price_changes_the_dollars(ask, llama8b):
+    def dollars(price):
+        _, out, _ = ask("plan", "--model", llama8b, "--device", "l4", "--tp", "1", "--price", f"l4={price}", "--json")
+        return json.loads(out)["devices"][0]["dollars_per_million"]
+
+    assert dollars("2") == pytest.approx(4 * dollars("0.5"))
+
+
+def test_the_checkpoints_own_format_is_planned_for(ask, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(published_model("deepseek-ai/DeepSeek-V3").config))
+    _, out, _ = ask("plan", "--model", str(tmp_path), "--device", "h200", "--json")
+    assert json.loads(out)["model"]["quantisation"] == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--device", "h99"), "device 'h99': accepted are t4"),
+        (("--device", "h100:9g.90gb"), "h100 has no MIG profile '9g.90gb': accepted are 1g.10gb"),
+        (("--context", "0"), "context 0: accepted is a finite number above 0"),
+        (("--context", "131073"), "accepts at most 131072 tokens"),
+        (("--concurrency", "-1"), "concurrency -1"),
+        (("--context", "100", "--prompt", "200"), "prompt 200 is longer than the context of 100"),
+        (("--ttft", "1"), "--ttft: '1' is not a duration"),
+        (("--tpot", "0s"), "tpot 0.0: accepted is a finite number above 0"),
+        (("--quantization", "int3"), "quantisation 'int3': accepted are bf16"),
+        (("--kv-dtype", "fp4"), "KV cache dtype 'fp4': accepted are bf16"),
+        (("--tp", "5"), "tensor-parallel degree 5: 32 heads do not split so; accepted are 1, 2, 4, 8"),
+        (("--price", "l4"), "--price 'l4': accepted is DEVICE=DOLLARS"),
+        (("--device", "l4", "--price", "h100=1"), "price for 'h100': accepted are the devices of this plan, l4"),
+        (("--context", "many"), "'many' is not a valid int"),
+        (("--nonsense",), "No such option: --nonsense"),
+    ],
+)
+def test_impossible_or_contradictory_input_is_one_line_and_exit_2(ask, llama8b, arguments, says):
+    code, out, err = ask("plan", "--model", llama8b, *arguments)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert err.startswith("pagoda: ")
+    assert says in err
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "No such file or directory"),
+        (b"\xff\xfe", "not UTF-8 text"),
+        (b"[1]", "holds a list"),
+        (b'{"model_type": "mamba"}', "model_type 'mamba': accepted are bert"),
+        (b'{"model_type": "llama"}', "hidden_size is missing"),
+        (b" " * (1 << 21), "larger than 1 MiB"),
+    ],
+)
+def test_an_unusable_model_is_one_line_and_exit_2(ask, tmp_path, content, says):
+    if content is not None:
+        (tmp_path / "config.json").write_bytes(content)
+    code, out, err = ask("plan", "--model", str(tmp_path))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert says in err
+
+
+def test_cost_counts_the_break_even_with_people(ask):
+    code, out, _ = ask("cost", "--monthly", "8640", "--ops-hours", "20", "--ops-rate", "100", "--api-request-price", "0.0085", "--json")
+    assert code == 0
+    assert json.loads(out) == {"dollars_per_month": 10_640, "breakeven_requests_per_month": 1_251_765}
+
+
+def test_cost_per_million_tokens_and_break_even_in_tokens(ask):
+    _, out, _ = ask("cost", "--price", "10", "--throughput", "3400", "--api-price", "10")
+    assert "hardware per million tokens: $0.817" in out
+    assert "break-even: 720,000,000 tokens a month" in out
+
+
+def test_cost_counts_only_what_met_its_objective_and_what_was_used(ask):
+    _, out, _ = ask("cost", "--price", "10", "--throughput", "3400", "--within-slo", "0.5", "--utilisation", "0.5", "--json")
+    assert json.loads(out)["dollars_per_million_tokens"] == pytest.approx(4 * 10 / 3400 / 3600 * 1e6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "give exactly one of --price (dollars an hour) and --monthly"),
+        (("--price", "1", "--monthly", "1", "--api-price", "1"), "give exactly one of"),
+        (("--price", "1"), "nothing to compare with"),
+        (("--price", "1", "--ops-hours", "3", "--api-price", "1"), "give both or neither"),
+        (("--price", "-1", "--api-price", "1"), "hardware per month -720.0: accepted is 0 or more"),
+        (("--price", "1", "--api-price", "0"), "API price per million tokens 0.0"),
+        (("--price", "1", "--throughput", "0"), "tokens per second 0.0"),
+        (("--price", "1", "--throughput", "1", "--utilisation", "2"), "utilisation 2.0: accepted is above 0 and at most 1"),
+        (("--price", "1", "--throughput", "1", "--within-slo", "2"), "share within objective 2.0: accepted is 0 to 1"),
+    ],
+)
+def test_contradictory_costs_are_one_line_and_exit_2(ask, arguments, says):
+    code, out, err = ask("cost", *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert says in err
+
+
+def test_no_command_prints_the_commands(ask):
+    code, out, _ = ask()
+    assert code == 0
+    assert "plan" in out
+    assert "cost" in out
+
+
+def test_the_door_names_the_extra_where_a_package_is_missing():
+    hide = "import sys; sys.modules['typer'] = None; sys.argv = ['pagoda', 'plan']; from pagoda_cli.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-P", "-c", hide], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == "pagoda: typer is not installed: pip install 'pagoda[cli]'\n"

@@ -1,0 +1,127 @@
+"""Verdicts, degrees, prices and the catalogue, by example."""
+
+import pytest
+from pagoda_sizing.cost import goodput, utilisation
+from pagoda_sizing.devices import catalogue, find, profiles_of
+from pagoda_sizing.families import parse_model
+from pagoda_sizing.fit import Demand, fit, smallest_degree, smallest_profile
+from pagoda_sizing.model import Experts
+from pagoda_sizing.plan import Ask, Verdict, plan, priced
+from pagoda_sizing.published import published_model
+
+
+def model(name):
+    return parse_model(published_model(name).config)
+
+
+LLAMA8B, LLAMA70B = model("meta-llama/Llama-3.1-8B"), model("meta-llama/Llama-3.1-70B")
+
+
+def row(subject, device, ask):
+    return plan(subject, [find(device)], ask)[0]
+
+
+def test_the_catalogue_names_the_devices_and_profiles_that_are_promised():
+    names = [device.name for device in catalogue()]
+    whole = ["t4", "a10", "l4", "l40s", "rtx4090", "a100-40", "a100-80", "h100", "h200", "b200", "mi300x", "cpu"]
+    assert [name for name in names if ":" not in name] == whole
+    profiles = {name: [device.profile for device in profiles_of(name)] for name in ("h100", "h200", "b200", "a100-40")}
+    assert profiles == {
+        "h100": ["1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"],
+        "h200": ["1g.18gb", "1g.35gb", "2g.35gb", "3g.71gb", "4g.71gb", "7g.141gb"],
+        "b200": ["1g.23gb", "1g.45gb", "2g.45gb", "3g.90gb", "4g.90gb", "7g.180gb"],
+        "a100-40": ["1g.5gb", "1g.10gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb"],
+    }
+    assert len(names) == len(set(names))
+
+
+def test_every_device_says_where_its_numbers_come_from():
+    assert all(device.sources and device.price_source for device in catalogue())
+
+
+@pytest.mark.parametrize("device", [device for device in catalogue() if device.profile], ids=lambda device: device.name)
+def test_a_slices_memory_agrees_with_its_name(device):
+    assert device.memory_bytes / 1e9 == pytest.approx(float(device.profile.split("g.")[1][:-2]), abs=0.5)
+
+
+def test_an_8b_takes_the_smallest_slice_that_holds_weights_and_cache():
+    assert smallest_profile(LLAMA8B, "h100", Demand(4096, 1)).device == "h100:1g.20gb"
+    assert smallest_profile(LLAMA8B, "h100", Demand(4096, 8)).device == "h100:3g.40gb"
+    assert smallest_profile(LLAMA8B, "h100", Demand(4096, 1, "int4")).device == "h100:1g.10gb"
+    assert smallest_profile(LLAMA70B, "h100", Demand(4096, 1)) is None
+
+
+def test_a_70b_needs_four_h100_in_bf16_two_in_fp8_and_one_in_int4():
+    degrees = {name: smallest_degree(LLAMA70B, find("h100"), Demand(8192, 8, name)).degree for name in ("bf16", "fp8", "int4")}
+    assert degrees == {"bf16": 4, "fp8": 2, "int4": 1}
+
+
+def test_kv_heads_split_over_ranks_until_there_is_one_each_and_a_latent_never():
+    gemma = model("google/gemma-3-1b-it")
+    assert fit(gemma, find("l4"), Demand(512), 4).kv_bytes_per_request == gemma.kv_bytes(512)
+    deepseek = model("deepseek-ai/DeepSeek-V3")
+    assert fit(deepseek, find("h200"), Demand(4096), 8).kv_bytes_per_request == deepseek.kv_bytes(4096)
+    assert fit(LLAMA70B, find("h100"), Demand(4096), 4).kv_bytes_per_request == LLAMA70B.kv_bytes(4096) // 4
+
+
+def test_why_not_names_the_memory_that_is_short():
+    found = row(LLAMA70B, "h100:3g.40gb", Ask(4096, 1))
+    assert (found.verdict, found.why) == (Verdict.NO, "weights and reserve, 142.6 GB, exceed 40.0 GB")
+    full = row(LLAMA8B, "l4", Ask(8192, 16, degree=1))
+    assert full.why == "KV cache for 16 needs 17.2 GB, 6.9 GB is free: at most 6"
+
+
+def test_too_slow_says_which_objective_and_by_how_much():
+    found = row(LLAMA8B, "l4", Ask(2048, 4, tpot_s=0.01, ttft_s=10, degree=1))
+    assert found.verdict is Verdict.SLOW
+    assert found.why.startswith("tpot ")
+    assert found.why.endswith("is above 10 ms")
+    assert row(LLAMA8B, "l4", Ask(2048, 4, ttft_s=0.01, degree=1)).why.startswith("ttft ")
+
+
+def test_more_ranks_are_taken_where_they_meet_the_objective():
+    alone, needed = row(LLAMA8B, "h100", Ask(2048, 4)), row(LLAMA8B, "h100", Ask(2048, 4, tpot_s=0.005))
+    assert (alone.tensor_parallel, needed.tensor_parallel, needed.verdict) == (1, 2, Verdict.FITS)
+
+
+def test_a_format_that_a_device_does_not_run_is_unsupported():
+    found = row(LLAMA8B, "t4", Ask(2048, quantisation="nvfp4"))
+    assert (found.verdict, found.why) == (Verdict.UNSUPPORTED, "nvfp4 weights do not run on it; accepted are bf16, int8, int4")
+
+
+def test_a_slice_refuses_ranks_without_refusing_the_plan():
+    whole, part = plan(LLAMA8B, [find("h100"), find("h100:4g.40gb")], Ask(2048, 1, degree=2))
+    assert (whole.verdict, part.verdict) == (Verdict.FITS, Verdict.NO)
+    assert "accepted on a MIG slice is 1" in part.why
+
+
+def test_an_encoder_is_bounded_by_time_only():
+    found = row(model("google-bert/bert-base-uncased"), "l4", Ask(512))
+    assert (found.verdict, found.max_concurrency, found.tpot_ms) == (Verdict.FITS, None, None)
+    assert found.tokens_per_s == pytest.approx(512 / (found.ttft_ms / 1000))
+
+
+def test_predicted_batch_1_time_of_an_8b_on_h100_is_near_the_published_one():
+    # vLLM on H100, Llama-3.1-8B bf16: 6.44 ms per token plus 4.37e-5 ms per token of context (blog of 2026-04-22).
+    assert row(LLAMA8B, "h100", Ask(1024, 1, degree=1)).tpot_ms == pytest.approx(6.44 + 1024 * 4.37e-5, rel=0.02)
+
+
+def test_a_users_price_replaces_the_catalogues_and_reaches_slices_in_proportion():
+    whole, part, other = priced([find("h100"), find("h100:3g.40gb"), find("l4")], {"h100": 8.0})
+    assert (whole.price_per_hour, part.price_per_hour, other.price_per_hour) == (8.0, 4.0, find("l4").price_per_hour)
+
+
+def test_without_a_price_there_are_no_dollars():
+    assert row(LLAMA8B, "cpu", Ask(1024, 1)).dollars_per_million is None
+
+
+def test_experts_touched_approach_all_as_the_batch_grows():
+    experts = Experts(count=128, per_token=8)
+    assert experts.touched(1) == pytest.approx(8 / 128)
+    assert experts.touched(2) == pytest.approx(1 - (120 / 128) ** 2)
+    assert experts.touched(1000) == pytest.approx(1)
+
+
+def test_goodput_and_utilisation():
+    assert goodput(1000, 0.95) == 950
+    assert utilisation(served_tokens=1_800_000, capacity_tokens_per_s=1000, hours=1) == 0.5
