@@ -80,6 +80,24 @@ async def test_no_connection_is_served_elsewhere(bench, replicas):
     assert "repick-connect" in {route.reason for _, _, route in answers}
 
 
+async def test_pooled_connections_that_died_everywhere_cost_one_retry_not_an_error(bench, replicas):
+    used = set()
+
+    async def only_once(exchange: Exchange) -> None:
+        if exchange.writer in used:
+            exchange.die()
+            return
+        used.add(exchange.writer)
+        await say_ok(exchange)
+
+    for replica in replicas:
+        replica.script = only_once
+    await bench.serve(*replicas)
+    assert len({(await bench.ask())[1]["replica"] for _ in replicas}) == 2
+    status, _, route = await bench.ask()
+    assert (status, route.reason, route.attempt) == (200, "repick-closed", 2)
+
+
 async def test_a_request_that_kills_replicas_kills_two_at_most(bench, replicas):
     a, b = replicas
     a.script = b.script = abort

@@ -11,10 +11,10 @@ import openai
 import pytest
 from gateway_process import GatewayProcess, start_gateway, write_fleet
 from replica import NAME, Replica, replica_config, start_daemon
-from streams import Stream, alone, open_loop
+from streams import Load, Stream, alone, open_loop
 
 QUESTIONS = [f"question number {number}" for number in range(6)]
-COUNT, PER_SECOND = 40, 16.0
+LOAD = Load(QUESTIONS, per_second=16.0, before=12, after=28)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ async def test_a_replica_that_drains_under_load_loses_nothing(pair, tmp_path):
     with in_front_of(tmp_path, leaving, staying) as gateway:
         undisturbed = await alone(f"{gateway.url}/v1", NAME, QUESTIONS)
         moment = Moment(leaving.terminate)
-        streams = await open_loop(f"{gateway.url}/v1", NAME, QUESTIONS, PER_SECOND, moment, COUNT)
+        streams = await open_loop(f"{gateway.url}/v1", NAME, LOAD, moment)
     judge_no_loss(streams, undisturbed, moment, leaving.http)
     assert leaving.wait() == 0
     later = [stream for stream in streams if stream.started > moment.at + 1]
@@ -84,7 +84,7 @@ async def test_the_only_replica_drains_and_what_comes_meanwhile_is_held_for_its_
             write_fleet(tmp_path / "fleet.json", [service(successor)])
 
         moment = Moment(replace)
-        streams = await open_loop(f"{gateway.url}/v1", NAME, QUESTIONS, PER_SECOND, moment, COUNT)
+        streams = await open_loop(f"{gateway.url}/v1", NAME, LOAD, moment)
     judge_no_loss(streams, undisturbed, moment, leaving.http)
     assert any(stream.route.held_ms > 0 and stream.route.endpoint == successor.http for stream in streams)
 
@@ -100,7 +100,7 @@ async def test_a_killed_replica_costs_only_streams_that_had_begun_one_clean_erro
             os.kill(engine, signal.SIGKILL)
 
         moment = Moment(kill)
-        streams = await open_loop(f"{gateway.url}/v1", NAME, QUESTIONS, PER_SECOND, moment, COUNT)
+        streams = await open_loop(f"{gateway.url}/v1", NAME, LOAD, moment)
     broken = [stream for stream in streams if stream.error]
     assert broken, "no stream was under way at the kill: the test proved nothing"
     for stream in broken:
@@ -119,10 +119,10 @@ async def test_load_is_shared_by_pushed_state(pair, tmp_path):
 
     with in_front_of(tmp_path, *pair) as gateway:
         await alone(f"{gateway.url}/v1", NAME, QUESTIONS[:1])
-        streams = await open_loop(f"{gateway.url}/v1", NAME, QUESTIONS, PER_SECOND, nothing, 30)
+        streams = await open_loop(f"{gateway.url}/v1", NAME, LOAD, nothing)
     shares = [sum(stream.route.endpoint == replica.http for stream in streams) for replica in pair]
-    assert sum(shares) == 30
-    assert min(shares) >= 10
+    assert sum(shares) == len(streams)
+    assert min(shares) >= len(streams) / 3
 
 
 async def test_the_openai_client_streams_lists_and_raises(pair, tmp_path):
