@@ -108,6 +108,8 @@ class PaperNode:
 
     def __init__(self, kube: Kube) -> None:
         self.kube = kube
+        self._gone = threading.Event()
+        self._pulse = threading.Thread(target=self._breathe, daemon=True)
 
     def register(self) -> None:
         self.kube.create(NODES, "", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
@@ -117,9 +119,16 @@ class PaperNode:
         lease = {"metadata": {"name": NODE}, "spec": {"holderIdentity": NODE, "leaseDurationSeconds": 3600, "renewTime": _now()}}
         self.kube.create(LEASES, "kube-node-lease", {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"} | lease)
 
-    def breathe(self) -> None:
-        """Keeps the node Ready; called before each test."""
-        self.kube.merge(LEASES, "kube-node-lease", NODE, {"spec": {"renewTime": _now()}})
+        self._pulse.start()
+
+    def leave(self) -> None:
+        self._gone.set()
+        self._pulse.join(timeout=10)
+
+    def _breathe(self) -> None:
+        """A node that is silent for 40 s makes all its pods NotReady."""
+        while not self._gone.wait(5):
+            self.kube.merge(LEASES, "kube-node-lease", NODE, {"spec": {"renewTime": _now()}})
 
     def placed(self, namespace: str, count: int, selector: str = "") -> list[Body]:
         """Waits until so many pods that stay are bound to it."""

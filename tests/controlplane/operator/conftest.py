@@ -30,7 +30,8 @@ def kube(cluster):
 def node(kube):
     paper = PaperNode(kube)
     paper.register()
-    return paper
+    yield paper
+    paper.leave()
 
 
 @pytest.fixture(scope="package")
@@ -41,7 +42,6 @@ def account(kube, tmp_path_factory):
 @pytest.fixture
 def real(cluster, kube, node):
     """A fresh namespace under Pod Security `restricted`, and a profile of its own."""
-    node.breathe()
     world = Real(cluster, kube, node, f"op-{uuid.uuid4().hex[:8]}")
     world.prepare()
     yield world
