@@ -93,20 +93,32 @@ async def together(base_url: str, model: str, questions: Sequence[str]) -> list[
         return list(await asyncio.gather(*(stream_chat(client, model, question) for question in questions)))
 
 
-async def open_loop(
-    base_url: str, model: str, questions: Sequence[str], per_second: float, event: Callable[[], Awaitable[None]], count: int
-) -> list[Stream]:
-    """`count` arrivals at a fixed rate whatever the answers do; `event` happens after a third of them."""
+@dataclass(frozen=True)
+class Load:
+    """Arrivals at a fixed rate whatever the answers do: `before` an event, while it lasts, and `after` it."""
+
+    questions: Sequence[str]
+    per_second: float
+    before: int = 40
+    after: int = 80
+
+
+async def open_loop(base_url: str, model: str, load: Load, event: Callable[[], Awaitable[None]]) -> list[Stream]:
+    """Every stream of the load, in order of arrival, after all have ended. The event's own failure is raised."""
     async with open_client(base_url) as client:
         running: list[asyncio.Task[Stream]] = []
-        happening: asyncio.Task[None] | None = None
-        start = time.monotonic()
-        for index in range(count):
-            await asyncio.sleep(max(0.0, start + index / per_second - time.monotonic()))
-            running.append(asyncio.create_task(stream_chat(client, model, questions[index % len(questions)])))
-            if index == count // 3:
-                happening = asyncio.ensure_future(event())
-        streams = list(await asyncio.gather(*running))
-        if happening is not None:
+        async with asyncio.timeout(300):
+            start = time.monotonic()
+
+            async def arrive(wanted: Callable[[], bool]) -> None:
+                while wanted():
+                    await asyncio.sleep(max(0.0, start + len(running) / load.per_second - time.monotonic()))
+                    running.append(asyncio.create_task(stream_chat(client, model, load.questions[len(running) % len(load.questions)])))
+
+            await arrive(lambda: len(running) < load.before)
+            happening = asyncio.ensure_future(event())
+            await arrive(lambda: not happening.done())
             await happening
-        return streams
+            total = len(running) + load.after
+            await arrive(lambda: len(running) < total)
+            return list(await asyncio.gather(*running))

@@ -54,7 +54,7 @@ def test_a_stream_carries_the_same_answer_and_says_its_route(client, pagoda):
     pods = pagoda.get("pods", "-n", "default", "-l", "app.kubernetes.io/component=replica")["items"]
     assert text == qa.answer
     assert route.endpoint.split(":")[0] in [pod["status"]["podIP"] for pod in pods]
-    assert (route.attempt, route.reason) == (1, "least-loaded")
+    assert (route.attempt, route.reason) == (1, "only-endpoint")
 
 
 def test_models_lists_the_served_name(client):
