@@ -156,7 +156,7 @@ def test_a_request_that_meets_a_nan_ends_alone(served: tuple[Path, list[Case]]) 
     poison = next(t for t in range(VOCAB) if all(t not in case.prompt + case.stream for case in expected[:4]))
     worker._model.weights.embedding[poison] = torch.nan
     drive = Drive(worker)
-    drive.submit("bad", (1, poison, 2), 8)
+    drive.submit("bad", (poison, 1, 2), 8)
     for i, case in enumerate(expected[:4]):
         drive.submit(f"r{i}", case.prompt, COUNT)
     drive.drain()
