@@ -61,8 +61,7 @@ def decode_work(model: Model, demand: Demand, batch: int, degree: int = 1) -> Wo
 def prefill_work(model: Model, demand: Demand, prompt: int, degree: int = 1) -> Work:
     """A whole prompt; the head computes one row only."""
     positive("prompt", prompt)
-    counted = model.parameters
-    head = counted.head or counted.embedding
+    head = _head(model)
     linear = 2.0 * prompt * (_active_parameters(model) - head) + 2.0 * head
     return Work(
         weight_bytes=_read_bytes(model, demand.quantisation, prompt) / degree,
@@ -83,17 +82,20 @@ def _active_parameters(model: Model) -> float:
     """Those that one token multiplies with; the input embedding is a look-up, except where it is the head too."""
     counted = model.parameters
     share = model.experts.per_token / model.experts.count if model.experts else 1.0
-    head = counted.head or (counted.embedding if model.decodes else 0)
-    return counted.dense + counted.experts * share + counted.small + head
+    return counted.dense + counted.experts * share + counted.small + _head(model)
+
+
+def _head(model: Model) -> int:
+    """The output matrix: its own, the embedding where tied, none in an encoder."""
+    return model.parameters.head or (model.parameters.embedding if model.decodes else 0)
 
 
 def _read_bytes(model: Model, quantisation: str, tokens: int) -> float:
     """Weights that a step over `tokens` tokens reads: experts as far as any token visits them."""
     counted = model.parameters
     touched = model.experts.touched(tokens) if model.experts else 1.0
-    head = counted.head or (counted.embedding if model.decodes else 0)
     experts = stored_bytes(counted.experts, quantisation) * touched
-    return stored_bytes(counted.dense, quantisation) + experts + 2.0 * (counted.small + head)
+    return stored_bytes(counted.dense, quantisation) + experts + 2.0 * (counted.small + _head(model))
 
 
 def _attention_flops(model: Model, prompt: int) -> float:

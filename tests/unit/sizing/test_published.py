@@ -8,9 +8,8 @@ ENTRIES = published()
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=[entry.name for entry in ENTRIES])
-def test_parameters_are_within_a_thousandth_of_the_published_count(entry):
-    counted = parse_model(entry.config).parameters.total
-    assert abs(counted - entry.parameters) <= entry.parameters / 1000
+def test_parameters_are_exactly_the_published_count(entry):
+    assert parse_model(entry.config).parameters.total == entry.parameters
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=[entry.name for entry in ENTRIES])
