@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import openai
@@ -17,15 +17,37 @@ QUESTIONS = [f"question number {number}" for number in range(6)]
 LOAD = Load(QUESTIONS, per_second=16.0, before=12, after=28)
 
 
+@pytest.fixture(scope="module")
+def pool() -> Iterator[list[Replica]]:
+    """All replicas of the module; the dead ones among them too."""
+    replicas: list[Replica] = []
+    yield replicas
+    for replica in replicas:
+        replica.close()
+
+
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[list[Replica]]:
-    with ExitStack() as stack:
-        config = {"step_ms": 8.0, "engine": {"max_model_len": 64}}
-        replicas = [stack.enter_context(start_daemon(replica_config(tmp_path, **config))) for _ in range(2)]
-        for replica in replicas:
-            replica.wait_listening()
-            replica.wait_ready()
-        yield replicas
+def pair(pool: list[Replica], tmp_path: Path) -> list[Replica]:
+    """Two that live: what an earlier test ended is replaced, the rest is not started again."""
+    return two_living(pool, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(pool: list[Replica], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stream]:
+    """Each question by itself, straight to a replica."""
+    replica = two_living(pool, tmp_path_factory.mktemp("undisturbed"))[0]
+    return asyncio.run(alone(f"http://{replica.http}/v1", NAME, QUESTIONS))
+
+
+def two_living(pool: list[Replica], folder: Path) -> list[Replica]:
+    living = [replica for replica in pool if replica.process.poll() is None]
+    config = {"step_ms": 8.0, "engine": {"max_model_len": 64}}
+    fresh = [start_daemon(replica_config(folder, **config)) for _ in range(2 - len(living))]
+    pool.extend(fresh)
+    for replica in fresh:
+        replica.wait_listening()
+        replica.wait_ready()
+    return living + fresh
 
 
 @contextmanager
@@ -61,10 +83,9 @@ def judge_no_loss(streams: list[Stream], undisturbed: dict[str, Stream], moment:
     assert hit, "no stream was under way on the replica at the event: the test proved nothing"
 
 
-async def test_a_replica_that_drains_under_load_loses_nothing(pair, tmp_path):
+async def test_a_replica_that_drains_under_load_loses_nothing(pair, undisturbed, tmp_path):
     leaving, staying = pair
     with in_front_of(tmp_path, leaving, staying) as gateway:
-        undisturbed = await alone(f"{gateway.url}/v1", NAME, QUESTIONS)
         moment = Moment(leaving.terminate)
         streams = await open_loop(f"{gateway.url}/v1", NAME, LOAD, moment)
     judge_no_loss(streams, undisturbed, moment, leaving.http)
@@ -73,10 +94,9 @@ async def test_a_replica_that_drains_under_load_loses_nothing(pair, tmp_path):
     assert {stream.route.endpoint for stream in later} == {staying.http}
 
 
-async def test_the_only_replica_drains_and_what_comes_meanwhile_is_held_for_its_successor(pair, tmp_path):
+async def test_the_only_replica_drains_and_what_comes_meanwhile_is_held_for_its_successor(pair, undisturbed, tmp_path):
     leaving, successor = pair
     with in_front_of(tmp_path, leaving) as gateway:
-        undisturbed = await alone(f"{gateway.url}/v1", NAME, QUESTIONS)
 
         def replace() -> None:
             leaving.terminate()
@@ -89,15 +109,15 @@ async def test_the_only_replica_drains_and_what_comes_meanwhile_is_held_for_its_
     assert any(stream.route.held_ms > 0 and stream.route.endpoint == successor.http for stream in streams)
 
 
-async def test_a_killed_replica_costs_only_streams_that_had_begun_one_clean_error_each(pair, tmp_path):
+async def test_a_killed_replica_costs_only_streams_that_had_begun_one_clean_error_each(pair, undisturbed, tmp_path):
     victim, survivor = pair
     with in_front_of(tmp_path, victim, survivor) as gateway:
-        undisturbed = await alone(f"{gateway.url}/v1", NAME, QUESTIONS)
 
         def kill() -> None:
             engine = victim.engine_pid()
             victim.process.kill()
             os.kill(engine, signal.SIGKILL)
+            victim.wait()
 
         moment = Moment(kill)
         streams = await open_loop(f"{gateway.url}/v1", NAME, LOAD, moment)
@@ -118,7 +138,6 @@ async def test_load_is_shared_by_pushed_state(pair, tmp_path):
         return None
 
     with in_front_of(tmp_path, *pair) as gateway:
-        await alone(f"{gateway.url}/v1", NAME, QUESTIONS[:1])
         streams = await open_loop(f"{gateway.url}/v1", NAME, LOAD, nothing)
     shares = [sum(stream.route.endpoint == replica.http for stream in streams) for replica in pair]
     assert sum(shares) == len(streams)
