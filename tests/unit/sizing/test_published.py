@@ -66,3 +66,8 @@ def test_weights_of_llama_3_70b_in_int4_keep_embedding_and_head_in_bf16():
     model = parse_model(published_model("meta-llama/Meta-Llama-3-70B").config)
     matrices = model.parameters.dense
     assert model.weight_bytes("int4") == matrices * 17 // 32 + 2 * (model.parameters.total - matrices)
+
+
+def test_gemma_starts_with_a_local_layer():
+    assert parse_model(published_model("google/gemma-2-9b").config).windows[:3] == (4096, None, 4096)
+    assert parse_model(published_model("google/gemma-3-1b-it").config).windows[:7] == (512, 512, 512, 512, 512, None, 512)
