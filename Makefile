@@ -7,7 +7,6 @@ export GOMP_SPINCOUNT ?= 1000
 PYTHON ?= python3
 BIN := .venv/bin
 UV := $(BIN)/uv
-PACKAGES := contracts daemon operator gateway devcluster examples bench
 PYTEST := $(BIN)/pytest
 
 .PHONY: help setup lint test test-unit test-e2e test-ci test-full demo demo-down generate verify images bench lock clean
@@ -56,11 +55,13 @@ demo: setup  ## A cluster, an install, a model and a chat (root)
 demo-down: setup  ## Remove all that the demo made
 	$(BIN)/pagoda-demo down
 
-generate: setup  ## Rewrite generated files: protobuf code, CRDs, chart CRDs
+generate: setup  ## Rewrite generated files: protobuf code, CRDs, chart CRDs, sizing tables
 	$(BIN)/pagoda-generate .
+	$(BIN)/python -P -m pagoda_sizing.generate docs/sizing.md
 
 verify: setup  ## Fail if a generated file is stale (writes nothing)
 	$(BIN)/pagoda-generate --check .
+	$(BIN)/python -P -m pagoda_sizing.generate --check docs/sizing.md
 
 images: setup  ## Build the images with buildah (root; the daemon's with its 5.3 GB of dependencies)
 	$(BIN)/pagoda-demo images --full
