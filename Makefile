@@ -19,7 +19,6 @@ setup: .venv/.stamp  ## Install everything into .venv (needs Python 3.11+ and ne
 .venv/.stamp: requirements/dev.txt pyproject.toml
 	test -x $(UV) || { $(PYTHON) -m venv .venv && $(BIN)/pip install --quiet --disable-pip-version-check uv; }
 	$(UV) pip sync --quiet --require-hashes requirements/dev.txt
-	$(UV) pip install --quiet uv
 	$(UV) pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
