@@ -33,9 +33,8 @@ lint: setup  ## Format check, lint, types, import contracts, shell scripts, gene
 test-unit: setup  ## Unit tests: nothing but Python (under 2 min)
 	$(PYTEST) -n 2 --dist loadfile tests/unit
 
-test: setup  ## All of it: lint, unit, parity, then control plane and e2e on a dev cluster (root; under 25 min)
+test: lint test-unit  ## All of it: lint, unit, parity, control plane and e2e on a dev cluster (root; under 25 min)
 	$(BIN)/pagoda-devcluster up --name test --install
-	$(MAKE) --no-print-directory lint test-unit
 	PAGODA_TEST_CLUSTER=test $(PYTEST) tests --ignore tests/unit; code=$$?; $(BIN)/pagoda-devcluster down --name test; exit $$code
 
 test-e2e: setup  ## Only the scenarios on a dev cluster (root)
