@@ -44,9 +44,8 @@ class Stream:
 
 
 def request_body(model: str, question: str) -> dict[str, object]:
-    return {"model": model, "messages": [{"role": "user", "content": question}], "temperature": 0, "stream": True} | {
-        "stream_options": {"include_usage": True}
-    }
+    messages = [{"role": "user", "content": question}]
+    return {"model": model, "messages": messages, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
 
 
 async def stream_chat(client: httpx.AsyncClient, model: str, question: str) -> Stream:

@@ -187,7 +187,8 @@ def _resources(accelerator: Accelerator) -> dict[str, Any]:
 
 
 def _probes() -> dict[str, Any]:
-    """Startup passes as soon as loading moves; the daemon itself judges a load that stalls (livez). Timeouts above the kubelet's 1 s, which kills busy replicas (facts, D3)."""
+    """Startup passes as soon as loading moves; the daemon itself judges a load that stalls (livez).
+    Timeouts above the kubelet's 1 s, which kills busy replicas."""
     return {
         "startupProbe": _probe(PATH_STARTUP, period=2, failures=300),
         "livenessProbe": _probe(PATH_LIVE, period=5, failures=6),
