@@ -39,6 +39,7 @@ class ModelText:
 
     def __init__(self, directory: Path) -> None:
         self._tokenizer = _load_tokenizer(directory / "tokenizer.json")
+        self._longest = max(map(len, self._tokenizer.get_vocab()), default=1)
         config = _read_json(directory / "tokenizer_config.json", required=False)
         generation = _read_json(directory / "generation_config.json", required=False)
         model = _read_json(directory / "config.json", required=True)
@@ -56,19 +57,31 @@ class ModelText:
             raise ModelRejected(f"eos_token_id: {found!r} is not a token id or a list of them")
         return tuple(ids)
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of a raw prompt, with the special ids that the tokenizer's post-processor adds."""
-        return tuple(self._tokenizer.encode(text).ids)
+    def encode(self, text: str, context: int) -> tuple[int, ...]:
+        """Ids of a raw prompt, with the special ids that the tokenizer's post-processor adds; BadRequest if too long at a glance."""
+        return self._ids(text, context, "prompt", special=True)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """Ids of a conversation, as the model's own template writes it."""
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], context: int) -> tuple[int, ...]:
+        """Ids of a conversation, as the model's own template writes it; BadRequest if too long at a glance."""
         if self._template is None:
             raise BadRequest("this model has no chat template: use /v1/completions", "messages", "no_chat_template")
         try:
             text = self._template.render(messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special)
         except jinja2.TemplateError as error:
             raise BadRequest(f"the model's chat template refuses these messages: {error}", "messages") from error
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._ids(text, context, "messages", special=False)
+
+    def _ids(self, text: str, context: int, param: str, *, special: bool) -> tuple[int, ...]:
+        """No token stands for more characters than it is written with, so a text over `context` times the longest cannot fit."""
+        if len(text) > context * self._longest:
+            raise BadRequest(
+                f"this model's context is {context} tokens; the prompt has {len(text)} characters, and {context} tokens hold at most "
+                f"{context * self._longest}",
+                param,
+                "context_length_exceeded",
+            )
+        # Not `encode`: it keeps the interpreter's lock, 8 s for 8 MB in which no probe, state frame or stream moves.
+        return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special ones left out."""

@@ -90,7 +90,7 @@ def test_a_drain_refuses_new_requests_until_those_in_flight_are_whole(tmp_path):
     with start_replica(replica_config(tmp_path, step_ms=15)) as replica:
         # 6 s of steps: longer than any grace of the servers, so that only the drain can have waited for it.
         text = ModelText(tmp_path / "toy-model")
-        whole = text.decode(expected_tokens(text.encode(LONG["prompt"]), LONG["max_tokens"], VOCAB))
+        whole = text.decode(expected_tokens(text.encode(LONG["prompt"], 512), LONG["max_tokens"], VOCAB))
         with watching(replica) as watcher, httpx.stream("POST", completions(replica), json=LONG, timeout=PATIENCE_S) as answer:
             lines = answer.iter_lines()
             got = [next(lines)]

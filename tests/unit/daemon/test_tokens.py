@@ -1,6 +1,7 @@
 """Text and token ids: incremental detokenisation, stop strings, chat templates, what generation_config.json says."""
 
 import json
+import threading
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,9 @@ from hypothesis import strategies as st
 from pagoda_daemon.errors import BadRequest, ModelRejected
 from pagoda_daemon.tokens import Defaults, Detokenizer, ModelText, StopMatcher
 from tokenizers import AddedToken, Tokenizer, decoders, models
-from toy_model import EOS, VOCAB, tiny_model_dir
+from toy_model import BOS, EOS, VOCAB, tiny_model_dir
+
+CONTEXT = 512
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +107,7 @@ def test_nothing_that_cannot_become_a_stop_string_is_held_back():
 
 
 def test_a_conversation_is_rendered_by_the_models_own_template(text):
-    ids = text.encode_chat([{"role": "user", "content": "hi"}])
+    ids = text.encode_chat([{"role": "user", "content": "hi"}], CONTEXT)
     assert text._tokenizer.decode(ids, skip_special_tokens=False) == "<|im_start|>user\nhi<|im_end|><|im_start|>assistant\n"
 
 
@@ -116,24 +119,74 @@ def test_a_template_file_wins_and_has_hugging_faces_helpers(tmp_path):
     )
     (directory / "chat_template.jinja").write_text(template)
     text = ModelText(directory)
-    ids = text.encode_chat([{"role": "user", "content": "<é>"}, {"role": "user", "content": "no"}])
+    ids = text.encode_chat([{"role": "user", "content": "<é>"}, {"role": "user", "content": "no"}], CONTEXT)
     assert text.decode(ids) == '{"role": "user", "content": "<é>"}20'
     with pytest.raises(BadRequest, match="no system here"):
-        text.encode_chat([{"role": "system", "content": "x"}])
+        text.encode_chat([{"role": "system", "content": "x"}], CONTEXT)
 
 
 def test_a_template_cannot_reach_python(tmp_path):
     directory = tiny_model_dir(tmp_path)
     (directory / "chat_template.jinja").write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}")
     with pytest.raises(BadRequest, match="unsafe"):
-        ModelText(directory).encode_chat([{"role": "user", "content": "x"}])
+        ModelText(directory).encode_chat([{"role": "user", "content": "x"}], CONTEXT)
 
 
 def test_without_a_template_chat_is_refused_and_says_what_works(tmp_path):
     directory = tiny_model_dir(tmp_path)
     (directory / "tokenizer_config.json").write_text("{}")
     with pytest.raises(BadRequest, match="/v1/completions"):
-        ModelText(directory).encode_chat([{"role": "user", "content": "x"}])
+        ModelText(directory).encode_chat([{"role": "user", "content": "x"}], CONTEXT)
+
+
+class NoTokenizer:
+    """Fails where a text is tokenised that could have been refused unread."""
+
+    def encode_batch_fast(self, *_args, **_options):
+        raise AssertionError("tokenised")
+
+
+def test_a_text_that_no_tokens_of_the_context_can_hold_is_refused_before_it_is_tokenised(tmp_path):
+    text = ModelText(tiny_model_dir(tmp_path))
+    text._tokenizer = NoTokenizer()
+    most = 10 * len("<|im_start|>")
+    for ask in (lambda size: text.encode("x" * size, 10), lambda size: text.encode_chat([{"role": "user", "content": "x" * size}], 10)):
+        with pytest.raises(BadRequest, match="context is 10 tokens") as caught:
+            ask(most + 1)
+        assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(AssertionError, match="tokenised"):
+        text.encode("x" * most, 10)
+
+
+def test_other_threads_run_while_a_text_is_tokenised(text):
+    ticks, ended = 0, threading.Event()
+
+    def tick():
+        nonlocal ticks
+        while not ended.wait(0.001):
+            ticks += 1
+
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    before = ticks
+    assert len(text.encode("hello " * 100_000, 600_000)) == 600_000
+    during = ticks - before
+    ended.set()
+    ticker.join()
+    assert during > 5, "encoding kept the interpreter's lock"
+
+
+def test_a_raw_prompt_gets_the_special_ids_of_the_post_processor_and_a_conversation_does_not(tmp_path):
+    directory = tiny_model_dir(tmp_path)
+    content = json.loads((directory / "tokenizer.json").read_text())
+    single = [{"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    ids = {"<|im_start|>": {"id": "<|im_start|>", "ids": [BOS], "tokens": ["<|im_start|>"]}}
+    content["post_processor"] = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": ids}
+    (directory / "tokenizer.json").write_text(json.dumps(content))
+    (directory / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    text = ModelText(directory)
+    assert text.encode("a", CONTEXT) == (BOS, ord("a"))
+    assert text.encode_chat([{"role": "user", "content": "a"}], CONTEXT) == (ord("a"),)
 
 
 @pytest.mark.parametrize(
