@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from toy_model import BOS, EOS, VOCAB, tiny_model_dir
 
 CONTEXT = 512
+UNREADABLE = object()
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def test_deltas_of_any_ids_join_to_the_full_text(text, ids, sizes):
     assert "".join(deltas) + detokenizer.flush() == text.decode(ids)
 
 
-@given(st.lists(st.integers(0, 255), max_size=60))
+@given(st.lists(st.integers(0, 255), max_size=60) | st.lists(st.sampled_from([*range(0x80, 0x84), 0xE2, 0xF0, EOS]), max_size=300))
 def test_deltas_of_any_bytes_join_to_the_full_text(text, ids):
     detokenizer = Detokenizer(text.decode)
     assert "".join(detokenizer.push([token]) for token in ids) + detokenizer.flush() == text.decode(ids)
@@ -79,10 +80,20 @@ def test_detokenizer_decodes_a_window_not_everything(text):
         longest = max(longest, len(ids))
         return text.decode(ids)
 
-    detokenizer = Detokenizer(decode)
-    for _ in range(1000):
-        detokenizer.push([300])
-    assert longest < 30
+    for pattern, most in (([300], 30), ([EOS], 80), ([VOCAB + 7], 80), ([0x80], 80), ([0xF0, EOS], 80)):
+        ids = pattern * (1000 // len(pattern))
+        detokenizer, longest = Detokenizer(decode), 0
+        assert "".join(detokenizer.push([token]) for token in ids) + detokenizer.flush() == text.decode(ids)
+        assert longest < most
+
+
+def test_a_long_run_of_bytes_that_form_no_character_is_shown_as_it_comes():
+    tokenizer = fallback_tokenizer()
+    detokenizer = Detokenizer(tokenizer.decode)
+    ids = [tokenizer.token_to_id("▁a"), *[0x80 + 1] * 500, tokenizer.token_to_id("▁upon")]
+    deltas = [detokenizer.push([token]) for token in ids]
+    assert len("".join(deltas[:-1])) > 400
+    assert "".join(deltas) + detokenizer.flush() == tokenizer.decode(ids)
 
 
 @given(st.lists(st.text("ab", max_size=4), max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=4))
@@ -208,6 +219,8 @@ def test_stop_ids_come_from_generation_config_then_config_then_the_tokenizer(tmp
 def test_sampling_defaults_come_from_generation_config(tmp_path):
     assert ModelText(tiny_model_dir(tmp_path / "a")).defaults == Defaults(1.0, 1.0, 0)
     assert ModelText(tiny_model_dir(tmp_path / "b", temperature=0.6, top_p=0.9, top_k=20)).defaults == Defaults(0.6, 0.9, 20)
+    whole = ModelText(tiny_model_dir(tmp_path / "c", top_k=50.0)).defaults.top_k
+    assert (whole, type(whole)) == (50, int)
 
 
 @pytest.mark.parametrize(
@@ -219,13 +232,27 @@ def test_sampling_defaults_come_from_generation_config(tmp_path):
         ("config.json", "{", "config.json is not JSON"),
         ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id: 'x'"),
         ("generation_config.json", '{"temperature": true}', "temperature is True"),
+        ("generation_config.json", '{"top_k": 50.5}', "top_k is 50.5"),
+        ("generation_config.json", '{"top_k": Infinity}', "top_k is inf"),
+        ("generation_config.json", '{"temperature": NaN}', "temperature is nan"),
+        ("generation_config.json", UNREADABLE, "generation_config.json in .* cannot be read"),
+        ("config.json", b"\xff", "config.json in .* cannot be read"),
+        ("chat_template.jinja", b"\xff", "chat_template.jinja in .* cannot be read"),
         ("chat_template.jinja", "{% if %}", "chat template"),
+        ("tokenizer_config.json", '{"chat_template": {}}', "chat_template is {}"),
+        ("tokenizer_config.json", '{"chat_template": 7}', "chat_template is 7"),
+        ("tokenizer_config.json", '{"chat_template": ["x"]}', "chat_template is a list"),
+        ("tokenizer_config.json", '{"chat_template": [{"name": []}]}', "chat_template is a list"),
+        ("tokenizer_config.json", '{"chat_template": [{"name": "default", "template": 1}]}', "chat_template is 1"),
+        ("tokenizer_config.json", '{"bos_token": 7}', "a special token is 7"),
     ],
 )
 def test_an_unreadable_model_is_rejected_by_file(tmp_path, name, content, said):
     directory = tiny_model_dir(tmp_path)
     (directory / name).unlink(missing_ok=True)
-    if content is not None:
-        (directory / name).write_text(content)
+    if content is UNREADABLE:
+        (directory / name).symlink_to("/proc/self/mem")  # a file, and reading it is an OSError
+    elif content is not None:
+        (directory / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ModelRejected, match=said):
         ModelText(directory)
