@@ -72,5 +72,6 @@ MAX_SERVICE_NAME: Final = 35
 
 ERROR_DRAINING: Final = "draining"
 ERROR_NOT_READY: Final = "not_ready"
+ERROR_OVERLOADED: Final = "overloaded"
 ERROR_ENGINE_DIED: Final = "engine_died"
 ERROR_MODEL_NOT_FOUND: Final = "model_not_found"

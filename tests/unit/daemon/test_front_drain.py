@@ -14,7 +14,15 @@ import grpc
 import httpx
 import openai
 import pytest
-from pagoda_contracts.names import EXIT_PERMANENT, GRPC_WATCH_STATE, HEADER_RETRY_AFTER, HEADER_SHOULD_RETRY, PATH_LIVE, PATH_READY
+from pagoda_contracts.names import (
+    ERROR_ENGINE_DIED,
+    EXIT_PERMANENT,
+    GRPC_WATCH_STATE,
+    HEADER_RETRY_AFTER,
+    HEADER_SHOULD_RETRY,
+    PATH_LIVE,
+    PATH_READY,
+)
 from pagoda_contracts.pb.daemon_pb2 import Phase, State, WatchStateRequest
 from pagoda_daemon.runner.simulated import expected_tokens
 from pagoda_daemon.tokens import ModelText
@@ -182,7 +190,11 @@ def test_a_killed_engine_ends_every_stream_with_one_error_and_the_process_with_c
             with pytest.raises(openai.APIError, match="engine"):
                 list(one)
         waiting.join()
-        assert (outcome[0].status_code, outcome[0].code, outcome[0].response.headers[HEADER_SHOULD_RETRY]) == (503, "engine_died", "true")
+        assert (outcome[0].status_code, outcome[0].code, outcome[0].response.headers[HEADER_SHOULD_RETRY]) == (
+            503,
+            ERROR_ENGINE_DIED,
+            "true",
+        )
         assert replica.wait() == 1
         assert "signal 9" in replica.lines[-1]["message"]
         for one in clients:
