@@ -125,4 +125,5 @@ class Generator:
 def _checked_reason(row: RowOutput) -> str | None:
     if row.finish_reason is None or row.finish_reason in _FINISHED:
         return row.finish_reason
-    raise RequestFailed(row.error or f"the engine ended this request: {row.finish_reason}")
+    why = row.error or f"the engine ended this request: {row.finish_reason}"
+    raise RequestFailed(f"{why} (request {row.request_id})")
