@@ -129,6 +129,9 @@ class _Writer:
 
     def _check_bounds(self, out: Schema, path: str) -> None:
         kind = out.get("type")
+        if any(isinstance(bound := out.get(name), float) and not bound.is_integer() for name in ("minimum", "maximum")):
+            # Kubernetes 1.35 cuts the bound's fraction off where the value is an integer: 0 passes a minimum of 0.01.
+            raise SchemaError(f"{path}: a bound with a fraction is not kept; accepted are whole ones and rules")
         if kind is None:
             raise SchemaError(f"{path}: no type")
         unbounded = kind == "string" and "maxLength" not in out and "enum" not in out

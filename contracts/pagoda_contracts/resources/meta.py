@@ -86,8 +86,8 @@ ApiVersion = Annotated[str, AfterValidator(_our_version)]
 DnsName = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 """An RFC 1123 label, such as a namespace or claim name."""
 
-_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
-Subdomain = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=_SUBDOMAIN)]
+SUBDOMAIN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+Subdomain = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=SUBDOMAIN)]
 """An RFC 1123 subdomain, such as the name of most objects."""
 
 ServedName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]

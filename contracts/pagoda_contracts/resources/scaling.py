@@ -21,11 +21,20 @@ class ScalingTargets(Model):
     """What a replica should bear; each target asks for a number of replicas, the largest wins."""
 
     queue_depth: Annotated[int, Field(ge=1, le=10_000)] | None = Field(default=None, description="Waiting requests per replica.")
-    kv_utilization: Annotated[float, Field(ge=0.01, le=1)] | None = Field(
-        default=None, description="KV blocks in use over all blocks of a replica, 0.01 to 1."
+    kv_utilization: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None, description="KV blocks in use over all blocks of a replica, above 0 up to 1."
     )
     ttft_p95: Duration | None = Field(
         default=None, alias="ttftP95", description="95th percentile of the time to first token, a duration such as 800ms."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.kvUtilization) || self.kvUtilization > 0.0",
+            "targets.kvUtilization: above 0 up to 1",
+            lambda t: t.kv_utilization is None or t.kv_utilization > 0,
+            "kvUtilization",
+        ),
     )
 
 

@@ -96,8 +96,8 @@ class KvCacheSpec(Model):
 
     size: Quantity | None = Field(default=None, description="Bytes for KV blocks, such as 512Mi; sized from memory where absent.")
     block_size: Literal[16, 32, 64] = Field(default=16, description="Tokens per KV block.")
-    memory_fraction: Annotated[float, Field(ge=0.01, le=1)] | None = Field(
-        default=None, description="Share of the device's memory that weights and KV may take, 0.01 to 1. Not acted on yet."
+    memory_fraction: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None, description="Share of the device's memory that weights and KV may take, above 0 up to 1. Not acted on yet."
     )
     dtype: Literal["auto", "bfloat16", "float8", "int8"] = Field(
         default="auto", description="Type of keys and values; auto is the model's. Others are not acted on yet."
@@ -110,6 +110,12 @@ class KvCacheSpec(Model):
             "!has(self.size) || !has(self.memoryFraction)",
             "kvCache: set at most one of size and memoryFraction",
             lambda k: k.size is None or k.memory_fraction is None,
+            "memoryFraction",
+        ),
+        Rule(
+            "!has(self.memoryFraction) || self.memoryFraction > 0.0",
+            "kvCache.memoryFraction: above 0 up to 1",
+            lambda k: k.memory_fraction is None or k.memory_fraction > 0,
             "memoryFraction",
         ),
     )

@@ -135,6 +135,10 @@ class Strict(Model):
     share: float = Field(gt=0, description="an exclusive bound")
 
 
+class Fraction(Model):
+    share: float = Field(ge=0.01, description="a bound that the API server cuts")
+
+
 class Map(Model):
     pairs: dict[str, bool] = Field(description="no bound")
 
@@ -145,6 +149,7 @@ class Anything(Model):
 
 REFUSED = [
     (Unbounded, "maxLength"), (Union, "union"), (Silent, "no description"), (Strict, "exclusiveMinimum"), (Map, "maxProperties"),
+    (Fraction, "fraction"),
     (Anything, "schemaless"),
 ]  # fmt: skip
 
