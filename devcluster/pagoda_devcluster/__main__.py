@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from pagoda_devcluster import build as builder
-from pagoda_devcluster import images, models, native, recipe
+from pagoda_devcluster import images, looking, models, native, recipe
 from pagoda_devcluster.errors import EXIT_DOWN, DevClusterError, NotRunningError, UsageError, exit_code
+from pagoda_devcluster.looking import Name
 from pagoda_devcluster.processes import init_of, of_cluster
 from pagoda_devcluster.settings import from_environment
 from pagoda_devcluster.spec import ClusterSpec, Nodes
@@ -27,8 +28,8 @@ class Provider(StrEnum):
     KIND = "kind"
 
 
-Name = Annotated[str, typer.Option("--name", help="Which cluster; two names run side by side.")]
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A whole Kubernetes on one machine, for the demo and the tests.")
+looking.register(app)
 
 
 def progress() -> Console:

@@ -21,6 +21,18 @@ def exclusive(path: Path, on_wait: Callable[[], None], remove: bool = False) -> 
         handle.close()
 
 
+def is_held(path: Path) -> bool:
+    """Whether somebody has it just now; a file that nobody made is nobody's."""
+    if not path.exists():
+        return False
+    with path.open("a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def _acquire(path: Path, on_wait: Callable[[], None]) -> IO[str]:
     """A holder may have removed the file while we waited for it: then the lock we got is on a file that nobody else will look at."""
     while True:

@@ -54,6 +54,12 @@ def down(settings: Settings, name: str, console: Console) -> list[str]:
         return clear(settings, name)
 
 
+def down_if_dead(settings: Settings, name: str, console: Console) -> list[str]:
+    """For `prune`: looks again under the lock, because somebody may have started it since."""
+    with _locked(settings, name, console, remove=True):
+        return [] if processes.of_cluster(settings.cluster(name)) else clear(settings, name)
+
+
 def refuse_other_nodes(found: Status, request: Request) -> None:
     """Somebody works with what runs: it is not replaced by something else of that name."""
     if found.spec and found.spec.nodes is not request.nodes:
@@ -130,5 +136,4 @@ def end_processes(root: Path) -> list[str]:
 
 
 def _locked(settings: Settings, name: str, console: Console, remove: bool = False) -> AbstractContextManager[None]:
-    lock = settings.clusters / f".{name}.lock"
-    return exclusive(lock, lambda: console.print(f"another command works on {name}: waiting for it"), remove)
+    return exclusive(settings.lock(name), lambda: console.print(f"another command works on {name}: waiting for it"), remove)

@@ -25,6 +25,9 @@ class Settings:
     def cluster(self, name: str) -> Path:
         return self.clusters / check_name(name)
 
+    def lock(self, name: str) -> Path:
+        return self.clusters / f".{name}.lock"
+
 
 def from_environment() -> Settings:
     named = os.environ.get("PAGODA_DEVCLUSTER_HOME")

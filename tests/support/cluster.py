@@ -11,16 +11,12 @@ import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-WRITES = frozenset({"create", "update", "patch", "delete", "deletecollection"})
-READS = frozenset({"get", "list", "watch"})
-# Asked, answered and never stored, though the verb is `create`.
-QUESTIONS = frozenset(
-    {"tokenreviews", "subjectaccessreviews", "selfsubjectaccessreviews", "localsubjectaccessreviews", "selfsubjectrulesreviews"}
-)
+from pagoda_devcluster import audit
+
 ELSEWHERE = ("--context", "--kubeconfig", "--server", "-s", "--cluster", "--user", "--token")
 # `up` may have to compile everything first: 7 minutes on 2 idle cores.
 UP_SECONDS = 1500
@@ -60,7 +56,7 @@ class Cluster:
         self, user: str | None = None, since: datetime | float | None = None, verbs: str | Collection[str] = "write"
     ) -> list[dict[str, Any]]:
         """Finished requests, oldest first. `verbs`: "write", "read", "all", or the verbs themselves."""
-        return select(self.audit_log.read_text().splitlines(), user, since, verbs)
+        return audit.select(self.audit_log.read_text().splitlines(), user, since, verbs)
 
 
 @contextmanager
@@ -118,38 +114,3 @@ def check_context(kubeconfig: Path, expected: str) -> None:
     current = json.loads(kubeconfig.read_text())["current-context"]
     if current != expected:
         raise ValueError(f"{kubeconfig} points at {current}, not at {expected}: a test talks to its own cluster only")
-
-
-def select(lines: list[str], user: str | None, since: datetime | float | None, verbs: str | Collection[str]) -> list[dict[str, Any]]:
-    start = moment(since)
-    # A line that is being written has no end yet.
-    events = [json.loads(line) for line in lines if line.endswith("}")]
-    return [event for event in events if finished(event) and wanted(event, user, verbs) and received(event) >= start]
-
-
-def finished(event: dict[str, Any]) -> bool:
-    return event["stage"] in ("ResponseComplete", "Panic")
-
-
-def wanted(event: dict[str, Any], user: str | None, verbs: str | Collection[str]) -> bool:
-    if user is not None and event["user"]["username"] != user:
-        return False
-    if verbs == "write":
-        return event["verb"] in WRITES and is_stored(event)
-    if verbs == "all":
-        return True
-    return event["verb"] in (READS if verbs == "read" else verbs)
-
-
-def is_stored(event: dict[str, Any]) -> bool:
-    return event.get("objectRef", {}).get("resource") not in QUESTIONS and "dryRun=" not in event["requestURI"]
-
-
-def received(event: dict[str, Any]) -> datetime:
-    return datetime.fromisoformat(event["requestReceivedTimestamp"])
-
-
-def moment(since: datetime | float | None) -> datetime:
-    if since is None:
-        return datetime.min.replace(tzinfo=UTC)
-    return since if isinstance(since, datetime) else datetime.fromtimestamp(since, UTC)

@@ -1,0 +1,104 @@
+"""What `prune` takes and what it leaves, and what `logs` shows of a cluster that died."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pagoda_devcluster import looking, native
+from pagoda_devcluster.__main__ import main
+from pagoda_devcluster.locks import exclusive, is_held
+from pagoda_devcluster.process import environment
+from pagoda_devcluster.prune import Cluster, Found, Prunable, decide
+from pagoda_devcluster.spec import ClusterSpec, Nodes, to_json
+
+CURRENT, OLD, OLDER = Path("/bin/current"), Path("/bin/old"), Path("/bin/older")
+
+
+def cluster(name: str, alive: bool = False, busy: bool = False, folder: Path | None = CURRENT) -> Cluster:
+    return Cluster(name, alive, busy, folder)
+
+
+def test_only_what_nobody_uses_goes():
+    found = Found((cluster("dead"), cluster("busy", busy=True), cluster("lives", alive=True, folder=OLD)), (CURRENT, OLD, OLDER))
+    assert decide(found, CURRENT) == Prunable(("dead",), (OLDER,))
+
+
+def test_binaries_of_a_dead_cluster_go_with_it():
+    assert decide(Found((cluster("dead", folder=OLD),), (OLD, CURRENT)), CURRENT).binaries == (OLD,)
+
+
+def test_without_a_checkout_nobody_knows_which_binaries_are_old():
+    assert decide(Found((), (CURRENT, OLD)), None).binaries == ()
+
+
+def test_a_lock_is_held_only_while_somebody_holds_it(tmp_path: Path):
+    lock = tmp_path / "lock"
+    assert not is_held(lock)
+    with exclusive(lock, lambda: None):
+        assert is_held(lock)
+    assert not is_held(lock)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PAGODA_DEVCLUSTER_HOME", str(tmp_path))
+    monkeypatch.setattr(native.network, "remove_link", lambda _: False)
+    monkeypatch.setattr(looking, "current_binaries", lambda settings: settings.binaries / "current")
+    for folder in ("current", "old"):
+        (tmp_path / "bin" / folder).mkdir(parents=True)
+    return tmp_path
+
+
+def made(home: Path, name: str) -> ClusterSpec:
+    spec = ClusterSpec(name, 0, Nodes.CONTROL_PLANE, home / "clusters" / name, home / "bin" / "current")
+    spec.paths.logs.mkdir(parents=True)
+    spec.paths.state.write_text(to_json(spec))
+    return spec
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["pagoda-devcluster", *arguments])
+    with pytest.raises(SystemExit) as left:
+        main()
+    return int(left.value.code or 0)
+
+
+def test_a_cluster_with_a_live_process_stays_and_a_dead_one_goes(home, monkeypatch, capsys):
+    lives, dead = made(home, "p-lives"), made(home, "p-dead")
+    argv = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, env=environment(str(lives.root), "etcd")) as process:
+        assert run(monkeypatch, "prune", "--dry-run") == 0
+        assert dead.root.exists()
+        assert "would remove cluster p-dead" in capsys.readouterr().out
+        assert run(monkeypatch, "prune") == 0
+        process.kill()
+    assert "p-lives" not in capsys.readouterr().out
+    assert sorted(path.name for path in home.rglob("*") if path.is_dir() and path.parent.name in ("bin", "clusters")) == [
+        "current",
+        "p-lives",
+    ]
+
+
+def test_nothing_to_prune_is_said(home, monkeypatch, capsys):
+    (home / "bin" / "old").rmdir()
+    assert run(monkeypatch, "prune") == 0
+    assert capsys.readouterr().out == "nothing to prune\n"
+
+
+def test_logs_of_a_dead_cluster_are_still_read(home, monkeypatch, capsys):
+    spec = made(home, "p-dead")
+    spec.paths.log("etcd").write_text("one\ntwo\nthree\n")
+    assert run(monkeypatch, "logs", "etcd", "-n", "2", "--name", "p-dead") == 0
+    assert capsys.readouterr().out == "two\nthree\n"
+    spec.paths.log("kube-scheduler").write_text("fine\nE1121 cannot bind\nfine\n")
+    assert run(monkeypatch, "logs", "--name", "p-dead") == 0
+    assert "  E1121 cannot bind\n" in capsys.readouterr().out
+
+
+def test_a_process_that_is_none_is_refused_with_those_that_are(home, monkeypatch, capsys):
+    made(home, "p-dead")
+    assert run(monkeypatch, "logs", "kubelet", "--name", "p-dead") == 2
+    assert "accepted are etcd, kube-apiserver" in capsys.readouterr().err
+    assert run(monkeypatch, "logs", "etcd", "--name", "p-dead") == 3
+    assert "has not been started" in capsys.readouterr().err
