@@ -17,9 +17,11 @@ def test_a_service_gets_its_children_and_pods_that_pass_restricted(real, operato
     pods = real.node.placed(real.namespace, 2)
     (deployment,) = real.kube.list(DEPLOYMENTS, real.namespace)
     name = deployment["metadata"]["name"]
-    assert real.children() == sorted(
+    expected = sorted(
         [f"ConfigMap {name}", f"ControllerRevision {name}", f"Deployment {name}", f"PodDisruptionBudget {NAME}", f"Service {NAME}"]
     )
+    # Pods may be placed before the last child is written.
+    eventually(lambda: real.children() == expected, f"children {expected}")
     for resource in CHILD_RESOURCES:
         for child in real.kube.list(resource, real.namespace):
             owners = [(owner["uid"], owner["controller"]) for owner in child["metadata"].get("ownerReferences", [])]
