@@ -4,6 +4,7 @@ Called by `up --gpu-layout FILE`. Knows no cluster; `devices.py`, `labels.py` an
 """
 
 import re
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -129,6 +130,24 @@ class Layout(_Frozen):
         """Of the fake node `number`: classes in turn, each `weight` times."""
         turn = [one for one in self.classes for _ in range(one.weight)]
         return turn[number % len(turn)]
+
+
+def without_gpus(fakes: bool) -> Layout | None:
+    """What fake nodes play when no file says it; a kubelet node plays nothing then."""
+    return Layout(classes=(NodeClass(name="cpu"),)) if fakes else None
+
+
+def stored(file: Path) -> Layout:
+    """What `up` wrote into the cluster's folder."""
+    return Layout.model_validate_json(file.read_text())
+
+
+def as_stored(layout: Layout) -> str:
+    return layout.model_dump_json(by_alias=True)
+
+
+def digest(layout: Layout) -> str:
+    return sha256(as_stored(layout).encode()).hexdigest()[:16]
 
 
 def refuse_group(node: NodeClass, group: Group) -> str | None:
