@@ -13,10 +13,11 @@ from rich.table import Table
 from pagoda_devcluster import build as builder
 from pagoda_devcluster import images, looking, models, native, recipe
 from pagoda_devcluster.errors import EXIT_DOWN, DevClusterError, NotRunningError, UsageError, exit_code
+from pagoda_devcluster.gpus import layout
 from pagoda_devcluster.looking import Name
 from pagoda_devcluster.processes import init_of, of_cluster
 from pagoda_devcluster.settings import from_environment
-from pagoda_devcluster.spec import ClusterSpec, Nodes
+from pagoda_devcluster.spec import ClusterSpec, Nodes, parse_nodes
 from pagoda_devcluster.status import Status, as_json, require_node, status_of, trouble
 
 
@@ -41,8 +42,9 @@ def progress() -> Console:
 def up(
     name: Name = "dev",
     nodes: Annotated[
-        Nodes, typer.Option(help="control-plane: API server only, no root needed. kubelet: one node that runs pods.")
-    ] = Nodes.KUBELET,
+        str, typer.Option(help="control-plane: API server only, no root. kubelet: one node that runs pods. fake:N: nodes that pretend to.")
+    ] = Nodes.KUBELET.value,
+    gpu_layout: Annotated[Path | None, typer.Option(metavar="FILE", help="Node classes with GPUs; see devcluster/layouts/.")] = None,
     provider: Annotated[Provider, typer.Option(help="auto chooses native.")] = Provider.AUTO,
     install: Annotated[bool, typer.Option("--install", help="Install missing Debian packages.")] = False,
 ) -> None:
@@ -51,8 +53,15 @@ def up(
         raise UsageError("provider kind is not built yet: use --provider native (Linux)")
     settings = from_environment()
     settings.cluster(name)
-    found = native.up(settings, native.Request(name, nodes, install), progress())
+    found = native.up(settings, request_of(name, nodes, install, gpu_layout), progress())
     print(_spec(found).paths.kubeconfig)
+
+
+def request_of(name: str, nodes: str, install: bool, gpu_layout: Path | None) -> native.Request:
+    kind, fakes = parse_nodes(nodes)
+    if gpu_layout and kind is Nodes.CONTROL_PLANE:
+        raise UsageError("--gpu-layout needs nodes: --nodes kubelet or fake:N")
+    return native.Request(name, kind, install, fakes, layout.read(gpu_layout) if gpu_layout else layout.without_gpus(kind is Nodes.FAKE))
 
 
 @app.command()

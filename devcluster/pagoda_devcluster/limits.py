@@ -7,7 +7,7 @@ from pagoda_devcluster.errors import MissingPrerequisiteError
 from pagoda_devcluster.spec import Nodes
 
 # Counted in /proc/*/fd: API server and controller-manager 6 each, scheduler 1; with a node kubelet 6, containerd and kube-proxy 1 each.
-INOTIFY_INSTANCES = {Nodes.CONTROL_PLANE: 13, Nodes.KUBELET: 21}
+INOTIFY_INSTANCES = {Nodes.CONTROL_PLANE: 13, Nodes.KUBELET: 21, Nodes.FAKE: 13}
 SETTING = "fs.inotify.max_user_instances"
 
 

@@ -5,6 +5,7 @@ Route of `up`: look → prerequisites → binaries → clear leftovers → slot 
 
 import os
 import shutil
+import sys
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from pagoda_devcluster import build, cgroups, limits, mounts, network, packages, processes, recipe, slots, start
 from pagoda_devcluster.errors import MissingPrerequisiteError, StartError, UsageError
+from pagoda_devcluster.gpus.layout import Layout, as_stored, digest
 from pagoda_devcluster.locks import exclusive
 from pagoda_devcluster.node_config import HIDDEN_FOLDERS
 from pagoda_devcluster.settings import Settings
@@ -30,6 +32,8 @@ class Request:
     name: str
     nodes: Nodes
     install: bool = False
+    fakes: int = 0
+    layout: Layout | None = None
 
 
 def up(settings: Settings, request: Request, console: Console) -> Status:
@@ -62,8 +66,14 @@ def down_if_dead(settings: Settings, name: str, console: Console) -> list[str]:
 
 def refuse_other_nodes(found: Status, request: Request) -> None:
     """Somebody works with what runs: it is not replaced by something else of that name."""
-    if found.spec and found.spec.nodes is not request.nodes:
-        runs = f"{found.name} runs with --nodes {found.spec.nodes.value}"
+    if found.spec is None:
+        return
+    runs = ""
+    if (found.spec.nodes, found.spec.fakes) != (request.nodes, request.fakes):
+        runs = f"{found.name} runs with --nodes {found.spec.nodes_text}"
+    elif request.layout and found.spec.layout != digest(request.layout):
+        runs = f"{found.name} runs with another GPU layout"
+    if runs:
         raise UsageError(f"{runs}: `pagoda-devcluster down --name {found.name}` first, or choose another --name")
 
 
@@ -91,9 +101,26 @@ def begin(settings: Settings, request: Request, binaries: Path, console: Console
     root.mkdir(parents=True, mode=0o755)
     snapshotter = SNAPSHOTTERS.get(mounts.kind_of(mounts.current(), root.resolve()), "overlayfs")
     with slots.claimed(request.name, settings.clusters, request.nodes is Nodes.KUBELET) as slot:
-        spec = ClusterSpec(request.name, slot, request.nodes, root, binaries, snapshotter=snapshotter)
+        spec = spec_of(request, slot, root, binaries, snapshotter)
         spec.paths.state.write_text(to_json(spec))
+        if request.layout:
+            spec.paths.config.mkdir()
+            spec.paths.layout.write_text(as_stored(request.layout))
         start.Starter(spec, console).run()
+
+
+def spec_of(request: Request, slot: int, root: Path, binaries: Path, snapshotter: str) -> ClusterSpec:
+    return ClusterSpec(
+        request.name,
+        slot,
+        request.nodes,
+        root,
+        binaries,
+        snapshotter=snapshotter,
+        fakes=request.fakes,
+        layout=digest(request.layout) if request.layout else "",
+        python=sys.executable,
+    )
 
 
 def clear(settings: Settings, name: str) -> list[str]:

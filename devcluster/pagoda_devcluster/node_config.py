@@ -26,10 +26,16 @@ def node_processes(spec: ClusterSpec) -> list[Process]:
     kubelet |= {"hostname-override": spec.node_name, "node-ip": spec.net.node}
     return [
         containerd(spec),
+        *([gpu_plugin(spec)] if spec.layout else []),
         Process("kubelet", [str(spec.bin / "kubelet"), *flags(kubelet)], inside=True),
         Process("kube-proxy", [str(spec.bin / "kube-proxy"), *flags({"config": config / "kube-proxy.yaml"})], inside=True),
         Process("coredns", [str(spec.bin / "coredns"), "-conf", str(config / "Corefile")], inside=True),
     ]
+
+
+def gpu_plugin(spec: ClusterSpec) -> Process:
+    """Inside, because a unix socket's path holds 107 characters: /var/lib/kubelet is short, the cluster's folder need not be."""
+    return Process("gpu-plugin", [spec.python, "-P", "-m", "pagoda_devcluster.gpus", str(spec.root)], inside=True)
 
 
 def containerd(spec: ClusterSpec) -> Process:
@@ -144,31 +150,40 @@ def cni_config(spec: ClusterSpec) -> dict[str, Any]:
 
 
 def kubelet_config(spec: ClusterSpec) -> dict[str, Any]:
-    return kubelet_access(spec) | {
-        "apiVersion": "kubelet.config.k8s.io/v1beta1",
-        "kind": "KubeletConfiguration",
-        "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
-        "cgroupDriver": "cgroupfs",
-        "cgroupRoot": f"/{spec.cgroup}",
-        "failCgroupV1": False,
-        # Off only where the kubelet cannot find the filesystem below it and would not start: on a container's overlay.
-        "localStorageCapacityIsolation": spec.snapshotter == "overlayfs",
-        "failSwapOn": False,
-        # The usual -999 may not be set where this process may not lower its own; asking for it fails once a minute.
-        "oomScoreAdj": 0,
-        # Its default is a folder of the host, which controller-manager and kubelet would create.
-        "volumePluginDir": "/var/lib/kubelet/volume-plugins",
-        "clusterDNS": [str(spec.net.dns_service)],
-        "clusterDomain": "cluster.local",
-        "resolvConf": str(spec.paths.config / "resolv.conf"),
-        "maxPods": 250,
-        "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
-        # No registry could bring an image back that was collected because the disk of a laptop is 86 % full.
-        "imageGCHighThresholdPercent": 100,
-        "imageGCLowThresholdPercent": 99,
-        # Off: it would walk every mounted model and environment (6 GB, 50,000 files) each minute.
-        "volumeStatsAggPeriod": "-1s",
-    }
+    return (
+        kubelet_access(spec)
+        | (kubelet_reports() if spec.layout else {})
+        | {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
+            "cgroupDriver": "cgroupfs",
+            "cgroupRoot": f"/{spec.cgroup}",
+            "failCgroupV1": False,
+            # Off only where the kubelet cannot find the filesystem below it and would not start: on a container's overlay.
+            "localStorageCapacityIsolation": spec.snapshotter == "overlayfs",
+            "failSwapOn": False,
+            # The usual -999 may not be set where this process may not lower its own; asking for it fails once a minute.
+            "oomScoreAdj": 0,
+            # Its default is a folder of the host, which controller-manager and kubelet would create.
+            "volumePluginDir": "/var/lib/kubelet/volume-plugins",
+            "clusterDNS": [str(spec.net.dns_service)],
+            "clusterDomain": "cluster.local",
+            "resolvConf": str(spec.paths.config / "resolv.conf"),
+            "maxPods": 250,
+            "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+            # No registry could bring an image back that was collected because the disk of a laptop is 86 % full.
+            "imageGCHighThresholdPercent": 100,
+            "imageGCLowThresholdPercent": 99,
+            # Off: it would walk every mounted model and environment (6 GB, 50,000 files) each minute.
+            "volumeStatsAggPeriod": "-1s",
+        }
+    )
+
+
+def kubelet_reports() -> dict[str, Any]:
+    """Devices that come or go are in the node's status after 2 s and not 10; one that did not change is still sent every 5 min only."""
+    return {"nodeStatusUpdateFrequency": "2s", "nodeStatusReportFrequency": "5m0s"}
 
 
 def kubelet_access(spec: ClusterSpec) -> dict[str, Any]:

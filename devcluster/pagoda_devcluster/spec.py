@@ -16,6 +16,8 @@ from pagoda_devcluster.errors import UsageError
 SLOTS = 48
 API_PORT = 6443
 ETCD_PORT = 2379
+# Each fake node has a /24 of the pod network.
+MOST_FAKES = 250
 # A label, short enough for `kube-controller-manager` subjects and for `pagoda-<name>` as a cgroup, context and node name.
 NAME_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
 # IFNAMSIZ is 16 with the final NUL.
@@ -27,6 +29,7 @@ class Nodes(StrEnum):
 
     CONTROL_PLANE = "control-plane"
     KUBELET = "kubelet"
+    FAKE = "fake"
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,10 @@ class Layout:
         return self.root / "config"
 
     @property
+    def layout(self) -> Path:
+        return self.config / "gpu-layout.json"
+
+    @property
     def etcd(self) -> Path:
         return self.root / "etcd"
 
@@ -126,6 +133,11 @@ class ClusterSpec:
     bin: Path
     provider: str = "native"
     snapshotter: str = "overlayfs"
+    fakes: int = 0
+    layout: str = ""
+    """Digest of the GPU layout in `config/gpu-layout.json`; empty without one."""
+    python: str = ""
+    """The interpreter that our own processes run under."""
 
     @property
     def net(self) -> Addresses:
@@ -138,6 +150,11 @@ class ClusterSpec:
     @property
     def has_node(self) -> bool:
         return self.nodes is Nodes.KUBELET
+
+    @property
+    def nodes_text(self) -> str:
+        """As `--nodes` takes it."""
+        return f"{self.nodes.value}:{self.fakes}" if self.nodes is Nodes.FAKE else self.nodes.value
 
     @property
     def api_address(self) -> IPv4Address:
@@ -163,6 +180,16 @@ class ClusterSpec:
     @property
     def cgroup(self) -> str:
         return cgroup_name(self.name)
+
+
+def parse_nodes(text: str) -> tuple[Nodes, int]:
+    """`control-plane`, `kubelet` or `fake:N`."""
+    kind, colon, count = text.partition(":")
+    if kind == Nodes.FAKE.value and count.isdecimal() and 1 <= int(count) <= MOST_FAKES:
+        return Nodes.FAKE, int(count)
+    if not colon and kind in (Nodes.CONTROL_PLANE.value, Nodes.KUBELET.value):
+        return Nodes(kind), 0
+    raise UsageError(f"--nodes {text!r}: accepted are control-plane, kubelet and fake:N with N from 1 to {MOST_FAKES}")
 
 
 def context_name(name: str) -> str:

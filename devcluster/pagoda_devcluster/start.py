@@ -12,6 +12,8 @@ from rich.console import Console
 from pagoda_devcluster import cgroups, control_plane, images, manifests, network, node_config, pki, processes, waiting
 from pagoda_devcluster.api import Api
 from pagoda_devcluster.errors import ApiError, NotRunningError, StartError
+from pagoda_devcluster.gpus import devices, dra, layout
+from pagoda_devcluster.gpus.labels import labels_of
 from pagoda_devcluster.process import Process
 from pagoda_devcluster.spec import ClusterSpec
 from pagoda_devcluster.status import node_ready
@@ -65,13 +67,17 @@ class Starter:
     def start_node(self, api: Api) -> None:
         for path, body in manifests.dns_objects(self.spec):
             api.apply(path, body)
-        _, kubelet, *others = node_config.node_processes(self.spec)
+        if self.spec.layout:
+            place_device_classes(api)
+        _, *others = node_config.node_processes(self.spec)
         self.wait(self.containerd_answers, 30, "containerd")
         self.import_pause()
-        for process in (kubelet, *others):
+        for process in others:
             self.spawn(process)
         self.wait(lambda: node_ready(api, self.spec), NODE_SECONDS, "kubelet")
         self.wait(self.dns_ready, 30, "coredns")
+        if self.spec.layout:
+            self.wait(lambda: gpus_offered(api, self.spec), NODE_SECONDS, "gpu-plugin")
         self.say(f"node {self.spec.node_name} ready")
 
     def containerd_answers(self) -> bool:
@@ -142,6 +148,22 @@ def kubeconfigs(spec: ClusterSpec) -> dict[Path, str]:
         file = spec.paths.kubeconfig if user == pki.ADMIN.name else spec.paths.config / f"{user}.kubeconfig"
         files[file] = control_plane.kubeconfig(spec, user, authority, certificate, key)
     return files
+
+
+def place_device_classes(api: Api) -> None:
+    for path, body in dra.device_classes():
+        api.apply(path, body)
+
+
+def gpus_offered(api: Api, spec: ClusterSpec) -> bool:
+    """Everything of the layout is where a scheduler or a person would look for it."""
+    played = layout.stored(spec.paths.layout).kubelet_class
+    node = api.get(f"/api/v1/nodes/{spec.node_name}") or {"metadata": {}, "status": {}}
+    offered, labels = node["status"].get("allocatable", {}), node["metadata"].get("labels", {})
+    expected = devices.allocatable(played, spec.node_name)
+    placed = dra.resource_slice(played, spec.node_name, "")
+    published = placed is None or api.get(placed[0]) is not None
+    return published and expected.items() <= offered.items() and labels_of(played).items() <= labels.items()
 
 
 def write_private(file: Path, text: str) -> None:

@@ -125,7 +125,7 @@ def as_json(found: Status) -> dict[str, Any]:
     node = {"name": spec.node_name, "ready": found.node_ready, "address": str(spec.net.node)} if spec.has_node else None
     return document | {
         "provider": spec.provider,
-        "nodes": spec.nodes.value,
+        "nodes": spec.nodes_text,
         "processes": [{"name": name, "state": "running" if pid else "dead", "pid": pid} for name, pid in (found.pids or {}).items()],
         "api_ready": found.api_ready,
         "server": spec.server,

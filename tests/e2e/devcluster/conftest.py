@@ -94,6 +94,17 @@ def probe_binary(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.fixture(scope="session")
+def write_probe(probe_binary: bytes) -> Callable[[Path], Path]:
+    """The probe's image as an archive in a folder."""
+
+    def write(folder: Path) -> Path:
+        (folder / "probe.tar").write_bytes(docker_archive(probe_binary, PROBE))
+        return folder / "probe.tar"
+
+    return write
+
+
+@pytest.fixture(scope="session")
 def cluster(probe_binary: bytes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     archive = tmp_path_factory.mktemp("image") / "probe.tar"
     archive.write_bytes(docker_archive(probe_binary, PROBE))
@@ -113,11 +124,13 @@ class Namespace:
         return self.cluster.kubectl("--namespace", self.name, *args, input=input)
 
     def pod(self, name: str, *arguments: str, **extra: Any) -> None:
-        """Start the probe as nobody; `extra` adds to the pod's spec, `mounts` to its container."""
+        """Start the probe as nobody; `extra` adds to the pod's spec; `mounts`, `limits` and `image` are its container's."""
         mounts = extra.pop("mounts", [])
+        limits = extra.pop("limits", {})
         container = {
             "name": "probe",
-            "image": PROBE,
+            "image": extra.pop("image", PROBE),
+            "resources": {"limits": limits, "requests": limits},
             "args": list(arguments),
             "volumeMounts": mounts,
             "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
