@@ -6,8 +6,8 @@ Knows neither torch nor requests.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +17,22 @@ Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 Seeds = NDArray[np.uint64]
 
+LAST_SAMPLED: Final = -1
+"""As a token id in a plan: the token that this row sampled last, in the step before this one. The worker knows it; the core may not yet."""
+
+NO_COPIES: Final[Ints] = np.zeros((0, 2), np.int32)
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What a loaded worker can hold."""
+    """What a loaded worker can hold. `window`: no layer looks further back than so many tokens, the token itself included; None
+    where one layer sees everything."""
 
     blocks_total: int
     block_size: int
     vocab_size: int
     max_model_len: int
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +40,12 @@ class StepPlan:
     """One step. Row `rows[i]` feeds `token_ids[starts[i]:starts[i + 1]]` at the `positions` of the same indexes.
 
     `block_tables[i]` lists the row's blocks in order, padded with 0; they cover every position up to the last one fed.
-    The last four arrays count only where `sample[i]`; the token that is sampled stands at the position after the last one fed.
+    The four arrays after `sample` count only where `sample[i]`; the token that is sampled stands at the position after the last one fed.
+
+    Plans are executed in the order in which they were made; the next one may be made while one is executed. A token id LAST_SAMPLED
+    stands for what the row sampled in the plan before. `copies` [n, 2] are blocks (source, destination) to copy before anything of this
+    step is written: all sources are read first. Blocks and rows in a plan may have been given to others by the time its result is
+    there; what it wrote is overwritten by theirs, later.
     """
 
     step: int
@@ -47,6 +59,7 @@ class StepPlan:
     top_p: Floats
     top_k: Ints
     seeds: Seeds
+    copies: Ints = field(default_factory=lambda: NO_COPIES, kw_only=True)
 
     @property
     def tokens(self) -> int:

@@ -29,6 +29,12 @@ class KvCache:
         self.block_size = block_size
         self.data = torch.zeros(spec.layers, 2, blocks * block_size, spec.kv_heads, spec.head_dim, dtype=dtype)
 
+    def copy_blocks(self, pairs: Ints) -> None:
+        """Copy whole blocks (source, destination) in every layer; all sources are read before anything is written."""
+        blocks = self.data.view(*self.data.shape[:2], -1, self.block_size, *self.data.shape[3:])
+        source, destination = (torch.from_numpy(column.astype(np.int64)) for column in pairs.T)
+        blocks.index_copy_(2, destination, blocks.index_select(2, source))
+
 
 @dataclass(frozen=True, slots=True)
 class Group:

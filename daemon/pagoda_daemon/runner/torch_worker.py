@@ -19,6 +19,7 @@ from pagoda_daemon.model.config import read_spec
 from pagoda_daemon.model.llama import Flat, Llama
 from pagoda_daemon.model.loader import load_tensors
 from pagoda_daemon.model.weights import allocate, destinations
+from pagoda_daemon.runner.feedback import Feedback
 from pagoda_daemon.runner.host import Host
 from pagoda_daemon.runner.kv_size import kv_shape
 from pagoda_daemon.runner.sampler import Choice, sample
@@ -35,6 +36,7 @@ class TorchWorker:
         self.limits = limits
         self._model = model
         self._kv = kv
+        self._feedback = Feedback()
 
     @classmethod
     def load(cls, config: DaemonConfig, progress: Callable[[float], None], host: Host | None = None) -> TorchWorker:
@@ -61,14 +63,17 @@ class TorchWorker:
     def execute(self, plan: StepPlan) -> StepResult:
         tokens, finite = sample(self.logits(plan), Choice.of(plan))
         rows = plan.rows[plan.sample]
+        self._feedback.note(rows, tokens)
         errors = tuple(RowError(row, "the model's output is not finite") for row in rows[~finite].tolist())
         return StepResult(rows[finite], tokens[finite], errors)
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """[sampling rows, vocab]; what `execute` samples from."""
+        if plan.copies.size:
+            self._kv.copy_blocks(plan.copies)
         flat = Flat(
-            token_ids=torch.from_numpy(plan.token_ids.astype(np.int64)),
+            token_ids=torch.from_numpy(self._feedback.token_ids(plan).astype(np.int64)),
             positions=torch.from_numpy(plan.positions.astype(np.int64)),
             wanted=torch.from_numpy(plan.starts[1:][plan.sample].astype(np.int64) - 1),
             attention=attention_batch(plan, self._kv, self._model.spec),
