@@ -15,6 +15,7 @@ from pagoda_daemon.engine.messages import Refusal, RowOutput, Submit
 from pagoda_daemon.kv.accounts import Chain
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.request import MAX_PRIORITY, Request, rank_of
+from pagoda_daemon.scheduler.sampling import sampling_refusal
 from pagoda_daemon.scheduler.state import State
 
 REFUSED = "never_fits"
@@ -44,7 +45,7 @@ def refusal(submit: Submit, limits: Limits) -> str | None:
     needed = limits.peak_blocks(prompt + wanted - 1)
     if needed > worker.blocks_total:
         return f"{prompt} prompt tokens and max_tokens {wanted} need {needed} blocks, the whole pool has {worker.blocks_total}"
-    return _odd(submit)
+    return _odd(submit) or sampling_refusal(submit.sampling, worker.vocab_size)
 
 
 def _odd(submit: Submit) -> str | None:
@@ -94,6 +95,7 @@ def _requests(state: State, message: Submit, arrival: Arrival) -> list[Request]:
             rank=rank_of(message.tier, message.priority),
             deadline_ms=float("inf") if message.deadline_ms is None else message.deadline_ms,
             group=message.request_id if message.n > 1 else None,
+            reuses=message.sampling.prompt_logprobs is None,
         )
         for index in range(message.n)
     ]

@@ -10,6 +10,8 @@ import numpy as np
 
 from pagoda_daemon.batch import Bools, Ints, StepResult
 from pagoda_daemon.engine.messages import RowOutput
+from pagoda_daemon.scheduler.logprobs import logprobs_by_row, score, with_logprobs
+from pagoda_daemon.scheduler.request import Request
 from pagoda_daemon.scheduler.state import Flight, State
 
 _NONE = -1
@@ -26,7 +28,9 @@ def commit(state: State, result: StepResult, now_ms: float) -> list[RowOutput]:
     sampled = flight.plan.rows[flight.plan.sample & current]
     if outputs:
         sampled, landed = sampled[rows.live[sampled]], landed[rows.live[landed]]
-    outputs += _advance(state, sampled, _tokens(state, result, sampled))
+    speakers = _speakers(state, result, landed)
+    advanced = _advance(state, sampled, _tokens(state, result, sampled))
+    outputs += _speak(result, speakers, sampled, advanced) if speakers else advanced
     landed = landed[rows.live[landed]]
     state.kv.land(landed, rows.computed, rows.tokens)
     if state.twins:
@@ -41,6 +45,24 @@ def fail_step(state: State, message: str) -> list[RowOutput]:
     outputs = [_end(state, row, "error", message) for row in current.tolist()]
     state.release_twins()
     return outputs
+
+
+def _speakers(state: State, result: StepResult, landed: Ints) -> dict[int, Request]:
+    """Who is answered with log-probabilities; nobody in nearly every step."""
+    if result.logprobs is None and result.prompt_logprobs is None:
+        return {}
+    return {row: state.request(row) for row in landed.tolist()}
+
+
+def _speak(result: StepResult, speakers: dict[int, Request], sampled: Ints, outputs: list[RowOutput]) -> list[RowOutput]:
+    """`outputs`, one for each of `sampled`, with log-probabilities; and outputs with nothing else for prompts not yet done."""
+    said, scored = logprobs_by_row(result.logprobs), logprobs_by_row(result.prompt_logprobs)
+    found = dict(zip(sampled.tolist(), outputs, strict=True))
+    for row, request in speakers.items():
+        if row in said or row in scored:
+            output = found.get(row) or RowOutput(request.request_id, (), index=request.index)
+            found[row] = with_logprobs(output, said.get(row, ()), score(request, scored.get(row, ())))
+    return list(found.values())
 
 
 def _fail_rows(state: State, result: StepResult, flight: Flight) -> list[RowOutput]:
@@ -92,7 +114,7 @@ def _last(state: State, row: int, token: int, *, stopped: bool) -> RowOutput:
     if token == _NONE:
         return _end(state, row, "error", "the worker returned no token")
     if stopped:
-        return _end(state, row, "stop")
+        return _end(state, row, "stop", tokens=(token,) if state.request(row).sampling.deliver_stop else ())
     return _end(state, row, "length", tokens=(token,))
 
 

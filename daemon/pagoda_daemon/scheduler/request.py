@@ -23,7 +23,7 @@ def rank_of(tier: str, priority: int) -> int:
 class Request:
     """One answer: choice `index` of request `request_id`. `tokens` holds all known ones while it waits; `blocks` is the worst case.
     `deadline_ms` is infinite where there is none; `group` joins the choices of one request, which share their prompt; `reuses` is False
-    where each prompt token must be computed."""
+    where each prompt token must be computed, `scored` counts those whose log-probability the front has."""
 
     request_id: str
     index: int
@@ -41,6 +41,7 @@ class Request:
     group: str | None = None
     charged: bool = False
     reuses: bool = True
+    scored: int = 0
 
     @property
     def key(self) -> str:
