@@ -42,7 +42,7 @@ def fail_step(state: State, message: str) -> list[RowOutput]:
     """The oldest step raised: every request in it ends with `message` (clients read it), the others go on."""
     flight = state.lose()
     current = flight.plan.rows[state.rows.epoch[flight.plan.rows] == flight.epochs]
-    outputs = [_end(state, row, "error", message) for row in current.tolist()]
+    outputs = [_spoil(state, row, message) for row in current.tolist()]
     state.release_twins()
     return outputs
 
@@ -69,7 +69,7 @@ def _fail_rows(state: State, result: StepResult, flight: Flight) -> list[RowOutp
     if not result.errors:
         return []
     mine = dict(zip(flight.plan.rows.tolist(), flight.epochs.tolist(), strict=True))
-    return [_end(state, row, "error", message) for row, message in result.errors if state.rows.epoch[row] == mine.get(row)]
+    return [_spoil(state, row, message) for row, message in result.errors if state.rows.epoch[row] == mine.get(row)]
 
 
 def _tokens(state: State, result: StepResult, sampled: Ints) -> Ints:
@@ -116,6 +116,12 @@ def _last(state: State, row: int, token: int, *, stopped: bool) -> RowOutput:
     if stopped:
         return _end(state, row, "stop", tokens=(token,) if state.request(row).sampling.deliver_stop else ())
     return _end(state, row, "length", tokens=(token,))
+
+
+def _spoil(state: State, row: int, message: str) -> RowOutput:
+    """End the row; what it computed may be wrong, hence is forgotten."""
+    state.kv.spoil(row)
+    return _end(state, row, "error", message)
 
 
 def _end(state: State, row: int, reason: str, error: str | None = None, tokens: tuple[int, ...] = ()) -> RowOutput:

@@ -70,6 +70,10 @@ class State:
     def idle(self) -> bool:
         return not self.row_of and not self.waiting and not self.in_flight
 
+    @property
+    def preemptions(self) -> int:
+        return self.totals.preemptions
+
     def stats(self) -> Stats:
         pool, totals = self.kv.pool, self.totals
         return Stats(

@@ -65,7 +65,7 @@ def test_a_shaped_row_brings_all_its_tokens_also_after_a_preemption() -> None:
     while (step := d.step()) is not None:
         seen += [tuple(row.tokens.tolist()) for row in step.sampling.shaped]
         assert all(row.prompt_len == 5 for row in step.sampling.shaped)
-    assert d.state.totals.preemptions > 0
+    assert d.state.preemptions > 0
     for name, prompt in prompts.items():
         whole = (*prompt, *d.tokens[name])
         assert sorted(tokens for tokens in seen if tokens[:5] == tuple(prompt)) == [whole[:n] for n in range(5, 17)]
@@ -100,7 +100,7 @@ def test_a_preempted_prompt_is_not_scored_again() -> None:
     for i in range(4):
         d.submit(f"r{i}", [i + 1] * 5, Sampling(12, prompt_logprobs=0))
     d.drain()
-    assert d.state.totals.preemptions > 0
+    assert d.state.preemptions > 0
     assert [sum(prompt_scores(d, f"r{i}")) for i in range(4)] == [4] * 4
 
 
