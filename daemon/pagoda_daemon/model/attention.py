@@ -50,12 +50,13 @@ class AttentionBatch:
     groups: tuple[Group, ...]
 
 
-def attention_batch(plan: StepPlan, kv: KvCache, spec: ModelSpec) -> AttentionBatch:
-    """Index tensors for `plan`, shared by all layers."""
+def attention_batch(plan: StepPlan, kv: KvCache, spec: ModelSpec, *, alone: bool = False) -> AttentionBatch:
+    """Index tensors for `plan`, shared by all layers. `alone`: no row is padded to another's length, so its sums are its own."""
     counts, lengths = np.diff(plan.starts), plan.lengths
     row_index = np.repeat(np.arange(plan.rows.size), counts)
     written = _slots(plan.block_tables[row_index], plan.positions[:, None], kv.block_size)[:, 0]
-    members = _decode_groups(counts, lengths) + [np.asarray([i]) for i in np.flatnonzero(counts > 1)]
+    singles = np.arange(counts.size) if alone else np.flatnonzero(counts > 1)
+    members = ([] if alone else _decode_groups(counts, lengths)) + [np.asarray([i]) for i in singles]
     groups = tuple(_group(plan, rows, kv, spec) for rows in members)
     return AttentionBatch(torch.from_numpy(written), groups)
 
