@@ -72,7 +72,8 @@ class Shaping:
 
 
 class ShapedRow(NamedTuple):
-    """The sampling row `at`, its shaping, and every token known of it: a worker keeps none, so none is stale after a preemption."""
+    """The sampling row `at`, its shaping, and every token of it up to the last one fed (which may still be unknown to the plan, as it is in
+    its `token_ids`). A worker keeps none of them, so none is stale after a preemption."""
 
     at: int
     shaping: Shaping

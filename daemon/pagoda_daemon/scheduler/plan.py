@@ -22,7 +22,6 @@ from pagoda_daemon.kv.index import Match
 from pagoda_daemon.kv.pool import BrokenAccountsError
 from pagoda_daemon.scheduler.draws import sampling_rows
 from pagoda_daemon.scheduler.request import FIRST_BATCH, Request
-from pagoda_daemon.scheduler.sampling import SHAPED
 from pagoda_daemon.scheduler.state import Flight, State
 
 # More unfinished prompts than this are not begun at a time: they would only slow each other down and hold blocks.
@@ -74,11 +73,8 @@ def plan(state: State, now_ms: float) -> StepPlan | None:
 
 
 def may_plan_ahead(state: State) -> bool:
-    """Whether to plan the next step while one is on its way: steps are short, nobody waits who could start in it, and no row's logits
-    depend on the token that is being sampled."""
-    if state.waiting or (state.rows.sampling.features[state.in_flight[-1].plan.rows] & SHAPED).any():
-        return False
-    return state.step_cost.milliseconds(state.in_flight[-1].plan.tokens) < _WORTH_AHEAD_MS
+    """Whether to plan the next step while one is on its way: steps are short, and nobody waits who could start in it."""
+    return not state.waiting and state.step_cost.milliseconds(state.in_flight[-1].plan.tokens) < _WORTH_AHEAD_MS
 
 
 def _decodes(state: State) -> Ints:
@@ -86,9 +82,6 @@ def _decodes(state: State) -> Ints:
     rows, tables = state.rows, state.kv.tables
     need = rows.need()
     due = np.flatnonzero(need == 1).astype(np.int32)
-    shaped = (rows.sampling.features[due] & SHAPED).astype(np.bool_)
-    if shaped.any():  # their logits depend on every token before
-        due = due[~shaped | (rows.target[due] == rows.known[due])]
     short = due[tables.capacity(due) <= rows.fed[due]]
     if not short.size:
         return due
