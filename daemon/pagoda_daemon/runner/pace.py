@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,17 +21,17 @@ from pagoda_daemon.errors import ConfigRejected
 
 # One step of a small model with captured graphs on an H100: what is left when there is nearly nothing to read.
 _HOST_MS = 0.5
+_NOTHING = {"tokens": 0, "sampled": 0, "read": 0, "pairs": 0}
 
 
-@dataclass(frozen=True, slots=True)
 class Pace:
-    """A model on a device; `degree` of them together."""
+    """A model on a device; `degree` of them together. A step's work is linear in its parts, but for the experts that it visits: what each
+    part costs is asked of the roofline once."""
 
-    model: Model
-    device: Device
-    vocab_size: int
-    quantisation: str = "bf16"
-    degree: int = 1
+    def __init__(self, model: Model, device: Device, vocab_size: int, quantisation: str = "bf16", degree: int = 1) -> None:
+        self.model, self.device, self.vocab_size, self.quantisation, self.degree = model, device, vocab_size, quantisation, degree
+        self._parts = {name: self._work(roofline.Step(**{**_NOTHING, name: 1})) for name in _NOTHING}
+        self._weight_bytes: dict[int, float] = {}
 
     @classmethod
     def read(cls, config: Path, device: str, quantisation: str = "bf16", degree: int = 1) -> Pace:
@@ -65,10 +64,26 @@ class Pace:
     def milliseconds(self, plan: StepPlan) -> float:
         """One step of `plan`."""
         lengths, counts = plan.lengths.astype(np.int64), np.diff(plan.starts).astype(np.int64)
-        pairs = counts * (2 * lengths - counts + 1) // 2
-        step = roofline.Step(plan.tokens, int(plan.sample.sum()), int(lengths.sum()), int(pairs.sum()))
-        work = roofline.mixed_work(self.model, self._demand(1), step, self.degree)
+        pairs = int((counts * (2 * lengths - counts + 1)).sum()) // 2
+        amounts = {"tokens": plan.tokens, "sampled": int(plan.sample.sum()), "read": int(lengths.sum()), "pairs": pairs}
+        parts = [(amounts[name], part) for name, part in self._parts.items()]
+        work = roofline.Work(
+            self._read_bytes(plan.tokens),
+            sum(amount * part.flops for amount, part in parts),
+            sum(amount * part.kv_bytes for amount, part in parts),
+            sum(amount * part.link_bytes for amount, part in parts),
+        )
         return _HOST_MS + 1000.0 * roofline.seconds(work, self.device, self.quantisation, roofline.TYPICAL)
+
+    def _read_bytes(self, tokens: int) -> float:
+        """Weights that a step reads; only experts make it depend on how many tokens there are."""
+        key = tokens if self.model.experts else 1
+        if key not in self._weight_bytes:
+            self._weight_bytes[key] = self._work(roofline.Step(**{**_NOTHING, "tokens": key})).weight_bytes
+        return self._weight_bytes[key]
+
+    def _work(self, step: roofline.Step) -> roofline.Work:
+        return roofline.mixed_work(self.model, self._demand(1), step, self.degree)
 
     def _demand(self, context: int) -> Demand:
         return Demand(context, quantisation=self.quantisation)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from pagoda_daemon.simulate.run import Outcome, Record
 
@@ -70,9 +71,9 @@ def report(outcome: Outcome, objective: Objective) -> Report:
     )
 
 
-def spread(values: Sequence[float]) -> Spread:
+def spread(values: Sequence[float] | NDArray[np.float32]) -> Spread:
     """Percentiles; zeros of nothing."""
-    return Spread(*np.percentile(values, (50, 95, 99)).tolist()) if values else Spread(0.0, 0.0, 0.0)
+    return Spread(*np.percentile(values, (50, 95, 99)).tolist()) if len(values) else Spread(0.0, 0.0, 0.0)
 
 
 def _good(record: Record, objective: Objective) -> bool:

@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pagoda_daemon.batch import StepPlan, StepResult
 from pagoda_daemon.engine.messages import RowOutput
 from pagoda_daemon.scheduler.admission import Arrival, expire, submit
@@ -51,7 +54,7 @@ class Outcome:
     """Everything that a report needs."""
 
     records: list[Record]
-    gaps_ms: list[float] = field(default_factory=list)
+    gaps_ms: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     now_ms: float = 0.0
     busy_ms: float = 0.0
     row_steps: int = 0
@@ -76,6 +79,10 @@ class Simulation:
         self._luck = random.Random(seed)  # noqa: S311  a simulation is to be repeatable
         self._watch = watch
         self._heard = 0
+        # By job, as arrays: a step has hundreds of outputs. NaN: no token yet.
+        self._first, self._last, self._worst = np.full((3, len(jobs)), np.nan)
+        self._tokens = np.zeros(len(jobs), np.int64)
+        self._gaps: list[NDArray[np.float32]] = []
         self.outcome = Outcome([Record(job, open_answers=job.n) for job in jobs])
 
     def run(self) -> Outcome:
@@ -93,6 +100,7 @@ class Simulation:
                 break
             else:
                 raise AssertionError(f"nothing is planned, yet requests are left: {state.stats()}")
+        self._close()
         totals = state.totals
         outcome.preemptions, outcome.prompt_tokens, outcome.reused_tokens = totals.preemptions, totals.prompt_tokens, totals.reused_tokens
         return outcome
@@ -124,23 +132,38 @@ class Simulation:
         self._take(commit(self.state, result, outcome.now_ms))
 
     def _take(self, outputs: Sequence[RowOutput]) -> None:
-        records, now, gaps = self.outcome.records, self.outcome.now_ms, self.outcome.gaps_ms
+        told = np.array([int(output.request_id) for output in outputs if output.token_ids and not output.index], np.int64)
+        if told.size:
+            self._tell(told)
         for output in outputs:
-            record = records[int(output.request_id)]
-            if output.token_ids:
-                record.tokens += len(output.token_ids)
-                if output.index == 0:
-                    if record.first_ms is None:
-                        record.first_ms = now
-                    else:
-                        gap = now - record.last_ms
-                        gaps.append(gap)
-                        record.worst_gap_ms = max(record.worst_gap_ms, gap)
-                    record.last_ms = now
-            if output.finish_reason is not None:
-                self._end(record, output)
+            if output.finish_reason is not None or output.index:
+                self._end(self.outcome.records[int(output.request_id)], output)
+
+    def _tell(self, told: NDArray[np.int64]) -> None:
+        """The first answers of jobs `told` got a token each."""
+        now = self.outcome.now_ms
+        gaps = now - self._last[told]
+        fresh = np.isnan(gaps)
+        self._first[told[fresh]] = now
+        self._last[told] = now
+        self._worst[told] = np.fmax(self._worst[told], gaps)
+        self._tokens[told] += 1
+        self._gaps.append(gaps[~fresh].astype(np.float32))
+
+    def _close(self) -> None:
+        """Arrays to records."""
+        if self._gaps:
+            self.outcome.gaps_ms = np.concatenate(self._gaps)
+        for number, record in enumerate(self.outcome.records):
+            record.tokens += int(self._tokens[number])
+            if not np.isnan(self._first[number]):
+                record.first_ms, record.last_ms = float(self._first[number]), float(self._last[number])
+                record.worst_gap_ms = float(np.nan_to_num(self._worst[number]))
 
     def _end(self, record: Record, output: RowOutput) -> None:
+        record.tokens += len(output.token_ids) if output.index else 0
+        if output.finish_reason is None:
+            return
         record.open_answers -= 1
         record.end = output.refusal.reason if output.refusal else output.finish_reason or ""
         if output.refusal is not None:
