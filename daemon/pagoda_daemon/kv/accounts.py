@@ -13,7 +13,7 @@ import numpy as np
 from pagoda_contracts.prefix import Scope, next_hash, packed_hashes, root
 
 from pagoda_daemon.batch import Ints, WorkerLimits
-from pagoda_daemon.kv.index import Match, PrefixIndex
+from pagoda_daemon.kv.index import Match, PrefixIndex, packed
 from pagoda_daemon.kv.pool import BlockPool
 from pagoda_daemon.kv.tables import BlockTables
 
@@ -46,9 +46,7 @@ class Chain:
         full = tokens.size // self._block_size
         if full > len(self.names):
             fresh = tokens[len(self.names) * self._block_size : full * self._block_size]
-            self.names += packed_hashes(
-                self.names[-1] if self.names else self.root, fresh.astype("<i4", copy=False).tobytes(), self._block_size
-            )
+            self.names += packed_hashes(self.names[-1] if self.names else self.root, packed(fresh), self._block_size)
 
     def parent(self, block: int) -> bytes:
         """The name before block number `block`."""
@@ -136,7 +134,7 @@ class KvAccounts:
             return
         numbers, size = self._named[rows], self.block_size
         content = tokens[rows[:, None], numbers[:, None] * size + np.arange(size)]
-        packed = content.astype("<i4", copy=False).tobytes()
+        pieces, width = packed(content), 4 * size
         blocks = self.tables.at(rows, numbers).tolist()
         self.index.hold_content(blocks, content)
         for place, (row, number) in enumerate(zip(rows.tolist(), numbers.tolist(), strict=True)):
@@ -145,9 +143,10 @@ class KvAccounts:
                 continue
             if len(chain.names) < number:  # a fork's, whose first blocks another chain has named
                 chain.extend(tokens[row, : number * size])
+            parent, piece = chain.parent(number), pieces[width * place : width * (place + 1)]
             if len(chain.names) == number:
-                chain.names.append(next_hash(chain.parent(number), packed[4 * size * place : 4 * size * (place + 1)]))
-            known = self.index.add(blocks[place], chain.parent(number), chain.names[number])
+                chain.names.append(next_hash(parent, piece))
+            known = self.index.add(blocks[place], parent, chain.names[number], piece)
             if known != blocks[place]:
                 self.tables.swap(row, number, known)
             self.pool.keep((known,))
@@ -165,9 +164,9 @@ class KvAccounts:
             blocks = self.tables.blocks(row, first, last)
             content = tokens[first * size : last * size].reshape(-1, size)
             self.index.hold_content(blocks, content)
-            parent = chain.parent(first)
+            parent, pieces, width = chain.parent(first), packed(content), 4 * size
             for place, name in enumerate(chain.names[first:last]):
-                known = self.index.add(blocks[place], parent, name)
+                known = self.index.add(blocks[place], parent, name, pieces[width * place : width * (place + 1)])
                 if known != blocks[place]:
                     self.tables.swap(row, first + place, known)
                     blocks[place] = known
@@ -179,7 +178,8 @@ class KvAccounts:
         """Take `row`'s blocks back; what it has computed, `tokens`, stays known until its blocks are wanted."""
         chain = self._chains[row]
         if self.caching and chain is not None:
-            self._register(row, tokens)
+            if tokens.size // self.block_size > self._named[row]:
+                self._register(row, tokens)
             self._keep_tail(row, chain, tokens)
         self.tables.drop(row)
         self._chains[row] = None
@@ -195,9 +195,10 @@ class KvAccounts:
 
     def _keep_tail(self, row: int, chain: Chain, tokens: Ints) -> None:
         full, rest = divmod(tokens.size, self.block_size)
+        if rest:
+            chain.extend(tokens)
         for block in self.tables.blocks(row, full, full + 1) if rest else ():
-            if block not in self.index:
-                self.index.add_part(block, chain.parent(full), tokens[full * self.block_size :])
+            if block not in self.index and self.index.add_part(block, chain.parent(full), tokens[full * self.block_size :]):
                 self.pool.keep((block,))
 
     def reset(self) -> None:
