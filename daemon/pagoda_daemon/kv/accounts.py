@@ -10,7 +10,7 @@ new owner's first write comes in a later step. `copies` of one plan read all the
 from __future__ import annotations
 
 import numpy as np
-from pagoda_contracts.prefix import Scope, next_hash, packed_hashes, root
+from pagoda_contracts.prefix import Scope, packed_hashes, root
 
 from pagoda_daemon.batch import Ints, WorkerLimits
 from pagoda_daemon.kv.index import Match, PrefixIndex, packed
@@ -54,7 +54,11 @@ class Chain:
 
 
 class KvAccounts:
-    """Blocks of `worker`, for `rows` rows. Without `caching` nothing outlives its row and only forks share."""
+    """Blocks of `worker`, for `rows` rows. Without `caching` nothing outlives its row and only forks share.
+
+    A prompt's blocks are known to others as soon as they are full, an answer's when it ends: naming each of them on the way would cost
+    every step of a batch that decodes, for a sharing that hardly ever happens.
+    """
 
     def __init__(self, worker: WorkerLimits, rows: int, *, caching: bool) -> None:
         size = worker.block_size
@@ -118,39 +122,20 @@ class KvAccounts:
         return np.asarray(copies, np.int32).reshape(-1, 2)
 
     def land(self, rows: Ints, computed: Ints, tokens: Ints) -> None:
-        """`rows` have computed so many of their `tokens` [every row, length]: register what became full, free what left the window."""
+        """`rows` have computed so many of their `tokens` [every row, length]: what became full is known to others from now on."""
         if self.caching:
-            fresh = computed[rows] // self.block_size - self._named[rows]
-            self._register_next(rows[fresh == 1], tokens)
-            for row in rows[fresh > 1].tolist():
+            for row in rows[computed[rows] // self.block_size > self._named[rows]].tolist():
                 self._register(row, tokens[row, : computed[row]])
-        if self._window is not None:
-            for row in rows.tolist():
-                self.tables.slide(row, max(0, int(computed[row]) - self._window + 1) // self.block_size)
 
-    def _register_next(self, rows: Ints, tokens: Ints) -> None:
-        """Name the next block of each of `rows`: what a batch that decodes does for a sixteenth of its rows in every step."""
-        if not rows.size:
+    def slide(self, rows: Ints, computed: Ints, tokens: Ints) -> None:
+        """Give back what left the window of each of `rows`; what others may want of it is known before."""
+        if self._window is None:
             return
-        numbers, size = self._named[rows], self.block_size
-        content = tokens[rows[:, None], numbers[:, None] * size + np.arange(size)]
-        pieces, width = packed(content), 4 * size
-        blocks = self.tables.at(rows, numbers).tolist()
-        self.index.hold_content(blocks, content)
-        for place, (row, number) in enumerate(zip(rows.tolist(), numbers.tolist(), strict=True)):
-            chain = self._chains[row]
-            if chain is None:
-                continue
-            if len(chain.names) < number:  # a fork's, whose first blocks another chain has named
-                chain.extend(tokens[row, : number * size])
-            parent, piece = chain.parent(number), pieces[width * place : width * (place + 1)]
-            if len(chain.names) == number:
-                chain.names.append(next_hash(parent, piece))
-            known = self.index.add(blocks[place], parent, chain.names[number], piece)
-            if known != blocks[place]:
-                self.tables.swap(row, number, known)
-            self.pool.keep((known,))
-        self._named[rows] = numbers + 1
+        first = np.maximum(0, computed[rows] - self._window + 1) // self.block_size
+        due = first > self.tables.gone[rows]
+        self.land(rows[due], computed, tokens)
+        for row, block in zip(rows[due].tolist(), first[due].tolist(), strict=True):
+            self.tables.slide(row, block)
 
     def _register(self, row: int, tokens: Ints) -> None:
         """Name the full blocks of `tokens`; where another row was quicker with the same content, share its block."""
@@ -163,14 +148,9 @@ class KvAccounts:
         if first < last:
             blocks = self.tables.blocks(row, first, last)
             content = tokens[first * size : last * size].reshape(-1, size)
-            self.index.hold_content(blocks, content)
-            parent, pieces, width = chain.parent(first), packed(content), 4 * size
-            for place, name in enumerate(chain.names[first:last]):
-                known = self.index.add(blocks[place], parent, name, pieces[width * place : width * (place + 1)])
-                if known != blocks[place]:
-                    self.tables.swap(row, first + place, known)
-                    blocks[place] = known
-                parent = name
+            for place, known in self.index.add(blocks, chain.parent(first), chain.names[first:last], content):
+                self.tables.swap(row, first + place, known)
+                blocks[place] = known
             self.pool.keep(blocks)
         self._named[row] = last
 
@@ -189,7 +169,7 @@ class KvAccounts:
         """What `row` read or wrote is not to be trusted: nobody shall find it again."""
         for block in self.tables.blocks(row):
             if block in self.index:
-                self.index.forget(block)
+                self.index.forget((block,))
                 self.pool.forget(block)
         self._chains[row] = None
 
@@ -205,7 +185,7 @@ class KvAccounts:
         """Forget every beginning that no row holds."""
         for block in self.pool.queue():
             if block in self.index:
-                self.index.forget(block)
+                self.index.forget((block,))
                 self.pool.forget(block)
 
     def check(self) -> None:

@@ -7,7 +7,7 @@ beginning in the middle of a block: the common part is copied (copy-on-write), t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -72,49 +72,58 @@ class PrefixIndex:
         best = int(common.argmax())
         return int(latest[best]), int(common[best])
 
-    def hold_content(self, blocks: Sequence[int], tokens: Ints) -> None:
-        """Full `blocks` hold `tokens`, a row for each. Means nothing for a block that is not added then."""
-        self._tokens[blocks] = tokens
+    def add(self, blocks: Sequence[int], parent: bytes, names: Sequence[bytes], tokens: Ints) -> list[tuple[int, int]]:
+        """Make full `blocks`, a chain after `parent`, known; `tokens` has a row for each. Returns (place, block) where another block has
+        that content already: two requests computed the same beginning at the same time."""
+        self._tokens[blocks] = tokens  # also of those: nobody looks at a block that is in no table of this class
         self._fill[blocks] = self.block_size
-
-    def add(self, block: int, parent: bytes, name: bytes, content: bytes) -> int:
-        """Make the full `block` known as `name`, with packed `content` after `parent`. Returns the block that has this content: another
-        one where two requests computed the same beginning at the same time."""
-        known = self._block_of.setdefault(name, block)
-        if known == block:
-            self._name[block] = name
-            self._join(block, parent + content[: 4 * self._least])
-        return known
+        pieces, width, begin = packed(tokens), 4 * self.block_size, 4 * self._least
+        block_of, children, twins = self._block_of, self._children, []
+        for place, (block, name) in enumerate(zip(blocks, names, strict=True)):
+            known = block_of.setdefault(name, block)
+            if known != block:
+                twins.append((place, known))
+            else:
+                self._name[block] = name
+                self._place[block] = at = parent + pieces[width * place : width * place + begin]
+                if children.setdefault(at, block) != block:
+                    self._join(block, at)
+            parent = name
+        return twins
 
     def add_part(self, block: int, parent: bytes, tokens: Ints) -> bool:
         """Make `block`, which holds less than it could, known as a child of `parent`; False where that is too little to be found."""
         if tokens.size < self._least:
             return False
-        self._join(block, parent + packed(tokens[: self._least]))
+        self._place[block] = at = parent + packed(tokens[: self._least])
+        if self._children.setdefault(at, block) != block:
+            self._join(block, at)
         self._tokens[block, : tokens.size] = tokens
         self._fill[block] = tokens.size
         return True
 
     def _join(self, block: int, place: bytes) -> None:
-        self._place[block] = place
-        siblings = self._children.setdefault(place, block)
+        """Beside others."""
+        siblings = self._children[place]
         if isinstance(siblings, dict):
             siblings[block] = None
-        elif siblings != block:
+        else:
             self._children[place] = {siblings: None, block: None}
 
-    def forget(self, block: int) -> None:
-        """`block` is taken for other content."""
-        name, place = self._name[block], self._place[block]
-        if name is not None:
-            del self._block_of[name]
-        if place is not None:
-            siblings = self._children[place]
-            if isinstance(siblings, dict) and len(siblings) > 1:
-                del siblings[block]
-            else:
-                del self._children[place]
-        self._name[block] = self._place[block] = None
+    def forget(self, blocks: Iterable[int]) -> None:
+        """`blocks` are taken for other content."""
+        names, places, children = self._name, self._place, self._children
+        for block in blocks:
+            name, place = names[block], places[block]
+            if name is not None:
+                del self._block_of[name]
+            if place is not None:
+                siblings = children[place]
+                if isinstance(siblings, dict) and len(siblings) > 1:
+                    del siblings[block]
+                else:
+                    del children[place]
+            names[block] = places[block] = None
 
 
 def packed(tokens: Ints) -> bytes:
