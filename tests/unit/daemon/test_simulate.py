@@ -11,9 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pagoda_contracts.launch import DaemonConfig, ModelConfig, SimulatedWorker
+from pagoda_contracts.launch import TestingConfig as ForTests
 from pagoda_daemon.batch import StepResult, WorkerLimits
 from pagoda_daemon.engine.messages import Sampling, Submit
 from pagoda_daemon.errors import ConfigRejected
+from pagoda_daemon.runner.build import build_worker
 from pagoda_daemon.runner.pace import Pace
 from pagoda_daemon.runner.virtual import VirtualWorker
 from pagoda_daemon.scheduler.admission import Arrival, submit
@@ -133,6 +136,15 @@ def test_a_bad_line_is_named(tmp_path: Path, line: dict, says: str) -> None:
         read(trace_file(tmp_path, {"arrival_ms": 0, "prompt_tokens": 1, "output_tokens": 1}, line))
 
 
+def test_a_device_of_the_catalogue_stands_in_for_a_model(config: Path) -> None:
+    testing = ForTests(simulated=SimulatedWorker(device="l4"))
+    daemon = DaemonConfig(model=ModelConfig(path=str(config.parent), served_names=("m",)), testing=testing)
+    worker = build_worker(daemon, lambda _: None)
+    assert isinstance(worker, VirtualWorker)
+    assert (worker.limits.vocab_size, worker.limits.max_model_len) == (128256, 8192)
+    assert 2000 < worker.limits.blocks_total < 5000
+
+
 def test_what_cannot_be_simulated_is_one_line_and_exit_2(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = trace_file(tmp_path, {"arrival_ms": 0, "prompt_tokens": 1, "output_tokens": 1})
     for arguments, says in (
@@ -202,7 +214,6 @@ def test_planning_32_decodes_costs_a_few_hundred_hashes() -> None:
 def test_a_simulated_device_is_small() -> None:
     """Made and worked in a process of its own: interpreter, arrays and core together."""
     script = (
-        "import resource\n"
         "from pagoda_daemon.batch import WorkerLimits\n"
         "from pagoda_daemon.runner.virtual import VirtualWorker\n"
         "from pagoda_daemon.scheduler.limits import Limits\n"
@@ -211,7 +222,7 @@ def test_a_simulated_device_is_small() -> None:
         "limits = WorkerLimits(28_000, 16, 128_256, 8192)\n"
         "worker = VirtualWorker(limits, lambda plan: 5.0 + 0.01 * plan.tokens)\n"
         "Simulation(drawn(300, 100.0, seed=1), worker, Limits.of(limits, 64, 512)).run()\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+        "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))\n"
     )
     said = subprocess.run([sys.executable, "-P", "-c", script], check=True, capture_output=True, text=True).stdout
     assert int(said) / 1024 <= 80
