@@ -16,7 +16,7 @@ help:  ## Show this list
 
 setup: .venv/.stamp  ## Install everything into .venv (needs Python 3.11+ and network)
 
-.venv/.stamp: requirements/dev.txt pyproject.toml
+.venv/.stamp: requirements/dev.txt pyproject.toml hatch_build.py kernels/pagoda_kernels/cpu/build.py $(wildcard kernels/pagoda_kernels/cpu/src/*)
 	test -x $(UV) || { $(PYTHON) -m venv .venv && $(BIN)/pip install --quiet --disable-pip-version-check uv; }
 	$(UV) pip sync --quiet --require-hashes requirements/dev.txt
 	$(UV) pip install --quiet --no-deps --no-build-isolation --editable .
