@@ -220,21 +220,25 @@ def _address(array: NDArray[Any] | None) -> int | None:
     return None if array is None else array.ctypes.data
 
 
+def _addresses(*arrays: NDArray[Any] | None) -> list[int | None]:
+    return [_address(array) for array in arrays]
+
+
 def _linear(packed: Packed) -> _Linear:
     arrays = (packed.scale, packed.sums, packed.bias)
-    return _Linear(packed.weight.data_ptr(), *map(_address, arrays), packed.outputs, packed.inputs, packed.kind)
+    return _Linear(packed.weight.data_ptr(), *_addresses(*arrays), packed.outputs, packed.inputs, packed.kind)
 
 
 def _layer(layer: Layer) -> _Layer:
     linears = map(_linear, (layer.qkv, layer.output, layer.gate_up, layer.down))
-    return _Layer(*linears, *map(_address, (layer.attention_norm, layer.mlp_norm, layer.query_norm, layer.key_norm)), layer.window)
+    return _Layer(*linears, *_addresses(layer.attention_norm, layer.mlp_norm, layer.query_norm, layer.key_norm), layer.window)
 
 
 def _shape(decoder: Decoder, pages: Tensor, threads: int) -> _Shape:
     first = decoder.layers[0]
     sizes = (first.qkv.inputs, decoder.heads, decoder.kv_heads, decoder.head_dim, first.down.inputs, decoder.head.outputs)
     embedding = None if decoder.embedding is None else decoder.embedding.data_ptr()
-    arrays = map(_address, (decoder.norm, decoder.cos, decoder.sin))
+    arrays = _addresses(decoder.norm, decoder.cos, decoder.sin)
     scale = decoder.head_dim**-0.5
     counts = (len(decoder.layers), pages.shape[2], threads, decoder.wide_rows)
     return _Shape(*sizes, *counts, decoder.eps, scale, embedding, *arrays, pages.data_ptr(), _linear(decoder.head))
