@@ -26,6 +26,8 @@ class WorkerLimits:
     block_size: int
     vocab_size: int
     max_model_len: int
+    sliding_window: int | None = None
+    """Where every layer has a window, the widest one: a block that lies wholly further back is never read again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

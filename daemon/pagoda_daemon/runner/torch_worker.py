@@ -16,7 +16,7 @@ from pagoda_contracts.launch import DaemonConfig
 from pagoda_daemon.batch import RowError, StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.model.attention import KvCache, attention_batch
 from pagoda_daemon.model.config import read_spec
-from pagoda_daemon.model.llama import Flat, Llama
+from pagoda_daemon.model.decoder import Decoder, Flat
 from pagoda_daemon.model.loader import load_tensors
 from pagoda_daemon.model.weights import allocate, destinations
 from pagoda_daemon.runner.host import Host
@@ -31,7 +31,7 @@ _log = structlog.get_logger(__name__)
 class TorchWorker:
     """Executes plans in eager PyTorch."""
 
-    def __init__(self, model: Llama, kv: KvCache, limits: WorkerLimits) -> None:
+    def __init__(self, model: Decoder, kv: KvCache, limits: WorkerLimits) -> None:
         self.limits = limits
         self._model = model
         self._kv = kv
@@ -51,8 +51,9 @@ class TorchWorker:
         shape = kv_shape(engine, spec.kv_token_bytes(dtype.itemsize), spec.max_positions, max(0, memory - weight_bytes))
         load_tensors(directory, places, progress)
         kv = KvCache(spec, shape.blocks + 1, engine.block_size, dtype)
-        limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len)
-        worker = cls(Llama(spec, weights, shape.max_model_len), kv, limits)
+        spec = spec.within(shape.max_model_len)
+        limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len, spec.sliding_window)
+        worker = cls(Decoder(spec, weights, shape.max_model_len), kv, limits)
         worker.probe()
         _log.info("loaded", weight_bytes=weight_bytes, blocks=shape.blocks, max_model_len=shape.max_model_len)
         return worker
