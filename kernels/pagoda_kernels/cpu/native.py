@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagoda_kernels.cpu.build import FEATURES, LIBRARY
-from pagoda_kernels.cpu.pack import PANEL, Packed
+from pagoda_kernels.cpu.pack import GROUP, PANEL, Packed
 
 BLOCK = 16
 Ints = NDArray[np.int32]
@@ -33,7 +33,6 @@ class _Linear(ctypes.Structure):
     _fields_ = (
         ("weight", ctypes.c_void_p),
         ("scale", ctypes.c_void_p),
-        ("sums", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         ("outputs", ctypes.c_int32),
         ("inputs", ctypes.c_int32),
@@ -148,8 +147,8 @@ def unfit(head_dim: int, hidden: int, intermediate: int) -> str | None:
     """Why a decoder of these sizes cannot be packed; None when it can."""
     if head_dim % 16 or not 16 <= head_dim <= _MAX_HEAD_DIM:
         return f"a head of {head_dim} dimensions is none of 16, 32, … {_MAX_HEAD_DIM}"
-    if hidden % 16 or intermediate % (PANEL // 2):
-        return f"hidden {hidden} and intermediate {intermediate} are not multiples of 16 and {PANEL // 2}"
+    if hidden % GROUP or intermediate % GROUP:
+        return f"hidden {hidden} and intermediate {intermediate} are not multiples of {GROUP}"
     return None
 
 
@@ -177,10 +176,9 @@ class NativeDecoder:
         count = batch.wanted.size
         logits = np.empty((count, self._width), np.float32)
         best, finite = np.empty(count, np.int32), np.empty(count, np.uint8)
-        arrays = [batch.ids, batch.positions, batch.rows, batch.tables]
-        step = _Step(
-            batch.ids.size, *map(_address, arrays), batch.tables.shape[1], count, *map(_address, (batch.wanted, logits, best, finite))
-        )
+        inputs = _addresses(batch.ids, batch.positions, batch.rows, batch.tables)
+        outputs = _addresses(batch.wanted, logits, best, finite)
+        step = _Step(batch.ids.size, *inputs, batch.tables.shape[1], count, *outputs)
         self._library.pagoda_decoder_step(self._handle, ctypes.byref(step))
         return Output(logits[:, : self.vocab], best, finite.view(np.bool_))
 
@@ -225,8 +223,8 @@ def _addresses(*arrays: NDArray[Any] | None) -> list[int | None]:
 
 
 def _linear(packed: Packed) -> _Linear:
-    arrays = (packed.scale, packed.sums, packed.bias)
-    return _Linear(packed.weight.data_ptr(), *_addresses(*arrays), packed.outputs, packed.inputs, packed.kind)
+    scale = None if packed.scale is None else packed.scale.data_ptr()
+    return _Linear(packed.weight.data_ptr(), scale, _address(packed.bias), packed.outputs, packed.inputs, packed.kind)
 
 
 def _layer(layer: Layer) -> _Layer:

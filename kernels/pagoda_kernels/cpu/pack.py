@@ -1,7 +1,7 @@
 """Weights in the order in which the CPU's ops read them. Called by the daemon's loader, one matrix at a time.
 
-bf16: [panel of 64 outputs][input / 2][64][2]. int8: [panel][input / 4][64][4] with a scale per output. Outputs are padded to whole
-panels with zeros. See src/linear.h for why.
+bf16: [panel of 64 outputs][input / 2][64][2]. int8: [panel][input / 4][64][4] as value + 128, with a bf16 scale per output and group of 32
+inputs, [panel][input / 32][64]. Outputs are padded to whole panels. See src/linear.h and src/linear_int8.h for why.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 PANEL = 64
+GROUP = 32
 BF16, INT8 = 0, 1
-_LINE = 64
+CACHE_LINE = 64
 
 
 class Arena:
@@ -35,7 +36,7 @@ class Arena:
         if self._used + size > self._bytes.size:
             raise MemoryError(f"the arena of {self._bytes.size} bytes has {self._bytes.size - self._used} left, {size} are wanted")
         part = self._bytes[self._used : self._used + size]
-        self._used += -(-size // _LINE) * _LINE
+        self._used += _lines(size)
         return torch.from_numpy(part).view(dtype).view(shape)
 
 
@@ -47,31 +48,33 @@ class Packed:
     outputs: int
     inputs: int
     weight: Tensor
-    scale: NDArray[np.float32] | None = None
-    sums: NDArray[np.int32] | None = None
+    scale: Tensor | None = None
     bias: NDArray[np.float32] | None = None
 
 
 def packed_bytes(outputs: int, inputs: int, kind: int) -> int:
     """Arena bytes of one matrix."""
-    return -(-outputs // PANEL) * PANEL * inputs * (2 if kind == BF16 else 1)
+    elements = -(-outputs // PANEL) * PANEL * inputs
+    return _lines(elements * 2) if kind == BF16 else _lines(elements) + _lines(elements // GROUP * 2)
 
 
 def pack(weight: Tensor, bias: Tensor | None, kind: int, arena: Arena) -> Packed:
-    """`weight` [outputs, inputs] bf16 → its packed twin. ValueError where the inputs do not fill whole instructions."""
+    """`weight` [outputs, inputs] bf16 → its packed twin. ValueError where the inputs do not fill whole groups."""
     outputs, inputs = weight.shape
-    if inputs % 16:
-        raise ValueError(f"a matrix with {inputs} inputs cannot be packed: accepted are multiples of 16")
+    panels = -(-outputs // PANEL)
+    if inputs % GROUP:
+        raise ValueError(f"a matrix with {inputs} inputs cannot be packed: accepted are multiples of {GROUP}")
     padded_bias = None if bias is None else _padded(bias.float(), outputs).numpy()
     if kind == BF16:
-        place = arena.take((-(-outputs // PANEL), inputs // 2, PANEL, 2), torch.bfloat16)
+        place = arena.take((panels, inputs // 2, PANEL, 2), torch.bfloat16)
         _fill(place, weight)
         return Packed(kind, outputs, inputs, place, bias=padded_bias)
-    values, scale = quantise(weight)
-    place = arena.take((-(-outputs // PANEL), inputs // 4, PANEL, 4), torch.int8)
-    _fill(place, values)
-    sums = (values.sum(dim=1, dtype=torch.int32) * 128).to(torch.int32)
-    return Packed(kind, outputs, inputs, place, _padded(scale, outputs).numpy(), _padded(sums, outputs).numpy(), padded_bias)
+    values, scales = quantise(weight)
+    place = arena.take((panels, inputs // 4, PANEL, 4), torch.uint8)
+    _fill(place, (values.int() + 128).to(torch.uint8))
+    scale_place = arena.take((panels, inputs // GROUP, PANEL, 1), torch.bfloat16)
+    _fill(scale_place, scales)
+    return Packed(kind, outputs, inputs, place, scale_place, padded_bias)
 
 
 def interleave(gate: Tensor, up: Tensor) -> Tensor:
@@ -83,25 +86,38 @@ def interleave(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric per output: int8 [outputs, inputs] and fp32 scales [outputs]; weight ≈ int8 * scale."""
-    wide = weight.float()
-    scale = wide.abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny) / 127
-    return (wide / scale[:, None]).round().clamp(-127, 127).to(torch.int8), scale
+    """Symmetric by groups of 32 inputs: int8 [outputs, inputs] and bf16 scales [outputs, inputs / 32]; weight ≈ int8 * scale."""
+    grouped = weight.float().reshape(weight.shape[0], -1, GROUP)
+    # The scale is rounded first, up by less than 2^-7, and the values to it: rounded down, it would clip the largest of the group.
+    exact = grouped.abs().amax(dim=2) / 127
+    scales = ((exact.view(torch.int32) + 0xFFFF) & ~0xFFFF).view(torch.float32).to(torch.bfloat16)
+    steps = scales.float().clamp_min(torch.finfo(torch.float32).tiny)[:, :, None]
+    return (grouped / steps).round().clamp(-127, 127).to(torch.int8).reshape(weight.shape), scales
 
 
 def unpack(packed: Packed) -> Tensor:
-    """The [outputs, inputs] matrix back, int8 ones as fp32 values; for tests and for other runners."""
-    rows = packed.weight.permute(0, 2, 1, 3).flatten(2).flatten(0, 1)[: packed.outputs]
-    return rows if packed.scale is None else rows.float() * torch.from_numpy(packed.scale)[: packed.outputs, None]
+    """The [outputs, inputs] matrix back, int8 ones as fp32 values; for tests."""
+    values = _rows(packed.weight)[: packed.outputs]
+    if packed.scale is None:
+        return values
+    return (values.float() - 128) * _rows(packed.scale)[: packed.outputs].float().repeat_interleave(GROUP, dim=1)
+
+
+def _rows(place: Tensor) -> Tensor:
+    return place.permute(0, 2, 1, 3).flatten(2).flatten(0, 1)
+
+
+def _lines(size: int) -> int:
+    return -(-size // CACHE_LINE) * CACHE_LINE
 
 
 def _fill(place: Tensor, rows: Tensor) -> None:
-    panels, _, _, together = place.shape
+    panels, steps, _, together = place.shape
     whole = rows.shape[0] // PANEL
-    place[:whole] = rows[: whole * PANEL].reshape(whole, PANEL, -1, together).transpose(1, 2)
+    place[:whole] = rows[: whole * PANEL].reshape(whole, PANEL, steps, together).transpose(1, 2)
     if whole < panels:
         rest = rows[whole * PANEL :]
-        place[whole, :, : rest.shape[0]] = rest.reshape(rest.shape[0], -1, together).transpose(0, 1)
+        place[whole, :, : rest.shape[0]] = rest.reshape(rest.shape[0], steps, together).transpose(0, 1)
 
 
 def _padded(values: Tensor, outputs: int) -> Tensor:

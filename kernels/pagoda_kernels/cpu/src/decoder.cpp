@@ -35,9 +35,11 @@ namespace {
 template <int R> void panel_sums(const Linear &linear, const Rows &x, int first, int panel, bool narrow, Sums<R> &sums) {
     const int64_t start = static_cast<int64_t>(panel) * kPanel * linear.inputs;
     const bf16 *wide = x.wide + static_cast<int64_t>(first) * linear.inputs;
-    if (linear.kind == Kind::kBf16) panel_bf16<R>(wide, static_cast<const bf16 *>(linear.weight) + start, linear.inputs, sums);
-    else if (narrow) panel_w8a8<R>(x, first, static_cast<const int8_t *>(linear.weight) + start, linear, panel * kPanel, sums);
-    else panel_w8a16<R>(wide, static_cast<const int8_t *>(linear.weight) + start, linear, panel * kPanel, sums);
+    if (linear.kind == Kind::kBf16) return panel_bf16<R>(wide, static_cast<const bf16 *>(linear.weight) + start, linear.inputs, sums);
+    const uint8_t *weights = static_cast<const uint8_t *>(linear.weight) + start;
+    const bf16 *scales = linear.scale + start / kGroup;
+    if (narrow) panel_w8a8<R>(x, first, weights, scales, linear.inputs, sums);
+    else panel_w8a16<R>(wide, weights, scales, linear.inputs, sums);
 }
 
 template <int R, class Done> void tile_rows(const Linear &linear, const Rows &x, int first, int panel, bool narrow, const Done &done) {
@@ -74,7 +76,8 @@ Decoder::Decoder(const PagodaShape &shape, const PagodaLayer *layers)
     scratch_.queries.resize(kTogether * static_cast<size_t>(shape.heads) * shape.head_dim);
     scratch_.wide.resize(kTogether * widest);
     scratch_.narrow.resize(kTogether * widest);
-    scratch_.scale.resize(kTogether);
+    scratch_.scale.resize(kTogether * widest / kGroup);
+    scratch_.shift.resize(kTogether * widest / kGroup);
 }
 
 void Decoder::step(const PagodaStep &step) {
@@ -116,24 +119,26 @@ void Decoder::tile(const Part &part) {
 }
 
 template <class Done> void Decoder::multiply(Stages &stages, PagodaStage stage, const Linear &linear, const bf16 *x, int count, const Done &done) {
-    const Rows rows{x, scratch_.narrow.data(), scratch_.scale.data(), count};
+    const Rows rows{x, scratch_.narrow.data(), scratch_.scale.data(), scratch_.shift.data(), count};
     const bool narrow = is_narrow(linear, count);
     stages.each(stage, linear.panels(), [&](int panel) { panel_rows(linear, rows, panel, narrow, done); });
 }
 
 void Decoder::narrow(Stages &stages, const bf16 *rows, int count, const Linear &next) {
     if (!is_narrow(next, count)) return;
-    stages.each(kQuantise, count, [&](int row) {
-        const size_t start = static_cast<size_t>(row) * next.inputs;
-        quantise(rows + start, next.inputs, &scratch_.narrow[start], &scratch_.scale[row]);
-    });
+    stages.each(kQuantise, count, [&](int row) { narrow_row(rows, row, next.inputs); });
+}
+
+void Decoder::narrow_row(const bf16 *rows, int row, int inputs) {
+    const size_t start = static_cast<size_t>(row) * inputs;
+    quantise(rows + start, inputs, &scratch_.narrow[start], &scratch_.scale[start / kGroup], &scratch_.shift[start / kGroup]);
 }
 
 void Decoder::norm(Stages &stages, int count, const float *weight, const Linear &next) {
     stages.each(kNorm, count, [&](int row) {
         const size_t start = static_cast<size_t>(row) * shape_.hidden;
         norm_row(&scratch_.hidden[start], weight, shape_.hidden, shape_.eps, &scratch_.x[start]);
-        if (is_narrow(next, count)) quantise(&scratch_.x[start], shape_.hidden, &scratch_.narrow[start], &scratch_.scale[row]);
+        if (is_narrow(next, count)) narrow_row(scratch_.x.data(), row, shape_.hidden);
     });
 }
 
@@ -216,7 +221,7 @@ void Decoder::logits(Stages &stages, const Part &part) {
     stages.each(kNorm, count, [&](int row) {
         const size_t from = static_cast<size_t>(step.wanted[part.wanted_first + row] - part.first) * shape_.hidden, to = static_cast<size_t>(row) * shape_.hidden;
         norm_row(&scratch_.hidden[from], shape_.norm, shape_.hidden, shape_.eps, &scratch_.x[to]);
-        if (is_narrow(shape_.head, count)) quantise(&scratch_.x[to], shape_.hidden, &scratch_.narrow[to], &scratch_.scale[row]);
+        if (is_narrow(shape_.head, count)) narrow_row(scratch_.x.data(), row, shape_.hidden);
     });
     multiply(stages, kHead, shape_.head, scratch_.x.data(), count, [&](int row, int panel, const __m512(&sums)[kVectors]) {
         for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(out + row * width + panel * kPanel + v * 16, sums[v]);

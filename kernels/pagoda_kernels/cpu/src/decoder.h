@@ -59,8 +59,9 @@ struct Tile { // queries of up to kQueries that attend together
 struct Scratch {
     std::vector<float> hidden, fused;
     std::vector<bf16> x, queries, wide;
-    std::vector<uint8_t> narrow;
+    std::vector<int8_t> narrow;
     std::vector<float> scale;
+    std::vector<int32_t> shift;
     std::vector<Tile> tiles;
 };
 
@@ -88,6 +89,7 @@ class Decoder {
     void place_token(const Part &part, const PagodaLayer &layer, int index, int token, int kv_head);
     void norm(Stages &stages, int count, const float *weight, const Linear &next);
     void narrow(Stages &stages, const bf16 *rows, int count, const Linear &next);
+    void narrow_row(const bf16 *rows, int row, int inputs);
     bool is_narrow(const Linear &next, int count) const { return next.kind == Kind::kInt8 && count > shape_.wide_rows; }
     template <class Done> void multiply(Stages &stages, PagodaStage stage, const Linear &linear, const bf16 *x, int count, const Done &done);
     void add_residual(Stages &stages, PagodaStage stage, const Linear &linear, const bf16 *x, int count);

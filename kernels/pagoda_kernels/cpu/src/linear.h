@@ -20,10 +20,9 @@ constexpr int kAhead = 4096;
 enum class Kind : int32_t { kBf16 = 0, kInt8 = 1 };
 
 struct Linear {
-    const void *weight;  // packed: above, and linear_int8.h
-    const float *scale;  // int8: [outputs rounded up to 64]; else null
-    const int32_t *sums; // int8: 128 times the sum of each output's weights; else null
-    const float *bias;   // [outputs rounded up to 64] or null
+    const void *weight; // packed: above, and linear_int8.h
+    const bf16 *scale;  // int8: linear_int8.h; else null
+    const float *bias;  // [outputs rounded up to 64] or null
     int32_t outputs;
     int32_t inputs;
     Kind kind;
@@ -31,11 +30,12 @@ struct Linear {
     int panels() const { return (outputs + kPanel - 1) / kPanel; }
 };
 
-// What the rows of x look like to the kernels: bf16 always, and beside it signed 8-bit with a scale per row where int8 weights want it.
+// What the rows of x look like to the kernels: bf16 always, and beside it 8-bit where int8 weights want it (linear_int8.h).
 struct Rows {
     const bf16 *wide;
-    const uint8_t *narrow; // the quantised value + 128, because the instruction multiplies unsigned by signed
-    const float *scale;    // [rows]
+    const int8_t *narrow;
+    const float *scale;   // [rows, groups]
+    const int32_t *shift; // [rows, groups]
     int count;
 };
 

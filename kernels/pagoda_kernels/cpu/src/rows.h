@@ -2,7 +2,7 @@
 #pragma once
 
 #include "attention.h"
-#include "linear.h"
+#include "linear_int8.h"
 
 namespace pagoda {
 
@@ -67,8 +67,9 @@ inline void embed_row(const bf16 *table, const Linear &head, int id, int hidden,
         const bf16 *from = static_cast<const bf16 *>(head.weight) + panel;
         for (int k = 0; k < hidden; ++k) out[k] = to_float(from[(k / 2 * kPanel + column) * 2 + k % 2]);
     } else {
-        const int8_t *from = static_cast<const int8_t *>(head.weight) + panel;
-        for (int k = 0; k < hidden; ++k) out[k] = static_cast<float>(from[(k / 4 * kPanel + column) * 4 + k % 4]) * head.scale[id];
+        const uint8_t *from = static_cast<const uint8_t *>(head.weight) + panel;
+        const bf16 *scales = head.scale + panel / kGroup + column;
+        for (int k = 0; k < hidden; ++k) out[k] = static_cast<float>(from[(k / 4 * kPanel + column) * 4 + k % 4] - 128) * to_float(scales[k / kGroup * kPanel]);
     }
 }
 

@@ -44,9 +44,9 @@ inline __m512bh broadcast_pair(const bf16 *from) {
 
 inline __m512bh load_pairs(const bf16 *from) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(from)); }
 
-// e^x by 2^n times a polynomial of degree 6 on [-ln2/2, ln2/2] (Taylor; relative error below 2e-7 there). -inf gives 0.
+// e^x by 2^n times a polynomial of degree 6 on [-ln2/2, ln2/2] (Taylor; relative error below 2e-7 there). -inf gives 0, NaN gives NaN.
 inline __m512 exponential(__m512 x) {
-    x = _mm512_max_ps(x, _mm512_set1_ps(-104.0f)); // below it the float result is 0 anyway
+    x = _mm512_max_ps(_mm512_set1_ps(-104.0f), x); // below it the result is 0 anyway; of a NaN the instruction returns the second
     const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m512 f = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x); // ln 2 in two parts, the first exact in few bits (Cody and Waite)
     f = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), f);
