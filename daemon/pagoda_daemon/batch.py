@@ -6,7 +6,7 @@ Knows neither torch nor requests.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,15 @@ Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 Seeds = NDArray[np.uint64]
+
+
+def no_ids() -> Ints:
+    """An empty array of ids."""
+    return np.zeros(0, np.int32)
+
+
+def _no_bias() -> Floats:
+    return np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +40,73 @@ class WorkerLimits:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class RandomRows:
+    """How each sampling row draws; temperature 0 is greedy, top_k 0, top_p 1 and min_p 0 cut nothing."""
+
+    temperature: Floats
+    top_p: Floats
+    top_k: Ints
+    min_p: Floats
+    seeds: Seeds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shaping:
+    """What changes a request's logits before the draw; fixed for its life. The penalties are vLLM's: repetition counts prompt and
+    answer, frequency and presence the answer only. A bad word is banned where the answer ends with all of it but its last token."""
+
+    repetition: float = 1.0
+    frequency: float = 0.0
+    presence: float = 0.0
+    bias_ids: Ints = field(default_factory=no_ids)
+    bias: Floats = field(default_factory=_no_bias)
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed: Ints | None = None
+    min_tokens: int = 0
+    stop_ids: Ints = field(default_factory=no_ids)
+
+
+class ShapedRow(NamedTuple):
+    """The sampling row `at`, its shaping, and every token known of it: a worker keeps none, so none is stale after a preemption."""
+
+    at: int
+    shaping: Shaping
+    tokens: Ints
+    prompt_len: int
+
+
+class ScoredTokens(NamedTuple):
+    """Prompt tokens whose log-probability is wanted: `targets[i]` of `rows[i]` follows the token fed at flat index `fed[i]`, and is
+    to be listed with the `top[i]` best."""
+
+    rows: Ints
+    fed: Ints
+    targets: Ints
+    top: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplingRows:
+    """What is not greedy in a step. Index i means the i-th row that samples. What nobody in the step uses is absent and costs nothing.
+
+    `top_logprobs[i]` is -1 where no log-probability is wanted, else how many of the best are listed beside the chosen token.
+    """
+
+    random: RandomRows | None = None
+    shaped: tuple[ShapedRow, ...] = ()
+    top_logprobs: Ints | None = None
+    scored: ScoredTokens | None = None
+
+
+GREEDY = SamplingRows()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
     """One step. Row `rows[i]` feeds `token_ids[starts[i]:starts[i + 1]]` at the `positions` of the same indexes.
 
     `block_tables[i]` lists the row's blocks in order, padded with 0; they cover every position up to the last one fed.
-    The last four arrays count only where `sample[i]`; the token that is sampled stands at the position after the last one fed.
+    Where `sample[i]`, a token is sampled as `sampling` says; it stands at the position after the last one fed.
     """
 
     step: int
@@ -45,10 +116,7 @@ class StepPlan:
     positions: Ints
     block_tables: Ints
     sample: Bools
-    temperature: Floats
-    top_p: Floats
-    top_k: Ints
-    seeds: Seeds
+    sampling: SamplingRows = GREEDY
 
     @property
     def tokens(self) -> int:
@@ -69,10 +137,24 @@ class RowError(NamedTuple):
     message: str
 
 
+class Logprobs(NamedTuple):
+    """Of one token per entry, by the model alone: before bias, penalties and temperature. `rank` 1 is the best. The first `widths[i]`
+    of `top_ids[i]` are the best tokens, best first, with their `top_logprobs[i]`."""
+
+    rows: Ints
+    logprob: Floats
+    rank: Ints
+    top_ids: Ints
+    top_logprobs: Floats
+    widths: Ints
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
-    """One token for each row that sampled and had no error."""
+    """One token for each row that sampled and had no error, log-probabilities for those that asked, in the plan's order."""
 
     rows: Ints
     token_ids: Ints
     errors: tuple[RowError, ...] = ()
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None

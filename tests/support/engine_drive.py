@@ -25,6 +25,7 @@ class Drive:
     tokens: dict[str, list[int]] = field(default_factory=dict)
     ends: dict[str, list[RowOutput]] = field(default_factory=dict)
     plans: list[StepPlan] = field(default_factory=list)
+    outputs: list[RowOutput] = field(default_factory=list)
     keep_plans: bool = True
 
     def __post_init__(self) -> None:
@@ -52,6 +53,8 @@ class Drive:
         return step
 
     def take(self, outputs: Sequence[RowOutput]) -> None:
+        if self.keep_plans:
+            self.outputs += outputs
         for output in outputs:
             self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
             if output.finish_reason is not None:

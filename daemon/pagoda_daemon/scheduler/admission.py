@@ -9,6 +9,7 @@ import numpy as np
 
 from pagoda_daemon.engine.messages import RowOutput, Submit
 from pagoda_daemon.scheduler.limits import Limits
+from pagoda_daemon.scheduler.sampling import sampling_refusal
 from pagoda_daemon.scheduler.state import Request, State
 
 REFUSED = "never_fits"
@@ -29,7 +30,7 @@ def refusal(submit: Submit, limits: Limits) -> str | None:
     needed = limits.blocks(prompt + wanted - 1)
     if needed > worker.blocks_total:
         return f"{prompt} prompt tokens and max_tokens {wanted} need {needed} blocks, the whole pool has {worker.blocks_total}"
-    return None
+    return sampling_refusal(submit.sampling, worker.vocab_size)
 
 
 def submit(state: State, message: Submit, drawn_seed: int) -> RowOutput | None:

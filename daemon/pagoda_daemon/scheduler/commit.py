@@ -5,6 +5,7 @@ from __future__ import annotations
 from pagoda_daemon.batch import StepPlan, StepResult
 from pagoda_daemon.engine.messages import RowOutput
 from pagoda_daemon.kv.pool import BrokenAccountsError
+from pagoda_daemon.scheduler.logprobs import logprobs_by_row, score, with_logprobs
 from pagoda_daemon.scheduler.state import State
 
 
@@ -15,14 +16,17 @@ def commit(state: State, result: StepResult, now_ms: float) -> list[RowOutput]:
     state.rows.computed[done.rows] += done.starts[1:] - done.starts[:-1]
     tokens = dict(zip(result.rows.tolist(), result.token_ids.tolist(), strict=True))
     errors = dict(result.errors)
+    said, scored = logprobs_by_row(result.logprobs), logprobs_by_row(result.prompt_logprobs)
     outputs = []
     for row, sampled in zip(done.rows.tolist(), done.sample.tolist(), strict=True):
         if state.request(row).aborted:
             outputs.append(_end(state, row, "abort"))
         elif row in errors:
             outputs.append(_end(state, row, "error", errors[row]))
-        elif sampled:
-            outputs.append(_advance(state, row, tokens.get(row)))
+        elif sampled or row in scored:
+            scores = score(state.request(row), scored.get(row, ()))
+            output = _advance(state, row, tokens.get(row)) if sampled else RowOutput(state.request(row).request_id, ())
+            outputs.append(with_logprobs(output, said.get(row, ()), scores))
     return outputs
 
 
@@ -47,7 +51,7 @@ def _advance(state: State, row: int, token: int | None) -> RowOutput:
     if token is None:
         return _end(state, row, "error", "the worker returned no token")
     if token in request.sampling.stop_token_ids:
-        return _end(state, row, "stop")
+        return _end(state, row, "stop", tokens=(token,) if request.sampling.deliver_stop else ())
     known = int(rows.known[row])
     rows.tokens[row, known] = token
     rows.known[row] = known + 1
@@ -57,5 +61,5 @@ def _advance(state: State, row: int, token: int | None) -> RowOutput:
     return RowOutput(request.request_id, (token,), "length")
 
 
-def _end(state: State, row: int, reason: str, error: str | None = None) -> RowOutput:
-    return RowOutput(state.unseat(row).request_id, (), reason, error)
+def _end(state: State, row: int, reason: str, error: str | None = None, tokens: tuple[int, ...] = ()) -> RowOutput:
+    return RowOutput(state.unseat(row).request_id, tokens, reason, error)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from pagoda_daemon.batch import Ints, StepPlan
+from pagoda_daemon.scheduler.draws import sampling_rows
 from pagoda_daemon.scheduler.state import Request, State
 
 
@@ -94,6 +95,7 @@ def _arrays(state: State, draft: _Draft) -> StepPlan:
     rows, counts = np.asarray(draft.rows, np.int32), np.asarray(draft.counts, np.int32)
     starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     positions = _spread(source.computed[rows] - starts[:-1], counts) + np.arange(starts[-1], dtype=np.int32)
+    sample = source.computed[rows] + counts == source.known[rows]
     return StepPlan(
         step=state.steps,
         rows=rows,
@@ -101,11 +103,8 @@ def _arrays(state: State, draft: _Draft) -> StepPlan:
         token_ids=source.tokens[_spread(rows, counts), positions],
         positions=positions,
         block_tables=state.tables.view(rows),
-        sample=source.computed[rows] + counts == source.known[rows],
-        temperature=source.temperature[rows],
-        top_p=source.top_p[rows],
-        top_k=source.top_k[rows],
-        seeds=source.seed[rows],
+        sample=sample,
+        sampling=sampling_rows(state, rows, starts, sample),
     )
 
 

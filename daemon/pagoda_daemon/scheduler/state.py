@@ -16,6 +16,7 @@ from pagoda_daemon.engine.messages import Sampling, Stats
 from pagoda_daemon.kv.pool import BlockPool, BrokenAccountsError
 from pagoda_daemon.kv.tables import BlockTables
 from pagoda_daemon.scheduler.limits import Limits
+from pagoda_daemon.scheduler.sampling import SamplingTable
 from pagoda_daemon.scheduler.step_time import StepTime
 
 
@@ -30,6 +31,7 @@ class Request:
     sampling: Sampling
     seed: int
     aborted: bool = False
+    scored: int = 0  # prompt tokens whose log-probability the front has
 
     @property
     def last_len(self) -> int:
@@ -48,10 +50,7 @@ class Rows:
         self.computed = np.zeros(count, np.int32)
         # Pages of zeros cost nothing until written, so this is as large as the contexts that were really used.
         self.tokens = np.zeros((count, limits.worker.max_model_len), np.int32)
-        self.temperature = np.zeros(count, np.float32)
-        self.top_p = np.ones(count, np.float32)
-        self.top_k = np.zeros(count, np.int32)
-        self.seed = np.zeros(count, np.uint64)
+        self.sampling = SamplingTable(count)
 
     def by_arrival(self) -> Ints:
         """Rows in use, the oldest request first."""
@@ -122,10 +121,7 @@ class State:
         rows.known[row] = request.tokens.size
         rows.computed[row] = 0
         rows.tokens[row, : request.tokens.size] = request.tokens
-        rows.temperature[row] = request.sampling.temperature
-        rows.top_p[row] = request.sampling.top_p
-        rows.top_k[row] = request.sampling.top_k
-        rows.seed[row] = request.seed
+        rows.sampling.seat(row, request.sampling, request.seed)
         self.requests[row] = request
         self.row_of[request.request_id] = row
         return row

@@ -1,0 +1,36 @@
+"""Log-probabilities from a step's arrays to the messages of the requests that asked. Called by `commit`; pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pagoda_daemon.batch import Logprobs
+from pagoda_daemon.engine.messages import RowOutput, TokenLogprob
+from pagoda_daemon.scheduler.state import Request
+
+Said = tuple[TokenLogprob, ...]
+
+
+def logprobs_by_row(given: Logprobs | None) -> dict[int, Said]:
+    """Each row's entries in the plan's order; empty where nobody asked."""
+    if given is None:
+        return {}
+    found: dict[int, list[TokenLogprob]] = {}
+    columns = zip(*(column.tolist() for column in given), strict=True)
+    for row, logprob, rank, ids, values, width in columns:
+        entry = TokenLogprob(logprob, rank, tuple(zip(ids[:width], values[:width], strict=True)))
+        found.setdefault(row, []).append(entry)
+    return {row: tuple(entries) for row, entries in found.items()}
+
+
+def score(request: Request, scores: Said) -> Said:
+    """Count the prompt's scores as delivered."""
+    request.scored += len(scores)
+    return scores
+
+
+def with_logprobs(output: RowOutput, said: Said, scores: Said) -> RowOutput:
+    """`said` belongs to the token; a stop id that is not delivered takes it along."""
+    if not said and not scores:
+        return output
+    return msgspec.structs.replace(output, logprobs=said if output.token_ids else (), prompt_logprobs=scores)
