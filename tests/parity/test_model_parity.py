@@ -175,18 +175,18 @@ class Schedule:
 
 SCHEDULES = {
     "alone": Schedule(lambda drive: max(step.rows.size for step in drive.plans) == 1, {"max_concurrency": 1}),
-    "together": Schedule(lambda drive: max(step.rows.size for step in drive.plans) == 8, {"token_budget": 512}),
+    "together": Schedule(lambda drive: max(step.rows.size for step in drive.plans) == 4, {"token_budget": 512}),
     "chunked": Schedule(lambda drive: any(not step.sample.all() for step in drive.plans), {"token_budget": 16}),
-    "preempted": Schedule(lambda drive: drive.state.preemptions > 0, kv_tokens=512),
-    "preempted, blocks of one token": Schedule(lambda drive: drive.state.preemptions > 0, kv_tokens=512, block_size=1),
+    "preempted": Schedule(lambda drive: drive.state.preemptions > 0, kv_tokens=256),
+    "preempted, blocks of one token": Schedule(lambda drive: drive.state.preemptions > 0, kv_tokens=256, block_size=1),
 }
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Case]]:
-    """A model of a family and 8 wide-margin prompts, longer and shorter than its window, with what transformers makes of them."""
+    """A model of a family and 4 wide-margin prompts, longer and shorter than its window, with what transformers makes of them."""
     directory = tmp_path_factory.mktemp(request.param)
-    return directory, cases(make_model(directory, request.param), 8, lengths=(3, 17, 40, 90))
+    return directory, cases(make_model(directory, request.param), 4, lengths=(3, 17, 40, 90))
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

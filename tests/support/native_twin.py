@@ -8,7 +8,7 @@ from pagoda_daemon.batch import StepPlan
 from pagoda_daemon.model.attention import KvCache, attention_batch
 from pagoda_daemon.model.config import parse_spec
 from pagoda_daemon.model.decoder import Decoder, Flat
-from pagoda_daemon.model.packed import pack_decoder
+from pagoda_daemon.model.packed import Packer
 from pagoda_daemon.model.weights import allocate, destinations
 from pagoda_kernels.cpu.native import Batch, NativeDecoder
 
@@ -48,7 +48,11 @@ def weights_of(spec, seed=0):
 
 def native(spec, seed=0, kind=0, threads=2, wide_rows=0):
     """A fresh native decoder with empty pages."""
-    return NativeDecoder(pack_decoder(spec, weights_of(spec, seed), kind, POSITIONS, wide_rows), BLOCKS, threads)
+    weights = weights_of(spec, seed)
+    packer = Packer(spec, weights, kind)
+    for name in destinations(spec, weights):
+        packer.filled(name)
+    return NativeDecoder(packer.decoder(POSITIONS, wide_rows), BLOCKS, threads)
 
 
 class Judge:
@@ -73,10 +77,6 @@ class Judge:
             positions=np.arange(count, dtype=np.int32),
             block_tables=np.asarray([table], np.int32),
             sample=np.ones(1, np.bool_),
-            temperature=np.zeros(1, np.float32),
-            top_p=np.ones(1, np.float32),
-            top_k=np.zeros(1, np.int32),
-            seeds=np.zeros(1, np.uint64),
         )
         flat = Flat(
             token_ids=torch.from_numpy(plan.token_ids.astype(np.int64)),

@@ -37,7 +37,7 @@ class KvCache:
 @dataclass(frozen=True, slots=True)
 class Group:
     """Rows attended in one call: `tokens` [rows * queries] index the flat batch, `slots` [rows * longest] the pool; `mask`
-    [rows, 1, group * queries, longest] is added to the scores, None where every query sees every slot."""
+    [rows, 1, queries, longest] is added to the scores, None where every query sees every slot."""
 
     tokens: Tensor
     slots: Tensor
@@ -58,8 +58,7 @@ def attention_batch(plan: StepPlan, kv: KvCache, spec: ModelSpec) -> AttentionBa
     """Index tensors for `plan`, shared by all layers."""
     row_index = np.repeat(np.arange(plan.rows.size), np.diff(plan.starts))
     written = _slots(plan.block_tables[row_index], plan.positions[:, None], kv.block_size)[:, 0]
-    heads_per_kv = spec.heads // spec.kv_heads
-    groups = {window: _groups(plan, kv, window, heads_per_kv) for window in set(spec.windows)}
+    groups = {window: _groups(plan, kv, window) for window in set(spec.windows)}
     return AttentionBatch(torch.from_numpy(written), groups)
 
 
@@ -77,19 +76,22 @@ def attend(qkv: tuple[Tensor, Tensor, Tensor], batch: AttentionBatch, layer: Ten
 def _attend_group(query: Tensor, group: Group, layer: Tensor) -> Tensor:
     kv_heads, dim = layer.shape[-2:]
     keys, values = (part.index_select(0, group.slots).view(group.rows, -1, kv_heads, dim).transpose(1, 2) for part in layer)
-    packed = query.view(group.rows, group.queries, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)
-    flat = packed.reshape(group.rows, kv_heads, -1, dim)
-    out = functional.scaled_dot_product_attention(flat, keys, values, attn_mask=group.mask)
-    return out.view(packed.shape).permute(0, 3, 1, 2, 4).reshape(query.shape)
+    if group.queries > 1:
+        # Packing would need the mask once per head of a group; with many queries to a head it is no faster either.
+        asking = query.view(group.rows, group.queries, -1, dim).transpose(1, 2)
+        out = functional.scaled_dot_product_attention(asking, keys, values, attn_mask=group.mask, enable_gqa=True)
+        return out.transpose(1, 2).reshape(query.shape)
+    packed = query.view(group.rows, kv_heads, -1, dim)
+    return functional.scaled_dot_product_attention(packed, keys, values, attn_mask=group.mask).view(query.shape)
 
 
-def _groups(plan: StepPlan, kv: KvCache, window: int | None, heads_per_kv: int) -> tuple[Group, ...]:
+def _groups(plan: StepPlan, kv: KvCache, window: int | None) -> tuple[Group, ...]:
     """Rows that decode by how much they look back on, each row that feeds more than one token by itself."""
     first = plan.positions[plan.starts[:-1]]
     begins = np.zeros_like(first) if window is None else np.maximum(first - window + 1, 0)
     counts = np.diff(plan.starts)
     members = _decode_groups(counts, plan.lengths - begins) + [np.asarray([i]) for i in np.flatnonzero(counts > 1)]
-    return tuple(_group(plan, rows, begins[rows], window, kv, heads_per_kv) for rows in members)
+    return tuple(_group(plan, rows, begins[rows], window, kv) for rows in members)
 
 
 def _decode_groups(counts: Ints, spans: Ints) -> list[NDArray[np.intp]]:
@@ -99,7 +101,7 @@ def _decode_groups(counts: Ints, spans: Ints) -> list[NDArray[np.intp]]:
     return [np.flatnonzero(decodes & (buckets == bucket)) for bucket in np.unique(buckets[decodes])]
 
 
-def _group(plan: StepPlan, rows: NDArray[np.intp], begins: Ints, window: int | None, kv: KvCache, heads_per_kv: int) -> Group:
+def _group(plan: StepPlan, rows: NDArray[np.intp], begins: Ints, window: int | None, kv: KvCache) -> Group:
     """`begins` is the first position that any query of a row sees."""
     queries = int(plan.starts[rows[0] + 1] - plan.starts[rows[0]])
     tokens = (plan.starts[rows][:, None] + np.arange(queries)).reshape(-1)
@@ -114,16 +116,14 @@ def _group(plan: StepPlan, rows: NDArray[np.intp], begins: Ints, window: int | N
     return Group(
         torch.from_numpy(tokens),
         torch.from_numpy(slots.reshape(-1)),
-        _mask(hidden, kv.data.dtype, heads_per_kv) if hidden.any() else None,
+        _mask(hidden, kv.data.dtype) if hidden.any() else None,
         int(rows.size),
         queries,
     )
 
 
-def _mask(hidden: NDArray[np.bool_], dtype: torch.dtype, group: int) -> Tensor:
-    rows, queries, length = hidden.shape
-    mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(torch.from_numpy(hidden), -torch.inf)
-    return mask[:, None].expand(rows, group, queries, length).reshape(rows, 1, group * queries, length)
+def _mask(hidden: NDArray[np.bool_], dtype: torch.dtype) -> Tensor:
+    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(torch.from_numpy(hidden), -torch.inf)[:, None]
 
 
 def _slots(tables: Ints, positions: NDArray[np.integer], block_size: int) -> NDArray[np.int64]:

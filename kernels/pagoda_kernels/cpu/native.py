@@ -23,8 +23,8 @@ BLOCK = 16
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
-STAGES = ("embed", "norm", "qkv", "place", "attend", "output", "gate_up", "down", "head", "judge", "quantise")
-"""Where a step's time goes: `place` is the rotary embedding and the writing of keys and values, `judge` the search of the largest logit."""
+STAGES = ("embed", "norm", "qkv", "place", "attend", "output", "gate_up", "down", "head", "quantise")
+"""Where a step's time goes; `place` is the rotary embedding and the writing of keys and values."""
 
 _MAX_HEAD_DIM = 256
 
@@ -74,7 +74,7 @@ class _Step(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("ids", "positions", "rows", "tables")),
         ("table_width", ctypes.c_int32),
         ("wanted_count", ctypes.c_int32),
-        *((name, ctypes.c_void_p) for name in ("wanted", "logits", "best", "finite")),
+        *((name, ctypes.c_void_p) for name in ("wanted", "logits")),
     )
 
 
@@ -125,15 +125,6 @@ class Batch:
     wanted: Ints
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Output:
-    """Per wanted token: logits [n, vocab] fp32, the first largest one's id, and whether all of them are finite."""
-
-    logits: Floats
-    best: Ints
-    finite: NDArray[np.bool_]
-
-
 def missing(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
     """Why the native ops cannot run here; None when they can."""
     if not LIBRARY.is_file():
@@ -171,16 +162,13 @@ class NativeDecoder:
             self._library.pagoda_decoder_free(self._handle)
             self._handle = None
 
-    def step(self, batch: Batch) -> Output:
-        """Write the keys and values of `batch` and compute the wanted logits. Releases the interpreter's lock meanwhile."""
-        count = batch.wanted.size
-        logits = np.empty((count, self._width), np.float32)
-        best, finite = np.empty(count, np.int32), np.empty(count, np.uint8)
+    def step(self, batch: Batch) -> Floats:
+        """Write the keys and values of `batch`; the logits of the wanted tokens, [n, vocab]. Releases the interpreter's lock meanwhile."""
+        logits = np.empty((batch.wanted.size, self._width), np.float32)
         inputs = _addresses(batch.ids, batch.positions, batch.rows, batch.tables)
-        outputs = _addresses(batch.wanted, logits, best, finite)
-        step = _Step(batch.ids.size, *inputs, batch.tables.shape[1], count, *outputs)
+        step = _Step(batch.ids.size, *inputs, batch.tables.shape[1], batch.wanted.size, *_addresses(batch.wanted, logits))
         self._library.pagoda_decoder_step(self._handle, ctypes.byref(step))
-        return Output(logits[:, : self.vocab], best, finite.view(np.bool_))
+        return logits[:, : self.vocab]
 
     def spent(self) -> dict[str, int]:
         """Per stage, time-stamp counts since the start; their shares are what matters."""

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from pagoda_kernels.cpu.pack import BF16, INT8, PANEL, Arena, interleave, pack, packed_bytes, quantise, unpack
+from pagoda_kernels.cpu.pack import BF16, INT8, PANEL, Arena, interleave, pack, packed_bytes, unpack
 
 
 def matrix(outputs, inputs, seed=0):

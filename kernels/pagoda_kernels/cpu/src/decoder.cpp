@@ -226,7 +226,6 @@ void Decoder::logits(Stages &stages, const Part &part) {
     multiply(stages, kHead, shape_.head, scratch_.x.data(), count, [&](int row, int panel, const __m512(&sums)[kVectors]) {
         for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(out + row * width + panel * kPanel + v * 16, sums[v]);
     });
-    stages.each(kJudge, count, [&](int row) { judge_row(out + row * width, shape_.vocab, step.best + part.wanted_first + row, step.finite + part.wanted_first + row); });
 }
 
 void Decoder::copy_blocks(const int32_t *pairs, int count) {

@@ -12,7 +12,7 @@
 extern "C" {
 
 // Where a step's time goes; native.py has the names in this order.
-enum PagodaStage { kEmbed, kNorm, kQkv, kPlace, kAttend, kOutput, kGateUp, kDown, kHead, kJudge, kQuantise, kStages };
+enum PagodaStage { kEmbed, kNorm, kQkv, kPlace, kAttend, kOutput, kGateUp, kDown, kHead, kQuantise, kStages };
 
 struct PagodaLayer {
     pagoda::Linear qkv, output, gate_up, down; // gate_up: panels of 32 gate and 32 up outputs
@@ -42,8 +42,6 @@ struct PagodaStep {
     int32_t wanted_count;
     const int32_t *wanted; // ascending indexes of the tokens whose logits are wanted
     float *logits;         // [wanted_count, vocab rounded up to 64]
-    int32_t *best;         // [wanted_count]
-    uint8_t *finite;       // [wanted_count]
 };
 }
 

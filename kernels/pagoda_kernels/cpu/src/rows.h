@@ -1,4 +1,4 @@
-// What happens to one row between the matrices: norms, rotary embedding, writing keys and values, looking up and judging.
+// What happens to one row between the matrices: norms, rotary embedding, writing keys and values, looking up.
 #pragma once
 
 #include "attention.h"
@@ -71,26 +71,6 @@ inline void embed_row(const bf16 *table, const Linear &head, int id, int hidden,
         const bf16 *scales = head.scale + panel / kGroup + column;
         for (int k = 0; k < hidden; ++k) out[k] = static_cast<float>(from[(k / 4 * kPanel + column) * 4 + k % 4] - 128) * to_float(scales[k / kGroup * kPanel]);
     }
-}
-
-// The first largest of a row of logits, and whether all are finite.
-inline void judge_row(const float *logits, int count, int32_t *best, uint8_t *finite) {
-    float most = -std::numeric_limits<float>::infinity();
-    int32_t place = 0;
-    bool sound = true;
-    for (int i = 0; i < count; i += 16) {
-        const __mmask16 inside = count - i >= 16 ? 0xffff : static_cast<__mmask16>((1u << (count - i)) - 1);
-        const __m512 values = _mm512_mask_loadu_ps(_mm512_set1_ps(-3.4e38f), inside, logits + i);
-        // 0x99: quiet and signalling NaN, both infinities.
-        sound = sound && _mm512_mask_fpclass_ps_mask(inside, values, 0x99) == 0;
-        const __mmask16 better = _mm512_mask_cmp_ps_mask(inside, values, _mm512_set1_ps(most), _CMP_GT_OQ);
-        if (better == 0) continue;
-        most = _mm512_mask_reduce_max_ps(better, values);
-        const __mmask16 where = _mm512_mask_cmp_ps_mask(better, values, _mm512_set1_ps(most), _CMP_EQ_OQ);
-        place = i + __builtin_ctz(where);
-    }
-    *best = place;
-    *finite = sound;
 }
 
 } // namespace pagoda
