@@ -4,7 +4,6 @@ Writes the same weights as GGUF (bf16 or Q8_0) beside the model once. Reads one 
 "tokens": n}, answers {"seconds": s, "tokens": n}. One prompt at a time: it is asked at n=1 only.
 """
 
-import ctypes
 import json
 import os
 import sys
@@ -91,15 +90,14 @@ def describe(writer: gguf.GGUFWriter, config: dict) -> None:
 
 def generate(llama: llama_cpp.Llama, prompt: list[int], tokens: int) -> int:
     """Greedy, by the low-level calls: no sampler chain, no text."""
-    llama.reset()
     llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llama.ctx), True)
-    vocab = llama.n_vocab()
-    llama.eval(prompt)
-    for done in range(1, tokens + 1):
+    fed = prompt
+    for _ in range(tokens):
+        ids = (llama_cpp.llama_token * len(fed))(*fed)
+        if llama_cpp.llama_decode(llama.ctx, llama_cpp.llama_batch_get_one(ids, len(fed))) != 0:
+            raise RuntimeError("llama.cpp could not compute a step")
         logits = llama_cpp.llama_get_logits_ith(llama.ctx, -1)
-        best = int(np.ctypeslib.as_array(ctypes.cast(logits, ctypes.POINTER(ctypes.c_float)), (vocab,)).argmax())
-        if done < tokens:
-            llama.eval([best])
+        fed = [int(np.ctypeslib.as_array(logits, (llama.n_vocab(),)).argmax())]
     return tokens
 
 

@@ -194,7 +194,7 @@ def test_no_schedule_changes_a_token(family: tuple[Path, list[Case]], name: str)
     (directory, expected), schedule = family, SCHEDULES[name]
     worker = load(directory, block_size=schedule.block_size)
     if schedule.kv_tokens is not None:
-        token_bytes = worker._model.spec.kv_token_bytes(4)
+        token_bytes = worker.forward.model.spec.kv_token_bytes(4)
         worker = load(directory, block_size=schedule.block_size, kv_bytes=schedule.kv_tokens * token_bytes)
     drive = Drive(worker, **schedule.drive)
     schedule.submit(drive, expected)
@@ -236,7 +236,7 @@ def test_a_request_that_meets_a_nan_ends_alone(served: tuple[Path, list[Case]]) 
     directory, expected = served
     worker = load(directory)
     poison = next(t for t in range(VOCAB) if all(t not in case.prompt + case.stream for case in expected[:4]))
-    worker._model.weights.embedding[poison] = torch.nan
+    worker.forward.model.weights.embedding[poison] = torch.nan
     drive = Drive(worker)
     drive.submit("bad", (poison, 1, 2), 8)
     for i, case in enumerate(expected[:4]):

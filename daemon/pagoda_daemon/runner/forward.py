@@ -30,17 +30,17 @@ class TorchForward:
     """Eager PyTorch."""
 
     def __init__(self, model: Decoder, kv: KvCache) -> None:
-        self._model = model
-        self._kv = kv
+        self.model = model
+        self.kv = kv
 
     def logits(self, plan: StepPlan, wanted: Wanted) -> Tensor:
         flat = Flat(
             token_ids=torch.from_numpy(plan.token_ids.astype(np.int64)),
             positions=torch.from_numpy(plan.positions.astype(np.int64)),
             wanted=torch.from_numpy(wanted),
-            attention=attention_batch(plan, self._kv, self._model.spec),
+            attention=attention_batch(plan, self.kv, self.model.spec),
         )
-        return self._model.logits(flat, self._kv)
+        return self.model.logits(flat, self.kv)
 
 
 class NativeForward:
