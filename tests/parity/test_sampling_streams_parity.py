@@ -12,7 +12,7 @@ from engine_drive import Drive
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
 from pagoda_daemon.engine.messages import Sampling, TokenLogprob
 from pagoda_daemon.runner.torch_worker import TorchWorker
-from tiny_llama import VOCAB, make_llama
+from tiny_families import VOCAB, make_model
 from transformers import LlamaForCausalLM
 
 pytestmark = pytest.mark.parity
@@ -24,7 +24,7 @@ TOKEN_BYTES = 2 * 3 * 2 * 16 * 4
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCausalLM]:
     directory = tmp_path_factory.mktemp("llama")
-    return directory, make_llama(directory)
+    return directory, make_model(directory)
 
 
 def load(directory: Path, **engine: Any) -> TorchWorker:
@@ -122,7 +122,7 @@ def test_a_prompt_without_a_finite_score_ends_alone(model: tuple[Path, LlamaForC
     directory, _ = model
     worker = load(directory)
     wanted = run(worker, [((1, 2, 3), Sampling(6, prompt_logprobs=0))]).tokens["r0"]
-    worker._model.weights.embedding[77] = torch.nan
+    worker.forward.model.weights.embedding[77] = torch.nan
     drive = run(worker, [((1, 2, 3), Sampling(6, prompt_logprobs=0)), ((5, 77, 6, 7), Sampling(6, prompt_logprobs=0, temperature=1.0))])
     assert drive.tokens["r0"] == wanted
     assert [(end.finish_reason, end.error) for end in drive.ends["r1"]] == [("error", "the model's output is not finite")]

@@ -21,6 +21,19 @@ from pagoda_daemon.model.scaling import LinearScaling, Llama3Scaling, YarnScalin
 
 ACTIVATIONS: Final = ("silu",)
 
+# Ten times what any published model has. A file of a hundred bytes must not keep the loader busy for hours over 2^39 experts.
+LARGEST: Final = {
+    "vocab_size": 2**24,
+    "hidden_size": 2**18,
+    "intermediate_size": 2**21,
+    "moe_intermediate_size": 2**21,
+    "num_hidden_layers": 2048,
+    "num_attention_heads": 4096,
+    "num_experts": 2**13,
+    "num_local_experts": 2**13,
+    "head_dim": 2**14,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
@@ -173,6 +186,9 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     if stored is not None:
         method = stored.get("quant_method") if isinstance(stored, dict) else stored
         raise ModelRejected(f"quantization_config: weights stored as {method!r} are not supported: accepted are float32, float16, bfloat16")
+    for key, most in LARGEST.items():
+        if isinstance(raw.get(key), int) and raw[key] > most:
+            raise ModelRejected(f"config.json: {key} is {raw[key]!r:.64}, accepted is at most {most}")
     activation = raw.get("hidden_act", "silu")
     if activation not in ACTIVATIONS:
         raise ModelRejected(f"hidden_act {activation!r} is not supported: accepted are {', '.join(ACTIVATIONS)}")

@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from pagoda_kernels.cpu.native import Batch, NativeDecoder
 from torch import Tensor
 
-from pagoda_daemon.batch import StepPlan
+from pagoda_daemon.batch import Ints, StepPlan
 from pagoda_daemon.model.attention import KvCache, attention_batch
 from pagoda_daemon.model.decoder import Decoder, Flat
+from pagoda_daemon.runner.answer import wanted_logits
+from pagoda_daemon.runner.fixed import passes
 
 Wanted = NDArray[np.int64]
 """Flat indexes of the tokens whose logits are asked for."""
@@ -25,20 +27,36 @@ class Forward(Protocol):
 
     def logits(self, plan: StepPlan, wanted: Wanted) -> Tensor: ...
 
+    def copy_blocks(self, pairs: Ints) -> None:
+        """Copy whole blocks, `pairs` [n, 2] of (source, destination), in every layer; all sources are read before anything is written."""
+        ...
+
 
 class TorchForward:
-    """Eager PyTorch."""
+    """Eager PyTorch. `spare_block`: where a deterministic one puts its padding; None for one that is not."""
 
-    def __init__(self, model: Decoder, kv: KvCache) -> None:
+    def __init__(self, model: Decoder, kv: KvCache, spare_block: int | None = None) -> None:
         self.model = model
         self.kv = kv
+        self._spare = spare_block
 
     def logits(self, plan: StepPlan, wanted: Wanted) -> Tensor:
+        if self._spare is None:
+            return self._pass(plan, wanted)
+        found = torch.empty(wanted.size, self.model.spec.vocab_size, dtype=self.kv.data.dtype)
+        for cut, places, taken in passes(plan, wanted, self._spare):
+            found[places] = self._pass(cut, wanted_logits(cut))[taken]
+        return found
+
+    def copy_blocks(self, pairs: Ints) -> None:
+        self.kv.copy_blocks(pairs)
+
+    def _pass(self, plan: StepPlan, wanted: Wanted) -> Tensor:
         flat = Flat(
             token_ids=torch.from_numpy(plan.token_ids.astype(np.int64)),
             positions=torch.from_numpy(plan.positions.astype(np.int64)),
             wanted=torch.from_numpy(wanted),
-            attention=attention_batch(plan, self.kv, self.model.spec),
+            attention=attention_batch(plan, self.kv, self.model.spec, alone=self._spare is not None),
         )
         return self.model.logits(flat, self.kv)
 
@@ -60,3 +78,6 @@ class NativeForward:
         )
         logits = torch.from_numpy(self.decoder.step(batch))
         return logits if order is None else logits[torch.from_numpy(np.argsort(order))]
+
+    def copy_blocks(self, pairs: Ints) -> None:
+        self.decoder.copy_blocks(np.ascontiguousarray(pairs, np.int32))

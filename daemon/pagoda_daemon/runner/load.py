@@ -60,8 +60,9 @@ def load_forward(directory: Path, engine: EngineConfig, host: Host, progress: Pr
     places = destinations(spec, weights)
     if why is not None:
         load_tensors(directory, places, progress)
-        model = Decoder(spec, weights, shape.max_model_len)
-        return Loaded(TorchForward(model, KvCache(spec, shape.blocks + 1, engine.block_size, dtype)), limits, size, f"torch: {why}")
+        kv = KvCache(spec, shape.blocks + 1, engine.block_size, dtype)
+        forward = TorchForward(Decoder(spec, weights, shape.max_model_len), kv, shape.blocks if engine.deterministic else None)
+        return Loaded(forward, limits, size, f"torch: {why}")
     packer = Packer(spec, weights, kind)
     load_tensors(directory, places, progress, packer.filled)
     return Loaded(_native(packer, shape, engine, threads), limits, size, "native ops")

@@ -16,6 +16,7 @@ from pagoda_contracts.launch import SimulatedWorker as SimulatedSettings
 
 from pagoda_daemon.batch import Ints, Logprobs, StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.errors import ConfigRejected
+from pagoda_daemon.runner.feedback import Feedback
 
 DEFAULT_MAX_MODEL_LEN = 4096
 BYTES_PER_TOKEN = 8
@@ -60,6 +61,7 @@ class SimulatedWorker:
         self.limits = limits
         self._step_ms = step_ms
         self._pause = pause or threading.Event().wait
+        self._feedback = Feedback()
         self._kv = np.full((limits.blocks_total, limits.block_size), -1, np.int64)
 
     @classmethod
@@ -69,12 +71,15 @@ class SimulatedWorker:
     def execute(self, plan: StepPlan) -> StepResult:
         row_index = np.repeat(np.arange(plan.rows.size), np.diff(plan.starts))
         size = self.limits.block_size
-        self._kv[plan.block_tables[row_index, plan.positions // size], plan.positions % size] = plan.token_ids
+        self._kv[plan.copies[:, 1]] = self._kv[plan.copies[:, 0]]
+        self._kv[plan.block_tables[row_index, plan.positions // size], plan.positions % size] = self._feedback.token_ids(plan)
         sampling = np.flatnonzero(plan.sample)
         tokens = [self._after(plan.block_tables[i], int(plan.lengths[i])) for i in sampling]
         if self._step_ms:
             self._pause(self._step_ms / 1000)
-        return _result(plan, np.asarray(tokens, np.int32))
+        result = _result(plan, np.asarray(tokens, np.int32))
+        self._feedback.note(result.rows, result.token_ids)
+        return result
 
     def probe(self) -> None:
         """Nothing to warm, and nothing that could break."""

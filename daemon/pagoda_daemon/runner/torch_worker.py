@@ -15,6 +15,7 @@ from pagoda_contracts.launch import DaemonConfig
 
 from pagoda_daemon.batch import StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.runner.answer import answer, wanted_logits
+from pagoda_daemon.runner.feedback import Feedback
 from pagoda_daemon.runner.forward import Forward
 from pagoda_daemon.runner.host import Host
 from pagoda_daemon.runner.load import load_forward
@@ -29,6 +30,7 @@ class TorchWorker:
     def __init__(self, forward: Forward, limits: WorkerLimits) -> None:
         self.limits = limits
         self.forward = forward
+        self._feedback = Feedback()
         self._sampler = Sampler()
 
     @classmethod
@@ -43,11 +45,16 @@ class TorchWorker:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        return answer(self._sampler, plan, self.logits(plan))
+        plan = self._feedback.complete(plan)
+        result = answer(self._sampler, plan, self.logits(plan), plan.token_ids)
+        self._feedback.note(result.rows, result.token_ids)
+        return result
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """[sampling rows and then scored prompt tokens, vocab]; what `execute` answers from."""
+        if plan.copies.size:
+            self.forward.copy_blocks(plan.copies)
         return self.forward.logits(plan, wanted_logits(plan))
 
     def probe(self) -> None:

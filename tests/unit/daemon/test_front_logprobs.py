@@ -118,8 +118,14 @@ def test_an_id_that_the_model_does_not_have_is_refused_by_name(client, body):
 
 def test_every_field_of_sampling_is_taken(client):
     fields = {
-        "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "bad_words": ["never", "é"], "min_tokens": 2,
-        "allowed_token_ids": [1, 2, 3], "stop_token_ids": [7], "include_stop_str_in_output": False,
+        "top_k": 5,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "bad_words": ["never", "é"],
+        "min_tokens": 2,
+        "allowed_token_ids": [1, 2, 3],
+        "stop_token_ids": [7],
+        "include_stop_str_in_output": False,
     }
     answer = complete(client, frequency_penalty=0.5, presence_penalty=0.5, logit_bias={"5": -100}, seed=1, top_p=0.9, extra_body=fields)
     assert answer.choices[0].finish_reason in ("length", "stop")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pagoda_daemon.errors import ModelRejected
 from pagoda_daemon.model.config import Experts, parse_spec, read_spec
+from pagoda_daemon.model.rope import rope_table
 from pagoda_daemon.model.scaling import LinearScaling, Llama3Scaling, YarnScaling
+from pagoda_daemon.model.weights import weight_bytes
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 128}
 
@@ -152,6 +156,7 @@ def test_experts_are_read() -> None:
         ({"rope_scaling": {"rope_type": "linear"}}, ("factor",)),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ("rope_parameters", "full_attention")),
         ({"rope_theta": -1.0}, ("rope_theta", "-1.0")),
+        ({"num_hidden_layers": 10**9}, ("num_hidden_layers", "1000000000", "2048")),
         ({"hidden_size": 66}, ("hidden_size 66", "num_attention_heads 4")),
         (family("MistralForCausalLM", "mistral") | {"num_key_value_heads": None}, ("num_key_value_heads",)),
         (family(*QWEN3_MOE, **MOE | {"num_experts_per_tok": 9}), ("num_experts_per_tok 9", "8 experts")),
@@ -188,3 +193,30 @@ def test_a_missing_or_broken_config_is_refused_by_its_path(tmp_path: Path, text:
 def test_a_config_is_read_from_its_directory(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(raw()))
     assert read_spec(tmp_path).kv_token_bytes(2) == 2 * 2 * 4 * 16 * 2
+
+
+JUNK = [None, True, -1, 0, 3, 2**39, 2**70, 0.5, float("nan"), float("inf"), "64", [], [1], ["a"], {}, {"rope_type": 3}, {"factor": "x"}]
+WHOLE = {
+    **family(*QWEN3_MOE, **MOE, use_sliding_window=True, sliding_window=32, layer_types=["full_attention"] * 2, mlp_only_layers=[1]),
+    "rope_parameters": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128, "beta_fast": 9.0},
+    **dict.fromkeys(("head_dim", "rms_norm_eps", "tie_word_embeddings", "attention_bias", "norm_topk_prob", "decoder_sparse_step"), None),
+    **dict.fromkeys(("hidden_act", "rope_theta", "rope_scaling", "partial_rotary_factor", "original_max_position_embeddings"), None),
+}
+
+
+@pytest.mark.parametrize("key", WHOLE)
+def test_junk_under_any_key_is_parsed_or_refused_never_a_crash(key: str) -> None:
+    for junk in JUNK:
+        written = {name: value for name, value in WHOLE.items() if value is not None} | {key: junk}
+        with contextlib.suppress(ModelRejected):
+            spec = parse_spec(written)
+            assert weight_bytes(spec, torch.bfloat16) > 0
+
+
+@pytest.mark.parametrize("key", ["rope_type", "factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate", "mscale"])
+def test_junk_under_any_key_of_the_rope_is_parsed_or_refused_never_a_crash(key: str) -> None:
+    for junk in JUNK:
+        with contextlib.suppress(ModelRejected):
+            spec = parse_spec(raw(rope_parameters={"rope_type": "yarn", "factor": 2.0, key: junk}))
+            cos, sin = rope_table(spec, 4, torch.float32)
+            assert torch.isfinite(torch.cat((cos, sin))).all()

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from native_twin import BLOCKS, Judge, batch, native, shape
 from pagoda_kernels.cpu.native import missing, unfit
 
@@ -111,6 +112,14 @@ def test_a_copied_block_carries_its_tokens():
     decoder.copy_blocks(np.array([[table[0][0], table[1][0]], [table[0][1], table[1][1]]], np.int32))
     after = decoder.step(batch([(0, [5], 20), (1, [5], 20)], table))
     assert np.array_equal(after[0], after[1])
+
+
+def test_blocks_that_are_copied_in_a_circle_change_places():
+    decoder, random = native(shape()), np.random.default_rng(3)
+    decoder.pages.view(torch.int16).copy_(torch.from_numpy(random.integers(-99, 99, tuple(decoder.pages.shape), dtype=np.int16)))
+    before = decoder.pages.clone()
+    decoder.copy_blocks(np.array([[1, 2], [2, 3], [3, 1]], np.int32))
+    assert torch.equal(decoder.pages[:, :, [2, 3, 1]].view(torch.int16), before[:, :, [1, 2, 3]].view(torch.int16))
 
 
 def test_blocks_behind_every_window_may_be_given_away():

@@ -228,11 +228,16 @@ void Decoder::logits(Stages &stages, const Part &part) {
     });
 }
 
+// A source may be a destination of the same call: all of a layer's are read before any is written.
 void Decoder::copy_blocks(const int32_t *pairs, int count) {
+    const size_t size = static_cast<size_t>(block_elements());
+    std::vector<bf16> held(count * size);
     for (int layer = 0; layer < shape_.layers; ++layer)
-        for (int part = 0; part < 2; ++part)
-            for (int i = 0; i < count; ++i)
-                std::memcpy(pages(layer, part) + pairs[2 * i + 1] * block_elements(), pages(layer, part) + pairs[2 * i] * block_elements(), sizeof(bf16) * block_elements());
+        for (int part = 0; part < 2; ++part) {
+            bf16 *from = pages(layer, part);
+            for (int i = 0; i < count; ++i) std::memcpy(&held[i * size], from + pairs[2 * i] * size, sizeof(bf16) * size);
+            for (int i = 0; i < count; ++i) std::memcpy(from + pairs[2 * i + 1] * size, &held[i * size], sizeof(bf16) * size);
+        }
 }
 
 } // namespace pagoda
