@@ -13,7 +13,7 @@ from pagoda_devcluster import audit, build, prune, recipe
 from pagoda_devcluster.errors import MissingPrerequisiteError, NotRunningError, UsageError
 from pagoda_devcluster.processes import last_lines
 from pagoda_devcluster.settings import Settings, from_environment
-from pagoda_devcluster.spec import ClusterSpec
+from pagoda_devcluster.spec import KIND, ClusterSpec
 from pagoda_devcluster.status import all_processes, load_spec
 
 Name = Annotated[str, typer.Option("--name", help="Which cluster; two names run side by side.")]
@@ -56,6 +56,8 @@ def show_logs(
 ) -> None:
     """Print a process's log, also of a cluster that died. Without a process: each one's last complaint."""
     spec = spec_of(from_environment(), name)
+    if spec.provider == KIND:
+        raise UsageError(f"a kind cluster keeps its logs in its container: `kind export logs --name {spec.context}` fetches them")
     if process is None:
         show_all_logs(spec)
         return

@@ -14,6 +14,7 @@ from pathlib import Path
 from pagoda_devcluster.errors import UsageError
 
 SLOTS = 48
+NATIVE, KIND = "native", "kind"
 API_PORT = 6443
 ETCD_PORT = 2379
 # Each fake node has a /24 of the pod network.
@@ -131,7 +132,7 @@ class ClusterSpec:
     nodes: Nodes
     root: Path
     bin: Path
-    provider: str = "native"
+    provider: str = NATIVE
     snapshotter: str = "overlayfs"
     fakes: int = 0
     layout: str = ""

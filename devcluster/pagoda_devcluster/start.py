@@ -34,20 +34,24 @@ class Starter:
     pids: dict[str, int] = field(default_factory=dict)
 
     def run(self) -> None:
+        self.enter("files and keys")
         write_files(self.spec)
         etcd, apiserver, *managers = control_plane.control_plane_processes(self.spec)
         if self.spec.has_node:
+            self.enter("namespaces and link")
             self.open_node()
+        self.enter("etcd and API server")
         self.spawn(etcd)
         self.spawn(apiserver)
         if self.spec.has_node:
             self.spawn(node_config.containerd(self.spec))
         with Api(self.spec) as api:
             self.wait(api.ready, API_SECONDS, "kube-apiserver")
-            self.say("control plane ready")
+            self.enter("controllers")
             for process in managers:
                 self.spawn(process)
             self.wait(lambda: service_accounts_ready(api), API_SECONDS, "kube-controller-manager")
+            self.say("control plane ready")
             if self.spec.has_node:
                 self.start_node(api)
 
@@ -65,6 +69,7 @@ class Starter:
         return self.init is not None
 
     def start_node(self, api: Api) -> None:
+        self.enter("node")
         for path, body in manifests.dns_objects(self.spec):
             api.apply(path, body)
         if self.spec.layout:
@@ -122,6 +127,10 @@ class Starter:
 
     def evidence(self, process: str) -> str:
         return f"{processes.log_tail(self.spec, process)} (see {self.spec.paths.log(process)})"
+
+    def enter(self, phase: str) -> None:
+        """Said before it begins: whoever stops it there, or sees it hang, knows where."""
+        self.console.print(f"  {phase} …")
 
     def say(self, what: str) -> None:
         self.console.print(f"  {what} after {time.monotonic() - self.began:.1f} s")

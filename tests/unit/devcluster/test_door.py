@@ -6,11 +6,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from pagoda_devcluster import errors, limits, native, packages
+from pagoda_devcluster import errors, limits, native, packages, providers
 from pagoda_devcluster import status as status_module
 from pagoda_devcluster.__main__ import main
 from pagoda_devcluster.errors import DevClusterError, MissingPrerequisiteError, UsageError, exit_code
 from pagoda_devcluster.locks import exclusive
+from pagoda_devcluster.request import Request
 from pagoda_devcluster.settings import Settings
 from pagoda_devcluster.spec import ClusterSpec, Nodes, to_json
 from pagoda_devcluster.status import Status
@@ -39,11 +40,6 @@ def test_a_cluster_that_is_not_there_is_down(home, monkeypatch, capsys):
 def test_commands_that_need_a_cluster_say_how_to_get_one(home, monkeypatch, capsys, command):
     assert run(monkeypatch, *command) == 3
     assert "pagoda-devcluster up --name dev" in capsys.readouterr().err
-
-
-def test_kind_is_refused_as_something_to_come(home, monkeypatch, capsys):
-    assert run(monkeypatch, "up", "--provider", "kind") == 2
-    assert "not built yet" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["up", "down", "status"])
@@ -85,9 +81,10 @@ def test_a_busy_cluster_is_given_time_and_a_dead_one_is_not(tmp_path: Path, monk
 
 def test_what_runs_is_not_replaced_by_something_else_of_its_name():
     runs = Status("dev", ClusterSpec("dev", 0, Nodes.KUBELET, Path("/c"), Path("/b")))
-    native.refuse_other_nodes(runs, native.Request("dev", Nodes.KUBELET))
-    with pytest.raises(UsageError, match="down --name dev` first"):
-        native.refuse_other_nodes(runs, native.Request("dev", Nodes.CONTROL_PLANE))
+    providers.refuse_another(runs, Request("dev", Nodes.KUBELET), "native")
+    for other in ((Request("dev", Nodes.CONTROL_PLANE), "native"), (Request("dev", Nodes.KUBELET), "kind")):
+        with pytest.raises(UsageError, match="down --name dev` first"):
+            providers.refuse_another(runs, *other)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"name": "dev"}', '{"name": "dev", "nodes": "x", "slot": 1, "root": "/", "bin": "/"}'])
@@ -120,7 +117,7 @@ def test_installing_needs_root(monkeypatch):
 
 
 def test_a_node_without_root_is_refused_before_anything_is_built(tmp_path: Path):
-    request = native.Request("dev", Nodes.KUBELET)
+    request = Request("dev", Nodes.KUBELET)
     with pytest.raises(MissingPrerequisiteError, match="--nodes control-plane"):
         native.prepare(Settings(tmp_path, is_root=False), request, Console(quiet=True))
 
