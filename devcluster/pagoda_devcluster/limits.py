@@ -10,7 +10,7 @@ from pagoda_devcluster.spec import Nodes
 
 # Counted in /proc/*/fd: API server and controller-manager 6 each, scheduler 1; with a node kubelet 6, containerd and kube-proxy 1 each.
 INOTIFY_INSTANCES = {Nodes.CONTROL_PLANE: 13, Nodes.KUBELET: 21, Nodes.FAKE: 13}
-# Measured after `up`: 140 MiB, of which 128 are files that etcd reserves; a node's images come on top, and below 1 % free it evicts.
+# Measured after `up`: 123 MiB, nearly all reserved by etcd for its log; a node's images come on top, and below 1 % free it evicts pods.
 FREE_MIB = {Nodes.CONTROL_PLANE: 256, Nodes.KUBELET: 1024, Nodes.FAKE: 256}
 FULL_BYTES = 1 << 20
 ROOM = "free some, or set PAGODA_DEVCLUSTER_HOME to a folder on a larger one"
