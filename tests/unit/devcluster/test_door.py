@@ -1,7 +1,9 @@
 """The command line: refusals, exit codes, and what a script can rely on."""
 
+import dataclasses
 import json
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -93,6 +95,15 @@ def test_state_of_a_killed_run_counts_as_none(tmp_path: Path, text: str):
     assert status_module.load_spec(tmp_path) is None
 
 
+@pytest.mark.parametrize("dead", ["etcd", "kube-scheduler", "kubelet", "coredns"])
+def test_a_cluster_that_misses_any_process_is_not_up_and_says_which(dead: str):
+    spec = ClusterSpec("dev", 0, Nodes.KUBELET, Path("/c"), Path("/b"))
+    pids = {process.name: None if process.name == dead else 7 for process in status_module.all_processes(spec)}
+    found = Status("dev", spec, pids, api_ready=True, node_ready=True)
+    assert (found.up, found.undecided) == (False, False)
+    assert status_module.trouble(found) == f"not running: {dead}"
+
+
 def test_every_error_has_an_exit_code_of_its_own():
     def tree(kind: type[DevClusterError]) -> list[type[DevClusterError]]:
         return [kind, *(below for child in kind.__subclasses__() for below in tree(child))]
@@ -108,6 +119,16 @@ def test_missing_packages_are_named_with_the_line_that_installs_them(monkeypatch
     with pytest.raises(MissingPrerequisiteError, match=r"runc nftables.*apt-get install .*runc nftables`, or add --install"):
         packages.ensure(Nodes.KUBELET, install=False, is_root=True)
     assert packages.ensure(Nodes.CONTROL_PLANE, install=False, is_root=False) == []
+
+
+def test_what_images_are_built_with_comes_with_install_and_is_asked_of_nobody_else(monkeypatch):
+    monkeypatch.setattr(packages, "present", lambda file: file not in ("buildah", "mmdebstrap"))
+    installed: list[list[str]] = []
+    monkeypatch.setattr(packages, "_install", installed.append)
+    assert packages.ensure(Nodes.KUBELET, install=False, is_root=True) == []
+    assert packages.ensure(Nodes.CONTROL_PLANE, install=True, is_root=True) == []
+    assert packages.ensure(Nodes.KUBELET, install=True, is_root=True) == ["buildah", "mmdebstrap"]
+    assert installed == [["buildah", "mmdebstrap"]]
 
 
 def test_installing_needs_root(monkeypatch):
@@ -132,6 +153,48 @@ def test_counting_inotify_instances_uses_none_up():
     before = len(list(Path("/proc/self/fd").iterdir()))
     assert 0 <= limits.inotify_available(3) <= 3
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_full_disk_is_told_before_anything_starts_and_after_anything_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(limits.shutil, "disk_usage", lambda _: usage._replace(free=255 << 20))
+    with pytest.raises(MissingPrerequisiteError, match=r"255 MiB are free .* needs 256 MiB: free some, or set PAGODA_DEVCLUSTER_HOME"):
+        limits.check_disk(tmp_path, Nodes.CONTROL_PLANE)
+    assert limits.disk_hint(tmp_path) == ""
+    monkeypatch.setattr(limits.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    assert "is full: free some" in limits.disk_hint(tmp_path)
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("where", "words"), [("prepare", "before anything of dev was started"), ("begin", "what had begun of dev is removed")]
+)
+def test_ctrl_c_says_what_is_left(home, monkeypatch, capsys, where, words):
+    monkeypatch.setattr(native.network, "remove_link", lambda _: False)
+
+    def begin(settings: Settings, *_: object) -> None:
+        settings.cluster("dev").mkdir()
+        interrupt()
+
+    steps = providers.Steps(prepare=lambda *_: None, binaries=lambda *_: home, begin=begin)
+    monkeypatch.setitem(providers.STEPS, "native", dataclasses.replace(steps, **({where: interrupt} if where == "prepare" else {})))
+    assert run(monkeypatch, "up", "--provider", "native") == 130
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert words in last
+    left = [path.name for path in (home / "clusters").iterdir()]
+    assert left == ([".dev.lock"] if where == "prepare" else [])
+
+
+def test_an_error_of_many_lines_is_printed_as_one(home, monkeypatch, capsys):
+    def fail(*_: object) -> None:
+        raise errors.StartError("etcd ended:\n  first\n  second")
+
+    monkeypatch.setattr(native, "clear", fail)
+    assert run(monkeypatch, "down") == 5
+    assert capsys.readouterr().err == "pagoda-devcluster: etcd ended: first second\n"
 
 
 def test_a_lock_whose_file_was_removed_while_waiting_is_taken_anew(tmp_path: Path):
