@@ -176,6 +176,18 @@ def namespace(cluster: Cluster, new_namespace: Callable[[Cluster], Namespace]) -
     cluster.kubectl("delete", "namespace", created.name, "--wait=false")
 
 
+@pytest.fixture(scope="session")
+def scheduling() -> Callable[[Namespace, str], str]:
+    """What the scheduler says of a pod that it cannot place."""
+
+    def message(namespace: Namespace, pod: str) -> str:
+        found = json.loads(namespace.kubectl("get", "pod", pod, "-o", "json"))
+        assert "nodeName" not in found["spec"]
+        return next(str(one["message"]) for one in found["status"]["conditions"] if one["type"] == "PodScheduled")
+
+    return message
+
+
 @pytest.fixture
 def name() -> Iterator[str]:
     """A free name; what is there before the test must be there after it, and nothing else."""
