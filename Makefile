@@ -7,7 +7,6 @@ export GOMP_SPINCOUNT ?= 1000
 PYTHON ?= python3
 BIN := .venv/bin
 UV := $(BIN)/uv
-PACKAGES := contracts daemon operator gateway devcluster examples bench
 PYTEST := $(BIN)/pytest
 
 .PHONY: help setup lint test test-unit test-e2e test-ci test-full demo demo-down generate verify images bench lock clean
@@ -20,7 +19,6 @@ setup: .venv/.stamp  ## Install everything into .venv (needs Python 3.11+ and ne
 .venv/.stamp: requirements/dev.txt pyproject.toml
 	test -x $(UV) || { $(PYTHON) -m venv .venv && $(BIN)/pip install --quiet --disable-pip-version-check uv; }
 	$(UV) pip sync --quiet --require-hashes requirements/dev.txt
-	$(UV) pip install --quiet uv
 	$(UV) pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
@@ -33,19 +31,17 @@ lint: setup  ## Format check, lint, types, import contracts, shell scripts, gene
 	$(MAKE) --no-print-directory verify
 
 test-unit: setup  ## Unit tests: nothing but Python (under 2 min)
-	$(PYTEST) tests/unit
+	$(PYTEST) -n 2 --dist loadfile tests/unit
 
-test: setup  ## Everything CI needs: lint, unit, parity, control plane and e2e on a dev cluster (root; under 25 min)
+test: lint test-unit  ## All of it: lint, unit, parity, control plane and e2e on a dev cluster (root; under 25 min)
 	$(BIN)/pagoda-devcluster up --name test --install
-	$(MAKE) --no-print-directory lint
-	PAGODA_TEST_CLUSTER=test $(PYTEST) tests || { code=$$?; $(BIN)/pagoda-devcluster down --name test; exit $$code; }
-	$(BIN)/pagoda-devcluster down --name test
+	PAGODA_TEST_CLUSTER=test $(PYTEST) tests --ignore tests/unit; code=$$?; $(BIN)/pagoda-devcluster down --name test; exit $$code
 
 test-e2e: setup  ## Only the scenarios on a dev cluster (root)
 	$(PYTEST) tests/e2e
 
-test-ci: setup  ## Sweeps at the size that CI affords: none yet
-	@echo "test-ci: no sweep exists yet (docs/roadmap.md)"
+test-ci: setup  ## Each extra alone in a clean environment (no sweep exists yet: docs/roadmap.md)
+	$(PYTEST) -m extras tests/extras
 
 test-full: setup  ## Sweeps at full size: none yet
 	@echo "test-full: no sweep exists yet (docs/roadmap.md)"
@@ -56,11 +52,13 @@ demo: setup  ## A cluster, an install, a model and a chat (root)
 demo-down: setup  ## Remove all that the demo made
 	$(BIN)/pagoda-demo down
 
-generate: setup  ## Rewrite generated files: protobuf code, CRDs, chart CRDs
+generate: setup  ## Rewrite generated files: protobuf code, CRDs, chart CRDs, sizing tables
 	$(BIN)/pagoda-generate .
+	$(BIN)/python -P -m pagoda_sizing.generate docs/sizing.md
 
 verify: setup  ## Fail if a generated file is stale (writes nothing)
 	$(BIN)/pagoda-generate --check .
+	$(BIN)/python -P -m pagoda_sizing.generate --check docs/sizing.md
 
 images: setup  ## Build the images with buildah (root; the daemon's with its 5.3 GB of dependencies)
 	$(BIN)/pagoda-demo images --full

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import typer
 from pagoda_sizing.errors import SizingError
 
-from pagoda_cli import cost, plan
+from pagoda_cli import cost, plan, validate
 from pagoda_cli.errors import CliError
 
 REFUSED = 2
@@ -23,6 +23,7 @@ def application() -> typer.Typer:
     app.callback()(_group)
     app.command("plan")(plan.command)
     app.command("cost")(cost.command)
+    app.command("validate")(validate.command)
     return app
 
 

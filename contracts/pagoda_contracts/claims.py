@@ -1,4 +1,5 @@
-"""Who owns a name that several objects claim: the oldest one. Pure; the operator (conditions) and the gateway (routing) both ask here.
+"""Who owns a name that several objects claim: the oldest one. Pure; the gateway (routing) asks here, the
+operator does not yet: a later claimer's conditions do not tell it so.
 
 A later claimer never moves traffic: it waits until the older one is gone.
 """

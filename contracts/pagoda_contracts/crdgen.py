@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from pagoda_contracts.names import GROUP, VERSION
+from pagoda_contracts.resources.adapter import LORA_ADAPTER
 from pagoda_contracts.resources.meta import Column, Kind
 from pagoda_contracts.resources.profile import SERVING_PROFILE
 from pagoda_contracts.resources.service import INFERENCE_SERVICE
+from pagoda_contracts.resources.tenant import TENANT_QUOTA
 from pagoda_contracts.schema import structural
 from pagoda_contracts.yamltext import dump_yaml
 
-KINDS = (INFERENCE_SERVICE, SERVING_PROFILE)
+KINDS = (INFERENCE_SERVICE, LORA_ADAPTER, SERVING_PROFILE, TENANT_QUOTA)
 _HEADER = "# GENERATED from contracts/pagoda_contracts/resources by `make generate`. Do not edit.\n"
 _KEEP = "    helm.sh/resource-policy: keep\n"
 

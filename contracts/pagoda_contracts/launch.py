@@ -5,7 +5,7 @@ It lives in a ConfigMap under `names.DAEMON_CONFIG_KEY`. Fields are only added; 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -16,6 +16,11 @@ from pagoda_contracts.units import Duration
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", alias_generator=to_camel, populate_by_name=True)
+
+
+def _later(description: str) -> Any:
+    """A field that daemons of this version know and do not act on: set, it is warned of like an unknown one."""
+    return Field(default=None, description=description, json_schema_extra={"later": True})
 
 
 class ModelConfig(_Section):
@@ -35,6 +40,27 @@ class EngineConfig(_Section):
     block_size: int = 16
     kv_bytes: int | None = Field(default=None, ge=1, description="Bytes for KV blocks.")
     threads: int | None = Field(default=None, ge=1, description="Compute threads; the cores that the cgroup grants where absent.")
+    quantization: Literal["fp8", "int8", "int4", "nvfp4"] | None = _later("Type of the weights' matrices.")
+    deterministic: bool | None = _later("Same answer whatever else is in the batch.")
+    prefix_caching: bool | None = _later("Whether blocks of equal beginnings are shared.")
+    kv_dtype: Literal["bfloat16", "float8", "int8"] | None = _later("Type of keys and values.")
+    kv_memory_fraction: float | None = _later("Share of the device's memory for weights and KV.")
+    cpu_offload_bytes: int | None = _later("Host memory for evicted blocks, in bytes.")
+    tensor_parallel: int | None = _later("Devices over which each layer is spread.")
+
+
+class AdaptersConfig(_Section):
+    """LoRA adapters; the catalogue itself comes by SetAdapters."""
+
+    max_loaded: int = Field(default=8, ge=1, description="Adapters resident at the same time.")
+    max_rank: int = Field(default=64, ge=1, description="Largest rank taken.")
+
+
+class HealthConfig(_Section):
+    """When the replica calls itself broken."""
+
+    progress_timeout: Duration = "120s"
+    deep_probe_every: Duration = "30s"
 
 
 class Listen(_Section):
@@ -69,18 +95,22 @@ class DaemonConfig(_Section):
     model: ModelConfig
     engine: EngineConfig = EngineConfig()
     drain_timeout: Duration = "30s"
+    adapters: AdaptersConfig | None = _later("LoRA adapters; none where absent.")
+    health: HealthConfig | None = _later("When the replica calls itself broken.")
     listen: Listen = Listen()
     testing: TestingConfig | None = None
 
     def unknown_fields(self) -> tuple[str, ...]:
-        """Dotted names that this version does not know, for one warning at start."""
+        """Dotted names that this version does not know or does not act on, for one warning at start."""
         return tuple(sorted(_unknown(self, "")))
 
 
 def _unknown(section: _Section, prefix: str) -> list[str]:
     names = [prefix + name for name in section.model_extra or {}]
-    for name in type(section).model_fields:
+    for name, field in type(section).model_fields.items():
         value = getattr(section, name)
-        if isinstance(value, _Section):
+        if value is not None and field.json_schema_extra == {"later": True}:
+            names.append(f"{prefix}{to_camel(name)}")
+        elif isinstance(value, _Section):
             names += _unknown(value, f"{prefix}{to_camel(name)}.")
     return names

@@ -30,6 +30,11 @@ ANNOTATION_DRAIN_DEADLINE: Final = f"{GROUP}/drain-deadline-ms"
 FIELD_MANAGER: Final = "pagoda-operator"
 DEFAULT_PROFILE: Final = "default"
 
+# Between gateway and daemon only: believed from the gateway's role alone, dropped when they come from outside.
+HEADER_PREFIX_HASHES: Final = "x-pagoda-prefix-hashes"
+HEADER_TENANT: Final = "x-pagoda-tenant"
+HEADER_PRIORITY: Final = "x-pagoda-priority"
+HEADER_CACHE_SALT: Final = "x-pagoda-cache-salt"
 HEADER_ROUTE: Final = "x-pagoda-route"
 HEADER_REQUEST_ID: Final = "x-request-id"
 HEADER_SHOULD_RETRY: Final = "x-should-retry"
@@ -40,8 +45,13 @@ HEADER_INTERNAL_PREFIX: Final = "x-pagoda-"
 PORT_DAEMON_HTTP: Final = 8000
 PORT_DAEMON_GRPC: Final = 9000
 PORT_PROBES: Final = 8081
+PORT_FETCH: Final = 9001
+PORT_KV_EVENTS: Final = 5557
 PORT_GATEWAY_HTTP: Final = 8080
 PORT_METRICS: Final = 9090
+PORT_DEMAND: Final = 9100
+PORT_EXT_PROC: Final = 9002
+PORT_EXT_PROC_HEALTH: Final = 9003
 
 PATH_STARTUP: Final = "/startupz"
 PATH_LIVE: Final = "/livez"
@@ -60,6 +70,19 @@ EXIT_PERMANENT: Final = 78
 # gRPC methods of pagoda.v1: doors register typed generic handlers from these.
 GRPC_DAEMON: Final = "pagoda.v1.Daemon"
 GRPC_WATCH_STATE: Final = f"/{GRPC_DAEMON}/WatchState"
+GRPC_SET_STATE: Final = f"/{GRPC_DAEMON}/SetState"
+GRPC_SET_ADAPTERS: Final = f"/{GRPC_DAEMON}/SetAdapters"
+GRPC_INFERENCE: Final = "pagoda.v1.Inference"
+GRPC_GENERATE: Final = f"/{GRPC_INFERENCE}/Generate"
+GRPC_DEMAND: Final = "pagoda.v1.Demand"
+GRPC_WATCH_DEMAND: Final = f"/{GRPC_DEMAND}/Watch"
+GRPC_FETCH: Final = "pagoda.v1.Fetch"
+GRPC_FETCH_FETCH: Final = f"/{GRPC_FETCH}/Fetch"
+
+# Projected ServiceAccount tokens between our own processes (architecture, section 4).
+TOKEN_AUDIENCE: Final = "pagoda"  # noqa: S105 (the audience, not the token)
+ROLE_GATEWAY: Final = "gateway"
+ROLE_OPERATOR: Final = "operator"
 
 # Pushed state (architecture, section 4): floor between frames, heartbeat, and what silence means.
 STATE_FLOOR_MS: Final = 100
@@ -72,5 +95,23 @@ MAX_SERVICE_NAME: Final = 35
 
 ERROR_DRAINING: Final = "draining"
 ERROR_NOT_READY: Final = "not_ready"
+ERROR_OVERLOADED: Final = "overloaded"
 ERROR_ENGINE_DIED: Final = "engine_died"
 ERROR_MODEL_NOT_FOUND: Final = "model_not_found"
+ERROR_UNSUPPORTED: Final = "unsupported"
+
+# GPU Feature Discovery, MIG manager and dynamic resource allocation, as others write them.
+RESOURCE_GPU: Final = "nvidia.com/gpu"
+RESOURCE_MIG_PREFIX: Final = "nvidia.com/mig-"
+LABEL_GPU_PRODUCT: Final = "nvidia.com/gpu.product"
+LABEL_GPU_COUNT: Final = "nvidia.com/gpu.count"
+LABEL_GPU_MEMORY: Final = "nvidia.com/gpu.memory"  # MiB
+LABEL_MIG_CAPABLE: Final = "nvidia.com/mig.capable"
+LABEL_MIG_STRATEGY: Final = "nvidia.com/mig.strategy"
+LABEL_MIG_CONFIG: Final = "nvidia.com/mig.config"
+LABEL_MIG_CONFIG_STATE: Final = "nvidia.com/mig.config.state"
+DEVICE_CLASS_GPU: Final = "gpu.nvidia.com"
+DEVICE_CLASS_MIG: Final = "mig.nvidia.com"
+LABEL_KUEUE_QUEUE: Final = "kueue.x-k8s.io/queue-name"
+LABEL_ENGINE_TYPE: Final = "llm-d.ai/engine-type"
+ENGINE_TYPE: Final = "vllm"  # whose metric names ours are

@@ -11,7 +11,7 @@ from typing import Any, Final, get_args
 
 from pydantic import BaseModel
 
-from pagoda_contracts.resources.meta import Model
+from pagoda_contracts.resources.meta import Model, Rule, Transition
 
 Schema = dict[str, Any]
 
@@ -40,11 +40,20 @@ def structural(model: type[BaseModel]) -> Schema:
 
 
 def _rules_by_model(model: type[BaseModel]) -> dict[str, list[dict[str, str]]]:
-    return {
-        found.__name__: [{"rule": rule.cel, "message": rule.message} for rule in found.rules]
-        for found in _models(model, set())
-        if issubclass(found, Model) and found.rules
-    }
+    out: dict[str, list[dict[str, str]]] = {}
+    for found in _models(model, set()):
+        if not issubclass(found, Model) or not (found.rules or found.transitions):
+            continue
+        if found.__name__ in out:
+            raise SchemaError(f"two models are called {found.__name__}: rules go by that name")
+        both: list[Rule | Transition] = [*found.rules, *found.transitions]
+        out[found.__name__] = [_validation(rule) for rule in both]
+    return out
+
+
+def _validation(rule: Rule | Transition) -> dict[str, str]:
+    told = {"rule": rule.cel, "message": rule.message}
+    return {**told, "fieldPath": f".{rule.field}"} if rule.field else told
 
 
 def _models(model: type[BaseModel], seen: set[type[BaseModel]]) -> Iterator[type[BaseModel]]:
@@ -96,7 +105,7 @@ class _Writer:
         self._check_bounds(out, path)
         self._descend(raw, out, path)
         if rules := self._rules.get(raw.get(_MODEL, "")):
-            out["x-kubernetes-validations"] = rules
+            out["x-kubernetes-validations"] = [*out.get("x-kubernetes-validations", []), *rules]
         return out
 
     def _resolve(self, raw: Schema, path: str) -> Schema:
@@ -120,6 +129,9 @@ class _Writer:
 
     def _check_bounds(self, out: Schema, path: str) -> None:
         kind = out.get("type")
+        if any(isinstance(bound := out.get(name), float) and not bound.is_integer() for name in ("minimum", "maximum")):
+            # Kubernetes 1.35 cuts the bound's fraction off where the value is an integer: 0 passes a minimum of 0.01.
+            raise SchemaError(f"{path}: a bound with a fraction is not kept; accepted are whole ones and rules")
         if kind is None:
             raise SchemaError(f"{path}: no type")
         unbounded = kind == "string" and "maxLength" not in out and "enum" not in out
@@ -127,6 +139,8 @@ class _Writer:
             raise SchemaError(f"{path}: a string needs maxLength")
         if kind == "array" and "maxItems" not in out:
             raise SchemaError(f"{path}: a list needs maxItems")
+        if out.get("x-kubernetes-int-or-string") is None and "default" in out and out["default"] is None:
+            raise SchemaError(f"{path}: null is no default; optional means absent")
 
     def _descend(self, raw: Schema, out: Schema, path: str) -> None:
         schemaless = out.get("x-kubernetes-preserve-unknown-fields")
@@ -136,7 +150,15 @@ class _Writer:
             fields = {name: value for name, value in raw["properties"].items() if name != "metadata"}
             out["properties"] = {name: self._property(value, f"{path}.{name}") for name, value in fields.items()}
         elif out["type"] == "object" and not schemaless:
-            raise SchemaError(f"{path}: a map needs properties, or must say that it is schemaless")
+            out |= self._map(raw, path)
+
+    def _map(self, raw: Schema, path: str) -> Schema:
+        values = raw.get("additionalProperties")
+        if not isinstance(values, dict):
+            raise SchemaError(f"{path}: a map needs properties or typed values, or must say that it is schemaless")
+        if "maxProperties" not in raw:
+            raise SchemaError(f"{path}: a map needs maxProperties")
+        return {"additionalProperties": self.write(values, f"{path}.*")}
 
     def _property(self, raw: Schema, path: str) -> Schema:
         out = self.write(raw, path)

@@ -52,13 +52,20 @@ def _duration(text: str) -> str:
 
 
 def _quantity(value: Any) -> Any:
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if isinstance(value, float | bool):
+        raise ValueError(f"{value!r} is no quantity: write a number with a point as text, such as '0.5', or as 500m")  # noqa: TRY004 (pydantic maps ValueError)
+    return str(value) if isinstance(value, int) else value
 
 
 def _checked_quantity(text: str) -> str:
-    parse_quantity(text)
+    # The schema's pattern holds for strings only: the rule beside it refuses the integers 0 and -1.
+    if parse_quantity(text) <= 0:
+        raise ValueError(f"{text!r}: {QUANTITY_MESSAGE}")
     return text
 
+
+QUANTITY_CEL: Final = "isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))"
+QUANTITY_MESSAGE: Final = "must be a quantity above 0, such as 250m or 4Gi"
 
 Duration = Annotated[
     str,
@@ -77,6 +84,7 @@ Quantity = Annotated[
             "maxLength": 32,
             "pattern": QUANTITY_PATTERN,
             "x-kubernetes-int-or-string": True,
+            "x-kubernetes-validations": [{"rule": QUANTITY_CEL, "message": QUANTITY_MESSAGE}],
         }
     ),
 ]

@@ -10,12 +10,13 @@ DaemonError
     ├── ModelNotFound         `model` is none of the served names
     ├── Draining              accepted no more: try another replica
     ├── NotReady              still loading
+    ├── Overloaded            holds as many as it may: try another replica
     └── RequestFailed         the engine ended this request; others go on
 """
 
 from __future__ import annotations
 
-from pagoda_contracts.names import ERROR_DRAINING, ERROR_MODEL_NOT_FOUND, ERROR_NOT_READY
+from pagoda_contracts.names import ERROR_DRAINING, ERROR_MODEL_NOT_FOUND, ERROR_NOT_READY, ERROR_OVERLOADED
 
 
 class DaemonError(Exception):
@@ -78,6 +79,12 @@ class NotReady(RequestError):
     """Still loading."""
 
     code = ERROR_NOT_READY
+
+
+class Overloaded(RequestError):
+    """As many requests, or bytes of them, as one replica holds; another one, or this one later, will take it."""
+
+    code = ERROR_OVERLOADED
 
 
 class RequestFailed(RequestError):

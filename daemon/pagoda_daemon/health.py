@@ -23,10 +23,13 @@ from pagoda_daemon.engine.messages import Ready, Stats
 
 class Limits(NamedTuple):
     """Ages in seconds after which silence is a fault. A step of a busy CPU replica may last seconds: 120 s raised no false alarm
-    where 20 s killed healthy pods several times an hour; a load that has not moved for 300 s is stuck."""
+    where 20 s killed healthy pods several times an hour; a load that has not moved for 300 s is stuck. A step is overdue, its device
+    hung, after 120 s and 20 times what was predicted for it."""
 
     heartbeat: float = 120.0
     load_stall: float = 300.0
+    step: float = 120.0
+    step_factor: float = 20.0
 
 
 class Verdict(NamedTuple):
@@ -87,7 +90,8 @@ def started(replica: Replica, now: float, limits: Limits) -> Verdict:
 
 
 def live(replica: Replica, now: float, limits: Limits) -> Verdict:
-    """The front's loop turns, and the engine's does or its load moves."""
+    """The front's loop turns, and the engine's does or its load moves, and no step is overdue: the engine beats on beside a hung
+    device, so only the step's age shows it."""
     front = now - replica.loop_beat
     if front > limits.heartbeat:
         return Verdict(False, f"the front's loop has not turned for {front:.1f} s")
@@ -96,6 +100,9 @@ def live(replica: Replica, now: float, limits: Limits) -> Verdict:
     engine = now - replica.engine_beat
     if engine > limits.heartbeat:
         return Verdict(False, f"the engine's heartbeat is {engine:.1f} s old")
+    step = now - replica.step_started if replica.step_started else 0.0
+    if step > max(limits.step, limits.step_factor * replica.predicted_step_ms / 1000):
+        return Verdict(False, f"a step predicted at {replica.predicted_step_ms} ms has run for {step:.1f} s")
     return Verdict(True, f"front {front:.1f} s, engine {engine:.1f} s")
 
 

@@ -23,6 +23,8 @@ from tokenizers import Tokenizer
 from pagoda_daemon.errors import BadRequest, ModelRejected
 
 _REPLACEMENT: Final = "\ufffd"
+_MAX_HELD: Final = 64  # ids that form no character or show nothing, decoded anew with each token: unbounded it is quadratic
+_MAX_CHARACTER: Final = 4  # bytes of UTF-8, so ids too
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class ModelText:
 
     def __init__(self, directory: Path) -> None:
         self._tokenizer = _load_tokenizer(directory / "tokenizer.json")
+        self._longest = max(map(len, self._tokenizer.get_vocab()), default=1)
         config = _read_json(directory / "tokenizer_config.json", required=False)
         generation = _read_json(directory / "generation_config.json", required=False)
         model = _read_json(directory / "config.json", required=True)
@@ -56,19 +59,31 @@ class ModelText:
             raise ModelRejected(f"eos_token_id: {found!r} is not a token id or a list of them")
         return tuple(ids)
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of a raw prompt, with the special ids that the tokenizer's post-processor adds."""
-        return tuple(self._tokenizer.encode(text).ids)
+    def encode(self, text: str, context: int) -> tuple[int, ...]:
+        """Ids of a raw prompt, with the special ids that the tokenizer's post-processor adds; BadRequest if too long at a glance."""
+        return self._ids(text, context, "prompt", special=True)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """Ids of a conversation, as the model's own template writes it."""
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], context: int) -> tuple[int, ...]:
+        """Ids of a conversation, as the model's own template writes it; BadRequest if too long at a glance."""
         if self._template is None:
             raise BadRequest("this model has no chat template: use /v1/completions", "messages", "no_chat_template")
         try:
             text = self._template.render(messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special)
         except jinja2.TemplateError as error:
             raise BadRequest(f"the model's chat template refuses these messages: {error}", "messages") from error
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._ids(text, context, "messages", special=False)
+
+    def _ids(self, text: str, context: int, param: str, *, special: bool) -> tuple[int, ...]:
+        """No token stands for more characters than it is written with, so a text over `context` times the longest cannot fit."""
+        if len(text) > context * self._longest:
+            raise BadRequest(
+                f"this model's context is {context} tokens; the prompt has {len(text)} characters, and {context} tokens hold at most "
+                f"{context * self._longest}",
+                param,
+                "context_length_exceeded",
+            )
+        # Not `encode`: it keeps the interpreter's lock, 8 s for 8 MB in which no probe, state frame or stream moves.
+        return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special ones left out."""
@@ -76,7 +91,7 @@ class ModelText:
 
 
 def _load_tokenizer(path: Path) -> Tokenizer:
-    if not path.is_file():
+    if not _present(path):
         raise ModelRejected(f"{path.name} is missing in {path.parent}")
     try:
         tokenizer: Tokenizer = Tokenizer.from_file(str(path))
@@ -88,32 +103,58 @@ def _load_tokenizer(path: Path) -> Tokenizer:
 
 
 def _read_json(path: Path, *, required: bool) -> dict[str, Any]:
-    if not path.is_file():
+    if not _present(path):
         if required:
             raise ModelRejected(f"{path.name} is missing in {path.parent}")
         return {}
     try:
-        parsed = json.loads(path.read_text())
-    except ValueError as error:
+        parsed = json.loads(_read(path))
+    except (ValueError, RecursionError) as error:
         raise ModelRejected(f"{path.name} is not JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise ModelRejected(f"{path.name} is not a JSON object")
     return parsed
 
 
+def _present(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError as error:  # a directory on the way may not be entered
+        raise ModelRejected(f"{path.name} in {path.parent} cannot be read: {error}") from error
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelRejected(f"{path.name} in {path.parent} cannot be read: {error}") from error
+
+
 def _text(token: Any) -> str | None:
     """tokenizer_config.json writes a special token as a string or as an object."""
-    return token.get("content") if isinstance(token, dict) else token
+    content = token.get("content") if isinstance(token, dict) else token
+    if content is not None and not isinstance(content, str):
+        raise ModelRejected(f"tokenizer_config.json: a special token is {content!r:.64}, accepted is a string")
+    return content
 
 
 def _template_source(directory: Path, config: Mapping[str, Any]) -> str | None:
     """chat_template.jinja wins over tokenizer_config.json; of several named templates the one called default."""
     file = directory / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text()
+    if _present(file):
+        return _read(file)
     source = config.get("chat_template")
     if isinstance(source, list):
-        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+        named = [entry for entry in source if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
+        if len(named) != len(source):
+            raise ModelRejected(
+                f"tokenizer_config.json in {directory}: chat_template is a list, accepted are objects with name and template"
+            )
+        source = {entry["name"]: entry.get("template") for entry in named}.get("default")
+    if source is not None and not isinstance(source, str):
+        raise ModelRejected(
+            f"tokenizer_config.json in {directory}: chat_template is {source!r:.64}, accepted is a string or a list of them"
+        )
     return source
 
 
@@ -152,9 +193,12 @@ def _raise_exception(message: str) -> None:
 def _defaults(generation: Mapping[str, Any], directory: Path) -> Defaults:
     values = {name: generation[name] for name in ("temperature", "top_p", "top_k") if generation.get(name) is not None}
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise ModelRejected(f"generation_config.json in {directory}: {name} is {value!r}, accepted is a number from 0")
-    return Defaults(**values)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**31:
+            raise ModelRejected(f"generation_config.json in {directory}: {name} is {value!r:.64}, accepted is a number from 0")
+    top_k = values.pop("top_k", 0)
+    if top_k != int(top_k):
+        raise ModelRejected(f"generation_config.json in {directory}: top_k is {top_k}, accepted is a whole number")
+    return Defaults(**values, top_k=int(top_k))
 
 
 class Detokenizer:
@@ -179,12 +223,26 @@ class Detokenizer:
         self._sent += len(new)
         if not text.endswith(_REPLACEMENT):
             self._shorten()
+        elif len(self._window) - self._whole > _MAX_HELD:
+            new += self._let_go(text)
         return new
 
     def _shorten(self) -> None:
         tail = self._window[self._whole :]
         if shown := self._decode(tail):  # special ids alone show nothing and are no context
             self._window, self._whole, self._sent = tail, len(tail), len(shown)
+        elif len(tail) > _MAX_HELD:
+            del self._window[self._whole :]
+
+    def _let_go(self, text: str) -> str:
+        """Ends a long run that forms no character, where that splits none: its last ids may yet become one."""
+        last = len(self._window) - _MAX_CHARACTER
+        cuts = range(last, last - _MAX_CHARACTER, -1)
+        at = next((at for at in cuts if self._decode(self._window[:at]) + self._decode(self._window[at:]) == text), last)
+        shown = self._decode(self._window[:at])
+        new = shown[self._sent :]
+        self._window, self._whole, self._sent = self._window[at:], 0, max(0, self._sent - len(shown))
+        return new
 
     def flush(self) -> str:
         """What is still held back, at the end of the request."""

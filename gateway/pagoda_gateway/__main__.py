@@ -11,7 +11,7 @@ from pagoda_gateway import settings
 
 def main(argv: list[str] | None = None) -> None:
     """Runs until SIGTERM or SIGINT; exits 0 when all requests are finished."""
-    structlog.configure(processors=[structlog.processors.TimeStamper(fmt="iso"), structlog.processors.add_log_level, _renderer()])
+    configure_log()
     chosen = settings.load(argv)
     try:
         from pagoda_gateway import serve
@@ -20,10 +20,15 @@ def main(argv: list[str] | None = None) -> None:
     serve.main(chosen)
 
 
-def _renderer() -> structlog.typing.Processor:
+def configure_log() -> None:
+    """Lines of JSON, or colours for a person."""
+    structlog.configure(processors=[structlog.processors.TimeStamper(fmt="iso"), structlog.processors.add_log_level, *_renderers()])
+
+
+def _renderers() -> list[structlog.typing.Processor]:
     if sys.stdout.isatty():
-        return structlog.dev.ConsoleRenderer()
-    return structlog.processors.JSONRenderer()
+        return [structlog.dev.ConsoleRenderer()]  # shows tracebacks itself
+    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
 
 
 if __name__ == "__main__":

@@ -5,13 +5,15 @@ GatewayError                  ends one request
 │   ├── BodyTooLarge 413      BodyTooSlow 408      EncodingUnsupported 415
 │   └── NotServedHere 404     no such path; NotThisMethod 405
 ├── ModelNotFound 404         no service answers to `model`
-├── QueueFull 429             too many requests are held already
+├── QueueFull 429             too many requests are held already, or too many bytes of bodies
 ├── HoldTimeout 503           no endpoint became ready in time
+├── AllOverloaded 503         every replica that is ready said that it has too much to do
 ├── NotSynced 503             the gateway has not seen the cluster yet
 ├── UpstreamDied 502          the replica died with the answer under way
 └── ShuttingDown 503          the gateway's own deadline
 AttemptFailed                 ends one attempt; route.py picks again, no client sees it
 ├── Refused                   nothing was computed: draining, not ready, no connection
+│   └── Overloaded            too much to do already
 └── Died                      the connection ended before the first byte of the answer
 """
 
@@ -20,7 +22,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import msgspec
-from pagoda_contracts.names import ERROR_MODEL_NOT_FOUND, HEADER_RETRY_AFTER, HEADER_ROUTE, HEADER_SHOULD_RETRY
+from pagoda_contracts.names import ERROR_MODEL_NOT_FOUND, ERROR_OVERLOADED, HEADER_RETRY_AFTER, HEADER_ROUTE, HEADER_SHOULD_RETRY
 
 
 class GatewayError(Exception):
@@ -82,7 +84,7 @@ class ModelNotFound(GatewayError):
 
 
 class QueueFull(GatewayError):
-    """Too many requests are held already."""
+    """Too many requests are held already, or too many bytes of bodies."""
 
     status, type, code, retry_after, should_retry = 429, "rate_limit_error", "queue_full", 5, True
 
@@ -91,6 +93,12 @@ class HoldTimeout(GatewayError):
     """No endpoint became ready in time."""
 
     status, code, retry_after, should_retry = 503, "no_ready_endpoint", 10, True
+
+
+class AllOverloaded(GatewayError):
+    """Every replica that is ready turned this request away for want of room."""
+
+    status, code, retry_after, should_retry = 503, ERROR_OVERLOADED, 5, True
 
 
 class NotSynced(GatewayError):
@@ -121,6 +129,10 @@ class AttemptFailed(Exception):
 
 class Refused(AttemptFailed):
     """The replica computed nothing: picking another is free, as often as needed."""
+
+
+class Overloaded(Refused):
+    """The replica has too much to do: this request does not ask it twice, so that load never multiplies itself."""
 
 
 class Died(AttemptFailed):

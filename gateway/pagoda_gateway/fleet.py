@@ -37,7 +37,7 @@ class Member(NamedTuple):
 
 
 class Fleet:
-    """Services, endpoints and their state. The four callbacks are set once, by __main__."""
+    """Services, endpoints and their state. The four callbacks are set once, by serve.py."""
 
     def __init__(self) -> None:
         self._services: dict[str, Service] = {}

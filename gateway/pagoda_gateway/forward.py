@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import socket
-from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -15,18 +14,19 @@ import aiohttp
 import msgspec
 import structlog
 from aiohttp import hdrs, web
-from multidict import CIMultiDict
+from multidict import CIMultiDict, MultiMapping
 from pagoda_contracts.names import (
     ERROR_DRAINING,
     ERROR_ENGINE_DIED,
     ERROR_NOT_READY,
+    ERROR_OVERLOADED,
     HEADER_INTERNAL_PREFIX,
     HEADER_REQUEST_ID,
     HEADER_ROUTE,
 )
 from yarl import URL
 
-from pagoda_gateway.errors import Died, GatewayError, Refused, UpstreamDied, event
+from pagoda_gateway.errors import Died, GatewayError, Overloaded, Refused, UpstreamDied, event
 from pagoda_gateway.route import Call
 from pagoda_gateway.sse import Events
 
@@ -44,20 +44,20 @@ _PRIVATE_PREFIXES: Final = (HEADER_INTERNAL_PREFIX, "x-gateway-")
 _REFUSALS: Final = frozenset({ERROR_DRAINING, ERROR_NOT_READY})
 # A node that vanished sends no FIN. Probes after 5 s of silence, every 3 s, three times; unacknowledged data counts 14 s.
 _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 3), (socket.TCP_KEEPCNT, 3), (socket.TCP_USER_TIMEOUT, 14_000))
-# Shorter than uvicorn's 5 s: the side that closes first does not race.
+# Much shorter than the daemon's 75 s: the side that closes first does not race.
 _IDLE_S: Final = 4.0
 _LARGE_BODY: Final = 1 << 18
 
 
-def outgoing(headers: Mapping[str, str], request_id: str) -> CIMultiDict[str]:
+def outgoing(headers: MultiMapping[str], request_id: str) -> CIMultiDict[str]:
     """The client's headers as the replica gets them."""
     kept = _without(headers, _NOT_FORWARDED)
     kept[HEADER_REQUEST_ID] = request_id
     return kept
 
 
-def _without(headers: Mapping[str, str], dropped: frozenset[str]) -> CIMultiDict[str]:
-    named = {word.strip().lower() for word in headers.get(hdrs.CONNECTION, "").split(",")}
+def _without(headers: MultiMapping[str], dropped: frozenset[str]) -> CIMultiDict[str]:
+    named = {word.strip().lower() for line in headers.getall(hdrs.CONNECTION, ()) for word in line.split(",")}
     kept: CIMultiDict[str] = CIMultiDict()
     for name, value in headers.items():
         lower = name.lower()
@@ -177,6 +177,8 @@ async def _whole(answer: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> w
     code = _error_code(body) if answer.status == HTTPStatus.SERVICE_UNAVAILABLE else ""
     if code in _REFUSALS:
         raise Refused(code.replace("_", "-"))
+    if code == ERROR_OVERLOADED:
+        raise Overloaded(code)
     if code == ERROR_ENGINE_DIED:
         raise Died(code.replace("_", "-"))
     return web.Response(status=answer.status, headers=headers, body=body)

@@ -1,4 +1,4 @@
-"""The gateway's HTTP: reads a request, hands it to the road (route.py), turns errors into answers. Started by __main__.
+"""The gateway's HTTP: reads a request, hands it to the road (route.py), turns errors into answers. Started by serve.py.
 
 Decides nothing about replicas. One aiohttp server on the API's port, one on the metrics' port.
 """
@@ -17,15 +17,15 @@ from typing import Final
 import msgspec
 import structlog
 from aiohttp import hdrs, web
+from pagoda_contracts.claims import Claim
 from pagoda_contracts.names import HEADER_REQUEST_ID
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from pagoda_gateway import parse
+from pagoda_gateway import body, parse
+from pagoda_gateway.body import Budget, Limits
 from pagoda_gateway.errors import (
-    BodyTooLarge,
-    BodyTooSlow,
-    EncodingUnsupported,
     GatewayError,
+    ModelNotFound,
     NotServedHere,
     NotSynced,
     NotThisMethod,
@@ -44,14 +44,6 @@ _CLIENT_LEFT: Final = 499
 _REQUEST_ID = web.RequestKey("request_id", str)
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a request's body may be."""
-
-    body_bytes: int
-    body_seconds: float
-
-
 @dataclass(slots=True)
 class Api:
     """The OpenAI routes."""
@@ -62,19 +54,24 @@ class Api:
     metrics: Metrics
     limits: Limits
     stopping: bool = False
+    _budget: Budget = field(init=False)
     _active: set[asyncio.Timeout] = field(default_factory=set)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def __post_init__(self) -> None:
+        self._budget = Budget(self.limits.budget_bytes)
+
     def application(self) -> web.Application:
         """The app on the API's port."""
-        app = web.Application(middlewares=[_envelope], client_max_size=self.limits.body_bytes)
+        app = web.Application(middlewares=[_envelope])
         routes = [web.post(path, self._inference) for path in ("/v1/chat/completions", "/v1/completions")]
-        app.add_routes([*routes, web.get("/v1/models", self._models)])
+        app.add_routes([*routes, web.get("/v1/models", self._models), web.get("/v1/models/{id:.+}", self._model)])
         app.on_response_prepare.append(self._sign)
         return app
 
     async def _sign(self, request: web.Request, response: web.StreamResponse) -> None:
-        response.headers[HEADER_REQUEST_ID] = request[_REQUEST_ID]
+        # What aiohttp answers by itself (an unknown `expect`) did not pass `_envelope` and has no id yet.
+        response.headers[HEADER_REQUEST_ID] = request.get(_REQUEST_ID) or parse.request_id(request.headers.get(HEADER_REQUEST_ID))
         response.headers[hdrs.SERVER] = "pagoda"
         if self.stopping:  # the next request of this client goes to another gateway
             response.headers[hdrs.CONNECTION] = "close"
@@ -97,10 +94,12 @@ class Api:
             self.metrics.answered(journey.service, code)
 
     async def _road(self, request: web.Request, journey: Journey, relay: Relay) -> web.StreamResponse:
-        body = await _body(request, self.limits)
-        journey.model = parse.head(body).model
-        call = Call(request.raw_path, outgoing(request.headers, request[_REQUEST_ID]), body)
-        return await self.router.serve(journey, partial(relay.attempt, call))
+        with self._budget.account() as take:
+            whole = await body.read(request, self.limits, take)
+            journey.model = parse.head(whole).model
+            path = request.rel_url.raw_path_qs  # a target in absolute form names us, not the replica
+            call = Call(path, outgoing(request.headers, request[_REQUEST_ID]), whole)
+            return await self.router.serve(journey, partial(relay.attempt, call))
 
     @property
     def under_way(self) -> int:
@@ -136,31 +135,32 @@ class Api:
             await self._idle.wait()
 
     async def _models(self, _request: web.Request) -> web.Response:
+        return _json({"object": "list", "data": [_card(claim) for claim in self._claims()]})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        name = request.match_info["id"]
+        for claim in self._claims():
+            if claim.name == name:
+                return _json(_card(claim))
+        raise ModelNotFound(f"no service answers to the model {name[:128]!r}: GET /v1/models lists those that are served")
+
+    def _claims(self) -> list[Claim]:
         if not self.fleet.synced:
             raise NotSynced("the gateway has not seen the cluster yet")
-        cards = [
-            {"id": claim.name, "object": "model", "created": _epoch(claim.created), "owned_by": claim.owner}
-            for claim in self.fleet.claims()
-        ]
-        return web.Response(body=msgspec.json.encode({"object": "list", "data": cards}), content_type="application/json")
+        return self.fleet.claims()
+
+
+def _card(claim: Claim) -> dict[str, str | int]:
+    """OpenAI's model object."""
+    return {"id": claim.name, "object": "model", "created": _epoch(claim.created), "owned_by": claim.owner}
+
+
+def _json(document: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(document), content_type="application/json")
 
 
 def _epoch(rfc3339: str) -> int:
     return int(datetime.fromisoformat(rfc3339).timestamp()) if rfc3339 else 0
-
-
-async def _body(request: web.Request, limits: Limits) -> bytes:
-    if request.headers.get(hdrs.CONTENT_ENCODING, "identity") != "identity":
-        raise EncodingUnsupported(f"content-encoding {request.headers[hdrs.CONTENT_ENCODING]!r}: send the body as plain JSON")
-    if (request.content_length or 0) > limits.body_bytes:
-        raise BodyTooLarge(f"the body has {request.content_length} bytes, at most {limits.body_bytes} are taken")
-    try:
-        async with asyncio.timeout(limits.body_seconds):
-            return await request.read()
-    except TimeoutError as error:
-        raise BodyTooSlow(f"the body did not arrive within {limits.body_seconds:g} s") from error
-    except web.HTTPRequestEntityTooLarge as error:
-        raise BodyTooLarge(f"the body has more than {limits.body_bytes} bytes") from error
 
 
 @web.middleware

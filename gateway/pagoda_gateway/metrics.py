@@ -27,7 +27,7 @@ class Metrics:
         self._endpoints = _gauge(words.GATEWAY_ENDPOINTS, self._registry)
 
     def answered(self, service: str, code: int) -> None:
-        """A request ended. 499: the client left; 502 also for a stream that ended with an error event."""
+        """A request ended. 499: the client left; a stream whose replica died counts as 502, one that our own deadline cut as 503."""
         self._requests.labels(service, str(code)).inc()
 
     def repicked(self, service: str, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""The two fields of a request's body that routing needs. The body itself goes on untouched: the daemon validates the rest."""
+"""The one field of a request's body that routing needs. The body itself goes on untouched: the daemon validates the rest."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 class Head(msgspec.Struct, frozen=True):
-    """`model` picks the service; `stream` says what the client expects."""
+    """`model` picks the service."""
 
     model: str
-    stream: bool | None = False
 
 
 _DECODER = msgspec.json.Decoder(Head)

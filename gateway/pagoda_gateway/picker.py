@@ -13,9 +13,13 @@ from typing import NamedTuple
 from pagoda_contracts.names import STATE_DEAD_MS, STATE_SUSPECT_MS
 from pagoda_contracts.route import REASON_LEAST_LOADED, REASON_ONLY_ENDPOINT, REASON_ONLY_SUSPECT
 
+# A step under way is overdue after so many ms, or so many times its predicted length, whichever is more: a first step compiles.
+_STEP_SUSPECT = (5_000, 10)
+_STEP_STUCK = (30_000, 20)
+
 
 class Frame(NamedTuple):
-    """What a replica last said of itself. `phase` is a Verdict's word or "ready"."""
+    """What a replica last said of itself. `phase` is a Verdict's word or "ready"; `step_age_ms` 0 when idle."""
 
     sequence: int
     phase: str
@@ -23,6 +27,8 @@ class Frame(NamedTuple):
     waiting: int
     engine_age_ms: int
     served_names: frozenset[str] = frozenset()
+    step_age_ms: int = 0
+    predicted_step_ms: int = 0
 
 
 class Verdict(StrEnum):
@@ -91,13 +97,18 @@ def verdict(endpoint: Endpoint, now_ms: float) -> Verdict:
         return Verdict.SILENT
     if frame.phase != Verdict.READY:
         return Verdict(frame.phase)
-    return Verdict.REFUSED if endpoint.refused else _by_age(endpoint.connected, frame.engine_age_ms + silent_ms)
+    return Verdict.REFUSED if endpoint.refused else _by_age(frame, endpoint.connected, frame.engine_age_ms + silent_ms)
 
 
-def _by_age(connected: bool, engine_ms: float) -> Verdict:
-    if engine_ms > STATE_DEAD_MS:
+def _by_age(frame: Frame, connected: bool, engine_ms: float) -> Verdict:
+    if engine_ms > STATE_DEAD_MS or _overdue(frame, *_STEP_STUCK):
         return Verdict.STUCK
-    return Verdict.READY if connected and engine_ms <= STATE_SUSPECT_MS else Verdict.SUSPECT
+    suspect = not connected or engine_ms > STATE_SUSPECT_MS or _overdue(frame, *_STEP_SUSPECT)
+    return Verdict.SUSPECT if suspect else Verdict.READY
+
+
+def _overdue(frame: Frame, least_ms: int, times: int) -> bool:
+    return frame.step_age_ms > max(least_ms, times * frame.predicted_step_ms)
 
 
 def load(endpoint: Endpoint) -> int:
@@ -114,12 +125,12 @@ def score(endpoint: Endpoint, judged: Verdict) -> tuple[bool, int, int, str]:
 
 def pick(endpoints: Collection[Endpoint], model: str, tried: Mapping[str, int], now_ms: float) -> Pick | NoPick:
     """The best endpoint for a request. `tried`: endpoint → sequence of the frame under which it failed this very request;
-    it is passed over until it speaks again."""
+    it is passed over until it speaks again, and is the last choice then: a killed replica's last frames may arrive late."""
     judged = [(endpoint, _for_request(endpoint, model, tried, now_ms)) for endpoint in endpoints]
     able = [(endpoint, seen) for endpoint, seen in judged if seen in (Verdict.READY, Verdict.SUSPECT)]
     if not able:
         return NoPick(min((seen for _, seen in judged), key=HOPE.__getitem__, default=Verdict.NO_REPLICA))
-    best, seen = min(able, key=lambda entry: score(*entry))
+    best, seen = min(able, key=lambda entry: (entry[0].name in tried, score(*entry)))
     if seen is Verdict.SUSPECT:
         return Pick(best, REASON_ONLY_SUSPECT)
     return Pick(best, REASON_LEAST_LOADED if len(able) > 1 else REASON_ONLY_ENDPOINT)

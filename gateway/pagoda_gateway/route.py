@@ -13,13 +13,26 @@ from multidict import CIMultiDict
 from pagoda_contracts.route import HELD_PREFIX, NO_ENDPOINT, REPICK_PREFIX, Route, format_route
 
 from pagoda_gateway import picker
-from pagoda_gateway.errors import AttemptFailed, Died, GatewayError, HoldTimeout, ModelNotFound, Refused, UpstreamDied
+from pagoda_gateway.errors import (
+    AllOverloaded,
+    AttemptFailed,
+    Died,
+    GatewayError,
+    HoldTimeout,
+    ModelNotFound,
+    Overloaded,
+    Refused,
+    UpstreamDied,
+)
 from pagoda_gateway.fleet import Fleet
 from pagoda_gateway.hold import UNSYNCED, Hold, Ticket
-from pagoda_gateway.picker import Endpoint, NoPick, Pick
+from pagoda_gateway.picker import Endpoint, Pick, Verdict
 
 # A request whose connection dies is sent once more, on a fresh connection: a request that kills replicas kills two at most.
 _MAX_DEATHS = 1
+
+# Verdicts that the next frame, half a second away, may lift: worth a wait even where others are overloaded.
+_SOON = (Verdict.TRIED, Verdict.REFUSED)
 
 A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)
@@ -56,7 +69,7 @@ class Wait(NamedTuple):
 
 @dataclass(slots=True)
 class Journey:
-    """One request's memory. `tried`: endpoint → sequence of the frame under which it failed us."""
+    """One request's memory. `tried`: endpoint → sequence of its last frame when it died on us; `full`: those overloaded."""
 
     model: str = ""
     service: str = ""
@@ -66,6 +79,7 @@ class Journey:
     why: str = ""
     endpoint: str = NO_ENDPOINT
     tried: dict[str, int] = field(default_factory=dict)
+    full: set[str] = field(default_factory=set)
 
     def route(self) -> str:
         """The route header's value now."""
@@ -104,14 +118,15 @@ class Router:
     async def _one_attempt(self, journey: Journey, attempt: Attempt[A]) -> A:
         endpoint = await self._acquire(journey)
         self._fleet.begin(endpoint)
-        frame = endpoint.frame
         try:
             return await attempt(endpoint.http, journey.route(), fresh=journey.deaths > 0)
-        except Refused:
+        except Refused as refusal:
             self._fleet.refuse(endpoint)
+            if isinstance(refusal, Overloaded):
+                journey.full.add(endpoint.name)
             raise
-        except Died:
-            journey.tried[endpoint.name] = frame.sequence if frame else 0
+        except Died:  # frames came during the attempt: the last one of them is old news too
+            journey.tried[endpoint.name] = endpoint.frame.sequence if endpoint.frame else 0
             raise
         finally:
             self._fleet.end(endpoint)
@@ -141,8 +156,13 @@ class Router:
                 return Wait(UNSYNCED, "unsynced")
             raise ModelNotFound(f"no service answers to the model {journey.model[:128]!r}: GET /v1/models lists those that are served")
         journey.service = service.key
-        choice = picker.pick(self._fleet.endpoints(service), journey.model, journey.tried, self._clock_ms())
-        return Wait(service.key, choice.reason) if isinstance(choice, NoPick) else choice
+        left = [endpoint for endpoint in self._fleet.endpoints(service) if endpoint.name not in journey.full]
+        choice = picker.pick(left, journey.model, journey.tried, self._clock_ms())
+        if isinstance(choice, Pick):
+            return choice
+        if journey.full and choice.reason not in _SOON:
+            raise AllOverloaded(f"{len(journey.full)} replicas of {service.key} have too much to do; the nearest other is: {choice.reason}")
+        return Wait(service.key, choice.reason)
 
     async def _held(self, journey: Journey, wait: Wait) -> Pick:
         """Waits in line for a pick. No await stands between looking and waiting, so no wake-up is lost."""

@@ -16,10 +16,11 @@ import structlog
 import uvloop
 from aiohttp import web
 
+from pagoda_gateway.body import Limits
 from pagoda_gateway.fleet import Fleet
 from pagoda_gateway.forward import Upstream
 from pagoda_gateway.hold import Hold
-from pagoda_gateway.http import Api, Limits, metrics_application
+from pagoda_gateway.http import Api, metrics_application
 from pagoda_gateway.metrics import Metrics
 from pagoda_gateway.probes import Health, Probes
 from pagoda_gateway.route import Router
@@ -74,7 +75,8 @@ async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
     fleet.on_join, fleet.on_part = streams.follow, streams.forget
     upstream = Upstream(settings.connect_timeout)
     stack.push_async_callback(upstream.close)
-    api = Api(fleet, router, upstream, metrics, Limits(settings.body_limit, settings.body_timeout))
+    limits = Limits(settings.body_limit, settings.body_timeout, settings.body_budget)
+    api = Api(fleet, router, upstream, metrics, limits)
     health = Health(lambda: fleet.synced and not api.stopping)
     probes = Probes(health, settings.host, settings.probes_port)
     stack.callback(probes.close)

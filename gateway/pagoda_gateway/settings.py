@@ -33,6 +33,7 @@ class Settings:
     hold_timeout: float
     hold_limit: int
     body_limit: int
+    body_budget: int
     body_timeout: float
     connect_timeout: float
     grace: float
@@ -75,6 +76,7 @@ OPTIONS: Final = (
     Option("hold_timeout", parse_duration, "5m", "how long a request waits for a ready replica"),
     Option("hold_limit", _count, "1000", "how many requests may wait at once"),
     Option("body_limit", _bytes, "16Mi", "largest request body"),
+    Option("body_budget", _bytes, "256Mi", "how many bytes of bodies may be held and under way at once"),
     Option("body_timeout", parse_duration, "1m", "how long a request body may take to arrive"),
     Option("connect_timeout", parse_duration, "3s", "how long a connection to a replica may take"),
     Option("grace", parse_duration, "5s", "how long new connections are still taken after SIGTERM, while endpoints propagate"),

@@ -1,4 +1,4 @@
-"""Listens to replicas: one WatchState stream per replica that has an address, frames into the fleet. Started by __main__.
+"""Listens to replicas: one WatchState stream per replica that has an address, frames into the fleet. Started by serve.py.
 
 A stream that breaks or falls silent is dialled anew with jittered backoff; what silence means is picker.py's to judge.
 """
@@ -59,6 +59,8 @@ def parse_state(state: State) -> Frame:
         waiting=state.waiting,
         engine_age_ms=state.engine_heartbeat_age_ms,
         served_names=frozenset(state.served_names),
+        step_age_ms=state.step_age_ms,
+        predicted_step_ms=state.predicted_step_ms,
     )
 
 
@@ -101,6 +103,8 @@ class Streams:
                         pause = _BACKOFF_S[0]
                 except (grpc.aio.AioRpcError, TimeoutError) as error:
                     log.info("state stream broke", replica=member.name, why=_reason(error))
+                except Exception:  # ours; without this the task would end unseen and the replica never be heard again
+                    log.exception("a state stream failed by our own fault", replica=member.name)
                 self._ear.lost(member.name)
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
                 pause = min(2 * pause, _BACKOFF_S[1])

@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pagoda_contracts.names import DAEMON_CONFIG_KEY, LABEL_ACCELERATOR, LABEL_REVISION
-from pagoda_contracts.resources.service import InferenceServiceSpec
+from pagoda_contracts.resources.service import Accelerator, InferenceServiceSpec
 
 from pagoda_operator.errors import SpecProblem
 from pagoda_operator.manifests import children, pod
 from pagoda_operator.manifests.children import Manifest, Owner
 from pagoda_operator.manifests.overlay import lost
 from pagoda_operator.manifests.revision import Revision, identify
+from pagoda_operator.placement import NO_ACCELERATOR, Placement, place
 from pagoda_operator.state import (
     CONFIG_MAPS,
     CONTROLLER_REVISIONS,
@@ -87,6 +88,7 @@ class Plan:
     problem: SpecProblem | None = None
     current: Revision | None = None
     retiring: tuple[str, ...] = ()
+    placement: Placement | None = None
     # Something on its way out is in the way; no event tells when it is gone.
     waiting: str = ""
     # The API server would not let us; said in the status while the queue retries.
@@ -105,14 +107,20 @@ def plan(observed: Observed) -> Plan:
     """The writes that bring what is observed nearer to the spec; none when it is there."""
     if observed.spec is None:
         return Plan(problem=SpecProblem(pod.INVALID_SPEC, observed.invalid))
+    placement = place(observed.spec)
+    if placement.entry is None:
+        return Plan(problem=SpecProblem(NO_ACCELERATOR, placement.why_none), placement=placement)
+    return replace(_plan(observed, observed.spec, placement.entry), placement=placement)
+
+
+def _plan(observed: Observed, spec: InferenceServiceSpec, accelerator: Accelerator) -> Plan:
     owner = owner_of(observed)
-    # Placement: the first alternative; the others wait for the kinds of accelerators that can be out of stock.
-    current = identify(owner.name, observed.spec, observed.spec.accelerators[0])
+    current = identify(owner.name, spec, accelerator)
     try:
         pinned = _pin(observed, owner, current)
     except SpecProblem as problem:
         return Plan(problem=problem, current=current, retiring=_retiring(observed, current))
-    wanted = _wanted(observed.spec, owner, current, pinned)
+    wanted = _wanted(spec, owner, current, pinned)
     steps = [*_converge(observed, wanted), *_retire(observed, owner, current)]
     return _fenced(observed, Plan(tuple(steps), None, current, _retiring(observed, current)))
 
@@ -158,11 +166,11 @@ def _recovered(observed: Observed, current: Revision, deployment: Child) -> Mani
 
 
 def _render(observed: Observed, owner: Owner, current: Revision) -> Manifest:
-    if observed.spec is None or observed.profile is None:
+    if observed.spec is None or observed.profile is None or (accelerator := place(observed.spec).entry) is None:
         raise _no_profile(observed)
     labels = children.replica_labels(owner, current)
     key = Key(owner.namespace, owner.name)
-    inputs = pod.Inputs(key, current, observed.spec, observed.spec.accelerators[0], observed.profile, labels)
+    inputs = pod.Inputs(key, current, observed.spec, accelerator, observed.profile, labels)
     profile = observed.profile.wire()
     return {"profile": profile, "daemonConfig": pod.daemon_config(inputs), "podTemplate": pod.pod_template(inputs)}
 

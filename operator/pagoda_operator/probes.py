@@ -16,7 +16,7 @@ from typing import Final
 from pagoda_contracts.names import PATH_LIVE, PATH_READY, PATH_STARTUP
 
 _BEAT: Final = 1.0
-# Bookmarks come every ~60 s, so three missed ones are no accident (facts, Kopf's zombie).
+# Bookmarks come every ~60 s, so three missed ones are no accident (a Kopf whose watch died silently looks idle).
 MAX_WATCH_AGE: Final = 180.0
 MAX_LOOP_LAG: Final = 5.0
 # Requests end after 30 s and retries come after 60 s: what waits longer waits for ever.

@@ -12,10 +12,11 @@ from typing import Any, Final, Literal, NamedTuple
 
 from pagoda_contracts.names import EXIT_PERMANENT
 from pagoda_contracts.resources.meta import Condition
-from pagoda_contracts.resources.service import InferenceServiceStatus, PlacementStatus, RevisionStatus
+from pagoda_contracts.resources.service import InferenceServiceStatus, RevisionStatus
 
 from pagoda_operator.plan import Plan, owner_of
 from pagoda_operator.state import DEPLOYMENTS, Json, Observed, Pod
+from pagoda_operator.unheeded import unheeded
 
 READY: Final = "Ready"
 RECONCILING: Final = "Reconciling"
@@ -49,14 +50,20 @@ def status(observed: Observed, plan: Plan, url: str | None, now: str) -> dict[st
         ready_replicas=sum(pod.ready for pod in pods),
         selector=",".join(f"{name}={value}" for name, value in owner.selector.items()),
         url=url,
-        placement=PlacementStatus(chosen="cpu[0]") if plan.current else None,
+        placement=plan.placement.status if plan.placement else None,
         revisions=_revisions(pods),
     )
     return told.wire()
 
 
 def verdict(observed: Observed, plan: Plan) -> Verdict:
-    """The one thing to say."""
+    """The one thing to say; what the spec asks for in vain is said with it."""
+    told = _verdict(observed, plan)
+    ignored = unheeded(observed.spec) if observed.spec else ()
+    return told._replace(message=f"{told.message}; not acted on yet: {', '.join(ignored)}") if ignored else told
+
+
+def _verdict(observed: Observed, plan: Plan) -> Verdict:
     if plan.problem is not None:
         return Verdict("stalled", plan.problem.reason, clean(plan.problem.message) + _serving(observed, plan))
     pods = _current(observed, plan)

@@ -62,8 +62,9 @@ class Kube:
         return _body(self._http.post(path, json=body))
 
 
-def eventually(look: Callable[[], Found | None], what: str, seconds: float = 30) -> Found:
-    """The first truthy answer; fails with what was waited for. The deadline only ends a broken run, nothing is measured by it."""
+def eventually(look: Callable[[], Found | None], what: str, seconds: float = 150) -> Found:
+    """The first truthy answer; fails with what was waited for. The deadline only ends a broken run, nothing is measured by it: the
+    garbage collector looks for new kinds every 30 s, so the first deletion after a CRD was installed took 40 s."""
     deadline = time.monotonic() + seconds
     while not (found := look()):
         if time.monotonic() > deadline:

@@ -27,7 +27,7 @@ NODES = Resource("v1", "Node", "nodes")
 LEASES = Resource("coordination.k8s.io/v1", "Lease", "leases")
 NODE = "paper"
 OPERATOR = str(Path(sys.executable).parent / "pagoda-operator")
-# Each run of it lives until its first write.
+# Each run of it lives for DIE_AFTER writes.
 DYING = (sys.executable, "-P", str(Path(__file__).parent / "dying_operator.py"))
 
 
@@ -62,10 +62,10 @@ def kubeconfig(kube: Kube, folder: Path) -> Path:
 class OperatorProcess:
     """`pagoda-operator`, its log lines as they come."""
 
-    def __init__(self, kubeconfig: Path, *options: str, program: tuple[str, ...] = (OPERATOR,)) -> None:
+    def __init__(self, kubeconfig: Path, *options: str, program: tuple[str, ...] = (OPERATOR,), **environment: str) -> None:
         argv = [*program, "--kubeconfig", str(kubeconfig), "--probes-port", "0", *options]
-        environment = os.environ | {"PAGODA_NAMESPACE": NAMESPACE}
-        self.process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env=environment)
+        own = os.environ | {"PAGODA_NAMESPACE": NAMESPACE} | environment
+        self.process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env=own)
         self.lines: list[str] = []
         assert self.process.stderr is not None
         self._reader = threading.Thread(target=self._read, args=(self.process.stderr,), daemon=True)

@@ -17,16 +17,23 @@ CHAT = "/chat/completions"
 
 @dataclass
 class Stream:
-    """One streamed answer: `deltas` as they came, one per token; `error` what went wrong, if anything did."""
+    """One streamed answer: `deltas` as they came, one per token that completes text; `tokens` the server's own count of all tokens;
+    `error` what went wrong, if anything did."""
 
     question: str
     started: float
     deltas: list[str] = field(default_factory=list)
     finish_reason: str | None = None
     done: bool = False
+    tokens: int | None = None
     error: str | None = None
     route: Route | None = None
     ended: float = 0.0
+
+    @property
+    def said(self) -> tuple[list[str], int | None, str | None]:
+        """What two runs of one question must agree on."""
+        return self.deltas, self.tokens, self.finish_reason
 
     @property
     def text(self) -> str:
@@ -37,7 +44,8 @@ class Stream:
 
 
 def request_body(model: str, question: str) -> dict[str, object]:
-    return {"model": model, "messages": [{"role": "user", "content": question}], "temperature": 0, "stream": True}
+    messages = [{"role": "user", "content": question}]
+    return {"model": model, "messages": messages, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
 
 
 async def stream_chat(client: httpx.AsyncClient, model: str, question: str) -> Stream:
@@ -69,6 +77,8 @@ def _take(stream: Stream, line: str) -> None:
     event = json.loads(line.removeprefix("data: "))
     if event.get("error"):
         stream.error = f"error event: {event['error']}"
+    if event.get("usage"):
+        stream.tokens = event["usage"]["completion_tokens"]
     for choice in event.get("choices", []):
         if choice["delta"].get("content"):
             stream.deltas.append(choice["delta"]["content"])

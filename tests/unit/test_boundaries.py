@@ -25,6 +25,7 @@ CASES = [
     ("pagoda_daemon.scheduler", CLUSTER | TORCH | HTTP),
     ("pagoda_daemon.kv", CLUSTER | TORCH | HTTP),
     ("pagoda_operator.__main__", TORCH | {"pagoda_daemon", "pagoda_gateway", "pagoda_devcluster"}),
+    ("pagoda_operator.serve", TORCH | {"pagoda_daemon", "pagoda_gateway", "pagoda_devcluster"}),
     ("pagoda_operator.plan", TORCH | CLUSTER | HTTP),
     ("pagoda_gateway.__main__", TORCH | {"kopf", "pagoda_daemon", "pagoda_operator", "pagoda_devcluster"}),
     ("pagoda_gateway.picker", TORCH | CLUSTER | HTTP),
@@ -32,6 +33,7 @@ CASES = [
     ("pagoda_sizing.tables", TORCH | CLUSTER | HTTP | {"numpy", "typer", "rich", "pagoda_cli"}),
     ("pagoda_cli.__main__", TORCH | CLUSTER | HTTP | {"typer", "rich", "pagoda_daemon", "pagoda_operator", "pagoda_gateway"}),
     ("pagoda_cli.commands", TORCH | CLUSTER | HTTP | {"pagoda_daemon", "pagoda_operator", "pagoda_gateway", "pagoda_devcluster"}),
+    ("pagoda_contracts.judge", TORCH | CLUSTER | HTTP | {"yaml"}),
     ("pagoda_contracts.launch", TORCH | CLUSTER | HTTP),
     ("pagoda_contracts.resources.service", TORCH | CLUSTER | HTTP),
 ]

@@ -32,14 +32,18 @@ startupProbe:
   httpGet: {path: /startupz, port: probes}
   periodSeconds: 1
   failureThreshold: 120
+  timeoutSeconds: 5
 livenessProbe:
   httpGet: {path: /livez, port: probes}
   periodSeconds: 10
   failureThreshold: 3
+  timeoutSeconds: 5
 readinessProbe:
   httpGet: {path: /readyz, port: probes}
   periodSeconds: 1
-  failureThreshold: 1
+  # One late answer of a busy process must not empty the Service; a leaving one says 503 three times within its grace of 5 s.
+  failureThreshold: 3
+  timeoutSeconds: 5
 {{- end }}
 
 {{- /* Whole seconds of a duration with one unit (30s, 10m, 1h); anything else fails the render with the accepted forms. */}}

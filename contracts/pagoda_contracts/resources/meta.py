@@ -2,21 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
 
 from pagoda_contracts.names import API_VERSION
 
 
 class Rule(NamedTuple):
-    """A cross-field rule, declared once: CEL for the API server, `holds` for Python, so that verdicts cannot drift."""
+    """A cross-field rule, declared once: CEL for the API server, `holds` for Python, so that verdicts cannot drift.
+
+    `field` is the wire name of the field that the refusal points at; the object itself where empty.
+    """
 
     cel: str
     message: str
     holds: Callable[[Any], bool]
+    field: str = ""
+
+
+class Transition(NamedTuple):
+    """A rule over an update: CEL with `oldSelf`, `holds(new, old)` for Python. Not asked when the object is new."""
+
+    cel: str
+    message: str
+    holds: Callable[[Any, Any], bool]
+    field: str = ""
+
+
+RULE_BROKEN: Final = "rule"
+"""Type of the pydantic error that a broken rule raises; its context holds `field`."""
+
+
+def _broken(message: str, field: str) -> PydanticCustomError:
+    return PydanticCustomError(RULE_BROKEN, "{message}", {"message": message, "field": field})
+
+
+def _check_unique(name: str, entries: Sequence[Any], keys: Any) -> None:
+    """What the API server holds of lists that it treats as a set or a map."""
+    seen = set()
+    for entry in entries:
+        mark = getattr(entry, keys[0]) if keys else entry
+        if mark in seen:
+            where = f" in {keys[0]}" if keys else ""
+            raise _broken(f"{name}: {mark!r} stands twice; entries must differ{where}", name)
+        seen.add(mark)
 
 
 class Model(BaseModel):
@@ -24,12 +57,16 @@ class Model(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
     rules: ClassVar[tuple[Rule, ...]] = ()
+    transitions: ClassVar[tuple[Transition, ...]] = ()
 
     @model_validator(mode="after")
     def _obey_rules(self) -> Self:
         for rule in type(self).rules:
             if not rule.holds(self):
-                raise ValueError(rule.message)
+                raise _broken(rule.message, rule.field)
+        for name, field in type(self).model_fields.items():
+            if isinstance(extra := field.json_schema_extra, dict) and "x-kubernetes-list-type" in extra:
+                _check_unique(field.alias or name, getattr(self, name), extra.get("x-kubernetes-list-map-keys"))
         return self
 
     def wire(self) -> dict[str, Any]:
@@ -47,7 +84,18 @@ ApiVersion = Annotated[str, AfterValidator(_our_version)]
 """The one version served."""
 
 DnsName = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
-"""An RFC 1123 label, such as an object or namespace name."""
+"""An RFC 1123 label, such as a namespace or claim name."""
+
+SUBDOMAIN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+Subdomain = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=SUBDOMAIN)]
+"""An RFC 1123 subdomain, such as the name of most objects."""
+
+ServedName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
+"""A name that clients put into `model`."""
+
+LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$")]
+Labels = Annotated[dict[str, LabelValue], Field(max_length=32)]
+"""Label keys and values. A structural schema cannot bound keys; the API server's own label checks do where they are used."""
 
 
 class ObjectMeta(BaseModel):
@@ -56,6 +104,7 @@ class ObjectMeta(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
     name: str = ""
+    generate_name: str = ""
     namespace: str = ""
     uid: str = ""
     generation: int = 0
@@ -75,6 +124,16 @@ class Condition(Model):
     last_transition_time: Annotated[str, StringConstraints(max_length=64)] = Field(
         description="When status last flipped.", json_schema_extra={"format": "date-time"}
     )
+
+
+MAP_BY_NAME: Final[dict[str, Any]] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+
+CONDITIONS: Final[Any] = Field(
+    default=(),
+    description="Ready, Reconciling, Stalled (kstatus).",
+    json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+)
+"""The field `conditions` of every status."""
 
 
 class Column(NamedTuple):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
 from pagoda_contracts.names import API_VERSION
-from pagoda_contracts.resources.meta import ApiVersion, Column, Kind, Model, ObjectMeta
+from pagoda_contracts.resources.meta import MAP_BY_NAME, ApiVersion, Column, Kind, Labels, LabelValue, Model, ObjectMeta, Rule, Subdomain
+from pagoda_contracts.units import Quantity
 
 Image = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[a-zA-Z0-9][a-zA-Z0-9./:@_-]*$")]
 AllowedPath = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[A-Za-z][A-Za-z0-9.\[\]_/-]*$")]
@@ -17,15 +18,69 @@ class Images(Model):
     """Images of a replica's pod."""
 
     daemon: Image = Field(description="The inference daemon.")
+    fetch: Image | None = Field(default=None, description="The sidecar that brings models and adapters. Not acted on yet.")
+
+
+class Toleration(Model):
+    """A taint that replicas bear, as in a pod."""
+
+    key: Annotated[str, StringConstraints(max_length=317)] | None = Field(default=None, description="The taint's key; any where absent.")
+    operator: Literal["Exists", "Equal"] = Field(default="Equal", description="Exists or Equal.")
+    value: LabelValue | None = Field(default=None, description="The taint's value; with Equal only.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(default=None, description="The effect; all where absent.")
+    toleration_seconds: Annotated[int, Field(ge=0, le=2_147_483_647)] | None = Field(
+        default=None, description="Seconds until eviction; with NoExecute only."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.operator == 'Equal' || !has(self.value)",
+            "tolerations: value is refused with operator Exists",
+            lambda t: t.operator == "Equal" or t.value is None,
+            "value",
+        ),
+        Rule(
+            "self.operator == 'Exists' || has(self.key)",
+            "tolerations: key is needed with operator Equal",
+            lambda t: t.operator == "Exists" or t.key is not None,
+            "key",
+        ),
+        Rule(
+            "!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+            "tolerations: tolerationSeconds needs effect NoExecute",
+            lambda t: t.toleration_seconds is None or t.effect == "NoExecute",
+            "tolerationSeconds",
+        ),
+    )
+
+
+class PullSecret(Model):
+    """A Secret for pulling images."""
+
+    name: Subdomain = Field(description="The Secret's name, in the service's namespace.")
+
+
+Argument = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 
 
 class ServingProfileSpec(Model):
     """How replicas' pods look."""
 
     images: Images = Field(description="Images of a replica's pod.")
+    args: Annotated[tuple[Argument, ...], Field(max_length=32)] = Field(
+        default=(), description="Further arguments of the daemon, after the operator's own."
+    )
+    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32)] = Field(default=(), description="Taints that replicas bear.")
+    node_selector: Labels | None = Field(default=None, description="Labels of the nodes that replicas may use.")
+    priority_class_name: Subdomain | None = Field(default=None, description="Priority class of replicas.")
+    runtime_class_name: Subdomain | None = Field(default=None, description="Runtime class of replicas, such as nvidia.")
+    image_pull_secrets: Annotated[tuple[PullSecret, ...], Field(max_length=8)] = Field(
+        default=(), description="Secrets for pulling the images.", json_schema_extra=MAP_BY_NAME
+    )
+    shared_memory: Quantity | None = Field(default=None, description="Size of /dev/shm, such as 8Gi; the runtime's 64Mi where absent.")
     pod_template: dict[str, Any] | None = Field(
         default=None,
-        description="Pod template (metadata, spec) under every replica: tolerations, node selectors, volumes, pull secrets.",
+        description="Pod template (metadata, spec) under every replica, for what has no field of its own; laid over the fields above.",
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
     )
     allow: Annotated[tuple[AllowedPath, ...], Field(max_length=64)] = Field(

@@ -1,48 +1,94 @@
-"""InferenceService: a model, served by replicas on one of its accelerators. The object a developer applies."""
+"""InferenceService: a model, served by replicas on one of its accelerators. The object a developer applies.
+
+Fields that the operator does not act on yet say so in their description; it names them in the Ready condition.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+import re
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, StringConstraints
 
 from pagoda_contracts.names import API_VERSION, DEFAULT_PROFILE, MAX_SERVICE_NAME
-from pagoda_contracts.resources.meta import ApiVersion, Column, Condition, DnsName, Kind, Model, ObjectMeta, Rule
-from pagoda_contracts.units import Duration, Quantity, parse_duration
+from pagoda_contracts.resources.meta import (
+    MAP_BY_NAME,
+    ApiVersion,
+    Column,
+    DnsName,
+    Kind,
+    Labels,
+    Model,
+    ObjectMeta,
+    Rule,
+    ServedName,
+    Subdomain,
+)
+from pagoda_contracts.resources.placement import Accelerator
+from pagoda_contracts.resources.scaling import ScalingSpec
+from pagoda_contracts.resources.status import InferenceServiceStatus, PlacementStatus, RejectedAccelerator, RevisionStatus
+from pagoda_contracts.resources.traffic import DrainSpec, HealthSpec, RolloutSpec, RoutingSpec, SloSpec
+from pagoda_contracts.units import Quantity
 
-ServedName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
+__all__ = [
+    "INFERENCE_SERVICE",
+    "Accelerator",
+    "InferenceService",
+    "InferenceServiceSpec",
+    "InferenceServiceStatus",
+    "PlacementStatus",
+    "RejectedAccelerator",
+    "RevisionStatus",
+]
+
+_SEGMENTS: Final = r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)"
 ModelUri = Annotated[
     str,
-    StringConstraints(max_length=512, pattern=r"^pvc://[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*$"),
+    StringConstraints(
+        max_length=512,
+        pattern=rf"^(pvc://[a-z0-9]([-a-z0-9]{{0,61}}[a-z0-9])?{_SEGMENTS}*"
+        rf"|(hf|s3|gs|az|oci|https)://[A-Za-z0-9][A-Za-z0-9.:-]*{_SEGMENTS}+)$",
+    ),
 ]
+"""Where files are. No query, no user, no `..`: credentials are named, never written into an address."""
+
+GitRevision = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")]
+
+
+class CacheSpec(Model):
+    """Where fetched files are kept."""
+
+    pvc: DnsName = Field(description="A PersistentVolumeClaim in the service's namespace.")
 
 
 class ModelSpec(Model):
     """What is served, and under which names."""
 
-    uri: ModelUri = Field(description="Where the model's files are: pvc://<claim>[/<path>], a claim in the service's namespace.")
+    uri: ModelUri = Field(
+        description="Where the model's files are: pvc://<claim>[/<path>], a claim in the service's namespace; "
+        "hf, s3, gs, az, oci and https are accepted and not acted on yet (Stalled: UnsupportedUri)."
+    )
+    revision: GitRevision | None = Field(default=None, description="Commit, tag or branch at the source. Not acted on yet.")
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16)] = Field(
         default=(),
         description="Names that clients put into `model`; the service's own name where empty.",
         json_schema_extra={"x-kubernetes-list-type": "set"},
     )
+    credential: DnsName | None = Field(default=None, description="One of spec.credentials, for fetching. Not acted on yet.")
+    cache: CacheSpec | None = Field(default=None, description="Where fetched files are kept between pods. Not acted on yet.")
 
 
-class CpuAccelerator(Model):
-    """Serving on CPU cores."""
+class SecretRef(Model):
+    """Names a Secret in the object's namespace."""
 
-    cores: Quantity = Field(description="CPU request of a replica, a quantity such as 250m or 8.")
-    memory: Quantity = Field(description="Memory request and limit of a replica, a quantity such as 2Gi.")
+    name: Subdomain = Field(description="The Secret's name.")
 
 
-class Accelerator(Model):
-    """One alternative; exactly one kind is set."""
+class Credential(Model):
+    """A Secret that the fetch sidecar sees, under a name."""
 
-    cpu: CpuAccelerator | None = Field(default=None, description="CPU cores instead of a device.")
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule("has(self.cpu)", "accelerators: each entry sets exactly one kind; accepted: cpu", lambda a: a.cpu is not None),
-    )
+    name: DnsName = Field(description="The name by which model and adapters refer to it.")
+    secret_ref: SecretRef = Field(description="The Secret, mounted by the kubelet; the operator never reads it.")
 
 
 class KvCacheSpec(Model):
@@ -50,6 +96,29 @@ class KvCacheSpec(Model):
 
     size: Quantity | None = Field(default=None, description="Bytes for KV blocks, such as 512Mi; sized from memory where absent.")
     block_size: Literal[16, 32, 64] = Field(default=16, description="Tokens per KV block.")
+    memory_fraction: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None, description="Share of the device's memory that weights and KV may take, above 0 up to 1. Not acted on yet."
+    )
+    dtype: Literal["auto", "bfloat16", "float8", "int8"] = Field(
+        default="auto", description="Type of keys and values; auto is the model's. Others are not acted on yet."
+    )
+    prefix_caching: bool = Field(default=True, description="Whether blocks of equal beginnings are shared. Not acted on yet.")
+    cpu_offload: Quantity | None = Field(default=None, description="Host memory for evicted blocks, such as 8Gi. Not acted on yet.")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.size) || !has(self.memoryFraction)",
+            "kvCache: set at most one of size and memoryFraction",
+            lambda k: k.size is None or k.memory_fraction is None,
+            "memoryFraction",
+        ),
+        Rule(
+            "!has(self.memoryFraction) || self.memoryFraction > 0.0",
+            "kvCache.memoryFraction: above 0 up to 1",
+            lambda k: k.memory_fraction is None or k.memory_fraction > 0,
+            "memoryFraction",
+        ),
+    )
 
 
 class EngineSpec(Model):
@@ -61,20 +130,42 @@ class EngineSpec(Model):
     max_concurrency: int = Field(default=64, ge=1, le=1024, description="Requests that decode at the same time in one replica.")
     dtype: Literal["auto", "bfloat16", "float32"] = Field(default="auto", description="Weights and activations; auto is bfloat16.")
     kv_cache: KvCacheSpec = Field(default=KvCacheSpec(), description="The paged KV cache.")
+    quantization: Literal["none", "fp8", "int8", "int4", "nvfp4"] = Field(
+        default="none", description="Type of the weights' matrices. Others than none are not acted on yet."
+    )
+    deterministic: bool = Field(default=False, description="Same answer whatever else is in the batch. Not acted on yet.")
 
 
-class DrainSpec(Model):
-    """How a replica goes."""
+class LabelSelector(Model):
+    """Selects objects whose labels hold all of these."""
 
-    timeout: Duration = Field(default="30s", description="How long running requests may finish after a replica is told to go.")
+    match_labels: Annotated[Labels, Field(min_length=1)] = Field(description="Label keys and their values.")
+
+
+class AllowFrom(Model):
+    """Whose adapters are taken."""
+
+    namespaces: Literal["Same", "Selector"] = Field(
+        default="Same", description="Same: this namespace. Selector: those that `selector` matches."
+    )
+    selector: LabelSelector | None = Field(default=None, description="Namespaces by label; with Selector only.")
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "duration(self.timeout) <= duration('1h')",
-            "drain.timeout: at most 1h",
-            lambda d: parse_duration(d.timeout) <= 3600,
+            "(self.namespaces == 'Selector') == has(self.selector)",
+            "allowFrom: selector is needed with namespaces Selector, and refused otherwise",
+            lambda a: (a.namespaces == "Selector") == (a.selector is not None),
+            "selector",
         ),
     )
+
+
+class AdaptersSpec(Model):
+    """LoRA adapters beside the model. Not acted on yet."""
+
+    max_loaded: int = Field(default=8, ge=1, le=1024, description="Adapters resident at the same time in one replica.")
+    max_rank: Literal[8, 16, 32, 64, 128, 256] = Field(default=64, description="Largest rank taken.")
+    allow_from: AllowFrom = Field(default=AllowFrom(), description="Whose adapters are taken.")
 
 
 class ProfileRef(Model):
@@ -83,16 +174,29 @@ class ProfileRef(Model):
     name: DnsName = Field(default=DEFAULT_PROFILE, description="A ServingProfile's name.")
 
 
+def _credential_known(spec: Any) -> bool:
+    return spec.model.credential is None or any(known.name == spec.model.credential for known in spec.credentials)
+
+
 class InferenceServiceSpec(Model):
     """What the developer wants."""
 
     replicas: int = Field(default=1, ge=0, le=1024, description="How many replicas serve.")
     model: ModelSpec = Field(description="What is served, and under which names.")
+    credentials: Annotated[tuple[Credential, ...], Field(max_length=8)] = Field(
+        default=(), description="Secrets for fetching, by name. Not acted on yet.", json_schema_extra=MAP_BY_NAME
+    )
     accelerators: Annotated[tuple[Accelerator, ...], Field(min_length=1, max_length=8)] = Field(
         description="Ordered alternatives to run on."
     )
     engine: EngineSpec = Field(default=EngineSpec(), description="Limits and numerics of the engine.")
+    adapters: AdaptersSpec | None = Field(default=None, description="LoRA adapters beside the model; none where absent. Not acted on yet.")
+    scaling: ScalingSpec | None = Field(default=None, description="Who decides how many replicas; a person where absent. Not acted on yet.")
+    slo: SloSpec | None = Field(default=None, description="What clients are promised. Not acted on yet.")
+    rollout: RolloutSpec | None = Field(default=None, description="How a new revision takes over. Not acted on yet.")
     drain: DrainSpec = Field(default=DrainSpec(), description="How a replica goes.")
+    health: HealthSpec | None = Field(default=None, description="When a replica counts as broken. Not acted on yet.")
+    routing: RoutingSpec | None = Field(default=None, description="How the gateway picks a replica. Not acted on yet.")
     profile_ref: ProfileRef = Field(default=ProfileRef(), description="The administrator's template for the pods.")
     pod_template: dict[str, Any] | None = Field(
         default=None,
@@ -100,50 +204,17 @@ class InferenceServiceSpec(Model):
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
     )
 
-
-class RejectedAccelerator(Model):
-    """Why an accelerator was not taken."""
-
-    accelerator: Annotated[str, StringConstraints(max_length=128)] = Field(description="The entry, such as cpu[0].")
-    why: Annotated[str, StringConstraints(max_length=1024)] = Field(description="One readable reason.")
-
-
-class PlacementStatus(Model):
-    """Where replicas run, and why not elsewhere."""
-
-    chosen: Annotated[str, StringConstraints(max_length=128)] | None = Field(default=None, description="The accelerator in use.")
-    rejected: Annotated[tuple[RejectedAccelerator, ...], Field(max_length=32)] = Field(
-        default=(), description="Accelerators not taken, with reasons."
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.model.credential) || (has(self.credentials) && self.credentials.exists(c, c.name == self.model.credential))",
+            "model.credential: accepted is a name in spec.credentials",
+            _credential_known,
+            "model.credential",
+        ),
     )
 
 
-class RevisionStatus(Model):
-    """One revision that has replicas."""
-
-    hash: Annotated[str, StringConstraints(max_length=64)] = Field(description="The revision.")
-    replicas: int = Field(ge=0, description="Its pods.")
-    ready_replicas: int = Field(ge=0, description="Its ready pods.")
-
-
-class InferenceServiceStatus(Model):
-    """What is. Written by the operator alone."""
-
-    observed_generation: int | None = Field(default=None, ge=0, description="metadata.generation this status speaks of.")
-    conditions: Annotated[tuple[Condition, ...], Field(max_length=8)] = Field(
-        default=(),
-        description="Ready, Reconciling, Stalled (kstatus).",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
-    )
-    replicas: int | None = Field(default=None, ge=0, description="Pods that exist.")
-    ready_replicas: int | None = Field(default=None, ge=0, description="Pods that serve.")
-    selector: Annotated[str, StringConstraints(max_length=512)] | None = Field(
-        default=None, description="Label selector of the pods, for the scale subresource."
-    )
-    url: Annotated[str, StringConstraints(max_length=512)] | None = Field(
-        default=None, description="Where the gateway serves this service inside the cluster."
-    )
-    placement: PlacementStatus | None = Field(default=None, description="Where replicas run, and why not elsewhere.")
-    revisions: Annotated[tuple[RevisionStatus, ...], Field(max_length=16)] = Field(default=(), description="Revisions with replicas.")
+_SERVICE_NAME: Final = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
 
 class InferenceService(Model):
@@ -160,6 +231,11 @@ class InferenceService(Model):
             f"size(self.metadata.name) <= {MAX_SERVICE_NAME}",
             f"metadata.name: at most {MAX_SERVICE_NAME} characters, so that children's names fit",
             lambda s: len(s.metadata.name) <= MAX_SERVICE_NAME,
+        ),
+        Rule(
+            f"self.metadata.name.matches('{_SERVICE_NAME}')",
+            "metadata.name: accepted are small letters, digits and '-', a letter first: the Service has this name too",
+            lambda s: not s.metadata.name or re.fullmatch(_SERVICE_NAME, s.metadata.name) is not None,
         ),
     )
 

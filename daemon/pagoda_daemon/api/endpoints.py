@@ -23,35 +23,53 @@ from pagoda_daemon.api.errors import JSON, body_of
 from pagoda_daemon.api.generation import Delta, Generator, Submission, submission
 from pagoda_daemon.api.replies import DONE, SSE_HEADERS, Dialect, Head, event
 from pagoda_daemon.api.requests import GenerationRequest
-from pagoda_daemon.errors import BadRequest, DaemonError, Draining, ModelNotFound, NotReady
+from pagoda_daemon.errors import BadRequest, DaemonError, Draining, ModelNotFound, NotReady, Overloaded
 from pagoda_daemon.health import Replica
 
 log = structlog.get_logger()
 
+_WAITING_PER_ROW: Final = 16  # requests held per request that can decode: what waits behind 15 others has long missed its client
+_LEAST_WAITING: Final = 128
+_MAX_HELD_BYTES: Final = 128 * 2**20  # of bodies: eight of the largest; each may become as many bytes again of token ids
 _INLINE_BODY: Final = 32 * 1024  # larger bodies are tokenised on a thread: 16 MB of text take seconds, a heartbeat has 500 ms
 
 
 @dataclass
 class Admission:
-    """Counts requests accepted and unfinished, as HTTP sees them; `idle` is set while there are none."""
+    """Counts requests accepted and unfinished, as HTTP sees them, and their bodies' bytes; `idle` is set while there are none."""
 
     replica: Replica
+    held_bytes: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.idle.set()
 
     @contextmanager
-    def admit(self) -> Iterator[None]:
-        """Refuses while draining or loading; otherwise holds the drain until the request is finished."""
+    def admit(self) -> Iterator[Callable[[int], None]]:
+        """Refuses while draining, loading or full; otherwise holds the drain until the request is finished. Yields what counts its
+        bytes as they come, and refuses the one that makes them too many."""
         if self.replica.leaving:
             raise Draining("this replica is draining; another one will take the request")
         if not self.replica.accepting:
             raise NotReady("the model is still loading")
+        rows = self.replica.limits.max_concurrency if self.replica.limits else 0
+        if self.replica.in_flight >= (most := max(_LEAST_WAITING, _WAITING_PER_ROW * rows)):
+            raise Overloaded(f"this replica holds {self.replica.in_flight} requests, accepted are {most}")
+        held = 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            held += size
+            self.held_bytes += size
+            if self.held_bytes > _MAX_HELD_BYTES:
+                raise Overloaded(f"this replica holds requests of {self.held_bytes} bytes, accepted are {_MAX_HELD_BYTES}")
+
         self._count(1)
         try:
-            yield
+            yield hold
         finally:
+            self.held_bytes -= held
             self._count(-1)
 
     def _count(self, change: int) -> None:
@@ -71,9 +89,9 @@ class Generate:
     served_names: tuple[str, ...]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self.admission.admit():
+        with self.admission.admit() as hold:
             try:
-                body = await _read(Request(scope, receive))
+                body = await _read(Request(scope, receive), hold)
             except ClientDisconnect:
                 return
             await unless_gone(receive, self._answer(body, scope, receive, send))
@@ -100,10 +118,11 @@ class Generate:
         return request, submission(request, request_id, self.generator.text, limits)
 
 
-async def _read(request: Request) -> bytes:
+async def _read(request: Request, hold: Callable[[int], None]) -> bytes:
     chunks, size = [], 0
     async for chunk in request.stream():
         size += len(chunk)
+        hold(len(chunk))
         if size > requests.MAX_BODY:
             raise BadRequest(f"the body is larger than {requests.MAX_BODY} bytes", None, "request_too_large")
         chunks.append(chunk)

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pagoda_daemon.errors import BadRequest, DaemonError, Draining, EngineDied, ModelNotFound, NotReady, RequestError
+from pagoda_daemon.errors import BadRequest, DaemonError, Draining, EngineDied, ModelNotFound, NotReady, Overloaded, RequestError
 
 JSON: Final = "application/json"
 RETRY_AFTER_S: Final = "1"
@@ -47,6 +47,7 @@ _CLASSES: Final[dict[type[DaemonError], _Class]] = {
     ModelNotFound: _Class(404, "invalid_request_error", None, None),
     Draining: _Class(503, "server_error", None, True),
     NotReady: _Class(503, "server_error", None, True),
+    Overloaded: _Class(503, "server_error", None, True),
     RequestError: _Class(500, "server_error", None, False),
     EngineDied: _Class(503, "server_error", ERROR_ENGINE_DIED, True),
 }

@@ -44,10 +44,10 @@ class Submission:
 def submission(request: GenerationRequest, request_id: str, text: ModelText, limits: Ready) -> Submission:
     """Tokenises and checks against the engine's limits; BadRequest says by how many it does not fit."""
     if isinstance(request, ChatRequest):
-        prompt = text.encode_chat(request.turns())
+        prompt = text.encode_chat(request.turns(), limits.max_model_len)
     else:
         single = request.single()
-        prompt = text.encode(single) if isinstance(single, str) else single
+        prompt = text.encode(single, limits.max_model_len) if isinstance(single, str) else single
     _check_ids(prompt, limits.vocab_size)
     sampling = Sampling(
         max_tokens=_max_tokens(len(prompt), request.limit, limits.max_model_len),
@@ -125,4 +125,5 @@ class Generator:
 def _checked_reason(row: RowOutput) -> str | None:
     if row.finish_reason is None or row.finish_reason in _FINISHED:
         return row.finish_reason
-    raise RequestFailed(row.error or f"the engine ended this request: {row.finish_reason}")
+    why = row.error or f"the engine ended this request: {row.finish_reason}"
+    raise RequestFailed(f"{why} (request {row.request_id})")

@@ -34,7 +34,7 @@ class LoadFailed:
 class StepFailed:
     """The step raised; `alive` tells whether the worker still passes its probe."""
 
-    message: str
+    error: Exception
     alive: bool
 
 
@@ -90,7 +90,7 @@ def _attempt(worker: Worker, plan: StepPlan) -> Outcome:
     try:
         return worker.execute(plan)
     except Exception as error:  # noqa: BLE001  whatever a device raises ends this step's requests only
-        return StepFailed(f"{type(error).__name__}: {error}", _alive(worker))
+        return StepFailed(error, _alive(worker))
 
 
 def _alive(worker: Worker) -> bool:

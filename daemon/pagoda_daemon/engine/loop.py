@@ -44,6 +44,7 @@ IDLE_BEAT_MS = 250
 BUSY_BEAT_MS = 100
 EXIT_OK = 0
 EXIT_FAILED = 1
+STEP_FAILED = "the engine could not compute this request"  # what the device said is for the log: clients get no paths and no sizes
 
 _log = structlog.get_logger(__name__)
 
@@ -114,12 +115,8 @@ class Engine:
                 self._fail(error)
             case StepResult() if self._state is not None:
                 self._commit(self._state, outcome)
-            case StepFailed(message, alive) if self._state is not None:
-                _log.error("step failed", error=message, alive=alive)
-                self._step_started_ms = 0.0
-                self._tell(self._state, fail_step(self._state, message))
-                if not alive:
-                    self._fail(RuntimeError(f"the worker fails its probe after: {message}"))
+            case StepFailed() if self._state is not None:
+                self._lose(self._state, outcome)
 
     def _open(self, limits: WorkerLimits) -> None:
         config = self._config
@@ -137,6 +134,15 @@ class Engine:
         if state.idle:
             # Off anyone's critical path, and a leak shows at the first pause instead of hours later as a full pool.
             state.check()
+
+    def _lose(self, state: State, failed: StepFailed) -> None:
+        self._step_started_ms = 0.0
+        ended = fail_step(state, STEP_FAILED)
+        what = f"{type(failed.error).__name__}: {failed.error}"
+        _log.error("step failed", error=what, alive=failed.alive, requests=[row.request_id for row in ended], exc_info=failed.error)
+        self._tell(state, ended)
+        if not failed.alive:
+            self._fail(RuntimeError(f"the worker fails its probe after: {what}"))
 
     def _next(self) -> None:
         state = self._state
@@ -170,7 +176,13 @@ class Engine:
 
     def _fail(self, error: Exception) -> None:
         message = failure(error)
-        _log.error("engine failed", reason=message.reason, error=message.message, permanent=message.permanent)
+        _log.error(
+            "engine failed",
+            reason=message.reason,
+            error=message.message,
+            permanent=message.permanent,
+            exc_info=None if message.permanent else error,
+        )
         self._wire.send(message)
         self._exit = exit_code(message)
 

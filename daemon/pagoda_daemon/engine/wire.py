@@ -19,7 +19,7 @@ _LINGER_MS = 2000
 
 
 class Wire:
-    """Open from construction to `close`. Sending never blocks: what is queued is bounded by the requests in flight."""
+    """Open from construction to `close`. Sending never blocks: what is queued is bounded by the requests that the front admits."""
 
     def __init__(self, inbox: str, outbox: str) -> None:
         self._context: zmq.Context[Any] = zmq.Context()

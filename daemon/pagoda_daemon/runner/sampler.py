@@ -16,6 +16,8 @@ from torch import Tensor
 from pagoda_daemon.batch import Bools, Floats, Ints, Seeds, StepPlan
 
 _MASK = 0xFFFFFFFF
+# Colder is greedy: logits / 1e-38 is infinite in float32, while at 1e-5 a gap of 0.001 is already e^100 to 1.
+_COLDEST = 1e-5
 
 
 class Choice(NamedTuple):
@@ -41,7 +43,7 @@ def sample(logits: Tensor, choice: Choice) -> tuple[Ints, Bools]:
     """Token per row, and which rows had a finite distribution at all (the token of the others means nothing)."""
     finite: Bools = torch.isfinite(logits).all(dim=-1).numpy()
     tokens = logits.argmax(dim=-1).numpy().astype(np.int32)
-    random = finite & (choice.temperature > 0)
+    random = finite & (choice.temperature >= _COLDEST)
     if random.any():
         tokens[random] = _random(logits[torch.from_numpy(random)].float(), choice.where(random))
     return tokens, finite

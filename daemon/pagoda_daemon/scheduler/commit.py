@@ -27,7 +27,7 @@ def commit(state: State, result: StepResult, now_ms: float) -> list[RowOutput]:
 
 
 def fail_step(state: State, message: str) -> list[RowOutput]:
-    """The step raised: every request in it ends with `message`, the others go on."""
+    """The step raised: every request in it ends with `message` (clients read it), the others go on."""
     done = _land(state)
     ends = [("abort", None) if state.request(row).aborted else ("error", message) for row in done.rows.tolist()]
     return [_end(state, row, reason, error) for row, (reason, error) in zip(done.rows.tolist(), ends, strict=True)]

@@ -39,7 +39,9 @@ def _workshop() -> build.Workshop:
         raise StartError("pagoda-demo runs from a checkout: install it with `make setup`")
     cache = Path(os.environ.get("PAGODA_CACHE") or Path.home() / ".cache/pagoda")
     console, start = Console(stderr=True), time.monotonic()
-    return build.Workshop(root, cache, lambda text: console.print(f"[dim]{time.monotonic() - start:5.1f} s[/dim]  {text}", highlight=False))
+    return build.Workshop(
+        root, cache, lambda text: console.print(f"[dim]{time.monotonic() - start:5.1f} s[/dim]  {text}", highlight=False, soft_wrap=True)
+    )
 
 
 @app.command()

@@ -20,6 +20,8 @@ from pagoda_devcluster.demo.recipe import Component
 from pagoda_devcluster.errors import BuildError, MissingPrerequisiteError
 
 Say = Callable[[str], None]
+# This one, and those of the branch one came from.
+KEPT = 3
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ def app_package(shop: Workshop) -> Path:
             )
             _uv_install(made, ["--no-deps", str(next(wheels.glob("*.whl")))])
             run(["chmod", "-R", "a+rX", str(made)])
+    prune(target, "")
     return target
 
 
@@ -118,7 +121,20 @@ def archive(shop: Workshop, component: Component) -> tuple[str, Path]:
                 _lay_out(shop, component, Path(context))
                 _buildah(shop, ["bud", "--quiet", "--build-arg", f"BASE={base}", "-t", name, context])
             _buildah(shop, ["push", "--quiet", name, f"oci-archive:{made}:{name}"])
+            _buildah(shop, ["rmi", name])
+    prune(target, target.name.rsplit("_", 1)[0])
     return name, target
+
+
+def prune(current: Path, prefix: str) -> None:
+    """Removes all but the newest siblings of `current` that begin like it. Every edit makes a new name: a day's work filled 9 GB,
+    since vfs keeps whole copies (hence also the `rmi` after a push: the archive is the product)."""
+    alike = [path for path in current.parent.glob(f"{prefix}*") if path != current and not path.name.startswith(".")]
+    for old in sorted(alike, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT - 1 :]:
+        if old.is_dir():
+            shutil.rmtree(old)
+        else:
+            old.unlink()
 
 
 def _lay_out(shop: Workshop, component: Component, context: Path) -> None:

@@ -95,7 +95,7 @@ def deployment(owner: Owner, name: str, template: Manifest, replicas: int) -> Ma
 
 
 def core_service(owner: Owner) -> Manifest:
-    """All replicas of the service under one address; its EndpointSlices are how gateways find them."""
+    """All replicas of the service under one address; for clients inside the cluster that need no gateway; gateways watch pods."""
     ports = [
         {"name": "http", "port": PORT_DAEMON_HTTP, "targetPort": "http", "protocol": "TCP"},
         {"name": "grpc", "port": PORT_DAEMON_GRPC, "targetPort": "grpc", "protocol": "TCP"},

@@ -35,12 +35,14 @@ from pagoda_operator.state import Key
 INVALID_SPEC: Final = "InvalidSpec"
 INVALID_PROFILE: Final = "InvalidProfile"
 POD_TEMPLATE_FORBIDDEN: Final = "PodTemplateForbidden"
+UNSUPPORTED_URI: Final = "UnsupportedUri"
 
 # The user of distroless images; Pod Security `restricted` asks for any but root.
 _USER: Final = 65532
 # From the end of the drain to the kill: closing streams, leaving the engine.
 _GRACE_AFTER_DRAIN: Final = 30
 _SCHEME: Final = "pvc://"
+_SHM: Final = "/dev/shm"  # noqa: S108 (a path in the pod)
 
 
 class Inputs(NamedTuple):
@@ -55,8 +57,11 @@ class Inputs(NamedTuple):
 
 
 def daemon_config(inputs: Inputs) -> dict[str, Any]:
-    """The DaemonConfig on the wire."""
+    """The DaemonConfig on the wire; SpecProblem where nothing here can bring the model."""
     spec = inputs.spec
+    if not spec.model.uri.startswith(_SCHEME):
+        message = f"model.uri {spec.model.uri!r}: nothing fetches models yet; accepted: {_SCHEME}<claim>[/<path>]"
+        raise SpecProblem(UNSUPPORTED_URI, message)
     config = DaemonConfig(
         service=f"{inputs.key.namespace}/{inputs.key.name}",
         revision=inputs.revision.hash,
@@ -69,9 +74,10 @@ def daemon_config(inputs: Inputs) -> dict[str, Any]:
 
 def pod_template(inputs: Inputs) -> dict[str, Any]:
     """The pod template; SpecProblem names the path that may not be set."""
+    words = _profile(inputs.profile)
     base, overlay = inputs.profile.pod_template or {}, inputs.spec.pod_template or {}
     _judge(overlay, inputs.profile.allow)
-    result: dict[str, Any] = merge(merge(merge(_defaults(), base), overlay), _fixed(inputs))
+    result: dict[str, Any] = merge(merge(merge(merge(_defaults(), words), base), overlay), _fixed(inputs))
     _heard(overlay, result, POD_TEMPLATE_FORBIDDEN, "the service's")
     _heard(merge(base, overlay), result, INVALID_PROFILE, "the profile's")
     return result
@@ -139,6 +145,17 @@ def _defaults() -> dict[str, Any]:
     }
 
 
+def _profile(profile: ServingProfileSpec) -> dict[str, Any]:
+    """The profile's fields that have their place in a pod; its podTemplate lies over them."""
+    words = profile.model_dump(mode="json", by_alias=True, exclude_none=True)
+    names = ("tolerations", "nodeSelector", "priorityClassName", "runtimeClassName", "imagePullSecrets")
+    spec: dict[str, Any] = {name: words[name] for name in names if words.get(name)}
+    if profile.shared_memory is not None:
+        spec["volumes"] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": profile.shared_memory}}]
+        spec["containers"] = [{"name": CONTAINER_DAEMON, "volumeMounts": [{"name": "shm", "mountPath": _SHM}]}]
+    return {"spec": spec}
+
+
 def _fixed(inputs: Inputs) -> dict[str, Any]:
     """What the operator decides itself."""
     claim = {"claimName": _claim(inputs.spec.model.uri), "readOnly": True}
@@ -160,7 +177,7 @@ def _daemon(inputs: Inputs) -> dict[str, Any]:
     return {
         "name": CONTAINER_DAEMON,
         "image": inputs.profile.images.daemon,
-        "args": ["--config", f"{DAEMON_CONFIG_DIR}/{DAEMON_CONFIG_KEY}"],
+        "args": ["--config", f"{DAEMON_CONFIG_DIR}/{DAEMON_CONFIG_KEY}", *inputs.profile.args],
         "ports": [
             {"name": "http", "containerPort": PORT_DAEMON_HTTP},
             {"name": "grpc", "containerPort": PORT_DAEMON_GRPC},
@@ -187,7 +204,8 @@ def _resources(accelerator: Accelerator) -> dict[str, Any]:
 
 
 def _probes() -> dict[str, Any]:
-    """Startup: 10 minutes to load. Timeouts above the kubelet's 1 s, which kills busy replicas (facts, D3)."""
+    """Startup passes as soon as loading moves; the daemon itself judges a load that stalls (livez).
+    Timeouts above the kubelet's 1 s, which kills busy replicas."""
     return {
         "startupProbe": _probe(PATH_STARTUP, period=2, failures=300),
         "livenessProbe": _probe(PATH_LIVE, period=5, failures=6),

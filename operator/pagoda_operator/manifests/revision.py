@@ -30,7 +30,7 @@ def identify(service: str, spec: InferenceServiceSpec, accelerator: Accelerator)
     """
     words = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     parts = {name: words[name] for name in ("model", "engine", "drain", "podTemplate", "profileRef") if name in words}
-    kind = accelerator.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    kind = accelerator.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"fallback_after"})
     revision, where = digest(parts), digest(kind)
     return Revision(f"{service}-{digest([revision, where])}", revision, where)
 

@@ -56,7 +56,7 @@ def test_no_role_reads_secrets_or_holds_a_wildcard(cluster):
 
 def test_crds_are_kept_or_left_out_as_the_values_say(cluster):
     keep = {"helm.sh/resource-policy": "keep"}
-    assert [crd["metadata"]["annotations"] for crd in of_kind(rendered(cluster), "CustomResourceDefinition")] == [keep, keep]
+    assert [crd["metadata"]["annotations"] for crd in of_kind(rendered(cluster), "CustomResourceDefinition")] == [keep] * 4
     assert all("annotations" not in crd["metadata"] for crd in of_kind(rendered(cluster, "crds.keep=false"), "CustomResourceDefinition"))
     assert of_kind(rendered(cluster, "crds.install=false"), "CustomResourceDefinition") == []
 

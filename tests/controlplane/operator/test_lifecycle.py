@@ -17,9 +17,11 @@ def test_a_service_gets_its_children_and_pods_that_pass_restricted(real, operato
     pods = real.node.placed(real.namespace, 2)
     (deployment,) = real.kube.list(DEPLOYMENTS, real.namespace)
     name = deployment["metadata"]["name"]
-    assert real.children() == sorted(
+    expected = sorted(
         [f"ConfigMap {name}", f"ControllerRevision {name}", f"Deployment {name}", f"PodDisruptionBudget {NAME}", f"Service {NAME}"]
     )
+    # Pods may be placed before the last child is written.
+    eventually(lambda: real.children() == expected, f"children {expected}")
     for resource in CHILD_RESOURCES:
         for child in real.kube.list(resource, real.namespace):
             owners = [(owner["uid"], owner["controller"]) for owner in child["metadata"].get("ownerReferences", [])]
@@ -47,7 +49,7 @@ def test_status_is_honest_through_the_phases_of_a_start(real, operator):
 
 def test_an_unschedulable_pod_says_why(real, operator):
     real.apply(accelerators=[{"cpu": {"cores": 1000, "memory": "1Gi"}}])
-    assert "Insufficient cpu" in real.told(Reconciling="Scheduling")["Reconciling"]["message"]
+    eventually(lambda: "Insufficient cpu" in real.told(Reconciling="Scheduling")["Reconciling"]["message"], "the scheduler's reason")
 
 
 def test_a_rejected_model_stalls_with_the_daemons_words_and_a_mended_one_serves(real, operator):
@@ -183,12 +185,18 @@ def reads(real, since):
     ]
 
 
+def place(event):
+    """Namespace and kind that a request was about; discovery is about none."""
+    about = event.get("objectRef", {})
+    return about.get("namespace"), about.get("resource")
+
+
 def test_one_start_costs_few_writes(real, operator):
     since = time.time()
     real.apply()
     real.serve()
     real.told(Ready="Available", Reconciling="Settled")
-    mine = [e for e in real.cluster.audit(user=USER, since=since) if e["objectRef"].get("namespace") == real.namespace]
+    mine = [e for e in real.cluster.audit(user=USER, since=since) if place(e)[0] == real.namespace]
     children = [event for event in mine if event["objectRef"]["resource"] != SERVICES.plural]
     assert sorted((event["verb"], event["objectRef"]["resource"]) for event in children) == [
         ("create", "configmaps"),

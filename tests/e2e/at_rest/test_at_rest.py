@@ -18,6 +18,7 @@ def test_the_operator_writes_nothing_at_rest_and_the_gateway_never(pagoda, names
     since = time.time()
     time.sleep(QUIET_SECONDS)  # the thing under test is that nothing happens while time passes
     assert [(event["verb"], event["objectRef"]) for event in pagoda.running.audit(user=OPERATOR, since=since)] == []
+    assert pagoda.running.audit(user=GATEWAY, verbs="read"), "the gateway was never seen: its account has another name"
     assert pagoda.running.audit(user=GATEWAY) == []
 
 

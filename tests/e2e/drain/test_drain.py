@@ -41,7 +41,7 @@ async def test_a_pod_deleted_under_load_fails_no_stream(pagoda, served):
     here = [stream for stream in streams if stream.route and stream.route.endpoint == endpoint]
     caught = [stream for stream in here if stream.in_flight_at(accepted[0])]
     assert [stream.error for stream in streams if stream.error] == []
-    assert [stream.question for stream in streams if stream.deltas != undisturbed[stream.question].deltas] == []
+    assert [stream.question for stream in streams if stream.said != undisturbed[stream.question].said] == []
     assert caught, "no stream was on the pod when its deletion was accepted: the test proves nothing"
     assert [stream for stream in here if stream.ended > gone[0]] == []
 
@@ -63,16 +63,20 @@ async def test_a_request_without_any_replica_is_held_until_there_is_one(pagoda, 
 async def test_a_rollout_under_load_fails_no_stream(pagoda, served):
     asked = [qa.question for qa in questions()[:16]]
     undisturbed = await alone(pagoda.url, NAME, asked)
-    before = {pod["metadata"]["uid"] for pod in pagoda.get("pods", "-n", served)["items"]}
+    before = {pod["metadata"]["uid"]: f"{pod['status']['podIP']}:8000" for pod in pagoda.get("pods", "-n", served)["items"]}
+    replaced = []
 
     async def change():
         patch = json.dumps({"spec": {"engine": {"maxConcurrency": 32}}})
         await kubectl(pagoda, "patch", "inferenceservice", NAME, "-n", served, "--type=merge", "-p", patch)
         await asyncio.to_thread(pagoda.outcome, served, NAME)
+        replaced.append(time.monotonic())
 
     streams = await open_loop(pagoda.url, NAME, Load(asked, per_second=10), change)
     assert [stream.error for stream in streams if stream.error] == []
-    assert [stream.question for stream in streams if stream.deltas != undisturbed[stream.question].deltas] == []
+    assert [stream.question for stream in streams if stream.said != undisturbed[stream.question].said] == []
+    old = [stream for stream in streams if stream.route and stream.route.endpoint in before.values()]
+    assert [stream for stream in old if stream.ended < replaced[0]], "no stream ran on an old replica: the test proves nothing"
     pods = pagoda.get("pods", "-n", served)["items"]
     new = {f"{pod['status']['podIP']}:8000" for pod in pods if pod["metadata"]["uid"] not in before}
     assert {stream.route.endpoint for stream in streams[-20:]} <= new

@@ -3,6 +3,7 @@
 import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -50,7 +51,7 @@ def test_models_are_frozen():
 BAD = [
     ("spec.replicas", -1, "spec.replicas"),
     ("spec.replicas", 1025, "spec.replicas"),
-    ("spec.model.uri", "s3://bucket/x", "spec.model.uri"),
+    ("spec.model.uri", "ftp://host/x", "spec.model.uri"),
     ("spec.model.uri", "pvc://claim/../etc", "spec.model.uri"),
     ("spec.model.uri", "pvc://Claim", "spec.model.uri"),
     ("spec.accelerators", [], "spec.accelerators"),
@@ -109,6 +110,15 @@ def test_every_rule_of_a_model_reaches_the_schema():
     assert spec["replicas"]["default"] == 1
 
 
+def test_the_chart_ships_every_kind_and_every_schema_says_no_null():
+    made = files()
+    assert sorted(Path(path).stem for path in made if path.startswith("crds/")) == [
+        "inferenceservices", "loraadapters", "servingprofiles", "tenantquotas",
+    ]  # fmt: skip
+    assert all("null" not in text for text in made.values())
+    assert not any("shortNames" in text for text in made.values())
+
+
 class Unbounded(Model):
     text: str = Field(description="no bound")
 
@@ -121,7 +131,30 @@ class Silent(Model):
     number: int = 0
 
 
-@pytest.mark.parametrize(("model", "reason"), [(Unbounded, "maxLength"), (Union, "union"), (Silent, "no description")])
+class Strict(Model):
+    share: float = Field(gt=0, description="an exclusive bound")
+
+
+class Fraction(Model):
+    share: float = Field(ge=0.01, description="a bound that the API server cuts")
+
+
+class Map(Model):
+    pairs: dict[str, bool] = Field(description="no bound")
+
+
+class Anything(Model):
+    free: dict[str, Any] = Field(description="schemaless without saying so")
+
+
+REFUSED = [
+    (Unbounded, "maxLength"), (Union, "union"), (Silent, "no description"), (Strict, "exclusiveMinimum"), (Map, "maxProperties"),
+    (Fraction, "fraction"),
+    (Anything, "schemaless"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "reason"), REFUSED)
 def test_what_a_structural_schema_cannot_say_is_refused(model, reason):
     with pytest.raises(SchemaError, match=reason):
         structural(type("Kind", (Model,), {"__annotations__": {"spec": model}, "spec": Field(description="x"), "__module__": __name__}))

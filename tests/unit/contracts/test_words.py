@@ -1,6 +1,7 @@
 """DaemonConfig, route header, YAML writer and wire snapshots."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ import yaml
 from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
+from pagoda_contracts import metrics
 from pagoda_contracts.launch import DaemonConfig
-from pagoda_contracts.pb import daemon_pb2
+from pagoda_contracts.pb import daemon_pb2, demand_pb2, fetch_pb2, inference_pb2
 from pagoda_contracts.route import Route, format_route, parse_route
 from pagoda_contracts.yamltext import dump_yaml
 
@@ -28,12 +30,51 @@ def test_daemon_config_names_unknown_fields_at_any_depth():
     assert config.unknown_fields() == ("engine.fast", "model.later", "new")
 
 
-def test_proto_fields_keep_their_numbers():
+def test_daemon_config_names_fields_that_are_known_and_not_acted_on():
+    config = DaemonConfig.model_validate(
+        {"model": {"path": "/m", "servedNames": ["a"]}, "engine": {"quantization": "int8", "maxModelLen": 16}, "health": {}}
+    )
+    assert config.unknown_fields() == ("engine.quantization", "health")
+
+
+PROTOS = {"daemon": daemon_pb2, "demand": demand_pb2, "fetch": fetch_pb2, "inference": inference_pb2}
+
+
+@pytest.mark.parametrize("name", PROTOS)
+def test_proto_fields_keep_their_numbers(name):
     described = {
         message.name: {field.name: [field.number, field.type] for field in message.fields}
-        for message in daemon_pb2.DESCRIPTOR.message_types_by_name.values()
+        for message in PROTOS[name].DESCRIPTOR.message_types_by_name.values()
     }
-    assert described == json.loads((DATA / "daemon-proto.json").read_text())
+    assert described == json.loads((DATA / f"{name}-proto.json").read_text())
+
+
+def test_proto_enums_keep_their_numbers():
+    described = {
+        enum.name: {value.name: value.number for value in enum.values}
+        for proto in PROTOS.values()
+        for enum in proto.DESCRIPTOR.enum_types_by_name.values()
+    }
+    assert described == json.loads((DATA / "proto-enums.json").read_text())
+    assert all(min(numbers, key=numbers.get).endswith("_UNSPECIFIED") for numbers in described.values())
+
+
+def test_a_reader_of_v0_1_skips_what_came_later_and_a_later_one_reads_v0_1():
+    """Bytes of the first slice: sequence 7, phase READY, running 3; then a field number that nobody has."""
+    first = bytes([0x08, 7, 0x18, 4, 0x50, 3])
+    assert daemon_pb2.State.FromString(first) == daemon_pb2.State(sequence=7, phase=daemon_pb2.PHASE_READY, running=3)
+    assert daemon_pb2.State.FromString(first + bytes([0xF8, 0x3E, 1])).running == 3
+
+
+def test_metric_names_and_labels_are_what_exposition_allows_and_stand_once():
+    families = (*metrics.DAEMON, *metrics.DAEMON_LATER, *metrics.GATEWAY, *metrics.OPERATOR_LATER)
+    assert len({family.name for family in families}) == len(families)
+    for family in families:
+        assert re.fullmatch(r"(vllm:|pagoda_)[a-z0-9_]+", family.name)
+        assert not family.name.endswith(("_total", "_bucket", "_sum", "_count"))
+        assert family.help
+        assert list(family.buckets) == sorted(set(family.buckets))
+        assert bool(family.buckets) == (family.kind == "histogram")
 
 
 def test_state_survives_its_wire():

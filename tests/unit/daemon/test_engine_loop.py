@@ -11,12 +11,13 @@ from pathlib import Path
 from engine_front import Front, front
 from pagoda_contracts.launch import EngineConfig
 from pagoda_daemon.batch import StepPlan, StepResult, WorkerLimits
-from pagoda_daemon.engine.loop import EXIT_FAILED, EXIT_OK, Engine
+from pagoda_daemon.engine.loop import EXIT_FAILED, EXIT_OK, STEP_FAILED, Engine
 from pagoda_daemon.engine.messages import Failed, Loading, Ready, Sampling, StepOutput, Submit
 from pagoda_daemon.engine.wire import Wire
 from pagoda_daemon.runner.build import Progress
 from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
 from pagoda_daemon.runner.worker import Worker
+from structlog.testing import capture_logs
 
 LIMITS = WorkerLimits(64, 4, 97, 64)
 CURSED = 13
@@ -64,15 +65,19 @@ def engine(folder: Path, build: Callable[[Progress], Worker], *, orphaned: bool 
 
 
 def test_a_step_that_raises_ends_its_requests_and_the_engine_goes_on(tmp_path: Path) -> None:
-    with engine(tmp_path, lambda _: Touchy(survives=True)) as (end, codes):
+    with capture_logs() as logs, engine(tmp_path, lambda _: Touchy(survives=True)) as (end, codes):
         end.until(Ready)
         end.send(Submit("bad", (CURSED,), Sampling(5)))
         failed = end.end_of("bad")
-        assert (failed.finish_reason, failed.error) == ("error", "RuntimeError: device says no")
+        assert (failed.finish_reason, failed.error) == ("error", STEP_FAILED)
+        assert "device says no" not in STEP_FAILED
         end.send(Submit("good", (1,), Sampling(5)))
         end.end_of("good")
         assert end.tokens("good") == expected_tokens((1,), 5, 97)
     assert codes == [EXIT_OK]
+    assert [(line["requests"], line["error"], str(line["exc_info"])) for line in logs] == [
+        (["bad"], "RuntimeError: device says no", "device says no")
+    ]
 
 
 def test_a_worker_that_fails_its_probe_ends_the_engine(tmp_path: Path) -> None:
@@ -90,10 +95,11 @@ def test_a_load_that_raises_is_no_permanent_failure(tmp_path: Path) -> None:
     def build(_: Progress) -> Worker:
         raise OSError("disk says no")
 
-    with engine(tmp_path, build) as (end, codes):
+    with capture_logs() as logs, engine(tmp_path, build) as (end, codes):
         failed = end.until(Failed)
         assert (failed.reason, failed.message, failed.permanent) == ("OSError", "disk says no", False)
     assert codes == [EXIT_FAILED]
+    assert [type(line["exc_info"]) for line in logs] == [OSError]
 
 
 def test_progress_is_told_while_the_load_goes_on(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -128,9 +129,12 @@ def test_an_unreadable_config_is_a_permanent_failure(tmp_path: Path) -> None:
     with front(tmp_path) as end:
         argv = engine_argv(tmp_path, simulated(), end)
         (tmp_path / "daemon.json").write_text("{")
-        with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as process:
+        with subprocess.Popen(argv, stderr=subprocess.PIPE) as process:
             assert end.until(Failed).reason == "ConfigRejected"
-            assert process.wait() == EXIT_PERMANENT
+            logged = json.loads(process.communicate()[1])
+            assert process.returncode == EXIT_PERMANENT
+    assert "Traceback" in logged["exception"]
+    assert "model_validate_json" in logged["exception"]
 
 
 def test_the_engine_dies_with_a_killed_front(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pagoda_daemon.tokens import ModelText
 from replica import NAME, PATIENCE_S, replica_config, start_replica
 from toy_model import EOS, VOCAB, tiny_model_dir
 
+CONTEXT = 512
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -65,7 +66,7 @@ def wait_until(holds):
 
 def test_chat_gives_the_devices_text_and_its_usage(client, text):
     answer = client.chat.completions.create(model=NAME, messages=HI, max_completion_tokens=12, extra_body={"ignore_eos": True})
-    prompt = text.encode_chat(HI)
+    prompt = text.encode_chat(HI, CONTEXT)
     assert answer.choices[0].message.content == said(text, prompt, 12)
     assert answer.choices[0].finish_reason == "length"
     assert answer.id.startswith("chatcmpl-")
@@ -88,7 +89,7 @@ def test_a_chat_stream_says_the_same_as_the_whole(client, text):
 @pytest.mark.parametrize("prompt", ["Once", ["Once"], [79, 110, 99, 101]])
 def test_completions_take_text_or_ids(client, text, prompt):
     answer = client.completions.create(model=NAME, prompt=prompt, extra_body={"ignore_eos": True})
-    assert answer.choices[0].text == said(text, text.encode("Once"), 16)
+    assert answer.choices[0].text == said(text, text.encode("Once", CONTEXT), 16)
 
 
 def test_a_completion_stream_joins_to_the_whole(client):
@@ -98,7 +99,7 @@ def test_a_completion_stream_joins_to_the_whole(client):
 
 
 def test_generation_ends_at_a_stop_string_and_tells_the_engine(client, http, text):
-    expected = said(text, text.encode("p"), 200)
+    expected = said(text, text.encode("p", CONTEXT), 200)
     stop = expected[20:29]
     answer = client.completions.create(model=NAME, prompt="p", max_tokens=200, stop=["never", stop], extra_body={"ignore_eos": True})
     assert answer.choices[0].text == expected[: expected.index(stop)]
@@ -127,14 +128,14 @@ def test_sse_framing_is_byte_for_byte_what_clients_expect(http, text):
     parsed = [json.loads(event) for event in events]
     common = {key: parsed[0][key] for key in ("id", "object", "created", "model")}
     assert common["object"] == "chat.completion.chunk"
-    prompt = len(text.encode_chat(HI))
+    prompt = len(text.encode_chat(HI, CONTEXT))
 
     def chunk(delta, finish=None):
         return {**common, "choices": [{"delta": delta, "finish_reason": finish, "index": 0, "logprobs": None}], "usage": None}
 
     usage = {"prompt_tokens": prompt, "completion_tokens": 2, "total_tokens": prompt + 2}
     texts = [event["choices"][0]["delta"] for event in parsed[1:-2]]
-    assert "".join(delta["content"] for delta in texts) == said(text, text.encode_chat(HI), 2)
+    assert "".join(delta["content"] for delta in texts) == said(text, text.encode_chat(HI, CONTEXT), 2)
     assert [parsed[0], *parsed[-2:]] == [
         chunk({"role": "assistant", "content": ""}),
         chunk({}, "length"),
@@ -157,7 +158,7 @@ def test_usage_is_absent_from_chunks_unless_asked_for(http):
         ({"model": NAME, "prompt": "x", "n": 3}, 400, "unsupported_parameter", "n"),
         ({"model": NAME, "prompt": "x", "temperature": 9}, 400, "invalid_value", "temperature"),
         ({"model": NAME, "prompt": "x" * 500, "max_tokens": 20}, 400, "context_length_exceeded", "max_tokens"),
-        ({"model": NAME, "prompt": "x" * 40_000}, 400, "context_length_exceeded", "max_tokens"),
+        ({"model": NAME, "prompt": "x" * 40_000}, 400, "context_length_exceeded", "prompt"),
         ({"model": NAME}, 400, "invalid_value", "prompt"),
     ],
 )

@@ -14,7 +14,15 @@ import grpc
 import httpx
 import openai
 import pytest
-from pagoda_contracts.names import EXIT_PERMANENT, GRPC_WATCH_STATE, HEADER_RETRY_AFTER, HEADER_SHOULD_RETRY, PATH_LIVE, PATH_READY
+from pagoda_contracts.names import (
+    ERROR_ENGINE_DIED,
+    EXIT_PERMANENT,
+    GRPC_WATCH_STATE,
+    HEADER_RETRY_AFTER,
+    HEADER_SHOULD_RETRY,
+    PATH_LIVE,
+    PATH_READY,
+)
 from pagoda_contracts.pb.daemon_pb2 import Phase, State, WatchStateRequest
 from pagoda_daemon.runner.simulated import expected_tokens
 from pagoda_daemon.tokens import ModelText
@@ -90,7 +98,7 @@ def test_a_drain_refuses_new_requests_until_those_in_flight_are_whole(tmp_path):
     with start_replica(replica_config(tmp_path, step_ms=15)) as replica:
         # 6 s of steps: longer than any grace of the servers, so that only the drain can have waited for it.
         text = ModelText(tmp_path / "toy-model")
-        whole = text.decode(expected_tokens(text.encode(LONG["prompt"]), LONG["max_tokens"], VOCAB))
+        whole = text.decode(expected_tokens(text.encode(LONG["prompt"], 512), LONG["max_tokens"], VOCAB))
         with watching(replica) as watcher, httpx.stream("POST", completions(replica), json=LONG, timeout=PATIENCE_S) as answer:
             lines = answer.iter_lines()
             got = [next(lines)]
@@ -182,7 +190,11 @@ def test_a_killed_engine_ends_every_stream_with_one_error_and_the_process_with_c
             with pytest.raises(openai.APIError, match="engine"):
                 list(one)
         waiting.join()
-        assert (outcome[0].status_code, outcome[0].code, outcome[0].response.headers[HEADER_SHOULD_RETRY]) == (503, "engine_died", "true")
+        assert (outcome[0].status_code, outcome[0].code, outcome[0].response.headers[HEADER_SHOULD_RETRY]) == (
+            503,
+            ERROR_ENGINE_DIED,
+            "true",
+        )
         assert replica.wait() == 1
         assert "signal 9" in replica.lines[-1]["message"]
         for one in clients:

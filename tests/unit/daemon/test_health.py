@@ -39,6 +39,17 @@ def test_live_means_the_loops_turn_or_the_load_moves(changes, now, ok, why):
     assert why in verdict.why
 
 
+@pytest.mark.parametrize(
+    ("step_started", "predicted_step_ms", "ok"),
+    [(0.0, 0, True), (380.0, 50, True), (379.0, 50, False), (379.0, 7000, True), (360.0, 7000, True), (359.0, 7000, False)],
+)
+def test_a_step_that_outlives_its_prediction_by_far_is_a_hung_device(step_started, predicted_step_ms, ok):
+    busy = {"limits": LOADED, "loop_beat": 500.0, "engine_beat": 500.0}
+    verdict = live(replica(step_started=step_started, predicted_step_ms=predicted_step_ms, **busy), 500.0, Limits())
+    assert verdict.ok is ok
+    assert ok or f"predicted at {predicted_step_ms} ms" in verdict.why
+
+
 def test_started_means_loaded_or_moving():
     assert started(replica(), 100.0, LIMITS).ok
     assert not started(replica(), 161.0, LIMITS).ok

@@ -25,9 +25,10 @@ def logits(rows: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(seed))
 
 
-def test_greedy_is_the_argmax_whatever_the_filters() -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1e-45, 1e-38, 1e-6])
+def test_greedy_is_the_argmax_whatever_the_filters(temperature: float) -> None:
     scores = logits(8)
-    tokens, finite = sample(scores, choice(8, temperature=0.0, top_p=0.1, top_k=3))
+    tokens, finite = sample(scores, choice(8, temperature=temperature, top_p=0.1, top_k=3))
     assert tokens.tolist() == scores.argmax(-1).tolist()
     assert finite.all()
 

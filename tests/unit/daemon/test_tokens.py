@@ -1,6 +1,7 @@
 """Text and token ids: incremental detokenisation, stop strings, chat templates, what generation_config.json says."""
 
 import json
+import threading
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,10 @@ from hypothesis import strategies as st
 from pagoda_daemon.errors import BadRequest, ModelRejected
 from pagoda_daemon.tokens import Defaults, Detokenizer, ModelText, StopMatcher
 from tokenizers import AddedToken, Tokenizer, decoders, models
-from toy_model import EOS, VOCAB, tiny_model_dir
+from toy_model import BOS, EOS, VOCAB, tiny_model_dir
+
+CONTEXT = 512
+UNREADABLE = object()
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +45,7 @@ def test_deltas_of_any_ids_join_to_the_full_text(text, ids, sizes):
     assert "".join(deltas) + detokenizer.flush() == text.decode(ids)
 
 
-@given(st.lists(st.integers(0, 255), max_size=60))
+@given(st.lists(st.integers(0, 255), max_size=60) | st.lists(st.sampled_from([*range(0x80, 0x84), 0xE2, 0xF0, EOS]), max_size=300))
 def test_deltas_of_any_bytes_join_to_the_full_text(text, ids):
     detokenizer = Detokenizer(text.decode)
     assert "".join(detokenizer.push([token]) for token in ids) + detokenizer.flush() == text.decode(ids)
@@ -76,10 +80,20 @@ def test_detokenizer_decodes_a_window_not_everything(text):
         longest = max(longest, len(ids))
         return text.decode(ids)
 
-    detokenizer = Detokenizer(decode)
-    for _ in range(1000):
-        detokenizer.push([300])
-    assert longest < 30
+    for pattern, most in (([300], 30), ([EOS], 80), ([VOCAB + 7], 80), ([0x80], 80), ([0xF0, EOS], 80)):
+        ids = pattern * (1000 // len(pattern))
+        detokenizer, longest = Detokenizer(decode), 0
+        assert "".join(detokenizer.push([token]) for token in ids) + detokenizer.flush() == text.decode(ids)
+        assert longest < most
+
+
+def test_a_long_run_of_bytes_that_form_no_character_is_shown_as_it_comes():
+    tokenizer = fallback_tokenizer()
+    detokenizer = Detokenizer(tokenizer.decode)
+    ids = [tokenizer.token_to_id("▁a"), *[0x80 + 1] * 500, tokenizer.token_to_id("▁upon")]
+    deltas = [detokenizer.push([token]) for token in ids]
+    assert len("".join(deltas[:-1])) > 400
+    assert "".join(deltas) + detokenizer.flush() == tokenizer.decode(ids)
 
 
 @given(st.lists(st.text("ab", max_size=4), max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=4))
@@ -104,7 +118,7 @@ def test_nothing_that_cannot_become_a_stop_string_is_held_back():
 
 
 def test_a_conversation_is_rendered_by_the_models_own_template(text):
-    ids = text.encode_chat([{"role": "user", "content": "hi"}])
+    ids = text.encode_chat([{"role": "user", "content": "hi"}], CONTEXT)
     assert text._tokenizer.decode(ids, skip_special_tokens=False) == "<|im_start|>user\nhi<|im_end|><|im_start|>assistant\n"
 
 
@@ -116,24 +130,74 @@ def test_a_template_file_wins_and_has_hugging_faces_helpers(tmp_path):
     )
     (directory / "chat_template.jinja").write_text(template)
     text = ModelText(directory)
-    ids = text.encode_chat([{"role": "user", "content": "<é>"}, {"role": "user", "content": "no"}])
+    ids = text.encode_chat([{"role": "user", "content": "<é>"}, {"role": "user", "content": "no"}], CONTEXT)
     assert text.decode(ids) == '{"role": "user", "content": "<é>"}20'
     with pytest.raises(BadRequest, match="no system here"):
-        text.encode_chat([{"role": "system", "content": "x"}])
+        text.encode_chat([{"role": "system", "content": "x"}], CONTEXT)
 
 
 def test_a_template_cannot_reach_python(tmp_path):
     directory = tiny_model_dir(tmp_path)
     (directory / "chat_template.jinja").write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}")
     with pytest.raises(BadRequest, match="unsafe"):
-        ModelText(directory).encode_chat([{"role": "user", "content": "x"}])
+        ModelText(directory).encode_chat([{"role": "user", "content": "x"}], CONTEXT)
 
 
 def test_without_a_template_chat_is_refused_and_says_what_works(tmp_path):
     directory = tiny_model_dir(tmp_path)
     (directory / "tokenizer_config.json").write_text("{}")
     with pytest.raises(BadRequest, match="/v1/completions"):
-        ModelText(directory).encode_chat([{"role": "user", "content": "x"}])
+        ModelText(directory).encode_chat([{"role": "user", "content": "x"}], CONTEXT)
+
+
+class NoTokenizer:
+    """Fails where a text is tokenised that could have been refused unread."""
+
+    def encode_batch_fast(self, *_args, **_options):
+        raise AssertionError("tokenised")
+
+
+def test_a_text_that_no_tokens_of_the_context_can_hold_is_refused_before_it_is_tokenised(tmp_path):
+    text = ModelText(tiny_model_dir(tmp_path))
+    text._tokenizer = NoTokenizer()
+    most = 10 * len("<|im_start|>")
+    for ask in (lambda size: text.encode("x" * size, 10), lambda size: text.encode_chat([{"role": "user", "content": "x" * size}], 10)):
+        with pytest.raises(BadRequest, match="context is 10 tokens") as caught:
+            ask(most + 1)
+        assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(AssertionError, match="tokenised"):
+        text.encode("x" * most, 10)
+
+
+def test_other_threads_run_while_a_text_is_tokenised(text):
+    ticks, ended = 0, threading.Event()
+
+    def tick():
+        nonlocal ticks
+        while not ended.wait(0.001):
+            ticks += 1
+
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    before = ticks
+    assert len(text.encode("hello " * 100_000, 600_000)) == 600_000
+    during = ticks - before
+    ended.set()
+    ticker.join()
+    assert during > 5, "encoding kept the interpreter's lock"
+
+
+def test_a_raw_prompt_gets_the_special_ids_of_the_post_processor_and_a_conversation_does_not(tmp_path):
+    directory = tiny_model_dir(tmp_path)
+    content = json.loads((directory / "tokenizer.json").read_text())
+    single = [{"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    ids = {"<|im_start|>": {"id": "<|im_start|>", "ids": [BOS], "tokens": ["<|im_start|>"]}}
+    content["post_processor"] = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": ids}
+    (directory / "tokenizer.json").write_text(json.dumps(content))
+    (directory / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    text = ModelText(directory)
+    assert text.encode("a", CONTEXT) == (BOS, ord("a"))
+    assert text.encode_chat([{"role": "user", "content": "a"}], CONTEXT) == (ord("a"),)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +219,8 @@ def test_stop_ids_come_from_generation_config_then_config_then_the_tokenizer(tmp
 def test_sampling_defaults_come_from_generation_config(tmp_path):
     assert ModelText(tiny_model_dir(tmp_path / "a")).defaults == Defaults(1.0, 1.0, 0)
     assert ModelText(tiny_model_dir(tmp_path / "b", temperature=0.6, top_p=0.9, top_k=20)).defaults == Defaults(0.6, 0.9, 20)
+    whole = ModelText(tiny_model_dir(tmp_path / "c", top_k=50.0)).defaults.top_k
+    assert (whole, type(whole)) == (50, int)
 
 
 @pytest.mark.parametrize(
@@ -166,13 +232,27 @@ def test_sampling_defaults_come_from_generation_config(tmp_path):
         ("config.json", "{", "config.json is not JSON"),
         ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id: 'x'"),
         ("generation_config.json", '{"temperature": true}', "temperature is True"),
+        ("generation_config.json", '{"top_k": 50.5}', "top_k is 50.5"),
+        ("generation_config.json", '{"top_k": Infinity}', "top_k is inf"),
+        ("generation_config.json", '{"temperature": NaN}', "temperature is nan"),
+        ("generation_config.json", UNREADABLE, "generation_config.json in .* cannot be read"),
+        ("config.json", b"\xff", "config.json in .* cannot be read"),
+        ("chat_template.jinja", b"\xff", "chat_template.jinja in .* cannot be read"),
         ("chat_template.jinja", "{% if %}", "chat template"),
+        ("tokenizer_config.json", '{"chat_template": {}}', "chat_template is {}"),
+        ("tokenizer_config.json", '{"chat_template": 7}', "chat_template is 7"),
+        ("tokenizer_config.json", '{"chat_template": ["x"]}', "chat_template is a list"),
+        ("tokenizer_config.json", '{"chat_template": [{"name": []}]}', "chat_template is a list"),
+        ("tokenizer_config.json", '{"chat_template": [{"name": "default", "template": 1}]}', "chat_template is 1"),
+        ("tokenizer_config.json", '{"bos_token": 7}', "a special token is 7"),
     ],
 )
 def test_an_unreadable_model_is_rejected_by_file(tmp_path, name, content, said):
     directory = tiny_model_dir(tmp_path)
     (directory / name).unlink(missing_ok=True)
-    if content is not None:
-        (directory / name).write_text(content)
+    if content is UNREADABLE:
+        (directory / name).symlink_to("/proc/self/mem")  # a file, and reading it is an OSError
+    elif content is not None:
+        (directory / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ModelRejected, match=said):
         ModelText(directory)

@@ -1,6 +1,7 @@
 """The demo's pure half: tags that follow from content, the chart's values, and the live view of a service."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -77,6 +78,15 @@ def test_a_product_appears_whole_or_not_at_all(tmp_path):
     with build.finished(target) as again:
         assert again is None
     assert target.read_text() == "whole"
+
+
+def test_old_products_go_and_other_components_stay(tmp_path):
+    names = ["daemon_1.tar", "daemon_2.tar", "daemon_3.tar", "daemon_4.tar", "daemon-thin_1.tar", ".daemon_5.tar"]
+    for age, name in enumerate(names):
+        (tmp_path / name).write_text("")
+        os.utime(tmp_path / name, (age, age))
+    build.prune(tmp_path / "daemon_1.tar", "daemon_")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted({*names} - {"daemon_2.tar"})
 
 
 def test_a_missing_tool_and_a_failing_one_are_named():

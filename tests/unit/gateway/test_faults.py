@@ -5,7 +5,14 @@ import json
 
 import aiohttp
 import pytest
-from pagoda_contracts.names import ERROR_DRAINING, ERROR_ENGINE_DIED, ERROR_NOT_READY, HEADER_SHOULD_RETRY
+from pagoda_contracts.names import (
+    ERROR_DRAINING,
+    ERROR_ENGINE_DIED,
+    ERROR_NOT_READY,
+    ERROR_OVERLOADED,
+    HEADER_RETRY_AFTER,
+    HEADER_SHOULD_RETRY,
+)
 from pagoda_contracts.pb.daemon_pb2 import Phase
 from scripted import DONE, EVENT, Exchange, say_ok
 
@@ -42,6 +49,7 @@ def refusing(code):
 FAULTS = [
     (refusing(ERROR_DRAINING), "repick-draining"),
     (refusing(ERROR_NOT_READY), "repick-not-ready"),
+    (refusing(ERROR_OVERLOADED), "repick-overloaded"),
     (refusing(ERROR_ENGINE_DIED), "repick-engine-died"),
     (abort, "repick-closed"),
     (head_then_abort, "repick-closed"),
@@ -49,7 +57,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "reason"), FAULTS, ids=["draining", "not-ready", "engine-died", "close", "empty-stream", "torn-body"])
+@pytest.mark.parametrize(("fault", "reason"), FAULTS, ids=["draining", "not-ready", "overloaded", "engine-died", "close", "empty", "torn"])
 async def test_a_fault_before_the_first_byte_is_served_elsewhere(bench, replicas, fault, reason):
     a, b = replicas
     a.script = b.script = once(fault)
@@ -69,6 +77,16 @@ async def test_a_refusal_by_the_only_replica_waits_for_its_next_frame(bench, rep
     status, _, route = await bench.ask()
     assert (status, route.attempt, len(a.seen)) == (200, 2, 2)
     assert route.held_ms > 0
+
+
+async def test_when_all_are_overloaded_the_client_is_told_when_to_come_back_after_one_try(bench, replicas):
+    a, _ = replicas
+    a.script = refusing(ERROR_OVERLOADED)
+    await bench.serve(a)
+    async with bench.post() as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (503, ERROR_OVERLOADED)
+        assert (answer.headers[HEADER_RETRY_AFTER], answer.headers[HEADER_SHOULD_RETRY]) == ("5", "true")
+    assert len(a.seen) == 1
 
 
 async def test_no_connection_is_served_elsewhere(bench, replicas):
@@ -172,11 +190,11 @@ async def test_a_client_that_leaves_before_any_answer_ends_the_work_too(bench, r
 
 async def test_other_errors_of_a_replica_pass_untouched(bench, replicas):
     a, _ = replicas
-    a.script = lambda exchange: exchange.answer(503, {"error": {"message": "busy", "code": "overloaded"}}, b"retry-after: 7\r\n")
+    a.script = lambda exchange: exchange.answer(503, {"error": {"message": "busy", "code": "other"}}, b"retry-after: 7\r\n")
     await bench.serve(a)
     async with bench.post() as answer:
         assert (answer.status, answer.headers["retry-after"]) == (503, "7")
-        assert await answer.json() == {"error": {"message": "busy", "code": "overloaded"}}
+        assert await answer.json() == {"error": {"message": "busy", "code": "other"}}
     assert len(a.seen) == 1
 
 

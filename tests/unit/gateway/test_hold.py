@@ -6,7 +6,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
-from pagoda_gateway.errors import HoldTimeout, ModelNotFound, QueueFull, Refused
+from pagoda_gateway.errors import AllOverloaded, Died, HoldTimeout, ModelNotFound, Overloaded, QueueFull, Refused
 from pagoda_gateway.fleet import Fleet, Member, Service
 from pagoda_gateway.hold import Hold
 from pagoda_gateway.picker import Frame
@@ -93,10 +93,10 @@ class World:
         self.fleet.mark_synced("services")
         self.fleet.mark_synced("members")
 
-    def phase(self, phase, name="ns/a"):
+    def phase(self, phase, name="ns/a", running=0):
         self.fleet.put_member(Member(name, "ns/s", "", f"{name}:8000", "", leaving=False))
         self.sequence += 1
-        self.fleet.hear(name, Frame(self.sequence, phase, 0, 0, 0), 0, 0)
+        self.fleet.hear(name, Frame(self.sequence, phase, running, 0, 0), 0, 0)
 
     async def request(self, label, model="m", failures=()):
         failures = list(failures)
@@ -211,6 +211,56 @@ async def test_refused_everywhere_waits_for_news():
     world.phase("ready", "ns/b")
     journey = await task
     assert (journey.attempt, journey.why, journey.endpoint) == (3, "repick-draining", "ns/b:8000")
+
+
+async def test_a_frame_heard_during_the_attempt_does_not_bring_the_dead_back():
+    world, went = World(), []
+    world.discover()
+    world.phase("ready", "ns/a")
+    world.phase("ready", "ns/b", running=5)
+
+    async def attempt(http, route, *, fresh):
+        went.append(http)
+        if len(went) == 1:
+            world.phase("ready", "ns/a")
+            raise Died("closed")
+
+    await world.router.serve(Journey("m"), attempt)
+    assert went == ["ns/a:8000", "ns/b:8000"]
+
+
+async def test_overloaded_everywhere_is_answered_after_one_try_each():
+    world = World()
+    world.discover()
+    world.phase("ready", "ns/a")
+    world.phase("ready", "ns/b")
+    world.phase("loading", "ns/c")
+    went = []
+
+    async def attempt(http, route, *, fresh):
+        went.append(http)
+        world.phase("ready", http.removesuffix(":8000"))
+        raise Overloaded("overloaded")
+
+    with pytest.raises(AllOverloaded) as caught:
+        await world.router.serve(Journey("m"), attempt)
+    assert sorted(went) == ["ns/a:8000", "ns/b:8000"]
+    assert (caught.value.status, caught.value.retry_after, world.hold.total) == (503, 5, 0)
+    assert "repick-overloaded" in caught.value.route
+
+
+async def test_overloaded_here_and_refused_there_waits_for_the_other_ones_news():
+    world = World()
+    world.discover()
+    world.phase("ready", "ns/a")
+    world.phase("ready", "ns/b", running=5)
+    task = world.start(0, failures=[Refused("draining"), Overloaded("overloaded")])
+    await turns()
+    world.phase("ready", "ns/a")
+    await turns()
+    assert (world.served, world.hold.count("ns/s")) == ([], 1)
+    world.phase("ready", "ns/b")
+    assert (await task).endpoint == "ns/b:8000"
 
 
 STEPS = st.lists(

@@ -8,8 +8,10 @@ import re
 import aiohttp
 import pytest
 import yarl
+from multidict import CIMultiDict
 from pagoda_contracts.names import HEADER_REQUEST_ID, HEADER_RETRY_AFTER, HEADER_ROUTE, HEADER_SHOULD_RETRY
 from pagoda_contracts.pb.daemon_pb2 import Phase
+from pagoda_gateway.forward import outgoing
 from scripted import Exchange
 
 URL = "/v1/chat/completions"
@@ -17,7 +19,7 @@ URL = "/v1/chat/completions"
 
 @pytest.fixture(scope="module")
 def options() -> list[str]:
-    return ["--hold-timeout", "1s", "--hold-limit", "1", "--body-timeout", "1s"]
+    return ["--hold-timeout", "1s", "--hold-limit", "1", "--body-timeout", "1s", "--body-budget", "20Mi"]
 
 
 @pytest.fixture
@@ -35,6 +37,57 @@ async def test_a_body_goes_on_byte_by_byte(bench, one, size):
         assert answer.status == 200
     assert one.seen[0].body == body
     assert one.seen[0].head.startswith(b"POST /v1/chat/completions?a=b%2Fc HTTP/1.1\r\n")
+
+
+async def test_bodies_over_the_budget_are_refused_until_others_end(bench, one):
+    """Bytes are bounded, not requests: small ones still pass beside a large one."""
+    gate, arrived = asyncio.Event(), asyncio.Event()
+
+    async def ask_with(mebibytes: int) -> tuple[int, str | None, str | None]:
+        data = io.BytesIO(b'{"model": "m", "prompt": "%s"}' % (b"x" * mebibytes * 2**20))
+        async with bench.client.post(bench.gateway.url + URL, data=data) as answer:
+            return answer.status, answer.headers.get(HEADER_RETRY_AFTER), (await answer.json()).get("error", {}).get("code")
+
+    async def wait(exchange: Exchange) -> None:
+        if len(exchange.body) > 2**20:
+            arrived.set()
+            await gate.wait()
+        await exchange.answer(200, {"replica": "a"})
+
+    one.script = wait
+    large = asyncio.create_task(ask_with(15))
+    await asyncio.wait_for(arrived.wait(), 30)
+    assert await ask_with(8) == (429, "5", "queue_full")
+    assert (await bench.ask())[0] == 200
+    gate.set()
+    assert (await large)[0] == 200
+    assert (await ask_with(8))[0] == 200
+
+
+async def raw(bench, head: bytes, body: bytes = b"") -> bytes:
+    """What the gateway says to bytes that no client library would send."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", bench.gateway.http)
+    writer.write(head + b"\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    answer = await asyncio.wait_for(reader.read(), 30)
+    writer.close()
+    return answer
+
+
+async def test_an_expectation_we_do_not_know_is_refused_not_crashed_on(bench, one):
+    answer = await raw(bench, b"POST /v1/completions HTTP/1.1\r\nexpect: foo")
+    assert answer.startswith(b"HTTP/1.1 417 ")
+    assert HEADER_REQUEST_ID.encode() in answer.lower()
+
+
+async def test_a_target_in_absolute_form_reaches_the_replica_as_a_path(bench, one):
+    answer = await raw(bench, b"POST http://api.example/v1/completions?a=b%2Fc HTTP/1.1", b'{"model": "m"}')
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert one.seen[0].head.startswith(b"POST /v1/completions?a=b%2Fc HTTP/1.1\r\n")
+
+
+def test_every_connection_header_names_what_stops_here():
+    kept = outgoing(CIMultiDict([("connection", "x-a, close"), ("Connection", "X-B"), ("x-a", "1"), ("x-b", "1"), ("x-c", "1")]), "id")
+    assert dict(kept) == {"x-c": "1", HEADER_REQUEST_ID: "id"}
 
 
 async def test_headers_that_are_ours_private_or_hop_by_hop_stop_here(bench, one):
@@ -139,6 +192,19 @@ async def test_models_lists_every_name_that_is_answered_to(bench, one):
         ("m", "model", bench.service),
         ("org/model:1", "model", bench.service),
     ]
+
+
+@pytest.mark.parametrize("path", ["m", "org/model:1", "org%2Fmodel%3A1"])
+async def test_one_model_is_told_by_name(bench, one, path):
+    async with bench.client.get(yarl.URL(f"{bench.gateway.url}/v1/models/{path}", encoded=True)) as answer:
+        card = await answer.json()
+    assert card.keys() == {"id", "object", "created", "owned_by"}
+    assert (card["id"], card["object"], card["owned_by"]) == (path.replace("%2F", "/").replace("%3A", ":"), "model", bench.service)
+
+
+async def test_a_model_that_nobody_serves_is_not_found(bench, one):
+    async with bench.client.get(f"{bench.gateway.url}/v1/models/no/such") as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (404, "model_not_found")
 
 
 async def test_time_that_is_up_and_a_full_line_say_when_to_come_back(bench, one):

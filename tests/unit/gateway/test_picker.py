@@ -12,8 +12,8 @@ NOW = 100_000.0
 ABLE = (Verdict.READY, Verdict.SUSPECT)
 
 
-def endpoint(name="a", phase="ready", age=0, engine_age=0, running=0, waiting=0, names=("m",), **fields) -> Endpoint:
-    frame = Frame(1, phase, running, waiting, engine_age, frozenset(names))
+def endpoint(name="a", phase="ready", age=0, engine_age=0, running=0, waiting=0, names=("m",), step=(0, 0), **fields) -> Endpoint:
+    frame = Frame(1, phase, running, waiting, engine_age, frozenset(names), *step)
     return Endpoint(name, "ns/s", f"{name}:8000", frame=frame, made_at_ms=NOW - age, **({"connected": True} | fields))
 
 
@@ -27,6 +27,7 @@ ENDPOINTS = st.lists(
         running=st.integers(0, 3),
         waiting=st.integers(0, 3),
         names=st.sampled_from([("m",), ("other",), ()]),
+        step=st.tuples(st.sampled_from([0, 100, 6_000, 40_000]), st.sampled_from([0, 100, 1_000, 3_000])),
         leaving=st.booleans(),
         refused=st.booleans(),
         connected=st.booleans(),
@@ -76,6 +77,15 @@ def test_order_of_endpoints_changes_nothing(endpoints, random):
         ({"engine_age": STATE_DEAD_MS + 1}, Verdict.STUCK),
         ({"engine_age": STATE_DEAD_MS - 500, "age": 501}, Verdict.STUCK),
         ({"connected": False}, Verdict.SUSPECT),
+        ({"step": (5_000, 10)}, Verdict.READY),
+        ({"step": (5_001, 10)}, Verdict.SUSPECT),
+        ({"step": (10_000, 1_000)}, Verdict.READY),
+        ({"step": (10_001, 1_000)}, Verdict.SUSPECT),
+        ({"step": (30_000, 10)}, Verdict.SUSPECT),
+        ({"step": (30_001, 10)}, Verdict.STUCK),
+        ({"step": (60_000, 3_000)}, Verdict.SUSPECT),
+        ({"step": (60_001, 3_000)}, Verdict.STUCK),
+        ({"step": (5_001, 10), "engine_age": STATE_DEAD_MS + 1}, Verdict.STUCK),
         ({"refused": True}, Verdict.REFUSED),
         ({"leaving": True}, Verdict.DRAINING),
         ({"phase": "loading"}, Verdict.LOADING),
@@ -108,6 +118,23 @@ def test_what_failed_a_request_is_passed_over_until_it_speaks_again():
     assert pick([one], "m", {"a": 1}, NOW) == NoPick(Verdict.TRIED)
     one.frame = one.frame._replace(sequence=2)
     assert isinstance(pick([one], "m", {"a": 1}, NOW), Pick)
+
+
+def test_what_failed_a_request_and_spoke_again_is_the_last_choice_even_behind_a_suspect():
+    spoke, busy, suspect = endpoint(), endpoint("b", running=9), endpoint("c", connected=False)
+    assert pick([spoke, busy, suspect], "m", {"a": 0}, NOW).endpoint is busy
+    assert pick([spoke, suspect], "m", {"a": 0}, NOW).endpoint is suspect
+
+
+HOPELESS = {Verdict.READY: 0, Verdict.SUSPECT: 1, Verdict.STUCK: 2}
+
+
+@given(st.integers(0, 100_000), st.integers(0, 10_000), st.integers(0, 10_000), st.integers(0, 10_000))
+def test_an_older_step_is_never_more_trusted_and_a_longer_prediction_never_less(age, predicted, older, longer):
+    def rank(step: tuple[int, int]) -> int:
+        return HOPELESS[verdict(endpoint(step=step), NOW)]
+
+    assert rank((age, predicted + longer)) <= rank((age, predicted)) <= rank((age + older, predicted))
 
 
 def test_own_requests_count_before_a_frame_shows_them_and_not_twice_after():

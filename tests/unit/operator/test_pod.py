@@ -71,6 +71,27 @@ def test_the_profile_is_the_base_of_the_template():
     assert container(template)["image"] == "img:1"
 
 
+def test_the_profile_s_own_fields_reach_the_pod_and_its_template_lies_over_them():
+    words = {
+        "args": ["--log-level=debug"],
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "nodeSelector": {"zone": "a"},
+        "priorityClassName": "serving",
+        "runtimeClassName": "nvidia",
+        "imagePullSecrets": [{"name": "registry"}],
+        "sharedMemory": "1Gi",
+        "podTemplate": {"spec": {"runtimeClassName": "gvisor", "nodeSelector": {"disk": "ssd"}}},
+    }
+    template = pod_template(inputs(words))
+    spec, daemon = template["spec"], container(template)
+    assert daemon["args"] == ["--config", "/etc/pagoda/daemon.json", "--log-level=debug"]
+    assert (spec["tolerations"], spec["imagePullSecrets"]) == (words["tolerations"], words["imagePullSecrets"])
+    assert (spec["priorityClassName"], spec["runtimeClassName"]) == ("serving", "gvisor")
+    assert spec["nodeSelector"] == {"zone": "a", "disk": "ssd"}
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in spec["volumes"]
+    assert {"name": "shm", "mountPath": "/dev/shm"} in daemon["volumeMounts"]  # noqa: S108
+
+
 def test_a_profile_may_relax_our_defaults():
     base = {"spec": {"securityContext": {"runAsUser": 1000}}}
     assert pod_template(inputs({"podTemplate": base}))["spec"]["securityContext"]["runAsUser"] == 1000

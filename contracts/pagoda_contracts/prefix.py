@@ -1,0 +1,88 @@
+"""Names of prompt beginnings: chained hashes over token blocks (the daemon's blocks) and over text chunks (the gateway does not tokenise).
+
+Equal chains mean equal beginnings for the same tenant, model and adapter, on every machine and in every language: the vectors in
+tests/data/v0.1/prefix-vectors.json are the specification's examples. Pure, no state.
+
+    root    = BLAKE2b-128( "pagoda.prefix.v1" 00 kind 00 u32(size) str(salt) str(model) str(adapter) )
+    hash(i) = BLAKE2b-128( hash(i-1) piece(i) ), hash(-1) = root
+
+`kind` is "tokens" or "text"; u32 is 4 bytes, little endian; str is u32(length in bytes) and UTF-8. A piece is `size` tokens as u32 each, or
+`size` bytes of the normalised text's UTF-8. Only full pieces are hashed: what may still grow has no name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+HASH_BYTES: Final = 16
+TEXT_CHUNK_BYTES: Final = 512
+# 64 chunks are 32 KiB of text: beyond it another chunk no longer changes which replica is best.
+MAX_TEXT_HASHES: Final = 64
+MAX_TOKEN: Final = 2**32 - 1
+
+_VERSION: Final = b"pagoda.prefix.v1"
+_ROLE_END: Final = "\x1f"
+_MESSAGE_END: Final = "\x1e"
+
+
+class Scope(NamedTuple):
+    """Who may share: `salt` of the tenant (secret, so that hashes tell nothing about other tenants' prompts), model digest or name,
+    and the adapter's content digest, empty without one."""
+
+    salt: str
+    model: str
+    adapter: str = ""
+
+
+def token_hashes(scope: Scope, tokens: Sequence[int], block_size: int, parent: bytes | None = None) -> list[bytes]:
+    """One hash per full block of tokens. With `parent`, the hash of the block before, the chain goes on there."""
+    if block_size < 1:
+        raise ValueError(f"block size {block_size}: accepted is 1 or more")
+    full = len(tokens) - len(tokens) % block_size
+    try:
+        pieces = (struct.pack(f"<{block_size}I", *tokens[at : at + block_size]) for at in range(0, full, block_size))
+        return list(_chain(parent if parent is not None else root(scope, "tokens", block_size), pieces))
+    except struct.error:
+        raise ValueError(f"a token id is outside 0 to {MAX_TOKEN}") from None
+
+
+def text_hashes(scope: Scope, text: str, most: int = MAX_TEXT_HASHES) -> list[bytes]:
+    """One hash per full chunk of the normalised text, at most so many from the beginning."""
+    data = normalise(text).encode("utf-8", errors="replace")
+    count = min(len(data) // TEXT_CHUNK_BYTES, most)
+    pieces = (data[at * TEXT_CHUNK_BYTES : (at + 1) * TEXT_CHUNK_BYTES] for at in range(count))
+    return list(_chain(root(scope, "text", TEXT_CHUNK_BYTES), pieces))
+
+
+def normalise(text: str) -> str:
+    """Unicode NFC, and one line feed for each kind of line end."""
+    return unicodedata.normalize("NFC", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def chat_text(messages: Iterable[tuple[str, str]]) -> str:
+    """(role, content) of each message as one text, whose beginning is the text of the first messages."""
+    return "".join(f"{role}{_ROLE_END}{content}{_MESSAGE_END}" for role, content in messages)
+
+
+def root(scope: Scope, kind: str, size: int) -> bytes:
+    """Where a chain begins; differs for every scope."""
+    return _hash(b"\0".join((_VERSION, kind.encode(), struct.pack("<I", size) + b"".join(map(_prefixed, scope)))))
+
+
+def _prefixed(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<I", len(data)) + data
+
+
+def _chain(parent: bytes, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    for piece in pieces:
+        parent = _hash(parent + piece)
+        yield parent
+
+
+def _hash(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=HASH_BYTES).digest()

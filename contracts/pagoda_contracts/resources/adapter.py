@@ -1,0 +1,144 @@
+"""LoraAdapter: a LoRA beside the model of one InferenceService. The operator acts on none of it yet (docs/roadmap.md)."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Final, Literal
+
+from pydantic import Field, StringConstraints
+
+from pagoda_contracts.names import API_VERSION
+from pagoda_contracts.resources.meta import (
+    CONDITIONS,
+    ApiVersion,
+    Column,
+    Condition,
+    DnsName,
+    Kind,
+    Model,
+    ObjectMeta,
+    Rule,
+    ServedName,
+    Subdomain,
+    Transition,
+)
+from pagoda_contracts.resources.service import ModelUri
+
+Digest = Annotated[str, StringConstraints(max_length=71, pattern=r"^sha256:[0-9a-f]{64}$")]
+_LINE: Final = StringConstraints(max_length=512)
+
+
+class ServiceRef(Model):
+    """Names an InferenceService."""
+
+    name: Subdomain = Field(description="The InferenceService's name.")
+    namespace: DnsName | None = Field(
+        default=None, description="Its namespace; the adapter's own where absent. Another one must allow it (spec.adapters.allowFrom)."
+    )
+
+
+class AdapterSource(Model):
+    """Where the adapter's files come from."""
+
+    uri: ModelUri = Field(description="Where the files are: pvc://<claim>/<path>, hf, s3, gs, az, oci or https.")
+    digest: Digest | None = Field(default=None, description="Digest of the files, sha256:<64 hex digits>; what is fetched must have it.")
+    credential: DnsName | None = Field(default=None, description="One of the service's spec.credentials.")
+
+
+class Placement(Model):
+    """On which replicas the adapter is resident."""
+
+    mode: Literal["OnDemand", "Eager", "Replicas"] = Field(
+        default="OnDemand", description="OnDemand: where requests bring it. Eager: on all replicas. Replicas: on `replicas` of them."
+    )
+    replicas: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        default=None, description="On how many replicas; with mode Replicas only."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "(self.mode == 'Replicas') == has(self.replicas)",
+            "placement: replicas is needed with mode Replicas, and refused otherwise",
+            lambda p: (p.mode == "Replicas") == (p.replicas is not None),
+            "replicas",
+        ),
+    )
+
+
+class LoraAdapterSpec(Model):
+    """What is wanted of the adapter."""
+
+    service_ref: ServiceRef = Field(description="The service whose model it adapts. Immutable: make another adapter.")
+    source: AdapterSource = Field(description="Where its files come from.")
+    model_name: ServedName | None = Field(
+        default=None, description="The name that clients put into `model`; the adapter's own name where absent. Immutable."
+    )
+    placement: Placement = Field(default=Placement(), description="On which replicas it is resident.")
+    pinned: bool = Field(default=False, description="Never evicted for another adapter.")
+
+    transitions: ClassVar[tuple[Transition, ...]] = (
+        Transition(
+            "self.serviceRef == oldSelf.serviceRef",
+            "serviceRef is immutable: make another LoraAdapter",
+            lambda new, old: new.service_ref == old.service_ref,
+            "serviceRef",
+        ),
+        Transition(
+            "has(self.modelName) == has(oldSelf.modelName) && (!has(self.modelName) || self.modelName == oldSelf.modelName)",
+            "modelName is immutable: clients know it by this name",
+            lambda new, old: new.model_name == old.model_name,
+            "modelName",
+        ),
+    )
+
+
+class EndpointAdapter(Model):
+    """The adapter on one replica."""
+
+    pod: Annotated[str, StringConstraints(max_length=253)] = Field(description="The replica.")
+    state: Literal["Pending", "Fetching", "Loaded", "Evicted", "Failed"] = Field(description="Where it is on the way.")
+    reason: Annotated[str, _LINE] | None = Field(default=None, description="Why, where it failed.")
+
+
+class LoraAdapterStatus(Model):
+    """What is. Written by the operator alone; nothing writes it yet."""
+
+    observed_generation: int | None = Field(default=None, ge=0, description="metadata.generation this status speaks of.")
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=8)] = CONDITIONS
+    digest: Digest | None = Field(default=None, description="Digest of the files that are served.")
+    loaded: int | None = Field(default=None, ge=0, description="Replicas on which it is resident.")
+    endpoints: Annotated[tuple[EndpointAdapter, ...], Field(max_length=1024)] = Field(
+        default=(), description="The adapter on each replica, with reasons."
+    )
+
+
+class LoraAdapter(Model):
+    """A LoRA adapter beside the model of one InferenceService."""
+
+    api_version: ApiVersion = API_VERSION
+    kind: Literal["LoraAdapter"] = "LoraAdapter"
+    metadata: ObjectMeta = ObjectMeta()
+    spec: LoraAdapterSpec = Field(description="What is wanted. Nothing acts on it yet.")
+    status: LoraAdapterStatus | None = Field(default=None, description="What is; written by the operator alone.")
+
+    @property
+    def served_name(self) -> str:
+        """The name that clients put into `model`."""
+        return self.spec.model_name or self.metadata.name
+
+
+LORA_ADAPTER = Kind(
+    kind="LoraAdapter",
+    plural="loraadapters",
+    scope="Namespaced",
+    model=LoraAdapter,
+    columns=(
+        Column("Service", "string", ".spec.serviceRef.name", "Whose model it adapts"),
+        Column("Placement", "string", ".spec.placement.mode", "On which replicas"),
+        Column("Ready", "string", ".status.conditions[?(@.type=='Ready')].status", "Serving"),
+        Column("Loaded", "integer", ".status.loaded", "Replicas on which it is resident"),
+        Column("Reason", "string", ".status.conditions[?(@.type=='Ready')].reason", "Why"),
+        Column("Source", "string", ".spec.source.uri", "Where its files come from", 1),
+        Column("Age", "date", ".metadata.creationTimestamp", "Age"),
+    ),
+    scale=False,
+)

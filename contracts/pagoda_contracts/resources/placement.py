@@ -1,0 +1,88 @@
+"""What a replica may run on: the entries of `accelerators[]`, each with exactly one kind. Used by InferenceService."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Final
+
+from pydantic import Field, StringConstraints
+
+from pagoda_contracts.resources.meta import Model, Rule, Subdomain
+from pagoda_contracts.units import Duration, Quantity
+
+KINDS: Final = ("gpu", "mig", "dra", "cpu")
+
+Product = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$")]
+# Never a list of known profiles: sizes differ per part (facts on MIG), and attributes come as +me, .me or -me.
+MigProfile = Annotated[str, StringConstraints(max_length=32, pattern=r"^[1-9][0-9]*g\.[1-9][0-9]*gb([.+-][a-z.]+)?$")]
+Selector = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+
+
+class CpuAccelerator(Model):
+    """Serving on CPU cores."""
+
+    cores: Quantity = Field(description="CPU request of a replica, a quantity such as 250m or 8.")
+    memory: Quantity = Field(description="Memory request and limit of a replica, a quantity such as 2Gi.")
+
+
+class GpuAccelerator(Model):
+    """Whole GPUs."""
+
+    product: Product | None = Field(
+        default=None, description="GPU product, the label value nvidia.com/gpu.product or a word of it, such as H100; any where absent."
+    )
+    count: int = Field(default=1, ge=1, le=16, description="GPUs per replica.")
+
+
+class MigAccelerator(Model):
+    """One slice of a GPU. Tensor parallelism over slices is of no use, hence no count."""
+
+    profile: MigProfile | None = Field(default=None, description="The MIG profile, such as 3g.40gb.")
+    min_memory: Quantity | None = Field(
+        default=None, description="Instead of a profile: the smallest one with this much memory, a quantity such as 40Gi."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.profile) != has(self.minMemory)",
+            "mig: set exactly one of profile and minMemory",
+            lambda m: (m.profile is None) != (m.min_memory is None),
+        ),
+    )
+
+
+class DraAccelerator(Model):
+    """Devices by dynamic resource allocation (resource.k8s.io)."""
+
+    device_class_name: Subdomain = Field(description="The DeviceClass, such as gpu.nvidia.com or mig.nvidia.com.")
+    selectors: Annotated[tuple[Selector, ...], Field(max_length=8)] = Field(
+        default=(), description="CEL expressions over `device`; all must hold."
+    )
+    count: int = Field(default=1, ge=1, le=16, description="Devices per replica.")
+
+
+class Accelerator(Model):
+    """One alternative; exactly one kind is set."""
+
+    gpu: GpuAccelerator | None = Field(default=None, description="Whole GPUs. Not acted on yet: the entry is rejected with a reason.")
+    mig: MigAccelerator | None = Field(default=None, description="A slice of a GPU. Not acted on yet: the entry is rejected with a reason.")
+    dra: DraAccelerator | None = Field(
+        default=None, description="Devices by resource claim. Not acted on yet: the entry is rejected with a reason."
+    )
+    cpu: CpuAccelerator | None = Field(default=None, description="CPU cores instead of a device.")
+    fallback_after: Duration | None = Field(
+        default=None,
+        description="How long to wait for this entry before the next one is taken; until it can be had where absent. Not acted on yet.",
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "[has(self.gpu), has(self.mig), has(self.dra), has(self.cpu)].filter(set, set).size() == 1",
+            "accelerators: each entry sets exactly one kind; accepted: gpu, mig, dra, cpu",
+            lambda a: len(a.kinds) == 1,
+        ),
+    )
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that are set; one of them once validated."""
+        return tuple(kind for kind in KINDS if getattr(self, kind) is not None)

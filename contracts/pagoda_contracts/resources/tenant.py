@@ -1,0 +1,182 @@
+"""TenantQuota: who pays, and how much they may use. Cluster-wide, not writable by tenants. Nothing acts on it yet (docs/roadmap.md)."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, StringConstraints
+
+from pagoda_contracts.names import API_VERSION
+from pagoda_contracts.resources.meta import (
+    CONDITIONS,
+    ApiVersion,
+    Column,
+    Condition,
+    DnsName,
+    Kind,
+    Model,
+    ObjectMeta,
+    Rule,
+    ServedName,
+    Subdomain,
+)
+from pagoda_contracts.resources.placement import MigProfile
+from pagoda_contracts.units import Duration, parse_duration
+
+Count = Annotated[int, Field(ge=0, le=1_000_000_000_000)]
+Devices = Annotated[int, Field(ge=0, le=100_000)]
+
+
+class ApiKeysRef(Model):
+    """A Secret that holds API keys as digests."""
+
+    namespace: DnsName = Field(description="The Secret's namespace.")
+    name: Subdomain = Field(description="The Secret's name.")
+
+
+class Subjects(Model):
+    """Who the tenant is."""
+
+    namespaces: Annotated[tuple[DnsName, ...], Field(max_length=256)] = Field(
+        default=(), description="Namespaces whose services count.", json_schema_extra={"x-kubernetes-list-type": "set"}
+    )
+    api_keys_secret_ref: ApiKeysRef | None = Field(default=None, description="The Secret whose API keys are the tenant's.")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "(has(self.namespaces) && size(self.namespaces) > 0) || has(self.apiKeysSecretRef)",
+            "subjects: name at least one of namespaces and apiKeysSecretRef",
+            lambda s: bool(s.namespaces) or s.api_keys_secret_ref is not None,
+        ),
+    )
+
+
+class WindowLimit(Model):
+    """How much within one window of time."""
+
+    window: Duration = Field(description="Length of the window, 1s to 720h, such as 1m or 24h.")
+    requests: Count | None = Field(default=None, description="Requests admitted within it.")
+    tokens: Count | None = Field(default=None, description="Prompt plus answer tokens within it, reserved at admission.")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "duration(self.window) >= duration('1s') && duration(self.window) <= duration('720h')",
+            "limits: window must be 1s to 720h",
+            lambda w: 1 <= parse_duration(w.window) <= 720 * 3600,
+            "window",
+        ),
+        Rule(
+            "has(self.requests) || has(self.tokens)",
+            "limits: each entry sets requests, tokens or both",
+            lambda w: w.requests is not None or w.tokens is not None,
+        ),
+    )
+
+
+class MigSlices(Model):
+    """How many slices of one profile."""
+
+    profile: MigProfile = Field(description="The MIG profile, such as 1g.10gb.")
+    count: Devices = Field(description="Slices at most.")
+
+
+class DeviceCaps(Model):
+    """Devices that the tenant's replicas may hold together; starting and terminating ones count."""
+
+    gpus: Devices | None = Field(default=None, description="Whole GPUs at most.")
+    mig_slices: Annotated[tuple[MigSlices, ...], Field(max_length=32)] = Field(
+        default=(),
+        description="MIG slices at most, by profile.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["profile"]},
+    )
+
+
+def _fits(spec: TenantQuotaSpec) -> bool:
+    return spec.default_max_tokens is None or spec.max_output_tokens is None or spec.default_max_tokens <= spec.max_output_tokens
+
+
+class TenantQuotaSpec(Model):
+    """Who, and how much. What is absent is not limited."""
+
+    subjects: Subjects = Field(description="Who the tenant is.")
+    models: Annotated[tuple[ServedName, ...], Field(max_length=256)] = Field(
+        default=(), description="Served names the tenant may use; all where empty.", json_schema_extra={"x-kubernetes-list-type": "set"}
+    )
+    limits: Annotated[tuple[WindowLimit, ...], Field(max_length=8)] = Field(
+        default=(),
+        description="Requests and tokens per window of time; all must hold.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["window"]},
+    )
+    max_concurrency: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(default=None, description="Requests at the same time.")
+    max_context_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = Field(
+        default=None, description="Prompt plus answer of one request, in tokens."
+    )
+    max_output_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = Field(
+        default=None, description="Answer of one request, in tokens."
+    )
+    default_max_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = Field(
+        default=None, description="max_tokens of a request that says none: what is reserved for it."
+    )
+    devices: DeviceCaps | None = Field(default=None, description="GPUs and MIG slices of the tenant's replicas.")
+    weight: int = Field(default=1, ge=1, le=1000, description="Share among tenants that wait, relative to the others' weights.")
+    priority: int = Field(default=0, ge=-1000, le=1000, description="Higher goes first; equal ones share by weight.")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.defaultMaxTokens) || !has(self.maxOutputTokens) || self.defaultMaxTokens <= self.maxOutputTokens",
+            "defaultMaxTokens must be at most maxOutputTokens",
+            _fits,
+            "defaultMaxTokens",
+        ),
+    )
+
+
+class WindowUsage(Model):
+    """Use within the present window."""
+
+    window: Annotated[str, StringConstraints(max_length=48)] = Field(description="The window's length, as in spec.limits.")
+    requests: int = Field(ge=0, description="Requests admitted.")
+    tokens: int = Field(ge=0, description="Tokens used or reserved.")
+
+
+class Usage(Model):
+    """What the tenant uses."""
+
+    windows: Annotated[tuple[WindowUsage, ...], Field(max_length=8)] = Field(default=(), description="By window.")
+    gpus: int | None = Field(default=None, ge=0, description="Whole GPUs held.")
+    mig_slices: Annotated[tuple[MigSlices, ...], Field(max_length=32)] = Field(default=(), description="MIG slices held, by profile.")
+
+
+class TenantQuotaStatus(Model):
+    """What is. Written by the operator alone; nothing writes it yet."""
+
+    observed_generation: int | None = Field(default=None, ge=0, description="metadata.generation this status speaks of.")
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=8)] = CONDITIONS
+    usage: Usage | None = Field(default=None, description="What the tenant uses.")
+
+
+class TenantQuota(Model):
+    """How much one tenant may use."""
+
+    api_version: ApiVersion = API_VERSION
+    kind: Literal["TenantQuota"] = "TenantQuota"
+    metadata: ObjectMeta = ObjectMeta()
+    spec: TenantQuotaSpec = Field(description="Who, and how much. Nothing acts on it yet.")
+    status: TenantQuotaStatus | None = Field(default=None, description="What is; written by the operator alone.")
+
+
+TENANT_QUOTA = Kind(
+    kind="TenantQuota",
+    plural="tenantquotas",
+    scope="Cluster",
+    model=TenantQuota,
+    columns=(
+        Column("Priority", "integer", ".spec.priority", "Higher goes first"),
+        Column("Weight", "integer", ".spec.weight", "Share among tenants that wait"),
+        Column("Concurrency", "integer", ".spec.maxConcurrency", "Requests at the same time"),
+        Column("GPUs", "integer", ".spec.devices.gpus", "Whole GPUs at most"),
+        Column("Ready", "string", ".status.conditions[?(@.type=='Ready')].status", "In force"),
+        Column("Age", "date", ".metadata.creationTimestamp", "Age"),
+    ),
+    scale=False,
+)

@@ -1,0 +1,136 @@
+"""How a service meets its clients: objectives, rollouts, drain, health and routing of an InferenceService."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, StringConstraints
+
+from pagoda_contracts.resources.meta import DnsName, Model, Rule
+from pagoda_contracts.units import DURATION_PATTERN, Duration, parse_duration
+
+Percent = Annotated[str, StringConstraints(max_length=8, pattern=r"^(100|[0-9]{1,2}(\.[0-9]{1,3})?)%$")]
+RatioOrDuration = Annotated[str, StringConstraints(max_length=48, pattern=rf"^[0-9]{{1,3}}(\.[0-9]{{1,3}})?x$|{DURATION_PATTERN}")]
+
+
+class SloSpec(Model):
+    """What clients are promised. Not acted on yet."""
+
+    ttft: Duration | None = Field(default=None, description="Time to first token, a duration such as 800ms.")
+    itl: Duration | None = Field(default=None, description="Time between tokens, a duration such as 50ms.")
+
+
+class CanaryStep(Model):
+    """One share of traffic for one while."""
+
+    weight: int = Field(ge=1, le=100, description="Percent of requests that the new revision gets.")
+    hold: Duration = Field(description="How long before the next step, such as 10m.")
+
+
+class AbortOn(Model):
+    """What ends a canary and brings the old revision back."""
+
+    error_rate: Percent | None = Field(default=None, description="Share of failed requests, such as 1%.")
+    ttft_p95: RatioOrDuration | None = Field(
+        default=None,
+        alias="ttftP95",
+        description="95th percentile of the time to first token: of the old one's, such as 2x, or a duration.",
+    )
+
+
+class CanarySpec(Model):
+    """Traffic to a new revision in steps."""
+
+    steps: Annotated[tuple[CanaryStep, ...], Field(min_length=1, max_length=16)] = Field(description="Shares in the order they are taken.")
+    abort_on: AbortOn | None = Field(default=None, description="What ends it.")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.steps.map(step, step.weight).isSorted()",
+            "canary: weights of steps must not fall",
+            lambda c: [step.weight for step in c.steps] == sorted(step.weight for step in c.steps),
+            "steps",
+        ),
+    )
+
+
+class RolloutSpec(Model):
+    """How a new revision takes over. Not acted on yet: a new revision starts beside the old one."""
+
+    strategy: Literal["Auto", "Surge", "Replace"] = Field(
+        default="Auto", description="Surge: new before old. Replace: old before new. Auto: by free capacity."
+    )
+    canary: CanarySpec | None = Field(default=None, description="Traffic to a new revision in steps.")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.strategy != 'Replace' || !has(self.canary)",
+            "rollout: canary needs strategy Auto or Surge",
+            lambda r: r.strategy != "Replace" or r.canary is None,
+            "canary",
+        ),
+    )
+
+
+class DrainSpec(Model):
+    """How a replica goes."""
+
+    timeout: Duration = Field(default="30s", description="How long running requests may finish after a replica is told to go.")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "duration(self.timeout) <= duration('1h')",
+            "drain.timeout: at most 1h",
+            lambda d: parse_duration(d.timeout) <= 3600,
+            "timeout",
+        ),
+    )
+
+
+class HealthSpec(Model):
+    """When a replica counts as broken. Not acted on yet."""
+
+    progress_timeout: Duration = Field(default="120s", description="A step that makes no progress for this long is a hang, 1s to 1h.")
+    deep_probe_every: Duration = Field(default="30s", description="How often a canary token with a known answer is asked for, 1s to 1h.")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "duration(self.progressTimeout) >= duration('1s') && duration(self.progressTimeout) <= duration('1h')",
+            "health.progressTimeout: 1s to 1h",
+            lambda h: 1 <= parse_duration(h.progress_timeout) <= 3600,
+            "progressTimeout",
+        ),
+        Rule(
+            "duration(self.deepProbeEvery) >= duration('1s') && duration(self.deepProbeEvery) <= duration('1h')",
+            "health.deepProbeEvery: 1s to 1h",
+            lambda h: 1 <= parse_duration(h.deep_probe_every) <= 3600,
+            "deepProbeEvery",
+        ),
+    )
+
+
+class HoldSpec(Model):
+    """Requests that wait at the gateway for a replica."""
+
+    timeout: Duration | None = Field(default=None, description="Longest wait, such as 10m; the gateway's own limit where absent.")
+    max_requests: Annotated[int, Field(ge=0, le=100_000)] | None = Field(
+        default=None, description="Most requests that wait per gateway; the gateway's own limit where absent, none with 0."
+    )
+
+
+class OverflowSpec(Model):
+    """Where requests go that this service cannot bear."""
+
+    service: DnsName = Field(description="Another InferenceService of this namespace that answers instead.")
+    queue_depth: int = Field(default=16, ge=0, le=10_000, description="Waiting requests per replica from which requests overflow.")
+
+
+class RoutingSpec(Model):
+    """How the gateway picks a replica. Not acted on yet: the least loaded one is picked."""
+
+    policy: Literal["PrefixAware", "LeastLoad"] = Field(
+        default="PrefixAware",
+        description="PrefixAware: where the prompt's beginning is cached, within bounds of load. LeastLoad: the idlest.",
+    )
+    hold: HoldSpec | None = Field(default=None, description="Requests that wait for a replica.")
+    overflow: OverflowSpec | None = Field(default=None, description="Where requests go that this service cannot bear.")

@@ -1,0 +1,129 @@
+"""What people do with the kinds by kubectl: explain, get, scale, two managers of one object, unknown fields."""
+
+import json
+import re
+
+import pytest
+import yaml
+from object_table import Row
+from pagoda_contracts.crdgen import KINDS
+from pagoda_contracts.names import API_VERSION
+
+pytestmark = pytest.mark.cluster
+NAMESPACE = "contracts"
+
+
+@pytest.fixture
+def kubectl(cluster):
+    def call(*args, **options):
+        return cluster.kubectl("-n", NAMESPACE, *args, **options)
+
+    yield call
+    for kind in KINDS:
+        call("delete", kind.plural, "--all", "--wait=true")
+
+
+def create(kubectl, kind="InferenceService", name="llama", *edits):
+    kubectl("create", "-f", "-", input=json.dumps(Row(kind, edits).body(name)))
+
+
+def test_explain_describes_every_field(kubectl):
+    for kind in KINDS:
+        text = kubectl("explain", f"{kind.plural}.spec", "--recursive")
+        for field in kind.model.model_fields["spec"].annotation.model_fields.values():
+            assert re.search(rf"^  {field.alias}\t", text, re.MULTILINE), f"{kind.kind}.{field.alias}"
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("inferenceservices.spec.replicas", "How many replicas serve."),
+        ("inferenceservices.spec.accelerators.mig.profile", "The MIG profile, such as 3g.40gb."),
+        ("inferenceservices.spec.scaling.mode", "Only Manual is acted on yet"),
+        ("loraadapters.spec.source.digest", "sha256:"),
+        ("tenantquotas.spec.limits.tokens", "reserved at admission"),
+        ("servingprofiles.spec.sharedMemory", "Size of"),
+    ],
+)
+def test_explain_says_what_a_field_is(kubectl, path, says):
+    assert says in " ".join(kubectl("explain", path).split())
+
+
+def test_the_category_lists_all_kinds_and_no_short_name_is_taken(kubectl):
+    for kind in KINDS:
+        create(kubectl, kind.kind, "one")
+    listed = kubectl("get", "pagoda", "-o", "name").split()
+    assert sorted(name.partition(".")[0] for name in listed) == sorted(kind.kind.lower() for kind in KINDS)
+    table = kubectl("api-resources", "--categories=pagoda", "--no-headers").splitlines()
+    assert [len(line.split()) for line in table] == [4] * len(KINDS)  # NAME APIVERSION NAMESPACED KIND: no SHORTNAMES
+
+
+@pytest.mark.parametrize(
+    ("plural", "columns"),
+    [
+        ("inferenceservices", "NAME READY REPLICAS DESIRED REASON AGE"),
+        ("loraadapters", "NAME SERVICE PLACEMENT READY LOADED REASON AGE"),
+        ("tenantquotas", "NAME PRIORITY WEIGHT CONCURRENCY GPUS READY AGE"),
+        ("servingprofiles", "NAME DAEMON AGE"),
+    ],
+)
+def test_get_shows_what_people_look_for(kubectl, plural, columns):
+    (kind,) = [one for one in KINDS if one.plural == plural]
+    create(kubectl, kind.kind, "one")
+    assert kubectl("get", plural).splitlines()[0].split() == columns.split()
+
+
+def test_scale_reads_and_writes_replicas_with_and_without_a_value(kubectl):
+    create(kubectl, "InferenceService", "llama", ("spec.replicas", None))
+    kubectl("scale", "inferenceservice/llama", "--current-replicas=1", "--replicas=3")
+    kubectl("patch", "inferenceservice/llama", "--subresource=status", "--type=merge", "-p", json.dumps(STATUS))
+    found = json.loads(kubectl("get", "inferenceservice/llama", "--subresource=scale", "-o", "json"))
+    assert (found["spec"]["replicas"], found["status"]) == (3, {"replicas": 2, "selector": "a=b"})
+
+
+STATUS = {"status": {"observedGeneration": 2, "replicas": 2, "selector": "a=b"}}
+
+
+def test_an_edit_of_the_spec_cannot_write_the_status_nor_the_other_way(kubectl):
+    create(kubectl)
+    kubectl("patch", "inferenceservice/llama", "--type=merge", "-p", json.dumps(STATUS | {"spec": {"replicas": 5}}))
+    kubectl("patch", "inferenceservice/llama", "--subresource=status", "--type=merge", "-p", json.dumps({"spec": {"replicas": 9}}))
+    found = json.loads(kubectl("get", "inferenceservice/llama", "-o", "json"))
+    assert (found["spec"]["replicas"], "status" in found) == (5, False)
+
+
+def test_two_managers_share_an_object_on_disjoint_fields(kubectl):
+    base = Row("InferenceService", ()).body("llama")
+    one = base | {"spec": {name: base["spec"][name] for name in ("model", "accelerators", "credentials")}}
+    meta = {key: base[key] for key in ("apiVersion", "kind", "metadata")}
+    extra = {"name": "other", "secretRef": {"name": "other"}}
+    two = meta | {"spec": {"replicas": 4, "credentials": [extra], "scaling": {"mode": "External"}}}
+    apply(kubectl, one, "app")
+    apply(kubectl, two, "platform")
+    apply(kubectl, one, "app")
+    found = json.loads(kubectl("get", "inferenceservice/llama", "-o", "json"))["spec"]
+    assert (found["replicas"], found["scaling"]["mode"], len(found["credentials"])) == (4, "External", 2)
+    with pytest.raises(RuntimeError, match='conflict with "platform"'):
+        apply(kubectl, one | {"spec": one["spec"] | {"replicas": 1}}, "app")
+
+
+def apply(kubectl, body, manager):
+    kubectl("apply", "--server-side", f"--field-manager={manager}", "-f", "-", input=yaml.safe_dump(body))
+
+
+def test_unknown_fields_are_refused_by_default_and_pruned_where_asked(kubectl):
+    body = Row("InferenceService", (("spec.fromTheFuture", 1), ("spec.podTemplate.spec.kept", True))).body("llama")
+    for options in ((), ("--validate=strict",)):
+        with pytest.raises(RuntimeError, match=r'unknown field "spec.fromTheFuture"'):
+            kubectl("apply", *options, "-f", "-", input=json.dumps(body))
+    kubectl("apply", "--validate=ignore", "-f", "-", input=json.dumps(body))
+    spec = json.loads(kubectl("get", "inferenceservice/llama", "-o", "json"))["spec"]
+    assert ("fromTheFuture" in spec, spec["podTemplate"]["spec"]) == (False, {"kept": True})
+
+
+def test_every_kind_is_established_and_its_schema_is_structural(cluster):
+    for kind in KINDS:
+        found = cluster.get("crd", f"{kind.plural}.{API_VERSION.partition('/')[0]}")
+        states = {condition["type"]: condition["status"] for condition in found["status"]["conditions"]}
+        assert (states["Established"], states["NamesAccepted"]) == ("True", "True")
+        assert states.get("NonStructuralSchema", "False") == "False"

@@ -1,0 +1,105 @@
+"""`pagoda validate` as a user types it: lines, paths, exit codes."""
+
+import io
+import json
+
+import pytest
+from pagoda_cli.commands import run
+
+GOOD = """\
+apiVersion: serving.pagoda.dev/v1alpha1
+kind: InferenceService
+metadata:
+  name: tiny
+spec:
+  model:
+    uri: pvc://models/tiny
+  accelerators:
+  - cpu:
+      cores: 250m
+      memory: 2Gi
+"""
+
+
+@pytest.fixture
+def ask(capsys):
+    def call(*arguments):
+        code = run(("validate", *arguments))
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return call
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text, name="a.yaml"):
+        path = tmp_path / name
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_a_valid_file_is_said_to_be_valid(ask, file):
+    assert ask("-f", file(GOOD)) == (0, "InferenceService/tiny: valid\n", "")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "path"),
+    [
+        ("250m", "0", 10, "spec.accelerators[0].cpu.cores"),
+        ("pvc://models/tiny", "models", 7, "spec.model.uri"),
+        ("  accelerators:", "  replica: 2\n  accelerators:", 8, "spec.replica"),
+        ("      memory: 2Gi\n", "", 9, "spec.accelerators[0].cpu.memory"),
+        ("kind: InferenceService", "kind: Service", 2, "kind"),
+        ("v1alpha1", "v1", 1, "apiVersion"),
+        ("      memory: 2Gi", "      memory: 2Gi\n      cores: 1", 12, "spec.accelerators[0].cpu.cores"),
+    ],
+)
+def test_a_refusal_carries_the_line_and_the_path(ask, file, old, new, line, path):
+    name = file(GOOD.replace(old, new))
+    code, out, err = ask("-f", name, "--json")
+    (found,) = json.loads(out)["refused"]
+    assert (code, found["file"], found["line"], found["path"]) == (2, name, line, path)
+    assert err == "pagoda: 1 of 1 objects refused\n"
+
+
+def test_every_document_of_every_file_is_judged_and_others_objects_are_left_alone(ask, file):
+    other = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\n"
+    two = file(f"---\n{other}---\n{GOOD}---\n{GOOD.replace('250m', 'two').replace('tiny', 'bad')}---\n", "two.yaml")
+    code, out, _ = ask("-f", file(GOOD), "-f", two)
+    assert code == 2
+    assert out.count("InferenceService/tiny: valid") == 2
+    assert f"{two}:27: InferenceService/bad: spec.accelerators[0].cpu.cores: " in out
+
+
+def test_a_list_is_judged_item_by_item_with_its_lines(ask, file):
+    item = json.dumps({"apiVersion": "serving.pagoda.dev/v1alpha1", "kind": "TenantQuota", "metadata": {"name": "a"}, "spec": {}})
+    name = file(f"apiVersion: v1\nkind: List\nitems:\n- {item}\n")
+    assert f"{name}:4: TenantQuota/a: spec.subjects: required, and absent" in ask("-f", name)[1]
+
+
+def test_standard_input_is_read(ask, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(GOOD))
+    assert ask("-f", "-")[:2] == (0, "InferenceService/tiny: valid\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("a: [", "no YAML"), ("", "no Pagoda object"), ("apiVersion: v1\nkind: Pod\n", "no Pagoda object"), ("? {}\n: 1\n", "no YAML")],
+)
+def test_what_holds_no_object_of_ours_is_one_line_on_stderr(ask, file, text, says):
+    code, out, err = ask("-f", file(text))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert says in err
+
+
+def test_a_file_that_is_not_there_is_named(ask):
+    code, _, err = ask("-f", "/no/such/file.yaml")
+    assert (code, "/no/such/file.yaml" in err) == (2, True)
+
+
+def test_dates_stay_text_as_in_kubectl(ask, file):
+    text = GOOD.replace("    uri: pvc://models/tiny", "    uri: pvc://models/tiny\n    revision: 2026-01-01")
+    assert ask("-f", file(text))[0] == 0

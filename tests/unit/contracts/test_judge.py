@@ -1,0 +1,59 @@
+"""The offline verdict on the table that tests/controlplane/contracts holds against the API server."""
+
+import pytest
+from object_table import FULL, INVALID, VALID, Row
+from pagoda_contracts.judge import judge, judge_update
+
+
+def test_the_table_is_as_large_as_promised_and_says_nothing_twice():
+    assert len(INVALID) >= 120
+    assert len(VALID) >= 40
+    assert len({row.title for row in INVALID}) == len(INVALID)
+
+
+@pytest.mark.parametrize("row", INVALID, ids=lambda row: row.title)
+def test_an_invalid_object_is_refused_at_its_field_and_for_one_reason(row):
+    problems = judge(row.body("offline"))
+    assert [problem.where or problem.message.partition(":")[0] for problem in problems] == [row.field]
+
+
+@pytest.mark.parametrize("row", VALID, ids=lambda row: row.title)
+def test_a_valid_object_is_taken(row):
+    assert judge(row.body("offline")) == ()
+
+
+def test_an_unknown_field_is_answered_with_the_known_ones():
+    (problem,) = judge(Row("InferenceService", (("spec.accelerators[0].gpu.model", "x"),)).body("a"))
+    assert problem.message == "unknown field; accepted: count, product"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("apiVersion", "serving.pagoda.dev/v1"), ("kind", "Model"), ("metadata", None), ("metadata", {"name": 7})]
+)
+def test_what_is_no_object_of_ours_is_named(field, value):
+    (problem,) = judge(Row("InferenceService", ((field, value),)).body("a"))
+    assert problem.where.startswith(field)
+
+
+def test_a_generated_name_is_judged_with_its_suffix():
+    row = Row("InferenceService", (("metadata", {"generateName": "n" * 31}),))
+    assert "at most 35" in judge(row.body("a"))[0].message
+    assert judge(Row("InferenceService", (("metadata", {"generateName": "llama-"}),)).body("a")) == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"), [("spec.serviceRef.name", "other", "spec.serviceRef"), ("spec.modelName", "other", "spec.modelName")]
+)
+def test_immutable_fields_are_refused_in_an_update(path, value, field):
+    old, new = Row("LoraAdapter", ()).body("a"), Row("LoraAdapter", ((path, value),)).body("a")
+    (problem,) = judge_update(new, old)
+    assert (problem.where, "immutable" in problem.message) == (field, True)
+    assert judge_update(Row("LoraAdapter", (("spec.pinned", False),)).body("a"), old) == ()
+
+
+def test_every_kind_has_a_complete_object():
+    """A field that the table does not set is a field that no test refuses."""
+    from pagoda_contracts.crdgen import KINDS
+
+    for kind in KINDS:
+        assert set(FULL[kind.kind]) == {field.alias for field in kind.model.model_fields["spec"].annotation.model_fields.values()}
