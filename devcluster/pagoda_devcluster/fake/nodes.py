@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from pagoda_devcluster.fake.plays import PREFIX, NodePlay, Object, complaint_of, node_plays
-from pagoda_devcluster.fake.pods import write_time
+from pagoda_devcluster.fake.pods import subset, write_time
 from pagoda_devcluster.gpus.devices import allocatable
 from pagoda_devcluster.gpus.labels import labels_of
 from pagoda_devcluster.gpus.layout import Layout, NodeClass
@@ -13,7 +13,13 @@ from pagoda_devcluster.spec import ClusterSpec
 FAKE_LABEL = f"{PREFIX}/fake"
 CLASS_LABEL = f"{PREFIX}/class"
 SELECTOR = f"{FAKE_LABEL}=true"
-PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure")
+PRESSURES = {
+    "MemoryPressure": ("KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
+    "DiskPressure": ("KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+    "PIDPressure": ("KubeletHasSufficientPID", "kubelet has sufficient PID available"),
+}
+# What the node controller writes into each condition of a node whose kubelet fell silent.
+SILENT = ("Unknown", "NodeStatusUnknown", "Kubelet stopped posting node status.")
 
 
 @dataclass(frozen=True)
@@ -82,18 +88,19 @@ def node_info(node: FakeNode, version: str) -> Object:
 def conditions(found: Object, plays: frozenset[str], now: datetime) -> list[Object]:
     """A heartbeat is not written: nothing waits for one (`--node-monitor-grace-period` is a day here)."""
     complaint = complaint_of(plays, NodePlay)
-    down = NodePlay.NOT_READY.value in plays
     before = found.get("status", {}).get("conditions", [])
-    made = [condition(before, kind, "False", "KubeletHasNo" + kind, now) for kind in PRESSURES]
-    ready = condition(before, "Ready", "Unknown" if down else "True", "NodeStatusUnknown" if down else "KubeletReady", now)
-    return [*made, ready | {"message": complaint or ("played: kubelet is silent" if down else "fake kubelet is posting ready status")}]
+    healthy = {kind: ("False", *words) for kind, words in PRESSURES.items()}
+    healthy["Ready"] = ("True", "KubeletReady", complaint or "kubelet is posting ready status")
+    down = NodePlay.NOT_READY.value in plays
+    return [condition(before, kind, SILENT if down else told, now) for kind, told in healthy.items()]
 
 
-def condition(before: list[Object], kind: str, status: str, reason: str, now: datetime) -> Object:
+def condition(before: list[Object], kind: str, told: tuple[str, str, str], now: datetime) -> Object:
+    status, reason, message = told
     same = next((entry for entry in before if entry["type"] == kind and entry["status"] == status), None)
     times = same or {"lastTransitionTime": write_time(now), "lastHeartbeatTime": write_time(now)}
     kept = {key: times[key] for key in ("lastTransitionTime", "lastHeartbeatTime")}
-    return {"type": kind, "status": status, "reason": reason} | kept
+    return {"type": kind, "status": status, "reason": reason, "message": message} | kept
 
 
 def status_change(node: FakeNode, found: Object, version: str, now: datetime) -> Object | None:
@@ -101,13 +108,3 @@ def status_change(node: FakeNode, found: Object, version: str, now: datetime) ->
     have = found.get("status", {})
     same = all(subset(value, have.get(key)) for key, value in wanted.items())
     return None if same else wanted
-
-
-def subset(wanted: object, have: object) -> bool:
-    """The server adds fields of its own, and leaves out empty text."""
-    if isinstance(wanted, dict):
-        found = have if isinstance(have, dict) else {}
-        return all(subset(value, found.get(key, "")) for key, value in wanted.items())
-    if isinstance(wanted, list):
-        return isinstance(have, list) and len(have) == len(wanted) and all(map(subset, wanted, have))
-    return wanted == have

@@ -12,6 +12,7 @@ PLAY_PODS = f"{PREFIX}/play-pods"
 READY_AFTER = f"{PREFIX}/ready-after"
 COMPLETE_AFTER = f"{PREFIX}/complete-after"
 STOP_AFTER = f"{PREFIX}/stop-after"
+READY, NOT_READY = "ready", "not-ready"
 
 
 class PodPlay(StrEnum):
@@ -43,6 +44,10 @@ class Scene:
     host_ip: str
     node_down: bool = False
     complaint: str = ""
+    serves: bool = False
+    """A front answers under the pod's address; readiness is then what the front says."""
+    front: str | None = None
+    """READY or NOT_READY while there is one."""
 
 
 def annotation(found: Object, name: str) -> str:
