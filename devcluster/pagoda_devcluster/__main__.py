@@ -45,6 +45,7 @@ def up(
         str, typer.Option(help="control-plane: API server only, no root. kubelet: one node that runs pods. fake:N: nodes that pretend to.")
     ] = Nodes.KUBELET.value,
     gpu_layout: Annotated[Path | None, typer.Option(metavar="FILE", help="Node classes with GPUs; see devcluster/layouts/.")] = None,
+    serve: Annotated[bool, typer.Option("--serve", help="fake:N only: replicas on fake nodes can be dialled (root).")] = False,
     provider: Annotated[Provider, typer.Option(help="auto chooses native.")] = Provider.AUTO,
     install: Annotated[bool, typer.Option("--install", help="Install missing Debian packages.")] = False,
 ) -> None:
@@ -53,15 +54,18 @@ def up(
         raise UsageError("provider kind is not built yet: use --provider native (Linux)")
     settings = from_environment()
     settings.cluster(name)
-    found = native.up(settings, request_of(name, nodes, install, gpu_layout), progress())
+    found = native.up(settings, request_of(name, nodes, install, gpu_layout, serve), progress())
     print(_spec(found).paths.kubeconfig)
 
 
-def request_of(name: str, nodes: str, install: bool, gpu_layout: Path | None) -> native.Request:
+def request_of(name: str, nodes: str, install: bool, gpu_layout: Path | None, serve: bool = False) -> native.Request:
     kind, fakes = parse_nodes(nodes)
     if gpu_layout and kind is Nodes.CONTROL_PLANE:
         raise UsageError("--gpu-layout needs nodes: --nodes kubelet or fake:N")
-    return native.Request(name, kind, install, fakes, layout.read(gpu_layout) if gpu_layout else layout.without_gpus(kind is Nodes.FAKE))
+    if serve and kind is not Nodes.FAKE:
+        raise UsageError("--serve needs nodes that pretend: --nodes fake:N (pods of a kubelet node answer for themselves)")
+    played = layout.read(gpu_layout) if gpu_layout else layout.without_gpus(kind is Nodes.FAKE)
+    return native.Request(name, kind, install, fakes, played, serve)
 
 
 @app.command()

@@ -139,6 +139,12 @@ def fake_kubelet(spec: ClusterSpec) -> Process:
     return Process("fake-kubelet", [spec.python, "-P", "-m", "pagoda_devcluster.fake", str(spec.root)])
 
 
+def fronts(spec: ClusterSpec) -> Process:
+    """The product's own door: the dev cluster imports nothing of it."""
+    argv = [spec.python, "-P", "-m", "pagoda_daemon", "simulate-fronts", "--control", str(spec.paths.fronts)]
+    return Process("fronts", argv)
+
+
 def scheduler(spec: ClusterSpec) -> Process:
     options = own_server(spec, spec.paths.config / "kube-scheduler.kubeconfig")
     return Process("kube-scheduler", [str(spec.bin / "kube-scheduler"), *flags(options)])

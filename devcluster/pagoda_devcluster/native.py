@@ -19,7 +19,7 @@ from pagoda_devcluster.locks import exclusive
 from pagoda_devcluster.node_config import HIDDEN_FOLDERS
 from pagoda_devcluster.settings import Settings
 from pagoda_devcluster.spec import ClusterSpec, Nodes, cgroup_name, link_name, to_json
-from pagoda_devcluster.status import Status, settled, trouble
+from pagoda_devcluster.status import Status, load_spec, settled, trouble
 
 # A node's own filesystem layers cannot lie on an overlay (a container's root): containerd then copies instead.
 SNAPSHOTTERS = {"overlay": "native"}
@@ -34,6 +34,7 @@ class Request:
     install: bool = False
     fakes: int = 0
     layout: Layout | None = None
+    serve: bool = False
 
 
 def up(settings: Settings, request: Request, console: Console) -> Status:
@@ -69,7 +70,7 @@ def refuse_other_nodes(found: Status, request: Request) -> None:
     if found.spec is None:
         return
     runs = ""
-    if (found.spec.nodes, found.spec.fakes) != (request.nodes, request.fakes):
+    if (found.spec.nodes, found.spec.fakes, found.spec.serve) != (request.nodes, request.fakes, request.serve):
         runs = f"{found.name} runs with --nodes {found.spec.nodes_text}"
     elif request.layout and found.spec.layout != digest(request.layout):
         runs = f"{found.name} runs with another GPU layout"
@@ -90,6 +91,8 @@ def prepare(settings: Settings, request: Request, console: Console) -> None:
             raise MissingPrerequisiteError("a kubelet node needs root: use sudo, or --nodes control-plane, which does not")
         if any(settings.home.is_relative_to(hidden) for hidden in HIDDEN_FOLDERS):
             raise UsageError(f"PAGODA_DEVCLUSTER_HOME={settings.home} is not visible inside a node: choose a folder on a disk")
+    if request.serve and not settings.is_root:
+        raise MissingPrerequisiteError("--serve makes a route to the pods, which needs root: use sudo, or leave --serve out")
     installed = packages.ensure(request.nodes, request.install, settings.is_root)
     if installed:
         console.print(f"installed {' '.join(installed)}")
@@ -100,7 +103,7 @@ def begin(settings: Settings, request: Request, binaries: Path, console: Console
     root = settings.cluster(request.name)
     root.mkdir(parents=True, mode=0o755)
     snapshotter = SNAPSHOTTERS.get(mounts.kind_of(mounts.current(), root.resolve()), "overlayfs")
-    with slots.claimed(request.name, settings.clusters, request.nodes is Nodes.KUBELET) as slot:
+    with slots.claimed(request.name, settings.clusters, request.nodes is Nodes.KUBELET or request.serve) as slot:
         spec = spec_of(request, slot, root, binaries, snapshotter)
         spec.paths.state.write_text(to_json(spec))
         if request.layout:
@@ -118,6 +121,7 @@ def spec_of(request: Request, slot: int, root: Path, binaries: Path, snapshotter
         binaries,
         snapshotter=snapshotter,
         fakes=request.fakes,
+        serve=request.serve,
         layout=digest(request.layout) if request.layout else "",
         python=sys.executable,
     )
@@ -131,6 +135,8 @@ def clear(settings: Settings, name: str) -> list[str]:
     removed = end_processes(root)
     if network.remove_link(link_name(name)):
         removed.append("link")
+    if (spec := load_spec(root)) and spec.serve and network.close_pod_range(spec):
+        removed.append("route")
     removed += [f"{len(groups)} control groups" for groups in [cgroups.remove(cgroup_name(name))] if groups]
     if root.exists():
         removed += [f"{len(left)} mounts" for left in [mounts.release(root)] if left]

@@ -21,6 +21,7 @@ from pagoda_devcluster.status import fakes_ready, node_ready
 # Measured on two idle cores: API server 3 s, node 9 s. Four times that, because the machine may be compiling at the same time.
 API_SECONDS = 60
 NODE_SECONDS = 90
+FRONTS_SECONDS = 60
 
 
 @dataclass
@@ -83,6 +84,10 @@ class Starter:
         self.say(f"node {self.spec.node_name} ready")
 
     def start_fakes(self, api: Api) -> None:
+        if self.spec.serve:
+            network.open_pod_range(self.spec)
+            self.spawn(control_plane.fronts(self.spec))
+            self.wait(self.spec.paths.fronts.exists, FRONTS_SECONDS, "fronts")
         self.spawn(control_plane.fake_kubelet(self.spec))
         self.wait(lambda: fakes_ready(api, self.spec), NODE_SECONDS, "fake-kubelet")
         self.say(f"{self.spec.fakes} fake nodes ready")

@@ -6,7 +6,7 @@ from typing import Any
 
 from pagoda_devcluster import waiting
 from pagoda_devcluster.api import Api
-from pagoda_devcluster.control_plane import control_plane_processes, fake_kubelet
+from pagoda_devcluster.control_plane import control_plane_processes, fake_kubelet, fronts
 from pagoda_devcluster.errors import ApiError, NotRunningError
 from pagoda_devcluster.fake.nodes import SELECTOR
 from pagoda_devcluster.node_config import init_process, node_processes
@@ -42,7 +42,7 @@ class Status:
 
 
 def all_processes(spec: ClusterSpec) -> list[Process]:
-    players = [fake_kubelet(spec)] if spec.fakes else []
+    players = ([fronts(spec)] if spec.serve else []) + ([fake_kubelet(spec)] if spec.fakes else [])
     return control_plane_processes(spec) + players + ([init_process(spec), *node_processes(spec)] if spec.has_node else [])
 
 

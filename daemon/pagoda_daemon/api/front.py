@@ -48,7 +48,7 @@ _SECOND_SIGNAL_S: Final = 1.5
 _KEEP_ALIVE_S: Final = 75  # longer than any sensible client pool keeps a connection: the client closes first, no race
 
 
-class _Uvicorn(uvicorn.Server):
+class UnsignalledServer(uvicorn.Server):
     """Without signal handling of its own: the drain decides when to stop listening."""
 
     @contextlib.contextmanager
@@ -97,6 +97,7 @@ class Front:
         self._admission = Admission(self.replica)
         self._feed = StateFeed(self.replica, Identity(config.model.served_names, config.revision, settings.version))
         self._grpc = grpc.aio.server(options=[("grpc.so_reuseport", 0)])  # a port in use is an error
+        self._server: UnsignalledServer | None = None
         self._signalled = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -115,7 +116,7 @@ class Front:
                 await engine
 
     async def _serve(self, engine: asyncio.Future[None], announce: Callable[[Ports], None]) -> None:
-        server = _Uvicorn(_uvicorn_config(self._parts()))
+        server = self._server = UnsignalledServer(_uvicorn_config(self._parts()))
         listener = _bind(self._settings.config.listen.host, self._settings.config.listen.http)
         serving = asyncio.ensure_future(server.serve([listener]))
         ports = Ports(listener.getsockname()[1], await self._start_grpc(), self._probes.port)
@@ -156,6 +157,11 @@ class Front:
             log.warning("second_signal", in_flight=self.replica.in_flight)
             self._hurry.set()
             asyncio.get_running_loop().call_later(_SECOND_SIGNAL_S, self._give_up)
+
+    def drop_connections(self) -> None:
+        """As the kernel does with a killed process's: without a word. For a front that shares its process with others."""
+        for connection in list(self._server.server_state.connections) if self._server else []:
+            connection.transport.abort()
 
     def _give_up(self) -> None:
         """The last resort of a second signal: whatever still waits, waits no longer."""

@@ -4,6 +4,7 @@ import asyncio
 import sys
 from pathlib import Path
 
+from pagoda_devcluster.fake.fronts import Fronts
 from pagoda_devcluster.fake.kubelet import FakeKubelets
 from pagoda_devcluster.fake.nodes import fake_nodes
 from pagoda_devcluster.gpus import layout
@@ -15,7 +16,8 @@ async def play(spec: ClusterSpec) -> None:
     api = AsyncApi(spec)
     played = layout.stored(spec.paths.layout)
     version = (await api.get("/version") or {})["gitVersion"]
-    await FakeKubelets(api, fake_nodes(spec, played), played, version).run()
+    fronts = Fronts(spec.paths.fronts, api) if spec.serve else None
+    await FakeKubelets(api, fake_nodes(spec, played), played, version, fronts).run()
 
 
 if __name__ == "__main__":

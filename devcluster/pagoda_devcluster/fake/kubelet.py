@@ -9,6 +9,7 @@ import structlog
 
 from pagoda_devcluster.errors import ApiError
 from pagoda_devcluster.fake import nodes, plays, pods
+from pagoda_devcluster.fake.fronts import Fronts
 from pagoda_devcluster.fake.nodes import FakeNode
 from pagoda_devcluster.fake.plays import Object
 from pagoda_devcluster.gpus import dra
@@ -17,6 +18,7 @@ from pagoda_devcluster.watching import CONFLICT, AsyncApi, Event
 
 WORKERS = 8
 RETRY_SECONDS = 1.0
+LOOK_SECONDS = 0.5
 Key = tuple[str, str]
 K = TypeVar("K")
 log = structlog.get_logger()
@@ -82,19 +84,23 @@ class Addresses:
 class FakeKubelets:
     """All of them in one process: 100 nodes cost one list and two watches."""
 
-    def __init__(self, api: AsyncApi, fleet: list[FakeNode], layout: Layout, version: str) -> None:
-        self._api, self._layout, self._version = api, layout, version
+    def __init__(self, api: AsyncApi, fleet: list[FakeNode], layout: Layout, version: str, fronts: Fronts | None = None) -> None:
+        self._api, self._layout, self._version, self._fronts = api, layout, version, fronts
         self._fleet = {node.name: node for node in fleet}
         self._nodes: dict[str, Object] = {}
         self._pods: dict[Key, Object] = {}
         self._addresses = Addresses()
         self._queue = Queue()
+        self._listed = False
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
                 group.create_task(self._work())
             await self._register()
+            if self._fronts:
+                await self._fronts.look(self._touch_fronts)
+                group.create_task(self._follow_fronts(self._fronts))
             group.create_task(self._follow_nodes())
             group.create_task(self._follow_pods())
 
@@ -140,6 +146,24 @@ class FakeKubelets:
                 if newer(found, self._pods.get(key)):
                     self._pods[key] = found
                     self._queue.touch(key)
+            self._listed = True
+
+    async def _follow_fronts(self, fronts: Fronts) -> None:
+        """Readiness is theirs to say, and so is when a deleted pod has drained. One question for all of them, where kubelets would
+        probe each once a second."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                await fronts.look(self._touch_fronts)
+                if self._listed:
+                    await fronts.keep({pod["metadata"]["uid"] for pod in self._pods.values()})
+            except httpx.HTTPError as error:
+                log.warning("fronts_silent", error=str(error) or type(error).__name__)
+
+    def _touch_fronts(self, uids: set[str]) -> None:
+        for key, pod in self._pods.items():
+            if pod["metadata"]["uid"] in uids:
+                self._queue.touch(key)
 
     def _forget(self, keys: set[Key]) -> None:
         for key in keys:
@@ -178,7 +202,10 @@ class FakeKubelets:
         node = self._fleet.get(pod["spec"]["nodeName"]) if pod else None
         if pod is None or node is None:
             return None
-        verdict = pods.decide(pod, self._scene(key, pod, node), now())
+        scene = self._scene(key, pod, node)
+        if self._fronts:
+            scene = await self._fronts.tend(pod, scene, now())
+        verdict = pods.decide(pod, scene, now())
         path = f"/api/v1/namespaces/{key[0]}/pods/{key[1]}"
         if verdict.delete:
             await self._api.delete(path, {"gracePeriodSeconds": 0, "preconditions": {"uid": pod["metadata"]["uid"]}})
