@@ -159,8 +159,12 @@ class Front:
             asyncio.get_running_loop().call_later(_SECOND_SIGNAL_S, self._give_up)
 
     def drop_connections(self) -> None:
-        """As the kernel does with a killed process's: without a word. For a front that shares its process with others."""
-        for connection in list(self._server.server_state.connections) if self._server else []:
+        """As the kernel does with a killed process's, its listener too: without a word. For a front that shares its process."""
+        if self._server is None:
+            return
+        for listener in getattr(self._server, "servers", []):  # uvicorn makes the attribute when it starts
+            listener.close()
+        for connection in list(self._server.server_state.connections):
             connection.transport.abort()
 
     def _give_up(self) -> None:

@@ -71,6 +71,7 @@ class SimulatedReplica:
         self._front = Front(settings, backing)
         self._task = asyncio.ensure_future(self._live())
         self.failure = ""
+        self._killed = False
 
     def _probe(self, replica: Replica, host: str, port: int, limits: Limits) -> _Probes:
         self._probes = _Probes(replica, host, port, limits)
@@ -97,7 +98,10 @@ class SimulatedReplica:
     def kill(self) -> None:
         """As SIGKILL: its streams break off."""
         self._front.drop_connections()
-        self._task.cancel()
+        if not self._killed:
+            # Cancelled twice, the clean-up itself would break off and leave its listener.
+            self._killed = True
+            self._task.cancel()
 
     async def wait(self) -> None:
         with suppress(asyncio.CancelledError):
