@@ -38,22 +38,26 @@ def up(
         str, typer.Option(help="control-plane: API server only, no root. kubelet: one node that runs pods. fake:N: nodes that pretend to.")
     ] = Nodes.KUBELET.value,
     gpu_layout: Annotated[Path | None, typer.Option(metavar="FILE", help="Node classes with GPUs; see devcluster/layouts/.")] = None,
+    serve: Annotated[bool, typer.Option("--serve", help="fake:N only: replicas on fake nodes can be dialled (root).")] = False,
     provider: Annotated[Asked, typer.Option(help="auto: kind where a Docker engine answers, else native. kind is unproven.")] = Asked.AUTO,
     install: Annotated[bool, typer.Option("--install", help="Install missing Debian packages.")] = False,
 ) -> None:
     """Start a cluster, or confirm that it is up. Prints the path of its kubeconfig."""
     settings = from_environment()
     settings.cluster(name)
-    request = request_of(name, nodes, install, gpu_layout)
+    request = request_of(name, nodes, install, gpu_layout, serve)
     found = providers.up(providers.chosen(provider, settings, request), settings, request, progress())
     print(_spec(found).paths.kubeconfig)
 
 
-def request_of(name: str, nodes: str, install: bool, gpu_layout: Path | None) -> Request:
+def request_of(name: str, nodes: str, install: bool, gpu_layout: Path | None, serve: bool = False) -> Request:
     kind, fakes = parse_nodes(nodes)
     if gpu_layout and kind is Nodes.CONTROL_PLANE:
         raise UsageError("--gpu-layout needs nodes: --nodes kubelet or fake:N")
-    return Request(name, kind, install, fakes, layout.read(gpu_layout) if gpu_layout else layout.without_gpus(kind is Nodes.FAKE))
+    if serve and kind is not Nodes.FAKE:
+        raise UsageError("--serve needs nodes that pretend: --nodes fake:N (pods of a kubelet node answer for themselves)")
+    played = layout.read(gpu_layout) if gpu_layout else layout.without_gpus(kind is Nodes.FAKE)
+    return Request(name, kind, install, fakes, played, serve)
 
 
 @app.command()

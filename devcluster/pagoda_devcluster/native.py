@@ -31,6 +31,8 @@ def prepare(settings: Settings, request: Request, console: Console) -> None:
             raise MissingPrerequisiteError("a kubelet node needs root: use sudo, or --nodes control-plane, which does not")
         if any(settings.home.is_relative_to(hidden) for hidden in HIDDEN_FOLDERS):
             raise UsageError(f"PAGODA_DEVCLUSTER_HOME={settings.home} is not visible inside a node: choose a folder on a disk")
+    if request.serve and not settings.is_root:
+        raise MissingPrerequisiteError("--serve makes a route to the pods, which needs root: use sudo, or leave --serve out")
     installed = packages.ensure(request.nodes, request.install, settings.is_root)
     if installed:
         console.print(f"installed {' '.join(installed)}")
@@ -46,7 +48,7 @@ def begin(settings: Settings, request: Request, folder: Path, console: Console) 
     root = settings.cluster(request.name)
     root.mkdir(parents=True, mode=0o755)
     snapshotter = SNAPSHOTTERS.get(mounts.kind_of(mounts.current(), root.resolve()), "overlayfs")
-    with slots.claimed(request.name, settings.clusters, request.nodes is Nodes.KUBELET) as slot:
+    with slots.claimed(request.name, settings.clusters, request.nodes is Nodes.KUBELET or request.serve) as slot:
         spec = spec_of(request, slot, root, folder, snapshotter)
         spec.paths.state.write_text(to_json(spec))
         if request.layout:
@@ -64,6 +66,7 @@ def spec_of(request: Request, slot: int, root: Path, binaries: Path, snapshotter
         binaries,
         snapshotter=snapshotter,
         fakes=request.fakes,
+        serve=request.serve,
         layout=digest(request.layout) if request.layout else "",
         python=sys.executable,
     )
@@ -79,6 +82,8 @@ def clear(settings: Settings, name: str) -> list[str]:
     removed += end_processes(root)
     if network.remove_link(link_name(name)):
         removed.append("link")
+    if spec and spec.serve and network.close_pod_range(spec):
+        removed.append("route")
     removed += [f"{len(groups)} control groups" for groups in [cgroups.remove(cgroup_name(name))] if groups]
     if root.exists():
         removed += [f"{len(left)} mounts" for left in [mounts.release(root)] if left]

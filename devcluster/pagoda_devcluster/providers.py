@@ -140,7 +140,7 @@ def refuse_another(found: Status, request: Request, provider: str) -> None:
     if found.spec is None:
         return
     runs = ""
-    if (found.spec.nodes, found.spec.fakes) != (request.nodes, request.fakes):
+    if (found.spec.nodes, found.spec.fakes, found.spec.serve) != (request.nodes, request.fakes, request.serve):
         runs = f"{found.name} runs with --nodes {found.spec.nodes_text}"
     elif request.layout and found.spec.layout != digest(request.layout):
         runs = f"{found.name} runs with another GPU layout"

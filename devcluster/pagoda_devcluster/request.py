@@ -15,3 +15,4 @@ class Request:
     install: bool = False
     fakes: int = 0
     layout: Layout | None = None
+    serve: bool = False

@@ -112,6 +112,11 @@ class Layout:
         return self.config / "gpu-layout.json"
 
     @property
+    def fronts(self) -> Path:
+        """The socket of the process that answers for fake nodes' pods."""
+        return self.root / "fronts.sock"
+
+    @property
     def etcd(self) -> Path:
         return self.root / "etcd"
 
@@ -135,6 +140,8 @@ class ClusterSpec:
     provider: str = NATIVE
     snapshotter: str = "overlayfs"
     fakes: int = 0
+    serve: bool = False
+    """Fake nodes' pods can be dialled."""
     layout: str = ""
     """Digest of the GPU layout in `config/gpu-layout.json`; empty without one."""
     python: str = ""

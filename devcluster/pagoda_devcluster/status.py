@@ -6,8 +6,9 @@ from typing import Any
 
 from pagoda_devcluster import waiting
 from pagoda_devcluster.api import Api
-from pagoda_devcluster.control_plane import control_plane_processes
+from pagoda_devcluster.control_plane import control_plane_processes, fake_kubelet, fronts
 from pagoda_devcluster.errors import ApiError, NotRunningError
+from pagoda_devcluster.fake.nodes import SELECTOR
 from pagoda_devcluster.kind import render
 from pagoda_devcluster.kind import run as kind
 from pagoda_devcluster.node_config import init_process, node_processes
@@ -45,7 +46,8 @@ class Status:
 
 
 def all_processes(spec: ClusterSpec) -> list[Process]:
-    return control_plane_processes(spec) + ([init_process(spec), *node_processes(spec)] if spec.has_node else [])
+    players = ([fronts(spec)] if spec.serve else []) + ([fake_kubelet(spec)] if spec.fakes else [])
+    return control_plane_processes(spec) + players + ([init_process(spec), *node_processes(spec)] if spec.has_node else [])
 
 
 def load_spec(root: Path) -> ClusterSpec | None:
@@ -92,6 +94,12 @@ def node_ready(api: Api, spec: ClusterSpec) -> bool:
     except (NotRunningError, ApiError):
         return False
     return node is not None and condition_true(node) and not node["spec"].get("taints")
+
+
+def fakes_ready(api: Api, spec: ClusterSpec) -> bool:
+    """All of them, and no taint keeps pods away."""
+    found = (api.get(f"/api/v1/nodes?labelSelector={SELECTOR}") or {"items": []})["items"]
+    return len(found) == spec.fakes and all(condition_true(node) and not node["spec"].get("taints") for node in found)
 
 
 def condition_true(node: dict[str, Any]) -> bool:

@@ -21,7 +21,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.skipif(os.geteuid() != 0, reason=
 
 # As `up` announces them, each before it begins.
 PHASES = ("files and keys", "namespaces and link", "etcd and API server", "controllers", "node")
-CONTROL_PLANE_PHASES = ("files and keys", "etcd and API server", "controllers")
+BASE_PHASES = ("files and keys", "etcd and API server", "controllers")
+ANNOUNCED = {"control-plane": BASE_PHASES, "kubelet": PHASES, "fake:2 --serve": (*BASE_PHASES, "fake nodes")}
 CONTROL_PLANE = {"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"}
 GPUS = recipe.of_checkout().folder / "layouts" / "h100-mixed.yaml"
 
@@ -66,6 +67,19 @@ def test_ctrl_c_in_any_phase_leaves_nothing(name: str, phase: str):
     assert inventory(name) == before
 
 
+def test_ctrl_c_while_fake_nodes_start_takes_their_route_away_too(name: str):
+    before = inventory(name)
+    with starting(name, "--nodes", "fake:2", "--serve") as process:
+        read_until(process, "fake nodes")
+        slot = json.loads((HOME / "clusters" / name / "cluster.json").read_text())["slot"]
+        assert waiting.until(lambda: slots.conflicts(Addresses(slot), network.occupied()), 20)
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == EXIT_STOPPED, err
+    assert not slots.conflicts(Addresses(slot), network.occupied())
+    assert inventory(name) == before
+
+
 def test_a_second_ctrl_c_stops_the_removal_and_down_ends_it(name: str):
     with starting(name) as process:
         read_until(process, "node")
@@ -95,12 +109,14 @@ def kill_process(pid: int) -> None:
     [
         ("control-plane", [("kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd")]),
         ("kubelet", [("coredns", "kube-proxy", "kubelet", "containerd"), ("node-init",)]),
+        ("fake:2 --serve", [("fake-kubelet", "fronts")]),
     ],
 )
 def test_every_process_that_is_killed_is_named_and_up_mends_it(name: str, nodes: str, rounds: list[tuple[str, ...]]):
     """Those of a round one after the other, then one `up`: 10 s for each process on its own would be two minutes more."""
-    up = tool("up", "--name", name, "--nodes", nodes)
-    assert tuple(filter(None, map(phase_of, up.stderr.splitlines()))) == (PHASES if nodes == "kubelet" else CONTROL_PLANE_PHASES)
+    how = ["--name", name, "--nodes", *nodes.split()]
+    up = tool("up", *how)
+    assert tuple(filter(None, map(phase_of, up.stderr.splitlines()))) == ANNOUNCED[nodes]
     # So that a process that is added one day is killed here too.
     assert {victim for victims in rounds for victim in victims} == set(processes_of(name)) - (
         CONTROL_PLANE if nodes == "kubelet" else set()
@@ -109,7 +125,7 @@ def test_every_process_that_is_killed_is_named_and_up_mends_it(name: str, nodes:
         for victim in victims:
             kill_process(processes_of(name)[victim] or 0)
             assert waiting.until(lambda victim=victim: victim in missed(name), 10), f"{victim} is not missed"
-        again = tool("up", "--name", name, "--nodes", nodes)
+        again = tool("up", *how)
         assert again.returncode == 0, again.stderr
         assert all(victim in again.stderr.splitlines()[0] for victim in victims), again.stderr
         assert tool("status", "--name", name).returncode == 0

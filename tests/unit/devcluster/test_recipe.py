@@ -13,9 +13,9 @@ QUIET = Console(quiet=True)
 
 def test_this_checkout_pins_the_versions_that_belong_together():
     found = recipe.of_checkout()
-    assert (found.kubernetes, found.etcd, found.helm) == ("v1.35.4", "v3.6.5", "v3.20.2")
+    assert (found.kubernetes, found.etcd, found.helm, found.kubeconform) == ("v1.35.4", "v3.6.5", "v3.20.2", "v0.7.0")
     names = [binary.name for binary in found.binaries]
-    assert len(names) == len(set(names)) == 10
+    assert len(names) == len(set(names)) == 11
 
 
 def test_every_staging_module_is_published_under_the_same_patch():
