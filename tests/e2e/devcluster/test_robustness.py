@@ -118,9 +118,8 @@ def test_every_process_that_is_killed_is_named_and_up_mends_it(name: str, nodes:
     up = tool("up", *how)
     assert tuple(filter(None, map(phase_of, up.stderr.splitlines()))) == ANNOUNCED[nodes]
     # So that a process that is added one day is killed here too.
-    assert {victim for victims in rounds for victim in victims} == set(processes_of(name)) - (
-        CONTROL_PLANE if nodes == "kubelet" else set()
-    )
+    beside = set() if nodes == "control-plane" else CONTROL_PLANE
+    assert {victim for victims in rounds for victim in victims} == set(processes_of(name)) - beside
     for victims in rounds:
         for victim in victims:
             kill_process(processes_of(name)[victim] or 0)
