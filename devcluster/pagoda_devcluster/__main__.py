@@ -91,7 +91,7 @@ def kubeconfig(name: Name = "dev") -> None:
 
 @app.command("bin")
 def bin_folder(name: Name = "dev") -> None:
-    """Print the folder that holds kubectl and helm, for PATH."""
+    """Print the folder that holds kubectl, helm and kubeconform, for PATH."""
     settings = from_environment()
     found = status_of(settings, name)
     folder = found.spec.bin if found.spec else builder.folder_of(recipe.of_checkout(), settings.binaries)

@@ -143,6 +143,7 @@ def as_json(found: Status) -> dict[str, Any]:
     return document | {
         "provider": spec.provider,
         "nodes": spec.nodes_text,
+        "serve": spec.serve,
         "processes": [{"name": name, "state": "running" if pid else "dead", "pid": pid} for name, pid in (found.pids or {}).items()],
         "api_ready": found.api_ready,
         "server": found.server or spec.server,

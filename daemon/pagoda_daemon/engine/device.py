@@ -71,6 +71,10 @@ class Device:
         """End the thread after the job under way."""
         self._jobs.put(None)
 
+    def __del__(self) -> None:
+        # Not in `stop`: the thread may still write to it, and the loop still poll it.
+        os.close(self._ended)
+
     def _run(self, build: Callable[[], Worker]) -> None:
         try:
             worker = build()
