@@ -197,7 +197,7 @@ def test_fifty_replicas_live_in_one_process(space, fleet):
     addresses = available(space, 50)
     assert len(set(addresses)) == 50
     assert {httpx.get(url(address, "/health"), trust_env=False).status_code for address in addresses} == {200}
-    # 1.1 MiB a replica over the 85 of one alone were measured; a process each would be 50 times 85.
+    # 0.2 MiB a replica over the 85 of the process were measured; a process each would be 50 times 85.
     assert resident_mib(fleet) < 300
 
 
