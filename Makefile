@@ -34,7 +34,7 @@ test-unit: setup  ## Unit tests: nothing but Python (under 2 min)
 	$(PYTEST) -n 2 --dist loadfile tests/unit
 
 test: lint test-unit  ## All of it: lint, unit, parity, control plane and e2e on a dev cluster (root; under 25 min)
-	$(BIN)/pagoda-devcluster up --name test --install
+	$(BIN)/pagoda-devcluster up --name test --provider native --install
 	PAGODA_TEST_CLUSTER=test $(PYTEST) tests --ignore tests/unit; code=$$?; $(BIN)/pagoda-devcluster down --name test; exit $$code
 
 test-e2e: setup  ## Only the scenarios on a dev cluster (root)

@@ -9,12 +9,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pagoda_devcluster import audit, build, prune, recipe
+from pagoda_devcluster import audit, build, prune, recipe, schemas
+from pagoda_devcluster.api import Api
 from pagoda_devcluster.errors import MissingPrerequisiteError, NotRunningError, UsageError
 from pagoda_devcluster.processes import last_lines
 from pagoda_devcluster.settings import Settings, from_environment
-from pagoda_devcluster.spec import ClusterSpec
-from pagoda_devcluster.status import all_processes, load_spec
+from pagoda_devcluster.spec import KIND, ClusterSpec
+from pagoda_devcluster.status import all_processes, load_spec, require_running
 
 Name = Annotated[str, typer.Option("--name", help="Which cluster; two names run side by side.")]
 
@@ -23,6 +24,7 @@ def register(app: typer.Typer) -> None:
     app.command("audit")(show_audit)
     app.command("logs")(show_logs)
     app.command("prune")(run_prune)
+    app.command("schemas")(write_schemas)
 
 
 def show_audit(
@@ -56,6 +58,8 @@ def show_logs(
 ) -> None:
     """Print a process's log, also of a cluster that died. Without a process: each one's last complaint."""
     spec = spec_of(from_environment(), name)
+    if spec.provider == KIND:
+        raise UsageError(f"a kind cluster keeps its logs in its container: `kind export logs --name {spec.context}` fetches them")
     if process is None:
         show_all_logs(spec)
         return
@@ -93,6 +97,17 @@ def run_prune(dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say 
         print(f"{word} {folder} ({size >> 20} MiB)")
     if not (prunable.clusters or prunable.binaries):
         print("nothing to prune")
+
+
+def write_schemas(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Made if missing.")], name: Name = "dev") -> None:
+    """Write a JSON schema of every kind the cluster serves, installed CRDs too. Prints what kubeconform wants to be told."""
+    spec = require_running(from_environment(), name)
+    if spec.provider == KIND:
+        raise UsageError("schemas are read with a key that kind keeps to itself: use --provider native")
+    with Api(spec) as api:
+        count = schemas.write(api, folder)
+    stderr().print(f"{count} schemas")
+    print(f"{folder.resolve()}/{schemas.TEMPLATE}")
 
 
 def current_binaries(settings: Settings) -> Path | None:

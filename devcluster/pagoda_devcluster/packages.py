@@ -22,11 +22,13 @@ NODE = {
     "mount": "mount",
     "util-linux": "nsenter",
 }
+# Nothing needs them to run a cluster; `make demo` and the tests build their images with them, and count on `--install`.
+WORKSHOP = {"buildah": "buildah", "mmdebstrap": "mmdebstrap"}
 SYSTEM_FOLDERS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def missing(nodes: Nodes) -> list[str]:
-    wanted = CONTROL_PLANE | (NODE if nodes is Nodes.KUBELET else {})
+def missing(nodes: Nodes, workshop: bool = False) -> list[str]:
+    wanted = CONTROL_PLANE | (NODE if nodes is Nodes.KUBELET else {}) | (WORKSHOP if workshop else {})
     return [package for package, file in wanted.items() if not present(file)]
 
 
@@ -40,7 +42,7 @@ def install_line(packages: list[str]) -> list[str]:
 
 def ensure(nodes: Nodes, install: bool, is_root: bool) -> list[str]:
     """Returns what was installed."""
-    packages = missing(nodes)
+    packages = missing(nodes, workshop=install and nodes is Nodes.KUBELET)
     if not packages:
         return []
     line = " ".join(install_line(packages))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pagoda_devcluster import native, processes
+from pagoda_devcluster import processes, providers
 from pagoda_devcluster.locks import is_held
 from pagoda_devcluster.settings import Settings
 from pagoda_devcluster.status import load_spec
@@ -59,6 +59,7 @@ def look(settings: Settings) -> Found:
 
 def _cluster(settings: Settings, folder: Path, alive: bool) -> Cluster:
     spec = load_spec(folder)
+    alive = alive or providers.lives_elsewhere(spec)
     return Cluster(folder.name, alive, is_held(settings.lock(folder.name)), spec.bin if spec else None)
 
 
@@ -69,7 +70,7 @@ def _folders(parent: Path) -> Iterable[Path]:
 def remove(settings: Settings, prunable: Prunable, console: Console) -> None:
     """Under each cluster's own lock, and under the build's, so that nothing is taken from somebody who just came."""
     for name in prunable.clusters:
-        native.down_if_dead(settings, name, console)
+        providers.down_if_dead(settings, name, console)
     for folder in prunable.binaries:
         shutil.rmtree(folder)
 

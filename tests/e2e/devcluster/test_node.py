@@ -147,6 +147,24 @@ def test_every_write_is_in_the_audit_log_when_the_call_returns(cluster, namespac
     assert [event["verb"] for event in reads if event["objectRef"].get("name") == "counted"] == ["get"]
 
 
+def test_the_audit_command_counts_the_writes_of_one_user_since_a_moment(cluster, namespace):
+    """As later promises are stated."""
+    namespace.kubectl("create", "configmap", "before")
+    since = ["--since", str(time.time())]
+    namespace.kubectl("create", "configmap", "counted")
+    namespace.kubectl("label", "configmap", "counted", "a=b")
+    namespace.kubectl("get", "configmaps")
+    namespace.kubectl("create", "configmap", "dry", "--dry-run=server")
+    admin = [*since, "--user", "kubernetes-admin", "--verbs", "write"]
+    lines = [line for line in cluster.tool("audit", *admin).splitlines() if f" {namespace.name}/" in line]
+    assert [line.split()[2:5] for line in lines] == [[verb, "configmaps", f"{namespace.name}/counted"] for verb in ("create", "patch")]
+    assert int(cluster.tool("audit", *admin, "--count")) >= 2
+    namespace.ask("get", f"https://kubernetes.default.svc/api/v1/namespaces/{namespace.name}/pods")
+    account = [*since, "--user", f"system:serviceaccount:{namespace.name}:default"]
+    assert cluster.tool("audit", *account, "--verbs", "write", "--count") == "0\n"
+    assert cluster.tool("audit", *account, "--verbs", "read", "--count") == "1\n"
+
+
 def test_the_node_leaves_the_machines_settings_alone(cluster):
     """The kubelet believes that it set vm.overcommit_memory to 1: the value it sees is a file of the node's own."""
     seen = cluster.tool("status")
