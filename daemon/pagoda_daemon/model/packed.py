@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pagoda_kernels.cpu.native import Decoder, Layer, missing, unfit
-from pagoda_kernels.cpu.pack import BF16, INT8, Arena, Packed, interleave, pack, packed_bytes
+from pagoda_kernels.cpu.pack import BF16, INT8, Arena, Packed, forget, interleave, pack, packed_bytes
 from torch import Tensor
 
 from pagoda_daemon.model.config import ModelSpec
@@ -76,8 +76,7 @@ class Packer:
         matrix.parts -= 1
         if matrix.parts == 0:
             matrix.packed = self._pack(matrix)
-            # Others still hold the tensor; its memory is what must go.
-            matrix.linear.weight.untyped_storage().resize_(0)
+            forget(matrix.linear.weight)
 
     def decoder(self, positions: int, wide_rows: int) -> Decoder:
         """The packed model; rotary tables reach up to `positions`."""

@@ -175,6 +175,12 @@ class NativeDecoder:
         counts = ctypes.cast(self._library.pagoda_decoder_spent(self._handle), ctypes.POINTER(ctypes.c_uint64))
         return dict(zip(STAGES, counts[: len(STAGES)], strict=True))
 
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of the matrices: what any step reads of them, once."""
+        linears = [linear for layer in self._kept.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        return sum(linear.nbytes for linear in (*linears, self._kept.head))
+
     def copy_blocks(self, pairs: Ints) -> None:
         """Copy whole blocks, `pairs` [n, 2] source → destination, in all layers."""
         self._library.pagoda_decoder_copy(self._handle, _address(pairs), len(pairs))

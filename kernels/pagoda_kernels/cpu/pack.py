@@ -6,6 +6,7 @@ inputs, [panel][input / 32][64]. Outputs are padded to whole panels. See src/lin
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from dataclasses import dataclass
 
@@ -50,6 +51,23 @@ class Packed:
     weight: Tensor
     scale: Tensor | None = None
     bias: NDArray[np.float32] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that one use of the matrix reads."""
+        return self.weight.nbytes + (0 if self.scale is None else self.scale.nbytes)
+
+
+def forget(tensor: Tensor) -> None:
+    """Give the tensor's pages back although others still hold it; its values are zeros or as they were from now on. A storage that
+    numpy has looked at cannot be resized, so the kernel is asked instead."""
+    page, begin = mmap.PAGESIZE, tensor.data_ptr()
+    first, last = -(-begin // page) * page, (begin + tensor.nbytes) // page * page
+    if last <= first:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED):
+        raise OSError(ctypes.get_errno(), "madvise")
 
 
 def packed_bytes(outputs: int, inputs: int, kind: int) -> int:

@@ -1,8 +1,10 @@
 """Packing: what comes out is what went in, in another order."""
 
+from pathlib import Path
+
 import pytest
 import torch
-from pagoda_kernels.cpu.pack import BF16, INT8, PANEL, Arena, interleave, pack, packed_bytes, unpack
+from pagoda_kernels.cpu.pack import BF16, INT8, PANEL, Arena, forget, interleave, pack, packed_bytes, unpack
 
 
 def matrix(outputs, inputs, seed=0):
@@ -68,3 +70,23 @@ def test_parts_of_an_arena_begin_on_cache_lines():
     first, second = arena.take((3,), torch.int8), arena.take((2, 2), torch.float32)
     assert (second.data_ptr() - first.data_ptr()) == 64
     assert first.data_ptr() % 64 == 0
+
+
+def test_what_is_forgotten_is_no_longer_in_memory():
+    size = 64 * 2**20
+    held = torch.ones(size, dtype=torch.uint8)
+    held.numpy()  # from here on torch itself refuses to give the memory back
+    before = resident()
+    forget(held)
+    assert before - resident() > size * 0.9
+
+
+def test_forgetting_leaves_the_neighbours_alone():
+    whole = torch.ones(10 * 4096, dtype=torch.uint8)
+    forget(whole[5000:20000])
+    assert whole[:5000].all()
+    assert whole[20000:].all()
+
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
