@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -11,11 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
+from pagoda_daemon.batch import StepPlan
 from pagoda_daemon.errors import ConfigRejected
 from pagoda_daemon.model.config import FAMILIES, parse_spec
 from pagoda_daemon.model.weights import allocate, destinations, weight_bytes
@@ -234,3 +237,53 @@ def test_the_worker_takes_its_pool_and_its_threads_from_the_cgroup(tmp_path: Pat
     assert KvShape(limits.blocks_total, limits.max_model_len) == kv_shape(config.engine, model, container(64 * 2**20))
     assert LEAST_CONTEXT < limits.max_model_len < 2**20
     assert torch.get_num_threads() == cores
+
+
+def step(rows: int, length: int, queries: int) -> StepPlan:
+    """`rows` rows that end at `length`, feed `queries` tokens each and sample with every filter."""
+    blocks = -(-length // 16)
+    zeros = np.zeros(rows, np.int32)
+    return StepPlan(
+        step=0,
+        rows=np.arange(rows, dtype=np.int32),
+        starts=np.arange(rows + 1, dtype=np.int32) * queries,
+        token_ids=np.ones(rows * queries, np.int32),
+        positions=np.tile(np.arange(length - queries, length, dtype=np.int32), rows),
+        block_tables=np.arange(rows * blocks, dtype=np.int32).reshape(rows, blocks),
+        sample=np.ones(rows, np.bool_),
+        temperature=np.ones(rows, np.float32),
+        top_p=np.full(rows, 0.9, np.float32),
+        top_k=zeros + 50,
+        seeds=zeros.astype(np.uint64),
+    )
+
+
+WIDE = {
+    **TINY,
+    "hidden_size": 64,
+    "intermediate_size": 2048,
+    "num_attention_heads": 4,
+    "vocab_size": 32_000,
+    "max_position_embeddings": 4096,
+}
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(("rows", "length", "queries"), [(64, 100, 1), (64, 100, 8), (1, 4096, 512)])
+def test_no_step_takes_more_than_was_counted_for_it(tmp_path: Path, rows: int, length: int, queries: int) -> None:
+    config, spec = daemon(tmp_path, WIDE, dtype="float32", max_concurrency=64, threads=1), parse_spec(WIDE)
+    draw = torch.Generator().manual_seed(0)
+    places = destinations(spec, allocate(spec, torch.float32))
+    save_file({name: torch.randn(place.shape, generator=draw) for name, place in places.items()}, tmp_path / "model/model.safetensors")
+    worker = TorchWorker.load(config, lambda _: None)
+    worker._kv.data.fill_(0.5)  # resident
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak_bytes()
+    worker.execute(step(rows, length, queries))
+    assert peak_bytes() - before < needs(spec, config.engine, 0, 4).fixed(length)
+
+
+def peak_bytes() -> int:
+    """The most that this process has had resident since `clear_refs` was last written 5 to."""
+    return next(int(line.split()[1]) * 1024 for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
