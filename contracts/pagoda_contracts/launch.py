@@ -44,7 +44,7 @@ class EngineConfig(_Section):
         default=None, description="Type of the weights' matrices; the model's own where absent. int8 is built, the others are refused."
     )
     deterministic: bool | None = Field(default=None, description="Same answer whatever else is in the batch.")
-    prefix_caching: bool | None = _later("Whether blocks of equal beginnings are shared.")
+    prefix_caching: bool | None = Field(default=None, description="Whether blocks of equal beginnings are shared; true where absent.")
     kv_dtype: Literal["bfloat16", "float8", "int8"] | None = _later("Type of keys and values.")
     kv_memory_fraction: float | None = _later("Share of the device's memory for weights and KV.")
     cpu_offload_bytes: int | None = _later("Host memory for evicted blocks, in bytes.")

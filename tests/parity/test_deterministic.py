@@ -68,7 +68,7 @@ Run = tuple[dict[str, list[int]], dict[tuple[int, int], torch.Tensor]]
 
 def run(worker: TorchWorker, *, preempts: bool = False, **limits: int) -> Run:
     recording = Recording(worker)
-    drive = Drive(recording, **limits)
+    drive = Drive(recording, prefix_caching=False, **limits)
     draw = torch.Generator().manual_seed(1)
     for i in range(REQUESTS):
         prompt = (i, *torch.randint(0, VOCAB, (20 + i,), generator=draw).tolist())

@@ -104,10 +104,13 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     max_concurrency: int
 
 
+Reason = Literal["queue_full", "memory_pressure", "load_shed", "deadline", "draining"]
+
+
 class Refusal(msgspec.Struct, frozen=True):
     """Not now: the request was not begun. `retry_after_s` is computed, at most 120 (a client ignores more)."""
 
-    reason: Literal["queue_full", "memory_pressure", "load_shed", "deadline", "draining"]
+    reason: Reason
     retry_after_s: float
     message: str
 
@@ -120,7 +123,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class RowOutput(msgspec.Struct, frozen=True):
+class RowOutput(msgspec.Struct, frozen=True, gc=False):
     """New tokens of answer `index` of a request. `finish_reason` "stop" (a stop id, included only by `deliver_stop`), "length", "abort",
     "error", or "refused" with `refusal`, which ends every answer of it.
 

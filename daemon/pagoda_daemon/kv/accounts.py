@@ -10,7 +10,7 @@ new owner's first write comes in a later step. `copies` of one plan read all the
 from __future__ import annotations
 
 import numpy as np
-from pagoda_contracts.prefix import Scope, packed_hashes, root
+from pagoda_contracts.prefix import Scope, next_hash, packed_hashes, root
 
 from pagoda_daemon.batch import Ints, WorkerLimits
 from pagoda_daemon.kv.index import Match, PrefixIndex
@@ -46,7 +46,9 @@ class Chain:
         full = tokens.size // self._block_size
         if full > len(self.names):
             fresh = tokens[len(self.names) * self._block_size : full * self._block_size]
-            self.names += packed_hashes(self.names[-1] if self.names else self.root, fresh.astype("<u4").tobytes(), self._block_size)
+            self.names += packed_hashes(
+                self.names[-1] if self.names else self.root, fresh.astype("<i4", copy=False).tobytes(), self._block_size
+            )
 
     def parent(self, block: int) -> bytes:
         """The name before block number `block`."""
@@ -120,12 +122,36 @@ class KvAccounts:
     def land(self, rows: Ints, computed: Ints, tokens: Ints) -> None:
         """`rows` have computed so many of their `tokens` [every row, length]: register what became full, free what left the window."""
         if self.caching:
-            due = computed[rows] // self.block_size > self._named[rows]
-            for row in rows[due].tolist():
+            fresh = computed[rows] // self.block_size - self._named[rows]
+            self._register_next(rows[fresh == 1], tokens)
+            for row in rows[fresh > 1].tolist():
                 self._register(row, tokens[row, : computed[row]])
         if self._window is not None:
             for row in rows.tolist():
                 self.tables.slide(row, max(0, int(computed[row]) - self._window + 1) // self.block_size)
+
+    def _register_next(self, rows: Ints, tokens: Ints) -> None:
+        """Name the next block of each of `rows`: what a batch that decodes does for a sixteenth of its rows in every step."""
+        if not rows.size:
+            return
+        numbers, size = self._named[rows], self.block_size
+        content = tokens[rows[:, None], numbers[:, None] * size + np.arange(size)]
+        packed = content.astype("<i4", copy=False).tobytes()
+        blocks = self.tables.at(rows, numbers).tolist()
+        self.index.hold_content(blocks, content)
+        for place, (row, number) in enumerate(zip(rows.tolist(), numbers.tolist(), strict=True)):
+            chain = self._chains[row]
+            if chain is None:
+                continue
+            if len(chain.names) < number:  # a fork's, whose first blocks another chain has named
+                chain.extend(tokens[row, : number * size])
+            if len(chain.names) == number:
+                chain.names.append(next_hash(chain.parent(number), packed[4 * size * place : 4 * size * (place + 1)]))
+            known = self.index.add(blocks[place], chain.parent(number), chain.names[number])
+            if known != blocks[place]:
+                self.tables.swap(row, number, known)
+            self.pool.keep((known,))
+        self._named[rows] = numbers + 1
 
     def _register(self, row: int, tokens: Ints) -> None:
         """Name the full blocks of `tokens`; where another row was quicker with the same content, share its block."""
@@ -133,13 +159,20 @@ class KvAccounts:
         if chain is None:
             return
         chain.extend(tokens)
-        size, first, last = self.block_size, int(self._named[row]), tokens.size // self.block_size
-        for number, block in enumerate(self.tables.blocks(row, first, last), max(first, int(self.tables.gone[row]))):
-            known = self.index.add(block, chain.parent(number), chain.names[number], tokens[number * size : (number + 1) * size])
-            if known == block:
-                self.pool.keep(block)
-            else:
-                self.tables.swap(row, number, known)
+        size, last = self.block_size, tokens.size // self.block_size
+        first = max(int(self._named[row]), int(self.tables.gone[row]))
+        if first < last:
+            blocks = self.tables.blocks(row, first, last)
+            content = tokens[first * size : last * size].reshape(-1, size)
+            self.index.hold_content(blocks, content)
+            parent = chain.parent(first)
+            for place, name in enumerate(chain.names[first:last]):
+                known = self.index.add(blocks[place], parent, name)
+                if known != blocks[place]:
+                    self.tables.swap(row, first + place, known)
+                    blocks[place] = known
+                parent = name
+            self.pool.keep(blocks)
         self._named[row] = last
 
     def close(self, row: int, tokens: Ints) -> None:
@@ -164,8 +197,8 @@ class KvAccounts:
         full, rest = divmod(tokens.size, self.block_size)
         for block in self.tables.blocks(row, full, full + 1) if rest else ():
             if block not in self.index:
-                self.index.add(block, chain.parent(full), None, tokens[full * self.block_size :])
-                self.pool.keep(block)
+                self.index.add_part(block, chain.parent(full), tokens[full * self.block_size :])
+                self.pool.keep((block,))
 
     def reset(self) -> None:
         """Forget every beginning that no row holds."""

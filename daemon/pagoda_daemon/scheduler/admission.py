@@ -13,6 +13,7 @@ from pagoda_contracts.prefix import Scope
 
 from pagoda_daemon.engine.messages import Refusal, RowOutput, Submit
 from pagoda_daemon.kv.accounts import Chain
+from pagoda_daemon.scheduler.door import logprob_bytes, refuse, worst_blocks
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.request import MAX_PRIORITY, Request, rank_of
 from pagoda_daemon.scheduler.sampling import sampling_refusal
@@ -38,7 +39,7 @@ def refusal(submit: Submit, limits: Limits) -> str | None:
     worker, prompt, wanted = limits.worker, len(submit.prompt), submit.sampling.max_tokens
     if prompt < 1 or wanted < 1:
         return f"a prompt of {prompt} tokens with max_tokens {wanted}: both must be at least 1"
-    if min(submit.prompt) < 0 or max(submit.prompt) >= worker.vocab_size:
+    if not _within(submit.prompt, worker.vocab_size):
         return f"token ids from {min(submit.prompt)} to {max(submit.prompt)}: accepted are 0 to {worker.vocab_size - 1}"
     if prompt + wanted > worker.max_model_len:
         return f"{prompt} prompt tokens and max_tokens {wanted} exceed the context of {worker.max_model_len}"
@@ -46,6 +47,15 @@ def refusal(submit: Submit, limits: Limits) -> str | None:
     if needed > worker.blocks_total:
         return f"{prompt} prompt tokens and max_tokens {wanted} need {needed} blocks, the whole pool has {worker.blocks_total}"
     return _odd(submit) or sampling_refusal(submit.sampling, worker.vocab_size)
+
+
+def _within(ids: tuple[int, ...], vocab_size: int) -> bool:
+    """Arrays compare 512 ids in a third of the time."""
+    try:
+        array = np.fromiter(ids, np.int64, len(ids))
+    except OverflowError:
+        return False
+    return bool(array.min() >= 0 and array.max() < vocab_size)
 
 
 def _odd(submit: Submit) -> str | None:
@@ -63,7 +73,13 @@ def submit(state: State, message: Submit, arrival: Arrival) -> RowOutput | None:
     why = refusal(message, state.limits)
     if why is not None:
         return RowOutput(message.request_id, (), "error", f"{REFUSED}: {why}")
-    first, *twins = _requests(state, message, arrival)
+    refused = refuse(state, message, arrival.now_ms, arrival.luck)
+    if refused is not None:
+        return RowOutput(message.request_id, (), "refused", refusal=refused)
+    requests = _requests(state, message, arrival)
+    for request in requests:
+        state.enter(request)
+    first, *twins = requests
     if message.deadline_ms is not None:
         heapq.heappush(state.deadlines, (float(message.deadline_ms), message.request_id))
     if twins:
@@ -77,7 +93,7 @@ def submit(state: State, message: Submit, arrival: Arrival) -> RowOutput | None:
 def _requests(state: State, message: Submit, arrival: Arrival) -> list[Request]:
     """One for each answer; they share everything but the seed."""
     limits = state.limits
-    prompt = np.asarray(message.prompt, np.int32)
+    prompt = np.fromiter(message.prompt, np.int32, len(message.prompt))
     chain = Chain.of(Scope(message.cache_salt or message.tenant, limits.model, message.adapter), limits.worker.block_size)
     seed = arrival.seed if message.sampling.seed is None else message.sampling.seed
     slot = state.virtual.slot(message.tenant, message.weight)
@@ -95,6 +111,8 @@ def _requests(state: State, message: Submit, arrival: Arrival) -> list[Request]:
             rank=rank_of(message.tier, message.priority),
             deadline_ms=float("inf") if message.deadline_ms is None else message.deadline_ms,
             group=message.request_id if message.n > 1 else None,
+            blocks=worst_blocks(message, limits) // message.n,
+            logprob_bytes=logprob_bytes(message) // message.n,
             reuses=message.sampling.prompt_logprobs is None,
         )
         for index in range(message.n)
