@@ -1,7 +1,8 @@
 """What sampling costs: microseconds per step of 32 rows over a vocabulary of 32k, per feature, all rows using it. Prints JSON.
 
 `python -P bench/sampler.py [--rows 32] [--vocab 32000] [--threads 1]`. Logits are bf16 as a model's; "peaked" ones spread like a trained
-model's, "flat" ones like a random model's, of which a wide top_p keeps thousands of tokens. The least CPU time of 15 rounds.
+model's, "flat" ones like a random model's, of which a wide top_p keeps thousands of tokens. The least CPU time of 15 rounds. To measure
+as the engine runs, with its allocator settings: `MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=268435456`.
 """
 
 from __future__ import annotations
