@@ -3,7 +3,7 @@
 Called by the torch worker. A matrix product rounds otherwise for 1, 7 and 40 rows (other kernels, other blocking), so in bf16 a token's
 logits depend on how many others share the step. With one shape only, and each token attended alone, a token's numbers are a function of
 its context: whatever else is in the batch, however the prompt is cut, however often it is computed again. Padding repeats token 0 in a
-spare block. What it costs is in docs/engine.md.
+spare block. What it costs is in docs/sampling.md.
 """
 
 from __future__ import annotations
