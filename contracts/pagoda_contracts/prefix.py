@@ -50,6 +50,12 @@ def token_hashes(scope: Scope, tokens: Sequence[int], block_size: int, parent: b
         raise ValueError(f"a token id is outside 0 to {MAX_TOKEN}") from None
 
 
+def packed_hashes(parent: bytes, packed: bytes, block_size: int) -> list[bytes]:
+    """`token_hashes` of tokens that are packed already, 4 bytes each, little endian: what an array of them is in memory."""
+    piece = 4 * block_size
+    return list(_chain(parent, (packed[at : at + piece] for at in range(0, len(packed) - piece + 1, piece))))
+
+
 def text_hashes(scope: Scope, text: str, most: int = MAX_TEXT_HASHES) -> list[bytes]:
     """One hash per full chunk of the normalised text, at most so many from the beginning."""
     data = normalise(text).encode("utf-8", errors="replace")

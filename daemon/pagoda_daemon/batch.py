@@ -7,7 +7,7 @@ Knows neither torch nor requests.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,11 @@ Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 Seeds = NDArray[np.uint64]
+
+LAST_SAMPLED: Final = -1
+"""As a token id in a plan: the token that this row sampled last, in the step before this one. The worker knows it; the core may not yet."""
+
+NO_COPIES: Final[Ints] = np.zeros((0, 2), np.int32)
 
 
 def no_ids() -> Ints:
@@ -35,6 +40,8 @@ class WorkerLimits:
     block_size: int
     vocab_size: int
     max_model_len: int
+    sliding_window: int | None = None
+    """Where every layer has a window, the widest one: a block that lies wholly further back is never read again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,6 +113,11 @@ class StepPlan:
 
     `block_tables[i]` lists the row's blocks in order, padded with 0; they cover every position up to the last one fed.
     Where `sample[i]`, a token is sampled as `sampling` says; it stands at the position after the last one fed.
+
+    Plans are executed in the order in which they were made; the next one may be made while one is executed. A token id LAST_SAMPLED
+    stands for what the row sampled in the plan before. `copies` [n, 2] are blocks (source, destination) to copy before anything of this
+    step is written: all sources are read first. Blocks and rows in a plan may have been given to others by the time its result is
+    there; what it wrote is overwritten by theirs, later.
     """
 
     step: int
@@ -116,6 +128,7 @@ class StepPlan:
     block_tables: Ints
     sample: Bools
     sampling: SamplingRows = GREEDY
+    copies: Ints = field(default_factory=lambda: NO_COPIES, kw_only=True)
 
     @property
     def tokens(self) -> int:

@@ -19,7 +19,7 @@ from pagoda_daemon.runner.answer import answer, wanted_logits
 from pagoda_daemon.runner.fixed import SIZE, passes
 from pagoda_daemon.runner.sampler import Sampler
 from pagoda_daemon.runner.torch_worker import TorchWorker
-from tiny_llama import VOCAB, make_llama
+from tiny_families import VOCAB, make_model
 
 pytestmark = pytest.mark.parity
 
@@ -31,7 +31,7 @@ TOKEN_BYTES = 2 * 2 * 2 * 64 * 2
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("wide")
     shape = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 8, "head_dim": 64}
-    make_llama(directory, initializer_range=0.05, num_key_value_heads=2, **shape)
+    make_model(directory, initializer_range=0.05, num_key_value_heads=2, **shape)
     return directory
 
 
@@ -68,7 +68,7 @@ Run = tuple[dict[str, list[int]], dict[tuple[int, int], torch.Tensor]]
 
 def run(worker: TorchWorker, *, preempts: bool = False, **limits: int) -> Run:
     recording = Recording(worker)
-    drive = Drive(recording, **limits)
+    drive = Drive(recording, prefix_caching=False, **limits)
     draw = torch.Generator().manual_seed(1)
     for i in range(REQUESTS):
         prompt = (i, *torch.randint(0, VOCAB, (20 + i,), generator=draw).tolist())

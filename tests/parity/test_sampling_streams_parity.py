@@ -12,7 +12,7 @@ from engine_drive import Drive
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
 from pagoda_daemon.engine.messages import Sampling, TokenLogprob
 from pagoda_daemon.runner.torch_worker import TorchWorker
-from tiny_llama import VOCAB, make_llama
+from tiny_families import VOCAB, make_model
 from transformers import LlamaForCausalLM
 
 pytestmark = pytest.mark.parity
@@ -24,7 +24,7 @@ TOKEN_BYTES = 2 * 3 * 2 * 16 * 4
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCausalLM]:
     directory = tmp_path_factory.mktemp("llama")
-    return directory, make_llama(directory)
+    return directory, make_model(directory)
 
 
 def load(directory: Path, **engine: Any) -> TorchWorker:

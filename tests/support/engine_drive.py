@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from pagoda_daemon.batch import StepPlan
+from pagoda_daemon.batch import StepPlan, StepResult
 from pagoda_daemon.engine.messages import RowOutput, Sampling, Submit
 from pagoda_daemon.runner.worker import Worker
-from pagoda_daemon.scheduler.admission import submit
+from pagoda_daemon.scheduler.admission import Arrival, expire, submit
 from pagoda_daemon.scheduler.commit import commit
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.plan import plan
@@ -27,38 +29,47 @@ class Drive:
     plans: list[StepPlan] = field(default_factory=list)
     outputs: list[RowOutput] = field(default_factory=list)
     keep_plans: bool = True
+    prefix_caching: bool = True
+    depth: int = 1
+    door: bool = False
+    results: deque[tuple[StepPlan, StepResult]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.state = State(Limits.of(self.worker.limits, self.max_concurrency, self.token_budget))
+        limits = Limits.of(self.worker.limits, self.max_concurrency, self.token_budget, prefix_caching=self.prefix_caching)
+        self.state = State(limits if self.door else replace(limits, queue_tokens=1 << 40, committed_blocks=1 << 40))
         self.now_ms = 0.0
 
-    def submit(self, request_id: str, prompt: Sequence[int], sampling: Sampling | int) -> None:
-        """`sampling` may be a number of greedy tokens."""
+    def submit(self, request_id: str, prompt: Sequence[int], sampling: Sampling | int, **more: Any) -> None:
+        """`sampling` may be a number of greedy tokens; `more` are fields of Submit."""
         chosen = Sampling(max_tokens=sampling) if isinstance(sampling, int) else sampling
-        refused = submit(self.state, Submit(request_id, tuple(prompt), chosen), drawn_seed=1)
+        refused = submit(self.state, Submit(request_id, tuple(prompt), chosen, **more), Arrival(self.now_ms, seed=1))
         self.take([refused] if refused else [])
 
     def step(self, between: Callable[[StepPlan], None] | None = None) -> StepPlan | None:
-        """One plan, execute, commit; `between` runs while the step is in flight."""
-        step = plan(self.state, self.now_ms)
-        if step is None:
+        """Plan until `depth` steps are in flight, commit the oldest; `between` runs before each commit. A device executes plans in
+        order, so executing at once is what it does."""
+        self.take(expire(self.state, self.now_ms))
+        while len(self.results) < self.depth and (step := plan(self.state, self.now_ms)) is not None:
+            if self.keep_plans:
+                self.plans.append(step)
+            self.results.append((step, self.worker.execute(step)))
+        if not self.results:
             return None
-        if self.keep_plans:
-            self.plans.append(step)
-        result = self.worker.execute(step)
+        done, result = self.results.popleft()
         if between is not None:
-            between(step)
+            between(done)
         self.now_ms += 1.0
         self.take(commit(self.state, result, self.now_ms))
-        return step
+        return done
 
     def take(self, outputs: Sequence[RowOutput]) -> None:
         if self.keep_plans:
             self.outputs += outputs
         for output in outputs:
-            self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
+            name = output.request_id if output.index == 0 else f"{output.request_id}/{output.index}"
+            self.tokens.setdefault(name, []).extend(output.token_ids)
             if output.finish_reason is not None:
-                self.ends.setdefault(output.request_id, []).append(output)
+                self.ends.setdefault(name, []).append(output)
 
     def drain(self, limit: int = 100_000) -> None:
         """Step until idle; fails rather than loops for ever."""

@@ -1,6 +1,7 @@
 """Device: the worker on a thread of its own, so that the loop hears aborts and beats while a step computes.
 
-Used by `engine.loop` only. One job at a time; the end of a job makes `fileno` readable, which the loop polls beside its sockets.
+Used by `engine.loop` only. Jobs run one after the other, so that the next one may wait while one computes and the device never waits for
+the loop; the end of each makes `fileno` readable, which the loop polls beside its sockets.
 The same thread loads and computes, because torch's thread count belongs to the thread that sets it.
 """
 
@@ -45,7 +46,7 @@ class Device:
     """Starts loading when made. `build` runs on the device's thread."""
 
     def __init__(self, build: Callable[[], Worker]) -> None:
-        self._ended = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._ended = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._jobs: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         # A daemon: a hung device must not keep the process from exiting.
@@ -57,10 +58,11 @@ class Device:
         return self._ended
 
     def start(self, plan: StepPlan) -> None:
+        """Compute `plan` after those started before."""
         self._jobs.put(plan)
 
     def outcome(self) -> Outcome | None:
-        """The end of the job, once; None while it is under way."""
+        """The end of the oldest job, once; None while it is under way."""
         try:
             os.eventfd_read(self._ended)
         except BlockingIOError:
@@ -68,7 +70,7 @@ class Device:
         return self._outcomes.get()
 
     def stop(self) -> None:
-        """End the thread after the job under way."""
+        """End the thread after the jobs started."""
         self._jobs.put(None)
 
     def _run(self, build: Callable[[], Worker]) -> None:

@@ -6,6 +6,7 @@ while a step computes the loop keeps listening and beating; when idle it blocks 
 
 from __future__ import annotations
 
+import random
 import secrets
 from collections.abc import Callable
 from typing import assert_never
@@ -34,10 +35,10 @@ from pagoda_daemon.engine.wire import Wire
 from pagoda_daemon.errors import PermanentError
 from pagoda_daemon.runner.build import Progress
 from pagoda_daemon.runner.worker import Worker
-from pagoda_daemon.scheduler.admission import abort, knows, submit
+from pagoda_daemon.scheduler.admission import Arrival, abort, expire, knows, submit
 from pagoda_daemon.scheduler.commit import commit, fail_step
 from pagoda_daemon.scheduler.limits import Limits
-from pagoda_daemon.scheduler.plan import plan
+from pagoda_daemon.scheduler.plan import may_plan_ahead, plan
 from pagoda_daemon.scheduler.state import State
 
 IDLE_BEAT_MS = 250
@@ -63,6 +64,7 @@ class Engine:
         self._beat_ms = clock_ms()
         self._exit: int | None = None
         self._stopping = False
+        self._luck = random.Random(secrets.randbits(64))  # noqa: S311  who is shed is no secret
         self._device = Device(lambda: build(self._note_progress))
         wire.watch(self._device.fileno())
 
@@ -92,12 +94,14 @@ class Engine:
         match message:
             case Shutdown():
                 self._stopping = True
+                if self._state is not None:
+                    self._state.draining = True
             case Submit() | Abort() if self._state is None:
                 self._early.append(message)
             case Submit():
                 self._submit(self._state, message)
             case Abort():
-                self._tell(self._state, [abort(self._state, message.request_id)])
+                self._tell(self._state, abort(self._state, message.request_id))
             case _:
                 assert_never(message)
 
@@ -105,7 +109,8 @@ class Engine:
         if knows(state, message.request_id):
             _log.error("duplicate request id dropped", request_id=message.request_id)
             return
-        self._tell(state, [submit(state, message, secrets.randbits(64))])
+        refused = submit(state, message, Arrival(self._clock_ms(), secrets.randbits(64), self._luck.random()))
+        self._tell(state, [refused] if refused else [])
 
     def _take(self, outcome: Outcome) -> None:
         match outcome:
@@ -120,7 +125,8 @@ class Engine:
 
     def _open(self, limits: WorkerLimits) -> None:
         config = self._config
-        self._state = State(Limits.of(limits, config.max_concurrency, config.token_budget))
+        caching = config.prefix_caching is not False
+        self._state = State(Limits.of(limits, config.max_concurrency, config.token_budget, prefix_caching=caching))
         self._wire.send(Loading(1.0))
         self._wire.send(Ready(limits.max_model_len, limits.vocab_size, limits.block_size, limits.blocks_total, config.max_concurrency))
         self._beat()
@@ -129,40 +135,50 @@ class Engine:
             self._hear(message)
 
     def _commit(self, state: State, result: StepResult) -> None:
-        self._step_started_ms = 0.0
-        self._tell(state, commit(state, result, self._clock_ms()))
+        outputs = commit(state, result, self._clock_ms())
+        self._landed(state)
+        self._tell(state, outputs)
         if state.idle:
             # Off anyone's critical path, and a leak shows at the first pause instead of hours later as a full pool.
             state.check()
 
     def _lose(self, state: State, failed: StepFailed) -> None:
-        self._step_started_ms = 0.0
         ended = fail_step(state, STEP_FAILED)
+        self._landed(state)
         what = f"{type(failed.error).__name__}: {failed.error}"
         _log.error("step failed", error=what, alive=failed.alive, requests=[row.request_id for row in ended], exc_info=failed.error)
         self._tell(state, ended)
         if not failed.alive:
             self._fail(RuntimeError(f"the worker fails its probe after: {what}"))
 
-    def _next(self) -> None:
-        state = self._state
-        if state is not None and state.in_flight is not None:
-            return
-        if self._stopping:
-            self._exit = EXIT_OK if self._exit is None else self._exit
-        elif state is not None and self._exit is None and (step := plan(state, self._clock_ms())) is not None:
-            self._start(step)
+    def _landed(self, state: State) -> None:
+        """A step that was planned ahead began when this one ended."""
+        self._step_started_ms = self._clock_ms() if state.in_flight else 0.0
 
-    def _start(self, step: StepPlan) -> None:
-        self._step_started_ms = self._clock_ms()
+    def _next(self) -> None:
+        """Plan for an idle device, then one step ahead where that is worth it."""
+        state = self._state
+        if self._stopping and (state is None or not state.in_flight):
+            self._exit = EXIT_OK if self._exit is None else self._exit
+        if state is None or self._stopping or self._exit is not None:
+            return
+        self._tell(state, expire(state, self._clock_ms()))
+        while not state.in_flight or (len(state.in_flight) == 1 and may_plan_ahead(state)):
+            step = plan(state, self._clock_ms())
+            if step is None:
+                return
+            self._start(state, step)
+
+    def _start(self, state: State, step: StepPlan) -> None:
+        if len(state.in_flight) == 1:
+            self._step_started_ms = self._clock_ms()
         self._device.start(step)
-        if self._step_started_ms - self._beat_ms >= BUSY_BEAT_MS:
+        if self._clock_ms() - self._beat_ms >= BUSY_BEAT_MS:
             self._beat()
 
-    def _tell(self, state: State, outputs: list[RowOutput] | list[RowOutput | None]) -> None:
-        present = tuple(output for output in outputs if output is not None)
-        if present:
-            self._wire.send(StepOutput(present, state.stats()))
+    def _tell(self, state: State, outputs: list[RowOutput]) -> None:
+        if outputs:
+            self._wire.send(StepOutput(tuple(outputs), state.stats()))
 
     def _beat(self) -> None:
         self._beat_ms = self._clock_ms()
@@ -171,7 +187,7 @@ class Engine:
             self._wire.send(Loading(self._progress))
         else:
             stats = state.stats()
-            predicted = state.step_time.predict(state.in_flight.tokens if state.in_flight else 1)
+            predicted = state.predicted_step_ms()
         self._wire.send(Heartbeat(int(self._beat_ms), int(self._step_started_ms), predicted, stats))
 
     def _fail(self, error: Exception) -> None:

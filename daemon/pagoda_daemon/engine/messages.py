@@ -6,6 +6,8 @@ come from one image and start together, so these messages need no version.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 
@@ -36,15 +38,29 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
-    """A request enters. `prompt` holds at least one id, each in [0, vocab); prompt + max_tokens fit the context."""
+    """A request enters. `prompt` holds at least one id, each in [0, vocab); prompt + max_tokens fit the context.
+
+    `n` answers, told apart by `RowOutput.index`, share the prompt's blocks. What follows is the gateway's word, never a client's: `tenant`
+    pays and has `weight` against others, `tier` and `priority` (larger first, within the tier) are its class. `deadline_ms` is on the
+    machine's monotonic clock: a request that is late never reaches the device. `cache_salt` and `adapter` (the content's digest, empty
+    without one) name whose beginnings may be shared.
+    """
 
     request_id: str
     prompt: tuple[int, ...]
     sampling: Sampling
+    n: int = 1
+    tenant: str = ""
+    weight: float = 1.0
+    tier: Literal["interactive", "batch"] = "interactive"
+    priority: int = 0
+    deadline_ms: int | None = None
+    cache_salt: str = ""
+    adapter: str = ""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """The client is gone; the request's blocks are free by the end of the step under way. Unknown ids are no error."""
+    """The client is gone; the request, all answers of it, ends at once. Unknown ids are no error."""
 
     request_id: str
 
@@ -57,7 +73,8 @@ ToEngine = Submit | Abort | Shutdown
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """Counts after a step. `running` hold a row, `waiting` do not; `waiting_tokens` are those still to be computed for them."""
+    """Counts after a step. `running` hold a row, `waiting` do not; `waiting_tokens` are those still to be computed for them. Blocks that
+    are only remembered count as free. Of `prompt_tokens` begun, `reused_tokens` were known already."""
 
     running: int = 0
     waiting: int = 0
@@ -67,6 +84,8 @@ class Stats(msgspec.Struct, frozen=True):
     blocks_total: int = 0
     preemptions: int = 0
     steps: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
@@ -85,6 +104,17 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     max_concurrency: int
 
 
+Reason = Literal["queue_full", "memory_pressure", "load_shed", "deadline", "draining"]
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Not now: the request was not begun. `retry_after_s` is computed, at most 120 (a client ignores more)."""
+
+    reason: Reason
+    retry_after_s: float
+    message: str
+
+
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """The model's log-probability of one token, its rank (1 is the best), and the best tokens with theirs, best first."""
 
@@ -94,7 +124,8 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowOutput(msgspec.Struct, frozen=True):
-    """New tokens of one request. `finish_reason` "stop" (a stop id, included only by `deliver_stop`), "length", "abort" or "error".
+    """New tokens of answer `index` of a request. `finish_reason` "stop" (a stop id, included only by `deliver_stop`), "length", "abort",
+    "error", or "refused" with `refusal`, which ends every answer of it.
 
     `logprobs` are of `token_ids`; `prompt_logprobs` of the next prompt tokens in order, from the second on, as they are computed.
     """
@@ -103,6 +134,8 @@ class RowOutput(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...]
     finish_reason: str | None = None
     error: str | None = None
+    index: int = 0
+    refusal: Refusal | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
 

@@ -1,59 +1,85 @@
-"""BlockTables: which blocks hold each row's context, grown on demand. Called by the scheduler; holds no bytes."""
+"""BlockTables: which blocks hold each row's context, grown on demand. Called by `kv.accounts`; holds no bytes."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from pagoda_daemon.batch import Ints
-from pagoda_daemon.kv.pool import BlockPool, BrokenAccountsError
+from pagoda_daemon.kv.pool import BlockPool
 
 
 class BlockTables:
-    """Per row, an ordered list of blocks of `block_size` tokens."""
+    """Per row, an ordered list of blocks of `block_size` tokens; the first `gone[row]` of them were given back (sliding window)."""
 
     def __init__(self, pool: BlockPool, rows: int, row_blocks: int, block_size: int) -> None:
         self.pool = pool
         self.block_size = block_size
+        # Zero wherever no block is, so that a view needs no mask.
         self._table = np.zeros((rows, row_blocks), np.int32)
-        self._counts = np.zeros(rows, np.int32)
+        self.counts = np.zeros(rows, np.int32)
+        self.gone = np.zeros(rows, np.int32)
 
     def capacity(self, rows: Ints) -> Ints:
         """Tokens that the blocks of `rows` can hold."""
-        tokens: Ints = self._counts[rows] * self.block_size
+        tokens: Ints = self.counts[rows] * self.block_size
         return tokens
 
     def room(self, row: int) -> int:
         """Tokens that `row` could hold if it took every free block."""
-        return (int(self._counts[row]) + self.pool.free) * self.block_size
+        return (int(self.counts[row]) + self.pool.free) * self.block_size
+
+    def blocks(self, row: int, start: int = 0, end: int | None = None) -> list[int]:
+        """The blocks that `row` holds, in order, those from `start` to `end` where given."""
+        first, last = max(start, int(self.gone[row])), int(self.counts[row]) if end is None else end
+        held: list[int] = self._table[row, first:last].tolist()
+        return held
 
     def grow(self, row: int, tokens: int) -> bool:
         """Take what `row` lacks to hold `tokens`; False, and nothing taken, when too few blocks are free."""
-        have = int(self._counts[row])
-        count = -(-tokens // self.block_size) - have
+        count = -(-tokens // self.block_size) - int(self.counts[row])
         if count <= 0:
             return True
         if count > self.pool.free:
             return False
-        self._table[row, have : have + count] = self.pool.take(count)
-        self._counts[row] = have + count
+        self.append(row, self.pool.take(count))
         return True
 
+    def append(self, row: int, blocks: Sequence[int]) -> None:
+        """`blocks`, already held, come next in `row`."""
+        have = int(self.counts[row])
+        self._table[row, have : have + len(blocks)] = blocks
+        self.counts[row] = have + len(blocks)
+
+    def swap(self, row: int, at: int, block: int) -> None:
+        """Hold `block`, which has the same content, instead of the row's block number `at`."""
+        old = int(self._table[row, at])
+        self.pool.hold((block,))
+        self._table[row, at] = block
+        self.pool.release((old,))
+
+    def slide(self, row: int, first: int) -> None:
+        """Give back the blocks before number `first`. Their entries name the oldest block still held: nobody reads them, and a
+        gather that ignores windows finds the row's own finite numbers there."""
+        gone = int(self.gone[row])
+        if first > gone:
+            self.pool.release(self.blocks(row, gone, first)[::-1])
+            self._table[row, :first] = self._table[row, first]
+            self.gone[row] = first
+
     def drop(self, row: int) -> None:
-        """Release all of `row`'s blocks."""
-        self.pool.release(self._table[row, : self._counts[row]])
-        self._counts[row] = 0
+        """Release all of `row`'s blocks, the last one first."""
+        self.pool.release(self.blocks(row)[::-1])
+        self._table[row, : self.counts[row]] = 0
+        self.counts[row] = self.gone[row] = 0
 
     def view(self, rows: Ints) -> Ints:
         """A copy of the tables of `rows`, as wide as the longest, padded with 0."""
-        counts = self._counts[rows]
-        table = self._table[rows, : int(counts.max(initial=0))]
-        table[np.arange(table.shape[1]) >= counts[:, None]] = 0
+        table: Ints = self._table[rows, : int(self.counts[rows].max(initial=0))]
         return table
 
     def check(self) -> None:
         """Raise unless the tables' entries are exactly the pool's references."""
-        self.pool.check()
-        held = [self._table[row, :count] for row, count in enumerate(self._counts)]
-        refs = np.bincount(np.concatenate(held), minlength=self.pool.total)
-        if not np.array_equal(refs, self.pool.refs(np.arange(self.pool.total, dtype=np.int32))):
-            raise BrokenAccountsError("the block tables hold other blocks than the pool counts as used")
+        held = [block for row in range(self.counts.size) for block in self.blocks(row)]
+        self.pool.check(np.bincount(held, minlength=self.pool.total).tolist())

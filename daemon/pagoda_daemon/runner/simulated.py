@@ -16,6 +16,7 @@ from pagoda_contracts.launch import SimulatedWorker as SimulatedSettings
 
 from pagoda_daemon.batch import Ints, Logprobs, StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.errors import ConfigRejected
+from pagoda_daemon.runner.feedback import Feedback
 
 DEFAULT_MAX_MODEL_LEN = 4096
 BYTES_PER_TOKEN = 8
@@ -27,10 +28,15 @@ _LAST_SHIFT = np.uint64(31)
 
 def next_token(tokens: NDArray[np.integer], vocab_size: int) -> int:
     """The token that follows `tokens`; depends on each of them and on its place."""
-    mixed = (np.arange(1, tokens.size + 1, dtype=np.uint64) << np.uint64(32)) + tokens.astype(np.uint64)
+    return int(mixed(np.arange(tokens.size), tokens).sum(dtype=np.uint64) % np.uint64(vocab_size))
+
+
+def mixed(positions: NDArray[np.integer], tokens: NDArray[np.integer]) -> NDArray[np.uint64]:
+    """A number for each token at its position; their sum names a context."""
+    bits = ((positions.astype(np.uint64) + np.uint64(1)) << np.uint64(32)) + tokens.astype(np.uint64)
     for shift, factor in _ROUNDS:
-        mixed = (mixed ^ (mixed >> shift)) * factor
-    return int((mixed ^ (mixed >> _LAST_SHIFT)).sum(dtype=np.uint64) % np.uint64(vocab_size))
+        bits = (bits ^ (bits >> shift)) * factor
+    return bits ^ (bits >> _LAST_SHIFT)
 
 
 def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int) -> tuple[int, ...]:
@@ -60,6 +66,7 @@ class SimulatedWorker:
         self.limits = limits
         self._step_ms = step_ms
         self._pause = pause or threading.Event().wait
+        self._feedback = Feedback()
         self._kv = np.full((limits.blocks_total, limits.block_size), -1, np.int64)
 
     @classmethod
@@ -69,12 +76,15 @@ class SimulatedWorker:
     def execute(self, plan: StepPlan) -> StepResult:
         row_index = np.repeat(np.arange(plan.rows.size), np.diff(plan.starts))
         size = self.limits.block_size
-        self._kv[plan.block_tables[row_index, plan.positions // size], plan.positions % size] = plan.token_ids
+        self._kv[plan.copies[:, 1]] = self._kv[plan.copies[:, 0]]
+        self._kv[plan.block_tables[row_index, plan.positions // size], plan.positions % size] = self._feedback.token_ids(plan)
         sampling = np.flatnonzero(plan.sample)
         tokens = [self._after(plan.block_tables[i], int(plan.lengths[i])) for i in sampling]
         if self._step_ms:
             self._pause(self._step_ms / 1000)
-        return _result(plan, np.asarray(tokens, np.int32))
+        result = result_of(plan, np.asarray(tokens, np.int32))
+        self._feedback.note(result.rows, result.token_ids)
+        return result
 
     def probe(self) -> None:
         """Nothing to warm, and nothing that could break."""
@@ -84,7 +94,7 @@ class SimulatedWorker:
         return next_token(self._kv[blocks].reshape(-1)[:length], self.limits.vocab_size)
 
 
-def _result(plan: StepPlan, tokens: Ints) -> StepResult:
+def result_of(plan: StepPlan, tokens: Ints) -> StepResult:
     """Log-probabilities where they are asked for: an answer is certain (0), a prompt was never likely (-9999)."""
     rows, top, scored = plan.rows[plan.sample], plan.sampling.top_logprobs, plan.sampling.scored
     said = None if top is None else _certain(rows[top >= 0], tokens[top >= 0], top[top >= 0], 0.0)

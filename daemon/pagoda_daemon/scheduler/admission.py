@@ -1,21 +1,37 @@
-"""Requests in and out by the client's will: submit and abort. Called by the engine's loop; pure.
+"""Requests in and out by the client's will or the clock's: submit, abort, expire. Called by the engine's loop; pure.
 
-The front has validated what a user may write; what is refused here can never run, whatever the load.
+The front has validated what a user may write; what is refused here can never run, whatever the load, or cannot run now (`scheduler.door`).
 """
 
 from __future__ import annotations
 
-import numpy as np
+import heapq
+from dataclasses import dataclass
 
-from pagoda_daemon.engine.messages import RowOutput, Submit
+import numpy as np
+from pagoda_contracts.prefix import Scope
+
+from pagoda_daemon.engine.messages import Refusal, RowOutput, Submit
+from pagoda_daemon.kv.accounts import Chain
+from pagoda_daemon.scheduler.door import logprob_bytes, refuse, worst_blocks
 from pagoda_daemon.scheduler.limits import Limits
+from pagoda_daemon.scheduler.request import MAX_PRIORITY, Request, rank_of
 from pagoda_daemon.scheduler.sampling import sampling_refusal
-from pagoda_daemon.scheduler.state import Request, State
+from pagoda_daemon.scheduler.state import State
 
 REFUSED = "never_fits"
-"""First word of the error of a request that was refused here."""
+"""First word of the error of a request that was refused here for good."""
 
 _SEED_MASK = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What submitting takes from outside: the time, a seed for those that bring none, and a number in [0, 1) for the shedder."""
+
+    now_ms: float
+    seed: int
+    luck: float = 1.0
 
 
 def refusal(submit: Submit, limits: Limits) -> str | None:
@@ -27,39 +43,116 @@ def refusal(submit: Submit, limits: Limits) -> str | None:
         return f"token ids from {min(submit.prompt)} to {max(submit.prompt)}: accepted are 0 to {worker.vocab_size - 1}"
     if prompt + wanted > worker.max_model_len:
         return f"{prompt} prompt tokens and max_tokens {wanted} exceed the context of {worker.max_model_len}"
-    needed = limits.blocks(prompt + wanted - 1)
+    needed = limits.peak_blocks(prompt + wanted - 1)
     if needed > worker.blocks_total:
         return f"{prompt} prompt tokens and max_tokens {wanted} need {needed} blocks, the whole pool has {worker.blocks_total}"
-    return sampling_refusal(submit.sampling, worker.vocab_size)
+    return _odd(submit) or sampling_refusal(submit.sampling, worker.vocab_size)
 
 
-def submit(state: State, message: Submit, drawn_seed: int) -> RowOutput | None:
-    """Queue the request; an output at once when it is refused. `drawn_seed` serves those that bring none."""
+def _odd(submit: Submit) -> str | None:
+    if submit.n < 1:
+        return f"n {submit.n}: accepted is at least 1"
+    if not submit.weight > 0:
+        return f"weight {submit.weight}: accepted is more than 0"
+    if abs(submit.priority) > MAX_PRIORITY:
+        return f"priority {submit.priority}: accepted are {-MAX_PRIORITY} to {MAX_PRIORITY}"
+    return None
+
+
+def submit(state: State, message: Submit, arrival: Arrival) -> RowOutput | None:
+    """Queue the request; an output at once when it is refused."""
     why = refusal(message, state.limits)
     if why is not None:
         return RowOutput(message.request_id, (), "error", f"{REFUSED}: {why}")
-    seed = drawn_seed if message.sampling.seed is None else message.sampling.seed
-    prompt = np.asarray(message.prompt, np.int32)
-    state.enqueue(Request(message.request_id, state.arrivals, prompt, prompt.size, message.sampling, seed & _SEED_MASK))
+    refused = refuse(state, message, arrival.now_ms, arrival.luck)
+    if refused is not None:
+        return RowOutput(message.request_id, (), "refused", refusal=refused)
+    requests = _requests(state, message, arrival)
+    for request in requests:
+        state.enter(request)
+    first, *twins = requests
+    if message.deadline_ms is not None:
+        heapq.heappush(state.deadlines, (float(message.deadline_ms), message.request_id))
+    if twins:
+        state.groups[first.key] = [choice.key for choice in (first, *twins)]
+        state.twins[first.key] = twins
+    state.waiting.push(first)
     state.arrivals += 1
     return None
 
 
+def _requests(state: State, message: Submit, arrival: Arrival) -> list[Request]:
+    """One for each answer; they share everything but the seed."""
+    limits = state.limits
+    prompt = np.asarray(message.prompt, np.int32)
+    chain = Chain.of(Scope(message.cache_salt or message.tenant, limits.model, message.adapter), limits.worker.block_size)
+    seed = arrival.seed if message.sampling.seed is None else message.sampling.seed
+    slot = state.virtual.slot(message.tenant, message.weight)
+    return [
+        Request(
+            message.request_id,
+            index,
+            state.arrivals,
+            prompt,
+            prompt.size,
+            message.sampling,
+            (seed + index) & _SEED_MASK,
+            chain if index == 0 else chain.copy(),
+            tenant=slot,
+            rank=rank_of(message.tier, message.priority),
+            deadline_ms=float("inf") if message.deadline_ms is None else message.deadline_ms,
+            group=message.request_id if message.n > 1 else None,
+            blocks=worst_blocks(message, limits) // message.n,
+            logprob_bytes=logprob_bytes(message) // message.n,
+            reuses=message.sampling.prompt_logprobs is None,
+        )
+        for index in range(message.n)
+    ]
+
+
 def knows(state: State, request_id: str) -> bool:
-    """True while the request waits or runs."""
-    return request_id in state.waiting or request_id in state.row_of
+    """True while an answer of the request waits or runs."""
+    return request_id in state.waiting or request_id in state.row_of or request_id in state.groups
 
 
-def abort(state: State, request_id: str) -> RowOutput | None:
-    """End the request; None when it is unknown, or when a step is under way with it and `commit` will end it."""
-    if request_id in state.waiting:
-        state.dequeue(request_id)
-        return RowOutput(request_id, (), "abort")
-    row = state.row_of.get(request_id)
-    if row is None:
-        return None
-    if state.in_flight is not None and row in state.in_flight.rows:
-        state.request(row).aborted = True
-        return None
-    state.unseat(row)
-    return RowOutput(request_id, (), "abort")
+def abort(state: State, request_id: str) -> list[RowOutput]:
+    """End the request at once; nothing when it is unknown. A step under way with it computes in vain."""
+    return [RowOutput(ended.request_id, (), "abort", None, ended.index) for ended in _remove(state, request_id)]
+
+
+def expire(state: State, now_ms: float) -> list[RowOutput]:
+    """End every request whose deadline has passed. Called before each plan, so that none of them reaches the device."""
+    outputs = []
+    while state.deadlines and state.deadlines[0][0] <= now_ms:
+        deadline, request_id = heapq.heappop(state.deadlines)
+        outputs += [_late(ended) for ended in _remove(state, request_id, deadline)]
+    return outputs
+
+
+def _late(ended: Request) -> RowOutput:
+    if ended.generated:
+        return RowOutput(ended.request_id, (), "error", f"the deadline passed after {ended.generated} tokens", ended.index)
+    why = Refusal("deadline", 0.0, "the deadline passed before the first token")
+    return RowOutput(ended.request_id, (), "refused", None, ended.index, why)
+
+
+def _remove(state: State, request_id: str, deadline: float | None = None) -> list[Request]:
+    """Take every answer of the request out; with `deadline`, only if it is this request's: an id may have come again."""
+    keys = state.groups.get(request_id, [request_id])
+    held = state.twins.get(request_id, [])
+    found = [request for key in keys if (request := _find(state, key)) is not None]
+    if deadline is not None and any(request.deadline_ms != deadline for request in found):
+        return []
+    state.twins.pop(request_id, None)
+    for request in found:
+        row = state.row_of.get(request.key)
+        if row is not None:
+            state.unseat(row)
+        else:
+            state.waiting.pop(request.key)
+    return [state.leave(request) for request in (*found, *held)]
+
+
+def _find(state: State, key: str) -> Request | None:
+    row = state.row_of.get(key)
+    return state.waiting.get(key) if row is None else state.request(row)

@@ -1,65 +1,129 @@
-"""commit: what a step's result means for each request. Called by the engine's loop after each step; pure, time is a parameter."""
+"""commit: what a step's result means for each request. Called by the engine's loop after each step; pure, time is a parameter.
+
+Arrays as far as the outputs; only rows that end are looked at one by one. A row that ended or was preempted since the step was planned is
+known by its epoch: what was computed for it is dropped.
+"""
 
 from __future__ import annotations
 
-from pagoda_daemon.batch import StepPlan, StepResult
+import numpy as np
+
+from pagoda_daemon.batch import Bools, Ints, StepResult
 from pagoda_daemon.engine.messages import RowOutput
-from pagoda_daemon.kv.pool import BrokenAccountsError
 from pagoda_daemon.scheduler.logprobs import logprobs_by_row, score, with_logprobs
-from pagoda_daemon.scheduler.state import State
+from pagoda_daemon.scheduler.request import Request
+from pagoda_daemon.scheduler.state import Flight, State
+
+_NONE = -1
 
 
 def commit(state: State, result: StepResult, now_ms: float) -> list[RowOutput]:
-    """Take over the step's tokens; the outputs of the rows that sampled or ended."""
-    done = _land(state)
-    state.step_time.observe(done.tokens, now_ms - state.planned_ms)
-    state.rows.computed[done.rows] += done.starts[1:] - done.starts[:-1]
-    tokens = dict(zip(result.rows.tolist(), result.token_ids.tolist(), strict=True))
-    errors = dict(result.errors)
-    said, scored = logprobs_by_row(result.logprobs), logprobs_by_row(result.prompt_logprobs)
-    outputs = []
-    for row, sampled in zip(done.rows.tolist(), done.sample.tolist(), strict=True):
-        if state.request(row).aborted:
-            outputs.append(_end(state, row, "abort"))
-        elif row in errors:
-            outputs.append(_end(state, row, "error", errors[row]))
-        elif sampled or row in scored:
-            scores = score(state.request(row), scored.get(row, ()))
-            output = _advance(state, row, tokens.get(row)) if sampled else RowOutput(state.request(row).request_id, ())
-            outputs.append(with_logprobs(output, said.get(row, ()), scores))
+    """Take over the oldest step's tokens; the outputs of the rows that sampled or ended."""
+    flight = state.land(now_ms)
+    rows = state.rows
+    current = rows.epoch[flight.plan.rows] == flight.epochs
+    landed = flight.plan.rows[current]
+    rows.computed[landed] += flight.counts[current]
+    outputs = _fail_rows(state, result, flight)
+    sampled = flight.plan.rows[flight.plan.sample & current]
+    if outputs:
+        sampled, landed = sampled[rows.live[sampled]], landed[rows.live[landed]]
+    speakers = _speakers(state, result, landed)
+    advanced = _advance(state, sampled, _tokens(state, result, sampled))
+    outputs += _speak(result, speakers, sampled, advanced) if speakers else advanced
+    landed = landed[rows.live[landed]]
+    state.kv.land(landed, rows.computed, rows.tokens)
+    if state.twins:
+        state.release_twins()
     return outputs
 
 
 def fail_step(state: State, message: str) -> list[RowOutput]:
-    """The step raised: every request in it ends with `message` (clients read it), the others go on."""
-    done = _land(state)
-    ends = [("abort", None) if state.request(row).aborted else ("error", message) for row in done.rows.tolist()]
-    return [_end(state, row, reason, error) for row, (reason, error) in zip(done.rows.tolist(), ends, strict=True)]
+    """The oldest step raised: every request in it ends with `message` (clients read it), the others go on."""
+    flight = state.lose()
+    current = flight.plan.rows[state.rows.epoch[flight.plan.rows] == flight.epochs]
+    outputs = [_spoil(state, row, message) for row in current.tolist()]
+    state.release_twins()
+    return outputs
 
 
-def _land(state: State) -> StepPlan:
-    done, state.in_flight = state.in_flight, None
-    if done is None:
-        raise BrokenAccountsError("a result came without a plan")
-    state.steps += 1
-    return done
+def _speakers(state: State, result: StepResult, landed: Ints) -> dict[int, Request]:
+    """Who is answered with log-probabilities; nobody in nearly every step."""
+    if result.logprobs is None and result.prompt_logprobs is None:
+        return {}
+    return {row: state.request(row) for row in landed.tolist()}
 
 
-def _advance(state: State, row: int, token: int | None) -> RowOutput:
-    """Append the sampled token and say whether it was the last."""
-    request, rows = state.request(row), state.rows
-    if token is None:
+def _speak(result: StepResult, speakers: dict[int, Request], sampled: Ints, outputs: list[RowOutput]) -> list[RowOutput]:
+    """`outputs`, one for each of `sampled`, with log-probabilities; and outputs with nothing else for prompts not yet done."""
+    said, scored = logprobs_by_row(result.logprobs), logprobs_by_row(result.prompt_logprobs)
+    found = dict(zip(sampled.tolist(), outputs, strict=True))
+    for row, request in speakers.items():
+        if row in said or row in scored:
+            output = found.get(row) or RowOutput(request.request_id, (), index=request.index)
+            found[row] = with_logprobs(output, said.get(row, ()), score(request, scored.get(row, ())))
+    return list(found.values())
+
+
+def _fail_rows(state: State, result: StepResult, flight: Flight) -> list[RowOutput]:
+    if not result.errors:
+        return []
+    mine = dict(zip(flight.plan.rows.tolist(), flight.epochs.tolist(), strict=True))
+    return [_spoil(state, row, message) for row, message in result.errors if state.rows.epoch[row] == mine.get(row)]
+
+
+def _tokens(state: State, result: StepResult, sampled: Ints) -> Ints:
+    """The token of each of `sampled`, _NONE where the worker forgot one."""
+    if result.rows.size == sampled.size and np.array_equal(result.rows, sampled):
+        return result.token_ids
+    of_row = np.full(state.limits.max_concurrency, _NONE, np.int32)
+    of_row[result.rows] = result.token_ids
+    tokens: Ints = of_row[sampled]
+    return tokens
+
+
+def _advance(state: State, sampled: Ints, tokens: Ints) -> list[RowOutput]:
+    """Append each row's token, and end the rows for which it was the last."""
+    rows, requests = state.rows, state.requests
+    stopped = _stops(state, sampled, tokens)
+    known = rows.known[sampled]
+    rows.tokens[sampled, known] = tokens
+    rows.known[sampled] = known + ~stopped
+    state.virtual.charge_outputs(rows.tenant[sampled])
+    ended = stopped | (known + 1 >= rows.last[sampled])
+    outputs = [
+        RowOutput(request.request_id, (token,), None, None, request.index)
+        for row, token in zip(sampled.tolist(), tokens.tolist(), strict=True)
+        if (request := requests[row]) is not None
+    ]
+    for place in np.flatnonzero(ended).tolist():
+        row = int(sampled[place])
+        outputs[place] = _last(state, row, int(tokens[place]), stopped=bool(stopped[place]))
+    return outputs
+
+
+def _stops(state: State, sampled: Ints, tokens: Ints) -> Bools:
+    """Where the token is one that ends the answer, or is none at all."""
+    stopped: Bools = (state.rows.stops[sampled] == tokens[:, None]).any(axis=1)
+    for place in np.flatnonzero(state.rows.many_stops[sampled]).tolist() if state.rows.many_stops.any() else ():
+        stopped[place] |= int(tokens[place]) in state.request(int(sampled[place])).sampling.stop_token_ids
+    return stopped
+
+
+def _last(state: State, row: int, token: int, *, stopped: bool) -> RowOutput:
+    if token == _NONE:
         return _end(state, row, "error", "the worker returned no token")
-    if token in request.sampling.stop_token_ids:
-        return _end(state, row, "stop", tokens=(token,) if request.sampling.deliver_stop else ())
-    known = int(rows.known[row])
-    rows.tokens[row, known] = token
-    rows.known[row] = known + 1
-    if known + 1 < request.last_len:
-        return RowOutput(request.request_id, (token,))
-    state.unseat(row)
-    return RowOutput(request.request_id, (token,), "length")
+    if stopped:
+        return _end(state, row, "stop", tokens=(token,) if state.request(row).sampling.deliver_stop else ())
+    return _end(state, row, "length", tokens=(token,))
+
+
+def _spoil(state: State, row: int, message: str) -> RowOutput:
+    """End the row; what it computed may be wrong, hence is forgotten."""
+    state.kv.spoil(row)
+    return _end(state, row, "error", message)
 
 
 def _end(state: State, row: int, reason: str, error: str | None = None, tokens: tuple[int, ...] = ()) -> RowOutput:
-    return RowOutput(state.unseat(row).request_id, tokens, reason, error)
+    request = state.end(row)
+    return RowOutput(request.request_id, tokens, reason, error, request.index)

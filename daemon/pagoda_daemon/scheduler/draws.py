@@ -34,7 +34,7 @@ def _shaped(state: State, index: int, row: int) -> ShapedRow:
     shaping = state.rows.sampling.shaping[row]
     if shaping is None:
         raise BrokenAccountsError(f"row {row} is marked as shaped and is not")
-    return ShapedRow(index, shaping, state.rows.tokens[row, : state.rows.known[row]].copy(), state.request(row).prompt_len)
+    return ShapedRow(index, shaping, state.rows.tokens[row, : state.rows.target[row]].copy(), state.request(row).prompt_len)
 
 
 def _scored(state: State, rows: Ints, starts: Ints, features: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> ScoredTokens | None:
@@ -45,7 +45,7 @@ def _scored(state: State, rows: Ints, starts: Ints, features: np.ndarray[tuple[i
 
 def _scored_row(state: State, row: int, start: int, end: int) -> ScoredTokens:
     """Of the tokens fed, those before a prompt token that has no score yet: none twice after a preemption."""
-    request, computed = state.request(row), int(state.rows.computed[row])
+    request, computed = state.request(row), int(state.rows.fed[row])
     top = request.sampling.prompt_logprobs
     places = np.arange(max(computed, request.scored), min(computed + end - start, request.prompt_len - 1), dtype=np.int32)
     if top is None or not places.size:

@@ -6,7 +6,7 @@ import msgspec
 
 from pagoda_daemon.batch import Logprobs
 from pagoda_daemon.engine.messages import RowOutput, TokenLogprob
-from pagoda_daemon.scheduler.state import Request
+from pagoda_daemon.scheduler.request import Request
 
 Said = tuple[TokenLogprob, ...]
 

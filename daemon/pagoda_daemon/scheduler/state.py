@@ -1,61 +1,61 @@
 """State: every request the engine has, as arrays over rows plus one queue. Changed by `admission`, `plan` and `commit` only.
 
-A row is a request's fixed slot from the moment it runs until it ends or is preempted. A request is `known - computed` tokens
-to feed: prompt, chunk of a prompt, one decode and recompute after a preemption are one case.
+A row is a request's fixed slot from the moment it runs until it ends or is preempted. A request is `target - fed` tokens to feed: prompt,
+chunk of a prompt, one decode, what a known beginning left to do and recompute after a preemption are one case.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
 
 from pagoda_daemon.batch import Ints, StepPlan
-from pagoda_daemon.engine.messages import Sampling, Stats
-from pagoda_daemon.kv.pool import BlockPool, BrokenAccountsError
-from pagoda_daemon.kv.tables import BlockTables
+from pagoda_daemon.engine.messages import Stats
+from pagoda_daemon.kv.accounts import KvAccounts
+from pagoda_daemon.kv.index import Match
+from pagoda_daemon.kv.pool import BrokenAccountsError
+from pagoda_daemon.scheduler.cost import StepCost
 from pagoda_daemon.scheduler.limits import Limits
-from pagoda_daemon.scheduler.sampling import SamplingTable
-from pagoda_daemon.scheduler.step_time import StepTime
+from pagoda_daemon.scheduler.order import VirtualTokens, WaitingQueue
+from pagoda_daemon.scheduler.request import Request
+from pagoda_daemon.scheduler.rows import Rows
+
+_HABIT = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A plan on its way; `epochs` tell whether a row still serves whom it was planned for."""
+
+    plan: StepPlan
+    counts: Ints
+    epochs: Ints
+    context: int
+    planned_ms: float
 
 
 @dataclass(slots=True)
-class Request:
-    """The cold half of a request: what no step reads. `tokens` holds all known ones while it waits."""
+class Habits:
+    """What answers were like when they ended: running averages of tokens generated and blocks held. The first guess is soon forgotten."""
 
-    request_id: str
-    arrival: int
-    tokens: Ints
-    prompt_len: int
-    sampling: Sampling
-    seed: int
-    aborted: bool = False
-    scored: int = 0  # prompt tokens whose log-probability the front has
+    generated: float = 64.0
+    blocks: float = 16.0
 
-    @property
-    def last_len(self) -> int:
-        """Known tokens when the request is complete; the last one is never computed."""
-        return self.prompt_len + self.sampling.max_tokens
+    def observe(self, generated: int, blocks: int) -> None:
+        self.generated += _HABIT * (generated - self.generated)
+        self.blocks += _HABIT * (max(1, blocks) - self.blocks)
 
 
-class Rows:
-    """The hot half: arrays that a step reads, one entry per row."""
+@dataclass(slots=True)
+class Totals:
+    """Counters that only grow."""
 
-    def __init__(self, limits: Limits) -> None:
-        count = limits.max_concurrency
-        self.live = np.zeros(count, np.bool_)
-        self.arrival = np.zeros(count, np.int64)
-        self.known = np.zeros(count, np.int32)
-        self.computed = np.zeros(count, np.int32)
-        # Pages of zeros cost nothing until written, so this is as large as the contexts that were really used.
-        self.tokens = np.zeros((count, limits.worker.max_model_len), np.int32)
-        self.sampling = SamplingTable(count)
-
-    def by_arrival(self) -> Ints:
-        """Rows in use, the oldest request first."""
-        rows = np.flatnonzero(self.live)
-        return rows[np.argsort(self.arrival[rows])].astype(np.int32)
+    steps: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
 
 
 class State:
@@ -63,37 +63,48 @@ class State:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        worker = limits.worker
-        self.tables = BlockTables(
-            BlockPool(worker.blocks_total), limits.max_concurrency, limits.blocks(worker.max_model_len), worker.block_size
-        )
+        self.kv = KvAccounts(limits.worker, limits.max_concurrency, caching=limits.prefix_caching)
         self.rows = Rows(limits)
         self.requests: list[Request | None] = [None] * limits.max_concurrency
         self.row_of: dict[str, int] = {}
-        self.waiting: OrderedDict[str, Request] = OrderedDict()
-        self.waiting_tokens = 0
+        self.virtual = VirtualTokens()
+        self.waiting = WaitingQueue(self.virtual)
+        self.deadlines: list[tuple[float, str]] = []
+        self.groups: dict[str, list[str]] = {}
+        self.twins: dict[str, list[Request]] = {}
         self.arrivals = 0
-        self.preemptions = 0
-        self.steps = 0
-        self.step_time = StepTime()
-        self.in_flight: StepPlan | None = None
-        self.planned_ms = 0.0
+        self.totals = Totals()
+        self.step_cost = StepCost()
+        self.habits = Habits()
+        self.present = 0
+        self.committed_blocks = 0
+        self.committed_bytes = 0
+        self.in_flight: deque[Flight] = deque()
+        self.landed_ms = 0.0
+        self.draining = False
+        self._free_rows = list(range(limits.max_concurrency - 1, -1, -1))
 
     @property
     def idle(self) -> bool:
-        return not self.row_of and not self.waiting
+        return not self.row_of and not self.waiting and not self.in_flight
+
+    @property
+    def preemptions(self) -> int:
+        return self.totals.preemptions
 
     def stats(self) -> Stats:
-        pool = self.tables.pool
+        pool, totals = self.kv.pool, self.totals
         return Stats(
             running=len(self.row_of),
             waiting=len(self.waiting),
-            waiting_tokens=self.waiting_tokens,
+            waiting_tokens=self.waiting.tokens,
             blocks_used=pool.used,
             blocks_free=pool.free,
             blocks_total=pool.total,
-            preemptions=self.preemptions,
-            steps=self.steps,
+            preemptions=totals.preemptions,
+            steps=totals.steps,
+            prompt_tokens=totals.prompt_tokens,
+            reused_tokens=totals.reused_tokens,
         )
 
     def request(self, row: int) -> Request:
@@ -103,41 +114,113 @@ class State:
             raise BrokenAccountsError(f"row {row} is empty")
         return request
 
-    def enqueue(self, request: Request, *, head: bool = False) -> None:
-        self.waiting[request.request_id] = request
-        self.waiting.move_to_end(request.request_id, last=not head)
-        self.waiting_tokens += request.tokens.size
-
-    def dequeue(self, request_id: str) -> Request:
-        request = self.waiting.pop(request_id)
-        self.waiting_tokens -= request.tokens.size
-        return request
-
-    def seat(self, request: Request) -> int:
-        """Give `request` the lowest free row; there is one."""
-        rows, row = self.rows, int(np.argmin(self.rows.live))
-        rows.live[row] = True
-        rows.arrival[row] = request.arrival
-        rows.known[row] = request.tokens.size
-        rows.computed[row] = 0
-        rows.tokens[row, : request.tokens.size] = request.tokens
-        rows.sampling.seat(row, request.sampling, request.seed)
+    def seat(self, request: Request, match: Match) -> int:
+        """Give `request` the row that was freed last, and what is known of its tokens; there is a row, and blocks enough."""
+        row = self._free_rows.pop()
+        self.rows.seat(row, request)
         self.requests[row] = request
-        self.row_of[request.request_id] = row
+        self.row_of[request.key] = row
+        source = self.sibling(request)
+        if source is None:
+            computed = self.kv.open(row, request.chain, match)
+        else:
+            computed = self.kv.fork(row, request.chain, source, request.prompt_len - 1)
+        self.rows.start(row, computed)
+        self._account(request, computed)
         return row
+
+    def _account(self, request: Request, computed: int) -> None:
+        if request.charged:  # what is computed again is not the tenant's fault
+            return
+        request.charged = True
+        self.virtual.charge_input(request.tenant, request.prompt_len - computed)
+        self.totals.prompt_tokens += request.prompt_len
+        self.totals.reused_tokens += computed
+
+    def sibling(self, request: Request) -> int | None:
+        """A row that has fed the prompt which `request`, not yet begun, shares with it."""
+        if request.group is None or request.generated:
+            return None
+        for key in self.groups[request.group]:
+            row = self.row_of.get(key)
+            if row is not None and key != request.key and self.rows.fed[row] >= request.prompt_len:
+                return row
+        return None
+
+    def release_twins(self) -> None:
+        """Queue the further answers of each request whose first one has its prompt computed, or is over."""
+        for key in list(self.twins):
+            row = self.row_of.get(key)
+            if key not in self.waiting and (row is None or self.rows.computed[row] >= self.request(row).prompt_len):
+                for twin in reversed(self.twins.pop(key)):
+                    self.waiting.push(twin, head=True)
 
     def unseat(self, row: int) -> Request:
         """Take `row` and its blocks back; the request is handed out with every token known by now."""
         request = self.request(row)
-        request.tokens = self.rows.tokens[row, : self.rows.known[row]].copy()
-        self.tables.drop(row)
-        self.rows.live[row] = False
+        request.tokens = self.rows.known_tokens(row)
+        self.kv.close(row, request.tokens[: self.rows.computed[row]])
+        self.rows.vacate(row)
         self.requests[row] = None
-        del self.row_of[request.request_id]
+        del self.row_of[request.key]
+        self._free_rows.append(row)
         return request
+
+    def end(self, row: int) -> Request:
+        """`unseat` for good."""
+        blocks = int(self.kv.tables.counts[row])
+        request = self.leave(self.unseat(row))
+        self.habits.observe(request.generated, blocks)
+        return request
+
+    def enter(self, request: Request) -> None:
+        """`request` is admitted."""
+        self.present += 1
+        self.committed_blocks += request.blocks
+        self.committed_bytes += request.logprob_bytes
+
+    def leave(self, request: Request) -> Request:
+        """`request`, which neither waits nor runs any more, is over."""
+        self.present -= 1
+        self.committed_blocks -= request.blocks
+        self.committed_bytes -= request.logprob_bytes
+        if request.group is not None:
+            members = self.groups[request.group]
+            members.remove(request.key)
+            if not members:
+                del self.groups[request.group]
+        return request
+
+    def fly(self, flight: Flight) -> StepPlan:
+        self.in_flight.append(flight)
+        return flight.plan
+
+    def land(self, now_ms: float) -> Flight:
+        """The oldest plan is done. It began when it was planned or when the one before landed."""
+        flight = self.lose()
+        self.step_cost.observe(flight.plan.tokens, flight.context, now_ms - max(flight.planned_ms, self.landed_ms))
+        self.landed_ms = now_ms
+        return flight
+
+    def lose(self) -> Flight:
+        """The oldest plan is over, and how long it took means nothing."""
+        if not self.in_flight:
+            raise BrokenAccountsError("a result came without a plan")
+        self.totals.steps += 1
+        return self.in_flight.popleft()
+
+    def predicted_step_ms(self) -> int:
+        """Of the step under way, or of a single token."""
+        flight = self.in_flight[0] if self.in_flight else None
+        return self.step_cost.predict(flight.plan.tokens, flight.context) if flight else self.step_cost.predict(1)
 
     def check(self) -> None:
         """Raise unless blocks, rows and requests agree."""
-        self.tables.check()
-        if int(self.rows.live.sum()) != len(self.row_of) or (self.idle and self.tables.pool.used):
-            raise BrokenAccountsError(f"{int(self.rows.live.sum())} rows live for {len(self.row_of)} requests, {self.stats()}")
+        self.kv.check()
+        live = int(self.rows.live.sum())
+        if live != len(self.row_of) or live + len(self._free_rows) != self.limits.max_concurrency or (self.idle and self.kv.pool.used):
+            raise BrokenAccountsError(f"{live} rows live for {len(self.row_of)} requests, {self.stats()}")
+        if live + len(self.waiting) == 0 and (self.groups or self.present or self.committed_blocks or self.committed_bytes):
+            raise BrokenAccountsError(f"nobody is here, yet {self.present} are, with {self.committed_blocks} blocks, groups {self.groups}")
+        if np.any(self.rows.need()[~self.rows.live]):
+            raise BrokenAccountsError("a row without a request needs tokens")

@@ -9,12 +9,11 @@ from pagoda_daemon.batch import RowError, StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.engine.messages import Sampling, Submit
 from pagoda_daemon.kv.pool import BrokenAccountsError
 from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
-from pagoda_daemon.scheduler.admission import abort, refusal, submit
+from pagoda_daemon.scheduler.admission import Arrival, abort, refusal, submit
 from pagoda_daemon.scheduler.commit import commit, fail_step
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.plan import plan
 from pagoda_daemon.scheduler.state import State
-from pagoda_daemon.scheduler.step_time import StepTime
 
 VOCAB = 97
 
@@ -37,15 +36,18 @@ def test_a_long_prompt_is_fed_in_chunks_of_the_budget() -> None:
     assert tuple(d.tokens["long"]) == expected_tokens(range(40), 2, VOCAB)
 
 
-def test_decodes_come_before_chunks_and_new_requests() -> None:
+def test_decodes_come_first_and_new_requests_share_what_is_left_with_a_prompt_under_way() -> None:
     d = drive(budget=8)
     d.submit("a", [1, 2], 9)
     d.step()
     d.submit("b", range(20), 1)
     assert shape(d.step()) == [(0, 1, True), (1, 7, False)]
-    d.submit("c", [3], 1)
-    assert shape(d.step()) == [(0, 1, True), (1, 7, False)]
-    assert shape(d.step()) == [(0, 1, True), (1, 6, True), (2, 1, True)]
+    d.submit("c", [3], 2)
+    assert shape(d.step()) == [(0, 1, True), (1, 6, False), (2, 1, True)], "c starts at once, b gets all that it leaves"
+    d.submit("d", range(30, 40), 1)
+    assert shape(d.step()) == [(0, 1, True), (2, 1, True), (1, 3, False), (3, 3, False)]
+    d.drain()
+    assert tuple(d.tokens["b"]) == expected_tokens(range(20), 1, VOCAB)
 
 
 def test_a_row_keeps_its_number_while_others_come_and_go() -> None:
@@ -54,39 +56,54 @@ def test_a_row_keeps_its_number_while_others_come_and_go() -> None:
     d.submit("b", [2], 5)
     d.step()
     d.submit("c", [3], 5)
-    assert shape(d.step()) == [(1, 1, True), (0, 1, True)]
+    d.step()
     assert d.state.row_of == {"b": 1, "c": 0}
+    assert shape(d.step()) == [(0, 1, True), (1, 1, True)], "decodes in row order"
 
 
 def test_when_blocks_run_out_the_latest_waits_at_the_head_and_loses_no_token() -> None:
-    d = drive(blocks=4, rows=2, budget=16)
+    d = drive(blocks=5, rows=2, budget=16)
     d.submit("old", [1] * 5, 10)
     d.submit("new", [2] * 5, 6)
     d.submit("next", [3], 1)
     while not d.state.preemptions:
         d.step()
     assert "old" in d.state.row_of
-    assert next(iter(d.state.waiting)) == "new"
+    assert [request.key for request in d.state.waiting] == ["new", "next"]
     d.drain()
     assert d.state.preemptions == 1
     for name, prompt, count in (("old", [1] * 5, 10), ("new", [2] * 5, 6), ("next", [3], 1)):
         assert tuple(d.tokens[name]) == expected_tokens(prompt, count, VOCAB)
 
 
-def test_nobody_is_admitted_behind_an_unfinished_prompt() -> None:
-    d = drive(blocks=8, rows=4, budget=4)
-    d.submit("a", range(24), 2)
-    d.submit("b", [1], 1)
-    assert [shape(d.step()) for _ in range(2)] == [[(0, 4, False)], [(0, 4, False)]]
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    d = drive(blocks=64, rows=4, budget=8)
+    d.submit("long", range(60), 2)
+    d.step()
+    d.submit("short", [1, 2], 1)
+    d.step()
+    assert d.ends["short"][0].finish_reason == "length"
     d.drain()
-    assert tuple(d.tokens["b"]) == expected_tokens([1], 1, VOCAB)
+    assert tuple(d.tokens["long"]) == expected_tokens(range(60), 2, VOCAB)
+
+
+def test_at_most_a_few_long_prompts_are_under_way_and_shorter_ones_pass_them() -> None:
+    d = drive(blocks=200, rows=8, budget=8)
+    for i in range(6):
+        d.submit(f"long{i}", [i] * 60, 1)
+    d.submit("short", [9], 1)
+    while "short" not in d.ends:
+        d.step()
+    assert len(d.state.row_of) == 4
+    assert [request.key for request in d.state.waiting] == ["long4", "long5"]
+    d.drain()
 
 
 def test_who_is_admitted_has_room_for_its_prompt_and_the_next_token() -> None:
-    d = drive(blocks=4, rows=4, budget=32)
+    d = drive(blocks=5, rows=4, budget=32)
     d.submit("a", range(8), 4)
-    d.submit("b", range(8), 4)
-    assert shape(d.step()) == [(0, 8, True)], "2 blocks are free and would hold b's prompt, but not its next token"
+    d.submit("b", range(50, 58), 4)
+    assert shape(d.step()) == [(0, 8, True)], "3 blocks are free and would hold b's prompt and next token, but not a's next one"
     d.drain()
     assert d.state.preemptions == 0
 
@@ -118,24 +135,48 @@ def test_what_can_never_run_is_refused_by_numbers(prompt: tuple[int, ...], max_t
 
 def test_a_refused_request_leaves_nothing_behind() -> None:
     state = State(Limits.of(WorkerLimits(10, 4, VOCAB, 64), 4, 16))
-    out = submit(state, Submit("x", (VOCAB,), Sampling(1)), 0)
+    out = submit(state, Submit("x", (VOCAB,), Sampling(1)), Arrival(0.0, 0))
     assert out is not None
     assert (out.finish_reason, state.idle) == ("error", True)
 
 
-def test_an_abort_in_flight_ends_with_the_step_and_frees_its_blocks() -> None:
+def test_an_abort_in_flight_frees_its_blocks_at_once_and_the_step_is_in_vain() -> None:
     d = drive()
     d.submit("a", [1, 2, 3], 50)
     d.step()
-    d.step(lambda _: d.take([out] if (out := abort(d.state, "a")) else []))
+
+    def between(_: StepPlan) -> None:
+        d.take(abort(d.state, "a"))
+        assert d.state.kv.pool.used == 0
+
+    d.step(between)
     (end,) = d.ends["a"]
     assert (end.finish_reason, end.token_ids) == ("abort", ())
-    assert d.state.tables.pool.used == 0
+    assert len(d.tokens["a"]) == 1
     assert d.step() is None
 
 
+def test_a_row_given_to_another_while_its_step_is_under_way_takes_nothing_from_it() -> None:
+    d = drive(rows=1)
+    d.submit("a", [1, 2, 3], 50)
+    d.step()
+    flown = plan(d.state, d.now_ms)
+    assert flown is not None
+    result = d.worker.execute(flown)
+    d.take(abort(d.state, "a"))
+    d.submit("b", [7, 8, 9], 4)
+    behind = plan(d.state, d.now_ms)
+    assert behind is not None
+    assert behind.rows.tolist() == flown.rows.tolist()
+    second = d.worker.execute(behind)
+    d.take(commit(d.state, result, 1.0))
+    d.take(commit(d.state, second, 2.0))
+    d.drain()
+    assert tuple(d.tokens["b"]) == expected_tokens([7, 8, 9], 4, VOCAB)
+
+
 def test_an_abort_of_an_unknown_request_is_no_error() -> None:
-    assert abort(drive().state, "never seen") is None
+    assert abort(drive().state, "never seen") == []
 
 
 def test_a_row_error_ends_that_row_only() -> None:
@@ -165,7 +206,7 @@ def test_a_failed_step_ends_its_requests_and_spares_those_that_wait() -> None:
     for name in "abc":
         d.submit(name, [1], 3)
     plan(d.state, 0.0)
-    abort(d.state, "b")
+    d.take(abort(d.state, "b"))
     d.take(fail_step(d.state, "boom"))
     assert [d.ends[name][0].finish_reason for name in "ab"] == ["error", "abort"]
     d.drain()
@@ -211,19 +252,21 @@ def test_a_seed_of_any_sign_is_kept_and_a_missing_one_is_drawn() -> None:
     assert step.sampling.random.seeds.tolist() == [2**64 - 1, 1]
 
 
-def test_step_time_is_predicted_from_its_own_size_and_scaled_for_unseen_ones() -> None:
-    times = StepTime()
-    assert times.predict(1) == 0
-    for _ in range(40):
-        times.observe(1, 10.0)
-        times.observe(64, 80.0)
-    assert [times.predict(tokens) for tokens in (1, 2, 64, 65, 128)] == [10, 20, 80, 80, 160]
-
-
 def test_step_time_is_measured_with_the_injected_clock() -> None:
     state = State(Limits.of(WorkerLimits(10, 4, VOCAB, 64), 4, 16))
-    submit(state, Submit("a", (1,), Sampling(1)), 0)
+    submit(state, Submit("a", (1,), Sampling(1)), Arrival(0.0, 0))
     step = plan(state, 1000.0)
     assert step is not None
     commit(state, StepResult(step.rows, np.array([3], np.int32)), 1042.0)
-    assert state.step_time.predict(1) == 42
+    assert state.step_cost.predict(1) == 42
+
+
+def test_what_a_failed_row_computed_is_not_found_again() -> None:
+    d = drive(budget=64)
+    d.submit("bad", range(20), 5)
+    step = plan(d.state, 0.0)
+    assert step is not None
+    none = np.zeros(0, np.int32)
+    d.take(commit(d.state, StepResult(none, none, (RowError(0, "not finite"),)), 1.0))
+    d.submit("good", range(20), 5)
+    assert shape(d.step()) == [(0, 20, True)]
