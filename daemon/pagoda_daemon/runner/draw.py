@@ -151,11 +151,17 @@ def _least(values: Tensor, drawing: Drawing) -> tuple[Tensor, Tensor]:
     kept &= (top_k == 0) | (values >= values.gather(1, top_k.clamp(1, count) - 1))
     bounded = (min_p > 0) | (top_k > 0)
     ended = ~bounded | ~kept[:, -1:]
-    mass = values.masked_fill(~kept, -torch.inf).softmax(dim=-1)
-    if not bool(bounded.all()):
-        # Over the whole row, by the kernel that treats each row alone: a plain reduction of one row splits it over the threads.
-        whole = drawing.logits.log_softmax(dim=-1).amax(dim=-1, keepdim=True)
-        mass = torch.where(bounded, mass, (values - values[:, :1] + whole).exp())
+    mass = _mass(values, kept, bounded, drawing.logits)
     kept &= (mass.cumsum(dim=-1) - mass < top_p) | (top_p >= 1)
     least = values.gather(1, kept.sum(dim=-1, keepdim=True).clamp(min=1) - 1)
     return least, (ended & (least > values[:, -1:]))[:, 0]
+
+
+def _mass(values: Tensor, kept: Tensor, bounded: Tensor, logits: Tensor) -> Tensor:
+    """Probabilities of `values`: among those kept where the row is bounded, else among all its logits."""
+    among_kept = values.masked_fill(~kept, -torch.inf).softmax(dim=-1) if bool(bounded.any()) else None
+    if among_kept is not None and bool(bounded.all()):
+        return among_kept
+    # By the kernel that treats each row alone: a plain reduction of one row splits it over the threads.
+    among_all = (values - values[:, :1] + logits.log_softmax(dim=-1).amax(dim=-1, keepdim=True)).exp_()
+    return among_all if among_kept is None else torch.where(bounded, among_kept, among_all)
