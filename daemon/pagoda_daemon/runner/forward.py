@@ -16,7 +16,7 @@ from pagoda_daemon.batch import Ints, StepPlan
 from pagoda_daemon.model.attention import KvCache, attention_batch
 from pagoda_daemon.model.decoder import Decoder, Flat
 from pagoda_daemon.runner.answer import wanted_logits
-from pagoda_daemon.runner.fixed import passes
+from pagoda_daemon.runner.fixed import pass_size, passes
 
 Wanted = NDArray[np.int64]
 """Flat indexes of the tokens whose logits are asked for."""
@@ -44,7 +44,7 @@ class TorchForward:
         if self._spare is None:
             return self._pass(plan, wanted)
         found = torch.empty(wanted.size, self.model.spec.vocab_size, dtype=self.kv.data.dtype)
-        for cut, places, taken in passes(plan, wanted, self._spare):
+        for cut, places, taken in passes(plan, wanted, self._spare, pass_size(self.model.spec)):
             found[places] = self._pass(cut, wanted_logits(cut))[taken]
         return found
 
