@@ -18,7 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
-from pagoda_daemon.batch import StepPlan
+from pagoda_daemon.batch import RandomRows, SamplingRows, StepPlan
 from pagoda_daemon.errors import ConfigRejected
 from pagoda_daemon.model.config import FAMILIES, parse_spec
 from pagoda_daemon.model.weights import allocate, destinations, weight_bytes
@@ -242,7 +242,6 @@ def test_the_worker_takes_its_pool_and_its_threads_from_the_cgroup(tmp_path: Pat
 def step(rows: int, length: int, queries: int) -> StepPlan:
     """`rows` rows that end at `length`, feed `queries` tokens each and sample with every filter."""
     blocks = -(-length // 16)
-    zeros = np.zeros(rows, np.int32)
     return StepPlan(
         step=0,
         rows=np.arange(rows, dtype=np.int32),
@@ -251,10 +250,16 @@ def step(rows: int, length: int, queries: int) -> StepPlan:
         positions=np.tile(np.arange(length - queries, length, dtype=np.int32), rows),
         block_tables=np.arange(rows * blocks, dtype=np.int32).reshape(rows, blocks),
         sample=np.ones(rows, np.bool_),
-        temperature=np.ones(rows, np.float32),
-        top_p=np.full(rows, 0.9, np.float32),
-        top_k=zeros + 50,
-        seeds=zeros.astype(np.uint64),
+        sampling=SamplingRows(
+            RandomRows(
+                temperature=np.ones(rows, np.float32),
+                top_p=np.full(rows, 0.9, np.float32),
+                top_k=np.full(rows, 50, np.int32),
+                min_p=np.full(rows, 0.001, np.float32),
+                seeds=np.zeros(rows, np.uint64),
+            ),
+            top_logprobs=np.full(rows, 20, np.int32),
+        ),
     )
 
 
@@ -276,7 +281,7 @@ def test_no_step_takes_more_than_was_counted_for_it(tmp_path: Path, rows: int, l
     places = destinations(spec, allocate(spec, torch.float32))
     save_file({name: torch.randn(place.shape, generator=draw) for name, place in places.items()}, tmp_path / "model/model.safetensors")
     worker = TorchWorker.load(config, lambda _: None)
-    worker._kv.data.fill_(0.5)  # resident
+    worker.forward.kv.data.fill_(0.5)  # resident
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")
     before = peak_bytes()
