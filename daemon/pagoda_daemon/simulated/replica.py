@@ -108,10 +108,13 @@ class SimulatedReplica:
             await asyncio.wait([self._task])
 
     async def _live(self) -> None:
+        """A failure is told once nothing listens any more: whoever reads it may give the address to another."""
+        failure = ""
         try:
             await self._front.run(lambda _: None)
         except DaemonError as error:
-            self.failure = str(error)
+            failure = str(error)
             log.warning("replica_failed", address=self.wanted.address, reason=type(error).__name__, message=str(error))
         finally:
             await asyncio.shield(self._probes.end())
+        self.failure = failure
