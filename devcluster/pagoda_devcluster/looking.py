@@ -88,13 +88,13 @@ def run_prune(dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say 
     settings = from_environment()
     prunable = prune.decide(prune.look(settings), current_binaries(settings))
     word = "would remove" if dry_run else "removed"
-    sizes = [prune.size_of(folder) for folder in prunable.binaries]
+    sizes = {folder: prune.size_of(folder) for folder in prunable.binaries}
     if not dry_run:
-        prune.remove(settings, prunable, stderr())
+        prunable = prune.remove(settings, prunable, stderr())
     for name in prunable.clusters:
         print(f"{word} cluster {name}")
-    for folder, size in zip(prunable.binaries, sizes, strict=True):
-        print(f"{word} {folder} ({size >> 20} MiB)")
+    for folder in prunable.binaries:
+        print(f"{word} {folder} ({sizes[folder] >> 20} MiB)")
     if not (prunable.clusters or prunable.binaries):
         print("nothing to prune")
 
