@@ -3,6 +3,7 @@
 import asyncio
 import copy
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,28 @@ def test_addresses_are_not_shared_and_are_given_again_when_free():
     assert held.of(node, ("d", "known"), "10.146.1.9") == "10.146.1.9"
     held.free(("d", "a"))
     assert held.of(node, ("d", "c"), "") == "10.146.1.2"
+
+
+async def test_pods_that_have_ended_use_up_no_addresses():
+    """A node takes as many more as have ended: only those that run count against its place for pods."""
+    written: list[str] = []
+
+    class Api:
+        async def merge(self, _: str, body: dict[str, Any]) -> None:
+            written.append(body["status"]["podIP"])
+
+    fleet = kubelet.FakeKubelets(Api(), FLEET, LAYOUT, "v1")
+    for number in range(300):
+        job = new_pod("Never")
+        job["metadata"] |= {"name": f"job-{number}"}
+        job["spec"]["nodeName"] = FLEET[0].name
+        key = ("d", f"job-{number}")
+        fleet._pods[key] = job
+        await fleet._tend_pod(key)
+        job["status"] |= {"phase": "Succeeded", "podIP": written[-1]}
+        await fleet._tend_pod(key)
+    assert len(written) == 300
+    assert max(ip_address(one) for one in written) <= ip_address(FLEET[0].pod_address(252))
 
 
 async def test_a_key_is_never_in_two_hands_and_none_is_lost():
