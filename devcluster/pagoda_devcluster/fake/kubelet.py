@@ -230,8 +230,9 @@ class FakeKubelets:
 
 
 def keep(cache: dict[K, Object], key: K, answer: Object | None) -> None:
-    """The answer is newer than what the watch told so far; deciding again from the older one would write twice."""
-    if answer and newer(answer, cache.get(key)):
+    """The answer is newer than what the watch told so far; deciding again from the older one would write twice. What the watch told
+    to be gone meanwhile stays gone: nobody would say so again, and its front and its address would be kept for ever."""
+    if answer and key in cache and newer(answer, cache[key]):
         cache[key] = answer
 
 
