@@ -71,6 +71,7 @@ class SimulatedReplica:
         self._front = Front(settings, backing)
         self._task = asyncio.ensure_future(self._live())
         self.failure = ""
+        self._over = False
         self._killed = False
 
     def _probe(self, replica: Replica, host: str, port: int, limits: Limits) -> _Probes:
@@ -87,7 +88,9 @@ class SimulatedReplica:
 
     @property
     def ready(self) -> tuple[bool, str]:
-        """What /readyz answers now."""
+        """What /readyz answers now; of one whose front is over, that: its engine may have loaded meanwhile."""
+        if self._over:
+            return False, "ended"
         return ready(self._front.replica, time.monotonic(), Limits())
 
     def stop(self) -> None:
@@ -116,5 +119,6 @@ class SimulatedReplica:
             failure = str(error)
             log.warning("replica_failed", address=self.wanted.address, reason=type(error).__name__, message=str(error))
         finally:
+            self._over = True
             await asyncio.shield(self._probes.end())
         self.failure = failure

@@ -147,6 +147,16 @@ def test_an_address_comes_free_with_its_replica_and_not_before(process):
     assert generated(address) == 0
 
 
+def test_one_that_could_not_listen_is_never_ready(process):
+    address = process.address()
+    with socket.create_server((address, HTTP)):
+        assert process.order("deaf", address).status_code == 200
+        seen = []
+        process.until(lambda: seen.append(process.replicas()["deaf"]) or seen[-1]["failure"])
+    assert f"listen.http: cannot listen on {address}" in seen[-1]["failure"]
+    assert not any(one["ready"] for one in seen)
+
+
 def test_one_that_could_not_start_leaves_its_address_free(process):
     """Its HTTP listener was there already when the next port turned out to be taken."""
     address = process.address()
