@@ -38,13 +38,14 @@ def wanted(event: Event, user: str | None, verbs: str | Collection[str]) -> bool
     if user is not None and event["user"]["username"] != user:
         return False
     if verbs == "write":
-        return event["verb"] in WRITES and is_stored(event)
+        return event["verb"] in WRITES and changes(event)
     if verbs == "all":
         return True
     return event["verb"] in (READS if verbs == "read" else verbs)
 
 
-def is_stored(event: Event) -> bool:
+def changes(event: Event) -> bool:
+    """Or would have: one that was refused counts too, since a client that tries in vain is no quiet one."""
     return event.get("objectRef", {}).get("resource") not in QUESTIONS and "dryRun=" not in event["requestURI"]
 
 

@@ -31,7 +31,7 @@ def show_audit(
     name: Name = "dev",
     since: Annotated[str | None, typer.Option(help="90s, 5m or 2h ago, epoch seconds, or an RFC 3339 time.")] = None,
     user: Annotated[str | None, typer.Option(help="As the API server names it, e.g. system:serviceaccount:NAMESPACE:NAME.")] = None,
-    verbs: Annotated[str, typer.Option(help="write (stored changes), read, all, or verbs with commas between.")] = "write",
+    verbs: Annotated[str, typer.Option(help="write (refused ones too, no dry runs), read, all, or verbs with commas between.")] = "write",
     count: Annotated[bool, typer.Option("--count", help="Print the number only.")] = False,
     as_document: Annotated[bool, typer.Option("--json", help="One event a line, as in the log.")] = False,
 ) -> None:
