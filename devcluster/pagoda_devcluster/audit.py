@@ -5,7 +5,8 @@ The `audit` command and the tests' cluster helper call it. An event is in the lo
 
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,9 +26,14 @@ WORDS = ("write", "read", "all")
 def select(lines: Iterable[str], user: str | None, since: datetime | float | None, verbs: str | Collection[str]) -> list[Event]:
     """Finished requests, oldest first. `verbs`: "write", "read", "all", or the verbs themselves."""
     start = moment(since)
-    # A line that is being written has no end yet.
-    events = [json.loads(line) for line in map(str.rstrip, lines) if line.endswith("}")]
+    events = (event for line in lines for event in parsed(line))
     return [event for event in events if finished(event) and wanted(event, user, verbs) and received(event) >= start]
+
+
+def parsed(line: str) -> Iterator[Event]:
+    """None of a line that is being written, wherever in it the reader came."""
+    with suppress(json.JSONDecodeError):
+        yield json.loads(line)
 
 
 def finished(event: Event) -> bool:

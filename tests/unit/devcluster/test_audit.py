@@ -36,6 +36,8 @@ LOG = [
     event("create", uri="/api?dryRun=All"),
     json.dumps(json.loads(event("delete")) | {"responseStatus": {"code": 409}}),
     event("delete")[:-20],
+    event("delete").partition("}")[0] + "}",
+    "",
 ]
 
 
