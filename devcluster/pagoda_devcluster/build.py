@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -34,9 +34,14 @@ def ensure(recipe: Recipe, binaries: Path, console: Console, wanted: list[Binary
     """The folder with all binaries of the recipe, or with those `wanted`, in it."""
     target = folder_of(recipe, binaries)
     if missing(recipe, binaries, wanted):
-        with exclusive(binaries / "build.lock", lambda: console.print("another build is running: waiting for it")):
+        with alone(binaries, console):
             build_all(recipe, missing(recipe, binaries, wanted), target, console)
     return target
+
+
+def alone(binaries: Path, console: Console) -> AbstractContextManager[None]:
+    """Nobody else compiles into this folder, or removes from it."""
+    return exclusive(binaries / "build.lock", lambda: console.print("another build is running: waiting for it"))
 
 
 def build_all(recipe: Recipe, wanted: list[Binary], target: Path, console: Console) -> None:

@@ -31,7 +31,7 @@ def show_audit(
     name: Name = "dev",
     since: Annotated[str | None, typer.Option(help="90s, 5m or 2h ago, epoch seconds, or an RFC 3339 time.")] = None,
     user: Annotated[str | None, typer.Option(help="As the API server names it, e.g. system:serviceaccount:NAMESPACE:NAME.")] = None,
-    verbs: Annotated[str, typer.Option(help="write (stored changes), read, all, or verbs with commas between.")] = "write",
+    verbs: Annotated[str, typer.Option(help="write (refused ones too, no dry runs), read, all, or verbs with commas between.")] = "write",
     count: Annotated[bool, typer.Option("--count", help="Print the number only.")] = False,
     as_document: Annotated[bool, typer.Option("--json", help="One event a line, as in the log.")] = False,
 ) -> None:
@@ -88,13 +88,13 @@ def run_prune(dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say 
     settings = from_environment()
     prunable = prune.decide(prune.look(settings), current_binaries(settings))
     word = "would remove" if dry_run else "removed"
-    sizes = [prune.size_of(folder) for folder in prunable.binaries]
+    sizes = {folder: prune.size_of(folder) for folder in prunable.binaries}
     if not dry_run:
-        prune.remove(settings, prunable, stderr())
+        prunable = prune.remove(settings, prunable, stderr())
     for name in prunable.clusters:
         print(f"{word} cluster {name}")
-    for folder, size in zip(prunable.binaries, sizes, strict=True):
-        print(f"{word} {folder} ({size >> 20} MiB)")
+    for folder in prunable.binaries:
+        print(f"{word} {folder} ({sizes[folder] >> 20} MiB)")
     if not (prunable.clusters or prunable.binaries):
         print("nothing to prune")
 

@@ -33,7 +33,7 @@ def prepare(settings: Settings, request: Request, console: Console) -> None:
             raise UsageError(f"PAGODA_DEVCLUSTER_HOME={settings.home} is not visible inside a node: choose a folder on a disk")
     if request.serve and not settings.is_root:
         raise MissingPrerequisiteError("--serve makes a route to the pods, which needs root: use sudo, or leave --serve out")
-    installed = packages.ensure(request.nodes, request.install, settings.is_root)
+    installed = packages.ensure(request.nodes, request.install, settings.is_root, request.serve)
     if installed:
         console.print(f"installed {' '.join(installed)}")
 

@@ -110,15 +110,22 @@ def remove_begun(settings: Settings, name: str, console: Console) -> StoppedErro
     try:
         native.clear(settings, name)
     except KeyboardInterrupt:
-        return StoppedError(f"stopped before all of {name} was removed: run `pagoda-devcluster down --name {name}`")
+        return half_removed(name)
     settings.lock(name).unlink(missing_ok=True)
     return StoppedError(f"stopped, and what had begun of {name} is removed: run `pagoda-devcluster up --name {name}` to start again")
 
 
 def down(settings: Settings, name: str, console: Console) -> list[str]:
     """What was removed."""
-    with _locked(settings, name, console, remove=True):
-        return native.clear(settings, name)
+    try:
+        with _locked(settings, name, console, remove=True):
+            return native.clear(settings, name)
+    except KeyboardInterrupt as stopped:
+        raise half_removed(name) from stopped
+
+
+def half_removed(name: str) -> StoppedError:
+    return StoppedError(f"stopped before all of {name} was removed: run `pagoda-devcluster down --name {name}`")
 
 
 def down_if_dead(settings: Settings, name: str, console: Console) -> list[str]:

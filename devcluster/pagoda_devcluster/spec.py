@@ -113,8 +113,8 @@ class Layout:
 
     @property
     def fronts(self) -> Path:
-        """The socket of the process that answers for fake nodes' pods."""
-        return self.root / "fronts.sock"
+        """The socket of the process that answers for fake nodes' pods, in a folder that nobody else may enter: it runs as root."""
+        return self.root / "fronts" / "socket"
 
     @property
     def etcd(self) -> Path:

@@ -92,6 +92,7 @@ class Starter:
         self.enter("fake nodes")
         if self.spec.serve:
             network.open_pod_range(self.spec)
+            self.spec.paths.fronts.parent.mkdir(mode=0o700)
             self.spawn(control_plane.fronts(self.spec))
             self.wait(self.spec.paths.fronts.exists, FRONTS_SECONDS, "fronts")
         self.spawn(control_plane.fake_kubelet(self.spec))

@@ -22,7 +22,9 @@ def output(*argv: str) -> list[str]:
 
 def inventory(name: str) -> dict[str, object]:
     """Everything on this machine that a cluster could leave behind; what other clusters own is left out by name."""
-    groups = [path for hierarchy in Path("/sys/fs/cgroup").glob("*") for path in [hierarchy / f"pagoda-{name}"] if path.exists()]
+    # Below each controller's hierarchy (v1) or below the one there is (v2).
+    top = Path("/sys/fs/cgroup")
+    groups = [path for path in (top / f"pagoda-{name}", *top.glob(f"*/pagoda-{name}")) if path.exists()]
     return {
         "processes": marked(name),
         "links": [link for link in listed("/sys/class/net") if link == link_of(name)],

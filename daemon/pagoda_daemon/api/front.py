@@ -119,8 +119,11 @@ class Front:
         server = self._server = UnsignalledServer(_uvicorn_config(self._parts()))
         listener = _bind(self._settings.config.listen.host, self._settings.config.listen.http)
         serving = asyncio.ensure_future(server.serve([listener]))
-        ports = Ports(listener.getsockname()[1], await self._start_grpc(), self._probes.port)
-        announce(ports)
+        try:
+            announce(Ports(listener.getsockname()[1], await self._start_grpc(), self._probes.port))
+        except BaseException:
+            await self._close(server, serving)  # a front that shares its process leaves no listener to it
+            raise
         signalled = asyncio.ensure_future(self._signalled.wait())
         try:
             await asyncio.wait(_futures(signalled, engine, serving), return_when=asyncio.FIRST_COMPLETED)
@@ -203,12 +206,15 @@ class Front:
         self.replica.enter(Phase.PHASE_STOPPED)
         if died:
             await self._fail_streams(EngineDied("the engine of this replica ended"))
+        await self._close(server, serving)
+        if not died:
+            await self._engine.shutdown(_ENGINE_GRACE_S)
+
+    async def _close(self, server: uvicorn.Server, serving: asyncio.Future[None]) -> None:
         server.should_exit = True
         with suppress(asyncio.CancelledError):
             await serving
         await self._grpc.stop(0)
-        if not died:
-            await self._engine.shutdown(_ENGINE_GRACE_S)
 
 
 def _futures(*futures: asyncio.Future[Any]) -> set[asyncio.Future[Any]]:

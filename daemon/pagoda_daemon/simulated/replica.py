@@ -71,6 +71,7 @@ class SimulatedReplica:
         self._front = Front(settings, backing)
         self._task = asyncio.ensure_future(self._live())
         self.failure = ""
+        self._over = False
         self._killed = False
 
     def _probe(self, replica: Replica, host: str, port: int, limits: Limits) -> _Probes:
@@ -87,7 +88,9 @@ class SimulatedReplica:
 
     @property
     def ready(self) -> tuple[bool, str]:
-        """What /readyz answers now."""
+        """What /readyz answers now; of one whose front is over, that: its engine may have loaded meanwhile."""
+        if self._over:
+            return False, "ended"
         return ready(self._front.replica, time.monotonic(), Limits())
 
     def stop(self) -> None:
@@ -108,10 +111,14 @@ class SimulatedReplica:
             await asyncio.wait([self._task])
 
     async def _live(self) -> None:
+        """A failure is told once nothing listens any more: whoever reads it may give the address to another."""
+        failure = ""
         try:
             await self._front.run(lambda _: None)
         except DaemonError as error:
-            self.failure = str(error)
+            failure = str(error)
             log.warning("replica_failed", address=self.wanted.address, reason=type(error).__name__, message=str(error))
         finally:
+            self._over = True
             await asyncio.shield(self._probes.end())
+        self.failure = failure

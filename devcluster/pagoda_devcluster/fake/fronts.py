@@ -67,8 +67,7 @@ def wish(pod: Object, scene: Scene, now: datetime) -> Wish:
         return Wish.LEAVE
     if deleted := pod["metadata"].get("deletionTimestamp"):
         return Wish.KILL if now >= pods.read_time(deleted) else Wish.STOP
-    ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-    return Wish.KILL if ended or scene.complaint or scene.plays & DOWN else Wish.RUN
+    return Wish.KILL if pods.has_ended(pod) or scene.complaint or scene.plays & DOWN else Wish.RUN
 
 
 class Fronts:

@@ -37,11 +37,15 @@ def decide(pod: Object, scene: Scene, now: datetime) -> Verdict:
         return decide_lost(pod, now)
     if pod["metadata"].get("deletionTimestamp"):
         return decide_end(pod, scene, now)
-    if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+    if has_ended(pod):
         return Verdict()
     act = act_of(pod, scene, now)
     wanted = status_of(pod, scene, act, now)
     return Verdict(changed(pod, wanted), wake=act.wake)
+
+
+def has_ended(pod: Object) -> bool:
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
 def changed(pod: Object, wanted: Object) -> Object | None:

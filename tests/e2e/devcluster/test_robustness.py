@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import cluster as support
@@ -208,8 +208,10 @@ def test_a_port_that_another_program_has_on_every_address_is_named(name: str):
 
 def test_a_port_that_is_taken_on_one_address_moves_the_cluster_to_another(name: str):
     first = str(Addresses(preferred_slots(name)[0]).loopback)
-    # Another cluster may have it already; then it is taken all the same.
-    with suppress(OSError), socket.create_server((first, 10259)):
+    with ExitStack() as stack:
+        # Another cluster may have it already; then it is taken all the same.
+        with suppress(OSError):
+            stack.enter_context(socket.create_server((first, 10259)))
         assert tool("up", "--name", name, "--nodes", "control-plane").returncode == 0
         assert first not in json.loads(tool("status", "--json", "--name", name).stdout)["server"]
 

@@ -1,6 +1,7 @@
 """Fake nodes whose pods answer: what a client, a gateway's watch and the endpoints controller see of replicas that pretend. Needs root."""
 
 import json
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -209,6 +210,8 @@ def resident_mib(fleet: Cluster) -> float:
 
 def test_down_takes_route_and_process_along():
     with running_cluster("fake:1", serve=True) as running:
+        # Whoever may write to the socket has a process of root's listen where they like.
+        assert stat.S_IMODE((Path(running.status["folder"]) / "fronts").stat().st_mode) == 0o700
         pid = next(one["pid"] for one in running.status["processes"] if one["name"] == "fronts")
         route = f"local {running.status['pod_cidr']} dev lo"
         assert route in routes()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -144,6 +145,30 @@ def test_an_address_comes_free_with_its_replica_and_not_before(process):
     process.until(lambda: process.order("second", address).status_code == 200)
     process.until(lambda: process.replicas()["second"]["ready"])
     assert generated(address) == 0
+
+
+def test_one_that_could_not_listen_is_never_ready(process):
+    address = process.address()
+    with socket.create_server((address, HTTP)):
+        assert process.order("deaf", address).status_code == 200
+        seen = []
+        process.until(lambda: seen.append(process.replicas()["deaf"]) or seen[-1]["failure"])
+    assert f"listen.http: cannot listen on {address}" in seen[-1]["failure"]
+    assert not any(one["ready"] for one in seen)
+
+
+def test_one_that_could_not_start_leaves_its_address_free(process):
+    """Its HTTP listener was there already when the next port turned out to be taken."""
+    address = process.address()
+    with socket.create_server((address, GRPC)):
+        assert process.order("hindered", address).status_code == 200
+        process.until(lambda: process.replicas()["hindered"]["failure"])
+    assert f"listen.grpc: cannot listen on {address}" in process.replicas()["hindered"]["failure"]
+    process.control.delete("/replicas/hindered")
+    assert process.order("next", address).status_code == 200
+    process.until(lambda: process.replicas()["next"]["ready"] or process.replicas()["next"]["failure"])
+    assert process.replicas()["next"]["failure"] == ""
+    assert completed(address, 1).status_code == 200
 
 
 def test_an_order_is_confirmed_not_repeated(process):

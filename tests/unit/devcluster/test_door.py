@@ -121,6 +121,13 @@ def test_missing_packages_are_named_with_the_line_that_installs_them(monkeypatch
     assert packages.ensure(Nodes.CONTROL_PLANE, install=False, is_root=False) == []
 
 
+def test_a_route_to_played_pods_needs_what_makes_routes(monkeypatch):
+    monkeypatch.setattr(packages, "present", lambda file: file != "ip")
+    assert packages.ensure(Nodes.FAKE, install=False, is_root=True) == []
+    with pytest.raises(MissingPrerequisiteError, match="missing Debian packages: iproute2"):
+        native.prepare(Settings(Path("/x"), is_root=True), Request("dev", Nodes.FAKE, serve=True), Console(quiet=True))
+
+
 def test_what_images_are_built_with_comes_with_install_and_is_asked_of_nobody_else(monkeypatch):
     monkeypatch.setattr(packages, "present", lambda file: file not in ("buildah", "mmdebstrap"))
     installed: list[list[str]] = []
@@ -186,6 +193,14 @@ def test_ctrl_c_says_what_is_left(home, monkeypatch, capsys, where, words):
     assert words in last
     left = [path.name for path in (home / "clusters").iterdir()]
     assert left == ([".dev.lock"] if where == "prepare" else [])
+
+
+def test_ctrl_c_of_down_says_that_something_is_left(home, monkeypatch, capsys):
+    monkeypatch.setattr(native, "clear", interrupt)
+    assert run(monkeypatch, "down") == 130
+    assert capsys.readouterr().err == (
+        "pagoda-devcluster: stopped before all of dev was removed: run `pagoda-devcluster down --name dev`\n"
+    )
 
 
 def test_an_error_of_many_lines_is_printed_as_one(home, monkeypatch, capsys):

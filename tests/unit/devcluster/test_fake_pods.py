@@ -2,7 +2,9 @@
 
 import asyncio
 import copy
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +271,44 @@ def test_addresses_are_not_shared_and_are_given_again_when_free():
     assert held.of(node, ("d", "known"), "10.146.1.9") == "10.146.1.9"
     held.free(("d", "a"))
     assert held.of(node, ("d", "c"), "") == "10.146.1.2"
+
+
+class Api:
+    """Takes every write, calls back, and answers with the object as it then is."""
+
+    def __init__(self, on_write: Callable[[dict[str, Any]], object]) -> None:
+        self._on_write = on_write
+
+    async def merge(self, _: str, body: dict[str, Any]) -> dict[str, Any]:
+        self._on_write(body)
+        return {"metadata": {"resourceVersion": "2"} | body["metadata"], "status": body["status"]}
+
+
+async def test_a_pod_that_went_while_its_status_was_written_does_not_come_back():
+    pod, key = new_pod(), ("d", "p")
+    pod["metadata"]["resourceVersion"] = "1"
+    pod["spec"]["nodeName"] = FLEET[0].name
+    fleet = kubelet.FakeKubelets(Api(lambda _: fleet._forget({key})), FLEET, LAYOUT, "v1")
+    fleet._pods[key] = pod
+    await fleet._tend_pod(key)
+    assert fleet._pods == {}
+
+
+async def test_pods_that_have_ended_use_up_no_addresses():
+    """A node takes as many more as have ended: only those that run count against its place for pods."""
+    written: list[str] = []
+
+    fleet = kubelet.FakeKubelets(Api(lambda body: written.append(body["status"]["podIP"])), FLEET, LAYOUT, "v1")
+    for number in range(300):
+        job, key = new_pod("Never"), ("d", f"job-{number}")
+        job["metadata"] |= {"name": key[1], "resourceVersion": "1"}
+        job["spec"]["nodeName"] = FLEET[0].name
+        fleet._pods[key] = job
+        await fleet._tend_pod(key)
+        fleet._pods[key] = job | {"status": job["status"] | {"phase": "Succeeded", "podIP": written[-1]}}
+        await fleet._tend_pod(key)
+    assert len(written) == 300
+    assert max(ip_address(one) for one in written) <= ip_address(FLEET[0].pod_address(252))
 
 
 async def test_a_key_is_never_in_two_hands_and_none_is_lost():
