@@ -23,16 +23,87 @@ LAST_SAMPLED: Final = -1
 NO_COPIES: Final[Ints] = np.zeros((0, 2), np.int32)
 
 
+def no_ids() -> Ints:
+    """An empty array of ids."""
+    return np.zeros(0, np.int32)
+
+
+def _no_bias() -> Floats:
+    return np.zeros(0, np.float32)
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What a loaded worker can hold. `window`: no layer looks further back than so many tokens, the token itself included; None
+    """What a loaded worker can hold. `sliding_window`: no layer looks further back than so many tokens, the token itself included; None
     where one layer sees everything."""
 
     blocks_total: int
     block_size: int
     vocab_size: int
     max_model_len: int
-    window: int | None = None
+    sliding_window: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RandomRows:
+    """How each sampling row draws; temperature 0 is greedy, top_k 0, top_p 1 and min_p 0 cut nothing."""
+
+    temperature: Floats
+    top_p: Floats
+    top_k: Ints
+    min_p: Floats
+    seeds: Seeds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shaping:
+    """What changes a request's logits before the draw; fixed for its life. The penalties are vLLM's: repetition counts prompt and
+    answer, frequency and presence the answer only. A bad word is banned where the answer ends with all of it but its last token."""
+
+    repetition: float = 1.0
+    frequency: float = 0.0
+    presence: float = 0.0
+    bias_ids: Ints = field(default_factory=no_ids)
+    bias: Floats = field(default_factory=_no_bias)
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed: Ints | None = None
+    min_tokens: int = 0
+    stop_ids: Ints = field(default_factory=no_ids)
+
+
+class ShapedRow(NamedTuple):
+    """The sampling row `at`, its shaping, and every token known of it: a worker keeps none, so none is stale after a preemption."""
+
+    at: int
+    shaping: Shaping
+    tokens: Ints
+    prompt_len: int
+
+
+class ScoredTokens(NamedTuple):
+    """Prompt tokens whose log-probability is wanted: `targets[i]` of `rows[i]` follows the token fed at flat index `fed[i]`, and is
+    to be listed with the `top[i]` best."""
+
+    rows: Ints
+    fed: Ints
+    targets: Ints
+    top: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplingRows:
+    """What is not greedy in a step. Index i means the i-th row that samples. What nobody in the step uses is absent and costs nothing.
+
+    `top_logprobs[i]` is -1 where no log-probability is wanted, else how many of the best are listed beside the chosen token.
+    """
+
+    random: RandomRows | None = None
+    shaped: tuple[ShapedRow, ...] = ()
+    top_logprobs: Ints | None = None
+    scored: ScoredTokens | None = None
+
+
+GREEDY = SamplingRows()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,12 +111,12 @@ class StepPlan:
     """One step. Row `rows[i]` feeds `token_ids[starts[i]:starts[i + 1]]` at the `positions` of the same indexes.
 
     `block_tables[i]` lists the row's blocks in order, padded with 0; they cover every position up to the last one fed.
-    The four arrays after `sample` count only where `sample[i]`; the token that is sampled stands at the position after the last one fed.
+    Where `sample[i]`, a token is sampled as `sampling` says; it stands at the position after the last one fed.
 
     Plans are executed in the order in which they were made; the next one may be made while one is executed. A token id LAST_SAMPLED
-    stands for what the row sampled in the plan before. `copies` [n, 2] are blocks (source, destination) to copy before anything of this
-    step is written: all sources are read first. Blocks and rows in a plan may have been given to others by the time its result is
-    there; what it wrote is overwritten by theirs, later.
+    stands for what the row sampled in the plan before; `sampling` has no shaped row of which a token is so unknown. `copies` [n, 2] are
+    blocks (source, destination) to copy before anything of this step is written: all sources are read first. Blocks and rows in a plan
+    may have been given to others by the time its result is there; what it wrote is overwritten by theirs, later.
     """
 
     step: int
@@ -55,10 +126,7 @@ class StepPlan:
     positions: Ints
     block_tables: Ints
     sample: Bools
-    temperature: Floats
-    top_p: Floats
-    top_k: Ints
-    seeds: Seeds
+    sampling: SamplingRows = GREEDY
     copies: Ints = field(default_factory=lambda: NO_COPIES, kw_only=True)
 
     @property
@@ -80,10 +148,24 @@ class RowError(NamedTuple):
     message: str
 
 
+class Logprobs(NamedTuple):
+    """Of one token per entry, by the model alone: before bias, penalties and temperature. `rank` 1 is the best. The first `widths[i]`
+    of `top_ids[i]` are the best tokens, best first, with their `top_logprobs[i]`."""
+
+    rows: Ints
+    logprob: Floats
+    rank: Ints
+    top_ids: Ints
+    top_logprobs: Floats
+    widths: Ints
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
-    """One token for each row that sampled and had no error."""
+    """One token for each row that sampled and had no error, log-probabilities for those that asked, in the plan's order."""
 
     rows: Ints
     token_ids: Ints
     errors: tuple[RowError, ...] = ()
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None

@@ -21,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from pagoda_daemon.errors import BadRequest, ModelRejected
+from pagoda_daemon.spelling import Speller
 
 _REPLACEMENT: Final = "\ufffd"
 _MAX_HELD: Final = 64  # ids that form no character or show nothing, decoded anew with each token: unbounded it is quadratic
@@ -34,6 +35,8 @@ class Defaults:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
 
 class ModelText:
@@ -42,6 +45,7 @@ class ModelText:
     def __init__(self, directory: Path) -> None:
         self._tokenizer = _load_tokenizer(directory / "tokenizer.json")
         self._longest = max(map(len, self._tokenizer.get_vocab()), default=1)
+        self.spell = Speller(self._tokenizer)
         config = _read_json(directory / "tokenizer_config.json", required=False)
         generation = _read_json(directory / "generation_config.json", required=False)
         model = _read_json(directory / "config.json", required=True)
@@ -84,6 +88,10 @@ class ModelText:
             )
         # Not `encode`: it keeps the interpreter's lock, 8 s for 8 MB in which no probe, state frame or stream moves.
         return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids)
+
+    def word_ids(self, word: str) -> tuple[int, ...]:
+        """Ids of a piece of text as it stands within another."""
+        return tuple(self._tokenizer.encode(word, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special ones left out."""
@@ -191,13 +199,16 @@ def _raise_exception(message: str) -> None:
 
 
 def _defaults(generation: Mapping[str, Any], directory: Path) -> Defaults:
-    values = {name: generation[name] for name in ("temperature", "top_p", "top_k") if generation.get(name) is not None}
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    values = {name: generation[name] for name in names if generation.get(name) is not None}
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**31:
             raise ModelRejected(f"generation_config.json in {directory}: {name} is {value!r:.64}, accepted is a number from 0")
     top_k = values.pop("top_k", 0)
     if top_k != int(top_k):
         raise ModelRejected(f"generation_config.json in {directory}: top_k is {top_k}, accepted is a whole number")
+    if values.get("repetition_penalty") == 0:
+        raise ModelRejected(f"generation_config.json in {directory}: repetition_penalty is 0, accepted is more")
     return Defaults(**values, top_k=int(top_k))
 
 
@@ -252,10 +263,12 @@ class Detokenizer:
 
 
 class StopMatcher:
-    """Cuts text before the first stop string, also where it spans several pushes; holds back what may yet become one."""
+    """Cuts text before (`include`: behind) the stop string that is complete first, also where it spans several pushes; holds back what
+    may yet become one. However the text is pushed, what comes out is the same."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._stops = tuple(stops)
+        self._include = include
         self._held = ""
         self.stopped = False
 
@@ -264,10 +277,11 @@ class StopMatcher:
         if self.stopped:
             return ""
         self._held += text
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
             self.stopped = True
-            keep = min(found)
+            end, start = min(found)
+            keep = end if self._include else start
         else:
             keep = len(self._held) - max((_overlap(self._held, stop) for stop in self._stops), default=0)
         out, self._held = self._held[:keep], self._held[keep:]

@@ -27,6 +27,7 @@ class Drive:
     tokens: dict[str, list[int]] = field(default_factory=dict)
     ends: dict[str, list[RowOutput]] = field(default_factory=dict)
     plans: list[StepPlan] = field(default_factory=list)
+    outputs: list[RowOutput] = field(default_factory=list)
     keep_plans: bool = True
     prefix_caching: bool = True
     depth: int = 1
@@ -61,6 +62,8 @@ class Drive:
         return done
 
     def take(self, outputs: Sequence[RowOutput]) -> None:
+        if self.keep_plans:
+            self.outputs += outputs
         for output in outputs:
             name = output.request_id if output.index == 0 else f"{output.request_id}/{output.index}"
             self.tokens.setdefault(name, []).extend(output.token_ids)

@@ -19,9 +19,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagoda_daemon.api import requests
+from pagoda_daemon.api.answer import Piece
 from pagoda_daemon.api.errors import JSON, body_of
 from pagoda_daemon.api.generation import Delta, Generator, Submission, submission
-from pagoda_daemon.api.replies import DONE, SSE_HEADERS, Dialect, Head, event
+from pagoda_daemon.api.logprobs import Spell, prompt_logprobs
+from pagoda_daemon.api.replies import DONE, SSE_HEADERS, Dialect, Head, Whole, event
 from pagoda_daemon.api.requests import GenerationRequest
 from pagoda_daemon.errors import BadRequest, DaemonError, Draining, ModelNotFound, NotReady, Overloaded
 from pagoda_daemon.health import Replica
@@ -100,12 +102,14 @@ class Generate:
         request_id: str = scope["state"]["request_id"]
         prepare = asyncio.to_thread(self._prepare, body, request_id) if len(body) > _INLINE_BODY else None
         request, job = await prepare if prepare else self._prepare(body, request_id)
-        dialect = self.dialect(Head(request_id, int(time.time()), request.model, request.include_usage))
+        spell = self.generator.text.spell
+        shown = spell if request.listed is not None else None
+        dialect = self.dialect(Head(request_id, int(time.time()), request.model, request.include_usage, shown))
         async with aclosing(self.generator.deltas(job, scope["state"]["arrived"])) as deltas:  # type: ignore[type-var]
             if request.stream:
                 await _stream(dialect, job, deltas, send, include_usage=request.include_usage)
             else:
-                content = await _whole(dialect, job, deltas)
+                content = dialect.whole(_whole(job, [delta async for delta in deltas], request.prompt_logprobs, spell))
                 await Response(content, media_type=JSON)(scope, receive, send)
 
     def _prepare(self, body: bytes, request_id: str) -> tuple[GenerationRequest, Submission]:
@@ -129,10 +133,13 @@ async def _read(request: Request, hold: Callable[[int], None]) -> bytes:
     return b"".join(chunks)
 
 
-async def _whole(dialect: Dialect, job: Submission, deltas: AsyncIterator[Delta]) -> bytes:
-    parts = [delta async for delta in deltas]
-    last = parts[-1]
-    return dialect.whole("".join(part.text for part in parts), last.finish_reason or "stop", job.usage(last.completion_tokens))
+def _whole(job: Submission, deltas: list[Delta], prompt_top: int | None, spell: Spell) -> Whole:
+    last = deltas[-1]
+    piece = Piece("".join(delta.piece.text for delta in deltas), tuple(scored for delta in deltas for scored in delta.piece.scored))
+    whole = Whole(piece, last.finish_reason or "stop", job.usage(last.completion_tokens))
+    if prompt_top is None:
+        return whole
+    return whole._replace(prompt_logprobs=prompt_logprobs(job.message.prompt, deltas[0].prompt_scores, prompt_top, spell))
 
 
 async def _stream(dialect: Dialect, job: Submission, deltas: AsyncIterator[Delta], send: Send, *, include_usage: bool) -> None:
@@ -153,7 +160,7 @@ async def _stream(dialect: Dialect, job: Submission, deltas: AsyncIterator[Delta
 
 
 def _frames(dialect: Dialect, delta: Delta) -> bytes:
-    text = dialect.text(delta.text) if delta.text else b""
+    text = dialect.text(delta.piece) if delta.piece.text or delta.piece.scored else b""
     return text + dialect.finish(delta.finish_reason) if delta.finish_reason else text
 
 

@@ -10,31 +10,40 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from pagoda_daemon.api.answer import AnswerText, Piece, echo
 from pagoda_daemon.api.replies import Usage
 from pagoda_daemon.api.requests import ChatRequest, GenerationRequest
+from pagoda_daemon.api.sampling import Wished, sampling_of
 from pagoda_daemon.engine.client import EngineClient
-from pagoda_daemon.engine.messages import Ready, RowOutput, Sampling, Submit
+from pagoda_daemon.engine.messages import Ready, RowOutput, Sampling, Submit, TokenLogprob
 from pagoda_daemon.errors import BadRequest, DaemonError, RequestFailed
 from pagoda_daemon.metrics import Counts
-from pagoda_daemon.tokens import Detokenizer, ModelText, StopMatcher
+from pagoda_daemon.tokens import ModelText, StopMatcher
 
 _FINISHED: Final = frozenset(("stop", "length"))
 
 
 class Delta(NamedTuple):
-    """New text, all tokens generated so far, and at the end the reason."""
+    """What is new, all tokens generated so far, and at the end the reason. The prompt's scores come once, with the first."""
 
-    text: str
+    piece: Piece
     completion_tokens: int
     finish_reason: str | None
+    prompt_scores: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A validated request, ready for the engine."""
+    """A validated request, ready for the engine. `echo`: the prompt's text, where the answer begins with it."""
 
     message: Submit
-    stops: tuple[str, ...]
+    stops: tuple[str, ...] = ()
+    echo: str | None = None
+    answers: bool = True  # false: the prompt is only scored, and the one token that the engine gives is dropped
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.message.sampling
 
     def usage(self, completion_tokens: int) -> Usage:
         prompt = len(self.message.prompt)
@@ -44,20 +53,21 @@ class Submission:
 def submission(request: GenerationRequest, request_id: str, text: ModelText, limits: Ready) -> Submission:
     """Tokenises and checks against the engine's limits; BadRequest says by how many it does not fit."""
     if isinstance(request, ChatRequest):
-        prompt = text.encode_chat(request.turns(), limits.max_model_len)
+        prompt, given = text.encode_chat(request.turns(), limits.max_model_len), None
     else:
-        single = request.single()
-        prompt = text.encode(single, limits.max_model_len) if isinstance(single, str) else single
+        given = request.single()
+        prompt = text.encode(given, limits.max_model_len) if isinstance(given, str) else given
     _check_ids(prompt, limits.vocab_size)
-    sampling = Sampling(
-        max_tokens=_max_tokens(len(prompt), request.limit, limits.max_model_len),
-        temperature=text.defaults.temperature if request.temperature is None else request.temperature,
-        top_p=text.defaults.top_p if request.top_p is None else request.top_p,
-        top_k=max(0, text.defaults.top_k if request.top_k is None else request.top_k),
-        seed=request.seed,
-        stop_token_ids=() if request.ignore_eos else text.stop_ids,
-    )
-    return Submission(Submit(request_id, prompt, sampling), request.stops)
+    wished = Wished(_max_tokens(len(prompt), request.limit, limits.max_model_len), request.listed, _prompt_listed(request))
+    echo = (given if isinstance(given, str) else text.decode(prompt)) if request.echoes else None
+    message = Submit(request_id, prompt, sampling_of(request, wished, text, limits.vocab_size))
+    return Submission(message, request.stops, echo, answers=request.limit != 0)
+
+
+def _prompt_listed(request: GenerationRequest) -> int | None:
+    """An echo with log-probabilities shows the prompt's, vLLM's own field may ask for more of them."""
+    asked = (request.prompt_logprobs, request.listed if request.echoes else None)
+    return max((one for one in asked if one is not None), default=None)
 
 
 def _check_ids(prompt: tuple[int, ...], vocab_size: int) -> None:
@@ -69,7 +79,7 @@ def _check_ids(prompt: tuple[int, ...], vocab_size: int) -> None:
 
 
 def _max_tokens(prompt: int, wished: int | None, context: int) -> int:
-    needed = prompt + (1 if wished is None else wished)
+    needed = prompt + (1 if wished is None else max(1, wished))
     if needed > context:
         raise BadRequest(
             f"this model's context is {context} tokens; the prompt has {prompt} and {needed - prompt} are to be generated: "
@@ -77,7 +87,7 @@ def _max_tokens(prompt: int, wished: int | None, context: int) -> int:
             "messages" if wished is None else "max_tokens",
             "context_length_exceeded",
         )
-    return context - prompt if wished is None else wished
+    return context - prompt if wished is None else max(1, wished)
 
 
 @dataclass(frozen=True)
@@ -95,24 +105,30 @@ class Generator:
         """
         request_id = job.message.request_id
         stream = self.engine.submit(job.message)
-        detokenizer, stops = Detokenizer(self.text.decode), StopMatcher(job.stops)
+        answer, before = self._answer(job), job.echo
+        scores: list[TokenLogprob] = []
         tokens, reason = 0, None
         try:
             self.counts.prompt_tokens += len(job.message.prompt)
             while reason is None:
                 row = await stream.get()
+                scores += row.prompt_logprobs
+                reason = _checked_reason(row)
+                if reason is None and not row.token_ids:
+                    continue  # a part of the prompt was scored
                 if tokens == 0 and row.token_ids:
                     self.counts.first_token(time.monotonic() - arrived)
                 tokens += len(row.token_ids)
                 self.counts.generation_tokens += len(row.token_ids)
-                reason = _checked_reason(row)
-                text = stops.push(detokenizer.push(row.token_ids))
+                piece = _taken(answer, row, last=reason is not None) if job.answers else Piece("")
+                if before is not None:
+                    piece, before = _joined(echo(before, job.message.prompt, scores, self.text.decode), piece), None
                 if reason is not None:
-                    text += stops.push(detokenizer.flush()) + stops.flush()
                     self.engine.close_stream(request_id, finished=True)
-                if stops.stopped:
+                if answer.stopped:
                     reason = "stop"
-                yield Delta(text, tokens, reason)
+                yield Delta(piece, tokens if job.answers else 0, reason, tuple(scores))
+                scores = []
         except DaemonError:
             self.counts.finished["error"] += 1
             raise
@@ -120,6 +136,19 @@ class Generator:
             self.engine.close_stream(request_id, finished=False)
             if reason is not None:
                 self.counts.finished[reason] += 1
+
+    def _answer(self, job: Submission) -> AnswerText:
+        stops = StopMatcher(job.stops, include=job.sampling.deliver_stop)
+        return AnswerText(self.text.decode, stops, job.sampling.min_tokens, len(job.echo or ""))
+
+
+def _taken(answer: AnswerText, row: RowOutput, *, last: bool) -> Piece:
+    piece = answer.push(row.token_ids, row.logprobs)
+    return _joined(piece, answer.end()) if last else piece
+
+
+def _joined(first: Piece, then: Piece) -> Piece:
+    return Piece(first.text + then.text, (*first.scored, *then.scored))
 
 
 def _checked_reason(row: RowOutput) -> str | None:

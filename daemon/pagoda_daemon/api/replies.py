@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
+
+from pagoda_daemon.api.answer import Piece
+from pagoda_daemon.api.logprobs import ChatLogprobs, PromptLogprobs, Spell, TextLogprobs, chat_logprobs, text_logprobs
 
 SSE_HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -44,21 +47,22 @@ class _ChatChoice(msgspec.Struct, frozen=True):
     message: _ChatMessage
     finish_reason: str
     index: int = 0
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class _ChunkChoice(msgspec.Struct, frozen=True):
     delta: _Delta
     finish_reason: str | None = None
     index: int = 0
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class _TextChoice(msgspec.Struct, frozen=True):
     text: str
     finish_reason: str | None = None
     index: int = 0
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 _Choice = _ChatChoice | _ChunkChoice | _TextChoice
@@ -73,26 +77,37 @@ class Reply(msgspec.Struct, frozen=True):
     model: str
     choices: tuple[_Choice, ...]
     usage: Usage | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 @dataclass(frozen=True)
 class Head:
-    """What all chunks of an answer share."""
+    """What all chunks of an answer share. `spell` is there where log-probabilities are wanted."""
 
     request_id: str
     created: int
     model: str
     include_usage: bool
+    spell: Spell | None = None
+
+
+class Whole(NamedTuple):
+    """An answer at once; `prompt_logprobs` where they were asked for by that name."""
+
+    piece: Piece
+    reason: str
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Dialect(Protocol):
     """How an endpoint writes its answer."""
 
     def opening(self) -> bytes: ...
-    def text(self, text: str) -> bytes: ...
+    def text(self, piece: Piece) -> bytes: ...
     def finish(self, reason: str) -> bytes: ...
     def usage(self, usage: Usage) -> bytes: ...
-    def whole(self, text: str, reason: str, usage: Usage) -> bytes: ...
+    def whole(self, answer: Whole) -> bytes: ...
 
 
 class Chat:
@@ -104,8 +119,8 @@ class Chat:
     def opening(self) -> bytes:
         return self._chunk(_ChunkChoice(_Delta("assistant", "")))
 
-    def text(self, text: str) -> bytes:
-        return self._chunk(_ChunkChoice(_Delta(content=text)))
+    def text(self, piece: Piece) -> bytes:
+        return self._chunk(_ChunkChoice(_Delta(content=piece.text), logprobs=self._logprobs(piece)))
 
     def finish(self, reason: str) -> bytes:
         return self._chunk(_ChunkChoice(_Delta(), reason))
@@ -113,9 +128,13 @@ class Chat:
     def usage(self, usage: Usage) -> bytes:
         return event(Reply(self._id, "chat.completion.chunk", self._head.created, self._head.model, (), usage))
 
-    def whole(self, text: str, reason: str, usage: Usage) -> bytes:
-        choice = _ChatChoice(_ChatMessage(text), reason)
-        return msgspec.json.encode(Reply(self._id, "chat.completion", self._head.created, self._head.model, (choice,), usage))
+    def whole(self, answer: Whole) -> bytes:
+        choice = _ChatChoice(_ChatMessage(answer.piece.text), answer.reason, logprobs=self._logprobs(answer.piece))
+        shared = (self._head.created, self._head.model, (choice,), answer.usage, answer.prompt_logprobs)
+        return msgspec.json.encode(Reply(self._id, "chat.completion", *shared))
+
+    def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
+        return None if self._head.spell is None else chat_logprobs(piece.scored, self._head.spell)
 
     @property
     def _id(self) -> str:
@@ -135,8 +154,8 @@ class Completion:
     def opening(self) -> bytes:
         return b""
 
-    def text(self, text: str) -> bytes:
-        return self._chunk(_TextChoice(text))
+    def text(self, piece: Piece) -> bytes:
+        return self._chunk(_TextChoice(piece.text, logprobs=self._logprobs(piece)))
 
     def finish(self, reason: str) -> bytes:
         return self._chunk(_TextChoice("", reason))
@@ -144,8 +163,13 @@ class Completion:
     def usage(self, usage: Usage) -> bytes:
         return event(self._reply((), usage))
 
-    def whole(self, text: str, reason: str, usage: Usage) -> bytes:
-        return msgspec.json.encode(self._reply((_TextChoice(text, reason),), usage))
+    def whole(self, answer: Whole) -> bytes:
+        piece, reason, usage, prompt = answer
+        choice = _TextChoice(piece.text, reason, logprobs=self._logprobs(piece), prompt_logprobs=prompt)
+        return msgspec.json.encode(self._reply((choice,), usage))
+
+    def _logprobs(self, piece: Piece) -> TextLogprobs | None:
+        return None if self._head.spell is None else text_logprobs(piece.scored, self._head.spell)
 
     def _chunk(self, choice: _TextChoice) -> bytes:
         return event(self._reply((choice,), None if self._head.include_usage else UNSET))

@@ -12,11 +12,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from pagoda_daemon.api.sampling import MAX_LOGPROBS, SamplingFields, check_sampling, in_range
 from pagoda_daemon.errors import BadRequest
 
 MAX_BODY: Final = 16 * 2**20
-MAX_STOPS: Final = 4
-MAX_STOP_CHARS: Final = 256  # a stop string is held back until it cannot match: it bounds what is held
 COMPLETION_MAX_TOKENS: Final = 16  # OpenAI's default for /v1/completions
 
 _HARMLESS: Final = frozenset(
@@ -31,21 +30,14 @@ _EMPTY: Final[tuple[Any, ...]] = (None, [], {}, "")
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "n": (None, 1),
     "best_of": (None, 1),
-    "logprobs": (None, False),
     "top_logprobs": (None, 0),
     "echo": (None, False),
-    "frequency_penalty": (None, 0),
-    "presence_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "min_p": (None, 0),
-    "min_tokens": (None, 0),
     "length_penalty": (None, 1),
     "priority": (None, 0),
     "skip_special_tokens": (None, True),
     "add_special_tokens": (None,),
     "add_generation_prompt": (None, True),
     "continue_final_message": (None, False),
-    "include_stop_str_in_output": (None, False),
     "response_format": (None, {"type": "text"}),
     "tool_choice": (None, "none", "auto"),
     "function_call": (None, "none", "auto"),
@@ -53,9 +45,8 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 _NEUTRAL_WHEN_EMPTY: Final = frozenset(
     (
-        *("tools", "functions", "logit_bias", "suffix", "audio", "web_search_options", "reasoning_effort", "verbosity"),
-        *("structured_outputs", "stop_token_ids", "bad_words", "allowed_token_ids", "prompt_logprobs", "truncate_prompt_tokens"),
-        "documents",
+        *("tools", "functions", "suffix", "audio", "web_search_options", "reasoning_effort", "verbosity"),
+        *("structured_outputs", "truncate_prompt_tokens", "documents"),
     )
 )
 
@@ -88,21 +79,11 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool = False
 
 
-class _Common(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+class _Common(SamplingFields, kw_only=True, frozen=True, forbid_unknown_fields=True):
     model: str
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    ignore_eos: bool = False
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
     def include_usage(self) -> bool:
@@ -114,6 +95,17 @@ class ChatRequest(_Common, kw_only=True, frozen=True, forbid_unknown_fields=True
 
     messages: list[Message]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    @property
+    def listed(self) -> int | None:
+        """How many of the best tokens are listed beside each chosen one; None where no log-probability is wanted."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def echoes(self) -> bool:
+        return False
 
     @property
     def limit(self) -> int | None:
@@ -126,9 +118,20 @@ class ChatRequest(_Common, kw_only=True, frozen=True, forbid_unknown_fields=True
 
 
 class CompletionRequest(_Common, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """POST /v1/completions; one prompt, as text or as token ids."""
+    """POST /v1/completions; one prompt, as text or as token ids. With `echo`, `max_tokens` 0 only scores it."""
 
-    prompt: str | list[int | str]
+    prompt: str | list[int | str | list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+
+    @property
+    def listed(self) -> int | None:
+        """How many of the best tokens are listed beside each chosen one; None where no log-probability is wanted."""
+        return self.logprobs
+
+    @property
+    def echoes(self) -> bool:
+        return bool(self.echo)
 
     @property
     def limit(self) -> int:
@@ -138,11 +141,12 @@ class CompletionRequest(_Common, kw_only=True, frozen=True, forbid_unknown_field
         """The prompt; BadRequest for several."""
         if isinstance(self.prompt, str):
             return self.prompt
-        if len(self.prompt) == 1 and isinstance(self.prompt[0], str):
-            return self.prompt[0]
-        ids = tuple(item for item in self.prompt if isinstance(item, int))
-        if len(ids) != len(self.prompt):
-            raise BadRequest("prompt: accepted is one string, a list with one string, or a list of token ids", "prompt")
+        prompt = self.prompt
+        if len(prompt) == 1 and not isinstance(prompt[0], int):
+            return prompt[0] if isinstance(prompt[0], str) else tuple(prompt[0])
+        ids = tuple(item for item in prompt if isinstance(item, int))
+        if len(ids) != len(prompt):
+            raise BadRequest("prompt: accepted is one string or one list of token ids, alone or as the only entry of a list", "prompt")
         return ids
 
 
@@ -208,32 +212,22 @@ def _content(message: Message) -> str:
 
 
 def _check(request: GenerationRequest) -> None:
-    _in_range("temperature", request.temperature, 0.0, 2.0)
-    _in_range("top_p", request.top_p, 0.0, 1.0)
-    if request.top_p == 0.0:
-        raise BadRequest("top_p is 0, accepted is more than 0 and at most 1; for greedy use temperature 0", "top_p")
-    _in_range("top_k", request.top_k, -1, 2**31 - 1)
-    _in_range("seed", request.seed, -(2**63), 2**63 - 1)
-    _in_range("max_tokens", request.max_tokens, 1, 2**31 - 1)
+    check_sampling(request)
+    in_range("max_tokens", request.max_tokens, 0 if request.echoes else 1, 2**31 - 1)
     if request.stream_options is not None and not request.stream:
         raise BadRequest("stream_options is accepted only with stream: true", "stream_options")
-    _check_stops(request.stops)
+    if request.prompt_logprobs is not None and request.stream:
+        raise BadRequest("prompt_logprobs is accepted only without stream", "prompt_logprobs")
     if isinstance(request, ChatRequest):
-        _in_range("max_completion_tokens", request.max_completion_tokens, 1, 2**31 - 1)
+        in_range("max_completion_tokens", request.max_completion_tokens, 1, 2**31 - 1)
+        in_range("top_logprobs", request.top_logprobs, 0, MAX_LOGPROBS)
+        if request.top_logprobs and not request.logprobs:
+            raise BadRequest("top_logprobs is accepted only with logprobs: true", "top_logprobs")
         _check_messages(request.messages)
-
-
-def _in_range(name: str, value: float | None, low: float, high: float) -> None:
-    """NaN lies in no range; a number of thousands of digits, which JSON may hold, is compared but not printed whole."""
-    if value is not None and not low <= value <= high:
-        raise BadRequest(f"{name} is {value!s:.32}, accepted is {low} to {high}", name)
-
-
-def _check_stops(stops: tuple[str, ...]) -> None:
-    if len(stops) > MAX_STOPS:
-        raise BadRequest(f"stop has {len(stops)} entries, accepted are at most {MAX_STOPS}", "stop")
-    if not all(0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
-        raise BadRequest(f"a stop string has 1 to {MAX_STOP_CHARS} characters", "stop")
+    else:
+        in_range("logprobs", request.logprobs, 0, MAX_LOGPROBS)
+    if request.limit is not None and (request.min_tokens or 0) > request.limit:
+        raise BadRequest(f"min_tokens is {request.min_tokens!s:.32}, accepted are at most max_tokens, {request.limit}", "min_tokens")
 
 
 def _check_messages(messages: list[Message]) -> None:

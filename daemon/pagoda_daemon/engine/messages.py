@@ -12,7 +12,11 @@ import msgspec
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How tokens are chosen. Validated by the front; `temperature` 0 is greedy; `seed` None draws one."""
+    """How tokens are chosen. Validated by the front; `temperature` 0 is greedy; `seed` None draws one.
+
+    `bad_words` are sequences of ids. `logprobs` wants the log-probability of each token and of so many of the best; `prompt_logprobs`
+    the same of each prompt token but the first, which no cached prefix can give. `deliver_stop`: the stop id comes as a token.
+    """
 
     max_tokens: int
     temperature: float = 0.0
@@ -20,6 +24,17 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top_k: int = 0
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    min_tokens: int = 0
+    deliver_stop: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -97,9 +112,21 @@ class Refusal(msgspec.Struct, frozen=True):
     message: str
 
 
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """The model's log-probability of one token, its rank (1 is the best), and the best tokens with theirs, best first."""
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
 class RowOutput(msgspec.Struct, frozen=True):
-    """New tokens of answer `index` of a request. `finish_reason` "stop" (a stop id, not included), "length", "abort", "error", or
-    "refused" with `refusal`, which ends every answer of it."""
+    """New tokens of answer `index` of a request. `finish_reason` "stop" (a stop id, included only by `deliver_stop`), "length", "abort",
+    "error", or "refused" with `refusal`, which ends every answer of it.
+
+    `logprobs` are of `token_ids`; `prompt_logprobs` of the next prompt tokens in order, from the second on, as they are computed: they
+    come once for all answers, with the first.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -107,6 +134,8 @@ class RowOutput(msgspec.Struct, frozen=True):
     error: str | None = None
     index: int = 0
     refusal: Refusal | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag="step"):

@@ -63,7 +63,7 @@ class KvAccounts:
         self.tables = BlockTables(self.pool, rows, -(-worker.max_model_len // size), size)
         self.caching = caching
         self.block_size = size
-        self._window = worker.window
+        self._window = worker.sliding_window
         self._chains: list[Chain | None] = [None] * rows
         self._named = np.zeros(rows, np.int32)
         self._copies: list[tuple[int, int]] = []

@@ -1,8 +1,7 @@
-"""sample: logits → one token per row. Called by the torch worker. Knows rows of a matrix, nothing of requests.
+"""Sampler: logits → one token per row. Called by the torch worker; `shaping`, `draw` and `noise` do its parts. Knows nothing of requests.
 
-Greedy is an exact argmax. Otherwise temperature, then top_k, then top_p, then the Gumbel trick: argmax(logits + noise). The noise is a
-hash of (seed, position, token id), so a row gets the same token whatever else is in the batch, and a rounding error of 1e-6 in a
-logit changes the choice with a probability of about 1e-6 (an inverse cumulative sum would add such errors up over the vocabulary).
+Greedy is an exact argmax, and a step in which all is greedy does nothing else: 32 rows of 32k take 0.3 ms in bf16 on 2 cores (numpy's
+argmax is 7 times faster than torch's there, and finds a NaN as well).
 """
 
 from __future__ import annotations
@@ -11,84 +10,56 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from pagoda_daemon.batch import Bools, Floats, Ints, Seeds, StepPlan
+from pagoda_daemon.batch import Floats, Ints, RandomRows, SamplingRows
+from pagoda_daemon.runner.draw import draw, pick
+from pagoda_daemon.runner.shaping import Shaper
 
-_MASK = 0xFFFFFFFF
 # Colder is greedy: logits / 1e-38 is infinite in float32, while at 1e-5 a gap of 0.001 is already e^100 to 1.
 _COLDEST = 1e-5
+NOT_FINITE = "the model's output is not finite"
+NOTHING_LEFT = "bad_words, allowed_token_ids, logit_bias and min_tokens together leave no token to choose"
 
 
-class Choice(NamedTuple):
-    """How each row of logits is sampled."""
+class Sampled(NamedTuple):
+    """A token per row; `errors` by index of row, whose token means nothing."""
 
-    temperature: Floats
-    top_p: Floats
-    top_k: Ints
-    seeds: Seeds
-    positions: Ints
-
-    @classmethod
-    def of(cls, plan: StepPlan) -> Choice:
-        """For the rows of `plan` that sample; their token stands after the last one fed."""
-        rows = plan.sample
-        return cls(plan.temperature[rows], plan.top_p[rows], plan.top_k[rows], plan.seeds[rows], plan.lengths[rows])
-
-    def where(self, rows: Bools) -> Choice:
-        return Choice(self.temperature[rows], self.top_p[rows], self.top_k[rows], self.seeds[rows], self.positions[rows])
+    tokens: Ints
+    errors: dict[int, str]
 
 
-def sample(logits: Tensor, choice: Choice) -> tuple[Ints, Bools]:
-    """Token per row, and which rows had a finite distribution at all (the token of the others means nothing)."""
-    finite: Bools = torch.isfinite(logits).all(dim=-1).numpy()
-    tokens = logits.argmax(dim=-1).numpy().astype(np.int32)
-    random = finite & (choice.temperature >= _COLDEST)
-    if random.any():
-        tokens[random] = _random(logits[torch.from_numpy(random)].float(), choice.where(random))
-    return tokens, finite
+class Sampler:
+    """One per worker: holds scratch, no state."""
+
+    def __init__(self) -> None:
+        self._shaper = Shaper()
+
+    def sample(self, logits: Tensor, sampling: SamplingRows, positions: Ints) -> Sampled:
+        """`logits` [rows, vocab] are left as they are; the tokens will stand at `positions`."""
+        shaped = self._shaper.shape(logits, sampling.shaped) if sampling.shaped else logits
+        tokens, best = _greedy(shaped)
+        finite = np.isfinite(best)
+        if sampling.random is not None:
+            hot = np.flatnonzero(finite & (sampling.random.temperature >= _COLDEST))
+            if hot.size:
+                tokens[hot] = _draw(shaped, sampling.random, positions, hot)
+        wrong = np.flatnonzero(~finite).tolist()
+        return Sampled(tokens, {row: NOTHING_LEFT if best[row] == -np.inf else NOT_FINITE for row in wrong})
 
 
-def _random(logits: Tensor, choice: Choice) -> Ints:
-    scaled = logits / torch.from_numpy(choice.temperature)[:, None]
-    if (choice.top_k > 0).any():
-        scaled = _top_k(scaled, choice.top_k)
-    if (choice.top_p < 1).any():
-        scaled = _top_p(scaled, choice.top_p)
-    chosen: Ints = (scaled + _gumbel(choice, logits.shape[-1])).argmax(dim=-1).numpy().astype(np.int32)
-    return chosen
+def _greedy(logits: Tensor) -> tuple[Ints, Floats]:
+    """The first largest of each row and its value: NaN where there is any, since both libraries hold a NaN to be the largest."""
+    if logits.device.type == "cpu":
+        wide = logits.float().numpy()
+        tokens = wide.argmax(axis=-1)
+        return tokens.astype(np.int32), wide[np.arange(tokens.size), tokens]
+    found = logits.argmax(dim=-1, keepdim=True)
+    return found[:, 0].cpu().numpy().astype(np.int32), logits.gather(1, found)[:, 0].float().cpu().numpy()
 
 
-def _top_k(logits: Tensor, top_k: Ints) -> Tensor:
-    """Keep each row's `top_k` largest; 0 keeps all."""
-    width = logits.shape[-1]
-    keep = torch.from_numpy(np.where(top_k > 0, np.minimum(top_k, width), width).astype(np.int64))
-    lowest = logits.sort(dim=-1, descending=True).values.gather(1, keep[:, None] - 1)
-    return logits.masked_fill(logits < lowest, -torch.inf)
-
-
-def _top_p(logits: Tensor, top_p: Floats) -> Tensor:
-    """Keep the smallest set of most likely tokens whose mass reaches `top_p`; never empty."""
-    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    mass = ordered.softmax(dim=-1)
-    before = mass.cumsum(dim=-1) - mass
-    dropped = (before >= torch.from_numpy(top_p)[:, None]) & (torch.arange(logits.shape[-1]) > 0)
-    return logits.masked_fill(torch.zeros_like(dropped).scatter(1, order, dropped), -torch.inf)
-
-
-def _gumbel(choice: Choice, width: int) -> Tensor:
-    """Noise per (row, token), uniform bits through -log(-log(u)). 64-bit integers because torch has no unsigned 32-bit arithmetic;
-    the product of two 32-bit numbers may wrap, its low 32 bits are right."""
-    low, high = choice.seeds & np.uint64(_MASK), choice.seeds >> np.uint64(32)
-    keys = [torch.from_numpy(part.astype(np.int64))[:, None] for part in (low, high, choice.positions)]
-    bits = torch.arange(width, dtype=torch.int64)[None, :]
-    for key in keys:
-        bits = _mix(bits ^ _mix(key))
-    return -(-((bits.double() + 0.5) / 2.0**32).log()).log()
-
-
-def _mix(x: Tensor) -> Tensor:
-    """The finaliser of murmur3: every input bit reaches every output bit."""
-    x = (x ^ (x >> 16)) * 0x85EBCA6B & _MASK
-    x = (x ^ (x >> 13)) * 0xC2B2AE35 & _MASK
-    return x ^ (x >> 16)
+def _draw(logits: Tensor, rows: RandomRows, positions: Ints, hot: NDArray[np.intp]) -> Ints:
+    if hot.size == positions.size:
+        return draw(logits.to(torch.float32, copy=True), rows, positions)
+    return draw(logits[torch.from_numpy(hot).to(logits.device)].float(), pick(rows, hot), positions[hot])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pagoda_contracts.launch import DaemonConfig
 from pagoda_contracts.launch import SimulatedWorker as SimulatedSettings
 
-from pagoda_daemon.batch import Ints, StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.batch import Ints, Logprobs, StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.errors import ConfigRejected
 from pagoda_daemon.runner.feedback import Feedback
 
@@ -77,7 +77,7 @@ class SimulatedWorker:
         tokens = [self._after(plan.block_tables[i], int(plan.lengths[i])) for i in sampling]
         if self._step_ms:
             self._pause(self._step_ms / 1000)
-        result = StepResult(plan.rows[sampling], np.asarray(tokens, np.int32))
+        result = _result(plan, np.asarray(tokens, np.int32))
         self._feedback.note(result.rows, result.token_ids)
         return result
 
@@ -87,6 +87,22 @@ class SimulatedWorker:
     def _after(self, table: Ints, length: int) -> int:
         blocks = table[: -(-length // self.limits.block_size)]
         return next_token(self._kv[blocks].reshape(-1)[:length], self.limits.vocab_size)
+
+
+def _result(plan: StepPlan, tokens: Ints) -> StepResult:
+    """Log-probabilities where they are asked for: an answer is certain (0), a prompt was never likely (-9999)."""
+    rows, top, scored = plan.rows[plan.sample], plan.sampling.top_logprobs, plan.sampling.scored
+    said = None if top is None else _certain(rows[top >= 0], tokens[top >= 0], top[top >= 0], 0.0)
+    scores = None if scored is None else _certain(scored.rows, scored.targets, scored.top, -9999.0)
+    return StepResult(rows, tokens, (), said, scores)
+
+
+def _certain(rows: Ints, tokens: Ints, top: Ints, logprob: float) -> Logprobs:
+    """As many alternatives as asked for, of which only the first is real."""
+    widest, values = int(top.max(initial=0)), np.full(rows.size, logprob, np.float32)
+    ids = np.where(np.arange(widest) == 0, tokens[:, None], np.arange(widest, dtype=np.int32))
+    below = np.where(np.arange(widest) == 0, values[:, None], np.float32(-9999.0))
+    return Logprobs(rows, values, np.ones(rows.size, np.int32), ids, below, top)
 
 
 def _simulated(config: DaemonConfig) -> SimulatedSettings:

@@ -13,16 +13,17 @@ import structlog
 import torch
 from pagoda_contracts.launch import DaemonConfig
 
-from pagoda_daemon.batch import RowError, StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.batch import StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.model.attention import KvCache, attention_batch
 from pagoda_daemon.model.config import read_spec
 from pagoda_daemon.model.llama import Flat, Llama
 from pagoda_daemon.model.loader import load_tensors
 from pagoda_daemon.model.weights import allocate, destinations
+from pagoda_daemon.runner.answer import answer, wanted_logits
 from pagoda_daemon.runner.feedback import Feedback
 from pagoda_daemon.runner.host import Host
 from pagoda_daemon.runner.kv_size import kv_shape
-from pagoda_daemon.runner.sampler import Choice, sample
+from pagoda_daemon.runner.sampler import Sampler
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -37,6 +38,7 @@ class TorchWorker:
         self._model = model
         self._kv = kv
         self._feedback = Feedback()
+        self._sampler = Sampler()
 
     @classmethod
     def load(cls, config: DaemonConfig, progress: Callable[[float], None], host: Host | None = None) -> TorchWorker:
@@ -61,21 +63,19 @@ class TorchWorker:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        tokens, finite = sample(self.logits(plan), Choice.of(plan))
-        rows = plan.rows[plan.sample]
-        self._feedback.note(rows, tokens)
-        errors = tuple(RowError(row, "the model's output is not finite") for row in rows[~finite].tolist())
-        return StepResult(rows[finite], tokens[finite], errors)
+        result = answer(self._sampler, plan, self.logits(plan))
+        self._feedback.note(result.rows, result.token_ids)
+        return result
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
-        """[sampling rows, vocab]; what `execute` samples from."""
+        """[sampling rows and then scored prompt tokens, vocab]; what `execute` answers from."""
         if plan.copies.size:
             self._kv.copy_blocks(plan.copies)
         flat = Flat(
             token_ids=torch.from_numpy(self._feedback.token_ids(plan).astype(np.int64)),
             positions=torch.from_numpy(plan.positions.astype(np.int64)),
-            wanted=torch.from_numpy(plan.starts[1:][plan.sample].astype(np.int64) - 1),
+            wanted=torch.from_numpy(wanted_logits(plan)),
             attention=attention_batch(plan, self._kv, self._model.spec),
         )
         return self._model.logits(flat, self._kv)
@@ -95,8 +95,4 @@ def _one_token(block: int) -> StepPlan:
         positions=zero,
         block_tables=np.array([[block]], np.int32),
         sample=np.ones(1, np.bool_),
-        temperature=np.zeros(1, np.float32),
-        top_p=np.ones(1, np.float32),
-        top_k=zero,
-        seeds=np.zeros(1, np.uint64),
     )

@@ -9,12 +9,14 @@ import heapq
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec import structs
 from pagoda_contracts.prefix import Scope
 
 from pagoda_daemon.engine.messages import Refusal, RowOutput, Submit
 from pagoda_daemon.kv.accounts import Chain
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.request import MAX_PRIORITY, Request, rank_of
+from pagoda_daemon.scheduler.sampling import sampling_refusal
 from pagoda_daemon.scheduler.state import State
 
 REFUSED = "never_fits"
@@ -44,7 +46,7 @@ def refusal(submit: Submit, limits: Limits) -> str | None:
     needed = limits.peak_blocks(prompt + wanted - 1)
     if needed > worker.blocks_total:
         return f"{prompt} prompt tokens and max_tokens {wanted} need {needed} blocks, the whole pool has {worker.blocks_total}"
-    return _odd(submit)
+    return _odd(submit) or sampling_refusal(submit.sampling, worker.vocab_size)
 
 
 def _odd(submit: Submit) -> str | None:
@@ -74,11 +76,12 @@ def submit(state: State, message: Submit, arrival: Arrival) -> RowOutput | None:
 
 
 def _requests(state: State, message: Submit, arrival: Arrival) -> list[Request]:
-    """One for each answer; they share everything but the seed."""
-    limits = state.limits
+    """One for each answer; they share everything but the seed, and the first alone has the prompt's scores."""
+    limits, sampling = state.limits, message.sampling
+    twin = structs.replace(sampling, prompt_logprobs=None)
     prompt = np.asarray(message.prompt, np.int32)
     chain = Chain.of(Scope(message.cache_salt or message.tenant, limits.model, message.adapter), limits.worker.block_size)
-    seed = arrival.seed if message.sampling.seed is None else message.sampling.seed
+    seed = arrival.seed if sampling.seed is None else sampling.seed
     slot = state.virtual.slot(message.tenant, message.weight)
     return [
         Request(
@@ -87,13 +90,14 @@ def _requests(state: State, message: Submit, arrival: Arrival) -> list[Request]:
             state.arrivals,
             prompt,
             prompt.size,
-            message.sampling,
+            twin if index else sampling,
             (seed + index) & _SEED_MASK,
-            chain if index == 0 else chain.copy(),
+            chain.copy() if index else chain,
             tenant=slot,
             rank=rank_of(message.tier, message.priority),
             deadline_ms=float("inf") if message.deadline_ms is None else message.deadline_ms,
             group=message.request_id if message.n > 1 else None,
+            reuses=index > 0 or sampling.prompt_logprobs is None,
         )
         for index in range(message.n)
     ]

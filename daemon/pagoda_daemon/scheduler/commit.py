@@ -10,13 +10,14 @@ import numpy as np
 
 from pagoda_daemon.batch import Bools, Ints, StepResult
 from pagoda_daemon.engine.messages import RowOutput
+from pagoda_daemon.scheduler.logprobs import deliver_scores, said_by_row, with_logprobs
 from pagoda_daemon.scheduler.state import Flight, State
 
 _NONE = -1
 
 
 def commit(state: State, result: StepResult, now_ms: float) -> list[RowOutput]:
-    """Take over the oldest step's tokens; the outputs of the rows that sampled or ended."""
+    """Take over the oldest step's tokens; the outputs of the rows that sampled, ended or had prompt tokens scored."""
     flight = state.land(now_ms)
     rows = state.rows
     current = rows.epoch[flight.plan.rows] == flight.epochs
@@ -26,7 +27,10 @@ def commit(state: State, result: StepResult, now_ms: float) -> list[RowOutput]:
     sampled = flight.plan.rows[flight.plan.sample & current]
     if outputs:
         sampled, landed = sampled[rows.live[sampled]], landed[rows.live[landed]]
-    outputs += _advance(state, sampled, _tokens(state, result, sampled))
+    if result.logprobs is None and result.prompt_logprobs is None:
+        outputs += _advance(state, sampled, _tokens(state, result, sampled))
+    else:
+        outputs += _advance_spoken(state, result, sampled, landed)
     landed = landed[rows.live[landed]]
     state.kv.land(landed, rows.computed, rows.tokens)
     if state.twins:
@@ -80,6 +84,17 @@ def _advance(state: State, sampled: Ints, tokens: Ints) -> list[RowOutput]:
     return outputs
 
 
+def _advance_spoken(state: State, result: StepResult, sampled: Ints, landed: Ints) -> list[RowOutput]:
+    """`_advance` where log-probabilities came: those of tokens go with them, those of a prompt whose last chunk this was not go alone."""
+    said, scores = said_by_row(result.logprobs), deliver_scores(state, result.prompt_logprobs, landed)
+    advanced = zip(sampled.tolist(), _advance(state, sampled, _tokens(state, result, sampled)), strict=True)
+    outputs = [with_logprobs(output, said.get(row, ()), scores.pop(row, ())) for row, output in advanced]
+    for row, scored in scores.items():
+        request = state.request(row)
+        outputs.append(RowOutput(request.request_id, (), index=request.index, prompt_logprobs=scored))
+    return outputs
+
+
 def _stops(state: State, sampled: Ints, tokens: Ints) -> Bools:
     """Where the token is one that ends the answer, or is none at all."""
     stopped: Bools = (state.rows.stops[sampled] == tokens[:, None]).any(axis=1)
@@ -92,7 +107,8 @@ def _last(state: State, row: int, token: int, *, stopped: bool) -> RowOutput:
     if token == _NONE:
         return _end(state, row, "error", "the worker returned no token")
     if stopped:
-        return _end(state, row, "stop")
+        deliver = state.request(row).sampling.deliver_stop
+        return _end(state, row, "stop", tokens=(token,) if deliver else ())
     return _end(state, row, "length", tokens=(token,))
 
 

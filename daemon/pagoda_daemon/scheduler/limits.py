@@ -46,7 +46,7 @@ class Limits:
 
     def peak_blocks(self, tokens: int) -> int:
         """Most blocks that a context of `tokens` holds at any time: less than all where a window lets the oldest go."""
-        window = self.worker.window
+        window = self.worker.sliding_window
         if window is None:
             return self.blocks(tokens)
         return self.blocks(min(tokens, window + self.token_budget)) + (tokens > window + self.token_budget)

@@ -11,6 +11,7 @@ import numpy as np
 from pagoda_daemon.batch import LAST_SAMPLED, Ints
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.request import Request
+from pagoda_daemon.scheduler.sampling import SamplingTable
 
 # Stop ids that are compared as an array; the few requests with more of them are looked at one by one.
 STOP_IDS = 8
@@ -35,10 +36,7 @@ class Rows:
         self.many_stops = np.zeros(count, np.bool_)
         # Pages of zeros cost nothing until written, so this is as large as the contexts that were really used.
         self.tokens = np.zeros((count, limits.worker.max_model_len + 1), np.int32)
-        self.temperature = np.zeros(count, np.float32)
-        self.top_p = np.ones(count, np.float32)
-        self.top_k = np.zeros(count, np.int32)
-        self.seed = np.zeros(count, np.uint64)
+        self.sampling = SamplingTable(count)
 
     def seat(self, row: int, request: Request) -> None:
         """Everything of `request` but what is computed already."""
@@ -54,10 +52,7 @@ class Rows:
         stops = sampling.stop_token_ids[:STOP_IDS]
         self.stops[row, : len(stops)] = stops
         self.many_stops[row] = len(sampling.stop_token_ids) > STOP_IDS
-        self.temperature[row] = sampling.temperature
-        self.top_p[row] = sampling.top_p
-        self.top_k[row] = sampling.top_k
-        self.seed[row] = request.seed
+        self.sampling.seat(row, sampling, request.seed)
 
     def start(self, row: int, computed: int) -> None:
         """The first `computed` tokens need not be fed."""
@@ -65,6 +60,7 @@ class Rows:
 
     def vacate(self, row: int) -> None:
         self.live[row] = False
+        self.sampling.vacate(row)
         self.epoch[row] += 1
         # What has no request needs nothing: `need` is a plain difference.
         self.known[row] = self.computed[row] = self.fed[row] = self.target[row] = 0

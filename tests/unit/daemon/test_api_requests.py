@@ -49,7 +49,7 @@ def test_prompts_are_one_string_or_one_list_of_ids():
     assert completion(["p"]).single() == "p"
     assert completion([1, 2]).single() == (1, 2)
     assert completion("p").limit == 16
-    for several in (["a", "b"], ["a", 1]):
+    for several in (["a", "b"], ["a", 1], [[1], [2]], [[1], 2]):
         with pytest.raises(BadRequest, match="one string"):
             completion(several).single()
 
@@ -68,6 +68,25 @@ def test_prompts_are_one_string_or_one_list_of_ids():
         ({"top_k": 1.5}, "top_k"),
         ({"seed": 2**63}, "seed"),
         ({"seed": 10**400}, "seed"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"frequency_penalty": 2.1}, "frequency_penalty"),
+        ({"presence_penalty": -2.1}, "presence_penalty"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logit_bias": {str(n): 1 for n in range(1025)}}, "logit_bias"),
+        ({"bad_words": ["  "]}, "bad_words"),
+        ({"bad_words": ["a"] * 129}, "bad_words"),
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
+        ({"stop_token_ids": ["a"]}, "stop_token_ids[0]"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
+        ({"logprobs": 0}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
         ({"max_completion_tokens": -1}, "max_completion_tokens"),
@@ -98,14 +117,8 @@ def test_numbers_that_are_none_are_refused(number):
     [
         {"tools": [{"type": "function"}]},
         {"response_format": {"type": "json_object"}},
-        {"logprobs": True},
-        {"logprobs": 0},
-        {"top_logprobs": 2},
         {"n": 2},
         {"n": True},
-        {"logit_bias": {"1": 5}},
-        {"frequency_penalty": 0.1},
-        {"presence_penalty": -0.1},
         {"reasoning_effort": "low"},
         {"kv_transfer_params": None},
         {"prompt_embeds": "x"},
@@ -128,6 +141,20 @@ def test_what_would_change_the_answer_is_never_ignored(changes):
 )
 def test_what_changes_no_answer_is_accepted(changes):
     assert chat(**changes).model == "m"
+
+
+def test_a_completion_without_tokens_is_accepted_only_where_it_echoes():
+    assert completion("p", max_tokens=0, echo=True, logprobs=1).limit == 0
+    assert completion([[1, 2]]).single() == (1, 2)
+    with pytest.raises(BadRequest, match="max_tokens is 0"):
+        completion("p", max_tokens=0)
+    with pytest.raises(BadRequest, match="logprobs"):
+        completion("p", logprobs=21)
+
+
+@pytest.mark.parametrize(("changes", "listed"), [({}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 3}, 3)])
+def test_chat_asks_for_logprobs_by_two_fields(changes, listed):
+    assert chat(**changes).listed == listed
 
 
 def test_a_misspelt_field_is_refused():

@@ -248,7 +248,8 @@ def test_a_seed_of_any_sign_is_kept_and_a_missing_one_is_drawn() -> None:
     d.submit("drawn", [1], Sampling(1, temperature=1.0))
     step = plan(d.state, 0.0)
     assert step is not None
-    assert step.seeds.tolist() == [2**64 - 1, 1]
+    assert step.sampling.random is not None
+    assert step.sampling.random.seeds.tolist() == [2**64 - 1, 1]
 
 
 def test_step_time_is_measured_with_the_injected_clock() -> None:

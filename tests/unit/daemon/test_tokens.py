@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_daemon.errors import BadRequest, ModelRejected
+from pagoda_daemon.spelling import Speller
 from pagoda_daemon.tokens import Defaults, Detokenizer, ModelText, StopMatcher
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from toy_model import BOS, EOS, VOCAB, tiny_model_dir
@@ -106,15 +107,24 @@ def test_text_is_cut_before_the_first_stop_string_however_it_is_pushed(parts, st
     out += matcher.flush()
     whole = "".join(parts)
     assert matcher.stopped == any(stop in whole for stop in stops)
-    assert whole.startswith(out)
-    if not matcher.stopped:
-        assert out == whole
+    ends = [(at + len(stop), at) for stop in stops for at in range(len(whole)) if whole.startswith(stop, at)]
+    assert out == whole[: min(ends)[1] if ends else len(whole)]
+    including = StopMatcher(stops, include=True)
+    assert "".join(including.push(part) for part in parts) + including.flush() == whole[: min(ends)[0] if ends else len(whole)]
 
 
 def test_nothing_that_cannot_become_a_stop_string_is_held_back():
     matcher = StopMatcher(["\nUser:"])
     assert [matcher.push(part) for part in ("Hello", "\nUs", "ed", "\nUser", ":rest")] == ["Hello", "", "\nUsed", "", ""]
     assert matcher.stopped
+
+
+def test_tokens_are_spelled_as_the_bytes_that_make_the_text(text):
+    ids = text.encode("héllo wörld 🎉", CONTEXT)
+    assert b"".join(map(text.spell, ids)) == "héllo wörld 🎉".encode()
+    assert (text.spell(EOS), text.spell(300), text.spell(VOCAB + 7)) == (b"<|im_end|>", b" w300", b"")
+    spell = Speller(fallback_tokenizer())
+    assert [spell(at) for at in (0x20 + 1, 0xC3 + 1, 257, 259, 260, 261)] == [b" ", b"\xc3", b" upon", b"time", "é".encode(), b"<s>"]
 
 
 def test_a_conversation_is_rendered_by_the_models_own_template(text):
@@ -219,6 +229,8 @@ def test_stop_ids_come_from_generation_config_then_config_then_the_tokenizer(tmp
 def test_sampling_defaults_come_from_generation_config(tmp_path):
     assert ModelText(tiny_model_dir(tmp_path / "a")).defaults == Defaults(1.0, 1.0, 0)
     assert ModelText(tiny_model_dir(tmp_path / "b", temperature=0.6, top_p=0.9, top_k=20)).defaults == Defaults(0.6, 0.9, 20)
+    qwen = ModelText(tiny_model_dir(tmp_path / "d", repetition_penalty=1.05, min_p=0.1))
+    assert qwen.defaults == Defaults(min_p=0.1, repetition_penalty=1.05)
     whole = ModelText(tiny_model_dir(tmp_path / "c", top_k=50.0)).defaults.top_k
     assert (whole, type(whole)) == (50, int)
 
@@ -233,6 +245,7 @@ def test_sampling_defaults_come_from_generation_config(tmp_path):
         ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id: 'x'"),
         ("generation_config.json", '{"temperature": true}', "temperature is True"),
         ("generation_config.json", '{"top_k": 50.5}', "top_k is 50.5"),
+        ("generation_config.json", '{"repetition_penalty": 0}', "repetition_penalty is 0"),
         ("generation_config.json", '{"top_k": Infinity}', "top_k is inf"),
         ("generation_config.json", '{"temperature": NaN}', "temperature is nan"),
         ("generation_config.json", UNREADABLE, "generation_config.json in .* cannot be read"),

@@ -1,0 +1,93 @@
+"""What each row's request says of sampling, as arrays: filled when a row is seated, gathered by `draws` for a plan. Pure.
+
+`features` tells in one byte what a row uses, so that a step in which nobody uses anything gathers that byte and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+
+import numpy as np
+
+from pagoda_daemon.batch import Shaping
+from pagoda_daemon.engine.messages import Sampling
+
+RANDOM, SHAPED, SPOKEN, SCORED = (np.uint8(1 << bit) for bit in range(4))
+"""Not greedy; logits are changed; log-probabilities of the answer; log-probabilities of the prompt."""
+
+MAX_LOGPROBS = 20
+
+
+class SamplingTable:
+    """One entry per row. `shaped` counts the rows whose logits are changed."""
+
+    def __init__(self, rows: int) -> None:
+        self.features = np.zeros(rows, np.uint8)
+        self.temperature = np.zeros(rows, np.float32)
+        self.top_p = np.ones(rows, np.float32)
+        self.top_k = np.zeros(rows, np.int32)
+        self.min_p = np.zeros(rows, np.float32)
+        self.seed = np.zeros(rows, np.uint64)
+        self.top_logprobs = np.full(rows, -1, np.int32)
+        self.shaping: list[Shaping | None] = [None] * rows
+        self.shaped = 0
+
+    def seat(self, row: int, sampling: Sampling, seed: int) -> None:
+        """`row` is free; everything of it is written."""
+        self.temperature[row] = sampling.temperature
+        self.top_p[row] = sampling.top_p
+        self.top_k[row] = sampling.top_k
+        self.min_p[row] = sampling.min_p
+        self.seed[row] = seed
+        self.top_logprobs[row] = -1 if sampling.logprobs is None else sampling.logprobs
+        self.shaping[row] = shaping_of(sampling)
+        self.shaped += self.shaping[row] is not None
+        self.features[row] = (
+            RANDOM * (sampling.temperature > 0)
+            | SHAPED * (self.shaping[row] is not None)
+            | SPOKEN * (sampling.logprobs is not None)
+            | SCORED * (sampling.prompt_logprobs is not None)
+        )
+
+    def vacate(self, row: int) -> None:
+        self.shaped -= self.shaping[row] is not None
+        self.shaping[row] = None
+
+
+def shaping_of(sampling: Sampling) -> Shaping | None:
+    """The arrays that a worker reads; None where the logits stay as they are."""
+    penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
+    plain = penalties == (1.0, 0.0, 0.0) and not sampling.logit_bias and not sampling.bad_words
+    if plain and sampling.allowed_token_ids is None and not (sampling.min_tokens and sampling.stop_token_ids):
+        return None
+    return Shaping(
+        *penalties,
+        bias_ids=np.fromiter(sampling.logit_bias.keys(), np.int32),
+        bias=np.fromiter(sampling.logit_bias.values(), np.float32),
+        bad_words=sampling.bad_words,
+        allowed=None if sampling.allowed_token_ids is None else np.asarray(sampling.allowed_token_ids, np.int32),
+        min_tokens=sampling.min_tokens,
+        stop_ids=np.asarray(sampling.stop_token_ids, np.int32),
+    )
+
+
+def sampling_refusal(sampling: Sampling, vocab_size: int) -> str | None:
+    """Why the device must not see this: an id outside the vocabulary would fail the whole step, not the one request."""
+    named = {
+        "logit_bias": sampling.logit_bias,
+        "bad_words": chain.from_iterable(sampling.bad_words),
+        "allowed_token_ids": sampling.allowed_token_ids or (),
+        "stop_token_ids": sampling.stop_token_ids if sampling.min_tokens else (),  # else they are only compared with
+    }
+    for name, ids in named.items():
+        if (wrong := _outside(ids, vocab_size)) is not None:
+            return f"{name} holds token id {wrong}, accepted are 0 to {vocab_size - 1}"
+    if not all(sampling.bad_words) or sampling.allowed_token_ids == ():
+        return "bad_words and allowed_token_ids hold at least one id each"
+    wanted = max(sampling.logprobs or 0, sampling.prompt_logprobs or 0)
+    return f"{wanted} logprobs a token, accepted are at most {MAX_LOGPROBS}" if wanted > MAX_LOGPROBS else None
+
+
+def _outside(ids: Iterable[int], vocab_size: int) -> int | None:
+    return next((one for one in ids if not 0 <= one < vocab_size), None)

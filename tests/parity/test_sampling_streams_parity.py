@@ -1,0 +1,128 @@
+"""Whole requests through scheduler and torch worker: processors in a stream against transformers' generate, log-probabilities against its
+logits, and the same answers alone, in company, chunked and preempted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_drive import Drive
+from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
+from pagoda_daemon.engine.messages import Sampling, TokenLogprob
+from pagoda_daemon.runner.torch_worker import TorchWorker
+from tiny_llama import VOCAB, make_llama
+from transformers import LlamaForCausalLM
+
+pytestmark = pytest.mark.parity
+
+COUNT = 32
+TOKEN_BYTES = 2 * 3 * 2 * 16 * 4
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCausalLM]:
+    directory = tmp_path_factory.mktemp("llama")
+    return directory, make_llama(directory)
+
+
+def load(directory: Path, **engine: Any) -> TorchWorker:
+    settings = EngineConfig.model_validate({"dtype": "float32", "threads": 1, "max_model_len": 256, "max_concurrency": 32, **engine})
+    return TorchWorker.load(DaemonConfig(model=ModelConfig(path=str(directory), served_names=("m",)), engine=settings), lambda _: None)
+
+
+def prompts(count: int, length: int = 40) -> list[tuple[int, ...]]:
+    draw = torch.Generator().manual_seed(4)
+    return [tuple(torch.randint(0, VOCAB, (length - i,), generator=draw).tolist()) for i in range(count)]
+
+
+def run(worker: TorchWorker, requests: list[tuple[tuple[int, ...], Sampling]], **limits: int) -> Drive:
+    drive = Drive(worker, **limits)
+    for i, (prompt, sampling) in enumerate(requests):
+        drive.submit(f"r{i}", prompt, sampling)
+    drive.drain()
+    return drive
+
+
+GENERATED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "repetition_penalty": ({"repetition_penalty": 1.3}, {"repetition_penalty": 1.3}),
+    "logit_bias": (
+        {"logit_bias": dict.fromkeys(range(400), -20.0)},
+        {"sequence_bias": [[[token], -20.0] for token in range(400)]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_a_shaped_greedy_stream_equals_transformers_generate(model: tuple[Path, LlamaForCausalLM], name: str) -> None:
+    directory, theirs = model
+    ours, settings = GENERATED[name]
+    prompt = prompts(1)[0]
+    ids = torch.tensor([prompt])
+    wanted = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=COUNT, do_sample=False, pad_token_id=0, **settings)
+    found = run(load(directory), [(prompt, Sampling(COUNT, **ours))], token_budget=16)
+    assert found.tokens["r0"] == wanted[0, len(prompt) :].tolist()
+
+
+MIXED: tuple[dict[str, Any], ...] = (
+    {"temperature": 1.0, "seed": 1},
+    {"temperature": 0.8, "top_p": 0.9, "seed": 2, "frequency_penalty": 0.5, "presence_penalty": 0.2},
+    {"temperature": 1.2, "top_k": 40, "seed": 3, "repetition_penalty": 1.2, "logprobs": 3, "prompt_logprobs": 2},
+    {"temperature": 1.0, "min_p": 0.05, "seed": 4, "bad_words": ((5,), (7, 8)), "logit_bias": {9: 4.0}},
+    {"repetition_penalty": 1.5, "frequency_penalty": 1.0, "min_tokens": 20, "stop_token_ids": tuple(range(100, 140))},
+    {"temperature": 1.5, "seed": 6, "allowed_token_ids": tuple(range(0, 500, 3)), "presence_penalty": 1.0},
+)
+
+
+def test_every_kind_of_sampling_is_the_same_alone_together_chunked_and_preempted(model: tuple[Path, LlamaForCausalLM]) -> None:
+    directory, _ = model
+    requests = [(prompt, Sampling(COUNT, **MIXED[i % len(MIXED)])) for i, prompt in enumerate(prompts(12))]
+
+    def streams(worker: TorchWorker, *, preempts: bool = False, **limits: int) -> list[list[int]]:
+        drive = run(worker, requests, **limits)
+        assert (drive.state.preemptions > 0) is preempts
+        assert sum(len(o.prompt_logprobs) for o in drive.outputs) == sum(len(p) - 1 for p, s in requests if s.prompt_logprobs is not None)
+        return [drive.tokens[f"r{i}"] for i in range(len(requests))]
+
+    roomy, tight = load(directory), load(directory, kv_bytes=256 * TOKEN_BYTES)
+    alone = streams(roomy, max_concurrency=1)
+    assert streams(roomy, max_concurrency=12) == alone
+    assert streams(roomy, token_budget=16, max_concurrency=12) == alone
+    assert streams(tight, preempts=True, max_concurrency=12) == alone
+
+
+def check(entry: TokenLogprob, logprobs: torch.Tensor, token: int) -> None:
+    assert entry.logprob == pytest.approx(logprobs[token].item(), abs=1e-4)
+    best = logprobs.topk(max(1, len(entry.top)))
+    assert [value for _, value in entry.top] == pytest.approx(best.values[: len(entry.top)].tolist(), abs=1e-4)
+    assert all(value == pytest.approx(logprobs[other].item(), abs=1e-4) for other, value in entry.top)
+    # Neighbours closer than the two programs' rounding may change places.
+    assert (logprobs > logprobs[token] + 1e-4).sum() < entry.rank <= (logprobs > logprobs[token] - 1e-4).sum() + 1
+
+
+@pytest.mark.parametrize("budget", [16, 64])
+def test_logprobs_of_prompt_and_answer_equal_transformers(model: tuple[Path, LlamaForCausalLM], budget: int) -> None:
+    directory, theirs = model
+    prompt = prompts(1)[0]
+    asked = Sampling(8, temperature=0.7, seed=1, logprobs=4, prompt_logprobs=3, repetition_penalty=1.3)
+    drive = run(load(directory), [((3, 1, 2), Sampling(20)), (prompt, asked), ((9, 8), Sampling(20, logprobs=0))], token_budget=budget)
+    own = [output for output in drive.outputs if output.request_id == "r1"]
+    whole = (*prompt, *drive.tokens["r1"])
+    with torch.inference_mode():
+        logprobs = theirs(torch.tensor([whole])).logits[0].log_softmax(-1)
+    scores = [entry for output in own for entry in (*output.prompt_logprobs, *output.logprobs)]
+    assert len(scores) == len(whole) - 1
+    for at, entry in enumerate(scores):
+        assert len(entry.top) == (3 if at < len(prompt) - 1 else 4)
+        check(entry, logprobs[at], whole[at + 1])
+
+
+def test_a_prompt_without_a_finite_score_ends_alone(model: tuple[Path, LlamaForCausalLM]) -> None:
+    directory, _ = model
+    worker = load(directory)
+    wanted = run(worker, [((1, 2, 3), Sampling(6, prompt_logprobs=0))]).tokens["r0"]
+    worker._model.weights.embedding[77] = torch.nan
+    drive = run(worker, [((1, 2, 3), Sampling(6, prompt_logprobs=0)), ((5, 77, 6, 7), Sampling(6, prompt_logprobs=0, temperature=1.0))])
+    assert drive.tokens["r0"] == wanted
+    assert [(end.finish_reason, end.error) for end in drive.ends["r1"]] == [("error", "the model's output is not finite")]

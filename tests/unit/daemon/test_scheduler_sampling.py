@@ -1,0 +1,142 @@
+"""What of sampling reaches a plan, and what of log-probabilities reaches a request: only for those who ask, right after preemption."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from engine_drive import Drive
+from pagoda_daemon.batch import GREEDY, StepPlan, WorkerLimits
+from pagoda_daemon.engine.messages import Sampling
+from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
+from pagoda_daemon.scheduler.plan import plan
+from pagoda_daemon.scheduler.sampling import shaping_of
+
+VOCAB = 97
+
+
+def drive(blocks: int = 64, **limits: int) -> Drive:
+    return Drive(SimulatedWorker(WorkerLimits(blocks, 4, VOCAB, 64)), **limits)
+
+
+def next_plan(d: Drive) -> StepPlan:
+    step = plan(d.state, 0.0)
+    assert step is not None
+    return step
+
+
+def test_a_greedy_step_carries_nothing_for_sampling() -> None:
+    d = drive()
+    d.submit("a", [1, 2], Sampling(5, top_p=0.5, top_k=3, seed=9, stop_token_ids=(4,), min_tokens=0))
+    assert next_plan(d).sampling is GREEDY
+
+
+def test_only_what_a_sampling_row_uses_is_carried() -> None:
+    d = drive(token_budget=32)
+    d.submit("plain", [1, 2], 5)
+    d.submit("hot", [3], Sampling(5, temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, seed=3))
+    d.submit("shaped", [4, 5], Sampling(5, presence_penalty=1.0))
+    d.submit("spoken", [6], Sampling(5, logprobs=2))
+    d.submit("long", range(60), Sampling(4, temperature=1.0, presence_penalty=1.0, logprobs=1))
+    step = next_plan(d)
+    assert step.sample.tolist() == [True, True, True, True, False]
+    random, shaped = step.sampling.random, step.sampling.shaped
+    assert random is not None
+    np.testing.assert_array_equal(random.temperature, np.asarray([0, 0.5, 0, 0], np.float32))
+    assert (random.top_k[1], random.seeds[1], random.min_p[1]) == (7, 3, np.float32(0.1))
+    assert [(row.at, row.tokens.tolist(), row.prompt_len) for row in shaped] == [(2, [4, 5], 2)]
+    assert step.sampling.top_logprobs is not None
+    assert step.sampling.top_logprobs.tolist() == [-1, -1, -1, 2]
+
+
+def test_a_row_that_changes_hands_keeps_nothing_of_the_one_before() -> None:
+    d = drive(max_concurrency=1)
+    d.submit("a", [1], Sampling(2, temperature=1.0, frequency_penalty=1.0, logprobs=3, prompt_logprobs=1, logit_bias={3: 1.0}))
+    d.drain()
+    d.submit("b", [2, 3], 2)
+    assert next_plan(d).sampling is GREEDY
+
+
+def test_a_shaped_row_brings_all_its_tokens_also_after_a_preemption() -> None:
+    d = drive(blocks=8, max_concurrency=4, token_budget=64)
+    prompts = {f"r{i}": [i + 1] * 5 for i in range(4)}
+    for name, prompt in prompts.items():
+        d.submit(name, prompt, Sampling(12, repetition_penalty=1.5))
+    seen: list[tuple[int, ...]] = []
+    while (step := d.step()) is not None:
+        seen += [tuple(row.tokens.tolist()) for row in step.sampling.shaped]
+        assert all(row.prompt_len == 5 for row in step.sampling.shaped)
+    assert d.state.totals.preemptions > 0
+    for name, prompt in prompts.items():
+        whole = (*prompt, *d.tokens[name])
+        assert sorted(tokens for tokens in seen if tokens[:5] == tuple(prompt)) == [whole[:n] for n in range(5, 17)]
+
+
+def prompt_scores(d: Drive, name: str) -> list[int]:
+    """How many prompt scores each output brought."""
+    return [len(output.prompt_logprobs) for output in d.outputs if output.request_id == name]
+
+
+@pytest.mark.parametrize("budget", [4, 16, 64])
+def test_each_prompt_token_but_the_first_is_scored_once_however_the_prompt_is_cut(budget: int) -> None:
+    d = drive(token_budget=budget, max_concurrency=4)
+    prompt = list(range(30, 50))
+    d.submit("other", [1, 2, 3], 6)
+    d.submit("a", prompt, Sampling(3, prompt_logprobs=2, logprobs=0))
+    targets = []
+    while (step := d.step()) is not None:
+        if (scored := step.sampling.scored) is not None:
+            assert step.token_ids[scored.fed].tolist() == [token - 1 for token in scored.targets.tolist()]
+            assert scored.top.tolist() == [2] * scored.top.size
+            targets += scored.targets.tolist()
+    assert targets == prompt[1:]
+    assert sum(prompt_scores(d, "a")) == len(prompt) - 1
+    assert sum(prompt_scores(d, "other")) == 0
+    said = [entry for output in d.outputs if output.request_id == "a" for entry in output.logprobs]
+    assert [(entry.logprob, entry.rank, entry.top) for entry in said] == [(0.0, 1, ())] * 3
+
+
+def test_a_preempted_prompt_is_not_scored_again() -> None:
+    d = drive(blocks=8, max_concurrency=4, token_budget=64)
+    for i in range(4):
+        d.submit(f"r{i}", [i + 1] * 5, Sampling(12, prompt_logprobs=0))
+    d.drain()
+    assert d.state.totals.preemptions > 0
+    assert [sum(prompt_scores(d, f"r{i}")) for i in range(4)] == [4] * 4
+
+
+def test_a_stop_id_comes_as_a_token_only_where_it_is_wanted() -> None:
+    stream = expected_tokens([1, 2], 8, VOCAB)
+    stop = next(at for at in range(1, 8) if stream[at] not in stream[:at])
+    for deliver in (False, True):
+        d = drive()
+        d.submit("a", [1, 2], Sampling(8, stop_token_ids=(stream[stop],), deliver_stop=deliver, logprobs=1))
+        d.drain()
+        assert tuple(d.tokens["a"]) == stream[: stop + deliver]
+        assert [end.finish_reason for end in d.ends["a"]] == ["stop"]
+        assert all(len(output.logprobs) == len(output.token_ids) for output in d.outputs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"logit_bias": {VOCAB: 1.0}}, "logit_bias"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias"),
+        ({"bad_words": ((1, VOCAB),)}, "bad_words"),
+        ({"bad_words": ((),)}, "bad_words"),
+        ({"allowed_token_ids": (VOCAB,)}, "allowed_token_ids"),
+        ({"allowed_token_ids": ()}, "allowed_token_ids"),
+        ({"stop_token_ids": (VOCAB,), "min_tokens": 1}, "stop_token_ids"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"prompt_logprobs": 21}, "logprobs"),
+    ],
+)
+def test_what_would_fail_the_whole_step_is_refused_alone(changes: dict[str, object], named: str) -> None:
+    d = drive()
+    d.submit("bad", [1], Sampling(2, **changes))  # type: ignore[arg-type]
+    assert d.ends["bad"][0].finish_reason == "error"
+    assert named in (d.ends["bad"][0].error or "")
+
+
+def test_neutral_values_shape_nothing() -> None:
+    assert shaping_of(Sampling(5, repetition_penalty=1.0, frequency_penalty=0.0, min_tokens=3)) is None
+    assert shaping_of(Sampling(5, min_tokens=3, stop_token_ids=(1,))) is not None
