@@ -34,8 +34,8 @@ def _no_bias() -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What a loaded worker can hold. `sliding_window`: no layer looks further back than so many tokens, the token itself included; None
-    where one layer sees everything."""
+    """What a loaded worker can hold. `sliding_window`: where every layer has a window, the widest one, the token itself counted: a block
+    that lies wholly further back is never read again. None where one layer sees everything."""
 
     blocks_total: int
     block_size: int

@@ -6,6 +6,7 @@ Called by `families`. Reads no file (the CLI does) and knows no architecture.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,13 @@ class Config:
         if value is not None and not isinstance(value, bool):
             raise BadConfig(f"config.json: {key} is {value!r}; accepted are true and false")
         return bool(value)
+
+    def real(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0; absent is `default`, or refused where there is none."""
+        value = default if self.get(key) is None else self.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise BadConfig(f"config.json: {key} is {value!r}; accepted is a finite number above 0")
+        return float(value)
 
     def text(self, key: str) -> str | None:
         """A string, or None where absent."""

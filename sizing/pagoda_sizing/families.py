@@ -15,7 +15,7 @@ from pagoda_sizing.errors import BadConfig, UnknownArchitecture
 from pagoda_sizing.mla import deepseek
 from pagoda_sizing.model import Attention, Experts, Model, Parameters
 from pagoda_sizing.vision import siglip
-from pagoda_sizing.windows import all_layers, alternate, every_nth_full, qwen_upper
+from pagoda_sizing.windows import all_layers, alternate, every_nth_full, qwen_all, qwen_upper
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ FAMILIES: Final = {
     "mixtral": Family(all_layers),
     "qwen2": Family(qwen_upper, qkv_bias=True),
     "qwen3": Family(qwen_upper, defaults={"head_dim": 128}, qk_norm=True),
-    "qwen3_moe": Family(qwen_upper, defaults={"decoder_sparse_step": 1}, qk_norm=True),
+    "qwen3_moe": Family(qwen_all, defaults={"decoder_sparse_step": 1}, qk_norm=True),
     "gemma": Family(all_layers, defaults=GEMMA),
     "gemma2": Family(alternate, defaults={**GEMMA, "sliding_window": 4096}, norms=4),
     "gemma3_text": Family(every_nth_full, defaults=GEMMA3, norms=4, qk_norm=True),

@@ -37,6 +37,11 @@ def qwen_upper(config: Config, layers: int) -> Windows:
     return _derived(config, layers, lambda layer: layer >= first)
 
 
+def qwen_all(config: Config, layers: int) -> Windows:
+    """Qwen3-MoE: every layer, where `use_sliding_window` is on; transformers does not read `max_window_layers` for it."""
+    return all_layers(config, layers) if config.flag("use_sliding_window") else (None,) * layers
+
+
 def _derived(config: Config, layers: int, local: Callable[[int], bool]) -> Windows:
     window = config.optional("sliding_window")
     named = config.names("layer_types", layers)

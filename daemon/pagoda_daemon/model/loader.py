@@ -1,44 +1,44 @@
 """load_tensors: safetensors files → preallocated tensors, one at a time. Called by the torch worker. Knows no architecture.
 
 Everything is judged from the files' headers before the first byte of weights is read, so a wrong directory is refused in
-milliseconds. Files are mapped, so a tensor is in memory once (plus page cache that the kernel may drop). Never unpickles: `.bin` and
-`.pt` files are refused.
+milliseconds. Weights are in memory once. Never unpickles: `.bin` and `.pt` files are refused.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Final
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pagoda_daemon.errors import ModelRejected
+from pagoda_daemon.model.files import DTYPES, Stored, read_header, read_into, staging_buffer
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+SINGLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
 
 # Buffers that old exports carry and a copy of the embedding that tied models may carry.
-_SUPERFLUOUS = (".rotary_emb.inv_freq", "lm_head.weight")
+_SUPERFLUOUS: Final = (".rotary_emb.inv_freq", "lm_head.weight")
 
 
 def load_tensors(directory: Path, places: Mapping[str, Tensor], progress: Callable[[float], None]) -> None:
     """Fill every one of `places`; ModelRejected names the file or tensor that is missing, unknown or of a wrong shape."""
-    files = weight_files(directory)
-    present = {name: file for file in files for name in _names(file)}
-    _check_names(directory, present.keys(), places.keys())
-    for file in files:
-        _check_shapes(file, places)
+    stored = _headers(weight_files(directory))
+    _check_names(directory, stored.keys(), places.keys())
+    wanted = [stored[name] for name in places]
+    for tensor in wanted:
+        _check(tensor, places[tensor.name])
     total, done = sum(place.nbytes for place in places.values()), 0
-    for file in files:
-        with _opened(file) as handle:
-            for name in filter(places.__contains__, handle.keys()):
-                places[name].copy_(handle.get_tensor(name))
-                done += places[name].nbytes
+    staging = staging_buffer()
+    for file, tensors in groupby(sorted(wanted, key=lambda tensor: (tensor.file, tensor.start)), key=lambda tensor: tensor.file):
+        with file.open("rb", buffering=0) as handle:
+            for tensor in tensors:
+                read_into(places[tensor.name], tensor, handle, staging)
+                done += places[tensor.name].nbytes
                 progress(done / total)
 
 
@@ -55,14 +55,25 @@ def weight_files(directory: Path) -> list[Path]:
 
 def _indexed(directory: Path) -> list[Path]:
     try:
-        weight_map = json.loads((directory / INDEX).read_text())["weight_map"]
+        weight_map = json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"]
         names = sorted(set(weight_map.values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelRejected(f"{INDEX} cannot be read: {error!r}") from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not (directory / name).is_file():
             raise ModelRejected(f"{INDEX} names {name!r}, which is no file in {directory}")
     return [directory / name for name in names]
+
+
+def _headers(files: Iterable[Path]) -> dict[str, Stored]:
+    stored: dict[str, Stored] = {}
+    for file in files:
+        found = read_header(file)
+        twice = sorted(stored.keys() & found.keys())
+        if twice:
+            raise ModelRejected(f"{twice[0]} is both in {stored[twice[0]].file.name} and in {file.name}")
+        stored |= found
+    return stored
 
 
 def _check_names(directory: Path, present: AbstractSet[str], expected: AbstractSet[str]) -> None:
@@ -74,23 +85,9 @@ def _check_names(directory: Path, present: AbstractSet[str], expected: AbstractS
         raise ModelRejected(f"{directory} has {len(unknown)} tensors that config.json does not call for, such as {', '.join(unknown[:3])}")
 
 
-def _check_shapes(file: Path, places: Mapping[str, Tensor]) -> None:
-    with _opened(file) as handle:
-        for name in filter(places.__contains__, handle.keys()):
-            shape, wanted = list(handle.get_slice(name).get_shape()), list(places[name].shape)
-            if shape != wanted:
-                raise ModelRejected(f"{file.name}: {name} has shape {shape}, config.json calls for {wanted}")
-
-
-def _names(file: Path) -> list[str]:
-    with _opened(file) as handle:
-        return list(handle.keys())
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    try:
-        with safe_open(file, framework="pt", device="cpu") as handle:
-            yield handle
-    except (SafetensorError, OSError) as error:
-        raise ModelRejected(f"{file.name} cannot be read: {error}") from error
+def _check(stored: Stored, place: Tensor) -> None:
+    shape, wanted = list(stored.shape), list(place.shape)
+    if shape != wanted:
+        raise ModelRejected(f"{stored.file.name}: {stored.name} has shape {shape}, config.json calls for {wanted}")
+    if stored.dtype not in DTYPES:
+        raise ModelRejected(f"{stored.file.name}: {stored.name} is stored as {stored.dtype}: accepted are {', '.join(DTYPES)}")

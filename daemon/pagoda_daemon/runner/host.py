@@ -15,6 +15,15 @@ _UNLIMITED = 2**60
 
 
 @dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes in all and bytes still left; `limited` by a group, else the machine's."""
+
+    total: int
+    left: int
+    limited: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Host:
     """Where the kernel's files are; tests point them at a folder."""
 
@@ -27,11 +36,14 @@ class Host:
         quota = self._quota()
         return allowed if quota is None else max(1, min(allowed, int(quota)))
 
-    def memory_left(self) -> int:
-        """Bytes that may still be used: the group's limit less what it uses (page cache it can drop not counted), or the machine's."""
-        machine = _meminfo((self.proc / "meminfo").read_text(), "MemAvailable")
-        group = self._group_memory_left()
-        return machine if group is None else max(0, min(machine, group))
+    def memory(self) -> Memory:
+        """What may still be used: the group's limit less what it uses (page cache it can drop not counted), or the machine's."""
+        text = (self.proc / "meminfo").read_text()
+        machine = Memory(_meminfo(text, "MemTotal"), _meminfo(text, "MemAvailable"), limited=False)
+        group = self._group_memory()
+        if group is None or group.total >= machine.total:
+            return machine
+        return Memory(group.total, max(0, min(machine.left, group.left)), limited=True)
 
     def _quota(self) -> float | None:
         modern = self._read("", "cpu.max")
@@ -43,7 +55,7 @@ class Host:
             return None
         return int(quota_us) / int(period_us)
 
-    def _group_memory_left(self) -> int | None:
+    def _group_memory(self) -> Memory | None:
         limit, used = self._read("", "memory.max"), self._read("", "memory.current")
         stat, key = self._read("", "memory.stat"), "inactive_file"
         if limit is None:
@@ -51,7 +63,7 @@ class Host:
             stat, key = self._read("memory", "memory.stat"), "total_inactive_file"
         if limit is None or used is None or limit == "max" or int(limit) >= _UNLIMITED:
             return None
-        return int(limit) - int(used) + _stat(stat or "", key)
+        return Memory(int(limit), int(limit) - int(used) + _stat(stat or "", key), limited=True)
 
     def _read(self, controller: str, name: str) -> str | None:
         for folder in (self.cgroup / controller / self._own_path(controller), self.cgroup / controller):

@@ -1,12 +1,29 @@
-"""How many KV blocks there are and how long a context may be. Pure; called by the torch worker before it allocates."""
+"""Whether the model fits, how many KV blocks there are and how long a context may be. Pure; called by the torch worker before it allocates.
+
+One inequality, that of `pagoda_sizing.fit`: weights + what a step takes + KV <= memory. Where it does not hold, the refusal says what
+would.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
 
 from pagoda_contracts.launch import EngineConfig
+from pagoda_sizing.plan import largest
 
 from pagoda_daemon.errors import ConfigRejected
+from pagoda_daemon.model.config import ModelSpec
+from pagoda_daemon.runner.host import Memory
+
+LEAST_CONTEXT: Final = 2048
+"""A context that nobody asked for may be cut to the memory there is, not below this: a service that refuses every prompt is no service."""
+_STEP_FLOOR: Final = 32 * 2**20  # allocator, code pages of the first step, index tensors
+_SAMPLER_COPIES: Final = 3  # fp32 copies of the logits that filters and noise make
+_SHARE_OF_CONTAINER: Final = 0.8  # of what is left; the front's buffers and the allocator's holes take the rest
+_SHARE_OF_MACHINE: Final = 0.5  # without a limit others live there too
+_GIB: Final = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,22 +34,111 @@ class KvShape:
     max_model_len: int
 
 
-def kv_shape(engine: EngineConfig, token_bytes: int, max_positions: int, memory_left: int) -> KvShape:
-    """`memory_left` is what remains after the weights; half of it is taken where `kv_bytes` does not say.
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a model takes: its weights, a step whatever the context, and per token of the longest context."""
 
-    A context that was asked for must fit whole; one that was not is cut to what the pool holds.
-    """
-    if engine.max_model_len is not None and engine.max_model_len > max_positions:
-        raise ConfigRejected(f"maxModelLen {engine.max_model_len} exceeds the model's max_position_embeddings {max_positions}")
-    wanted = engine.max_model_len or max_positions
-    kv_bytes = memory_left // 2 if engine.kv_bytes is None else engine.kv_bytes
-    block_bytes = token_bytes * engine.block_size
-    full_rows = engine.max_concurrency * -(-wanted // engine.block_size)
-    blocks = min(full_rows, kv_bytes // block_bytes)
-    holds = blocks * engine.block_size
-    if holds < (wanted if engine.max_model_len is not None else 1):
-        raise ConfigRejected(
-            f"maxModelLen {wanted} needs {wanted * token_bytes} bytes of KV ({token_bytes} a token), "
-            f"the pool of {kv_bytes} bytes holds {holds} tokens in {blocks} blocks of {engine.block_size}"
-        )
-    return KvShape(blocks, min(wanted, holds))
+    weight_bytes: int
+    step_bytes: int
+    context_bytes: int
+    token_bytes: int
+    max_positions: int
+
+    def fixed(self, context: int) -> int:
+        """Everything but KV."""
+        return self.weight_bytes + self.step_bytes + self.context_bytes * context
+
+
+def needs(spec: ModelSpec, engine: EngineConfig, weight_bytes: int, item: int) -> Needs:
+    """`item` is the bytes of one weight. Counts what `model.decoder` has alive at its widest point, norms and products in fp32."""
+    tokens, rows = engine.token_budget, min(engine.max_concurrency, engine.token_budget)
+    width = spec.experts.per_token * (spec.hidden + spec.experts.intermediate) if spec.experts else spec.intermediate
+    attended = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+    activations = 4 * tokens * (4 * spec.hidden + 3 * max(attended, width))
+    logits = rows * spec.vocab_size * (item + 4 * _SAMPLER_COPIES)
+    mask = tokens * (item + 2)
+    tables_and_gathered = 2 * spec.head_dim * item * (1 + spec.kv_heads)
+    return Needs(
+        weight_bytes=weight_bytes,
+        step_bytes=_STEP_FLOOR + activations + logits,
+        context_bytes=mask + tables_and_gathered,
+        token_bytes=spec.kv_token_bytes(item),
+        max_positions=spec.max_positions,
+    )
+
+
+def kv_shape(engine: EngineConfig, model: Needs, memory: Memory) -> KvShape:
+    """A context that was asked for must fit whole; one that was not is cut to what the memory holds."""
+    asked, wanted = engine.max_model_len, engine.max_model_len or model.max_positions
+    if wanted > model.max_positions:
+        raise ConfigRejected(f"maxModelLen {wanted} exceeds the model's max_position_embeddings {model.max_positions}")
+    holds = _holds(engine, model, memory)
+    context = wanted if asked is not None else largest(wanted, holds)
+    least = wanted if asked is not None else 1 if engine.kv_bytes is not None else min(wanted, LEAST_CONTEXT)
+    if context < least or not holds(context):
+        raise ConfigRejected(_refusal(engine, model, memory, least))
+    full_rows = engine.max_concurrency * -(-context // engine.block_size)
+    return KvShape(min(full_rows, _pool(engine, model, memory, context) // (model.token_bytes * engine.block_size)), context)
+
+
+def _holds(engine: EngineConfig, model: Needs, memory: Memory) -> Callable[[int], bool]:
+    """Whether one request of so many tokens fits."""
+    return lambda context: _kv_bytes(engine, model, context) <= _pool(engine, model, memory, context)
+
+
+def _kv_bytes(engine: EngineConfig, model: Needs, context: int) -> int:
+    """KV of one request, in whole blocks."""
+    return -(-context // engine.block_size) * engine.block_size * model.token_bytes
+
+
+def _pool(engine: EngineConfig, model: Needs, memory: Memory, context: int) -> int:
+    """Bytes for KV, beside everything else; `kv_bytes` that do not fit there are none."""
+    left = memory.left - model.fixed(context)
+    if engine.kv_bytes is not None:
+        return engine.kv_bytes if engine.kv_bytes <= left else 0
+    return max(0, int(left * _share(memory)))
+
+
+def _share(memory: Memory) -> float:
+    return _SHARE_OF_CONTAINER if memory.limited else _SHARE_OF_MACHINE
+
+
+def _refusal(engine: EngineConfig, model: Needs, memory: Memory, least: int) -> str:
+    kv, step = _kv_bytes(engine, model, least), model.fixed(least) - model.weight_bytes
+    asked = f"; kvBytes is {engine.kv_bytes}" if engine.kv_bytes is not None else ""
+    place = "container" if memory.limited else "machine"
+    taken = f", {_size(memory.total - memory.left)} of it taken" if memory.total > memory.left else ""
+    return (
+        f"needs {_size(model.weight_bytes)} of weights + {_size(step)} for a step + {_size(kv)} of KV for 1 request of {least} tokens "
+        f"({model.token_bytes} bytes a token){asked}; this {place} may use {_size(memory.total)}{taken}; "
+        f"fits: {', or '.join(_fitting(engine, model, memory, least))}"
+    )
+
+
+def _fitting(engine: EngineConfig, model: Needs, memory: Memory, least: int) -> list[str]:
+    """One change each that would make it start."""
+    found = []
+    context = largest(least, _holds(engine, model, memory)) // engine.block_size * engine.block_size
+    if context >= max(1, min(least, LEAST_CONTEXT) // 8):
+        found.append(f"maxModelLen {context}")
+    if engine.dtype == "float32" and _holds(engine, _halved(model), memory)(least):
+        found.append("dtype bfloat16")
+    kv, room = _kv_bytes(engine, model, least), memory.left - model.fixed(least)
+    if engine.kv_bytes is not None and kv <= room:
+        return [*found, f"kvBytes from {kv} to {room}"]
+    pool = int(kv / _share(memory)) + 1 if engine.kv_bytes is None else max(kv, engine.kv_bytes)
+    raised = f"kvBytes {kv} and " if engine.kv_bytes is not None and kv > engine.kv_bytes else ""
+    limit = _size(memory.total - memory.left + model.fixed(least) + pool)
+    found.append(f"{raised}{'a memory limit' if memory.limited else 'a machine'} of {limit}")
+    return found
+
+
+def _halved(model: Needs) -> Needs:
+    return replace(model, weight_bytes=model.weight_bytes // 2, token_bytes=model.token_bytes // 2)
+
+
+def _size(count: int) -> str:
+    """Rounded up, so that what is said to fit does."""
+    unit, name = (_GIB, "GiB") if count >= _GIB // 2 else (2**20, "MiB")
+    tenths = -(-10 * count // unit)
+    return f"{tenths / 10:.1f} {name}"

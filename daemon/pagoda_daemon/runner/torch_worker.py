@@ -16,13 +16,13 @@ from pagoda_contracts.launch import DaemonConfig
 from pagoda_daemon.batch import StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.model.attention import KvCache, attention_batch
 from pagoda_daemon.model.config import read_spec
-from pagoda_daemon.model.llama import Flat, Llama
+from pagoda_daemon.model.decoder import Decoder, Flat
 from pagoda_daemon.model.loader import load_tensors
-from pagoda_daemon.model.weights import allocate, destinations
+from pagoda_daemon.model.weights import allocate, destinations, weight_bytes
 from pagoda_daemon.runner.answer import answer, wanted_logits
 from pagoda_daemon.runner.feedback import Feedback
 from pagoda_daemon.runner.host import Host
-from pagoda_daemon.runner.kv_size import kv_shape
+from pagoda_daemon.runner.kv_size import kv_shape, needs
 from pagoda_daemon.runner.sampler import Sampler
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -33,7 +33,7 @@ _log = structlog.get_logger(__name__)
 class TorchWorker:
     """Executes plans in eager PyTorch."""
 
-    def __init__(self, model: Llama, kv: KvCache, limits: WorkerLimits) -> None:
+    def __init__(self, model: Decoder, kv: KvCache, limits: WorkerLimits) -> None:
         self.limits = limits
         self._model = model
         self._kv = kv
@@ -47,18 +47,16 @@ class TorchWorker:
         engine, directory = config.engine, Path(config.model.path)
         torch.set_num_threads(engine.threads or host.cores())
         spec, dtype = read_spec(directory), DTYPES[engine.dtype]
-        memory = host.memory_left()
+        model = needs(spec, engine, weight_bytes(spec, dtype), dtype.itemsize)
+        shape = kv_shape(engine, model, host.memory())
+        spec = spec.within(shape.max_model_len)
         weights = allocate(spec, dtype)
-        places = destinations(spec, weights)
-        # Weights are allocated but not resident yet, hence subtracted from what was left before.
-        weight_bytes = sum(place.nbytes for place in places.values())
-        shape = kv_shape(engine, spec.kv_token_bytes(dtype.itemsize), spec.max_positions, max(0, memory - weight_bytes))
-        load_tensors(directory, places, progress)
+        load_tensors(directory, destinations(spec, weights), progress)
         kv = KvCache(spec, shape.blocks + 1, engine.block_size, dtype)
-        limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len)
-        worker = cls(Llama(spec, weights, shape.max_model_len), kv, limits)
+        limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len, spec.sliding_window)
+        worker = cls(Decoder(spec, weights, shape.max_model_len), kv, limits)
         worker.probe()
-        _log.info("loaded", weight_bytes=weight_bytes, blocks=shape.blocks, max_model_len=shape.max_model_len)
+        _log.info("loaded", weight_bytes=model.weight_bytes, blocks=shape.blocks, max_model_len=shape.max_model_len)
         return worker
 
     @torch.inference_mode()

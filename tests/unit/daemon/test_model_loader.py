@@ -2,39 +2,74 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import json
+import random
 from pathlib import Path
 
 import pytest
 import torch
 from pagoda_daemon.errors import ModelRejected
-from pagoda_daemon.model.config import ModelSpec
+from pagoda_daemon.model.config import parse_spec
+from pagoda_daemon.model.files import read_header, read_into
 from pagoda_daemon.model.loader import INDEX, SINGLE, load_tensors
-from pagoda_daemon.model.weights import allocate, destinations
+from pagoda_daemon.model.weights import allocate, destinations, weight_bytes
 from safetensors.torch import save_file
 
-SPEC = ModelSpec(
-    vocab_size=11,
-    hidden=8,
-    intermediate=12,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=4,
-    norm_eps=1e-5,
-    max_positions=32,
-    rope_theta=1e4,
-    rope_scaling=None,
-    tied=False,
-    attention_bias=True,
-    mlp_bias=False,
-)
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 11,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "attention_bias": True,
+    "max_position_embeddings": 32,
+}
+SPEC = parse_spec(CONFIG)
 
 
 def checkpoint() -> dict[str, torch.Tensor]:
     """Every tensor filled with its own number."""
     places = destinations(SPEC, allocate(SPEC, torch.float32))
     return {name: torch.full(places[name].shape, float(number)) for number, name in enumerate(sorted(places))}
+
+
+FAMILIES = {
+    "LlamaForCausalLM": {"tie_word_embeddings": True, "mlp_bias": True},
+    "MistralForCausalLM": {},
+    "Qwen2ForCausalLM": {},
+    "Qwen3ForCausalLM": {},
+    "Qwen3MoeForCausalLM": {"num_experts": 3, "num_experts_per_tok": 1, "moe_intermediate_size": 5, "mlp_only_layers": [1]},
+    "MixtralForCausalLM": {"num_local_experts": 3, "num_experts_per_tok": 1},
+}
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_the_places_of_a_family_fill_every_byte_once(architecture: str) -> None:
+    spec = parse_spec({**CONFIG, "architectures": [architecture], **FAMILIES[architecture]})
+    weights = allocate(spec, torch.float32)
+    places = destinations(spec, weights)
+    whole = {id(t): t for layer in weights.layers for t in tensors_in(layer)}
+    whole |= {id(t): t for t in (weights.embedding, weights.norm, weights.head)}
+    for tensor in whole.values():
+        tensor.fill_(0)
+    for place in places.values():
+        place.add_(1)
+    assert all(bool((tensor == 1).all()) for tensor in whole.values())
+    assert weight_bytes(spec, torch.float32) == sum(tensor.nbytes for tensor in whole.values())
+
+
+def tensors_in(value: object) -> list[torch.Tensor]:
+    """Every tensor in a tree of dataclasses."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if not dataclasses.is_dataclass(value):
+        return []
+    return [tensor for entry in dataclasses.fields(value) for tensor in tensors_in(getattr(value, entry.name))]
 
 
 def load(directory: Path) -> tuple[dict[str, torch.Tensor], list[float]]:
@@ -79,6 +114,37 @@ def test_weights_are_cast_to_the_dtype_of_their_place(tmp_path: Path) -> None:
     assert load(tmp_path)[0]["model.norm.weight"].dtype == torch.float32
 
 
+def test_casting_goes_through_a_buffer_of_any_size(tmp_path: Path) -> None:
+    source = torch.randn(3, 100).half()
+    save_file({"a": source}, tmp_path / SINGLE)
+    stored = read_header(tmp_path / SINGLE)["a"]
+    place = torch.zeros(3, 100)
+    with stored.file.open("rb") as handle:
+        read_into(place, stored, handle, torch.empty(64, dtype=torch.uint8))
+    assert torch.equal(place, source.float())
+
+
+def peak_kib() -> int:
+    """The most that this process has had resident since `clear_refs` was last written 5 to."""
+    return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_weights_are_in_memory_once_while_they_are_read(tmp_path: Path, dtype: torch.dtype) -> None:
+    save_file({f"part{i}": torch.ones(8 * 2**20, dtype=dtype) for i in range(3)}, tmp_path / SINGLE)
+    places = {f"part{i}": torch.zeros(8 * 2**20) for i in range(3)}
+    for place in places.values():
+        place.fill_(0.5)  # resident before the reading begins: 96 MiB
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak_kib()
+    load_tensors(tmp_path, places, lambda _: None)
+    grown = peak_kib() - before
+    assert all(bool((place == 1).all()) for place in places.values())
+    # The buffer is 8 MiB and one tensor is 32 or 16: neither the file nor a tensor of it may be there beside its place.
+    assert grown < 14 * 1024
+
+
 def refused(directory: Path) -> str:
     with pytest.raises(ModelRejected) as error:
         load(directory)
@@ -121,6 +187,34 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     whole = (tmp_path / SINGLE).read_bytes()
     (tmp_path / SINGLE).write_bytes(whole[: len(whole) // 2])
     assert SINGLE in refused(tmp_path)
+
+
+def test_a_file_format_that_is_not_known_is_named(tmp_path: Path) -> None:
+    save_file(checkpoint() | {"model.norm.weight": torch.ones(8, dtype=torch.int8)}, tmp_path / SINGLE)
+    assert "model.norm.weight is stored as I8: accepted are F32, F16, BF16" in refused(tmp_path)
+
+
+def test_a_tensor_in_two_files_is_named(tmp_path: Path) -> None:
+    shard(tmp_path, checkpoint(), parts=2)
+    save_file(checkpoint(), tmp_path / "part1.safetensors")
+    assert "is both in part0.safetensors and in part1.safetensors" in refused(tmp_path)
+
+
+def test_a_damaged_header_is_refused_and_never_a_crash(tmp_path: Path) -> None:
+    save_file(checkpoint(), tmp_path / SINGLE)
+    whole, draw = (tmp_path / SINGLE).read_bytes(), random.Random(0)
+    length = 8 + int.from_bytes(whole[:8], "little")
+    failed = 0
+    for _ in range(300):
+        broken = bytearray(whole)
+        for _ in range(draw.randint(1, 3)):
+            broken[draw.randrange(length)] = draw.randrange(256)
+        (tmp_path / SINGLE).write_bytes(broken)
+        try:
+            load(tmp_path)
+        except ModelRejected:  # anything else would end the test
+            failed += 1
+    assert failed > 200
 
 
 def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from engine_drive import Drive
 from pagoda_daemon.batch import GREEDY, StepPlan, WorkerLimits
 from pagoda_daemon.engine.messages import Sampling
 from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
-from pagoda_daemon.scheduler.plan import plan
+from pagoda_daemon.scheduler.plan import may_plan_ahead, plan
 from pagoda_daemon.scheduler.sampling import shaping_of
+from shaped_worker import ShapedWorker, shaped_tokens
 
 VOCAB = 97
 
@@ -76,9 +77,10 @@ def prompt_scores(d: Drive, name: str) -> list[int]:
     return [len(output.prompt_logprobs) for output in d.outputs if output.request_id == name]
 
 
+@pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("budget", [4, 16, 64])
-def test_each_prompt_token_but_the_first_is_scored_once_however_the_prompt_is_cut(budget: int) -> None:
-    d = drive(token_budget=budget, max_concurrency=4)
+def test_each_prompt_token_but_the_first_is_scored_once_however_the_prompt_is_cut(budget: int, depth: int) -> None:
+    d = drive(token_budget=budget, max_concurrency=4, depth=depth)
     prompt = list(range(30, 50))
     d.submit("other", [1, 2, 3], 6)
     d.submit("a", prompt, Sampling(3, prompt_logprobs=2, logprobs=0))
@@ -95,25 +97,74 @@ def test_each_prompt_token_but_the_first_is_scored_once_however_the_prompt_is_cu
     assert [(entry.logprob, entry.rank, entry.top) for entry in said] == [(0.0, 1, ())] * 3
 
 
-def test_a_preempted_prompt_is_not_scored_again() -> None:
-    d = drive(blocks=8, max_concurrency=4, token_budget=64)
-    for i in range(4):
-        d.submit(f"r{i}", [i + 1] * 5, Sampling(12, prompt_logprobs=0))
+def test_a_preempted_prompt_is_not_scored_again_and_reuses_what_it_left() -> None:
+    computed = []
+    for scores in (0, None):
+        d = drive(blocks=8, max_concurrency=4, token_budget=64)
+        for i in range(4):
+            d.submit(f"r{i}", [i + 1] * 5, Sampling(12, prompt_logprobs=scores))
+        d.drain()
+        assert d.state.totals.preemptions > 0
+        assert [sum(prompt_scores(d, f"r{i}")) for i in range(4)] == [4 * (scores is not None)] * 4
+        computed.append(sum(step.tokens for step in d.plans))
+    assert computed[0] == computed[1]
+
+
+def test_a_prompt_that_is_known_is_computed_again_where_its_scores_are_wanted() -> None:
+    d = drive()
+    prompt = list(range(13))
+    d.submit("before", prompt, 2)
     d.drain()
-    assert d.state.totals.preemptions > 0
-    assert [sum(prompt_scores(d, f"r{i}")) for i in range(4)] == [4] * 4
+    d.submit("scored", prompt, Sampling(2, prompt_logprobs=0))
+    d.submit("plain", prompt, 2)
+    d.drain()
+    assert [sum(prompt_scores(d, name)) for name in ("before", "scored", "plain")] == [0, 12, 0]
+    assert d.state.totals.reused_tokens == 12, "only the plain one reuses, all but the last token"
+    assert d.tokens["scored"] == d.tokens["plain"] == d.tokens["before"]
 
 
-def test_a_stop_id_comes_as_a_token_only_where_it_is_wanted() -> None:
+@pytest.mark.parametrize("depth", [1, 2])
+def test_each_of_n_answers_has_its_log_probabilities_and_the_first_the_prompts_scores(depth: int) -> None:
+    d = drive(token_budget=32, depth=depth)
+    d.submit("a", range(10), Sampling(6, logprobs=0, prompt_logprobs=0, presence_penalty=0.5 * (depth == 1)), n=3)
+    d.drain()
+    own = [[output for output in d.outputs if output.index == index] for index in range(3)]
+    assert [sum(len(output.prompt_logprobs) for output in outputs) for outputs in own] == [9, 0, 0]
+    assert [sum(len(output.logprobs) for output in outputs) for outputs in own] == [6, 6, 6]
+    assert all(len(output.logprobs) == len(output.token_ids) for output in d.outputs)
+    assert sum(step.tokens for step in d.plans) == 10 + 2 + 3 * 5, "the prompt is computed once, its last token once an answer"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_stop_id_comes_as_a_token_only_where_it_is_wanted(depth: int) -> None:
     stream = expected_tokens([1, 2], 8, VOCAB)
     stop = next(at for at in range(1, 8) if stream[at] not in stream[:at])
     for deliver in (False, True):
-        d = drive()
+        d = drive(depth=depth)
         d.submit("a", [1, 2], Sampling(8, stop_token_ids=(stream[stop],), deliver_stop=deliver, logprobs=1))
         d.drain()
         assert tuple(d.tokens["a"]) == stream[: stop + deliver]
         assert [end.finish_reason for end in d.ends["a"]] == ["stop"]
         assert all(len(output.logprobs) == len(output.token_ids) for output in d.outputs)
+
+
+def test_nothing_is_planned_ahead_as_long_as_a_row_is_shaped() -> None:
+    """Neither by a loop that asks before, nor by one that does not; a row that only draws or speaks runs ahead."""
+    requests = {"plain": Sampling(30), "shaped": Sampling(4, presence_penalty=1.0), "hot": Sampling(30, temperature=1.0, logprobs=1)}
+    streams, ahead = [], []
+    for depth in (1, 2):
+        d = Drive(ShapedWorker(WorkerLimits(64, 4, VOCAB, 64)), depth=depth)
+        for at, (name, sampling) in enumerate(requests.items()):
+            d.submit(name, [at + 1, 7], sampling)
+        while not d.state.idle:
+            d.step(lambda _, d=d: ahead.append((d.state.rows.sampling.shaped, len(d.state.in_flight), may_plan_ahead(d.state))))
+        streams.append(d.tokens)
+    assert streams[0] == streams[1]
+    assert tuple(streams[0]["shaped"]) == shaped_tokens([2, 7], 4, VOCAB)
+    assert {flights for shaped, flights, _ in ahead if shaped} == {1}
+    assert {flights for shaped, flights, _ in ahead if not shaped} == {1, 2}
+    assert {may for shaped, _, may in ahead if shaped} == {False}
+    assert {may for shaped, _, may in ahead if not shaped} == {True}
 
 
 @pytest.mark.parametrize(
