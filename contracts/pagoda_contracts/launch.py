@@ -41,7 +41,7 @@ class EngineConfig(_Section):
     kv_bytes: int | None = Field(default=None, ge=1, description="Bytes for KV blocks.")
     threads: int | None = Field(default=None, ge=1, description="Compute threads; the cores that the cgroup grants where absent.")
     quantization: Literal["fp8", "int8", "int4", "nvfp4"] | None = _later("Type of the weights' matrices.")
-    deterministic: bool | None = _later("Same answer whatever else is in the batch.")
+    deterministic: bool | None = Field(default=None, description="Same answer whatever else is in the batch, at the cost of speed.")
     prefix_caching: bool | None = _later("Whether blocks of equal beginnings are shared.")
     kv_dtype: Literal["bfloat16", "float8", "int8"] | None = _later("Type of keys and values.")
     kv_memory_fraction: float | None = _later("Share of the device's memory for weights and KV.")

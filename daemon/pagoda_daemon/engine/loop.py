@@ -94,6 +94,8 @@ class Engine:
         match message:
             case Shutdown():
                 self._stopping = True
+                if self._state is not None:
+                    self._state.draining = True
             case Submit() | Abort() if self._state is None:
                 self._early.append(message)
             case Submit():

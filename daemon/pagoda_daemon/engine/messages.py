@@ -104,10 +104,13 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     max_concurrency: int
 
 
+Reason = Literal["queue_full", "memory_pressure", "load_shed", "deadline", "draining"]
+
+
 class Refusal(msgspec.Struct, frozen=True):
     """Not now: the request was not begun. `retry_after_s` is computed, at most 120 (a client ignores more)."""
 
-    reason: Literal["queue_full", "memory_pressure", "load_shed", "deadline", "draining"]
+    reason: Reason
     retry_after_s: float
     message: str
 

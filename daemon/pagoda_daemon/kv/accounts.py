@@ -152,6 +152,14 @@ class KvAccounts:
         self._chains[row] = None
         self._named[row] = 0
 
+    def spoil(self, row: int) -> None:
+        """What `row` read or wrote is not to be trusted: nobody shall find it again."""
+        for block in self.tables.blocks(row):
+            if block in self.index:
+                self.index.forget(block)
+                self.pool.forget(block)
+        self._chains[row] = None
+
     def _keep_tail(self, row: int, chain: Chain, tokens: Ints) -> None:
         full, rest = divmod(tokens.size, self.block_size)
         for block in self.tables.blocks(row, full, full + 1) if rest else ():

@@ -60,11 +60,11 @@ class AttentionBatch:
     groups: Mapping[int | None, tuple[Group, ...]]
 
 
-def attention_batch(plan: StepPlan, kv: KvCache, spec: ModelSpec) -> AttentionBatch:
-    """Index tensors for `plan`, shared by all layers."""
+def attention_batch(plan: StepPlan, kv: KvCache, spec: ModelSpec, *, alone: bool = False) -> AttentionBatch:
+    """Index tensors for `plan`, shared by all layers. `alone`: no row is padded to another's length, so its sums are its own."""
     row_index = np.repeat(np.arange(plan.rows.size), np.diff(plan.starts))
     written = _slots(plan.block_tables[row_index], plan.positions[:, None], kv.block_size)[:, 0]
-    groups = {window: _groups(plan, kv, window) for window in set(spec.windows)}
+    groups = {window: _groups(plan, kv, window, alone=alone) for window in set(spec.windows)}
     return AttentionBatch(torch.from_numpy(written), groups)
 
 
@@ -91,12 +91,13 @@ def _attend_group(query: Tensor, group: Group, layer: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(packed, keys, values, attn_mask=group.mask).view(query.shape)
 
 
-def _groups(plan: StepPlan, kv: KvCache, window: int | None) -> tuple[Group, ...]:
+def _groups(plan: StepPlan, kv: KvCache, window: int | None, *, alone: bool) -> tuple[Group, ...]:
     """Rows that decode by how much they look back on, each row that feeds more than one token by itself."""
     first = plan.positions[plan.starts[:-1]]
     begins = np.zeros_like(first) if window is None else np.maximum(first - window + 1, 0)
     counts = np.diff(plan.starts)
-    members = _decode_groups(counts, plan.lengths - begins) + [np.asarray([i]) for i in np.flatnonzero(counts > 1)]
+    singles = np.arange(counts.size) if alone else np.flatnonzero(counts > 1)
+    members = ([] if alone else _decode_groups(counts, plan.lengths - begins)) + [np.asarray([i]) for i in singles]
     return tuple(_group(plan, rows, begins[rows], window, kv) for rows in members)
 
 

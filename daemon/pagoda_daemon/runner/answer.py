@@ -5,11 +5,13 @@ Called by the torch worker. Whatever is wrong with one row becomes that row's er
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagoda_daemon.batch import Bools, Ints, Logprobs, RowError, StepPlan, StepResult
+from pagoda_daemon.batch import Bools, Ints, Logprobs, RowError, SamplingRows, StepPlan, StepResult
 from pagoda_daemon.runner.logprobs import answer_logprobs, prompt_logprobs
 from pagoda_daemon.runner.sampler import NOT_FINITE, Sampler
 
@@ -21,11 +23,12 @@ def wanted_logits(plan: StepPlan) -> NDArray[np.int64]:
     return (last if scored is None else np.concatenate((last, scored.fed))).astype(np.int64)
 
 
-def answer(sampler: Sampler, plan: StepPlan, logits: Tensor) -> StepResult:
-    """`logits` are those of `wanted_logits`."""
+def answer(sampler: Sampler, plan: StepPlan, logits: Tensor, fed: Ints | None = None) -> StepResult:
+    """`logits` are those of `wanted_logits`; `fed` the plan's tokens where some were not known when it was made."""
     rows = plan.rows[plan.sample]
     own, positions = logits[: rows.size], plan.lengths[plan.sample]
-    tokens, wrong = sampler.sample(own, plan.sampling, positions)
+    sampling = plan.sampling if fed is None else _completed(plan, fed)
+    tokens, wrong = sampler.sample(own, sampling, positions)
     errors = {int(rows[index]): why for index, why in wrong.items()}
     scores = _scores(plan, logits[rows.size :], errors)
     fine = ~np.isin(rows, list(errors)) if errors else np.ones(rows.size, np.bool_)
@@ -36,6 +39,13 @@ def answer(sampler: Sampler, plan: StepPlan, logits: Tensor) -> StepResult:
         _said(plan, own, (rows, tokens), fine),
         scores,
     )
+
+
+def _completed(plan: StepPlan, fed: Ints) -> SamplingRows:
+    """The last token of a row that samples is the last one it was fed: known by now, also where it was sampled in the step before."""
+    last = fed[plan.starts[1:] - 1][plan.sample]
+    shaped = [row._replace(tokens=np.append(row.tokens[:-1], last[row.at])) for row in plan.sampling.shaped]
+    return replace(plan.sampling, shaped=tuple(shaped)) if shaped else plan.sampling
 
 
 def _said(plan: StepPlan, logits: Tensor, sampled: tuple[Ints, Ints], fine: Bools) -> Logprobs | None:

@@ -5,6 +5,8 @@ A plan is made one step ahead with LAST_SAMPLED in the place of such tokens. Pla
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from pagoda_daemon.batch import LAST_SAMPLED, Ints, StepPlan
@@ -25,6 +27,11 @@ class Feedback:
         ids = plan.token_ids.copy()
         ids[unknown] = self._last[row_of[unknown]]
         return ids
+
+    def complete(self, plan: StepPlan) -> StepPlan:
+        """`plan` with all its tokens known."""
+        ids = self.token_ids(plan)
+        return plan if ids is plan.token_ids else replace(plan, token_ids=ids)
 
     def note(self, rows: Ints, token_ids: Ints) -> None:
         """`rows` have sampled `token_ids`."""

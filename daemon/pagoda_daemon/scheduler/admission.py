@@ -14,6 +14,7 @@ from pagoda_contracts.prefix import Scope
 
 from pagoda_daemon.engine.messages import Refusal, RowOutput, Submit
 from pagoda_daemon.kv.accounts import Chain
+from pagoda_daemon.scheduler.door import logprob_bytes, refuse, worst_blocks
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.request import MAX_PRIORITY, Request, rank_of
 from pagoda_daemon.scheduler.sampling import sampling_refusal
@@ -64,7 +65,13 @@ def submit(state: State, message: Submit, arrival: Arrival) -> RowOutput | None:
     why = refusal(message, state.limits)
     if why is not None:
         return RowOutput(message.request_id, (), "error", f"{REFUSED}: {why}")
-    first, *twins = _requests(state, message, arrival)
+    refused = refuse(state, message, arrival.now_ms, arrival.luck)
+    if refused is not None:
+        return RowOutput(message.request_id, (), "refused", refusal=refused)
+    requests = _requests(state, message, arrival)
+    for request in requests:
+        state.enter(request)
+    first, *twins = requests
     if message.deadline_ms is not None:
         heapq.heappush(state.deadlines, (float(message.deadline_ms), message.request_id))
     if twins:
@@ -97,6 +104,8 @@ def _requests(state: State, message: Submit, arrival: Arrival) -> list[Request]:
             rank=rank_of(message.tier, message.priority),
             deadline_ms=float("inf") if message.deadline_ms is None else message.deadline_ms,
             group=message.request_id if message.n > 1 else None,
+            blocks=worst_blocks(message, limits) // message.n,
+            logprob_bytes=logprob_bytes(message) // message.n,
             reuses=index > 0 or sampling.prompt_logprobs is None,
         )
         for index in range(message.n)

@@ -10,7 +10,8 @@ import numpy as np
 
 from pagoda_daemon.batch import Bools, Ints, StepResult
 from pagoda_daemon.engine.messages import RowOutput
-from pagoda_daemon.scheduler.logprobs import deliver_scores, said_by_row, with_logprobs
+from pagoda_daemon.scheduler.logprobs import logprobs_by_row, score, with_logprobs
+from pagoda_daemon.scheduler.request import Request
 from pagoda_daemon.scheduler.state import Flight, State
 
 _NONE = -1
@@ -27,10 +28,9 @@ def commit(state: State, result: StepResult, now_ms: float) -> list[RowOutput]:
     sampled = flight.plan.rows[flight.plan.sample & current]
     if outputs:
         sampled, landed = sampled[rows.live[sampled]], landed[rows.live[landed]]
-    if result.logprobs is None and result.prompt_logprobs is None:
-        outputs += _advance(state, sampled, _tokens(state, result, sampled))
-    else:
-        outputs += _advance_spoken(state, result, sampled, landed)
+    speakers = _speakers(state, result, landed)
+    advanced = _advance(state, sampled, _tokens(state, result, sampled))
+    outputs += _speak(result, speakers, sampled, advanced) if speakers else advanced
     landed = landed[rows.live[landed]]
     state.kv.land(landed, rows.computed, rows.tokens)
     if state.twins:
@@ -42,16 +42,34 @@ def fail_step(state: State, message: str) -> list[RowOutput]:
     """The oldest step raised: every request in it ends with `message` (clients read it), the others go on."""
     flight = state.lose()
     current = flight.plan.rows[state.rows.epoch[flight.plan.rows] == flight.epochs]
-    outputs = [_end(state, row, "error", message) for row in current.tolist()]
+    outputs = [_spoil(state, row, message) for row in current.tolist()]
     state.release_twins()
     return outputs
+
+
+def _speakers(state: State, result: StepResult, landed: Ints) -> dict[int, Request]:
+    """Who is answered with log-probabilities; nobody in nearly every step."""
+    if result.logprobs is None and result.prompt_logprobs is None:
+        return {}
+    return {row: state.request(row) for row in landed.tolist()}
+
+
+def _speak(result: StepResult, speakers: dict[int, Request], sampled: Ints, outputs: list[RowOutput]) -> list[RowOutput]:
+    """`outputs`, one for each of `sampled`, with log-probabilities; and outputs with nothing else for prompts not yet done."""
+    said, scored = logprobs_by_row(result.logprobs), logprobs_by_row(result.prompt_logprobs)
+    found = dict(zip(sampled.tolist(), outputs, strict=True))
+    for row, request in speakers.items():
+        if row in said or row in scored:
+            output = found.get(row) or RowOutput(request.request_id, (), index=request.index)
+            found[row] = with_logprobs(output, said.get(row, ()), score(request, scored.get(row, ())))
+    return list(found.values())
 
 
 def _fail_rows(state: State, result: StepResult, flight: Flight) -> list[RowOutput]:
     if not result.errors:
         return []
     mine = dict(zip(flight.plan.rows.tolist(), flight.epochs.tolist(), strict=True))
-    return [_end(state, row, "error", message) for row, message in result.errors if state.rows.epoch[row] == mine.get(row)]
+    return [_spoil(state, row, message) for row, message in result.errors if state.rows.epoch[row] == mine.get(row)]
 
 
 def _tokens(state: State, result: StepResult, sampled: Ints) -> Ints:
@@ -84,17 +102,6 @@ def _advance(state: State, sampled: Ints, tokens: Ints) -> list[RowOutput]:
     return outputs
 
 
-def _advance_spoken(state: State, result: StepResult, sampled: Ints, landed: Ints) -> list[RowOutput]:
-    """`_advance` where log-probabilities came: those of tokens go with them, those of a prompt whose last chunk this was not go alone."""
-    said, scores = said_by_row(result.logprobs), deliver_scores(state, result.prompt_logprobs, landed)
-    advanced = zip(sampled.tolist(), _advance(state, sampled, _tokens(state, result, sampled)), strict=True)
-    outputs = [with_logprobs(output, said.get(row, ()), scores.pop(row, ())) for row, output in advanced]
-    for row, scored in scores.items():
-        request = state.request(row)
-        outputs.append(RowOutput(request.request_id, (), index=request.index, prompt_logprobs=scored))
-    return outputs
-
-
 def _stops(state: State, sampled: Ints, tokens: Ints) -> Bools:
     """Where the token is one that ends the answer, or is none at all."""
     stopped: Bools = (state.rows.stops[sampled] == tokens[:, None]).any(axis=1)
@@ -107,9 +114,14 @@ def _last(state: State, row: int, token: int, *, stopped: bool) -> RowOutput:
     if token == _NONE:
         return _end(state, row, "error", "the worker returned no token")
     if stopped:
-        deliver = state.request(row).sampling.deliver_stop
-        return _end(state, row, "stop", tokens=(token,) if deliver else ())
+        return _end(state, row, "stop", tokens=(token,) if state.request(row).sampling.deliver_stop else ())
     return _end(state, row, "length", tokens=(token,))
+
+
+def _spoil(state: State, row: int, message: str) -> RowOutput:
+    """End the row; what it computed may be wrong, hence is forgotten."""
+    state.kv.spoil(row)
+    return _end(state, row, "error", message)
 
 
 def _end(state: State, row: int, reason: str, error: str | None = None, tokens: tuple[int, ...] = ()) -> RowOutput:

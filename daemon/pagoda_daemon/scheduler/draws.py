@@ -32,9 +32,9 @@ def _random(state: State, drawn: Ints) -> RandomRows:
 
 def _shaped(state: State, index: int, row: int) -> ShapedRow:
     shaping = state.rows.sampling.shaping[row]
-    if shaping is None or state.rows.known[row] != state.rows.target[row]:
-        raise BrokenAccountsError(f"row {row} is marked as shaped and is not, or its last token is not known")
-    return ShapedRow(index, shaping, state.rows.tokens[row, : state.rows.known[row]].copy(), state.request(row).prompt_len)
+    if shaping is None:
+        raise BrokenAccountsError(f"row {row} is marked as shaped and is not")
+    return ShapedRow(index, shaping, state.rows.tokens[row, : state.rows.target[row]].copy(), state.request(row).prompt_len)
 
 
 def _scored(state: State, rows: Ints, starts: Ints, features: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> ScoredTokens | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from pagoda_daemon.batch import Ints, Logprobs
+from pagoda_daemon.batch import Logprobs
 from pagoda_daemon.engine.messages import RowOutput, TokenLogprob
-from pagoda_daemon.scheduler.state import State
+from pagoda_daemon.scheduler.request import Request
 
 Said = tuple[TokenLogprob, ...]
 
 
-def said_by_row(given: Logprobs | None) -> dict[int, Said]:
+def logprobs_by_row(given: Logprobs | None) -> dict[int, Said]:
     """Each row's entries in the plan's order; empty where nobody asked."""
     if given is None:
         return {}
@@ -23,13 +23,10 @@ def said_by_row(given: Logprobs | None) -> dict[int, Said]:
     return {row: tuple(entries) for row, entries in found.items()}
 
 
-def deliver_scores(state: State, given: Logprobs | None, landed: Ints) -> dict[int, Said]:
-    """The prompt's scores of those `landed` rows that have any, counted as delivered. Others lost the row since the plan was made."""
-    by_row = said_by_row(given)
-    scores = {row: by_row[row] for row in landed.tolist() if row in by_row}
-    for row, said in scores.items():
-        request = state.request(row)
-        request.scored += len(said)
+def score(request: Request, scores: Said) -> Said:
+    """Count the prompt's scores as delivered; after the last one a preempted request may use what is known of its prompt again."""
+    if scores:
+        request.scored += len(scores)
         request.reuses = request.scored >= request.prompt_len - 1
     return scores
 

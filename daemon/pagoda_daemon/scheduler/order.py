@@ -63,14 +63,15 @@ def bound(longest_input: int, held_tokens: int) -> float:
 
 
 class WaitingQueue:
-    """Requests without a row, by class and tenant. Iterates in the order in which they would be served now."""
+    """Requests without a row, by class and tenant. Iterates in the order in which they would be served now. `backlog` are tokens and
+    requests by (class, tenant), `count_of` requests by tenant."""
 
     def __init__(self, virtual: VirtualTokens) -> None:
         self._virtual = virtual
         self._all: dict[str, Request] = {}
         self._classes: dict[int, dict[int, OrderedDict[str, Request]]] = {}
         self.tokens = 0
-        self.tokens_of: dict[int, int] = {}
+        self.backlog: dict[tuple[int, int], tuple[int, int]] = {}
         self.count_of: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -119,9 +120,12 @@ class WaitingQueue:
         return request
 
     def _count(self, request: Request, sign: int) -> None:
-        slot, size = request.tenant, sign * request.tokens.size
+        slot, size, line = request.tenant, sign * request.tokens.size, (request.rank, request.tenant)
         self.tokens += size
-        self.tokens_of[slot] = self.tokens_of.get(slot, 0) + size
+        tokens, count = self.backlog.get(line, (0, 0))
+        self.backlog[line] = (tokens + size, count + sign)
         self.count_of[slot] = self.count_of.get(slot, 0) + sign
+        if not count + sign:
+            del self.backlog[line]
         if not self.count_of[slot]:
-            del self.count_of[slot], self.tokens_of[slot]
+            del self.count_of[slot]

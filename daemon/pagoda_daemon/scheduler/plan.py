@@ -9,8 +9,7 @@ When blocks run out for a decode, the least deserving request gives up its row a
 blocks stay known, so what is not overwritten need not be computed again. A request is admitted only when every row could still grow by a
 block: whoever got a row runs for at least a block's worth of steps before anyone is preempted, so there is no thrash.
 
-The plan may be made while earlier ones are on their way: a token that is being sampled stands in it as LAST_SAMPLED. Not where a row's
-logits are shaped: what penalties, bans and min_tokens do depends on that token, so all wait for it as long as there is such a row.
+The plan may be made while earlier ones are on their way: a token that is being sampled stands in it as LAST_SAMPLED.
 """
 
 from __future__ import annotations
@@ -62,8 +61,6 @@ class _Draft:
 
 def plan(state: State, now_ms: float) -> StepPlan | None:
     """The next step, or None when nothing can be computed (before what is in flight lands)."""
-    if state.in_flight and state.rows.sampling.shaped:
-        return None
     if state.waiting:
         _make_way(state, now_ms)
     draft = _Draft(state.limits.token_budget, _decodes(state))
@@ -76,11 +73,8 @@ def plan(state: State, now_ms: float) -> StepPlan | None:
 
 
 def may_plan_ahead(state: State) -> bool:
-    """Whether to plan the next step while one is on its way: steps are short, nobody waits who could start in it, and no row's sampling
-    depends on a token that is not known yet."""
-    if state.waiting or state.rows.sampling.shaped:
-        return False
-    return state.step_cost.milliseconds(state.in_flight[-1].plan.tokens) < _WORTH_AHEAD_MS
+    """Whether to plan the next step while one is on its way: steps are short, and nobody waits who could start in it."""
+    return not state.waiting and state.step_cost.milliseconds(state.in_flight[-1].plan.tokens) < _WORTH_AHEAD_MS
 
 
 def _decodes(state: State) -> Ints:

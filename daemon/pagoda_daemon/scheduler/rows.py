@@ -60,7 +60,6 @@ class Rows:
 
     def vacate(self, row: int) -> None:
         self.live[row] = False
-        self.sampling.vacate(row)
         self.epoch[row] += 1
         # What has no request needs nothing: `need` is a plain difference.
         self.known[row] = self.computed[row] = self.fed[row] = self.target[row] = 0

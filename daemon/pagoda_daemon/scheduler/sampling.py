@@ -20,7 +20,7 @@ MAX_LOGPROBS = 20
 
 
 class SamplingTable:
-    """One entry per row. `shaped` counts the rows whose logits are changed."""
+    """One entry per row."""
 
     def __init__(self, rows: int) -> None:
         self.features = np.zeros(rows, np.uint8)
@@ -31,10 +31,9 @@ class SamplingTable:
         self.seed = np.zeros(rows, np.uint64)
         self.top_logprobs = np.full(rows, -1, np.int32)
         self.shaping: list[Shaping | None] = [None] * rows
-        self.shaped = 0
 
     def seat(self, row: int, sampling: Sampling, seed: int) -> None:
-        """`row` is free; everything of it is written."""
+        """Everything of `row` is written: nothing of the request that had it before is left."""
         self.temperature[row] = sampling.temperature
         self.top_p[row] = sampling.top_p
         self.top_k[row] = sampling.top_k
@@ -42,17 +41,12 @@ class SamplingTable:
         self.seed[row] = seed
         self.top_logprobs[row] = -1 if sampling.logprobs is None else sampling.logprobs
         self.shaping[row] = shaping_of(sampling)
-        self.shaped += self.shaping[row] is not None
         self.features[row] = (
             RANDOM * (sampling.temperature > 0)
             | SHAPED * (self.shaping[row] is not None)
             | SPOKEN * (sampling.logprobs is not None)
             | SCORED * (sampling.prompt_logprobs is not None)
         )
-
-    def vacate(self, row: int) -> None:
-        self.shaped -= self.shaping[row] is not None
-        self.shaping[row] = None
 
 
 def shaping_of(sampling: Sampling) -> Shaping | None:

@@ -22,6 +22,8 @@ from pagoda_daemon.scheduler.order import VirtualTokens, WaitingQueue
 from pagoda_daemon.scheduler.request import Request
 from pagoda_daemon.scheduler.rows import Rows
 
+_HABIT = 0.05
+
 
 @dataclass(frozen=True, slots=True)
 class Flight:
@@ -32,6 +34,18 @@ class Flight:
     epochs: Ints
     context: int
     planned_ms: float
+
+
+@dataclass(slots=True)
+class Habits:
+    """What answers were like when they ended: running averages of tokens generated and blocks held. The first guess is soon forgotten."""
+
+    generated: float = 64.0
+    blocks: float = 16.0
+
+    def observe(self, generated: int, blocks: int) -> None:
+        self.generated += _HABIT * (generated - self.generated)
+        self.blocks += _HABIT * (max(1, blocks) - self.blocks)
 
 
 @dataclass(slots=True)
@@ -61,6 +75,10 @@ class State:
         self.arrivals = 0
         self.totals = Totals()
         self.step_cost = StepCost()
+        self.habits = Habits()
+        self.present = 0
+        self.committed_blocks = 0
+        self.committed_bytes = 0
         self.in_flight: deque[Flight] = deque()
         self.landed_ms = 0.0
         self.draining = False
@@ -69,6 +87,10 @@ class State:
     @property
     def idle(self) -> bool:
         return not self.row_of and not self.waiting and not self.in_flight
+
+    @property
+    def preemptions(self) -> int:
+        return self.totals.preemptions
 
     def stats(self) -> Stats:
         pool, totals = self.kv.pool, self.totals
@@ -146,10 +168,22 @@ class State:
 
     def end(self, row: int) -> Request:
         """`unseat` for good."""
-        return self.leave(self.unseat(row))
+        blocks = int(self.kv.tables.counts[row])
+        request = self.leave(self.unseat(row))
+        self.habits.observe(request.generated, blocks)
+        return request
+
+    def enter(self, request: Request) -> None:
+        """`request` is admitted."""
+        self.present += 1
+        self.committed_blocks += request.blocks
+        self.committed_bytes += request.logprob_bytes
 
     def leave(self, request: Request) -> Request:
         """`request`, which neither waits nor runs any more, is over."""
+        self.present -= 1
+        self.committed_blocks -= request.blocks
+        self.committed_bytes -= request.logprob_bytes
         if request.group is not None:
             members = self.groups[request.group]
             members.remove(request.key)
@@ -186,7 +220,7 @@ class State:
         live = int(self.rows.live.sum())
         if live != len(self.row_of) or live + len(self._free_rows) != self.limits.max_concurrency or (self.idle and self.kv.pool.used):
             raise BrokenAccountsError(f"{live} rows live for {len(self.row_of)} requests, {self.stats()}")
-        if live + len(self.waiting) == 0 and self.groups:
-            raise BrokenAccountsError(f"groups without members: {self.groups}")
+        if live + len(self.waiting) == 0 and (self.groups or self.present or self.committed_blocks or self.committed_bytes):
+            raise BrokenAccountsError(f"nobody is here, yet {self.present} are, with {self.committed_blocks} blocks, groups {self.groups}")
         if np.any(self.rows.need()[~self.rows.live]):
             raise BrokenAccountsError("a row without a request needs tokens")

@@ -66,12 +66,12 @@ def test_when_blocks_run_out_the_latest_waits_at_the_head_and_loses_no_token() -
     d.submit("old", [1] * 5, 10)
     d.submit("new", [2] * 5, 6)
     d.submit("next", [3], 1)
-    while not d.state.totals.preemptions:
+    while not d.state.preemptions:
         d.step()
     assert "old" in d.state.row_of
     assert [request.key for request in d.state.waiting] == ["new", "next"]
     d.drain()
-    assert d.state.totals.preemptions == 1
+    assert d.state.preemptions == 1
     for name, prompt, count in (("old", [1] * 5, 10), ("new", [2] * 5, 6), ("next", [3], 1)):
         assert tuple(d.tokens[name]) == expected_tokens(prompt, count, VOCAB)
 
@@ -105,7 +105,7 @@ def test_who_is_admitted_has_room_for_its_prompt_and_the_next_token() -> None:
     d.submit("b", range(50, 58), 4)
     assert shape(d.step()) == [(0, 8, True)], "3 blocks are free and would hold b's prompt and next token, but not a's next one"
     d.drain()
-    assert d.state.totals.preemptions == 0
+    assert d.state.preemptions == 0
 
 
 def test_a_request_that_fills_the_whole_pool_runs() -> None:
@@ -259,3 +259,14 @@ def test_step_time_is_measured_with_the_injected_clock() -> None:
     assert step is not None
     commit(state, StepResult(step.rows, np.array([3], np.int32)), 1042.0)
     assert state.step_cost.predict(1) == 42
+
+
+def test_what_a_failed_row_computed_is_not_found_again() -> None:
+    d = drive(budget=64)
+    d.submit("bad", range(20), 5)
+    step = plan(d.state, 0.0)
+    assert step is not None
+    none = np.zeros(0, np.int32)
+    d.take(commit(d.state, StepResult(none, none, (RowError(0, "not finite"),)), 1.0))
+    d.submit("good", range(20), 5)
+    assert shape(d.step()) == [(0, 20, True)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from engine_drive import Drive
-from pagoda_daemon.batch import GREEDY, StepPlan, WorkerLimits
+from pagoda_daemon.batch import GREEDY, LAST_SAMPLED, StepPlan, WorkerLimits
 from pagoda_daemon.engine.messages import Sampling
 from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
-from pagoda_daemon.scheduler.plan import may_plan_ahead, plan
+from pagoda_daemon.scheduler.plan import plan
 from pagoda_daemon.scheduler.sampling import shaping_of
 from shaped_worker import ShapedWorker, shaped_tokens
 
@@ -148,23 +148,20 @@ def test_a_stop_id_comes_as_a_token_only_where_it_is_wanted(depth: int) -> None:
         assert all(len(output.logprobs) == len(output.token_ids) for output in d.outputs)
 
 
-def test_nothing_is_planned_ahead_as_long_as_a_row_is_shaped() -> None:
-    """Neither by a loop that asks before, nor by one that does not; a row that only draws or speaks runs ahead."""
-    requests = {"plain": Sampling(30), "shaped": Sampling(4, presence_penalty=1.0), "hot": Sampling(30, temperature=1.0, logprobs=1)}
-    streams, ahead = [], []
+def test_shaped_rows_run_one_step_ahead_like_all_others_and_get_the_same() -> None:
+    requests = {"plain": Sampling(30), "shaped": Sampling(30, presence_penalty=1.0), "hot": Sampling(30, temperature=1.0, logprobs=1)}
+    streams = []
     for depth in (1, 2):
         d = Drive(ShapedWorker(WorkerLimits(64, 4, VOCAB, 64)), depth=depth)
         for at, (name, sampling) in enumerate(requests.items()):
             d.submit(name, [at + 1, 7], sampling)
-        while not d.state.idle:
-            d.step(lambda _, d=d: ahead.append((d.state.rows.sampling.shaped, len(d.state.in_flight), may_plan_ahead(d.state))))
+        d.drain()
         streams.append(d.tokens)
+        unknown = [row.tokens[-1] == LAST_SAMPLED for step in d.plans for row in step.sampling.shaped]
+        assert unknown == [False] + [depth == 2] * 29
+        assert not any(LAST_SAMPLED in row.tokens[:-1] for step in d.plans for row in step.sampling.shaped)
     assert streams[0] == streams[1]
-    assert tuple(streams[0]["shaped"]) == shaped_tokens([2, 7], 4, VOCAB)
-    assert {flights for shaped, flights, _ in ahead if shaped} == {1}
-    assert {flights for shaped, flights, _ in ahead if not shaped} == {1, 2}
-    assert {may for shaped, _, may in ahead if shaped} == {False}
-    assert {may for shaped, _, may in ahead if not shaped} == {True}
+    assert tuple(streams[0]["shaped"]) == shaped_tokens([2, 7], 30, VOCAB)
 
 
 @pytest.mark.parametrize(
