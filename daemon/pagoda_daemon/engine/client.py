@@ -41,6 +41,14 @@ from pagoda_daemon.health import Replica
 log = structlog.get_logger()
 
 _MAX_IPC_PATH: Final = 107  # sun_path of a Unix socket, less its NUL
+# Compute threads that spin starve a 500 ms heartbeat on two cores. glibc gives every freed megabyte back to the kernel, on the device's
+# thread more eagerly than on the main one, and the next step faults it in page by page: with these, temporaries of up to 32 MiB (the most
+# that it takes) stay, and sampling 32 rows of 32k takes 0.7 instead of 2.2 ms of CPU greedily and 2.4 instead of 5.3 with a temperature.
+_ENGINE_ENV: Final = {
+    "GOMP_SPINCOUNT": "1000",
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
+    "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20),
+}
 _LAST_WORDS_S: Final = 0.5  # how long a dead engine's last message may still be under way
 
 
@@ -64,10 +72,10 @@ def start_engine(config_path: Path, addresses: Wires) -> subprocess.Popen[bytes]
     """Starts the engine by exec, in its own session so that Ctrl-C reaches the front alone.
 
     To be called from the main thread before zmq or gRPC exist: the engine's parent-death signal fires when the *thread* that
-    started it ends. GOMP_SPINCOUNT: compute threads that spin starve a 500 ms heartbeat on two cores.
+    started it ends.
     """
     argv = [sys.executable, "-P", "-m", "pagoda_daemon.engine", "--config", str(config_path)]
-    env = {"GOMP_SPINCOUNT": "1000", **os.environ}
+    env = {**_ENGINE_ENV, **os.environ}
     return subprocess.Popen([*argv, "--inbox", addresses.inbox, "--outbox", addresses.outbox], env=env, start_new_session=True)
 
 

@@ -38,13 +38,13 @@ class Sampler:
 
     def sample(self, logits: Tensor, sampling: SamplingRows, positions: Ints) -> Sampled:
         """`logits` [rows, vocab] are left as they are; the tokens will stand at `positions`."""
-        shaped = self._shaper.shape(logits, sampling.shaped) if sampling.shaped else logits
-        tokens, best = _greedy(shaped)
+        wide = self._shaper.shape(logits, sampling.shaped) if sampling.shaped else logits.float()
+        tokens, best = _greedy(wide)
         finite = np.isfinite(best)
         if sampling.random is not None:
             hot = np.flatnonzero(finite & (sampling.random.temperature >= _COLDEST))
             if hot.size:
-                tokens[hot] = _draw(shaped, sampling.random, positions, hot)
+                tokens[hot] = _draw(wide, sampling.random, positions, hot)
         wrong = np.flatnonzero(~finite).tolist()
         return Sampled(tokens, {row: NOTHING_LEFT if best[row] == -np.inf else NOT_FINITE for row in wrong})
 
@@ -52,14 +52,14 @@ class Sampler:
 def _greedy(logits: Tensor) -> tuple[Ints, Floats]:
     """The first largest of each row and its value: NaN where there is any, since both libraries hold a NaN to be the largest."""
     if logits.device.type == "cpu":
-        wide = logits.float().numpy()
-        tokens = wide.argmax(axis=-1)
-        return tokens.astype(np.int32), wide[np.arange(tokens.size), tokens]
+        array = logits.numpy()
+        tokens = array.argmax(axis=-1)
+        return tokens.astype(np.int32), array[np.arange(tokens.size), tokens]
     found = logits.argmax(dim=-1, keepdim=True)
-    return found[:, 0].cpu().numpy().astype(np.int32), logits.gather(1, found)[:, 0].float().cpu().numpy()
+    return found[:, 0].cpu().numpy().astype(np.int32), logits.gather(1, found)[:, 0].cpu().numpy()
 
 
 def _draw(logits: Tensor, rows: RandomRows, positions: Ints, hot: NDArray[np.intp]) -> Ints:
     if hot.size == positions.size:
-        return draw(logits.to(torch.float32, copy=True), rows, positions)
-    return draw(logits[torch.from_numpy(hot).to(logits.device)].float(), pick(rows, hot), positions[hot])
+        return draw(logits, rows, positions)
+    return draw(logits[torch.from_numpy(hot).to(logits.device)], pick(rows, hot), positions[hot])

@@ -172,6 +172,13 @@ def test_the_best_are_found_through_their_groups(width: int, dtype: torch.dtype)
     assert ids[inside].tolist() == wanted.indices[:, :70][inside].tolist()
 
 
+@pytest.mark.parametrize("count", [0, 1, 70])
+def test_the_best_are_found_where_each_is_in_a_group_of_its_own(count: int) -> None:
+    values, ids = best(torch.arange(1600.0, 0, -1).repeat(2, 1), count)
+    assert ids.tolist() == [list(range(count))] * 2
+    assert values.tolist() == [[1600.0 - at for at in range(count)]] * 2
+
+
 def test_equal_logits_share_their_fate() -> None:
     scores = torch.zeros(1, WIDTH)
     scores[0, :4] = 3.0
