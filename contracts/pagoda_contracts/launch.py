@@ -42,7 +42,7 @@ class EngineConfig(_Section):
     threads: int | None = Field(default=None, ge=1, description="Compute threads; the cores that the cgroup grants where absent.")
     quantization: Literal["fp8", "int8", "int4", "nvfp4"] | None = _later("Type of the weights' matrices.")
     deterministic: bool | None = Field(default=None, description="Same answer whatever else is in the batch, at the cost of speed.")
-    prefix_caching: bool | None = _later("Whether blocks of equal beginnings are shared.")
+    prefix_caching: bool | None = Field(default=None, description="Whether blocks of equal beginnings are shared; true where absent.")
     kv_dtype: Literal["bfloat16", "float8", "int8"] | None = _later("Type of keys and values.")
     kv_memory_fraction: float | None = _later("Share of the device's memory for weights and KV.")
     cpu_offload_bytes: int | None = _later("Host memory for evicted blocks, in bytes.")

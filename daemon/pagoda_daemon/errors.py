@@ -82,9 +82,13 @@ class NotReady(RequestError):
 
 
 class Overloaded(RequestError):
-    """As many requests, or bytes of them, as one replica holds; another one, or this one later, will take it."""
+    """As much as one replica holds, or promises to finish in time; another one, or this one after `retry_after_s`, will take it."""
 
     code = ERROR_OVERLOADED
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class RequestFailed(RequestError):

@@ -61,6 +61,8 @@ class DaemonCollector(Collector):
         yield self._counter(names.PROMPT_TOKENS, {(): counts.prompt_tokens})
         yield self._counter(names.GENERATION_TOKENS, {(): counts.generation_tokens})
         yield self._counter(names.PREEMPTIONS, {(): stats.preemptions})
+        yield self._counter(names.PREFIX_QUERIES, {(): stats.prompt_tokens})
+        yield self._counter(names.PREFIX_HITS, {(): stats.reused_tokens})
         yield self._counter(names.REQUEST_SUCCESS, {(reason,): count for reason, count in counts.finished.items()})
         first = HistogramMetricFamily(
             names.TIME_TO_FIRST_TOKEN.name, names.TIME_TO_FIRST_TOKEN.help, labels=names.TIME_TO_FIRST_TOKEN.labels

@@ -6,6 +6,7 @@ the request; false where generation began and a blind retry would pay twice.
 
 from __future__ import annotations
 
+import math
 from typing import Final, NamedTuple
 
 import msgspec
@@ -73,7 +74,7 @@ def response_of(error: DaemonError) -> Response:
     if known.retry is not None:
         headers[HEADER_SHOULD_RETRY] = "true" if known.retry else "false"
     if known.retry:
-        headers[HEADER_RETRY_AFTER] = RETRY_AFTER_S
+        headers[HEADER_RETRY_AFTER] = str(math.ceil(error.retry_after_s)) if isinstance(error, Overloaded) else RETRY_AFTER_S
     return Response(msgspec.json.encode(body_of(error)), status, headers, JSON)
 
 

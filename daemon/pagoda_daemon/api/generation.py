@@ -15,8 +15,8 @@ from pagoda_daemon.api.replies import Usage
 from pagoda_daemon.api.requests import ChatRequest, GenerationRequest
 from pagoda_daemon.api.sampling import Wished, sampling_of
 from pagoda_daemon.engine.client import EngineClient
-from pagoda_daemon.engine.messages import Ready, RowOutput, Sampling, Submit, TokenLogprob
-from pagoda_daemon.errors import BadRequest, DaemonError, RequestFailed
+from pagoda_daemon.engine.messages import Ready, Refusal, RowOutput, Sampling, Submit, TokenLogprob
+from pagoda_daemon.errors import BadRequest, DaemonError, Draining, Overloaded, RequestFailed
 from pagoda_daemon.metrics import Counts
 from pagoda_daemon.tokens import ModelText, StopMatcher
 
@@ -154,5 +154,14 @@ def _joined(first: Piece, then: Piece) -> Piece:
 def _checked_reason(row: RowOutput) -> str | None:
     if row.finish_reason is None or row.finish_reason in _FINISHED:
         return row.finish_reason
+    if row.refusal is not None:
+        raise _refused(row.refusal)
     why = row.error or f"the engine ended this request: {row.finish_reason}"
     raise RequestFailed(f"{why} (request {row.request_id})")
+
+
+def _refused(refusal: Refusal) -> DaemonError:
+    """Nothing was generated: another replica may take it."""
+    if refusal.reason == "draining":
+        return Draining(refusal.message)
+    return Overloaded(f"{refusal.reason}: {refusal.message}", refusal.retry_after_s)
