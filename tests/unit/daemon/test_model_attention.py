@@ -30,7 +30,6 @@ ROWS = [(1, 1), (70, 1), (71, 1), (300, 1), (12, 12), (90, 17), (64, 2), (33, 1)
 def step(rows: list[tuple[int, int]], block_size: int) -> StepPlan:
     widest = max(-(-length // block_size) for length, _ in rows)
     blocks = np.random.default_rng(0).permutation(len(rows) * widest).astype(np.int32).reshape(len(rows), widest)
-    zeros = np.zeros(len(rows), np.int32)
     positions = np.concatenate([np.arange(length - fed, length) for length, fed in rows]).astype(np.int32)
     return StepPlan(
         step=0,
@@ -40,10 +39,6 @@ def step(rows: list[tuple[int, int]], block_size: int) -> StepPlan:
         positions=positions,
         block_tables=blocks,
         sample=np.ones(len(rows), np.bool_),
-        temperature=zeros.astype(np.float32),
-        top_p=zeros.astype(np.float32),
-        top_k=zeros,
-        seeds=zeros.astype(np.uint64),
     )
 
 

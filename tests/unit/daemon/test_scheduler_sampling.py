@@ -135,6 +135,15 @@ def test_each_of_n_answers_has_its_log_probabilities_and_the_first_the_prompts_s
     assert sum(step.tokens for step in d.plans) == 10 + 2 + 3 * 5, "the prompt is computed once, its last token once an answer"
 
 
+def test_a_further_answer_that_outlives_the_first_does_not_score_the_prompt_again() -> None:
+    d = drive(token_budget=32)
+    d.submit("a", range(10), Sampling(1, prompt_logprobs=0), n=3)
+    d.drain()
+    assert [sum(len(output.prompt_logprobs) for output in d.outputs if output.index == index) for index in range(3)] == [9, 0, 0]
+    assert d.tokens["a"] == d.tokens["a/1"] == d.tokens["a/2"]
+    assert sum(step.tokens for step in d.plans) < 2 * 10, "what the first left behind is known"
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_stop_id_comes_as_a_token_only_where_it_is_wanted(depth: int) -> None:
     stream = expected_tokens([1, 2], 8, VOCAB)
