@@ -97,17 +97,29 @@ def test_each_prompt_token_but_the_first_is_scored_once_however_the_prompt_is_cu
     assert [(entry.logprob, entry.rank, entry.top) for entry in said] == [(0.0, 1, ())] * 3
 
 
-def test_a_preempted_prompt_is_not_scored_again_and_reuses_what_it_left() -> None:
+def test_a_preempted_prompt_is_not_scored_again() -> None:
+    d = drive(blocks=8, max_concurrency=4, token_budget=64)
+    for i in range(4):
+        d.submit(f"r{i}", [i + 1] * 5, Sampling(12, prompt_logprobs=0))
+    d.drain()
+    assert d.state.totals.preemptions > 0
+    assert [sum(prompt_scores(d, f"r{i}")) for i in range(4)] == [4] * 4
+
+
+@pytest.mark.parametrize(("steps", "computed_again"), [(1, True), (4, False)])
+def test_a_preempted_request_uses_its_prompt_again_once_all_of_it_is_scored(steps: int, computed_again: bool) -> None:
     computed = []
     for scores in (0, None):
-        d = drive(blocks=8, max_concurrency=4, token_budget=64)
-        for i in range(4):
-            d.submit(f"r{i}", [i + 1] * 5, Sampling(12, prompt_logprobs=scores))
+        d = drive(max_concurrency=1, token_budget=16)
+        d.submit("slow", range(20), Sampling(12, prompt_logprobs=scores), tier="batch")
+        for _ in range(steps):
+            d.step()
+        d.submit("urgent", [1, 2], 2)
         d.drain()
-        assert d.state.totals.preemptions > 0
-        assert [sum(prompt_scores(d, f"r{i}")) for i in range(4)] == [4 * (scores is not None)] * 4
+        assert d.state.totals.preemptions == 1
+        assert sum(prompt_scores(d, "slow")) == (0 if scores is None else 19)
         computed.append(sum(step.tokens for step in d.plans))
-    assert computed[0] == computed[1]
+    assert computed[0] - computed[1] == 16 * computed_again
 
 
 def test_a_prompt_that_is_known_is_computed_again_where_its_scores_are_wanted() -> None:
