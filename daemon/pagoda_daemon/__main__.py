@@ -1,4 +1,5 @@
-"""Door of `pagoda-daemon`: command line → settings → engine process → front. Maps errors to exit codes, decides nothing else.
+"""Door of `pagoda-daemon`: command line → settings → engine process → front, or the simulator. Maps errors to exit codes, decides
+nothing else.
 
 Exit codes: 0 drained; 1 the engine died; 78 no restart can cure it, and the reason is in the termination message.
 """
@@ -23,6 +24,9 @@ def main() -> None:
     """Runs until drained."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # as process 1 of a container, the default is to ignore it
     _log_to_stdout()
+    if sys.argv[1:2] == ["simulate"]:
+        _simulate(sys.argv[2:])
+        return
     try:
         from pagoda_daemon import settings
         from pagoda_daemon.api import front
@@ -37,6 +41,14 @@ def main() -> None:
     except DaemonError as error:
         log.error("stopped", reason=type(error).__name__, message=str(error))
         sys.exit(1)
+
+
+def _simulate(argv: list[str]) -> None:
+    try:
+        from pagoda_daemon.simulate.__main__ import main as simulate
+    except ModuleNotFoundError as missing:
+        sys.exit(f"pagoda-daemon simulate: module {missing.name!r} is missing; install it with: pip install 'pagoda[daemon]'")
+    simulate(argv)
 
 
 def _log_to_stdout() -> None:

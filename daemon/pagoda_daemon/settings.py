@@ -56,7 +56,11 @@ def resolve(argv: Sequence[str]) -> Settings:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="pagoda-daemon", description="Serves one large language model over the OpenAI API.")
+    parser = argparse.ArgumentParser(
+        prog="pagoda-daemon",
+        description="Serves one large language model over the OpenAI API.",
+        epilog="`pagoda-daemon simulate --help`: a trace through the scheduler on a simulated device, without a model.",
+    )
     parser.add_argument("--version", action="version", version=f"pagoda-daemon {VERSION}")
     default = Path(DAEMON_CONFIG_DIR) / DAEMON_CONFIG_KEY
     parser.add_argument("--config", type=Path, default=default, help="DaemonConfig as JSON (default: %(default)s)")

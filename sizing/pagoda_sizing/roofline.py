@@ -70,6 +70,35 @@ def prefill_work(model: Model, demand: Demand, prompt: int, degree: int = 1) -> 
     )
 
 
+@dataclass(frozen=True)
+class Step:
+    """A step of a continuous batch: `tokens` computed, `sampled` of them answered by the head; `read` tokens of KV looked back at, each
+    row's once; `pairs` of query and key where prompts are computed."""
+
+    tokens: int
+    sampled: int
+    read: int
+    pairs: int
+
+
+def mixed_work(model: Model, demand: Demand, step: Step, degree: int = 1) -> Work:
+    """Decodes and chunks of prompts in one step. Windows are the caller's to apply to `read` and `pairs`."""
+    head = _head(model)
+    linear = 2.0 * step.tokens * (_active_parameters(model) - head) + 2.0 * step.sampled * head
+    per_pair = 2.0 * model.attention.heads * (model.attention.query_dim + model.attention.value_dim) * model.layers
+    per_token = (
+        model.kv_bytes_per_token(demand.kv_dtype)
+        * kv_bytes_per_rank(model, demand, degree)
+        / model.kv_bytes(demand.context, demand.kv_dtype)
+    )
+    return Work(
+        weight_bytes=_read_bytes(model, demand.quantisation, step.tokens) / degree,
+        flops=(linear + per_pair * step.pairs) / degree,
+        kv_bytes=step.read * per_token,
+        link_bytes=_all_reduced(model, step.tokens, degree),
+    )
+
+
 def seconds(work: Work, device: Device, quantisation: str, efficiency: Efficiency = NOMINAL) -> float:
     """A step's time on a device at the rate of its weight format."""
     rate = device.rate(weight_format(quantisation).rate)

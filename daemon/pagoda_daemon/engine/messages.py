@@ -123,7 +123,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class RowOutput(msgspec.Struct, frozen=True):
+class RowOutput(msgspec.Struct, frozen=True, gc=False):
     """New tokens of answer `index` of a request. `finish_reason` "stop" (a stop id, included only by `deliver_stop`), "length", "abort",
     "error", or "refused" with `refusal`, which ends every answer of it.
 

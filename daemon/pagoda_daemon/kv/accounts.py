@@ -46,7 +46,9 @@ class Chain:
         full = tokens.size // self._block_size
         if full > len(self.names):
             fresh = tokens[len(self.names) * self._block_size : full * self._block_size]
-            self.names += packed_hashes(self.names[-1] if self.names else self.root, fresh.astype("<u4").tobytes(), self._block_size)
+            self.names += packed_hashes(
+                self.names[-1] if self.names else self.root, fresh.astype("<i4", copy=False).tobytes(), self._block_size
+            )
 
     def parent(self, block: int) -> bytes:
         """The name before block number `block`."""
@@ -133,13 +135,15 @@ class KvAccounts:
         if chain is None:
             return
         chain.extend(tokens)
-        size, first, last = self.block_size, int(self._named[row]), tokens.size // self.block_size
-        for number, block in enumerate(self.tables.blocks(row, first, last), max(first, int(self.tables.gone[row]))):
-            known = self.index.add(block, chain.parent(number), chain.names[number], tokens[number * size : (number + 1) * size])
-            if known == block:
-                self.pool.keep(block)
-            else:
-                self.tables.swap(row, number, known)
+        size, last = self.block_size, tokens.size // self.block_size
+        first = max(int(self._named[row]), int(self.tables.gone[row]))
+        if first < last:
+            blocks = self.tables.blocks(row, first, last)
+            content = tokens[first * size : last * size].reshape(-1, size)
+            for number, known in self.index.add_full(blocks, chain.parent(first), chain.names[first:last], content):
+                self.tables.swap(row, first + number, known)
+                blocks[number] = known
+            self.pool.keep(blocks)
         self._named[row] = last
 
     def close(self, row: int, tokens: Ints) -> None:
@@ -164,8 +168,8 @@ class KvAccounts:
         full, rest = divmod(tokens.size, self.block_size)
         for block in self.tables.blocks(row, full, full + 1) if rest else ():
             if block not in self.index:
-                self.index.add(block, chain.parent(full), None, tokens[full * self.block_size :])
-                self.pool.keep(block)
+                self.index.add_part(block, chain.parent(full), tokens[full * self.block_size :])
+                self.pool.keep((block,))
 
     def reset(self) -> None:
         """Forget every beginning that no row holds."""

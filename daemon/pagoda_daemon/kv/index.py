@@ -71,19 +71,35 @@ class PrefixIndex:
         count = int(common[best])
         return (int(latest[best]), count) if count >= min(_LEAST_SHARE, self.block_size) else (0, 0)
 
-    def add(self, block: int, parent: bytes, name: bytes | None, tokens: Ints) -> int:
-        """Make `block`, which holds `tokens` after the chain that ends in `parent`, known. Returns the block that has this content:
-        another one where two requests computed the same beginning at the same time."""
-        if name is not None:
-            known = self._block_of.setdefault(name, block)
-            if known != block:
-                return known
-        self._name[block] = name
+    def add_full(self, blocks: Sequence[int], parent: bytes, names: Sequence[bytes], tokens: Ints) -> list[tuple[int, int]]:
+        """Make full `blocks`, a chain after `parent`, known; `tokens` has a row for each. Returns, by their place, the blocks that have
+        such content already: two requests computed the same beginning at the same time."""
+        block_of, children = self._block_of, self._children
+        twins = []
+        for place, (block, name) in enumerate(zip(blocks, names, strict=True)):
+            known = block_of.setdefault(name, block)
+            if known == block:
+                self._name[block] = name
+                self._parent[block] = parent
+                siblings = children.get(parent)
+                if siblings is None:
+                    children[parent] = {block: None}
+                else:
+                    siblings[block] = None
+            else:
+                twins.append((place, known))
+            parent = name
+        # A twin's own block gets the content too: it is free in a moment, and nobody looks at it.
+        self._tokens[blocks] = tokens
+        self._fill[blocks] = self.block_size
+        return twins
+
+    def add_part(self, block: int, parent: bytes, tokens: Ints) -> None:
+        """Make `block`, which holds less than it could, known as a child of `parent`."""
         self._parent[block] = parent
         self._children.setdefault(parent, {})[block] = None
         self._tokens[block, : tokens.size] = tokens
         self._fill[block] = tokens.size
-        return block
 
     def forget(self, block: int) -> None:
         """`block` is taken for other content."""

@@ -51,14 +51,15 @@ class BlockPool:
         has asked `free` before."""
         if count > self._free:
             raise BrokenAccountsError(f"{count} blocks taken, {self._free} are free")
-        following, refs, head = self._next, self._refs, self.total
+        following, refs, is_kept, head = self._next, self._refs, self._is_kept, self.total
         taken = []
         block = following[head]
         for _ in range(count):
             taken.append(block)
             refs[block] = 1
-            if self._is_kept[block]:
-                self.forget(block)
+            if is_kept[block]:
+                is_kept[block] = 0
+                self.kept -= 1
                 self._evict(block)
             block = following[block]
         following[head] = block
@@ -85,12 +86,13 @@ class BlockPool:
             if left == 0:
                 self._link(block, self._prev[self.total] if is_kept[block] else self.total)
 
-    def keep(self, block: int) -> None:
-        """`block`, which is in use, holds content that may be wanted again."""
-        if not self._refs[block]:
-            raise BrokenAccountsError(f"free block {block} is to be kept")
-        self.kept += not self._is_kept[block]
-        self._is_kept[block] = 1
+    def keep(self, blocks: Iterable[int]) -> None:
+        """`blocks`, which are in use, hold content that may be wanted again."""
+        for block in blocks:
+            if not self._refs[block]:
+                raise BrokenAccountsError(f"free block {block} is to be kept")
+            self.kept += not self._is_kept[block]
+            self._is_kept[block] = 1
 
     def forget(self, block: int) -> None:
         """The content of `block` is wanted no more."""

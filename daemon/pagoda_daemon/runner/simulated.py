@@ -28,10 +28,15 @@ _LAST_SHIFT = np.uint64(31)
 
 def next_token(tokens: NDArray[np.integer], vocab_size: int) -> int:
     """The token that follows `tokens`; depends on each of them and on its place."""
-    mixed = (np.arange(1, tokens.size + 1, dtype=np.uint64) << np.uint64(32)) + tokens.astype(np.uint64)
+    return int(mixed(np.arange(tokens.size), tokens).sum(dtype=np.uint64) % np.uint64(vocab_size))
+
+
+def mixed(positions: NDArray[np.integer], tokens: NDArray[np.integer]) -> NDArray[np.uint64]:
+    """A number for each token at its position; their sum names a context."""
+    bits = ((positions.astype(np.uint64) + np.uint64(1)) << np.uint64(32)) + tokens.astype(np.uint64)
     for shift, factor in _ROUNDS:
-        mixed = (mixed ^ (mixed >> shift)) * factor
-    return int((mixed ^ (mixed >> _LAST_SHIFT)).sum(dtype=np.uint64) % np.uint64(vocab_size))
+        bits = (bits ^ (bits >> shift)) * factor
+    return bits ^ (bits >> _LAST_SHIFT)
 
 
 def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int) -> tuple[int, ...]:
@@ -77,7 +82,7 @@ class SimulatedWorker:
         tokens = [self._after(plan.block_tables[i], int(plan.lengths[i])) for i in sampling]
         if self._step_ms:
             self._pause(self._step_ms / 1000)
-        result = _result(plan, np.asarray(tokens, np.int32))
+        result = result_of(plan, np.asarray(tokens, np.int32))
         self._feedback.note(result.rows, result.token_ids)
         return result
 
@@ -89,7 +94,7 @@ class SimulatedWorker:
         return next_token(self._kv[blocks].reshape(-1)[:length], self.limits.vocab_size)
 
 
-def _result(plan: StepPlan, tokens: Ints) -> StepResult:
+def result_of(plan: StepPlan, tokens: Ints) -> StepResult:
     """Log-probabilities where they are asked for: an answer is certain (0), a prompt was never likely (-9999)."""
     rows, top, scored = plan.rows[plan.sample], plan.sampling.top_logprobs, plan.sampling.scored
     said = None if top is None else _certain(rows[top >= 0], tokens[top >= 0], top[top >= 0], 0.0)

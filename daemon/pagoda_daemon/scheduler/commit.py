@@ -7,6 +7,7 @@ known by its epoch: what was computed for it is dropped.
 from __future__ import annotations
 
 import numpy as np
+from msgspec.structs import replace
 
 from pagoda_daemon.batch import Bools, Ints, StepResult
 from pagoda_daemon.engine.messages import RowOutput
@@ -84,18 +85,16 @@ def _tokens(state: State, result: StepResult, sampled: Ints) -> Ints:
 
 def _advance(state: State, sampled: Ints, tokens: Ints) -> list[RowOutput]:
     """Append each row's token, and end the rows for which it was the last."""
-    rows, requests = state.rows, state.requests
+    rows, names = state.rows, state.names
     stopped = _stops(state, sampled, tokens)
     known = rows.known[sampled]
     rows.tokens[sampled, known] = tokens
     rows.known[sampled] = known + ~stopped
     state.virtual.charge_outputs(rows.tenant[sampled])
     ended = stopped | (known + 1 >= rows.last[sampled])
-    outputs = [
-        RowOutput(request.request_id, (token,), None, None, request.index)
-        for row, token in zip(sampled.tolist(), tokens.tolist(), strict=True)
-        if (request := requests[row]) is not None
-    ]
+    outputs = [RowOutput(names[row], (token,)) for row, token in zip(sampled.tolist(), tokens.tolist(), strict=True)]
+    if state.groups:
+        outputs = [replace(o, index=state.request(row).index) for o, row in zip(outputs, sampled.tolist(), strict=True)]
     for place in np.flatnonzero(ended).tolist():
         row = int(sampled[place])
         outputs[place] = _last(state, row, int(tokens[place]), stopped=bool(stopped[place]))

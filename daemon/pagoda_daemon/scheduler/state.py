@@ -66,6 +66,7 @@ class State:
         self.kv = KvAccounts(limits.worker, limits.max_concurrency, caching=limits.prefix_caching)
         self.rows = Rows(limits)
         self.requests: list[Request | None] = [None] * limits.max_concurrency
+        self.names: list[str] = [""] * limits.max_concurrency
         self.row_of: dict[str, int] = {}
         self.virtual = VirtualTokens()
         self.waiting = WaitingQueue(self.virtual)
@@ -119,6 +120,7 @@ class State:
         row = self._free_rows.pop()
         self.rows.seat(row, request)
         self.requests[row] = request
+        self.names[row] = request.request_id
         self.row_of[request.key] = row
         source = self.sibling(request)
         if source is None:

@@ -61,7 +61,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def keep(self, data: st.DataObject) -> None:
         block = data.draw(st.sampled_from(sorted(self.in_use())))
-        self.pool.keep(block)
+        self.pool.keep([block])
         self.kept.add(block)
 
     @precondition(lambda self: self.held)
