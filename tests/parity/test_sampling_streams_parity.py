@@ -89,9 +89,25 @@ def test_every_kind_of_sampling_is_the_same_alone_together_chunked_and_preempted
     roomy, tight = load(directory), load(directory, kv_bytes=256 * TOKEN_BYTES)
     alone = streams(roomy, max_concurrency=1)
     assert streams(roomy, max_concurrency=12) == alone
+    assert streams(roomy, max_concurrency=12, depth=2, token_budget=32) == alone
     assert streams(roomy, token_budget=16, max_concurrency=12) == alone
     assert streams(tight, preempts=True, max_concurrency=12) == alone
-    assert streams(roomy, depth=2, max_concurrency=12) == alone
+    assert streams(tight, preempts=True, max_concurrency=12, depth=2) == alone
+
+
+def test_a_cached_beginning_changes_neither_tokens_nor_prompt_scores(model: tuple[Path, PreTrainedModel]) -> None:
+    directory, _ = model
+    drive = Drive(load(directory), depth=2)
+    for turn in "ab":
+        for i, prompt in enumerate(prompts(6)):
+            drive.submit(f"{turn}{i}", prompt, Sampling(COUNT, **MIXED[i]))
+        drive.drain()
+    assert drive.state.stats().reused_tokens > 0
+    scores = {name: [e for o in drive.outputs if o.request_id == name for e in o.prompt_logprobs] for name in ("a2", "b2")}
+    assert [entry.rank for entry in scores["a2"]] == [entry.rank for entry in scores["b2"]]
+    assert len(scores["b2"]) == len(prompts(6)[2]) - 1
+    for i in range(6):
+        assert drive.tokens[f"a{i}"] == drive.tokens[f"b{i}"]
 
 
 def test_draws_and_log_probabilities_are_the_same_one_step_ahead(model: tuple[Path, PreTrainedModel]) -> None:

@@ -22,7 +22,7 @@ from pagoda_daemon.model.loader import load_tensors
 from pagoda_daemon.model.weights import allocate, destinations, weight_bytes
 from pagoda_daemon.runner.answer import answer, wanted_logits
 from pagoda_daemon.runner.feedback import Feedback
-from pagoda_daemon.runner.fixed import passes
+from pagoda_daemon.runner.fixed import pass_size, passes
 from pagoda_daemon.runner.host import Host
 from pagoda_daemon.runner.kv_size import kv_shape, needs
 from pagoda_daemon.runner.sampler import Sampler
@@ -78,7 +78,7 @@ class TorchWorker:
         if not self._deterministic:
             return self._forward(plan, wanted)
         found = torch.empty(wanted.size, self.limits.vocab_size, dtype=self._kv.data.dtype)
-        for cut, places, taken in passes(plan, wanted, self.limits.blocks_total):
+        for cut, places, taken in passes(plan, wanted, pass_size(self._model.spec), self.limits.blocks_total):
             found[places] = self._forward(cut, wanted_logits(cut))[taken]
         return found
 
