@@ -164,7 +164,10 @@ class PoisonBehind:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A way to serve the same requests that must not change a token; `happened` proves that it was this way."""
+    """A way to serve the same requests that must not change a token; `happened` proves that it was this way.
+
+    `submit` may serve other requests first (to fill a cache) or make several of one, as long as r0, r1, … answer the cases.
+    """
 
     happened: Callable[[Drive], bool]
     drive: dict[str, int] = field(default_factory=dict)
