@@ -56,6 +56,11 @@ def packed_hashes(parent: bytes, packed: bytes, block_size: int) -> list[bytes]:
     return list(_chain(parent, (packed[at : at + piece] for at in range(0, len(packed) - piece + 1, piece))))
 
 
+def next_hash(parent: bytes, piece: bytes) -> bytes:
+    """The link after `parent`: one block's tokens, packed as for `packed_hashes`."""
+    return _hash(parent + piece)
+
+
 def text_hashes(scope: Scope, text: str, most: int = MAX_TEXT_HASHES) -> list[bytes]:
     """One hash per full chunk of the normalised text, at most so many from the beginning."""
     data = normalise(text).encode("utf-8", errors="replace")

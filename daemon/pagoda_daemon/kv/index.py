@@ -36,7 +36,7 @@ class PrefixIndex:
         self._block_of: dict[bytes, int] = {}
         self._name: list[bytes | None] = [None] * total
         self._parent: list[bytes | None] = [None] * total
-        self._children: dict[bytes, dict[int, None]] = {}
+        self._children: dict[bytes, int | dict[int, None]] = {}
         # Pages of zeros cost nothing until a block is registered.
         self._tokens = np.zeros((total, block_size), np.int32)
         self._fill = np.zeros(total, np.int32)
@@ -62,42 +62,49 @@ class PrefixIndex:
 
     def _nearest_child(self, parent: bytes, wanted: Ints) -> tuple[int, int]:
         children = self._children.get(parent)
-        if not children or wanted.size < min(_LEAST_SHARE, self.block_size):
+        if children is None or wanted.size < min(_LEAST_SHARE, self.block_size):
             return 0, 0
-        latest = np.fromiter(islice(reversed(children), _LOOK_AT), np.int64)
+        latest = np.fromiter(islice(reversed(children), _LOOK_AT) if isinstance(children, dict) else (children,), np.int64)
         same = np.logical_and.accumulate(self._tokens[latest, : wanted.size] == wanted, axis=1).sum(axis=1)
         common = np.minimum(same, self._fill[latest])
         best = int(common.argmax())
         count = int(common[best])
         return (int(latest[best]), count) if count >= min(_LEAST_SHARE, self.block_size) else (0, 0)
 
-    def add_full(self, blocks: Sequence[int], parent: bytes, names: Sequence[bytes], tokens: Ints) -> list[tuple[int, int]]:
-        """Make full `blocks`, a chain after `parent`, known; `tokens` has a row for each. Returns, by their place, the blocks that have
-        such content already: two requests computed the same beginning at the same time."""
-        block_of, children = self._block_of, self._children
-        twins = []
-        for place, (block, name) in enumerate(zip(blocks, names, strict=True)):
-            known = block_of.setdefault(name, block)
-            if known == block:
-                self._name[block] = name
-                self._parent[block] = parent
-                siblings = children.get(parent)
-                if siblings is None:
-                    children[parent] = {block: None}
-                else:
-                    siblings[block] = None
-            else:
-                twins.append((place, known))
-            parent = name
-        # A twin's own block gets the content too: it is free in a moment, and nobody looks at it.
+    def hold_content(self, blocks: Sequence[int], tokens: Ints) -> None:
+        """Full `blocks` hold `tokens`, a row for each. Means nothing for a block that is not added then."""
         self._tokens[blocks] = tokens
         self._fill[blocks] = self.block_size
-        return twins
+
+    def add(self, block: int, parent: bytes, name: bytes) -> int:
+        """Make the full `block`, whose content is told, known as `name` after `parent`. Returns the block that has this content: another
+        one where two requests computed the same beginning at the same time."""
+        known = self._block_of.setdefault(name, block)
+        if known == block:
+            self._name[block] = name
+            self._join(block, parent)
+        return known
+
+    def _join(self, block: int, parent: bytes) -> None:
+        """Most blocks are only children: they need no dict of their own, which would be 200 bytes and work for the garbage collector."""
+        self._parent[block] = parent
+        siblings = self._children.setdefault(parent, block)
+        if isinstance(siblings, dict):
+            siblings[block] = None
+        elif siblings != block:
+            self._children[parent] = {siblings: None, block: None}
+
+    def _part(self, block: int, parent: bytes) -> None:
+        siblings = self._children[parent]
+        if isinstance(siblings, dict):
+            del siblings[block]
+            if siblings:
+                return
+        del self._children[parent]
 
     def add_part(self, block: int, parent: bytes, tokens: Ints) -> None:
         """Make `block`, which holds less than it could, known as a child of `parent`."""
-        self._parent[block] = parent
-        self._children.setdefault(parent, {})[block] = None
+        self._join(block, parent)
         self._tokens[block, : tokens.size] = tokens
         self._fill[block] = tokens.size
 
@@ -107,8 +114,5 @@ class PrefixIndex:
         if name is not None:
             del self._block_of[name]
         if parent is not None:
-            children = self._children[parent]
-            del children[block]
-            if not children:
-                del self._children[parent]
+            self._part(block, parent)
         self._name[block] = self._parent[block] = None

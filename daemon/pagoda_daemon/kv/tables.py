@@ -36,6 +36,11 @@ class BlockTables:
         held: list[int] = self._table[row, first:last].tolist()
         return held
 
+    def at(self, rows: Ints, numbers: Ints) -> Ints:
+        """Block number `numbers[i]` of each of `rows`."""
+        found: Ints = self._table[rows, numbers]
+        return found
+
     def grow(self, row: int, tokens: int) -> bool:
         """Take what `row` lacks to hold `tokens`; False, and nothing taken, when too few blocks are free."""
         count = -(-tokens // self.block_size) - int(self.counts[row])

@@ -40,7 +40,7 @@ def refusal(submit: Submit, limits: Limits) -> str | None:
     worker, prompt, wanted = limits.worker, len(submit.prompt), submit.sampling.max_tokens
     if prompt < 1 or wanted < 1:
         return f"a prompt of {prompt} tokens with max_tokens {wanted}: both must be at least 1"
-    if min(submit.prompt) < 0 or max(submit.prompt) >= worker.vocab_size:
+    if not _within(submit.prompt, worker.vocab_size):
         return f"token ids from {min(submit.prompt)} to {max(submit.prompt)}: accepted are 0 to {worker.vocab_size - 1}"
     if prompt + wanted > worker.max_model_len:
         return f"{prompt} prompt tokens and max_tokens {wanted} exceed the context of {worker.max_model_len}"
@@ -48,6 +48,15 @@ def refusal(submit: Submit, limits: Limits) -> str | None:
     if needed > worker.blocks_total:
         return f"{prompt} prompt tokens and max_tokens {wanted} need {needed} blocks, the whole pool has {worker.blocks_total}"
     return _odd(submit) or sampling_refusal(submit.sampling, worker.vocab_size)
+
+
+def _within(ids: tuple[int, ...], vocab_size: int) -> bool:
+    """Arrays compare 512 ids in a third of the time."""
+    try:
+        array = np.fromiter(ids, np.int64, len(ids))
+    except OverflowError:
+        return False
+    return bool(array.min() >= 0 and array.max() < vocab_size)
 
 
 def _odd(submit: Submit) -> str | None:
@@ -85,8 +94,8 @@ def submit(state: State, message: Submit, arrival: Arrival) -> RowOutput | None:
 def _requests(state: State, message: Submit, arrival: Arrival) -> list[Request]:
     """One for each answer; they share everything but the seed, and the first alone has the prompt's scores."""
     limits, sampling = state.limits, message.sampling
-    twin = structs.replace(sampling, prompt_logprobs=None)
-    prompt = np.asarray(message.prompt, np.int32)
+    twin = structs.replace(sampling, prompt_logprobs=None) if message.n > 1 else sampling
+    prompt = np.fromiter(message.prompt, np.int32, len(message.prompt))
     chain = Chain.of(Scope(message.cache_salt or message.tenant, limits.model, message.adapter), limits.worker.block_size)
     seed = arrival.seed if sampling.seed is None else sampling.seed
     slot = state.virtual.slot(message.tenant, message.weight)
