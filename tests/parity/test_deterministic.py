@@ -125,7 +125,7 @@ def _prompt(count: int) -> StepPlan:
 @pytest.mark.parametrize("count", [1, 16, 17, 40])
 def test_every_pass_has_one_shape_and_each_token_is_in_one(count: int, size: int) -> None:
     plan = _prompt(count)
-    cut = list(passes(plan, wanted_logits(plan), size, spare_block=99))
+    cut = list(passes(plan, wanted_logits(plan), 99, size))
     assert {part.plan.tokens for part in cut} == {size}
     fed = np.concatenate([part.plan.token_ids for part in cut])
     assert fed[:count].tolist() == plan.token_ids.tolist()

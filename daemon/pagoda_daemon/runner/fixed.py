@@ -35,7 +35,7 @@ class Pass(NamedTuple):
     taken: NDArray[np.intp]
 
 
-def passes(plan: StepPlan, wanted: NDArray[np.int64], size: int, spare_block: int) -> Iterator[Pass]:
+def passes(plan: StepPlan, wanted: NDArray[np.int64], spare_block: int, size: int) -> Iterator[Pass]:
     """`plan` cut into passes, in order of its tokens: a row's earlier tokens are written before its later ones look. `wanted` are the flat
     indexes of the tokens whose logits are asked for."""
     row_of = np.repeat(np.arange(plan.rows.size), np.diff(plan.starts))

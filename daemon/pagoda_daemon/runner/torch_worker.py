@@ -78,7 +78,7 @@ class TorchWorker:
         if not self._deterministic:
             return self._forward(plan, wanted)
         found = torch.empty(wanted.size, self.limits.vocab_size, dtype=self._kv.data.dtype)
-        for cut, places, taken in passes(plan, wanted, pass_size(self._model.spec), self.limits.blocks_total):
+        for cut, places, taken in passes(plan, wanted, self.limits.blocks_total, pass_size(self._model.spec)):
             found[places] = self._forward(cut, wanted_logits(cut))[taken]
         return found
 
