@@ -43,7 +43,7 @@ def load(requests: int, rows: int) -> dict[str, Any]:
     pace = Pace(parse_model(config), find("h100"), config["vocab_size"])
     worker = VirtualWorker(pace.limits(16, 8192), pace.milliseconds)
     limits = Limits.of(worker.limits, rows, 2048)
-    jobs = drawn(requests, 200.0, seed=1)
+    jobs = drawn(requests, 215.0, seed=1)
     started = time.process_time()
     outcome = Simulation(jobs, worker, limits).run()
     spent = time.process_time() - started
@@ -83,7 +83,7 @@ def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=6000)
-    parser.add_argument("--rows", type=int, default=320)
+    parser.add_argument("--rows", type=int, default=512)
     arguments = parser.parse_args()
     found = {
         "steady": [steady(rows) for rows in (1, 32, 256)],

@@ -52,13 +52,11 @@ def token_hashes(scope: Scope, tokens: Sequence[int], block_size: int, parent: b
 
 def packed_hashes(parent: bytes, packed: bytes, block_size: int) -> list[bytes]:
     """`token_hashes` of tokens that are packed already, 4 bytes each, little endian: what an array of them is in memory."""
-    piece = 4 * block_size
-    return list(_chain(parent, (packed[at : at + piece] for at in range(0, len(packed) - piece + 1, piece))))
-
-
-def next_hash(parent: bytes, piece: bytes) -> bytes:
-    """The link after `parent`: one block's tokens, packed as for `packed_hashes`."""
-    return _hash(parent + piece)
+    piece, found = 4 * block_size, []
+    for at in range(0, len(packed) - piece + 1, piece):
+        parent = hashlib.blake2b(parent + packed[at : at + piece], digest_size=HASH_BYTES).digest()
+        found.append(parent)
+    return found
 
 
 def text_hashes(scope: Scope, text: str, most: int = MAX_TEXT_HASHES) -> list[bytes]:

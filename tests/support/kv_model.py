@@ -80,7 +80,9 @@ class NaiveDevice:
         held.fed = end
         tokens, computed = np.zeros((ROWS, LONGEST), np.int32), np.zeros(ROWS, np.int32)
         tokens[row, : len(held.tokens)], computed[row] = held.tokens[:LONGEST], end
-        self.kv.land(np.array([row], np.int32), computed, tokens)
+        if count > 1:
+            self.kv.land(np.array([row], np.int32), computed, tokens)
+        self.kv.slide(np.array([row], np.int32), computed, tokens)
         self.reads_back(row)
 
     def close(self, row: int) -> None:

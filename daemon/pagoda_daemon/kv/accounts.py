@@ -10,10 +10,10 @@ new owner's first write comes in a later step. `copies` of one plan read all the
 from __future__ import annotations
 
 import numpy as np
-from pagoda_contracts.prefix import Scope, next_hash, packed_hashes, root
+from pagoda_contracts.prefix import Scope, packed_hashes, root
 
 from pagoda_daemon.batch import Ints, WorkerLimits
-from pagoda_daemon.kv.index import Match, PrefixIndex
+from pagoda_daemon.kv.index import Match, PrefixIndex, packed
 from pagoda_daemon.kv.pool import BlockPool
 from pagoda_daemon.kv.tables import BlockTables
 
@@ -46,9 +46,7 @@ class Chain:
         full = tokens.size // self._block_size
         if full > len(self.names):
             fresh = tokens[len(self.names) * self._block_size : full * self._block_size]
-            self.names += packed_hashes(
-                self.names[-1] if self.names else self.root, fresh.astype("<i4", copy=False).tobytes(), self._block_size
-            )
+            self.names += packed_hashes(self.names[-1] if self.names else self.root, packed(fresh), self._block_size)
 
     def parent(self, block: int) -> bytes:
         """The name before block number `block`."""
@@ -56,7 +54,11 @@ class Chain:
 
 
 class KvAccounts:
-    """Blocks of `worker`, for `rows` rows. Without `caching` nothing outlives its row and only forks share."""
+    """Blocks of `worker`, for `rows` rows. Without `caching` nothing outlives its row and only forks share.
+
+    A prompt's blocks are known to others as soon as they are full, an answer's when it ends: naming each of them on the way would cost
+    every step of a batch that decodes, for a sharing that hardly ever happens.
+    """
 
     def __init__(self, worker: WorkerLimits, rows: int, *, caching: bool) -> None:
         size = worker.block_size
@@ -120,38 +122,20 @@ class KvAccounts:
         return np.asarray(copies, np.int32).reshape(-1, 2)
 
     def land(self, rows: Ints, computed: Ints, tokens: Ints) -> None:
-        """`rows` have computed so many of their `tokens` [every row, length]: register what became full, free what left the window."""
+        """`rows` have computed so many of their `tokens` [every row, length]: what became full is known to others from now on."""
         if self.caching:
-            fresh = computed[rows] // self.block_size - self._named[rows]
-            self._register_next(rows[fresh == 1], tokens)
-            for row in rows[fresh > 1].tolist():
+            for row in rows[computed[rows] // self.block_size > self._named[rows]].tolist():
                 self._register(row, tokens[row, : computed[row]])
-        if self._window is not None:
-            for row in rows.tolist():
-                self.tables.slide(row, max(0, int(computed[row]) - self._window + 1) // self.block_size)
 
-    def _register_next(self, rows: Ints, tokens: Ints) -> None:
-        """Name the next block of each of `rows`: what a batch that decodes does for a sixteenth of its rows in every step."""
-        if not rows.size:
+    def slide(self, rows: Ints, computed: Ints, tokens: Ints) -> None:
+        """Give back what left the window of each of `rows`; what others may want of it is known before."""
+        if self._window is None:
             return
-        numbers, size = self._named[rows], self.block_size
-        content = tokens[rows[:, None], numbers[:, None] * size + np.arange(size)]
-        packed = content.astype("<i4", copy=False).tobytes()
-        blocks = self.tables.at(rows, numbers).tolist()
-        self.index.hold_content(blocks, content)
-        for place, (row, number) in enumerate(zip(rows.tolist(), numbers.tolist(), strict=True)):
-            chain = self._chains[row]
-            if chain is None:
-                continue
-            if len(chain.names) < number:  # a fork's, whose first blocks another chain has named
-                chain.extend(tokens[row, : number * size])
-            if len(chain.names) == number:
-                chain.names.append(next_hash(chain.parent(number), packed[4 * size * place : 4 * size * (place + 1)]))
-            known = self.index.add(blocks[place], chain.parent(number), chain.names[number])
-            if known != blocks[place]:
-                self.tables.swap(row, number, known)
-            self.pool.keep((known,))
-        self._named[rows] = numbers + 1
+        first = np.maximum(0, computed[rows] - self._window + 1) // self.block_size
+        due = first > self.tables.gone[rows]
+        self.land(rows[due], computed, tokens)
+        for row, block in zip(rows[due].tolist(), first[due].tolist(), strict=True):
+            self.tables.slide(row, block)
 
     def _register(self, row: int, tokens: Ints) -> None:
         """Name the full blocks of `tokens`; where another row was quicker with the same content, share its block."""
@@ -164,14 +148,9 @@ class KvAccounts:
         if first < last:
             blocks = self.tables.blocks(row, first, last)
             content = tokens[first * size : last * size].reshape(-1, size)
-            self.index.hold_content(blocks, content)
-            parent = chain.parent(first)
-            for place, name in enumerate(chain.names[first:last]):
-                known = self.index.add(blocks[place], parent, name)
-                if known != blocks[place]:
-                    self.tables.swap(row, first + place, known)
-                    blocks[place] = known
-                parent = name
+            for place, known in self.index.add(blocks, chain.parent(first), chain.names[first:last], content):
+                self.tables.swap(row, first + place, known)
+                blocks[place] = known
             self.pool.keep(blocks)
         self._named[row] = last
 
@@ -179,7 +158,8 @@ class KvAccounts:
         """Take `row`'s blocks back; what it has computed, `tokens`, stays known until its blocks are wanted."""
         chain = self._chains[row]
         if self.caching and chain is not None:
-            self._register(row, tokens)
+            if tokens.size // self.block_size > self._named[row]:
+                self._register(row, tokens)
             self._keep_tail(row, chain, tokens)
         self.tables.drop(row)
         self._chains[row] = None
@@ -189,22 +169,23 @@ class KvAccounts:
         """What `row` read or wrote is not to be trusted: nobody shall find it again."""
         for block in self.tables.blocks(row):
             if block in self.index:
-                self.index.forget(block)
+                self.index.forget((block,))
                 self.pool.forget(block)
         self._chains[row] = None
 
     def _keep_tail(self, row: int, chain: Chain, tokens: Ints) -> None:
         full, rest = divmod(tokens.size, self.block_size)
+        if rest:
+            chain.extend(tokens)
         for block in self.tables.blocks(row, full, full + 1) if rest else ():
-            if block not in self.index:
-                self.index.add_part(block, chain.parent(full), tokens[full * self.block_size :])
+            if block not in self.index and self.index.add_part(block, chain.parent(full), tokens[full * self.block_size :]):
                 self.pool.keep((block,))
 
     def reset(self) -> None:
         """Forget every beginning that no row holds."""
         for block in self.pool.queue():
             if block in self.index:
-                self.index.forget(block)
+                self.index.forget((block,))
                 self.pool.forget(block)
 
     def check(self) -> None:

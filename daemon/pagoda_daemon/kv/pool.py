@@ -21,9 +21,9 @@ class BrokenAccountsError(DaemonError):
 
 
 class BlockPool:
-    """Blocks 0..total-1; node `total` joins the ring's ends. `evict` hears of each kept block that is taken for something else."""
+    """Blocks 0..total-1; node `total` joins the ring's ends. `evict` hears of the kept blocks that are taken for something else."""
 
-    def __init__(self, total: int, evict: Callable[[int], None] | None = None) -> None:
+    def __init__(self, total: int, evict: Callable[[list[int]], None] | None = None) -> None:
         self.total = total
         self.kept = 0
         self._evict = evict or _nobody
@@ -52,19 +52,21 @@ class BlockPool:
         if count > self._free:
             raise BrokenAccountsError(f"{count} blocks taken, {self._free} are free")
         following, refs, is_kept, head = self._next, self._refs, self._is_kept, self.total
-        taken = []
+        taken, evicted = [], []
         block = following[head]
         for _ in range(count):
             taken.append(block)
             refs[block] = 1
             if is_kept[block]:
                 is_kept[block] = 0
-                self.kept -= 1
-                self._evict(block)
+                evicted.append(block)
             block = following[block]
         following[head] = block
         self._prev[block] = head
         self._free -= count
+        if evicted:
+            self.kept -= len(evicted)
+            self._evict(evicted)
         return taken
 
     def hold(self, blocks: Iterable[int]) -> None:
@@ -132,5 +134,5 @@ class BlockPool:
             raise BrokenAccountsError(f"{len(queued)} blocks are queued, {self._free} are counted as free")
 
 
-def _nobody(_block: int) -> None:
+def _nobody(_blocks: list[int]) -> None:
     """Without an index nothing is kept, so nothing is evicted."""

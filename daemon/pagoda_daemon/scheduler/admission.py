@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import structs
 from pagoda_contracts.prefix import Scope
 
+from pagoda_daemon.batch import Ints
 from pagoda_daemon.engine.messages import Refusal, RowOutput, Submit
 from pagoda_daemon.kv.accounts import Chain
 from pagoda_daemon.scheduler.door import logprob_bytes, refuse, worst_blocks
@@ -35,12 +36,13 @@ class Arrival:
     luck: float = 1.0
 
 
-def refusal(submit: Submit, limits: Limits) -> str | None:
-    """Why the request can never run, naming the numbers; None when it can."""
+def refusal(submit: Submit, limits: Limits, ids: Ints | None = None) -> str | None:
+    """Why the request can never run, naming the numbers; None when it can. `ids` are `ids_of` its prompt, where they are at hand."""
     worker, prompt, wanted = limits.worker, len(submit.prompt), submit.sampling.max_tokens
     if prompt < 1 or wanted < 1:
         return f"a prompt of {prompt} tokens with max_tokens {wanted}: both must be at least 1"
-    if not _within(submit.prompt, worker.vocab_size):
+    ids = ids_of(submit.prompt) if ids is None else ids
+    if ids is None or ids.min() < 0 or ids.max() >= worker.vocab_size:
         return f"token ids from {min(submit.prompt)} to {max(submit.prompt)}: accepted are 0 to {worker.vocab_size - 1}"
     if prompt + wanted > worker.max_model_len:
         return f"{prompt} prompt tokens and max_tokens {wanted} exceed the context of {worker.max_model_len}"
@@ -50,13 +52,12 @@ def refusal(submit: Submit, limits: Limits) -> str | None:
     return _odd(submit) or sampling_refusal(submit.sampling, worker.vocab_size)
 
 
-def _within(ids: tuple[int, ...], vocab_size: int) -> bool:
-    """Arrays compare 512 ids in a third of the time."""
+def ids_of(prompt: tuple[int, ...]) -> Ints | None:
+    """The prompt as an array; None where an id fits no such array, hence no vocabulary."""
     try:
-        array = np.fromiter(ids, np.int64, len(ids))
+        return np.fromiter(prompt, np.int32, len(prompt))
     except OverflowError:
-        return False
-    return bool(array.min() >= 0 and array.max() < vocab_size)
+        return None
 
 
 def _odd(submit: Submit) -> str | None:
@@ -71,13 +72,14 @@ def _odd(submit: Submit) -> str | None:
 
 def submit(state: State, message: Submit, arrival: Arrival) -> RowOutput | None:
     """Queue the request; an output at once when it is refused."""
-    why = refusal(message, state.limits)
-    if why is not None:
+    ids = ids_of(message.prompt)
+    why = refusal(message, state.limits, ids)
+    if ids is None or why is not None:
         return RowOutput(message.request_id, (), "error", f"{REFUSED}: {why}")
     refused = refuse(state, message, arrival.now_ms, arrival.luck)
     if refused is not None:
         return RowOutput(message.request_id, (), "refused", refusal=refused)
-    requests = _requests(state, message, arrival)
+    requests = _requests(state, message, ids, arrival)
     for request in requests:
         state.enter(request)
     first, *twins = requests
@@ -91,11 +93,10 @@ def submit(state: State, message: Submit, arrival: Arrival) -> RowOutput | None:
     return None
 
 
-def _requests(state: State, message: Submit, arrival: Arrival) -> list[Request]:
+def _requests(state: State, message: Submit, prompt: Ints, arrival: Arrival) -> list[Request]:
     """One for each answer; they share everything but the seed, and the first alone has the prompt's scores."""
     limits, sampling = state.limits, message.sampling
     twin = structs.replace(sampling, prompt_logprobs=None) if message.n > 1 else sampling
-    prompt = np.fromiter(message.prompt, np.int32, len(message.prompt))
     chain = Chain.of(Scope(message.cache_salt or message.tenant, limits.model, message.adapter), limits.worker.block_size)
     seed = arrival.seed if sampling.seed is None else sampling.seed
     slot = state.virtual.slot(message.tenant, message.weight)

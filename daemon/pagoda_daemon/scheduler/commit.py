@@ -26,6 +26,8 @@ def commit(state: State, result: StepResult, now_ms: float) -> list[RowOutput]:
     landed = flight.plan.rows[current]
     rows.computed[landed] += flight.counts[current]
     outputs = _fail_rows(state, result, flight)
+    prompts = flight.plan.rows[current & (flight.counts > 1)]
+    state.kv.land(prompts[rows.live[prompts]] if outputs else prompts, rows.computed, rows.tokens)
     sampled = flight.plan.rows[flight.plan.sample & current]
     if outputs:
         sampled, landed = sampled[rows.live[sampled]], landed[rows.live[landed]]
@@ -33,7 +35,7 @@ def commit(state: State, result: StepResult, now_ms: float) -> list[RowOutput]:
     advanced = _advance(state, sampled, _tokens(state, result, sampled))
     outputs += _speak(result, speakers, sampled, advanced) if speakers else advanced
     landed = landed[rows.live[landed]]
-    state.kv.land(landed, rows.computed, rows.tokens)
+    state.kv.slide(landed, rows.computed, rows.tokens)
     if state.twins:
         state.release_twins()
     return outputs

@@ -18,6 +18,7 @@ _TOKENS, _CONTEXT = 64.0, 16384.0
 _RIDGE = 1e-4
 _LEAST_MS = 0.01
 _TRUST = 8
+_SOLVE_EVERY = 32
 
 
 class StepCost:
@@ -47,7 +48,7 @@ class StepCost:
         moment = (weight * took, weight * x * took, weight * y * took)
         self._moment = [_FORGET * old + new for old, new in zip(self._moment, moment, strict=True)]
         # Solved for again when wanted; every step while few are known, as the clip above needs it.
-        if self._steps < _TRUST or self._steps % _TRUST == 0:
+        if self._steps < _TRUST or self._steps % _SOLVE_EVERY == 0:
             self._weights = None
         if tokens >= self._largest[0]:
             self._largest = (tokens, took)

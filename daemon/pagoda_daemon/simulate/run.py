@@ -21,7 +21,7 @@ from pagoda_daemon.scheduler.commit import commit
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.plan import plan
 from pagoda_daemon.scheduler.state import State
-from pagoda_daemon.simulate.trace import Job
+from pagoda_daemon.simulate.trace import Job, TokenPool
 
 
 class TimedWorker(Protocol):
@@ -79,6 +79,7 @@ class Simulation:
         self._luck = random.Random(seed)  # noqa: S311  a simulation is to be repeatable
         self._watch = watch
         self._heard = 0
+        self._pool = TokenPool(limits.worker.vocab_size, max((job.prompt_tokens for job in jobs), default=0))
         # By job, as arrays: a step has hundreds of outputs. NaN: no token yet.
         self._first, self._last, self._worst = np.full((3, len(jobs)), np.nan)
         self._tokens = np.zeros(len(jobs), np.int64)
@@ -108,10 +109,9 @@ class Simulation:
     def _hear(self) -> None:
         """Submit who has arrived by now."""
         jobs, now = self._jobs, self.outcome.now_ms
-        vocab_size = self.state.limits.worker.vocab_size
         while self._heard < len(jobs) and jobs[self._heard].arrival_ms <= now:
             arrival = Arrival(now, self._heard, self._luck.random())
-            refused = submit(self.state, jobs[self._heard].submit(self._heard, vocab_size), arrival)
+            refused = submit(self.state, jobs[self._heard].submit(self._heard, self._pool), arrival)
             self._heard += 1
             if refused is not None:
                 self._take([refused])

@@ -16,7 +16,23 @@ import numpy as np
 
 from pagoda_daemon.engine.messages import Sampling, Submit
 from pagoda_daemon.errors import ConfigRejected
-from pagoda_daemon.runner.simulated import mixed
+
+_POOL = 1 << 17
+# Odd, so that seeds in a row come to all places, and neighbours far from each other.
+_STRIDE = 40_503
+
+
+class TokenPool:
+    """Random tokens, cut from one long list: drawing them for each job would cost more than scheduling it."""
+
+    def __init__(self, vocab_size: int, longest: int) -> None:
+        drawn: list[int] = np.random.Generator(np.random.SFC64(0)).integers(0, vocab_size, _POOL + longest).tolist()
+        self._drawn = drawn
+
+    def tokens(self, seed: int, count: int) -> list[int]:
+        """The same for the same seed; for _POOL seeds in a row, each begins somewhere else."""
+        at = seed * _STRIDE % _POOL
+        return self._drawn[at : at + count]
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,12 +50,10 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefix: str = ""
     prefix_tokens: int = 0
 
-    def submit(self, number: int, vocab_size: int) -> Submit:
-        """The message; its tokens are drawn from the job's number, those of a prefix from its name."""
+    def submit(self, number: int, pool: TokenPool) -> Submit:
+        """The message; its tokens are the job's own, those of a prefix the name's."""
         shared = min(self.prefix_tokens, self.prompt_tokens) if self.prefix else 0
-        prompt = _tokens(zlib.crc32(self.prefix.encode()), shared, vocab_size) + _tokens(
-            1 << 32 | number, self.prompt_tokens - shared, vocab_size
-        )
+        prompt = pool.tokens(zlib.crc32(self.prefix.encode()), shared) + pool.tokens(number, self.prompt_tokens - shared)
         deadline = None if self.deadline_ms is None else int(self.arrival_ms + self.deadline_ms)
         return Submit(
             str(number),
@@ -52,13 +66,6 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             priority=self.priority,
             deadline_ms=deadline,
         )
-
-
-def _tokens(seed: int, count: int, vocab_size: int) -> list[int]:
-    """A hash of seed and place: a generator for each job would take longer to make than to use."""
-    places = np.arange(count, dtype=np.int64) + (seed << 20)
-    drawn: list[int] = (mixed(places, places) % np.uint64(vocab_size)).tolist()
-    return drawn
 
 
 def read(path: Path) -> list[Job]:

@@ -23,7 +23,7 @@ class PoolMachine(RuleBasedStateMachine):
     @initialize(total=st.integers(1, 24))
     def start(self, total: int) -> None:
         self.evicted: list[int] = []
-        self.pool = BlockPool(total, self.evicted.append)
+        self.pool = BlockPool(total, self.evicted.extend)
         self.held: list[list[int]] = []
         self.kept: set[int] = set()
 
