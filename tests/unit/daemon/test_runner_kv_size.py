@@ -18,7 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
-from pagoda_daemon.batch import RandomRows, SamplingRows, StepPlan
+from pagoda_daemon.batch import SamplingRows, ScoredTokens, ShapedRow, Shaping, StepPlan
 from pagoda_daemon.errors import ConfigRejected
 from pagoda_daemon.model.config import FAMILIES, parse_spec
 from pagoda_daemon.model.weights import allocate, destinations, weight_bytes
@@ -28,6 +28,7 @@ from pagoda_daemon.runner.torch_worker import TorchWorker
 from pagoda_sizing.families import parse_model
 from pagoda_sizing.published import published
 from safetensors.torch import save_file
+from sampling_rows import random_rows
 
 GIB = 2**30
 MODEL = Needs(weight_bytes=5000, step_bytes=1000, context_bytes=0, token_bytes=100, max_positions=1024)
@@ -240,8 +241,16 @@ def test_the_worker_takes_its_pool_and_its_threads_from_the_cgroup(tmp_path: Pat
 
 
 def step(rows: int, length: int, queries: int) -> StepPlan:
-    """`rows` rows that end at `length`, feed `queries` tokens each and sample with every filter."""
+    """`rows` rows that end at `length`, feed `queries` tokens each and sample with every filter, penalties, and scores of all they feed."""
     blocks = -(-length // 16)
+    known = np.arange(length, dtype=np.int32)
+    fed = np.flatnonzero(np.arange(rows * queries) % queries != queries - 1).astype(np.int32)
+    sampling = SamplingRows(
+        random=random_rows(rows, top_p=0.9, top_k=50, min_p=0.01),
+        shaped=tuple(ShapedRow(at, Shaping(repetition=1.1, presence=0.5), known, length // 2) for at in range(rows)),
+        top_logprobs=np.full(rows, 20, np.int32),
+        scored=ScoredTokens(fed // queries, fed, fed, np.full_like(fed, 20)),
+    )
     return StepPlan(
         step=0,
         rows=np.arange(rows, dtype=np.int32),
@@ -250,16 +259,7 @@ def step(rows: int, length: int, queries: int) -> StepPlan:
         positions=np.tile(np.arange(length - queries, length, dtype=np.int32), rows),
         block_tables=np.arange(rows * blocks, dtype=np.int32).reshape(rows, blocks),
         sample=np.ones(rows, np.bool_),
-        sampling=SamplingRows(
-            RandomRows(
-                temperature=np.ones(rows, np.float32),
-                top_p=np.full(rows, 0.9, np.float32),
-                top_k=np.full(rows, 50, np.int32),
-                min_p=np.full(rows, 0.001, np.float32),
-                seeds=np.zeros(rows, np.uint64),
-            ),
-            top_logprobs=np.full(rows, 20, np.int32),
-        ),
+        sampling=sampling,
     )
 
 
@@ -276,7 +276,7 @@ WIDE = {
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(("rows", "length", "queries"), [(64, 100, 1), (64, 100, 8), (1, 4096, 512)])
 def test_no_step_takes_more_than_was_counted_for_it(tmp_path: Path, rows: int, length: int, queries: int) -> None:
-    config, spec = daemon(tmp_path, WIDE, dtype="float32", max_concurrency=64, threads=1), parse_spec(WIDE)
+    config, spec = daemon(tmp_path, WIDE, dtype="float32", max_concurrency=rows, threads=1), parse_spec(WIDE)
     draw = torch.Generator().manual_seed(0)
     places = destinations(spec, allocate(spec, torch.float32))
     save_file({name: torch.randn(place.shape, generator=draw) for name, place in places.items()}, tmp_path / "model/model.safetensors")
