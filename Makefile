@@ -16,7 +16,7 @@ help:  ## Show this list
 
 setup: .venv/.stamp  ## Install everything into .venv (needs Python 3.11+ and network)
 
-.venv/.stamp: requirements/dev.txt pyproject.toml
+.venv/.stamp: requirements/dev.txt pyproject.toml hatch_build.py kernels/pagoda_kernels/cpu/build.py $(wildcard kernels/pagoda_kernels/cpu/src/*)
 	test -x $(UV) || { $(PYTHON) -m venv .venv && $(BIN)/pip install --quiet --disable-pip-version-check uv; }
 	$(UV) pip sync --quiet --require-hashes requirements/dev.txt
 	$(UV) pip install --quiet --no-deps --no-build-isolation --editable .
@@ -34,7 +34,7 @@ test-unit: setup  ## Unit tests: nothing but Python (under 2 min)
 	$(PYTEST) -n 2 --dist loadfile tests/unit
 
 test: lint test-unit  ## All of it: lint, unit, parity, control plane and e2e on a dev cluster (root; under 25 min)
-	$(BIN)/pagoda-devcluster up --name test --install
+	$(BIN)/pagoda-devcluster up --name test --provider native --install
 	PAGODA_TEST_CLUSTER=test $(PYTEST) tests --ignore tests/unit; code=$$?; $(BIN)/pagoda-devcluster down --name test; exit $$code
 
 test-e2e: setup  ## Only the scenarios on a dev cluster (root)

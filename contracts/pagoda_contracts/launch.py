@@ -40,8 +40,10 @@ class EngineConfig(_Section):
     block_size: int = 16
     kv_bytes: int | None = Field(default=None, ge=1, description="Bytes for KV blocks.")
     threads: int | None = Field(default=None, ge=1, description="Compute threads; the cores that the cgroup grants where absent.")
-    quantization: Literal["fp8", "int8", "int4", "nvfp4"] | None = _later("Type of the weights' matrices.")
-    deterministic: bool | None = Field(default=None, description="Same answer whatever else is in the batch, at the cost of speed.")
+    quantization: Literal["fp8", "int8", "int4", "nvfp4"] | None = Field(
+        default=None, description="Type of the weights' matrices; the model's own where absent. int8 is built, the others are refused."
+    )
+    deterministic: bool | None = Field(default=None, description="Same answer whatever else is in the batch.")
     prefix_caching: bool | None = Field(default=None, description="Whether blocks of equal beginnings are shared; true where absent.")
     kv_dtype: Literal["bfloat16", "float8", "int8"] | None = _later("Type of keys and values.")
     kv_memory_fraction: float | None = _later("Share of the device's memory for weights and KV.")

@@ -34,6 +34,11 @@ def main() -> None:
         sys.exit(f"pagoda-daemon: module {missing.name!r} is missing; install it with: pip install 'pagoda[daemon]'")
     reason_file = settings.termination_log()
     try:
+        if sys.argv[1:2] == [settings.SIMULATE_FRONTS]:
+            from pagoda_daemon.simulated import fronts
+
+            fronts.run(sys.argv[2:])
+            return
         front.run(settings.resolve(sys.argv[1:]))
     except PermanentError as error:
         _explain(error, reason_file)

@@ -34,14 +34,14 @@ def _no_bias() -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What a loaded worker can hold."""
+    """What a loaded worker can hold. `sliding_window`: where every layer has a window, the widest one, the token itself counted: a block
+    that lies wholly further back is never read again. None where one layer sees everything."""
 
     blocks_total: int
     block_size: int
     vocab_size: int
     max_model_len: int
     sliding_window: int | None = None
-    """Where every layer has a window, the widest one: a block that lies wholly further back is never read again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

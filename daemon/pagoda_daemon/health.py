@@ -8,6 +8,7 @@ submits work harms what it watches.
 from __future__ import annotations
 
 import asyncio
+import socketserver
 import threading
 import time
 from collections.abc import Callable
@@ -146,6 +147,11 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 64
+
+    def server_bind(self) -> None:
+        """Without the base class's look-up of this host's name: it took 50 ms here, and as long as a dead DNS server takes elsewhere."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
 
 def _handler(replica: Replica, limits: Limits) -> type[BaseHTTPRequestHandler]:

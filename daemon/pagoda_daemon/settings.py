@@ -22,6 +22,7 @@ from pagoda_contracts.units import parse_duration
 from pagoda_daemon.errors import ConfigRejected
 
 VERSION: Final = version("pagoda")
+SIMULATE_FRONTS: Final = "simulate-fronts"  # a door of its own: simulated/fronts.py
 _TERMINATION_LOG: Final = "/dev/termination-log"  # where kubelet mounts a pod's terminationMessagePath by default
 
 
@@ -64,7 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"pagoda-daemon {VERSION}")
     default = Path(DAEMON_CONFIG_DIR) / DAEMON_CONFIG_KEY
     parser.add_argument("--config", type=Path, default=default, help="DaemonConfig as JSON (default: %(default)s)")
-    commands = parser.add_subparsers(dest="command", metavar="{serve}")
+    commands = parser.add_subparsers(dest="command", metavar="{serve,simulate-fronts}")
+    commands.add_parser(SIMULATE_FRONTS, help="play many replicas in one process, for a cluster whose nodes only pretend", add_help=False)
     serve = commands.add_parser("serve", help="serve a model directory without Kubernetes")
     serve.add_argument("model", type=Path, help="directory with config.json, tokenizer.json and *.safetensors")
     serve.add_argument("--name", help="name that clients put in `model` (default: the directory's)")

@@ -2,32 +2,25 @@
 
 import json
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from pagoda_devcluster import build as builder
-from pagoda_devcluster import images, looking, models, native, recipe
+from pagoda_devcluster import images, limits, looking, models, providers, recipe
 from pagoda_devcluster.errors import EXIT_DOWN, DevClusterError, NotRunningError, UsageError, exit_code
 from pagoda_devcluster.gpus import layout
+from pagoda_devcluster.kind import run as kind
 from pagoda_devcluster.looking import Name
 from pagoda_devcluster.processes import init_of, of_cluster
+from pagoda_devcluster.providers import Asked
+from pagoda_devcluster.request import Request
 from pagoda_devcluster.settings import from_environment
-from pagoda_devcluster.spec import ClusterSpec, Nodes, parse_nodes
+from pagoda_devcluster.spec import KIND, ClusterSpec, Nodes, parse_nodes
 from pagoda_devcluster.status import Status, as_json, require_node, status_of, trouble
-
-
-class Provider(StrEnum):
-    """`auto` is `native` until there is a second one."""
-
-    AUTO = "auto"
-    NATIVE = "native"
-    KIND = "kind"
-
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A whole Kubernetes on one machine, for the demo and the tests.")
 looking.register(app)
@@ -45,23 +38,26 @@ def up(
         str, typer.Option(help="control-plane: API server only, no root. kubelet: one node that runs pods. fake:N: nodes that pretend to.")
     ] = Nodes.KUBELET.value,
     gpu_layout: Annotated[Path | None, typer.Option(metavar="FILE", help="Node classes with GPUs; see devcluster/layouts/.")] = None,
-    provider: Annotated[Provider, typer.Option(help="auto chooses native.")] = Provider.AUTO,
+    serve: Annotated[bool, typer.Option("--serve", help="fake:N only: replicas on fake nodes can be dialled (root).")] = False,
+    provider: Annotated[Asked, typer.Option(help="auto: kind where a Docker engine answers, else native. kind is unproven.")] = Asked.AUTO,
     install: Annotated[bool, typer.Option("--install", help="Install missing Debian packages.")] = False,
 ) -> None:
     """Start a cluster, or confirm that it is up. Prints the path of its kubeconfig."""
-    if provider is Provider.KIND:
-        raise UsageError("provider kind is not built yet: use --provider native (Linux)")
     settings = from_environment()
     settings.cluster(name)
-    found = native.up(settings, request_of(name, nodes, install, gpu_layout), progress())
+    request = request_of(name, nodes, install, gpu_layout, serve)
+    found = providers.up(providers.chosen(provider, settings, request), settings, request, progress())
     print(_spec(found).paths.kubeconfig)
 
 
-def request_of(name: str, nodes: str, install: bool, gpu_layout: Path | None) -> native.Request:
+def request_of(name: str, nodes: str, install: bool, gpu_layout: Path | None, serve: bool = False) -> Request:
     kind, fakes = parse_nodes(nodes)
     if gpu_layout and kind is Nodes.CONTROL_PLANE:
         raise UsageError("--gpu-layout needs nodes: --nodes kubelet or fake:N")
-    return native.Request(name, kind, install, fakes, layout.read(gpu_layout) if gpu_layout else layout.without_gpus(kind is Nodes.FAKE))
+    if serve and kind is not Nodes.FAKE:
+        raise UsageError("--serve needs nodes that pretend: --nodes fake:N (pods of a kubelet node answer for themselves)")
+    played = layout.read(gpu_layout) if gpu_layout else layout.without_gpus(kind is Nodes.FAKE)
+    return Request(name, kind, install, fakes, played, serve)
 
 
 @app.command()
@@ -69,7 +65,7 @@ def down(name: Name = "dev") -> None:
     """Remove a cluster and every trace of it; the compiled binaries stay."""
     settings = from_environment()
     settings.cluster(name)
-    removed = native.down(settings, name, progress())
+    removed = providers.down(settings, name, progress())
     print(f"{name}: removed {', '.join(removed)}" if removed else f"{name}: nothing to remove")
 
 
@@ -95,7 +91,7 @@ def kubeconfig(name: Name = "dev") -> None:
 
 @app.command("bin")
 def bin_folder(name: Name = "dev") -> None:
-    """Print the folder that holds kubectl and helm, for PATH."""
+    """Print the folder that holds kubectl, helm and kubeconform, for PATH."""
     settings = from_environment()
     found = status_of(settings, name)
     folder = found.spec.bin if found.spec else builder.folder_of(recipe.of_checkout(), settings.binaries)
@@ -114,7 +110,7 @@ def build() -> None:
 def load_image(file: Annotated[Path, typer.Argument(help="An OCI or docker archive.")], name: Name = "dev") -> None:
     """Give the node an image out of an archive. Prints the image's name."""
     spec = require_node(from_environment(), name)
-    for image in images.load(spec, _init(spec), file):
+    for image in kind.load(spec, file) if spec.provider == KIND else images.load(spec, _init(spec), file):
         print(image)
 
 
@@ -128,6 +124,8 @@ def load_model(
     """Show a folder of this machine to pods as a bound, read-only claim, without copying. Mount it with `readOnly: true`."""
     wanted = models.parse_claim(claim)
     spec = require_node(from_environment(), name)
+    if spec.provider == KIND:
+        raise UsageError("a kind node sees no folder that was not mounted when it was made: use --provider native for load-model")
     found = models.check_folder(folder)
     models.load(spec, wanted, folder.resolve(), capacity)
     if found.outside:
@@ -139,12 +137,17 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except DevClusterError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(f"pagoda-devcluster: {error}")
-        sys.exit(exit_code(error))
+        fail(error)
     except OSError as error:
-        # A full disk, a folder that may not be written: the file and the reason say what to do.
-        Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(f"pagoda-devcluster: {error}")
-        sys.exit(exit_code(DevClusterError()))
+        # A folder that may not be written: the file and the reason say what to do.
+        fail(DevClusterError(str(error)))
+
+
+def fail(error: DevClusterError) -> NoReturn:
+    """One line, whatever the error had in it."""
+    line = " ".join(f"pagoda-devcluster: {error}{limits.disk_hint(from_environment().home)}".split())
+    Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(line)
+    sys.exit(exit_code(error))
 
 
 def _spec(found: Status) -> ClusterSpec:
@@ -165,7 +168,8 @@ def _show(found: Status) -> None:
     if found.spec is None:
         console.print(f"{found.name}: down")
         return
-    console.print(f"{found.name}: {'up' if found.up else 'down, ' + trouble(found)}")
+    unproven = " (provider kind, unproven)" if found.spec.provider == KIND else ""
+    console.print(f"{found.name}: {'up' if found.up else 'down, ' + trouble(found)}{unproven}")
     table = Table("process", "pid", box=None)
     for process, pid in (found.pids or {}).items():
         table.add_row(process, str(pid) if pid else "dead")

@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -25,18 +25,23 @@ def folder_of(recipe: Recipe, binaries: Path) -> Path:
     return binaries / recipe.key
 
 
-def missing(recipe: Recipe, binaries: Path) -> list[Binary]:
+def missing(recipe: Recipe, binaries: Path, wanted: list[Binary] | None = None) -> list[Binary]:
     """A file under its final name was verified before it got that name."""
-    return [binary for binary in recipe.binaries if not (folder_of(recipe, binaries) / binary.name).exists()]
+    return [one for one in wanted or recipe.binaries if not (folder_of(recipe, binaries) / one.name).exists()]
 
 
-def ensure(recipe: Recipe, binaries: Path, console: Console) -> Path:
-    """The folder with all binaries in it."""
+def ensure(recipe: Recipe, binaries: Path, console: Console, wanted: list[Binary] | None = None) -> Path:
+    """The folder with all binaries of the recipe, or with those `wanted`, in it."""
     target = folder_of(recipe, binaries)
-    if missing(recipe, binaries):
-        with exclusive(binaries / "build.lock", lambda: console.print("another build is running: waiting for it")):
-            build_all(recipe, missing(recipe, binaries), target, console)
+    if missing(recipe, binaries, wanted):
+        with alone(binaries, console):
+            build_all(recipe, missing(recipe, binaries, wanted), target, console)
     return target
+
+
+def alone(binaries: Path, console: Console) -> AbstractContextManager[None]:
+    """Nobody else compiles into this folder, or removes from it."""
+    return exclusive(binaries / "build.lock", lambda: console.print("another build is running: waiting for it"))
 
 
 def build_all(recipe: Recipe, wanted: list[Binary], target: Path, console: Console) -> None:
@@ -46,7 +51,8 @@ def build_all(recipe: Recipe, wanted: list[Binary], target: Path, console: Conso
     target.mkdir(parents=True, exist_ok=True)
     for stale in target.glob(".*.part"):
         stale.unlink()
-    console.print(f"compiling {len(wanted)} of {len(recipe.binaries)} binaries into {target} (about 7 minutes for all on 2 cores, once)")
+    names = ", ".join(binary.name for binary in wanted)
+    console.print(f"compiling {names} into {target} (about 7 minutes for all on 2 cores, once)")
     with Progress(*columns(), console=console, disable=not console.is_terminal) as progress:
         bar = Bar(progress)
         groups = [bar.planned(binary.name, packages(recipe, binary)) for binary in wanted]
@@ -96,10 +102,16 @@ def build_one(recipe: Recipe, binary: Binary, target: Path, on_package: Callable
     argv = binary.build_argv(part)
     tail: deque[str] = deque(maxlen=5)
     with subprocess.Popen(argv, cwd=recipe.folder / binary.module, stderr=subprocess.PIPE, text=True, env=go_environment()) as compiler:
-        for line in compiler.stderr or []:
-            tail.append(line.strip())
-            if PACKAGE_LINE.fullmatch(line.strip()):
-                on_package(line.strip())
+        try:
+            for line in compiler.stderr or []:
+                tail.append(line.strip())
+                if PACKAGE_LINE.fullmatch(line.strip()):
+                    on_package(line.strip())
+        except BaseException:
+            # Ctrl-C: the compiler must not go on without anybody who waits for it.
+            compiler.kill()
+            part.unlink(missing_ok=True)
+            raise
     if compiler.returncode:
         raise BuildError(f"{binary.name} did not compile: {' | '.join(tail)}")
     verify(binary, part)

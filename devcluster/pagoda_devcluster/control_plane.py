@@ -127,7 +127,22 @@ def controller_manager(spec: ClusterSpec) -> Process:
         "kube-api-qps": 200,
         "kube-api-burst": 400,
     }
-    return Process("kube-controller-manager", [str(spec.bin / "kube-controller-manager"), *flags(options)])
+    return Process("kube-controller-manager", [str(spec.bin / "kube-controller-manager"), *flags(options | fleet_patience(spec))])
+
+
+def fleet_patience(spec: ClusterSpec) -> dict[str, object]:
+    """Fake nodes send no heartbeats (100 would be 10 writes a second), so nobody may miss them."""
+    return {"node-monitor-grace-period": "24h", "node-startup-grace-period": "24h"} if spec.fakes else {}
+
+
+def fake_kubelet(spec: ClusterSpec) -> Process:
+    return Process("fake-kubelet", [spec.python, "-P", "-m", "pagoda_devcluster.fake", str(spec.root)])
+
+
+def fronts(spec: ClusterSpec) -> Process:
+    """The product's own door: the dev cluster imports nothing of it."""
+    argv = [spec.python, "-P", "-m", "pagoda_daemon", "simulate-fronts", "--control", str(spec.paths.fronts)]
+    return Process("fronts", argv)
 
 
 def scheduler(spec: ClusterSpec) -> Process:

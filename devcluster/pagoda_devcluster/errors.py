@@ -6,10 +6,13 @@ DevClusterError                  1
 ├── MissingPrerequisiteError     4   a package, a toolchain or a right is missing
 ├── StartError                   5   a process died, or something was not ready in time
 ├── BuildError                   6   a binary did not compile or says another version
-└── ApiError                     7   the API server refused an object
+├── ApiError                     7   the API server refused an object
+└── StoppedError               130   Ctrl-C
 """
 
 EXIT_DOWN = 3
+# As shells write the end by SIGINT.
+EXIT_STOPPED = 130
 
 
 class DevClusterError(Exception):
@@ -44,6 +47,10 @@ class ApiError(DevClusterError):
         self.code = code
 
 
+class StoppedError(DevClusterError):
+    """Somebody pressed Ctrl-C; the text says what is left."""
+
+
 def exit_code(error: DevClusterError) -> int:
     """The one mapper from errors to the outside."""
     codes: dict[type[DevClusterError], int] = {
@@ -53,5 +60,6 @@ def exit_code(error: DevClusterError) -> int:
         StartError: 5,
         BuildError: 6,
         ApiError: 7,
+        StoppedError: EXIT_STOPPED,
     }
     return codes.get(type(error), 1)

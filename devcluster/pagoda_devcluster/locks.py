@@ -3,7 +3,7 @@
 import fcntl
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -23,9 +23,8 @@ def exclusive(path: Path, on_wait: Callable[[], None], remove: bool = False) -> 
 
 def is_held(path: Path) -> bool:
     """Whether somebody has it just now; a file that nobody made is nobody's."""
-    if not path.exists():
-        return False
-    with path.open("a") as handle:
+    # Not made by looking: its holder may remove it at any moment.
+    with suppress(FileNotFoundError), path.open() as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -42,6 +41,7 @@ def _acquire(path: Path, on_wait: Callable[[], None]) -> IO[str]:
         except BlockingIOError:
             on_wait()
             fcntl.flock(handle, fcntl.LOCK_EX)
-        if path.exists() and path.stat().st_ino == os.fstat(handle.fileno()).st_ino:
-            return handle
+        with suppress(FileNotFoundError):
+            if path.stat().st_ino == os.fstat(handle.fileno()).st_ino:
+                return handle
         handle.close()

@@ -9,12 +9,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pagoda_devcluster import audit, build, prune, recipe
+from pagoda_devcluster import audit, build, prune, recipe, schemas
+from pagoda_devcluster.api import Api
 from pagoda_devcluster.errors import MissingPrerequisiteError, NotRunningError, UsageError
 from pagoda_devcluster.processes import last_lines
 from pagoda_devcluster.settings import Settings, from_environment
-from pagoda_devcluster.spec import ClusterSpec
-from pagoda_devcluster.status import all_processes, load_spec
+from pagoda_devcluster.spec import KIND, ClusterSpec
+from pagoda_devcluster.status import all_processes, load_spec, require_running
 
 Name = Annotated[str, typer.Option("--name", help="Which cluster; two names run side by side.")]
 
@@ -23,13 +24,14 @@ def register(app: typer.Typer) -> None:
     app.command("audit")(show_audit)
     app.command("logs")(show_logs)
     app.command("prune")(run_prune)
+    app.command("schemas")(write_schemas)
 
 
 def show_audit(
     name: Name = "dev",
     since: Annotated[str | None, typer.Option(help="90s, 5m or 2h ago, epoch seconds, or an RFC 3339 time.")] = None,
     user: Annotated[str | None, typer.Option(help="As the API server names it, e.g. system:serviceaccount:NAMESPACE:NAME.")] = None,
-    verbs: Annotated[str, typer.Option(help="write (stored changes), read, all, or verbs with commas between.")] = "write",
+    verbs: Annotated[str, typer.Option(help="write (refused ones too, no dry runs), read, all, or verbs with commas between.")] = "write",
     count: Annotated[bool, typer.Option("--count", help="Print the number only.")] = False,
     as_document: Annotated[bool, typer.Option("--json", help="One event a line, as in the log.")] = False,
 ) -> None:
@@ -56,6 +58,8 @@ def show_logs(
 ) -> None:
     """Print a process's log, also of a cluster that died. Without a process: each one's last complaint."""
     spec = spec_of(from_environment(), name)
+    if spec.provider == KIND:
+        raise UsageError(f"a kind cluster keeps its logs in its container: `kind export logs --name {spec.context}` fetches them")
     if process is None:
         show_all_logs(spec)
         return
@@ -84,15 +88,26 @@ def run_prune(dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say 
     settings = from_environment()
     prunable = prune.decide(prune.look(settings), current_binaries(settings))
     word = "would remove" if dry_run else "removed"
-    sizes = [prune.size_of(folder) for folder in prunable.binaries]
+    sizes = {folder: prune.size_of(folder) for folder in prunable.binaries}
     if not dry_run:
-        prune.remove(settings, prunable, stderr())
+        prunable = prune.remove(settings, prunable, stderr())
     for name in prunable.clusters:
         print(f"{word} cluster {name}")
-    for folder, size in zip(prunable.binaries, sizes, strict=True):
-        print(f"{word} {folder} ({size >> 20} MiB)")
+    for folder in prunable.binaries:
+        print(f"{word} {folder} ({sizes[folder] >> 20} MiB)")
     if not (prunable.clusters or prunable.binaries):
         print("nothing to prune")
+
+
+def write_schemas(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Made if missing.")], name: Name = "dev") -> None:
+    """Write a JSON schema of every kind the cluster serves, installed CRDs too. Prints what kubeconform wants to be told."""
+    spec = require_running(from_environment(), name)
+    if spec.provider == KIND:
+        raise UsageError("schemas are read with a key that kind keeps to itself: use --provider native")
+    with Api(spec) as api:
+        count = schemas.write(api, folder)
+    stderr().print(f"{count} schemas")
+    print(f"{folder.resolve()}/{schemas.TEMPLATE}")
 
 
 def current_binaries(settings: Settings) -> Path | None:

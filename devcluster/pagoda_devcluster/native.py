@@ -1,86 +1,27 @@
-"""The native provider: brings a cluster up out of processes on this machine, and takes it away without a trace.
+"""The native provider: brings a cluster up out of processes on this machine, and takes any cluster away without a trace.
 
-Route of `up`: look → prerequisites → binaries → clear leftovers → slot → start. `down` is the clearing of leftovers.
+`providers.py` calls the parts: prerequisites, binaries, begin (slot → files → start), clear.
 """
 
 import os
 import shutil
 import sys
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from pagoda_devcluster import build, cgroups, limits, mounts, network, packages, processes, recipe, slots, start
 from pagoda_devcluster.errors import MissingPrerequisiteError, StartError, UsageError
-from pagoda_devcluster.gpus.layout import Layout, as_stored, digest
-from pagoda_devcluster.locks import exclusive
+from pagoda_devcluster.gpus.layout import as_stored, digest
+from pagoda_devcluster.kind import run as kind
 from pagoda_devcluster.node_config import HIDDEN_FOLDERS
+from pagoda_devcluster.request import Request
 from pagoda_devcluster.settings import Settings
-from pagoda_devcluster.spec import ClusterSpec, Nodes, cgroup_name, link_name, to_json
-from pagoda_devcluster.status import Status, settled, trouble
+from pagoda_devcluster.spec import KIND, ClusterSpec, Nodes, cgroup_name, link_name, to_json
+from pagoda_devcluster.status import load_spec
 
 # A node's own filesystem layers cannot lie on an overlay (a container's root): containerd then copies instead.
 SNAPSHOTTERS = {"overlay": "native"}
-
-
-@dataclass(frozen=True)
-class Request:
-    """What `up` was asked for."""
-
-    name: str
-    nodes: Nodes
-    install: bool = False
-    fakes: int = 0
-    layout: Layout | None = None
-
-
-def up(settings: Settings, request: Request, console: Console) -> Status:
-    with _locked(settings, request.name, console):
-        found = settled(settings, request.name)
-        if found.up:
-            refuse_other_nodes(found, request)
-            console.print(f"{request.name} is already up")
-            return found
-        if found.spec:
-            console.print(f"{request.name} is there but {trouble(found)}: starting it anew")
-        prepare(settings, request, console)
-        binaries = build.ensure(recipe.of_checkout(), settings.binaries, console)
-        clear(settings, request.name)
-        begin(settings, request, binaries, console)
-        return confirmed(settled(settings, request.name))
-
-
-def down(settings: Settings, name: str, console: Console) -> list[str]:
-    """What was removed."""
-    with _locked(settings, name, console, remove=True):
-        return clear(settings, name)
-
-
-def down_if_dead(settings: Settings, name: str, console: Console) -> list[str]:
-    """For `prune`: looks again under the lock, because somebody may have started it since."""
-    with _locked(settings, name, console, remove=True):
-        return [] if processes.of_cluster(settings.cluster(name)) else clear(settings, name)
-
-
-def refuse_other_nodes(found: Status, request: Request) -> None:
-    """Somebody works with what runs: it is not replaced by something else of that name."""
-    if found.spec is None:
-        return
-    runs = ""
-    if (found.spec.nodes, found.spec.fakes) != (request.nodes, request.fakes):
-        runs = f"{found.name} runs with --nodes {found.spec.nodes_text}"
-    elif request.layout and found.spec.layout != digest(request.layout):
-        runs = f"{found.name} runs with another GPU layout"
-    if runs:
-        raise UsageError(f"{runs}: `pagoda-devcluster down --name {found.name}` first, or choose another --name")
-
-
-def confirmed(found: Status) -> Status:
-    if not found.up:
-        raise StartError(f"{found.name} came up and is not healthy: {trouble(found)}")
-    return found
 
 
 def prepare(settings: Settings, request: Request, console: Console) -> None:
@@ -90,18 +31,25 @@ def prepare(settings: Settings, request: Request, console: Console) -> None:
             raise MissingPrerequisiteError("a kubelet node needs root: use sudo, or --nodes control-plane, which does not")
         if any(settings.home.is_relative_to(hidden) for hidden in HIDDEN_FOLDERS):
             raise UsageError(f"PAGODA_DEVCLUSTER_HOME={settings.home} is not visible inside a node: choose a folder on a disk")
-    installed = packages.ensure(request.nodes, request.install, settings.is_root)
+    if request.serve and not settings.is_root:
+        raise MissingPrerequisiteError("--serve makes a route to the pods, which needs root: use sudo, or leave --serve out")
+    installed = packages.ensure(request.nodes, request.install, settings.is_root, request.serve)
     if installed:
         console.print(f"installed {' '.join(installed)}")
 
 
-def begin(settings: Settings, request: Request, binaries: Path, console: Console) -> None:
+def binaries(settings: Settings, console: Console) -> Path:
+    return build.ensure(recipe.of_checkout(), settings.binaries, console)
+
+
+def begin(settings: Settings, request: Request, folder: Path, console: Console) -> None:
     limits.check_inotify(request.nodes)
+    limits.check_disk(settings.clusters, request.nodes)
     root = settings.cluster(request.name)
     root.mkdir(parents=True, mode=0o755)
     snapshotter = SNAPSHOTTERS.get(mounts.kind_of(mounts.current(), root.resolve()), "overlayfs")
-    with slots.claimed(request.name, settings.clusters, request.nodes is Nodes.KUBELET) as slot:
-        spec = spec_of(request, slot, root, binaries, snapshotter)
+    with slots.claimed(request.name, settings.clusters, request.nodes is Nodes.KUBELET or request.serve) as slot:
+        spec = spec_of(request, slot, root, folder, snapshotter)
         spec.paths.state.write_text(to_json(spec))
         if request.layout:
             spec.paths.config.mkdir()
@@ -118,19 +66,24 @@ def spec_of(request: Request, slot: int, root: Path, binaries: Path, snapshotter
         binaries,
         snapshotter=snapshotter,
         fakes=request.fakes,
+        serve=request.serve,
         layout=digest(request.layout) if request.layout else "",
         python=sys.executable,
     )
 
 
 def clear(settings: Settings, name: str) -> list[str]:
-    """Remove everything of `name`, from a healthy cluster to any part of one that was killed. Needs no state file."""
+    """Remove everything of `name`, from a healthy cluster to any part of one that was killed. A native one needs no state file."""
     root = settings.cluster(name)
     refuse_namesake(root, name)
     refuse_foreign(root, settings)
-    removed = end_processes(root)
+    spec = load_spec(root)
+    removed = kind.delete(spec) if spec and spec.provider == KIND else []
+    removed += end_processes(root)
     if network.remove_link(link_name(name)):
         removed.append("link")
+    if spec and spec.serve and network.close_pod_range(spec):
+        removed.append("route")
     removed += [f"{len(groups)} control groups" for groups in [cgroups.remove(cgroup_name(name))] if groups]
     if root.exists():
         removed += [f"{len(left)} mounts" for left in [mounts.release(root)] if left]
@@ -160,7 +113,3 @@ def end_processes(root: Path) -> list[str]:
             raise StartError(f"processes {stuck} do not end: they are stuck in the kernel, see /proc/{stuck[0]}/stack")
         ended += len(running)
     return [f"{ended} processes"] if ended else []
-
-
-def _locked(settings: Settings, name: str, console: Console, remove: bool = False) -> AbstractContextManager[None]:
-    return exclusive(settings.lock(name), lambda: console.print(f"another command works on {name}: waiting for it"), remove)

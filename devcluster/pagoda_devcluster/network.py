@@ -35,6 +35,23 @@ def connect(spec: ClusterSpec, init: int) -> None:
     _batch([], route_commands(spec))
 
 
+def serve_route(spec: ClusterSpec) -> str:
+    """Every address of the pod network is this machine's own: a process can listen on it, and whoever dials it reaches that process."""
+    return f"local {spec.net.pod_cidr} dev lo"
+
+
+def open_pod_range(spec: ClusterSpec) -> None:
+    _batch([], [f"route add {serve_route(spec)}"])
+
+
+def close_pod_range(spec: ClusterSpec) -> bool:
+    """Whether it was open."""
+    done = subprocess.run(["ip", "route", "del", *serve_route(spec).split()], capture_output=True, text=True, check=False)
+    if done.returncode and "No such process" not in done.stderr:
+        raise StartError(f"the route to {spec.net.pod_cidr} does not go: {done.stderr.strip()}")
+    return done.returncode == 0
+
+
 def remove_link(link: str) -> bool:
     """Whether there was one. The peer and the routes go with it."""
     if not Path(f"/sys/class/net/{link}").exists():

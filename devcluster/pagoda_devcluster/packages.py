@@ -22,11 +22,14 @@ NODE = {
     "mount": "mount",
     "util-linux": "nsenter",
 }
+SERVE = {"iproute2": "ip"}
+# Nothing needs them to run a cluster; `make demo` and the tests build their images with them, and count on `--install`.
+WORKSHOP = {"buildah": "buildah", "mmdebstrap": "mmdebstrap"}
 SYSTEM_FOLDERS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def missing(nodes: Nodes) -> list[str]:
-    wanted = CONTROL_PLANE | (NODE if nodes is Nodes.KUBELET else {})
+def missing(nodes: Nodes, workshop: bool = False, serve: bool = False) -> list[str]:
+    wanted = CONTROL_PLANE | (NODE if nodes is Nodes.KUBELET else {}) | (SERVE if serve else {}) | (WORKSHOP if workshop else {})
     return [package for package, file in wanted.items() if not present(file)]
 
 
@@ -38,9 +41,9 @@ def install_line(packages: list[str]) -> list[str]:
     return ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
 
 
-def ensure(nodes: Nodes, install: bool, is_root: bool) -> list[str]:
+def ensure(nodes: Nodes, install: bool, is_root: bool, serve: bool = False) -> list[str]:
     """Returns what was installed."""
-    packages = missing(nodes)
+    packages = missing(nodes, workshop=install and nodes is Nodes.KUBELET, serve=serve)
     if not packages:
         return []
     line = " ".join(install_line(packages))

@@ -113,18 +113,20 @@ def init_of(running: Iterable[Running]) -> int | None:
 
 
 def end_all(pids: Iterable[int], seconds: float = 20) -> list[int]:
-    """Kill and wait for the end of each. Returns who is left, which takes a process stuck in the kernel."""
+    """Kill all, in their order, then wait for the end of each. Returns who is left, which takes a process stuck in the kernel.
+
+    Not one after the other: process 1 of a namespace ends only once the parents of those inside have asked for them, and a parent that
+    is stopped (an nsenter stops with its child) asks for nothing until it is killed itself.
+    """
     deadline = time.monotonic() + seconds
-    left = []
     with ExitStack() as stack:
+        descriptors: dict[int, int] = {}
         for pid in pids:
             with suppress(ProcessLookupError):
-                descriptor = os.pidfd_open(pid)
-                stack.callback(os.close, descriptor)
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-                if not _ended(descriptor, deadline - time.monotonic()):
-                    left.append(pid)
-    return left
+                descriptors[pid] = os.pidfd_open(pid)
+                stack.callback(os.close, descriptors[pid])
+                signal.pidfd_send_signal(descriptors[pid], signal.SIGKILL)
+        return [pid for pid, descriptor in descriptors.items() if not _ended(descriptor, deadline - time.monotonic())]
 
 
 def _ended(descriptor: int, seconds: float) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pagoda_devcluster import native, processes
+from pagoda_devcluster import build, processes, providers
 from pagoda_devcluster.locks import is_held
 from pagoda_devcluster.settings import Settings
 from pagoda_devcluster.status import load_spec
@@ -59,6 +59,7 @@ def look(settings: Settings) -> Found:
 
 def _cluster(settings: Settings, folder: Path, alive: bool) -> Cluster:
     spec = load_spec(folder)
+    alive = alive or providers.lives_elsewhere(spec)
     return Cluster(folder.name, alive, is_held(settings.lock(folder.name)), spec.bin if spec else None)
 
 
@@ -66,12 +67,17 @@ def _folders(parent: Path) -> Iterable[Path]:
     return sorted(path for path in parent.iterdir() if path.is_dir()) if parent.is_dir() else []
 
 
-def remove(settings: Settings, prunable: Prunable, console: Console) -> None:
-    """Under each cluster's own lock, and under the build's, so that nothing is taken from somebody who just came."""
-    for name in prunable.clusters:
-        native.down_if_dead(settings, name, console)
-    for folder in prunable.binaries:
-        shutil.rmtree(folder)
+def remove(settings: Settings, prunable: Prunable, console: Console) -> Prunable:
+    """What went. Under each cluster's own lock, and under the build's, so that nothing is taken from somebody who just came."""
+    clusters = tuple(name for name in prunable.clusters if providers.down_if_dead(settings, name, console))
+    if not prunable.binaries:
+        return Prunable(clusters, ())
+    with build.alone(settings.binaries, console):
+        used = {cluster.bin for cluster in look(settings).clusters}
+        unused = tuple(folder for folder in prunable.binaries if folder not in used)
+        for folder in unused:
+            shutil.rmtree(folder)
+    return Prunable(clusters, unused)
 
 
 def size_of(folder: Path) -> int:

@@ -9,7 +9,10 @@ from pathlib import Path
 from pagoda_devcluster.errors import MissingPrerequisiteError
 
 KUBERNETES = ["kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"]
-RECIPE_FILES = ["go.mod", "go.sum", "pause/main.go", "coredns/go.mod", "coredns/go.sum", "coredns/main.go"]
+RECIPE_FILES = [
+    *("go.mod", "go.sum", "pause/main.go", "coredns/go.mod", "coredns/go.sum", "coredns/main.go"),
+    *("kubeconform/go.mod", "kubeconform/go.sum"),
+]
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Recipe:
     etcd: str
     helm: str
     coredns: str
+    kubeconform: str
     sources: str
 
     @property
@@ -57,7 +61,8 @@ class Recipe:
     def _others(self) -> list[Binary]:
         etcd = Binary("etcd", "go.etcd.io/etcd/server/v3", version_text=self.etcd.removeprefix("v"))
         coredns = Binary("coredns", ".", "coredns", version_arguments=("-version",), version_text=self.coredns.removeprefix("v"))
-        return [helm_binary(self.helm, self.kubernetes), etcd, coredns, Binary("pause", "./pause", version_arguments=())]
+        own = [kubeconform_binary(self.kubeconform), Binary("pause", "./pause", version_arguments=())]
+        return [helm_binary(self.helm, self.kubernetes), etcd, coredns, *own]
 
 
 def kubernetes_binary(name: str, version: str) -> Binary:
@@ -78,6 +83,11 @@ def helm_binary(version: str, kubernetes: str) -> Binary:
     return Binary("helm", "helm.sh/helm/v3/cmd/helm", ".", tuple(variables), ("version", "--short"), version)
 
 
+def kubeconform_binary(version: str) -> Binary:
+    package = "github.com/yannh/kubeconform/cmd/kubeconform"
+    return Binary("kubeconform", package, "kubeconform", (("main.version", version),), ("-v",), version)
+
+
 def pinned(module_file: str, module: str) -> str:
     found = re.search(rf"^(?:require)?\s*{re.escape(module)} (v\S+)", module_file, re.MULTILINE)
     if not found:
@@ -96,6 +106,7 @@ def read(folder: Path) -> Recipe:
         etcd=pinned(main, "go.etcd.io/etcd/server/v3"),
         helm=pinned(main, "helm.sh/helm/v3"),
         coredns=pinned(dns, "github.com/coredns/coredns"),
+        kubeconform=pinned((folder / "kubeconform" / "go.mod").read_text(), "github.com/yannh/kubeconform"),
         sources="".join(without_comments((folder / file).read_text()) for file in RECIPE_FILES),
     )
 

@@ -9,9 +9,13 @@ from pathlib import Path
 
 from pagoda_devcluster import network
 from pagoda_devcluster.errors import DevClusterError, StartError
-from pagoda_devcluster.spec import ETCD_PORT, Addresses, from_json, preferred_slots
+from pagoda_devcluster.spec import API_PORT, ETCD_PORT, Addresses, from_json, preferred_slots
 
 WIDEST_IGNORED = 8
+# What listens on the host: etcd and its peers, the API server, controller-manager, scheduler. What a node has is in its own namespace.
+PORTS = (ETCD_PORT, ETCD_PORT + 1, API_PORT, 10257, 10259)
+# In the range of the slots' loopback addresses and none of them: a port that is taken here is taken on every address.
+NO_SLOT = "127.64.255.1"
 
 
 def choose(name: str, taken: set[int], free: Callable[[int], bool]) -> int:
@@ -19,17 +23,18 @@ def choose(name: str, taken: set[int], free: Callable[[int], bool]) -> int:
     for slot in preferred_slots(name):
         if slot not in taken and free(slot):
             return slot
-    raise StartError("all 48 address slots are in use: `pagoda-devcluster down` a cluster you do not need")
+    raise StartError("all 48 address slots are in use: `pagoda-devcluster down` a cluster you do not need, or see `ip route`")
 
 
 @contextmanager
 def claimed(name: str, clusters: Path, needs_network: bool) -> Iterator[int]:
     """Hold a slot until etcd holds it by its port. The claim in between is an abstract socket: machine-wide, gone with its holder."""
+    refuse_ports_taken_everywhere()
     routes = network.occupied() if needs_network else []
     claims: list[socket.socket] = []
 
     def free(slot: int) -> bool:
-        if conflicts(Addresses(slot), routes) or not _port_free(slot):
+        if conflicts(Addresses(slot), routes) or taken_ports(str(Addresses(slot).loopback)):
             return False
         claim = _claim(slot)
         claims.extend([claim] if claim else [])
@@ -58,10 +63,21 @@ def held_by_others(name: str, clusters: Path) -> set[int]:
     return slots
 
 
-def _port_free(slot: int) -> bool:
+def refuse_ports_taken_everywhere() -> None:
+    """A program that listens on 0.0.0.0 (another Kubernetes, say) leaves no slot, and 48 tries would say nothing of it."""
+    if taken := taken_ports(NO_SLOT):
+        who = f"`ss -ltnp 'sport = :{taken[0]}'` says which"
+        raise StartError(f"port {', '.join(map(str, taken))} is in use on every address of this machine: stop that program ({who})")
+
+
+def taken_ports(address: str) -> list[int]:
+    return [port for port in PORTS if not _port_free(address, port)]
+
+
+def _port_free(address: str, port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        return _bound(probe, (str(Addresses(slot).loopback), ETCD_PORT))
+        return _bound(probe, (address, port))
 
 
 def _claim(slot: int) -> socket.socket | None:

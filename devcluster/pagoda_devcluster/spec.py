@@ -14,6 +14,7 @@ from pathlib import Path
 from pagoda_devcluster.errors import UsageError
 
 SLOTS = 48
+NATIVE, KIND = "native", "kind"
 API_PORT = 6443
 ETCD_PORT = 2379
 # Each fake node has a /24 of the pod network.
@@ -111,6 +112,11 @@ class Layout:
         return self.config / "gpu-layout.json"
 
     @property
+    def fronts(self) -> Path:
+        """The socket of the process that answers for fake nodes' pods, in a folder that nobody else may enter: it runs as root."""
+        return self.root / "fronts" / "socket"
+
+    @property
     def etcd(self) -> Path:
         return self.root / "etcd"
 
@@ -131,9 +137,11 @@ class ClusterSpec:
     nodes: Nodes
     root: Path
     bin: Path
-    provider: str = "native"
+    provider: str = NATIVE
     snapshotter: str = "overlayfs"
     fakes: int = 0
+    serve: bool = False
+    """Fake nodes' pods can be dialled."""
     layout: str = ""
     """Digest of the GPU layout in `config/gpu-layout.json`; empty without one."""
     python: str = ""

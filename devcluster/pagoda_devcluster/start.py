@@ -16,11 +16,12 @@ from pagoda_devcluster.gpus import devices, dra, layout
 from pagoda_devcluster.gpus.labels import labels_of
 from pagoda_devcluster.process import Process
 from pagoda_devcluster.spec import ClusterSpec
-from pagoda_devcluster.status import node_ready
+from pagoda_devcluster.status import fakes_ready, node_ready
 
 # Measured on two idle cores: API server 3 s, node 9 s. Four times that, because the machine may be compiling at the same time.
 API_SECONDS = 60
 NODE_SECONDS = 90
+FRONTS_SECONDS = 60
 
 
 @dataclass
@@ -34,22 +35,30 @@ class Starter:
     pids: dict[str, int] = field(default_factory=dict)
 
     def run(self) -> None:
+        self.enter("files and keys")
         write_files(self.spec)
         etcd, apiserver, *managers = control_plane.control_plane_processes(self.spec)
         if self.spec.has_node:
+            self.enter("namespaces and link")
             self.open_node()
+        self.enter("etcd and API server")
         self.spawn(etcd)
         self.spawn(apiserver)
         if self.spec.has_node:
             self.spawn(node_config.containerd(self.spec))
         with Api(self.spec) as api:
             self.wait(api.ready, API_SECONDS, "kube-apiserver")
-            self.say("control plane ready")
+            self.enter("controllers")
             for process in managers:
                 self.spawn(process)
             self.wait(lambda: service_accounts_ready(api), API_SECONDS, "kube-controller-manager")
+            if self.spec.layout:
+                place_device_classes(api)
+            self.say("control plane ready")
             if self.spec.has_node:
                 self.start_node(api)
+            if self.spec.fakes:
+                self.start_fakes(api)
 
     def open_node(self) -> None:
         """Namespaces, control groups and the link; a process can then be started inside."""
@@ -65,10 +74,9 @@ class Starter:
         return self.init is not None
 
     def start_node(self, api: Api) -> None:
+        self.enter("node")
         for path, body in manifests.dns_objects(self.spec):
             api.apply(path, body)
-        if self.spec.layout:
-            place_device_classes(api)
         _, *others = node_config.node_processes(self.spec)
         self.wait(self.containerd_answers, 30, "containerd")
         self.import_pause()
@@ -79,6 +87,17 @@ class Starter:
         if self.spec.layout:
             self.wait(lambda: gpus_offered(api, self.spec), NODE_SECONDS, "gpu-plugin")
         self.say(f"node {self.spec.node_name} ready")
+
+    def start_fakes(self, api: Api) -> None:
+        self.enter("fake nodes")
+        if self.spec.serve:
+            network.open_pod_range(self.spec)
+            self.spec.paths.fronts.parent.mkdir(mode=0o700)
+            self.spawn(control_plane.fronts(self.spec))
+            self.wait(self.spec.paths.fronts.exists, FRONTS_SECONDS, "fronts")
+        self.spawn(control_plane.fake_kubelet(self.spec))
+        self.wait(lambda: fakes_ready(api, self.spec), NODE_SECONDS, "fake-kubelet")
+        self.say(f"{self.spec.fakes} fake nodes ready")
 
     def containerd_answers(self) -> bool:
         try:
@@ -122,6 +141,10 @@ class Starter:
 
     def evidence(self, process: str) -> str:
         return f"{processes.log_tail(self.spec, process)} (see {self.spec.paths.log(process)})"
+
+    def enter(self, phase: str) -> None:
+        """Said before it begins: whoever stops it there, or sees it hang, knows where."""
+        self.console.print(f"  {phase} …")
 
     def say(self, what: str) -> None:
         self.console.print(f"  {what} after {time.monotonic() - self.began:.1f} s")

@@ -6,13 +6,16 @@ from typing import Any
 
 from pagoda_devcluster import waiting
 from pagoda_devcluster.api import Api
-from pagoda_devcluster.control_plane import control_plane_processes
+from pagoda_devcluster.control_plane import control_plane_processes, fake_kubelet, fronts
 from pagoda_devcluster.errors import ApiError, NotRunningError
+from pagoda_devcluster.fake.nodes import SELECTOR
+from pagoda_devcluster.kind import render
+from pagoda_devcluster.kind import run as kind
 from pagoda_devcluster.node_config import init_process, node_processes
 from pagoda_devcluster.process import Process
 from pagoda_devcluster.processes import leader, of_cluster
 from pagoda_devcluster.settings import Settings
-from pagoda_devcluster.spec import ClusterSpec, from_json
+from pagoda_devcluster.spec import KIND, ClusterSpec, from_json
 
 PATIENCE_SECONDS = 45
 
@@ -26,6 +29,8 @@ class Status:
     pids: dict[str, int | None] | None = None
     api_ready: bool = False
     node_ready: bool = False
+    server: str = ""
+    """Where it is not the spec's."""
 
     @property
     def up(self) -> bool:
@@ -41,7 +46,8 @@ class Status:
 
 
 def all_processes(spec: ClusterSpec) -> list[Process]:
-    return control_plane_processes(spec) + ([init_process(spec), *node_processes(spec)] if spec.has_node else [])
+    players = ([fronts(spec)] if spec.serve else []) + ([fake_kubelet(spec)] if spec.fakes else [])
+    return control_plane_processes(spec) + players + ([init_process(spec), *node_processes(spec)] if spec.has_node else [])
 
 
 def load_spec(root: Path) -> ClusterSpec | None:
@@ -56,6 +62,9 @@ def status_of(settings: Settings, name: str) -> Status:
     spec = load_spec(settings.cluster(name))
     if spec is None:
         return Status(name)
+    if spec.provider == KIND:
+        found = kind.look(spec)
+        return Status(name, spec, found.pids, found.api_ready, found.node_ready, found.server)
     running = of_cluster(spec.root)
     pids = {process.name: leader(running, process) for process in all_processes(spec)}
     if pids["kube-apiserver"] is None or not spec.paths.kubeconfig.exists():
@@ -85,6 +94,12 @@ def node_ready(api: Api, spec: ClusterSpec) -> bool:
     except (NotRunningError, ApiError):
         return False
     return node is not None and condition_true(node) and not node["spec"].get("taints")
+
+
+def fakes_ready(api: Api, spec: ClusterSpec) -> bool:
+    """All of them, and no taint keeps pods away."""
+    found = (api.get(f"/api/v1/nodes?labelSelector={SELECTOR}") or {"items": []})["items"]
+    return len(found) == spec.fakes and all(condition_true(node) and not node["spec"].get("taints") for node in found)
 
 
 def condition_true(node: dict[str, Any]) -> bool:
@@ -123,12 +138,15 @@ def as_json(found: Status) -> dict[str, Any]:
     if spec is None:
         return document
     node = {"name": spec.node_name, "ready": found.node_ready, "address": str(spec.net.node)} if spec.has_node else None
+    if spec.provider == KIND:
+        node = {"name": render.node_name(spec), "ready": found.node_ready, "address": None}
     return document | {
         "provider": spec.provider,
         "nodes": spec.nodes_text,
+        "serve": spec.serve,
         "processes": [{"name": name, "state": "running" if pid else "dead", "pid": pid} for name, pid in (found.pids or {}).items()],
         "api_ready": found.api_ready,
-        "server": spec.server,
+        "server": found.server or spec.server,
         "node": node,
         "kubeconfig": str(spec.paths.kubeconfig),
         "context": spec.context,

@@ -11,8 +11,7 @@ from pagoda_contracts.resources.traffic import RolloutSpec, RoutingSpec, SloSpec
 
 _WORDS: Final = (
     *("model.revision", "model.credential", "model.cache", "credentials"),
-    *("engine.quantization", "engine.deterministic", "engine.kvCache.memoryFraction", "engine.kvCache.dtype"),
-    *("engine.kvCache.prefixCaching", "engine.kvCache.cpuOffload"),
+    *("engine.kvCache.memoryFraction", "engine.kvCache.dtype", "engine.kvCache.cpuOffload"),
 )
 # Blocks, and what each may say that is done anyway; a block that is there asks for its defaults too.
 _BLOCKS: Final[Mapping[str, tuple[Any, ...]]] = {

@@ -13,11 +13,10 @@ import pytest
 import torch
 from engine_drive import Drive
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
-from pagoda_daemon.batch import StepPlan
+from pagoda_daemon.batch import StepPlan, StepResult
 from pagoda_daemon.engine.messages import Sampling
-from pagoda_daemon.runner.answer import answer, wanted_logits
-from pagoda_daemon.runner.fixed import SIZE, passes
-from pagoda_daemon.runner.sampler import Sampler
+from pagoda_daemon.runner.answer import wanted_logits
+from pagoda_daemon.runner.fixed import passes
 from pagoda_daemon.runner.torch_worker import TorchWorker
 from tiny_families import VOCAB, make_model
 
@@ -27,11 +26,11 @@ COUNT, REQUESTS = 14, 6
 TOKEN_BYTES = 2 * 2 * 2 * 64 * 2
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["llama", "qwen3_moe"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("wide")
     shape = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 8, "head_dim": 64}
-    make_model(directory, initializer_range=0.05, num_key_value_heads=2, **shape)
+    make_model(directory, request.param, initializer_range=0.05, num_key_value_heads=2, **shape)
     return directory
 
 
@@ -42,22 +41,26 @@ def load(directory: Path, *, deterministic: bool = True, **engine: Any) -> Torch
 
 
 class Recording:
-    """A worker that keeps the logits from which each token of each row was drawn, by the row's first token."""
+    """A worker that keeps the logits from which each token of each request was drawn, by the request's first token."""
 
     def __init__(self, worker: TorchWorker) -> None:
-        self.limits, self._worker, self._logits = worker.limits, worker, worker.logits
-        self._sampler = Sampler()
+        self.limits, self._worker = worker.limits, worker
         self.seen: dict[tuple[int, int], torch.Tensor] = {}
         self.first: dict[int, int] = {}
 
-    def execute(self, plan: StepPlan) -> Any:
+    def execute(self, plan: StepPlan) -> StepResult:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self._worker, "logits", self._noted)
+            return self._worker.execute(plan)
+
+    def _noted(self, plan: StepPlan) -> torch.Tensor:
         starts = plan.starts[:-1]
         self.first |= {int(r): int(t) for r, t, p in zip(plan.rows, plan.token_ids[starts], plan.positions[starts], strict=True) if p == 0}
-        logits = self._logits(plan)
+        logits = TorchWorker.logits(self._worker, plan)
         for row, place, found in zip(plan.rows[plan.sample].tolist(), plan.lengths[plan.sample].tolist(), logits, strict=True):
             before = self.seen.setdefault((self.first[row], place), found.clone())
             assert before.equal(found), "the same context gave other bits within one run"
-        return answer(self._sampler, plan, logits)
+        return logits
 
     def probe(self) -> None:
         self._worker.probe()
@@ -90,9 +93,20 @@ def test_every_logit_has_the_same_bits_in_any_company_chunking_and_after_preempt
         run(roomy, max_concurrency=16, token_budget=256),
         run(roomy, max_concurrency=16, token_budget=16),
         run(roomy, max_concurrency=3, token_budget=21),
+        run(roomy, max_concurrency=16, depth=2),
         run(tight, preempts=True, max_concurrency=16),
     ):
         assert same_bits(alone, other)
+
+
+def test_a_cached_beginning_gives_the_tokens_that_its_own_computation_gave(model: Path) -> None:
+    drive = Drive(load(model), depth=2)
+    prompt = tuple(range(100, 140))
+    for name, ids in (("short", prompt[:20]), ("cold", prompt), ("warm", prompt)):
+        drive.submit(name, ids, Sampling(COUNT, temperature=1.0, seed=3))
+        drive.drain()
+    assert drive.state.stats().reused_tokens > len(prompt) // 2
+    assert drive.tokens["warm"] == drive.tokens["cold"]
 
 
 def test_the_bits_are_close_to_those_of_the_fast_path(model: Path) -> None:
@@ -107,13 +121,14 @@ def _prompt(count: int) -> StepPlan:
     return StepPlan(0, ids[:1], np.asarray([0, count], np.int32), ids, ids, blocks[None], np.ones(1, np.bool_))
 
 
-@pytest.mark.parametrize("count", [1, SIZE, SIZE + 1, 40])
-def test_every_pass_has_one_shape_and_each_token_is_in_one(count: int) -> None:
+@pytest.mark.parametrize("size", [1, 16])
+@pytest.mark.parametrize("count", [1, 16, 17, 40])
+def test_every_pass_has_one_shape_and_each_token_is_in_one(count: int, size: int) -> None:
     plan = _prompt(count)
-    cut = list(passes(plan, wanted_logits(plan), spare_block=99))
-    assert {part.plan.tokens for part in cut} == {SIZE}
+    cut = list(passes(plan, wanted_logits(plan), 99, size))
+    assert {part.plan.tokens for part in cut} == {size}
     fed = np.concatenate([part.plan.token_ids for part in cut])
     assert fed[:count].tolist() == plan.token_ids.tolist()
     assert (np.concatenate([part.plan.block_tables for part in cut])[count:] == 99).all()
-    assert [(part.wanted.tolist(), part.taken.tolist()) for part in cut][-1] == ([0], [(count - 1) % SIZE])
+    assert [(part.wanted.tolist(), part.taken.tolist()) for part in cut][-1] == ([0], [(count - 1) % size])
     assert [bool(part.plan.sample.any()) for part in cut] == [False] * (len(cut) - 1) + [True]

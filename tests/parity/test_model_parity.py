@@ -17,7 +17,7 @@ import torch
 from engine_drive import Drive
 from engine_front import engine_process
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
-from pagoda_daemon.batch import StepPlan, StepResult
+from pagoda_daemon.batch import LAST_SAMPLED, StepPlan, StepResult
 from pagoda_daemon.engine.messages import Loading, Ready, Sampling, Shutdown, StepOutput, Submit
 from pagoda_daemon.runner.torch_worker import TorchWorker
 from pagoda_daemon.runner.worker import Worker
@@ -164,7 +164,10 @@ class PoisonBehind:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A way to serve the same requests that must not change a token; `happened` proves that it was this way."""
+    """A way to serve the same requests that must not change a token; `happened` proves that it was this way.
+
+    `submit` may serve other requests first (to fill a cache) or make several of one, as long as r0, r1, … answer the cases.
+    """
 
     happened: Callable[[Drive], bool]
     drive: dict[str, int] = field(default_factory=dict)
@@ -173,12 +176,54 @@ class Schedule:
     submit: Callable[[Drive, list[Case]], None] = submit_all
 
 
+def submit_as_batch(drive: Drive, expected: list[Case]) -> None:
+    """And let others press in, for whom rows are given up: a window would leave blocks enough."""
+    for i, case in enumerate(expected):
+        drive.submit(f"r{i}", case.prompt, COUNT, tier="batch")
+    for i in range(3):
+        for _ in range(7):
+            drive.step()
+        drive.submit(f"urgent{i}", (i, 1, 2), 3)
+
+
+def submit_twice(drive: Drive, expected: list[Case]) -> None:
+    """The second time what the first left behind is known."""
+    for i, case in enumerate(expected):
+        drive.submit(f"first{i}", case.prompt, COUNT // 2)
+    drive.drain()
+    submit_all(drive, expected)
+
+
+def submit_forked(drive: Drive, expected: list[Case]) -> None:
+    for i, case in enumerate(expected):
+        drive.submit(f"r{i}", case.prompt, COUNT, n=3)
+
+
+def short_of_blocks(drive: Drive) -> bool:
+    """Where every layer has a window, rows give blocks back as they go, and none has to yield."""
+    return drive.state.totals.preemptions > 0 or drive.worker.limits.sliding_window is not None
+
+
+def one_ahead(drive: Drive) -> bool:
+    return sum(LAST_SAMPLED in step.token_ids for step in drive.plans) > COUNT // 2
+
+
+def forked(drive: Drive) -> bool:
+    answers = [tuple(tokens) for name, tokens in drive.tokens.items() if name.startswith("r")]
+    return len(answers) == 12 and len(set(answers)) == 4 and any(step.copies.size for step in drive.plans)
+
+
 SCHEDULES = {
     "alone": Schedule(lambda drive: max(step.rows.size for step in drive.plans) == 1, {"max_concurrency": 1}),
     "together": Schedule(lambda drive: max(step.rows.size for step in drive.plans) == 4, {"token_budget": 512}),
     "chunked": Schedule(lambda drive: any(not step.sample.all() for step in drive.plans), {"token_budget": 16}),
-    "preempted": Schedule(lambda drive: drive.state.preemptions > 0, kv_tokens=256),
-    "preempted, blocks of one token": Schedule(lambda drive: drive.state.preemptions > 0, kv_tokens=256, block_size=1),
+    "one ahead": Schedule(one_ahead, {"depth": 2}),
+    "one ahead, chunked": Schedule(one_ahead, {"depth": 2, "token_budget": 16}),
+    "from the cache": Schedule(lambda drive: drive.state.totals.reused_tokens > 100, submit=submit_twice),
+    "forked": Schedule(forked, submit=submit_forked),
+    "preempted": Schedule(lambda drive: drive.state.totals.preemptions > 1, {"max_concurrency": 4}, submit=submit_as_batch),
+    "short of blocks": Schedule(short_of_blocks, kv_tokens=256),
+    "short of blocks of one token": Schedule(short_of_blocks, kv_tokens=256, block_size=1),
 }
 
 
@@ -194,7 +239,7 @@ def test_no_schedule_changes_a_token(family: tuple[Path, list[Case]], name: str)
     (directory, expected), schedule = family, SCHEDULES[name]
     worker = load(directory, block_size=schedule.block_size)
     if schedule.kv_tokens is not None:
-        token_bytes = worker._model.spec.kv_token_bytes(4)
+        token_bytes = worker.forward.model.spec.kv_token_bytes(4)
         worker = load(directory, block_size=schedule.block_size, kv_bytes=schedule.kv_tokens * token_bytes)
     drive = Drive(worker, **schedule.drive)
     schedule.submit(drive, expected)
@@ -217,8 +262,9 @@ def test_32_concurrent_streams_equal_32_single_runs(served: tuple[Path, list[Cas
     assert max(step.rows.size for step in drive.plans) == 32
 
 
-def test_bfloat16_stays_close_to_transformers(tmp_path: Path) -> None:
-    model = make_model(tmp_path, initializer_range=0.05)
+@pytest.mark.parametrize("family_name", FAMILIES)
+def test_bfloat16_stays_as_close_to_fp32_as_transformers(tmp_path: Path, family_name: str) -> None:
+    model = make_model(tmp_path, family_name, initializer_range=0.05)
     worker = load(tmp_path, dtype="bfloat16")
     drive = Drive(worker)
     drive.submit("r", range(40), 1)
@@ -236,7 +282,7 @@ def test_a_request_that_meets_a_nan_ends_alone(served: tuple[Path, list[Case]]) 
     directory, expected = served
     worker = load(directory)
     poison = next(t for t in range(VOCAB) if all(t not in case.prompt + case.stream for case in expected[:4]))
-    worker._model.weights.embedding[poison] = torch.nan
+    worker.forward.model.weights.embedding[poison] = torch.nan
     drive = Drive(worker)
     drive.submit("bad", (poison, 1, 2), 8)
     for i, case in enumerate(expected[:4]):
@@ -255,7 +301,7 @@ def test_seeded_sampling_is_the_same_alone_together_chunked_and_preempted(served
         for i, prompt in enumerate(prompts):
             drive.submit(f"r{i}", prompt, Sampling(40, temperature=1.0, top_k=50 * (i % 2), top_p=0.9 if i % 3 else 1.0, seed=i))
         drive.drain()
-        assert (drive.state.preemptions > 0) is preempts
+        assert (drive.state.totals.preemptions > 0) is preempts
         return [drive.tokens[f"r{i}"] for i in range(len(prompts))]
 
     roomy, tight = load(directory), load(directory, kv_bytes=256 * 768)

@@ -10,10 +10,11 @@ import pytest
 import torch
 from engine_drive import Drive
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
+from pagoda_daemon.batch import LAST_SAMPLED
 from pagoda_daemon.engine.messages import Sampling, TokenLogprob
 from pagoda_daemon.runner.torch_worker import TorchWorker
 from tiny_families import VOCAB, make_model
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 pytestmark = pytest.mark.parity
 
@@ -22,7 +23,7 @@ TOKEN_BYTES = 2 * 3 * 2 * 16 * 4
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCausalLM]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
     directory = tmp_path_factory.mktemp("llama")
     return directory, make_model(directory)
 
@@ -55,7 +56,7 @@ GENERATED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", GENERATED)
-def test_a_shaped_greedy_stream_equals_transformers_generate(model: tuple[Path, LlamaForCausalLM], name: str) -> None:
+def test_a_shaped_greedy_stream_equals_transformers_generate(model: tuple[Path, PreTrainedModel], name: str) -> None:
     directory, theirs = model
     ours, settings = GENERATED[name]
     prompt = prompts(1)[0]
@@ -75,21 +76,67 @@ MIXED: tuple[dict[str, Any], ...] = (
 )
 
 
-def test_every_kind_of_sampling_is_the_same_alone_together_chunked_and_preempted(model: tuple[Path, LlamaForCausalLM]) -> None:
+def test_every_kind_of_sampling_is_the_same_alone_together_chunked_and_preempted(model: tuple[Path, PreTrainedModel]) -> None:
     directory, _ = model
     requests = [(prompt, Sampling(COUNT, **MIXED[i % len(MIXED)])) for i, prompt in enumerate(prompts(12))]
 
     def streams(worker: TorchWorker, *, preempts: bool = False, **limits: int) -> list[list[int]]:
         drive = run(worker, requests, **limits)
-        assert (drive.state.preemptions > 0) is preempts
+        assert (drive.state.totals.preemptions > 0) is preempts
         assert sum(len(o.prompt_logprobs) for o in drive.outputs) == sum(len(p) - 1 for p, s in requests if s.prompt_logprobs is not None)
         return [drive.tokens[f"r{i}"] for i in range(len(requests))]
 
     roomy, tight = load(directory), load(directory, kv_bytes=256 * TOKEN_BYTES)
     alone = streams(roomy, max_concurrency=1)
     assert streams(roomy, max_concurrency=12) == alone
+    assert streams(roomy, max_concurrency=12, depth=2, token_budget=32) == alone
     assert streams(roomy, token_budget=16, max_concurrency=12) == alone
     assert streams(tight, preempts=True, max_concurrency=12) == alone
+    assert streams(tight, preempts=True, max_concurrency=12, depth=2) == alone
+
+
+def test_a_cached_beginning_changes_neither_tokens_nor_prompt_scores(model: tuple[Path, PreTrainedModel]) -> None:
+    directory, _ = model
+    drive = Drive(load(directory), depth=2)
+    for turn in "ab":
+        for i, prompt in enumerate(prompts(6)):
+            drive.submit(f"{turn}{i}", prompt, Sampling(COUNT, **MIXED[i]))
+        drive.drain()
+    assert drive.state.stats().reused_tokens > 0
+    scores = {name: [e for o in drive.outputs if o.request_id == name for e in o.prompt_logprobs] for name in ("a2", "b2")}
+    assert [entry.rank for entry in scores["a2"]] == [entry.rank for entry in scores["b2"]]
+    assert len(scores["b2"]) == len(prompts(6)[2]) - 1
+    for i in range(6):
+        assert drive.tokens[f"a{i}"] == drive.tokens[f"b{i}"]
+
+
+def test_draws_and_log_probabilities_are_the_same_one_step_ahead(model: tuple[Path, PreTrainedModel]) -> None:
+    directory, _ = model
+    worker = load(directory)
+    asked: tuple[dict[str, Any], ...] = ({"logprobs": 2}, {"prompt_logprobs": 1}, {"top_k": 40, "logprobs": 0, "prompt_logprobs": 2}, {})
+    requests = [(prompt, Sampling(COUNT, temperature=1.0, seed=i, **asked[i % 4])) for i, prompt in enumerate(prompts(8))]
+    waiting, ahead = (run(worker, requests, depth=depth, token_budget=24) for depth in (1, 2))
+    assert sum(LAST_SAMPLED in step.token_ids for step in ahead.plans) > COUNT // 2
+    for i in range(len(requests)):
+        assert ahead.tokens[f"r{i}"] == waiting.tokens[f"r{i}"]
+        for kind in ("logprobs", "prompt_logprobs"):
+            ours, theirs = ([e for o in d.outputs if o.request_id == f"r{i}" for e in getattr(o, kind)] for d in (ahead, waiting))
+            assert [(entry.logprob, entry.rank) for entry in ours] == [(pytest.approx(e.logprob, abs=1e-4), e.rank) for e in theirs]
+
+
+def test_each_of_n_answers_draws_its_own_and_the_first_brings_the_prompts_scores(model: tuple[Path, PreTrainedModel]) -> None:
+    directory, _ = model
+    prompt = prompts(1)[0]
+    asked = {"temperature": 1.0, "logprobs": 1, "repetition_penalty": 1.2, "prompt_logprobs": 1}
+    worker, drive = load(directory), Drive(load(directory))
+    drive.submit("r", prompt, Sampling(COUNT, seed=5, **asked), n=3)
+    drive.drain()
+    for index, name in enumerate(("r", "r/1", "r/2")):
+        alone = run(worker, [(prompt, Sampling(COUNT, seed=5 + index, **asked))])
+        assert drive.tokens[name] == alone.tokens["r0"]
+        own = [output for output in drive.outputs if output.index == index]
+        assert sum(len(output.logprobs) for output in own) == COUNT
+        assert sum(len(output.prompt_logprobs) for output in own) == (0 if index else len(prompt) - 1)
 
 
 def check(entry: TokenLogprob, logprobs: torch.Tensor, token: int) -> None:
@@ -102,7 +149,7 @@ def check(entry: TokenLogprob, logprobs: torch.Tensor, token: int) -> None:
 
 
 @pytest.mark.parametrize("budget", [16, 64])
-def test_logprobs_of_prompt_and_answer_equal_transformers(model: tuple[Path, LlamaForCausalLM], budget: int) -> None:
+def test_logprobs_of_prompt_and_answer_equal_transformers(model: tuple[Path, PreTrainedModel], budget: int) -> None:
     directory, theirs = model
     prompt = prompts(1)[0]
     asked = Sampling(8, temperature=0.7, seed=1, logprobs=4, prompt_logprobs=3, repetition_penalty=1.3)
@@ -118,11 +165,11 @@ def test_logprobs_of_prompt_and_answer_equal_transformers(model: tuple[Path, Lla
         check(entry, logprobs[at], whole[at + 1])
 
 
-def test_a_prompt_without_a_finite_score_ends_alone(model: tuple[Path, LlamaForCausalLM]) -> None:
+def test_a_prompt_without_a_finite_score_ends_alone(model: tuple[Path, PreTrainedModel]) -> None:
     directory, _ = model
     worker = load(directory)
     wanted = run(worker, [((1, 2, 3), Sampling(6, prompt_logprobs=0))]).tokens["r0"]
-    worker._model.weights.embedding[77] = torch.nan
+    worker.forward.model.weights.embedding[77] = torch.nan
     drive = run(worker, [((1, 2, 3), Sampling(6, prompt_logprobs=0)), ((5, 77, 6, 7), Sampling(6, prompt_logprobs=0, temperature=1.0))])
     assert drive.tokens["r0"] == wanted
     assert [(end.finish_reason, end.error) for end in drive.ends["r1"]] == [("error", "the model's output is not finite")]

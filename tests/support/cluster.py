@@ -60,8 +60,9 @@ class Cluster:
 
 
 @contextmanager
-def running_cluster(nodes: str = "kubelet", gpu_layout: Path | None = None) -> Iterator[Cluster]:
-    """`nodes`: "control-plane" (5 s, no pods run), "kubelet", or "fake:N" (6 s, pods pretend). One with GPUs or fakes is always its own."""
+def running_cluster(nodes: str = "kubelet", gpu_layout: Path | None = None, *, serve: bool = False) -> Iterator[Cluster]:
+    """`nodes`: "control-plane" (5 s, no pods run), "kubelet", or "fake:N" (6 s, pods pretend; `serve`: and answer). One with GPUs or fakes
+    is always its own."""
     reused = os.environ.get("PAGODA_TEST_CLUSTER")
     if reused and not gpu_layout and not nodes.startswith("fake"):
         yield existing(reused, nodes)
@@ -69,7 +70,11 @@ def running_cluster(nodes: str = "kubelet", gpu_layout: Path | None = None) -> I
     name = f"test-{os.getpid()}-{secrets.token_hex(2)}"
     try:
         layout = ["--gpu-layout", str(gpu_layout)] if gpu_layout else []
-        run([devcluster(), "up", "--name", name, "--nodes", nodes, *layout], seconds=UP_SECONDS)
+        # Where a Docker engine answers, auto would be kind, which shows a test neither the host's routes nor its processes.
+        run(
+            [devcluster(), "up", "--name", name, "--nodes", nodes, "--provider", "native", *layout, *(["--serve"] if serve else [])],
+            seconds=UP_SECONDS,
+        )
         yield existing(name, nodes)
     finally:
         run([devcluster(), "down", "--name", name])

@@ -102,7 +102,7 @@ class KvCacheSpec(Model):
     dtype: Literal["auto", "bfloat16", "float8", "int8"] = Field(
         default="auto", description="Type of keys and values; auto is the model's. Others are not acted on yet."
     )
-    prefix_caching: bool = Field(default=True, description="Whether blocks of equal beginnings are shared. Not acted on yet.")
+    prefix_caching: bool = Field(default=True, description="Whether blocks of equal beginnings are shared.")
     cpu_offload: Quantity | None = Field(default=None, description="Host memory for evicted blocks, such as 8Gi. Not acted on yet.")
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -131,9 +131,9 @@ class EngineSpec(Model):
     dtype: Literal["auto", "bfloat16", "float32"] = Field(default="auto", description="Weights and activations; auto is bfloat16.")
     kv_cache: KvCacheSpec = Field(default=KvCacheSpec(), description="The paged KV cache.")
     quantization: Literal["none", "fp8", "int8", "int4", "nvfp4"] = Field(
-        default="none", description="Type of the weights' matrices. Others than none are not acted on yet."
+        default="none", description="Type of the weights' matrices. int8 is built for CPU; the daemon refuses the others."
     )
-    deterministic: bool = Field(default=False, description="Same answer whatever else is in the batch. Not acted on yet.")
+    deterministic: bool = Field(default=False, description="Same answer whatever else is in the batch.")
 
 
 class LabelSelector(Model):

@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import grpc.aio
 import structlog
@@ -32,7 +32,7 @@ from pagoda_daemon.api.app import Parts, application
 from pagoda_daemon.api.endpoints import Admission
 from pagoda_daemon.api.generation import Generator as TextGenerator
 from pagoda_daemon.api.watch import Identity, StateFeed
-from pagoda_daemon.engine.client import EngineClient, Wires, start_engine, wires
+from pagoda_daemon.engine.client import EngineClient, EngineLink, Wires, start_engine, wires
 from pagoda_daemon.errors import ConfigRejected, DaemonError, Draining, EngineDied
 from pagoda_daemon.health import Limits, ProbeServer, Replica, keep_beating
 from pagoda_daemon.metrics import Counts, Exposition
@@ -48,7 +48,7 @@ _SECOND_SIGNAL_S: Final = 1.5
 _KEEP_ALIVE_S: Final = 75  # longer than any sensible client pool keeps a connection: the client closes first, no race
 
 
-class _Uvicorn(uvicorn.Server):
+class UnsignalledServer(uvicorn.Server):
     """Without signal handling of its own: the drain decides when to stop listening."""
 
     @contextlib.contextmanager
@@ -65,29 +65,47 @@ class Ports:
     probes: int
 
 
+class Probes(Protocol):
+    """What answers probes until closed."""
+
+    @property
+    def port(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Backing:
+    """What a front stands on. A simulated one has its engine in this process and shares its text with many."""
+
+    engine: Callable[[Replica], EngineLink]
+    text: Callable[[], ModelText]
+    probes: Callable[[Replica, str, int, Limits], Probes] = ProbeServer
+
+
 class Front:
     """Everything of one replica's front process. Make it in the running loop."""
 
-    def __init__(self, settings: Settings, process: subprocess.Popen[bytes], addresses: Wires) -> None:
+    def __init__(self, settings: Settings, backing: Backing) -> None:
         config = settings.config
         self._settings = settings
+        self._text = backing.text
         self.replica = Replica(time.monotonic())
         with _refusing(f"listen.probes: cannot listen on {config.listen.host}:{config.listen.probes}"):
-            self._probes = ProbeServer(self.replica, config.listen.host, config.listen.probes, Limits())
-        self._engine = EngineClient(process, addresses, self.replica)
+            self._probes = backing.probes(self.replica, config.listen.host, config.listen.probes, Limits())
+        self._engine = backing.engine(self.replica)
         self._admission = Admission(self.replica)
         self._feed = StateFeed(self.replica, Identity(config.model.served_names, config.revision, settings.version))
         self._grpc = grpc.aio.server(options=[("grpc.so_reuseport", 0)])  # a port in use is an error
+        self._server: UnsignalledServer | None = None
         self._signalled = asyncio.Event()
         self._hurry = asyncio.Event()
 
     async def run(self, announce: Callable[[Ports], None]) -> None:
-        """Serves until SIGTERM or the engine's end. Returns after a drain; raises PermanentError or EngineDied."""
+        """Serves until `stop` or the engine's end. Returns after a drain; raises PermanentError or EngineDied."""
         beat = asyncio.ensure_future(keep_beating(self.replica))
         engine = asyncio.ensure_future(self._engine.run())
         try:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
             await self._serve(engine, announce)
         finally:
             beat.cancel()
@@ -98,11 +116,14 @@ class Front:
                 await engine
 
     async def _serve(self, engine: asyncio.Future[None], announce: Callable[[Ports], None]) -> None:
-        server = _Uvicorn(_uvicorn_config(self._parts()))
+        server = self._server = UnsignalledServer(_uvicorn_config(self._parts()))
         listener = _bind(self._settings.config.listen.host, self._settings.config.listen.http)
         serving = asyncio.ensure_future(server.serve([listener]))
-        ports = Ports(listener.getsockname()[1], await self._start_grpc(), self._probes.port)
-        announce(ports)
+        try:
+            announce(Ports(listener.getsockname()[1], await self._start_grpc(), self._probes.port))
+        except BaseException:
+            await self._close(server, serving)  # a front that shares its process leaves no listener to it
+            raise
         signalled = asyncio.ensure_future(self._signalled.wait())
         try:
             await asyncio.wait(_futures(signalled, engine, serving), return_when=asyncio.FIRST_COMPLETED)
@@ -116,7 +137,7 @@ class Front:
 
     def _parts(self) -> Parts:
         config = self._settings.config
-        text, counts = ModelText(Path(config.model.path)), Counts()
+        text, counts = self._text(), Counts()
         exposition = Exposition(config.model.served_names[0], self.replica, counts)
         generator = TextGenerator(self._engine, text, counts)
         return Parts(self.replica, self._admission, generator, exposition, config.model.served_names, self._settings.version)
@@ -129,7 +150,8 @@ class Front:
         await self._grpc.start()
         return port
 
-    def _on_signal(self) -> None:
+    def stop(self) -> None:
+        """What SIGTERM does: drain, and the second time hurry."""
         if not self._signalled.is_set():
             log.info("draining", in_flight=self.replica.in_flight, timeout_s=self._settings.drain_timeout_s)
             self.replica.enter(Phase.PHASE_DRAINING)
@@ -138,6 +160,15 @@ class Front:
             log.warning("second_signal", in_flight=self.replica.in_flight)
             self._hurry.set()
             asyncio.get_running_loop().call_later(_SECOND_SIGNAL_S, self._give_up)
+
+    def drop_connections(self) -> None:
+        """As the kernel does with a killed process's, its listener too: without a word. For a front that shares its process."""
+        if self._server is None:
+            return
+        for listener in getattr(self._server, "servers", []):  # uvicorn makes the attribute when it starts
+            listener.close()
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()
 
     def _give_up(self) -> None:
         """The last resort of a second signal: whatever still waits, waits no longer."""
@@ -175,12 +206,15 @@ class Front:
         self.replica.enter(Phase.PHASE_STOPPED)
         if died:
             await self._fail_streams(EngineDied("the engine of this replica ended"))
+        await self._close(server, serving)
+        if not died:
+            await self._engine.shutdown(_ENGINE_GRACE_S)
+
+    async def _close(self, server: uvicorn.Server, serving: asyncio.Future[None]) -> None:
         server.should_exit = True
         with suppress(asyncio.CancelledError):
             await serving
         await self._grpc.stop(0)
-        if not died:
-            await self._engine.shutdown(_ENGINE_GRACE_S)
 
 
 def _futures(*futures: asyncio.Future[Any]) -> set[asyncio.Future[Any]]:
@@ -243,7 +277,11 @@ def run(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings, process: subprocess.Popen[bytes], addresses: Wires) -> None:
-    await Front(settings, process, addresses).run(lambda ports: _announce(settings, ports))
+    backing = Backing(lambda replica: EngineClient(process, addresses, replica), lambda: ModelText(Path(settings.config.model.path)))
+    front = Front(settings, backing)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, front.stop)
+    await front.run(lambda ports: _announce(settings, ports))
 
 
 def _announce(settings: Settings, ports: Ports) -> None:

@@ -14,7 +14,7 @@ from pagoda_daemon.api.answer import AnswerText, Piece, echo
 from pagoda_daemon.api.replies import Usage
 from pagoda_daemon.api.requests import ChatRequest, GenerationRequest
 from pagoda_daemon.api.sampling import Wished, sampling_of
-from pagoda_daemon.engine.client import EngineClient
+from pagoda_daemon.engine.client import EngineLink
 from pagoda_daemon.engine.messages import Ready, Refusal, RowOutput, Sampling, Submit, TokenLogprob
 from pagoda_daemon.errors import BadRequest, DaemonError, Draining, Overloaded, RequestFailed
 from pagoda_daemon.metrics import Counts
@@ -94,7 +94,7 @@ def _max_tokens(prompt: int, wished: int | None, context: int) -> int:
 class Generator:
     """Runs submissions on the engine and counts what comes back."""
 
-    engine: EngineClient
+    engine: EngineLink
     text: ModelText
     counts: Counts
 

@@ -98,8 +98,10 @@ def _bad_words(words: Iterable[str], text: ModelText) -> tuple[tuple[int, ...], 
     found: list[tuple[int, ...]] = []
     for word in words:
         plain, spaced = text.word_ids(word.lstrip()), text.word_ids(" " + word.lstrip())
+        if not plain:
+            raise BadRequest(f"bad_words: {word[:32]!r} has no tokens in this model", "bad_words")
         found.append(plain)
-        if spaced[0] != plain[0] and len(spaced) == len(plain):
+        if len(spaced) == len(plain) and spaced[0] != plain[0]:
             found.append(spaced)
     return tuple(found)
 

@@ -73,6 +73,10 @@ class Device:
         """End the thread after the jobs started."""
         self._jobs.put(None)
 
+    def __del__(self) -> None:
+        # Not in `stop`: the thread may still write to it, and the loop still poll it.
+        os.close(self._ended)
+
     def _run(self, build: Callable[[], Worker]) -> None:
         try:
             worker = build()

@@ -31,7 +31,7 @@ from pagoda_daemon.engine.messages import (
     Submit,
     ToEngine,
 )
-from pagoda_daemon.engine.wire import Wire
+from pagoda_daemon.engine.wire import EngineWire
 from pagoda_daemon.errors import PermanentError
 from pagoda_daemon.runner.build import Progress
 from pagoda_daemon.runner.worker import Worker
@@ -53,7 +53,7 @@ _log = structlog.get_logger(__name__)
 class Engine:
     """Made with a wire, a clock in monotonic milliseconds, and what builds the worker."""
 
-    def __init__(self, wire: Wire, config: EngineConfig, build: Callable[[Progress], Worker], clock_ms: Callable[[], float]) -> None:
+    def __init__(self, wire: EngineWire, config: EngineConfig, build: Callable[[Progress], Worker], clock_ms: Callable[[], float]) -> None:
         self._wire = wire
         self._config = config
         self._clock_ms = clock_ms

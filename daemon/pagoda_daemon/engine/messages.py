@@ -127,7 +127,8 @@ class RowOutput(msgspec.Struct, frozen=True, gc=False):
     """New tokens of answer `index` of a request. `finish_reason` "stop" (a stop id, included only by `deliver_stop`), "length", "abort",
     "error", or "refused" with `refusal`, which ends every answer of it.
 
-    `logprobs` are of `token_ids`; `prompt_logprobs` of the next prompt tokens in order, from the second on, as they are computed.
+    `logprobs` are of `token_ids`; `prompt_logprobs` of the next prompt tokens in order, from the second on, as they are computed: they
+    come once for all answers, with the first.
     """
 
     request_id: str

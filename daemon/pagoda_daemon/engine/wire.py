@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import zmq
@@ -16,6 +16,26 @@ from pagoda_daemon.engine.messages import FromEngine, ToEngine
 
 # Long enough for a front on a busy machine to take the last word (why the engine failed), short enough not to look hung.
 _LINGER_MS = 2000
+
+
+class EngineWire(Protocol):
+    """What the engine's loop needs of a wire: this one between processes, or one in memory (`simulated`)."""
+
+    def watch(self, fileno: int) -> None:
+        """Let `wait` also end when `fileno` is readable."""
+        ...
+
+    def wait(self, timeout_ms: float) -> None:
+        """Block until a message or a watched file is there, or time is up."""
+        ...
+
+    def received(self) -> Iterator[ToEngine]:
+        """Every message that has arrived."""
+        ...
+
+    def send(self, message: FromEngine) -> None:
+        """Never blocks."""
+        ...
 
 
 class Wire:

@@ -54,9 +54,10 @@ class Decoder:
         for index, layer in enumerate(self.weights.layers):
             place = Place(turn, flat.attention, kv.data[index], self.spec.windows[index])
             hidden = hidden + self._attention(layer, self._head_norms[index], hidden, place)
+            if layer is self.weights.layers[-1]:
+                hidden = hidden[flat.wanted]  # nobody reads what the last MLP makes of the others: a prompt's tokens but one
             hidden = hidden + self._mlp(layer, hidden)
-        last = rms_norm(hidden[flat.wanted], self.weights.norm, self.spec.norm_eps)
-        return linear(last, self.weights.head)
+        return linear(rms_norm(hidden, self.weights.norm, self.spec.norm_eps), self.weights.head)
 
     def _attention(self, layer: Layer, head_norm: Tensor | None, hidden: Tensor, place: Place) -> Tensor:
         spec = self.spec

@@ -25,8 +25,15 @@ INDEX: Final = "model.safetensors.index.json"
 _SUPERFLUOUS: Final = (".rotary_emb.inv_freq", "lm_head.weight")
 
 
-def load_tensors(directory: Path, places: Mapping[str, Tensor], progress: Callable[[float], None]) -> None:
-    """Fill every one of `places`; ModelRejected names the file or tensor that is missing, unknown or of a wrong shape."""
+def _nothing(_name: str) -> None:
+    return None
+
+
+def load_tensors(
+    directory: Path, places: Mapping[str, Tensor], progress: Callable[[float], None], filled: Callable[[str], None] = _nothing
+) -> None:
+    """Fill every one of `places`; ModelRejected names the file or tensor that is missing, unknown or of a wrong shape. `filled` hears of
+    each place that is: it may take the bytes away."""
     stored = _headers(weight_files(directory))
     _check_names(directory, stored.keys(), places.keys())
     wanted = [stored[name] for name in places]
@@ -39,6 +46,7 @@ def load_tensors(directory: Path, places: Mapping[str, Tensor], progress: Callab
             for tensor in tensors:
                 read_into(places[tensor.name], tensor, handle, staging)
                 done += places[tensor.name].nbytes
+                filled(tensor.name)
                 progress(done / total)
 
 

@@ -16,11 +16,13 @@ from pagoda_sizing.plan import largest
 from pagoda_daemon.errors import ConfigRejected
 from pagoda_daemon.model.config import ModelSpec
 from pagoda_daemon.runner.host import Memory
+from pagoda_daemon.runner.logprobs import SLICE
 
 LEAST_CONTEXT: Final = 2048
 """A context that nobody asked for may be cut to the memory there is, not below this: a service that refuses every prompt is no service."""
 _STEP_FLOOR: Final = 32 * 2**20  # allocator, code pages of the first step, index tensors
-_SAMPLER_COPIES: Final = 3  # fp32 copies of the logits that filters and noise make
+_SAMPLER_BYTES: Final = 96  # per logit, measured 91: noise in int64 and fp64, a sort's values and indices
+_SCORED_BYTES: Final = 24  # per logit of a slice, measured 20
 _SHARE_OF_CONTAINER: Final = 0.8  # of what is left; the front's buffers and the allocator's holes take the rest
 _SHARE_OF_MACHINE: Final = 0.5  # without a limit others live there too
 _GIB: Final = 2**30
@@ -55,7 +57,9 @@ def needs(spec: ModelSpec, engine: EngineConfig, weight_bytes: int, item: int) -
     width = spec.experts.per_token * (spec.hidden + spec.experts.intermediate) if spec.experts else spec.intermediate
     attended = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
     activations = 4 * tokens * (4 * spec.hidden + 3 * max(attended, width))
-    logits = rows * spec.vocab_size * (item + 4 * _SAMPLER_COPIES)
+    # Where a prompt is scored, every token has logits; their log-probabilities are made in slices, before or after sampling's copies.
+    sampled, scored = rows * spec.vocab_size * _SAMPLER_BYTES, min(tokens * spec.vocab_size, SLICE) * _SCORED_BYTES
+    logits = tokens * spec.vocab_size * item + max(sampled, scored)
     mask = tokens * (item + 2)
     tables_and_gathered = 2 * spec.head_dim * item * (1 + spec.kv_heads)
     return Needs(

@@ -5,6 +5,8 @@ Only rows that ask are looked at, in slices: the float copy of a long prompt's l
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from torch import Tensor
 from pagoda_daemon.batch import Bools, Ints, Logprobs, ScoredTokens
 from pagoda_daemon.runner.draw import best
 
-_SLICE = 2**22  # logits in float at a time: 16 MB
+SLICE: Final = 2**22  # logits in float at a time: 16 MB
 # What a token of probability 0 is said to have: JSON knows no infinity.
 _NEVER = -9999.0
 
@@ -32,7 +34,7 @@ def prompt_logprobs(logits: Tensor, scored: ScoredTokens) -> tuple[Logprobs, Boo
 def _logprobs(logits: Tensor, at: Tensor, wanted: ScoredTokens) -> Logprobs:
     widest = min(int(wanted.top.max(initial=0)), logits.shape[-1])
     targets = torch.from_numpy(wanted.targets.astype(np.int64)).to(logits.device)[:, None]
-    step = max(1, _SLICE // logits.shape[-1])
+    step = max(1, SLICE // logits.shape[-1])
     starts = range(0, max(1, len(at)), step)
     parts = [_slice(logits[at[i : i + step].to(logits.device)].float(), targets[i : i + step], widest) for i in starts]
     logprob, rank, ids, values = (torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))

@@ -1,24 +1,26 @@
 """Sampler: logits → one token per row. Called by the torch worker; `shaping`, `draw` and `noise` do its parts. Knows nothing of requests.
 
-Greedy is an exact argmax, and a step in which all is greedy does nothing else: 32 rows of 32k take 0.3 ms in bf16 on 2 cores (numpy's
-argmax is 7 times faster than torch's there, and finds a NaN as well).
+Greedy is an exact argmax, and a step in which all is greedy does nothing else: 32 rows of 32k in bf16 take 0.4 ms of one core (numpy's
+argmax is 7 times faster than torch's, and finds a NaN as well).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from pagoda_daemon.batch import Floats, Ints, RandomRows, SamplingRows
+from pagoda_daemon.batch import Floats, Ints, SamplingRows
 from pagoda_daemon.runner.draw import draw, pick
 from pagoda_daemon.runner.shaping import Shaper
 
 # Colder is greedy: logits / 1e-38 is infinite in float32, while at 1e-5 a gap of 0.001 is already e^100 to 1.
 _COLDEST = 1e-5
+# Logits sampled together on a CPU: 32 rows of 32k at once, 8 of 128k, which halves their time; smaller blocks pay more in calls.
+_BLOCK = 2**20
 NOT_FINITE = "the model's output is not finite"
 NOTHING_LEFT = "bad_words, allowed_token_ids, logit_bias and min_tokens together leave no token to choose"
 
@@ -39,27 +41,31 @@ class Sampler:
     def sample(self, logits: Tensor, sampling: SamplingRows, positions: Ints) -> Sampled:
         """`logits` [rows, vocab] are left as they are; the tokens will stand at `positions`."""
         shaped = self._shaper.shape(logits, sampling.shaped) if sampling.shaped else logits
-        tokens, best = _greedy(shaped)
-        finite = np.isfinite(best)
-        if sampling.random is not None:
-            hot = np.flatnonzero(finite & (sampling.random.temperature >= _COLDEST))
-            if hot.size:
-                tokens[hot] = _draw(shaped, sampling.random, positions, hot)
-        wrong = np.flatnonzero(~finite).tolist()
+        tokens, best = np.empty(positions.size, np.int32), np.empty(positions.size, np.float32)
+        for rows in _blocks(shaped):
+            wide = shaped[rows].float()
+            tokens[rows], best[rows] = _greedy(wide)
+            if sampling.random is not None:
+                hot = np.flatnonzero(np.isfinite(best[rows]) & (sampling.random.temperature[rows] >= _COLDEST))
+                if hot.size:
+                    chosen = hot + rows.start
+                    warm = wide if hot.size == wide.shape[0] else wide[torch.from_numpy(hot).to(wide.device)]
+                    tokens[chosen] = draw(warm, pick(sampling.random, chosen), positions[chosen])
+        wrong = np.flatnonzero(~np.isfinite(best)).tolist()
         return Sampled(tokens, {row: NOTHING_LEFT if best[row] == -np.inf else NOT_FINITE for row in wrong})
+
+
+def _blocks(logits: Tensor) -> Iterator[slice]:
+    """Rows that are sampled together; any cut gives the same tokens."""
+    count = logits.shape[0] if logits.device.type != "cpu" else max(1, _BLOCK // logits.shape[-1])
+    return (slice(at, at + count) for at in range(0, logits.shape[0], max(1, count)))
 
 
 def _greedy(logits: Tensor) -> tuple[Ints, Floats]:
     """The first largest of each row and its value: NaN where there is any, since both libraries hold a NaN to be the largest."""
     if logits.device.type == "cpu":
-        wide = logits.float().numpy()
-        tokens = wide.argmax(axis=-1)
-        return tokens.astype(np.int32), wide[np.arange(tokens.size), tokens]
+        array = logits.numpy()
+        tokens = array.argmax(axis=-1)
+        return tokens.astype(np.int32), array[np.arange(tokens.size), tokens]
     found = logits.argmax(dim=-1, keepdim=True)
-    return found[:, 0].cpu().numpy().astype(np.int32), logits.gather(1, found)[:, 0].float().cpu().numpy()
-
-
-def _draw(logits: Tensor, rows: RandomRows, positions: Ints, hot: NDArray[np.intp]) -> Ints:
-    if hot.size == positions.size:
-        return draw(logits.to(torch.float32, copy=True), rows, positions)
-    return draw(logits[torch.from_numpy(hot).to(logits.device)].float(), pick(rows, hot), positions[hot])
+    return found[:, 0].cpu().numpy().astype(np.int32), logits.gather(1, found)[:, 0].cpu().numpy()

@@ -1,7 +1,7 @@
 """shape: changes logits before the draw: allowed ids, bad words, min_tokens, bias, penalties (vLLM's order). Called by `sampler`.
 
 Every row brings all its tokens, so there are no counts to keep, none to lose in a preemption and none to clear when a row changes
-hands; the cost is proportional to the tokens of the rows that use it (docs/engine.md has the numbers).
+hands; the cost is proportional to the tokens of the rows that use it (docs/sampling.md has the numbers).
 """
 
 from __future__ import annotations

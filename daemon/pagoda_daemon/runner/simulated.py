@@ -60,14 +60,14 @@ def simulated_limits(config: DaemonConfig) -> WorkerLimits:
 
 
 class SimulatedWorker:
-    """KV is one array of token ids; -1 stands where nothing was written."""
+    """KV is one array of token ids, each one more than it is: pages of zeros cost nothing until written, and read as -1."""
 
     def __init__(self, limits: WorkerLimits, step_ms: float = 0.0, pause: Callable[[float], object] | None = None) -> None:
         self.limits = limits
         self._step_ms = step_ms
         self._pause = pause or threading.Event().wait
         self._feedback = Feedback()
-        self._kv = np.full((limits.blocks_total, limits.block_size), -1, np.int64)
+        self._kv = np.zeros((limits.blocks_total, limits.block_size), np.int64)
 
     @classmethod
     def of(cls, config: DaemonConfig) -> SimulatedWorker:
@@ -77,7 +77,7 @@ class SimulatedWorker:
         row_index = np.repeat(np.arange(plan.rows.size), np.diff(plan.starts))
         size = self.limits.block_size
         self._kv[plan.copies[:, 1]] = self._kv[plan.copies[:, 0]]
-        self._kv[plan.block_tables[row_index, plan.positions // size], plan.positions % size] = self._feedback.token_ids(plan)
+        self._kv[plan.block_tables[row_index, plan.positions // size], plan.positions % size] = self._feedback.token_ids(plan) + 1
         sampling = np.flatnonzero(plan.sample)
         tokens = [self._after(plan.block_tables[i], int(plan.lengths[i])) for i in sampling]
         if self._step_ms:
@@ -91,7 +91,7 @@ class SimulatedWorker:
 
     def _after(self, table: Ints, length: int) -> int:
         blocks = table[: -(-length // self.limits.block_size)]
-        return next_token(self._kv[blocks].reshape(-1)[:length], self.limits.vocab_size)
+        return next_token(self._kv[blocks].reshape(-1)[:length] - 1, self.limits.vocab_size)
 
 
 def result_of(plan: StepPlan, tokens: Ints) -> StepResult:

@@ -9,6 +9,7 @@ import heapq
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec import structs
 from pagoda_contracts.prefix import Scope
 
 from pagoda_daemon.batch import Ints
@@ -93,10 +94,11 @@ def submit(state: State, message: Submit, arrival: Arrival) -> RowOutput | None:
 
 
 def _requests(state: State, message: Submit, prompt: Ints, arrival: Arrival) -> list[Request]:
-    """One for each answer; they share everything but the seed."""
-    limits = state.limits
+    """One for each answer; they share everything but the seed, and the first alone has the prompt's scores."""
+    limits, sampling = state.limits, message.sampling
+    twin = structs.replace(sampling, prompt_logprobs=None) if message.n > 1 else sampling
     chain = Chain.of(Scope(message.cache_salt or message.tenant, limits.model, message.adapter), limits.worker.block_size)
-    seed = arrival.seed if message.sampling.seed is None else message.sampling.seed
+    seed = arrival.seed if sampling.seed is None else sampling.seed
     slot = state.virtual.slot(message.tenant, message.weight)
     return [
         Request(
@@ -105,16 +107,16 @@ def _requests(state: State, message: Submit, prompt: Ints, arrival: Arrival) -> 
             state.arrivals,
             prompt,
             prompt.size,
-            message.sampling,
+            twin if index else sampling,
             (seed + index) & _SEED_MASK,
-            chain if index == 0 else chain.copy(),
+            chain.copy() if index else chain,
             tenant=slot,
             rank=rank_of(message.tier, message.priority),
             deadline_ms=float("inf") if message.deadline_ms is None else message.deadline_ms,
             group=message.request_id if message.n > 1 else None,
             blocks=worst_blocks(message, limits) // message.n,
             logprob_bytes=logprob_bytes(message) // message.n,
-            reuses=message.sampling.prompt_logprobs is None,
+            reuses=index > 0 or sampling.prompt_logprobs is None,
         )
         for index in range(message.n)
     ]

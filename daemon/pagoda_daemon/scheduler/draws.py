@@ -45,10 +45,10 @@ def _scored(state: State, rows: Ints, starts: Ints, features: np.ndarray[tuple[i
 
 def _scored_row(state: State, row: int, start: int, end: int) -> ScoredTokens:
     """Of the tokens fed, those before a prompt token that has no score yet: none twice after a preemption."""
-    request, computed = state.request(row), int(state.rows.fed[row])
+    request, fed = state.request(row), int(state.rows.fed[row])
     top = request.sampling.prompt_logprobs
-    places = np.arange(max(computed, request.scored), min(computed + end - start, request.prompt_len - 1), dtype=np.int32)
+    places = np.arange(max(fed, request.scored), min(fed + end - start, request.prompt_len - 1), dtype=np.int32)
     if top is None or not places.size:
         return ScoredTokens(no_ids(), no_ids(), no_ids(), no_ids())
     targets = state.rows.tokens[row, places + 1]
-    return ScoredTokens(np.full_like(places, row), places - computed + start, targets, np.full_like(places, top))
+    return ScoredTokens(np.full_like(places, row), places - fed + start, targets, np.full_like(places, top))

@@ -24,8 +24,10 @@ def logprobs_by_row(given: Logprobs | None) -> dict[int, Said]:
 
 
 def score(request: Request, scores: Said) -> Said:
-    """Count the prompt's scores as delivered."""
-    request.scored += len(scores)
+    """Count the prompt's scores as delivered; after the last one a preempted request may use what is known of its prompt again."""
+    if scores:
+        request.scored += len(scores)
+        request.reuses = request.scored >= request.prompt_len - 1
     return scores
 
 

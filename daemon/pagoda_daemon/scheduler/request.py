@@ -21,10 +21,10 @@ def rank_of(tier: str, priority: int) -> int:
 
 @dataclass(slots=True)
 class Request:
-    """One answer: choice `index` of request `request_id`. `tokens` holds all known ones while it waits; `blocks` and
-    `logprob_bytes` are its share of the request's worst case.
-    `deadline_ms` is infinite where there is none; `group` joins the choices of one request, which share their prompt; `reuses` is False
-    where each prompt token must be computed, `scored` counts those whose log-probability the front has."""
+    """One answer: choice `index` of request `request_id`. `tokens` holds all known ones while it waits; `blocks` and `logprob_bytes` are
+    its share of the request's worst case. `deadline_ms` is infinite where there is none; `group` joins the choices of one request, which
+    share their prompt. The front has the log-probabilities of `scored` prompt tokens; as long as it wants more, each must be computed:
+    `reuses` is False."""
 
     request_id: str
     index: int

@@ -76,7 +76,9 @@ def _up(shop: build.Workshop, question: str) -> None:
 def _cluster(shop: build.Workshop) -> install.Cluster:
     """The demo's cluster, its progress shown by the tool that makes it. Packages first: the images need buildah."""
     shop.say(f"dev cluster {CLUSTER!r}: a real Kubernetes on this machine")
-    done = subprocess.run([str(Path(sys.executable).parent / "pagoda-devcluster"), "up", "--name", CLUSTER, "--install"], check=False)
+    # Native: the chat goes to a ClusterIP and the model is a folder of this machine; a kind node shows neither.
+    up = ["up", "--name", CLUSTER, "--provider", "native", "--install"]
+    done = subprocess.run([str(Path(sys.executable).parent / "pagoda-devcluster"), *up], check=False)
     if done.returncode != 0:
         raise StartError(f"`pagoda-devcluster up --name {CLUSTER} --install` exited {done.returncode}: see above")
     return install.Cluster(CLUSTER)

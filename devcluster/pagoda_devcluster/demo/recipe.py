@@ -15,24 +15,32 @@ from pathlib import Path
 SUITE = "bookworm"
 BASE_PACKAGES = ("python3-minimal", "libpython3.11-stdlib", "ca-certificates", "tzdata")
 REGISTRY = "localhost/pagoda"
-SOURCES = ("contracts", "daemon", "operator", "gateway")
+SOURCES = ("contracts", "sizing", "kernels", "daemon", "operator", "gateway")
 DEPS_MOUNT = "/opt/pagoda/deps"
 
 
 @dataclass(frozen=True)
 class Component:
-    """One image: its name, the folder of its Dockerfile, the lock of its dependencies, and whether those are inside."""
+    """One image: its name, the folder of its Dockerfile, the lock of its dependencies, whether those are inside, and which of our
+    folders it imports."""
 
     name: str
     folder: str
     lock: str
     with_deps: bool = True
+    below: tuple[str, ...] = ("contracts",)
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Whose code is inside: its own and what it imports."""
+        return (*self.below, self.folder)
 
 
 OPERATOR = Component("operator", "operator", "requirements/operator.txt")
 GATEWAY = Component("gateway", "gateway", "requirements/gateway.txt")
-DAEMON = Component("daemon", "daemon", "requirements/daemon.txt")
-DAEMON_THIN = Component("daemon-thin", "daemon", "requirements/daemon.txt", with_deps=False)
+_ENGINE = ("contracts", "sizing", "kernels")
+DAEMON = Component("daemon", "daemon", "requirements/daemon.txt", below=_ENGINE)
+DAEMON_THIN = Component("daemon-thin", "daemon", "requirements/daemon.txt", with_deps=False, below=_ENGINE)
 
 
 def digest(parts: Iterable[bytes]) -> str:
@@ -49,9 +57,10 @@ def base_image() -> str:
 
 
 def source_files(root: Path, folders: tuple[str, ...]) -> list[Path]:
-    """The Python sources of these components and what says how they are packed, in a stable order."""
-    found = [path for folder in folders for path in (root / folder).rglob("*.py*") if path.suffix in (".py", ".pyi")]
-    return sorted([*found, root / "pyproject.toml"])
+    """The Python and C++ sources of these components and what says how they are packed, in a stable order."""
+    suffixes = (".py", ".pyi", ".cpp", ".h")
+    found = [path for folder in folders for path in (root / folder).rglob("*") if path.suffix in suffixes]
+    return sorted([*found, root / "pyproject.toml", root / "hatch_build.py"])
 
 
 def app_hash(root: Path, folders: tuple[str, ...] = SOURCES) -> str:
@@ -62,7 +71,7 @@ def app_hash(root: Path, folders: tuple[str, ...] = SOURCES) -> str:
 
 def app_parts(component: Component) -> tuple[str, ...]:
     """What of the unpacked wheel goes into a component's image: glob patterns. No image carries another component's code."""
-    return ("pagoda_contracts", f"pagoda_{component.folder}", "pagoda-*.dist-info")
+    return (*(f"pagoda_{folder}" for folder in component.folders), "pagoda-*.dist-info")
 
 
 def deps_hash(root: Path, component: Component) -> str:
@@ -74,7 +83,7 @@ def image(root: Path, component: Component) -> str:
     """The component's full image name, tagged by its content."""
     inside = deps_hash(root, component) if component.with_deps else "none"
     dockerfile = (root / component.folder / "Dockerfile").read_bytes()
-    app = app_hash(root, ("contracts", component.folder))
+    app = app_hash(root, component.folders)
     tag = digest([base_image().encode(), inside.encode(), app.encode(), dockerfile])
     return f"{REGISTRY}/{component.name}:{tag}"
 

@@ -115,6 +115,9 @@ def _engine(spec: InferenceServiceSpec, accelerator: Accelerator) -> EngineConfi
         block_size=engine.kv_cache.block_size,
         kv_bytes=int(parse_quantity(size)) if size is not None else None,
         threads=max(1, threads) if threads is not None else None,
+        quantization=None if engine.quantization == "none" else engine.quantization,
+        deterministic=engine.deterministic or None,
+        prefix_caching=None if engine.kv_cache.prefix_caching else False,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from cluster import Cluster, running_cluster
+from traces import inventory, tool
 
 PROBE = "pagoda-probe:1"
 
@@ -173,3 +174,27 @@ def namespace(cluster: Cluster, new_namespace: Callable[[Cluster], Namespace]) -
     created = new_namespace(cluster)
     yield created
     cluster.kubectl("delete", "namespace", created.name, "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def scheduling() -> Callable[[Namespace, str], str]:
+    """What the scheduler says of a pod that it cannot place."""
+
+    def message(namespace: Namespace, pod: str) -> str:
+        found = json.loads(namespace.kubectl("get", "pod", pod, "-o", "json"))
+        assert "nodeName" not in found["spec"]
+        return next(str(one["message"]) for one in found["status"]["conditions"] if one["type"] == "PodScheduled")
+
+    return message
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """A free name; what is there before the test must be there after it, and nothing else."""
+    name = f"k{secrets.token_hex(3)}"
+    before = inventory(name)
+    assert before["processes"] == []
+    yield name
+    done = tool("down", "--name", name)
+    assert done.returncode == 0, done.stderr
+    assert inventory(name) == before

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,37 @@ def test_slices_are_given_out_once_and_then_there_are_none(space):
     space.kubectl("delete", "pod", "one")
     space.kubectl("wait", "pod/three", "--for=condition=Ready", "--timeout=60s")
     assert environment(space, "three")["NVIDIA_VISIBLE_DEVICES"] == given[0]
+
+
+@pytest.fixture
+def decoy(gpus: Cluster) -> Iterator[str]:
+    """A second node, with more room than the first and no GPU. Nothing runs there; that a pod is bound to it is the point."""
+    name, hostname = "decoy", {"kubernetes.io/hostname": "decoy"}
+    body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": hostname}}
+    gpus.kubectl("create", "-f", "-", input=json.dumps(body))
+    room = {"cpu": "512", "memory": "4096Gi", "pods": "250"}
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    ready = {"type": "Ready", "status": "True", "reason": "Played", "lastHeartbeatTime": now, "lastTransitionTime": now}
+    patch = {"status": {"capacity": room, "allocatable": room, "conditions": [ready]}}
+    gpus.kubectl("patch", "node", name, "--subresource=status", "--type=merge", "-p", json.dumps(patch))
+    eventually(lambda: not gpus.get("node", name)["spec"].get("taints"))
+    yield name
+    gpus.kubectl("delete", "node", name)
+
+
+def test_a_slice_lands_only_on_the_node_whose_layout_offers_it(space, gpus, decoy, scheduling):
+    # The decoy takes pods, or that nothing lands there would show nothing.
+    space.pod("plain", "serve", ":8000", "x", nodeSelector={"kubernetes.io/hostname": decoy})
+    space.kubectl("wait", "pod/plain", "--for=jsonpath={.spec.nodeName}=decoy", "--timeout=60s")
+    for name in ("one", "two", "three"):
+        space.pod(name, "serve", ":8000", "x", limits={MIG: 1})
+    space.kubectl("wait", "pod/one", "pod/two", "--for=condition=Ready", "--timeout=60s")
+    placed = {space.kubectl("get", "pod", name, "-o", "jsonpath={.spec.nodeName}") for name in ("one", "two")}
+    assert placed == {gpus.status["node"]["name"]}
+    space.kubectl("wait", "pod/three", "--for=jsonpath={.status.conditions[0].reason}=Unschedulable", "--timeout=60s")
+    assert f"0/2 nodes are available: 2 Insufficient {MIG}" in scheduling(space, "three")
+    # Nobody will confirm its end on a node that is none.
+    space.kubectl("delete", "pod", "plain", "--force", "--grace-period=0")
 
 
 def environment(space: Any, pod: str) -> dict[str, str]:

@@ -100,6 +100,12 @@ def test_a_folder_that_nobody_could_read_is_refused(namespace, tmp_path):
         namespace.cluster.tool("load-model", str(folder), "--claim", f"{namespace.name}/model")
 
 
+def test_what_the_api_server_refuses_is_told_in_its_own_words(namespace, tmp_path):
+    folder = folder_with(tmp_path / "model", "weights")
+    with pytest.raises(RuntimeError, match=r"→ 7\npagoda-devcluster: the API server refused .*quantities must match"):
+        namespace.cluster.tool("load-model", str(folder), "--claim", f"{namespace.name}/model", "--capacity", "lots")
+
+
 def test_a_claim_in_a_namespace_that_is_missing_makes_it(cluster, tmp_path):
     folder = folder_with(tmp_path / "model", "weights")
     name = f"fresh-{time.time_ns()}"
@@ -145,6 +151,24 @@ def test_every_write_is_in_the_audit_log_when_the_call_returns(cluster, namespac
     assert [event["verb"] for event in ours] == ["create"]
     reads = cluster.audit(user="kubernetes-admin", since=begin, verbs="read")
     assert [event["verb"] for event in reads if event["objectRef"].get("name") == "counted"] == ["get"]
+
+
+def test_the_audit_command_counts_the_writes_of_one_user_since_a_moment(cluster, namespace):
+    """As later promises are stated."""
+    namespace.kubectl("create", "configmap", "before")
+    since = ["--since", str(time.time())]
+    namespace.kubectl("create", "configmap", "counted")
+    namespace.kubectl("label", "configmap", "counted", "a=b")
+    namespace.kubectl("get", "configmaps")
+    namespace.kubectl("create", "configmap", "dry", "--dry-run=server")
+    admin = [*since, "--user", "kubernetes-admin", "--verbs", "write"]
+    lines = [line for line in cluster.tool("audit", *admin).splitlines() if f" {namespace.name}/" in line]
+    assert [line.split()[2:5] for line in lines] == [[verb, "configmaps", f"{namespace.name}/counted"] for verb in ("create", "patch")]
+    assert int(cluster.tool("audit", *admin, "--count")) >= 2
+    namespace.ask("get", f"https://kubernetes.default.svc/api/v1/namespaces/{namespace.name}/pods")
+    account = [*since, "--user", f"system:serviceaccount:{namespace.name}:default"]
+    assert cluster.tool("audit", *account, "--verbs", "write", "--count") == "0\n"
+    assert cluster.tool("audit", *account, "--verbs", "read", "--count") == "1\n"
 
 
 def test_the_node_leaves_the_machines_settings_alone(cluster):

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import os
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
+from pagoda_daemon.batch import SamplingRows, ScoredTokens, ShapedRow, Shaping, StepPlan
 from pagoda_daemon.errors import ConfigRejected
 from pagoda_daemon.model.config import FAMILIES, parse_spec
-from pagoda_daemon.model.weights import weight_bytes
+from pagoda_daemon.model.weights import allocate, destinations, weight_bytes
 from pagoda_daemon.runner.host import Host, Memory
-from pagoda_daemon.runner.kv_size import KvShape, Needs, kv_shape, needs
+from pagoda_daemon.runner.kv_size import LEAST_CONTEXT, KvShape, Needs, kv_shape, needs
 from pagoda_daemon.runner.torch_worker import TorchWorker
 from pagoda_sizing.families import parse_model
 from pagoda_sizing.published import published
+from safetensors.torch import save_file
+from sampling_rows import random_rows
 
 GIB = 2**30
 MODEL = Needs(weight_bytes=5000, step_bytes=1000, context_bytes=0, token_bytes=100, max_positions=1024)
@@ -172,16 +179,116 @@ def test_a_longer_batch_context_or_vocabulary_needs_more() -> None:
     assert base.fixed(200) > base.fixed(100) > 10
 
 
+def granted(folder: Path, memory: int, cores: int = 1) -> Host:
+    """A container of so much memory, none of it taken, on a large machine."""
+    files = {
+        "proc/self/cgroup": "0::/\n",
+        "proc/meminfo": "MemTotal: 99999999 kB\nMemAvailable: 99999999 kB\n",
+        "cgroup/memory.max": str(memory),
+        "cgroup/memory.current": "0",
+        "cgroup/cpu.max": f"{cores}00000 100000",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return Host(folder / "cgroup", folder / "proc")
+
+
+def daemon(folder: Path, config: dict[str, Any], **values: Any) -> DaemonConfig:
+    (folder / "model").mkdir()
+    (folder / "model/config.json").write_text(json.dumps(config))
+    return DaemonConfig(model=ModelConfig(path=str(folder / "model"), served_names=("m",)), engine=engine(**values))
+
+
 def test_the_worker_refuses_before_it_reads_a_weight(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
     config = {**PUBLISHED[0].config, "architectures": [LOADABLE[PUBLISHED[0].config["model_type"]]]}
-    (tmp_path / "model/config.json").write_text(json.dumps(config))
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 99999999 kB\nMemAvailable: 99999999 kB\n")
-    (tmp_path / "cgroup").mkdir()
-    (tmp_path / "cgroup/memory.max").write_text(str(GIB // 4))
-    (tmp_path / "cgroup/memory.current").write_text("0")
-    daemon = DaemonConfig(model=ModelConfig(path=str(tmp_path / "model"), served_names=("m",)))
     with pytest.raises(ConfigRejected, match=r"this container may use 256\.0 MiB; fits: .*a memory limit of \d+\.\d GiB$"):
-        TorchWorker.load(daemon, lambda _: None, Host(tmp_path / "cgroup", tmp_path / "proc"))
+        TorchWorker.load(daemon(tmp_path, config), lambda _: None, granted(tmp_path, GIB // 4))
+
+
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 16,
+    "max_position_embeddings": 2**20,
+}
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """torch's thread count as it was."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("cores", [1, 2])
+def test_the_worker_takes_its_pool_and_its_threads_from_the_cgroup(tmp_path: Path, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    config, spec = daemon(tmp_path, TINY, dtype="float32", token_budget=16), parse_spec(TINY)
+    tensors = {name: torch.ones_like(place) for name, place in destinations(spec, allocate(spec, torch.float32)).items()}
+    save_file(tensors, tmp_path / "model/model.safetensors")
+    memory = granted(tmp_path, 64 * 2**20, cores)
+    limits = TorchWorker.load(config, lambda _: None, memory).limits
+    model = needs(spec, config.engine, weight_bytes(spec, torch.float32), 4)
+    assert KvShape(limits.blocks_total, limits.max_model_len) == kv_shape(config.engine, model, container(64 * 2**20))
+    assert LEAST_CONTEXT < limits.max_model_len < 2**20
+    assert torch.get_num_threads() == cores
+
+
+def step(rows: int, length: int, queries: int) -> StepPlan:
+    """`rows` rows that end at `length`, feed `queries` tokens each and sample with every filter, penalties, and scores of all they feed."""
+    blocks = -(-length // 16)
+    known = np.arange(length, dtype=np.int32)
+    fed = np.flatnonzero(np.arange(rows * queries) % queries != queries - 1).astype(np.int32)
+    sampling = SamplingRows(
+        random=random_rows(rows, top_p=0.9, top_k=50, min_p=0.01),
+        shaped=tuple(ShapedRow(at, Shaping(repetition=1.1, presence=0.5), known, length // 2) for at in range(rows)),
+        top_logprobs=np.full(rows, 20, np.int32),
+        scored=ScoredTokens(fed // queries, fed, fed, np.full_like(fed, 20)),
+    )
+    return StepPlan(
+        step=0,
+        rows=np.arange(rows, dtype=np.int32),
+        starts=np.arange(rows + 1, dtype=np.int32) * queries,
+        token_ids=np.ones(rows * queries, np.int32),
+        positions=np.tile(np.arange(length - queries, length, dtype=np.int32), rows),
+        block_tables=np.arange(rows * blocks, dtype=np.int32).reshape(rows, blocks),
+        sample=np.ones(rows, np.bool_),
+        sampling=sampling,
+    )
+
+
+WIDE = {
+    **TINY,
+    "hidden_size": 64,
+    "intermediate_size": 2048,
+    "num_attention_heads": 4,
+    "vocab_size": 32_000,
+    "max_position_embeddings": 4096,
+}
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(("rows", "length", "queries"), [(64, 100, 1), (64, 100, 8), (1, 4096, 512)])
+def test_no_step_takes_more_than_was_counted_for_it(tmp_path: Path, rows: int, length: int, queries: int) -> None:
+    config, spec = daemon(tmp_path, WIDE, dtype="float32", max_concurrency=rows, threads=1), parse_spec(WIDE)
+    draw = torch.Generator().manual_seed(0)
+    places = destinations(spec, allocate(spec, torch.float32))
+    save_file({name: torch.randn(place.shape, generator=draw) for name, place in places.items()}, tmp_path / "model/model.safetensors")
+    worker = TorchWorker.load(config, lambda _: None)
+    worker.forward.kv.data.fill_(0.5)  # resident
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak_bytes()
+    worker.execute(step(rows, length, queries))
+    assert peak_bytes() - before < needs(spec, config.engine, 0, 4).fixed(length)
+
+
+def peak_bytes() -> int:
+    """The most that this process has had resident since `clear_refs` was last written 5 to."""
+    return next(int(line.split()[1]) * 1024 for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))

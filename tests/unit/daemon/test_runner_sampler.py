@@ -137,7 +137,7 @@ DISTRIBUTIONS = {
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_tokens_come_as_often_as_their_probability(name: str) -> None:
-    rows, width = 6_000, 1001  # no multiple of a group's size
+    rows, width = 4_000, 1001  # no multiple of a group's size
     scores = logits(1, seed=3, width=width, scale=2.5)
     tokens = np.concatenate(
         [draw_tokens(scores.expand(500, width), random_rows(500, **DISTRIBUTIONS[name]), start=at) for at in range(0, rows, 500)]
@@ -157,7 +157,7 @@ def test_rows_that_see_few_candidates_get_the_token_that_all_candidates_give(mon
     scores = logits(64, width=3000, scale=4.0)
     rows = random_rows(64, top_k=40, top_p=0.95)
     found = draw_tokens(scores, rows)
-    monkeypatch.setattr(draw_module, "_WIDTHS", (2048, 2048, 2048))
+    monkeypatch.setattr(draw_module, "_WIDTHS", (2048, 2100, 2200))
     assert draw_tokens(scores, rows).tolist() == found.tolist()
 
 
@@ -170,6 +170,13 @@ def test_the_best_are_found_through_their_groups(width: int, dtype: torch.dtype)
     assert values.tolist() == wanted.values[:, :70].tolist()
     inside = values > values[:, -1:]  # which of those equal to the last are taken is free
     assert ids[inside].tolist() == wanted.indices[:, :70][inside].tolist()
+
+
+@pytest.mark.parametrize("count", [0, 1, 70])
+def test_the_best_are_found_where_each_is_in_a_group_of_its_own(count: int) -> None:
+    values, ids = best(torch.arange(1600.0, 0, -1).repeat(2, 1), count)
+    assert ids.tolist() == [list(range(count))] * 2
+    assert values.tolist() == [[1600.0 - at for at in range(count)]] * 2
 
 
 def test_equal_logits_share_their_fate() -> None:

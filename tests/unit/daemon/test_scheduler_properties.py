@@ -16,6 +16,7 @@ from pagoda_daemon.engine.messages import Sampling
 from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
 from pagoda_daemon.scheduler.admission import REFUSED, abort
 from pagoda_daemon.scheduler.state import State
+from shaped_worker import ShapedWorker, shaped_tokens
 
 VOCAB, MAX_LEN = 97, 64
 
@@ -28,6 +29,15 @@ class Job:
     arrives: int
     aborted_at: int | None
     abort_in_flight: bool
+    shaped: bool
+    spoken: bool
+    scored: bool
+
+    @property
+    def sampling(self) -> Sampling:
+        penalty, top = (2.0 if self.shaped else 0.0), (1 if self.spoken else None)
+        scores = 0 if self.scored else None
+        return Sampling(self.max_tokens, stop_token_ids=self.stops, presence_penalty=penalty, logprobs=top, prompt_logprobs=scores)
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,9 @@ jobs = st.builds(
     arrives=st.integers(0, 30),
     aborted_at=st.none() | st.integers(0, 40),
     abort_in_flight=st.booleans(),
+    shaped=st.sampled_from((False, False, True)),
+    spoken=st.booleans(),
+    scored=st.booleans(),
 )
 worlds = st.builds(
     World,
@@ -64,7 +77,7 @@ worlds = st.builds(
 
 def dictated(job: Job) -> tuple[tuple[int, ...], str]:
     """What the model says, and how the stream ends."""
-    stream = expected_tokens(job.prompt, job.max_tokens, VOCAB)
+    stream = (shaped_tokens if job.shaped else expected_tokens)(job.prompt, job.max_tokens, VOCAB)
     for place, token in enumerate(stream):
         if token in job.stops:
             return stream[:place], "stop"
@@ -76,7 +89,7 @@ class Run:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        worker = SimulatedWorker(WorkerLimits(world.blocks, world.block_size, VOCAB, MAX_LEN))
+        worker = ShapedWorker(WorkerLimits(world.blocks, world.block_size, VOCAB, MAX_LEN))
         self.drive = Drive(worker, world.rows, world.budget, depth=1 + world.ahead, prefix_caching=world.caching)
         self.aborted: set[str] = set()
         self.decoding: dict[str, int] = {}
@@ -85,7 +98,7 @@ class Run:
         for now in range(5000):
             for name, job in self.named():
                 if job.arrives == now:
-                    self.drive.submit(name, job.prompt, Sampling(job.max_tokens, stop_token_ids=job.stops))
+                    self.drive.submit(name, job.prompt, job.sampling)
             self.abort(now, in_flight=False)
             self.drive.step(lambda step, now=now: self.in_flight(step, now))
             self.drive.state.check()
@@ -119,6 +132,14 @@ class Run:
         assert not behind, f"rows that could decode were left out: {behind}"
 
 
+def scores(drive: Drive, name: str) -> int:
+    return sum(len(output.prompt_logprobs) for output in drive.outputs if output.request_id == name)
+
+
+def spoken(drive: Drive, name: str) -> int:
+    return sum(len(output.logprobs) for output in drive.outputs if output.request_id == name)
+
+
 @settings(max_examples=300, deadline=None)
 @given(worlds)
 def test_every_request_ends_once_with_the_dictated_tokens(world: World) -> None:
@@ -137,6 +158,8 @@ def test_every_request_ends_once_with_the_dictated_tokens(world: World) -> None:
             assert got == stream[: len(got)]
         else:
             assert (got, end.finish_reason) == (stream, reason)
+            assert scores(drive, name) == (len(job.prompt) - 1 if job.scored else 0)
+        assert spoken(drive, name) == (len(got) if job.spoken else 0)
     assert drive.state.kv.pool.free == world.blocks
 
 

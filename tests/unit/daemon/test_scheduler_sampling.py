@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from engine_drive import Drive
-from pagoda_daemon.batch import GREEDY, StepPlan, WorkerLimits
+from pagoda_daemon.batch import GREEDY, LAST_SAMPLED, StepPlan, WorkerLimits
 from pagoda_daemon.engine.messages import Sampling
 from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
 from pagoda_daemon.scheduler.plan import plan
 from pagoda_daemon.scheduler.sampling import shaping_of
+from shaped_worker import ShapedWorker, shaped_tokens
 
 VOCAB = 97
 
@@ -65,7 +66,7 @@ def test_a_shaped_row_brings_all_its_tokens_also_after_a_preemption() -> None:
     while (step := d.step()) is not None:
         seen += [tuple(row.tokens.tolist()) for row in step.sampling.shaped]
         assert all(row.prompt_len == 5 for row in step.sampling.shaped)
-    assert d.state.preemptions > 0
+    assert d.state.totals.preemptions > 0
     for name, prompt in prompts.items():
         whole = (*prompt, *d.tokens[name])
         assert sorted(tokens for tokens in seen if tokens[:5] == tuple(prompt)) == [whole[:n] for n in range(5, 17)]
@@ -76,9 +77,10 @@ def prompt_scores(d: Drive, name: str) -> list[int]:
     return [len(output.prompt_logprobs) for output in d.outputs if output.request_id == name]
 
 
+@pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("budget", [4, 16, 64])
-def test_each_prompt_token_but_the_first_is_scored_once_however_the_prompt_is_cut(budget: int) -> None:
-    d = drive(token_budget=budget, max_concurrency=4)
+def test_each_prompt_token_but_the_first_is_scored_once_however_the_prompt_is_cut(budget: int, depth: int) -> None:
+    d = drive(token_budget=budget, max_concurrency=4, depth=depth)
     prompt = list(range(30, 50))
     d.submit("other", [1, 2, 3], 6)
     d.submit("a", prompt, Sampling(3, prompt_logprobs=2, logprobs=0))
@@ -100,20 +102,87 @@ def test_a_preempted_prompt_is_not_scored_again() -> None:
     for i in range(4):
         d.submit(f"r{i}", [i + 1] * 5, Sampling(12, prompt_logprobs=0))
     d.drain()
-    assert d.state.preemptions > 0
+    assert d.state.totals.preemptions > 0
     assert [sum(prompt_scores(d, f"r{i}")) for i in range(4)] == [4] * 4
 
 
-def test_a_stop_id_comes_as_a_token_only_where_it_is_wanted() -> None:
+@pytest.mark.parametrize(("steps", "computed_again"), [(1, True), (4, False)])
+def test_a_preempted_request_uses_its_prompt_again_once_all_of_it_is_scored(steps: int, computed_again: bool) -> None:
+    computed = []
+    for scores in (0, None):
+        d = drive(max_concurrency=1, token_budget=16)
+        d.submit("slow", range(20), Sampling(12, prompt_logprobs=scores), tier="batch")
+        for _ in range(steps):
+            d.step()
+        d.submit("urgent", [1, 2], 2)
+        d.drain()
+        assert d.state.totals.preemptions == 1
+        assert sum(prompt_scores(d, "slow")) == (0 if scores is None else 19)
+        computed.append(sum(step.tokens for step in d.plans))
+    assert computed[0] - computed[1] == 16 * computed_again
+
+
+def test_a_prompt_that_is_known_is_computed_again_where_its_scores_are_wanted() -> None:
+    d = drive()
+    prompt = list(range(13))
+    d.submit("before", prompt, 2)
+    d.drain()
+    d.submit("scored", prompt, Sampling(2, prompt_logprobs=0))
+    d.submit("plain", prompt, 2)
+    d.drain()
+    assert [sum(prompt_scores(d, name)) for name in ("before", "scored", "plain")] == [0, 12, 0]
+    assert d.state.totals.reused_tokens == 12, "only the plain one reuses, all but the last token"
+    assert d.tokens["scored"] == d.tokens["plain"] == d.tokens["before"]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_each_of_n_answers_has_its_log_probabilities_and_the_first_the_prompts_scores(depth: int) -> None:
+    d = drive(token_budget=32, depth=depth)
+    d.submit("a", range(10), Sampling(6, logprobs=0, prompt_logprobs=0, presence_penalty=0.5 * (depth == 1)), n=3)
+    d.drain()
+    own = [[output for output in d.outputs if output.index == index] for index in range(3)]
+    assert [sum(len(output.prompt_logprobs) for output in outputs) for outputs in own] == [9, 0, 0]
+    assert [sum(len(output.logprobs) for output in outputs) for outputs in own] == [6, 6, 6]
+    assert all(len(output.logprobs) == len(output.token_ids) for output in d.outputs)
+    assert sum(step.tokens for step in d.plans) == 10 + 2 + 3 * 5, "the prompt is computed once, its last token once an answer"
+
+
+def test_a_further_answer_that_outlives_the_first_does_not_score_the_prompt_again() -> None:
+    d = drive(token_budget=32)
+    d.submit("a", range(10), Sampling(1, prompt_logprobs=0), n=3)
+    d.drain()
+    assert [sum(len(output.prompt_logprobs) for output in d.outputs if output.index == index) for index in range(3)] == [9, 0, 0]
+    assert d.tokens["a"] == d.tokens["a/1"] == d.tokens["a/2"]
+    assert sum(step.tokens for step in d.plans) < 2 * 10, "what the first left behind is known"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_stop_id_comes_as_a_token_only_where_it_is_wanted(depth: int) -> None:
     stream = expected_tokens([1, 2], 8, VOCAB)
     stop = next(at for at in range(1, 8) if stream[at] not in stream[:at])
     for deliver in (False, True):
-        d = drive()
+        d = drive(depth=depth)
         d.submit("a", [1, 2], Sampling(8, stop_token_ids=(stream[stop],), deliver_stop=deliver, logprobs=1))
         d.drain()
         assert tuple(d.tokens["a"]) == stream[: stop + deliver]
         assert [end.finish_reason for end in d.ends["a"]] == ["stop"]
         assert all(len(output.logprobs) == len(output.token_ids) for output in d.outputs)
+
+
+def test_shaped_rows_run_one_step_ahead_like_all_others_and_get_the_same() -> None:
+    requests = {"plain": Sampling(30), "shaped": Sampling(30, presence_penalty=1.0), "hot": Sampling(30, temperature=1.0, logprobs=1)}
+    streams = []
+    for depth in (1, 2):
+        d = Drive(ShapedWorker(WorkerLimits(64, 4, VOCAB, 64)), depth=depth)
+        for at, (name, sampling) in enumerate(requests.items()):
+            d.submit(name, [at + 1, 7], sampling)
+        d.drain()
+        streams.append(d.tokens)
+        unknown = [row.tokens[-1] == LAST_SAMPLED for step in d.plans for row in step.sampling.shaped]
+        assert unknown == [False] + [depth == 2] * 29
+        assert not any(LAST_SAMPLED in row.tokens[:-1] for step in d.plans for row in step.sampling.shaped)
+    assert streams[0] == streams[1]
+    assert tuple(streams[0]["shaped"]) == shaped_tokens([2, 7], 30, VOCAB)
 
 
 @pytest.mark.parametrize(

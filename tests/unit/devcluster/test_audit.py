@@ -34,7 +34,10 @@ LOG = [
     event("watch", stage="ResponseStarted"),
     event("create", resource="tokenreviews"),
     event("create", uri="/api?dryRun=All"),
+    json.dumps(json.loads(event("delete")) | {"responseStatus": {"code": 409}}),
     event("delete")[:-20],
+    event("delete").partition("}")[0] + "}",
+    "",
 ]
 
 
@@ -43,9 +46,9 @@ def verbs(**filters) -> list[str]:
     return [entry["verb"] for entry in audit.select(LOG, **chosen)]
 
 
-def test_writes_are_what_was_stored():
-    assert verbs() == ["create", "patch", "update"]
-    assert verbs(user="op") == ["create", "update"]
+def test_writes_are_what_would_change_something_refused_or_not():
+    assert verbs() == ["create", "patch", "update", "delete"]
+    assert verbs(user="op") == ["create", "update", "delete"]
 
 
 def test_since_takes_a_time_or_seconds():
@@ -56,7 +59,7 @@ def test_since_takes_a_time_or_seconds():
 def test_verbs_may_be_named():
     assert verbs(verbs="read") == ["get"]
     assert verbs(verbs={"patch"}) == ["patch"]
-    assert len(verbs(verbs="all")) == 6
+    assert len(verbs(verbs="all")) == 7
 
 
 def test_the_verb_of_a_question_still_counts_when_it_is_asked_for_by_name():

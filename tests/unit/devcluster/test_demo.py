@@ -16,9 +16,10 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def checkout(tmp_path):
     """What image tags depend on, in a folder that a test may change."""
-    for folder in ("contracts", "operator", "gateway", "daemon", "requirements"):
+    for folder in ("contracts", "sizing", "kernels", "operator", "gateway", "daemon", "requirements"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for file in ("pyproject.toml", "hatch_build.py"):
+        shutil.copy(ROOT / file, tmp_path)
     return tmp_path
 
 
@@ -38,6 +39,7 @@ CHANGES = [
     ("contracts/pagoda_contracts/names.py", {"operator", "gateway", "daemon", "daemon-thin"}),
     ("requirements/daemon.txt", {"daemon"}),
     ("gateway/Dockerfile", {"gateway"}),
+    ("kernels/pagoda_kernels/cpu/src/attention.h", {"daemon", "daemon-thin"}),
     ("operator/README.md", set()),
 ]
 

@@ -1,16 +1,19 @@
 """The command line: refusals, exit codes, and what a script can rely on."""
 
+import dataclasses
 import json
 import os
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
-from pagoda_devcluster import errors, limits, native, packages
+from pagoda_devcluster import errors, limits, native, packages, providers
 from pagoda_devcluster import status as status_module
 from pagoda_devcluster.__main__ import main
 from pagoda_devcluster.errors import DevClusterError, MissingPrerequisiteError, UsageError, exit_code
 from pagoda_devcluster.locks import exclusive
+from pagoda_devcluster.request import Request
 from pagoda_devcluster.settings import Settings
 from pagoda_devcluster.spec import ClusterSpec, Nodes, to_json
 from pagoda_devcluster.status import Status
@@ -39,11 +42,6 @@ def test_a_cluster_that_is_not_there_is_down(home, monkeypatch, capsys):
 def test_commands_that_need_a_cluster_say_how_to_get_one(home, monkeypatch, capsys, command):
     assert run(monkeypatch, *command) == 3
     assert "pagoda-devcluster up --name dev" in capsys.readouterr().err
-
-
-def test_kind_is_refused_as_something_to_come(home, monkeypatch, capsys):
-    assert run(monkeypatch, "up", "--provider", "kind") == 2
-    assert "not built yet" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["up", "down", "status"])
@@ -85,15 +83,25 @@ def test_a_busy_cluster_is_given_time_and_a_dead_one_is_not(tmp_path: Path, monk
 
 def test_what_runs_is_not_replaced_by_something_else_of_its_name():
     runs = Status("dev", ClusterSpec("dev", 0, Nodes.KUBELET, Path("/c"), Path("/b")))
-    native.refuse_other_nodes(runs, native.Request("dev", Nodes.KUBELET))
-    with pytest.raises(UsageError, match="down --name dev` first"):
-        native.refuse_other_nodes(runs, native.Request("dev", Nodes.CONTROL_PLANE))
+    providers.refuse_another(runs, Request("dev", Nodes.KUBELET), "native")
+    for other in ((Request("dev", Nodes.CONTROL_PLANE), "native"), (Request("dev", Nodes.KUBELET), "kind")):
+        with pytest.raises(UsageError, match="down --name dev` first"):
+            providers.refuse_another(runs, *other)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"name": "dev"}', '{"name": "dev", "nodes": "x", "slot": 1, "root": "/", "bin": "/"}'])
 def test_state_of_a_killed_run_counts_as_none(tmp_path: Path, text: str):
     (tmp_path / "cluster.json").write_text(text)
     assert status_module.load_spec(tmp_path) is None
+
+
+@pytest.mark.parametrize("dead", ["etcd", "kube-scheduler", "kubelet", "coredns"])
+def test_a_cluster_that_misses_any_process_is_not_up_and_says_which(dead: str):
+    spec = ClusterSpec("dev", 0, Nodes.KUBELET, Path("/c"), Path("/b"))
+    pids = {process.name: None if process.name == dead else 7 for process in status_module.all_processes(spec)}
+    found = Status("dev", spec, pids, api_ready=True, node_ready=True)
+    assert (found.up, found.undecided) == (False, False)
+    assert status_module.trouble(found) == f"not running: {dead}"
 
 
 def test_every_error_has_an_exit_code_of_its_own():
@@ -113,6 +121,23 @@ def test_missing_packages_are_named_with_the_line_that_installs_them(monkeypatch
     assert packages.ensure(Nodes.CONTROL_PLANE, install=False, is_root=False) == []
 
 
+def test_a_route_to_played_pods_needs_what_makes_routes(monkeypatch):
+    monkeypatch.setattr(packages, "present", lambda file: file != "ip")
+    assert packages.ensure(Nodes.FAKE, install=False, is_root=True) == []
+    with pytest.raises(MissingPrerequisiteError, match="missing Debian packages: iproute2"):
+        native.prepare(Settings(Path("/x"), is_root=True), Request("dev", Nodes.FAKE, serve=True), Console(quiet=True))
+
+
+def test_what_images_are_built_with_comes_with_install_and_is_asked_of_nobody_else(monkeypatch):
+    monkeypatch.setattr(packages, "present", lambda file: file not in ("buildah", "mmdebstrap"))
+    installed: list[list[str]] = []
+    monkeypatch.setattr(packages, "_install", installed.append)
+    assert packages.ensure(Nodes.KUBELET, install=False, is_root=True) == []
+    assert packages.ensure(Nodes.CONTROL_PLANE, install=True, is_root=True) == []
+    assert packages.ensure(Nodes.KUBELET, install=True, is_root=True) == ["buildah", "mmdebstrap"]
+    assert installed == [["buildah", "mmdebstrap"]]
+
+
 def test_installing_needs_root(monkeypatch):
     monkeypatch.setattr(packages, "present", lambda file: file != "runc")
     with pytest.raises(MissingPrerequisiteError, match="needs root"):
@@ -120,7 +145,7 @@ def test_installing_needs_root(monkeypatch):
 
 
 def test_a_node_without_root_is_refused_before_anything_is_built(tmp_path: Path):
-    request = native.Request("dev", Nodes.KUBELET)
+    request = Request("dev", Nodes.KUBELET)
     with pytest.raises(MissingPrerequisiteError, match="--nodes control-plane"):
         native.prepare(Settings(tmp_path, is_root=False), request, Console(quiet=True))
 
@@ -135,6 +160,56 @@ def test_counting_inotify_instances_uses_none_up():
     before = len(list(Path("/proc/self/fd").iterdir()))
     assert 0 <= limits.inotify_available(3) <= 3
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_full_disk_is_told_before_anything_starts_and_after_anything_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(limits.shutil, "disk_usage", lambda _: usage._replace(free=255 << 20))
+    with pytest.raises(MissingPrerequisiteError, match=r"255 MiB are free .* needs 256 MiB: free some, or set PAGODA_DEVCLUSTER_HOME"):
+        limits.check_disk(tmp_path, Nodes.CONTROL_PLANE)
+    assert limits.disk_hint(tmp_path) == ""
+    monkeypatch.setattr(limits.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    assert "is full: free some" in limits.disk_hint(tmp_path)
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("where", "words"), [("prepare", "before anything of dev was started"), ("begin", "what had begun of dev is removed")]
+)
+def test_ctrl_c_says_what_is_left(home, monkeypatch, capsys, where, words):
+    monkeypatch.setattr(native.network, "remove_link", lambda _: False)
+
+    def begin(settings: Settings, *_: object) -> None:
+        settings.cluster("dev").mkdir()
+        interrupt()
+
+    steps = providers.Steps(prepare=lambda *_: None, binaries=lambda *_: home, begin=begin)
+    monkeypatch.setitem(providers.STEPS, "native", dataclasses.replace(steps, **({where: interrupt} if where == "prepare" else {})))
+    assert run(monkeypatch, "up", "--provider", "native") == 130
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert words in last
+    left = [path.name for path in (home / "clusters").iterdir()]
+    assert left == ([".dev.lock"] if where == "prepare" else [])
+
+
+def test_ctrl_c_of_down_says_that_something_is_left(home, monkeypatch, capsys):
+    monkeypatch.setattr(native, "clear", interrupt)
+    assert run(monkeypatch, "down") == 130
+    assert capsys.readouterr().err == (
+        "pagoda-devcluster: stopped before all of dev was removed: run `pagoda-devcluster down --name dev`\n"
+    )
+
+
+def test_an_error_of_many_lines_is_printed_as_one(home, monkeypatch, capsys):
+    def fail(*_: object) -> None:
+        raise errors.StartError("etcd ended:\n  first\n  second")
+
+    monkeypatch.setattr(native, "clear", fail)
+    assert run(monkeypatch, "down") == 5
+    assert capsys.readouterr().err == "pagoda-devcluster: etcd ended: first second\n"
 
 
 def test_a_lock_whose_file_was_removed_while_waiting_is_taken_anew(tmp_path: Path):

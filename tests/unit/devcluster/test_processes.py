@@ -1,11 +1,14 @@
 """Processes are found by their mark and by nothing else, and are gone when `end_all` returns."""
 
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from pagoda_devcluster import processes
+from pagoda_devcluster import processes, waiting
 from pagoda_devcluster.process import Process, environment
 from pagoda_devcluster.processes import Running, leader
 
@@ -30,6 +33,47 @@ def test_ending_what_has_ended_is_no_error(sleeper):
     processes.end_all([sleeper.pid])
     sleeper.wait()
     assert processes.end_all([sleeper.pid]) == []
+
+
+def first_child(pid: int) -> int:
+    """Once it has one."""
+
+    def children() -> list[str]:
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+    assert waiting.until(lambda: bool(children()), 20)
+    return int(children()[0])
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., int]]:
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def start(*argv: str) -> int:
+        begun.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL))
+        return begun[-1].pid
+
+    yield start
+    for process in reversed(begun):
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "--user", "--map-root-user", "true"], capture_output=True, check=False).returncode != 0,
+    reason="no user namespaces here",
+)
+def test_a_node_ends_though_what_entered_it_is_stopped(started):
+    """The kernel ends process 1 only when the parents of all inside have asked for them; an nsenter stops as soon as its child does, and
+    nobody tells it to go on when the child does."""
+    outside = started("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "sleep", "60")
+    init = first_child(outside)
+    entered = started("nsenter", "--target", str(init), "--user", "--pid", "--preserve-credentials", "sleep", "60")
+    kubelet = first_child(entered)
+    os.kill(kubelet, signal.SIGSTOP)
+    assert waiting.until(lambda: processes.state_of(Path(f"/proc/{entered}")) == "T", 20)
+    os.kill(kubelet, signal.SIGCONT)
+    assert processes.end_all([outside, init, entered, kubelet], 20) == []
 
 
 def test_a_command_name_full_of_parentheses_does_not_hide_the_state(tmp_path: Path):

@@ -1,16 +1,20 @@
 """What `prune` takes and what it leaves, and what `logs` shows of a cluster that died."""
 
+import io
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
-from pagoda_devcluster import looking, native
+from pagoda_devcluster import build, looking, native, providers
 from pagoda_devcluster.__main__ import main
 from pagoda_devcluster.locks import exclusive, is_held
 from pagoda_devcluster.process import environment
-from pagoda_devcluster.prune import Cluster, Found, Prunable, decide
+from pagoda_devcluster.prune import Cluster, Found, Prunable, decide, remove
+from pagoda_devcluster.settings import Settings
 from pagoda_devcluster.spec import ClusterSpec, Nodes, to_json
+from rich.console import Console
 
 CURRENT, OLD, OLDER = Path("/bin/current"), Path("/bin/old"), Path("/bin/older")
 
@@ -50,8 +54,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def made(home: Path, name: str) -> ClusterSpec:
-    spec = ClusterSpec(name, 0, Nodes.CONTROL_PLANE, home / "clusters" / name, home / "bin" / "current")
+def made(home: Path, name: str, binaries: str = "current") -> ClusterSpec:
+    spec = ClusterSpec(name, 0, Nodes.CONTROL_PLANE, home / "clusters" / name, home / "bin" / binaries)
     spec.paths.logs.mkdir(parents=True)
     spec.paths.state.write_text(to_json(spec))
     return spec
@@ -78,6 +82,56 @@ def test_a_cluster_with_a_live_process_stays_and_a_dead_one_goes(home, monkeypat
         "current",
         "p-lives",
     ]
+
+
+def test_what_somebody_took_into_use_since_is_left_alone_and_not_said_to_be_gone(home, monkeypatch, capsys):
+    """Between the look and the removal a cluster came up from the old binaries."""
+    made(home, "p-back")
+    down_if_dead = providers.down_if_dead
+
+    def started(settings: Settings, name: str, console: Console) -> list[str]:
+        spec = made(home, "p-new", "old")
+        with subprocess.Popen(["sleep", "60"], env=environment(str(spec.root), "etcd")) as process:
+            try:
+                assert down_if_dead(settings, "p-new", console) == []
+            finally:
+                process.kill()
+        return []
+
+    monkeypatch.setattr(providers, "down_if_dead", started)
+    assert run(monkeypatch, "prune") == 0
+    assert "removed" not in capsys.readouterr().out
+    assert (home / "bin" / "old").is_dir()
+
+
+def test_binaries_are_not_taken_from_under_a_build(home):
+    settings, waited, done = Settings(home, is_root=False), threading.Event(), threading.Event()
+    console = Console(file=Noticing(waited))
+
+    def pruned() -> None:
+        remove(settings, Prunable((), (home / "bin" / "old",)), console)
+        done.set()
+
+    thread = threading.Thread(target=pruned)
+    with build.alone(settings.binaries, console):
+        thread.start()
+        assert waited.wait(5)
+        assert (home / "bin" / "old").is_dir()
+    assert done.wait(5)
+    thread.join()
+    assert not (home / "bin" / "old").exists()
+
+
+class Noticing(io.StringIO):
+    """A console that tells when something was said."""
+
+    def __init__(self, said: threading.Event) -> None:
+        super().__init__()
+        self._said = said
+
+    def write(self, text: str) -> int:
+        self._said.set()
+        return super().write(text)
 
 
 def test_nothing_to_prune_is_said(home, monkeypatch, capsys):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from pagoda_devcluster import build, recipe
+from pagoda_devcluster import build, processes, recipe
 from pagoda_devcluster.errors import BuildError, MissingPrerequisiteError
 from pagoda_devcluster.recipe import Binary
 from rich.console import Console
@@ -13,9 +13,9 @@ QUIET = Console(quiet=True)
 
 def test_this_checkout_pins_the_versions_that_belong_together():
     found = recipe.of_checkout()
-    assert (found.kubernetes, found.etcd, found.helm) == ("v1.35.4", "v3.6.5", "v3.20.2")
+    assert (found.kubernetes, found.etcd, found.helm, found.kubeconform) == ("v1.35.4", "v3.6.5", "v3.20.2", "v0.7.0")
     names = [binary.name for binary in found.binaries]
-    assert len(names) == len(set(names)) == 10
+    assert len(names) == len(set(names)) == 11
 
 
 def test_every_staging_module_is_published_under_the_same_patch():
@@ -88,6 +88,18 @@ def test_a_build_that_fails_names_the_binary_and_the_compilers_words(tmp_path: P
     with pytest.raises(BuildError, match=r"tool did not compile.*x\.go:1: broken"):
         build.build_one(recipe.of_checkout(), Binary("tool", "x"), tmp_path, seen.append)
     assert seen == ["some/package"]
+
+
+def test_a_build_that_is_stopped_leaves_neither_a_compiler_nor_half_a_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    fake_go(tmp_path, monkeypatch, f"touch {tmp_path}/.tool.$PPID.part; echo $$ > {tmp_path}/pid; echo some/package >&2; exec sleep 60")
+
+    def stop(_: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build.build_one(recipe.of_checkout(), Binary("tool", "x"), tmp_path, stop)
+    assert list(tmp_path.glob(".tool.*")) == []
+    assert not processes.alive(int((tmp_path / "pid").read_text()))
 
 
 @pytest.mark.parametrize(("version", "enough"), [("go1.24.9", False), ("go1.25", True), ("go1.26rc1", True), ("devel +abc", True)])

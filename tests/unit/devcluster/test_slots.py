@@ -9,7 +9,7 @@ import pytest
 from pagoda_devcluster import slots
 from pagoda_devcluster.errors import StartError
 from pagoda_devcluster.network import parse_routes
-from pagoda_devcluster.spec import ETCD_PORT, Addresses, ClusterSpec, Nodes, preferred_slots, to_json
+from pagoda_devcluster.spec import SLOTS, Addresses, ClusterSpec, Nodes, preferred_slots, to_json
 
 
 def test_the_first_free_slot_of_the_names_own_order_is_chosen():
@@ -49,14 +49,25 @@ def test_a_claimed_slot_is_given_to_nobody_else_until_it_is_released(tmp_path: P
         assert third == first
 
 
-def test_a_slot_whose_store_listens_is_not_free(tmp_path: Path):
+@pytest.mark.parametrize("port", slots.PORTS)
+def test_a_slot_of_which_any_port_is_taken_is_not_free(tmp_path: Path, port: int):
     with slots.claimed("another-test-name", tmp_path, needs_network=False) as slot:
         pass
-    with socket.socket() as etcd:
-        etcd.bind((str(Addresses(slot).loopback), ETCD_PORT))
-        etcd.listen()
+    with socket.socket() as listener:
+        listener.bind((str(Addresses(slot).loopback), port))
+        listener.listen()
         with slots.claimed("another-test-name", tmp_path, needs_network=False) as other:
             assert other != slot
+
+
+def test_a_port_taken_on_every_address_is_named_instead_of_48_full_slots(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(slots, "taken_ports", lambda address: [6443] if address == slots.NO_SLOT else [])
+    with pytest.raises(StartError, match=r"port 6443 is in use on every address .*sport = :6443"):
+        slots.refuse_ports_taken_everywhere()
+
+
+def test_the_address_that_stands_for_all_is_no_clusters():
+    assert slots.NO_SLOT not in {str(Addresses(slot).loopback) for slot in range(SLOTS)}
 
 
 def test_routes_are_read_with_and_without_a_prefix():

@@ -63,6 +63,18 @@ func read(file string) {
 	fmt.Printf("%d %s", os.Getuid(), content)
 }
 
+// eat takes memory until the kernel ends it.
+func eat() {
+	var held [][]byte
+	for {
+		piece := make([]byte, 1<<20)
+		for at := 0; at < len(piece); at += 4096 {
+			piece[at] = 1
+		}
+		held = append(held, piece)
+	}
+}
+
 func main() {
 	switch arguments := os.Args[1:]; arguments[0] {
 	case "serve":
@@ -75,6 +87,10 @@ func main() {
 		lookup(arguments[1])
 	case "read":
 		read(arguments[1])
+	case "eat":
+		eat()
+	case "wait":
+		time.Sleep(time.Hour)
 	case "write":
 		check(os.WriteFile(arguments[1], []byte("x"), 0o644))
 	}

@@ -1,0 +1,254 @@
+"""The engine's speed on this machine's CPU: the real loop, scheduler and worker in this process, greedy, random weights. Prints JSON.
+
+`python -P bench/engine.py [--models 19m,160m,1.1b] [--rounds 2] [--quantization int8] [--peer vllm=PYTHON] [--peer llama.cpp=PYTHON]`
+PYTHON is the interpreter of an environment that has the peer (bench/peers/). Ours and peers alternate, run by run (A B A B); whoever is
+not running is stopped. A bare eager decode loop and a read of memory in the same process say how far from the floor a step is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import queue
+import random
+import select
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+
+from engine_models import CONTEXT, MODELS, Bare, Model, bandwidth, make_model
+from pagoda_contracts.launch import DaemonConfig
+from pagoda_daemon.engine.loop import Engine
+from pagoda_daemon.engine.messages import Failed, FromEngine, Ready, Sampling, Shutdown, StepOutput, Submit, ToEngine
+from pagoda_daemon.runner.forward import NativeForward
+from pagoda_daemon.runner.host import Host
+from pagoda_daemon.runner.torch_worker import TorchWorker
+
+
+class MemoryWire:
+    """The engine's wire through memory; notes when each answer came."""
+
+    def __init__(self) -> None:
+        self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+        self.heard: queue.SimpleQueue[tuple[float, FromEngine]] = queue.SimpleQueue()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK)
+        self._poll = select.poll()
+        self._poll.register(self._bell, select.POLLIN)
+
+    def put(self, message: ToEngine) -> None:
+        self._inbox.put(message)
+        os.eventfd_write(self._bell, 1)
+
+    def watch(self, fileno: int) -> None:
+        self._poll.register(fileno, select.POLLIN)
+
+    def wait(self, timeout_ms: float) -> None:
+        self._poll.poll(max(0, math.ceil(timeout_ms)))
+
+    def received(self) -> Iterator[ToEngine]:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+        while not self._inbox.empty():
+            yield self._inbox.get_nowait()
+
+    def send(self, message: FromEngine) -> None:
+        self.heard.put((time.perf_counter(), message))
+
+    def close(self) -> None:
+        os.close(self._bell)
+
+
+@dataclass
+class Run:
+    """One workload: output tokens per second, time to the first token, and the medians of its pure decode steps."""
+
+    tokens_per_s: float
+    first_token_s: float = 0.0
+    step_ms: float = 0.0
+
+
+class Ours:
+    """Our engine on a thread of this process."""
+
+    def __init__(self, directory: Path, quantization: str | None) -> None:
+        engine = {"maxModelLen": CONTEXT, "maxConcurrency": 64, "prefixCaching": False, "quantization": quantization}
+        self._config = DaemonConfig.model_validate({"model": {"path": str(directory), "servedNames": ["m"]}, "engine": engine})
+        self._wire = MemoryWire()
+        self._names = 0
+        begun = time.perf_counter()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+        self._until(Ready)
+        self.start_s = time.perf_counter() - begun
+
+    def run(self, prompts: list[list[int]], tokens: int) -> Run:
+        begun, left, stamps, produced = time.perf_counter(), len(prompts), [], 0
+        for prompt in prompts:
+            self._names += 1
+            self._wire.put(Submit(str(self._names), tuple(prompt), Sampling(max_tokens=tokens)))
+        while left:
+            stamp, message = self._until(StepOutput)
+            stamps.append((stamp, len(message.outputs)))
+            produced += sum(len(output.token_ids) for output in message.outputs)
+            left -= sum(output.finish_reason is not None for output in message.outputs)
+        steps = [(b - a) * 1000 for (a, _), (b, count) in pairwise(stamps) if count == len(prompts)]
+        return Run(produced / (stamps[-1][0] - begun), stamps[0][0] - begun, statistics.median(steps or [math.nan]))
+
+    @property
+    def weight_bytes(self) -> int:
+        """What a step at one row reads of weights."""
+        return self._worker.forward.decoder.read_bytes if isinstance(self._worker.forward, NativeForward) else 0
+
+    def profile(self) -> dict[str, float]:
+        """Shares of the forward pass so far, by stage."""
+        forward = self._worker.forward
+        spent = forward.decoder.spent() if isinstance(forward, NativeForward) else {}
+        return {stage: round(count / sum(spent.values()), 3) for stage, count in spent.items()}
+
+    def close(self) -> None:
+        self._wire.put(Shutdown())
+        self._thread.join()
+
+    def _serve(self) -> None:
+        Engine(self._wire, self._config.engine, self._load, lambda: time.monotonic() * 1000).run(lambda: False)
+
+    def _load(self, progress: Any) -> TorchWorker:
+        self._worker = TorchWorker.load(self._config, progress)
+        return self._worker
+
+    def _until(self, kind: type) -> tuple[float, Any]:
+        while True:
+            stamp, message = self._wire.heard.get(timeout=600)
+            if isinstance(message, Failed):
+                raise SystemExit(message.message)
+            if isinstance(message, kind):
+                return stamp, message
+
+
+class Peer:
+    """Another engine in a process of its own, stopped while it is not asked."""
+
+    def __init__(self, name: str, python: str, directory: Path, quantization: str | None) -> None:
+        script = Path(__file__).parent / "peers" / f"{name.replace('.', '_')}_peer.py"
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "start_new_session": True}
+        self._process = subprocess.Popen([python, str(script), str(directory), quantization or "none"], **pipes)
+        self.start_s = self._answer()["start_seconds"]
+        self._signal(signal.SIGSTOP)
+
+    def run(self, prompts: list[list[int]], tokens: int) -> Run:
+        self._signal(signal.SIGCONT)
+        assert self._process.stdin
+        self._process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens}) + "\n")
+        self._process.stdin.flush()
+        answer = self._answer()
+        self._signal(signal.SIGSTOP)
+        return Run(answer["tokens"] / answer["seconds"])
+
+    def close(self) -> None:
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        os.killpg(self._process.pid, number)
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the peer ended with code {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def measure(model: Model, directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One model: every engine at every number of rows, `rounds` times in turn."""
+    stack = ExitStack()
+    ours = Ours(directory, arguments.quantization)
+    stack.callback(ours.close)
+    peers = {name: Peer(name, python, directory, arguments.quantization) for name, python in arguments.peer}
+    for one in peers.values():
+        stack.callback(one.close)
+    with stack:
+        return compare(model, directory, ours, peers, arguments.rounds)
+
+
+def compare(model: Model, directory: Path, ours: Ours, peers: dict[str, Peer], rounds: int) -> dict[str, Any]:
+    """In turn, at every number of rows."""
+    threads, bare = Host().cores(), Bare.of(directory)
+    found: dict[str, Any] = {"start_s": {"pagoda": round(ours.start_s, 2)} | {name: round(peer.start_s, 2) for name, peer in peers.items()}}
+    for rows in model.rows:
+        asked = {name: engine for name, engine in {"pagoda": ours, **peers}.items() if rows == 1 or name != "llama.cpp"}
+        runs: dict[str, list[Run]] = {name: [] for name in asked}
+        floor, reads = [], []
+        for engine in asked.values():
+            engine.run(prompts(model, rows), 8)  # the first run of anything pays for its caches
+        for _ in range(rounds):
+            for name, engine in asked.items():
+                runs[name].append(engine.run(prompts(model, rows), model.answer))
+            floor.append(bare.step_ms(rows, model.prompt + model.answer // 2))
+            reads.append(bandwidth(threads))
+        found[f"n={rows}"] = report(runs, floor, reads, ours.weight_bytes)
+    found["profile"] = ours.profile()
+    return found
+
+
+def prompts(model: Model, rows: int) -> list[list[int]]:
+    """Nothing that could be shared."""
+    return [[random.randrange(3, model.vocab) for _ in range(model.prompt)] for _ in range(rows)]
+
+
+def report(runs: dict[str, list[Run]], floor: list[float], reads: list[float], weight_bytes: int) -> dict[str, Any]:
+    """Figures per run, and the ratios of the medians."""
+    middle = {name: statistics.median(run.tokens_per_s for run in found) for name, found in runs.items()}
+    step, read = statistics.median(run.step_ms for run in runs["pagoda"]), statistics.median(reads)
+    return {
+        "tokens_per_s": {name: [round(run.tokens_per_s, 1) for run in found] for name, found in runs.items()},
+        "ratio": {name: round(middle["pagoda"] / value, 2) for name, value in middle.items() if name != "pagoda"},
+        "first_token_ms": round(statistics.median(run.first_token_s for run in runs["pagoda"]) * 1000, 1),
+        "step_ms": round(step, 2),
+        "bare_step_ms": round(statistics.median(floor), 2),
+        "bare_over_ours": round(statistics.median(floor) / step, 2),
+        "read_gb_s": round(read, 1),
+        "share_of_read": round(weight_bytes / step / 1e6 / read, 2),
+    }
+
+
+def peer(text: str) -> tuple[str, str]:
+    name, _, python = text.partition("=")
+    if name not in ("vllm", "llama.cpp") or not python:
+        raise argparse.ArgumentTypeError(f"{text!r}: accepted are vllm=PYTHON and llama.cpp=PYTHON")
+    return name, python
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--quantization", choices=["int8"])
+    parser.add_argument("--peer", type=peer, action="append", default=[])
+    arguments = parser.parse_args()
+    random.seed(0)
+    for name in arguments.models.split(","):
+        with tempfile.TemporaryDirectory(prefix="pagoda-bench-") as directory:
+            print(f"{name}: making the model", file=sys.stderr)
+            make_model(MODELS[name], Path(directory))
+            found = measure(MODELS[name], Path(directory), arguments)
+        print(json.dumps({"model": name, "quantization": arguments.quantization, **found}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

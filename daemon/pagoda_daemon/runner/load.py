@@ -1,0 +1,87 @@
+"""load_forward: a model directory → a Forward with its pool, in the way that machine, model and configuration allow. Called by the torch
+worker, on the thread that will compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from pagoda_contracts.launch import EngineConfig
+from pagoda_kernels.cpu.native import BLOCK, NativeDecoder
+
+from pagoda_daemon.batch import WorkerLimits
+from pagoda_daemon.errors import ConfigRejected
+from pagoda_daemon.model.attention import KvCache
+from pagoda_daemon.model.config import ModelSpec, read_spec
+from pagoda_daemon.model.decoder import Decoder
+from pagoda_daemon.model.loader import load_tensors
+from pagoda_daemon.model.packed import KINDS, Packer, not_native, packed_weight_bytes
+from pagoda_daemon.model.weights import allocate, destinations, weight_bytes
+from pagoda_daemon.runner.forward import Forward, NativeForward, TorchForward
+from pagoda_daemon.runner.host import Host
+from pagoda_daemon.runner.kv_size import KvShape, kv_shape, needs
+
+DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+INT8_WIDE_ROWS: Final = 1
+"""int8 weights meet bf16 activations up to this many rows of a step, 8-bit ones above (docs/benchmarks.md has the crossover)."""
+
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A forward pass, what it can hold, and why it is torch where it is."""
+
+    forward: Forward
+    limits: WorkerLimits
+    weight_bytes: int
+    by: str
+
+
+def load_forward(directory: Path, engine: EngineConfig, host: Host, progress: Progress) -> Loaded:
+    """Read the model and size the pool; PermanentError where no restart would help. The pool has one block more than the limits say."""
+    threads = engine.threads or host.cores()
+    torch.set_num_threads(threads)
+    spec = read_spec(directory)
+    why = _not_native(spec, engine)
+    if engine.quantization is not None and (why is not None or engine.quantization not in KINDS):
+        raise ConfigRejected(_unquantised(engine, why))
+    kind, dtype = KINDS[engine.quantization], DTYPES[engine.dtype]
+    size = weight_bytes(spec, dtype) if why is not None else packed_weight_bytes(spec, kind)
+    shape = kv_shape(engine, needs(spec, engine, size, dtype.itemsize), host.memory())
+    spec = spec.within(shape.max_model_len)
+    limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len, spec.sliding_window)
+    weights = allocate(spec, dtype)
+    places = destinations(spec, weights)
+    if why is not None:
+        load_tensors(directory, places, progress)
+        kv = KvCache(spec, shape.blocks + 1, engine.block_size, dtype)
+        forward = TorchForward(Decoder(spec, weights, shape.max_model_len), kv, shape.blocks if engine.deterministic else None)
+        return Loaded(forward, limits, size, f"torch: {why}")
+    packer = Packer(spec, weights, kind)
+    load_tensors(directory, places, progress, packer.filled)
+    return Loaded(_native(packer, shape, engine, threads), limits, size, "native ops")
+
+
+def _native(packer: Packer, shape: KvShape, engine: EngineConfig, threads: int) -> NativeForward:
+    wide_rows = 0 if engine.deterministic else INT8_WIDE_ROWS
+    return NativeForward(NativeDecoder(packer.decoder(shape.max_model_len, wide_rows), shape.blocks + 1, threads))
+
+
+def _not_native(spec: ModelSpec, engine: EngineConfig) -> str | None:
+    if engine.dtype != "bfloat16":
+        return f"dtype {engine.dtype}"
+    if engine.block_size != BLOCK:
+        return f"blockSize {engine.block_size}"
+    return not_native(spec)
+
+
+def _unquantised(engine: EngineConfig, why: str | None) -> str:
+    if engine.quantization not in KINDS:
+        return f"quantization {engine.quantization} is not built yet: accepted are {', '.join(name for name in KINDS if name)}"
+    return f"quantization {engine.quantization} needs the CPU's native ops: {why}"

@@ -1,0 +1,138 @@
+"""Pods of fake nodes that answer: which pods are replicas, what their fronts should do (both pure), and the client that has it done.
+
+Used by `kubelet.py` where `up` was asked to `--serve`. The fronts live in a process of the product's own (`pagoda-daemon simulate-fronts`),
+spoken to over a Unix socket; a pod is a replica when a container of it has `--config FILE` and FILE comes from a ConfigMap.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from pagoda_devcluster.errors import ApiError
+from pagoda_devcluster.fake import pods
+from pagoda_devcluster.fake.plays import NOT_READY, READY, Object, PodPlay, Scene
+from pagoda_devcluster.watching import CONFLICT, AsyncApi
+
+CONFIG_OPTION = "--config"
+DOWN = {PodPlay.IMAGE_PULL_BACKOFF.value, PodPlay.CRASH_LOOP.value, PodPlay.OOM_KILLED.value}
+REFUSED = 422
+
+
+class Wish(StrEnum):
+    """What is to become of a pod's front."""
+
+    RUN = "run"
+    STOP = "stop"
+    KILL = "kill"
+    LEAVE = "leave"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a replica's configuration is."""
+
+    config_map: str
+    key: str
+
+
+def source_of(pod: Object) -> Source | None:
+    """Follows `--config FILE` through mount and volume, as the file would come to the container."""
+    for container in pod["spec"]["containers"]:
+        arguments = [*container.get("command", []), *container.get("args", [])]
+        if CONFIG_OPTION in arguments[:-1]:
+            return mounted(pod, container, arguments[arguments.index(CONFIG_OPTION) + 1])
+    return None
+
+
+def mounted(pod: Object, container: Object, file: str) -> Source | None:
+    maps = {volume["name"]: volume["configMap"] for volume in pod["spec"].get("volumes", []) if "configMap" in volume}
+    for mount in container.get("volumeMounts", []):
+        folder = mount["mountPath"].rstrip("/") + "/"
+        if file.startswith(folder) and mount["name"] in maps:
+            found, path = maps[mount["name"]], file.removeprefix(folder)
+            return Source(found["name"], next((item["key"] for item in found.get("items", []) if item["path"] == path), path))
+    return None
+
+
+def wish(pod: Object, scene: Scene, now: datetime) -> Wish:
+    """A silent kubelet's containers go on. A container that is dead or never started has no front; one told to end drains until its
+    grace has passed."""
+    if scene.node_down:
+        return Wish.LEAVE
+    if deleted := pod["metadata"].get("deletionTimestamp"):
+        return Wish.KILL if now >= pods.read_time(deleted) else Wish.STOP
+    return Wish.KILL if pods.has_ended(pod) or scene.complaint or scene.plays & DOWN else Wish.RUN
+
+
+class Fronts:
+    """All fronts of a cluster as last seen."""
+
+    def __init__(self, socket: Path, api: AsyncApi) -> None:
+        self._http = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(socket)), base_url="http://fronts", timeout=10)
+        self._api = api
+        self._seen: dict[str, Any] = {}
+
+    async def look(self, changed: Callable[[set[str]], None]) -> None:
+        """Asks for all of them, and tells the uids of those that are not as they were."""
+        before, self._seen = self._seen, (await self._http.get("/replicas")).json()
+        changed({uid for uid in before.keys() | self._seen.keys() if before.get(uid) != self._seen.get(uid)})
+
+    async def keep(self, uids: set[str]) -> None:
+        """Ends those whose pods are gone without a word."""
+        for uid in self._seen.keys() - uids:
+            await self._end(uid, kill=True)
+
+    async def tend(self, pod: Object, scene: Scene, now: datetime) -> Scene:
+        """Does what is to be done, and returns the scene with the front in it."""
+        source, uid = source_of(pod), pod["metadata"]["uid"]
+        if source is None:
+            return scene
+        match wish(pod, scene, now):
+            case Wish.RUN:
+                return await self._run(pod, source, scene)
+            case Wish.STOP if uid in self._seen:
+                await self._end(uid, kill=False)
+            case Wish.KILL if uid in self._seen:
+                await self._end(uid, kill=True)
+                return replace(scene, serves=True)
+        return replace(scene, serves=True, front=self._state(uid))
+
+    def _state(self, uid: str) -> str | None:
+        found = self._seen.get(uid)
+        return found and (READY if found["ready"] else NOT_READY)
+
+    async def _run(self, pod: Object, source: Source, scene: Scene) -> Scene:
+        uid = pod["metadata"]["uid"]
+        if uid not in self._seen and (complaint := await self._start(pod, source, scene)):
+            return replace(scene, complaint=complaint)
+        if failure := self._seen[uid]["failure"]:
+            return replace(scene, complaint=failure)
+        return replace(scene, serves=True, front=self._state(uid))
+
+    async def _start(self, pod: Object, source: Source, scene: Scene) -> str:
+        """What is wrong with its configuration, if anything. An address whose last holder still closes is an error to try again."""
+        namespace, uid = pod["metadata"]["namespace"], pod["metadata"]["uid"]
+        held = await self._api.get(f"/api/v1/namespaces/{namespace}/configmaps/{source.config_map}")
+        if held is None:
+            raise ApiError(f"configmap {namespace}/{source.config_map} is not there yet", CONFLICT)
+        try:
+            config = json.loads(held.get("data", {})[source.key])
+        except (KeyError, ValueError) as error:
+            return f"configmap {source.config_map}, key {source.key}: {type(error).__name__}: {error}"
+        order = {"address": scene.ip, "config": config, "load_s": scene.ready_after}
+        answer = await self._http.put(f"/replicas/{uid}", json=order)
+        if answer.status_code == REFUSED:
+            return str(answer.json()["message"])
+        if answer.is_error:
+            raise ApiError(f"front of {namespace}/{pod['metadata']['name']}: {answer.text}", answer.status_code)
+        self._seen[uid] = answer.json()
+        return ""
+
+    async def _end(self, uid: str, *, kill: bool) -> None:
+        await self._http.delete(f"/replicas/{uid}", params={"kill": "true"} if kill else {})

@@ -1,0 +1,1 @@
+"""Kernels: fused ops for the devices the daemon runs on. Knows tensors, nothing of requests."""

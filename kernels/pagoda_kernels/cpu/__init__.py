@@ -1,0 +1,1 @@
+"""The CPU's ops, in C++ (src/), built by `build`, packed for by `pack`, called through `native`."""

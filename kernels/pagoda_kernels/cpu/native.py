@@ -1,0 +1,236 @@
+"""NativeDecoder: one step of a decoder in C++. Built and called by the daemon's CPU runner; the structs mirror src/decoder.h.
+
+Its judge is the torch decoder of the daemon, which computes the same and which runs wherever this one cannot (`missing` says why).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pagoda_kernels.cpu.build import FEATURES, LIBRARY
+from pagoda_kernels.cpu.pack import GROUP, PANEL, Packed
+
+BLOCK = 16
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+STAGES = ("embed", "norm", "qkv", "place", "attend", "output", "gate_up", "down", "head", "quantise")
+"""Where a step's time goes; `place` is the rotary embedding and the writing of keys and values."""
+
+_MAX_HEAD_DIM = 256
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("outputs", ctypes.c_int32),
+        ("inputs", ctypes.c_int32),
+        ("kind", ctypes.c_int32),
+    )
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        ("qkv", _Linear),
+        ("output", _Linear),
+        ("gate_up", _Linear),
+        ("down", _Linear),
+        ("attention_norm", ctypes.c_void_p),
+        ("mlp_norm", ctypes.c_void_p),
+        ("query_norm", ctypes.c_void_p),
+        ("key_norm", ctypes.c_void_p),
+        ("window", ctypes.c_int32),
+    )
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = (
+        *(
+            (name, ctypes.c_int32)
+            for name in ("hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "layers", "blocks", "threads")
+        ),
+        ("wide_rows", ctypes.c_int32),
+        ("eps", ctypes.c_float),
+        ("attention_scale", ctypes.c_float),
+        *((name, ctypes.c_void_p) for name in ("embedding", "norm", "cos", "sin", "pages")),
+        ("head", _Linear),
+    )
+
+
+class _Step(ctypes.Structure):
+    _fields_ = (
+        ("tokens", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in ("ids", "positions", "rows", "tables")),
+        ("table_width", ctypes.c_int32),
+        ("wanted_count", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in ("wanted", "logits")),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """One decoder layer; norms fp32, `gate_up` interleaved (`pack.interleave`), `window` 0 for none."""
+
+    qkv: Packed
+    output: Packed
+    gate_up: Packed
+    down: Packed
+    attention_norm: Floats
+    mlp_norm: Floats
+    query_norm: Floats | None
+    key_norm: Floats | None
+    window: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decoder:
+    """All of a model. `embedding` [vocab, hidden] bf16, None where it is tied to `head`; `cos`, `sin` fp32 [positions, head_dim / 2].
+
+    `wide_rows`: int8 weights meet bf16 activations up to this many rows of a step, 8-bit ones above; 0 makes a row's result the same
+    in every batch."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    layers: Sequence[Layer]
+    embedding: Tensor | None
+    norm: Floats
+    head: Packed
+    cos: Floats
+    sin: Floats
+    wide_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """A step's tokens: int32 arrays, C-contiguous. `rows[i]` is the line of `tables` that token i uses; the tokens of a row stand
+    together and in order. `wanted`: ascending indexes of the tokens whose logits are wanted."""
+
+    ids: Ints
+    positions: Ints
+    rows: Ints
+    tables: Ints
+    wanted: Ints
+
+
+def missing(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
+    """Why the native ops cannot run here; None when they can."""
+    if not LIBRARY.is_file():
+        return "it was installed without the native library (no x86-64 C++ compiler when it was built)"
+    lines = (line.split(":", 1)[1].split() for line in cpuinfo.read_text().splitlines() if line.startswith("flags"))
+    lacking = sorted(set(FEATURES) - set(next(lines, ())))
+    return f"the CPU lacks {', '.join(lacking)}" if lacking else None
+
+
+def unfit(head_dim: int, hidden: int, intermediate: int) -> str | None:
+    """Why a decoder of these sizes cannot be packed; None when it can."""
+    if head_dim % 16 or not 16 <= head_dim <= _MAX_HEAD_DIM:
+        return f"a head of {head_dim} dimensions is none of 16, 32, … {_MAX_HEAD_DIM}"
+    if hidden % GROUP or intermediate % GROUP:
+        return f"hidden {hidden} and intermediate {intermediate} are not multiples of {GROUP}"
+    return None
+
+
+class NativeDecoder:
+    """Holds weights and pages; not thread-safe. `pages` [layers, 2, blocks, kv_heads, 16 * head_dim] is zeros at first."""
+
+    def __init__(self, decoder: Decoder, blocks: int, threads: int) -> None:
+        self._library = _library()
+        self._kept = decoder
+        self.vocab = decoder.head.outputs
+        self._width = -(-self.vocab // PANEL) * PANEL
+        size = (len(decoder.layers), 2, blocks, decoder.kv_heads, BLOCK * decoder.head_dim)
+        self.pages = torch.zeros(size, dtype=torch.bfloat16)
+        layers = (_Layer * len(decoder.layers))(*map(_layer, decoder.layers))
+        self._handle = self._library.pagoda_decoder_new(ctypes.byref(_shape(decoder, self.pages, threads)), layers)
+
+    def close(self) -> None:
+        """Ends the threads; the decoder is unusable afterwards. Called twice, it does nothing."""
+        if self._handle is not None:
+            self._library.pagoda_decoder_free(self._handle)
+            self._handle = None
+
+    def step(self, batch: Batch) -> Floats:
+        """Write the keys and values of `batch`; the logits of the wanted tokens, [n, vocab]. Releases the interpreter's lock meanwhile."""
+        logits = np.empty((batch.wanted.size, self._width), np.float32)
+        inputs = _addresses(batch.ids, batch.positions, batch.rows, batch.tables)
+        step = _Step(batch.ids.size, *inputs, batch.tables.shape[1], batch.wanted.size, *_addresses(batch.wanted, logits))
+        self._library.pagoda_decoder_step(self._handle, ctypes.byref(step))
+        return logits[:, : self.vocab]
+
+    def spent(self) -> dict[str, int]:
+        """Per stage, time-stamp counts since the start; their shares are what matters."""
+        counts = ctypes.cast(self._library.pagoda_decoder_spent(self._handle), ctypes.POINTER(ctypes.c_uint64))
+        return dict(zip(STAGES, counts[: len(STAGES)], strict=True))
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of the matrices: what any step reads of them, once."""
+        linears = [linear for layer in self._kept.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        return sum(linear.nbytes for linear in (*linears, self._kept.head))
+
+    def copy_blocks(self, pairs: Ints) -> None:
+        """Copy whole blocks, `pairs` [n, 2] source → destination, in all layers."""
+        self._library.pagoda_decoder_copy(self._handle, _address(pairs), len(pairs))
+
+
+def read_bytes(memory: NDArray[np.uint8], threads: int) -> int:
+    """Read `memory` once, as fast as it can be read; a checksum. For benchmarks."""
+    checksum: int = _library().pagoda_read(memory.ctypes.data, memory.size, threads)
+    return checksum
+
+
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(LIBRARY))
+    library.pagoda_decoder_new.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.pagoda_decoder_new.restype = ctypes.c_void_p
+    library.pagoda_decoder_free.argtypes = [ctypes.c_void_p]
+    library.pagoda_decoder_step.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.pagoda_decoder_copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32]
+    library.pagoda_decoder_spent.argtypes = [ctypes.c_void_p]
+    library.pagoda_decoder_spent.restype = ctypes.c_void_p
+    library.pagoda_read.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32]
+    library.pagoda_read.restype = ctypes.c_int64
+    for name in ("free", "step", "copy"):
+        getattr(library, f"pagoda_decoder_{name}").restype = None
+    return library
+
+
+def _address(array: NDArray[Any] | None) -> int | None:
+    return None if array is None else array.ctypes.data
+
+
+def _addresses(*arrays: NDArray[Any] | None) -> list[int | None]:
+    return [_address(array) for array in arrays]
+
+
+def _linear(packed: Packed) -> _Linear:
+    scale = None if packed.scale is None else packed.scale.data_ptr()
+    return _Linear(packed.weight.data_ptr(), scale, _address(packed.bias), packed.outputs, packed.inputs, packed.kind)
+
+
+def _layer(layer: Layer) -> _Layer:
+    linears = map(_linear, (layer.qkv, layer.output, layer.gate_up, layer.down))
+    return _Layer(*linears, *_addresses(layer.attention_norm, layer.mlp_norm, layer.query_norm, layer.key_norm), layer.window)
+
+
+def _shape(decoder: Decoder, pages: Tensor, threads: int) -> _Shape:
+    first = decoder.layers[0]
+    sizes = (first.qkv.inputs, decoder.heads, decoder.kv_heads, decoder.head_dim, first.down.inputs, decoder.head.outputs)
+    embedding = None if decoder.embedding is None else decoder.embedding.data_ptr()
+    arrays = _addresses(decoder.norm, decoder.cos, decoder.sin)
+    scale = decoder.head_dim**-0.5
+    counts = (len(decoder.layers), pages.shape[2], threads, decoder.wide_rows)
+    return _Shape(*sizes, *counts, decoder.eps, scale, embedding, *arrays, pages.data_ptr(), _linear(decoder.head))

@@ -1,0 +1,270 @@
+// One step of a decoder on the CPU: tokens in, logits out, every layer in one run of the team with a barrier between stages.
+//
+// Numerics: weights, keys, values and the inputs of every matrix are bf16 (or 8 bits); sums, norms, softmax and the residual stream are
+// fp32. model/llama.py in the daemon is the same mathematics in torch and the judge of this file.
+#include "decoder.h"
+
+namespace pagoda {
+
+// One thread's walk through the stages. All threads walk alike; items of a stage go to whoever is free.
+class Decoder::Stages {
+  public:
+    Stages(Decoder &decoder, int thread) : team_(decoder.team_), spent_(decoder.spent_), thread_(thread), since_(__rdtsc()) {}
+
+    template <class Item> void each(PagodaStage stage, int count, const Item &item) {
+        if (thread_ == 0) team_.rewind(1 - turn_);
+        for (int index; (index = team_.take(turn_)) < count;) item(index);
+        turn_ = 1 - turn_;
+        team_.barrier();
+        if (thread_ != 0) return;
+        const uint64_t now = __rdtsc(); // 20 ns; a step of a small model has a hundred stages and takes 1.5 ms
+        spent_[stage] += now - since_;
+        since_ = now;
+    }
+
+  private:
+    Team &team_;
+    uint64_t *spent_;
+    const int thread_;
+    int turn_ = 0;
+    uint64_t since_;
+};
+
+namespace {
+
+template <int R> void panel_sums(const Linear &linear, const Rows &x, int first, int panel, bool narrow, Sums<R> &sums) {
+    const int64_t start = static_cast<int64_t>(panel) * kPanel * linear.inputs;
+    const bf16 *wide = x.wide + static_cast<int64_t>(first) * linear.inputs;
+    if (linear.kind == Kind::kBf16) return panel_bf16<R>(wide, static_cast<const bf16 *>(linear.weight) + start, linear.inputs, sums);
+    const uint8_t *weights = static_cast<const uint8_t *>(linear.weight) + start;
+    const bf16 *scales = linear.scale + start / kGroup;
+    if (narrow) panel_w8a8<R>(x, first, weights, scales, linear.inputs, sums);
+    else panel_w8a16<R>(wide, weights, scales, linear.inputs, sums);
+}
+
+template <int R, class Done> void tile_rows(const Linear &linear, const Rows &x, int first, int panel, bool narrow, const Done &done) {
+    Sums<R> sums;
+    panel_sums<R>(linear, x, first, panel, narrow, sums);
+    for (int r = 0; r < R; ++r) {
+        if (linear.bias != nullptr)
+            for (int v = 0; v < kVectors; ++v) sums[r][v] = _mm512_add_ps(sums[r][v], _mm512_loadu_ps(linear.bias + panel * kPanel + v * 16));
+        done(first + r, panel, sums[r]);
+    }
+}
+
+template <class Done> void panel_rows(const Linear &linear, const Rows &x, int panel, bool narrow, const Done &done) {
+    int first = 0;
+    for (; x.count - first >= kTile; first += kTile) tile_rows<kTile>(linear, x, first, panel, narrow, done);
+    switch (x.count - first) {
+    case 5: return tile_rows<5>(linear, x, first, panel, narrow, done);
+    case 4: return tile_rows<4>(linear, x, first, panel, narrow, done);
+    case 3: return tile_rows<3>(linear, x, first, panel, narrow, done);
+    case 2: return tile_rows<2>(linear, x, first, panel, narrow, done);
+    case 1: return tile_rows<1>(linear, x, first, panel, narrow, done);
+    default: return;
+    }
+}
+
+} // namespace
+
+Decoder::Decoder(const PagodaShape &shape, const PagodaLayer *layers)
+    : shape_(shape), layers_(layers, layers + shape.layers), team_(shape.threads) {
+    const size_t widest = std::max({shape.hidden, shape.heads * shape.head_dim, shape.intermediate});
+    scratch_.hidden.resize(static_cast<size_t>(kTogether) * shape.hidden);
+    scratch_.fused.resize(static_cast<size_t>(kTogether) * (shape.heads + 2 * shape.kv_heads) * shape.head_dim);
+    scratch_.x.resize(kTogether * static_cast<size_t>(shape.hidden));
+    scratch_.queries.resize(kTogether * static_cast<size_t>(shape.heads) * shape.head_dim);
+    scratch_.wide.resize(kTogether * widest);
+    scratch_.narrow.resize(kTogether * widest);
+    scratch_.scale.resize(kTogether * widest / kGroup);
+    scratch_.shift.resize(kTogether * widest / kGroup);
+}
+
+void Decoder::step(const PagodaStep &step) {
+    int wanted = 0;
+    for (int first = 0; first < step.tokens; first += kTogether) {
+        Part part{&step, first, std::min(kTogether, step.tokens - first), wanted, 0};
+        while (wanted < step.wanted_count && step.wanted[wanted] < first + part.count) ++wanted;
+        part.wanted_count = wanted - part.wanted_first;
+        pass(part);
+    }
+}
+
+void Decoder::pass(const Part &part) {
+    tile(part);
+    team_.rewind(0);
+    team_.run([&](int thread) {
+        Stages stages(*this, thread);
+        stages.each(kEmbed, part.count, [&](int token) {
+            embed_row(shape_.embedding, shape_.head, part.step->ids[part.first + token], shape_.hidden, &scratch_.hidden[static_cast<size_t>(token) * shape_.hidden]);
+        });
+        for (int index = 0; index < shape_.layers; ++index) {
+            attention(stages, part, layers_[index], index);
+            mlp(stages, part, layers_[index]);
+        }
+        if (part.wanted_count > 0) logits(stages, part);
+    });
+}
+
+// Neighbouring tokens of a row share what they read of it, as the heads of a group do.
+void Decoder::tile(const Part &part) {
+    const int group = shape_.heads / shape_.kv_heads, heads = std::min(group, kQueries), together = std::max(1, kQueries / group);
+    const int32_t *rows = part.step->rows + part.first;
+    scratch_.tiles.clear();
+    for (int token = 0, count; token < part.count; token += count) {
+        for (count = 1; count < together && token + count < part.count && rows[token + count] == rows[token];) ++count;
+        for (int kv_head = 0; kv_head < shape_.kv_heads; ++kv_head)
+            for (int head = 0; head < group; head += heads) scratch_.tiles.push_back({token, count, kv_head * group + head, std::min(heads, group - head), kv_head});
+    }
+}
+
+template <class Done> void Decoder::multiply(Stages &stages, PagodaStage stage, const Linear &linear, const bf16 *x, int count, const Done &done) {
+    const Rows rows{x, scratch_.narrow.data(), scratch_.scale.data(), scratch_.shift.data(), count};
+    const bool narrow = is_narrow(linear, count);
+    stages.each(stage, linear.panels(), [&](int panel) { panel_rows(linear, rows, panel, narrow, done); });
+}
+
+void Decoder::narrow(Stages &stages, const bf16 *rows, int count, const Linear &next) {
+    if (!is_narrow(next, count)) return;
+    stages.each(kQuantise, count, [&](int row) { narrow_row(rows, row, next.inputs); });
+}
+
+void Decoder::narrow_row(const bf16 *rows, int row, int inputs) {
+    const size_t start = static_cast<size_t>(row) * inputs;
+    quantise(rows + start, inputs, &scratch_.narrow[start], &scratch_.scale[start / kGroup], &scratch_.shift[start / kGroup]);
+}
+
+void Decoder::norm(Stages &stages, int count, const float *weight, const Linear &next) {
+    stages.each(kNorm, count, [&](int row) {
+        const size_t start = static_cast<size_t>(row) * shape_.hidden;
+        norm_row(&scratch_.hidden[start], weight, shape_.hidden, shape_.eps, &scratch_.x[start]);
+        if (is_narrow(next, count)) narrow_row(scratch_.x.data(), row, shape_.hidden);
+    });
+}
+
+void Decoder::attention(Stages &stages, const Part &part, const PagodaLayer &layer, int index) {
+    norm(stages, part.count, layer.attention_norm, layer.qkv);
+    const size_t width = static_cast<size_t>(layer.qkv.outputs);
+    multiply(stages, kQkv, layer.qkv, scratch_.x.data(), part.count, [&](int row, int panel, const __m512(&sums)[kVectors]) {
+        for (int v = 0; v < kVectors && static_cast<size_t>(panel) * kPanel + v * 16 < width; ++v) _mm512_storeu_ps(&scratch_.fused[row * width + panel * kPanel + v * 16], sums[v]);
+    });
+    stages.each(kPlace, part.count * shape_.kv_heads, [&](int item) { place_token(part, layer, index, item / shape_.kv_heads, item % shape_.kv_heads); });
+    stages.each(kAttend, static_cast<int>(scratch_.tiles.size()), [&](int item) { attend_tile(part, scratch_.tiles[item], index); });
+    narrow(stages, scratch_.wide.data(), part.count, layer.output);
+    add_residual(stages, kOutput, layer.output, scratch_.wide.data(), part.count);
+}
+
+void Decoder::add_residual(Stages &stages, PagodaStage stage, const Linear &linear, const bf16 *x, int count) {
+    multiply(stages, stage, linear, x, count, [&](int row, int panel, const __m512(&sums)[kVectors]) {
+        for (int v = 0; v < kVectors && panel * kPanel + v * 16 < shape_.hidden; ++v) {
+            float *place = &scratch_.hidden[static_cast<size_t>(row) * shape_.hidden + panel * kPanel + v * 16];
+            _mm512_storeu_ps(place, _mm512_add_ps(_mm512_loadu_ps(place), sums[v]));
+        }
+    });
+}
+
+// Norm and turn the heads of one key-value group, keep its queries as bf16, write its key and value to the token's slot.
+void Decoder::place_token(const Part &part, const PagodaLayer &layer, int index, int token, int kv_head) {
+    const int dim = shape_.head_dim, group = shape_.heads / shape_.kv_heads, at = part.first + token;
+    const int position = part.step->positions[at];
+    const float *cos = shape_.cos + static_cast<int64_t>(position) * (dim / 2), *sin = shape_.sin + static_cast<int64_t>(position) * (dim / 2);
+    float *fused = &scratch_.fused[static_cast<size_t>(token) * layer.qkv.outputs];
+    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+        if (layer.query_norm != nullptr) norm_head(fused + head * dim, layer.query_norm, dim, shape_.eps);
+        turn_head(fused + head * dim, cos, sin, dim);
+        narrow_head(fused + head * dim, dim, &scratch_.queries[(static_cast<size_t>(token) * shape_.heads + head) * dim]);
+    }
+    float *key = fused + (shape_.heads + kv_head) * dim;
+    if (layer.key_norm != nullptr) norm_head(key, layer.key_norm, dim, shape_.eps);
+    turn_head(key, cos, sin, dim);
+    const int block = part.step->tables[static_cast<int64_t>(part.step->rows[at]) * part.step->table_width + position / kBlock];
+    const int64_t place = block * block_elements() + static_cast<int64_t>(kv_head) * kBlock * dim;
+    write_key(key, dim, pages(index, 0) + place, position % kBlock);
+    write_value(fused + (shape_.heads + shape_.kv_heads + kv_head) * dim, dim, pages(index, 1) + place, position % kBlock);
+}
+
+void Decoder::attend_tile(const Part &part, const Tile &tile, int layer) {
+    const PagodaStep &step = *part.step;
+    const int dim = shape_.head_dim, at = part.first + tile.token, window = layers_[layer].window;
+    const int64_t head_offset = static_cast<int64_t>(tile.kv_head) * kBlock * dim;
+    const Pages view{pages(layer, 0) + head_offset, pages(layer, 1) + head_offset, step.tables + static_cast<int64_t>(step.rows[at]) * step.table_width,
+                     block_elements(), dim, window, shape_.attention_scale};
+    Queries queries{};
+    for (int t = 0; t < tile.tokens; ++t)
+        for (int h = 0; h < tile.heads; ++h) {
+            const size_t start = (static_cast<size_t>(tile.token + t) * shape_.heads + tile.head + h) * dim;
+            queries.vector[queries.count] = &scratch_.queries[start];
+            queries.out[queries.count] = &scratch_.wide[start];
+            queries.position[queries.count++] = step.positions[at + t];
+        }
+    queries.oldest = window > 0 ? std::max(0, step.positions[at] - window + 1) : 0;
+    queries.newest = step.positions[at + tile.tokens - 1];
+    attend(queries, view);
+}
+
+void Decoder::mlp(Stages &stages, const Part &part, const PagodaLayer &layer) {
+    norm(stages, part.count, layer.mlp_norm, layer.gate_up);
+    multiply(stages, kGateUp, layer.gate_up, scratch_.x.data(), part.count, [&](int row, int panel, const __m512(&sums)[kVectors]) {
+        bf16 *place = &scratch_.wide[static_cast<size_t>(row) * shape_.intermediate + panel * (kPanel / 2)];
+        store_bf16(place, _mm512_mul_ps(silu(sums[0]), sums[2]));
+        store_bf16(place + 16, _mm512_mul_ps(silu(sums[1]), sums[3]));
+    });
+    narrow(stages, scratch_.wide.data(), part.count, layer.down);
+    add_residual(stages, kDown, layer.down, scratch_.wide.data(), part.count);
+}
+
+void Decoder::logits(Stages &stages, const Part &part) {
+    const PagodaStep &step = *part.step;
+    const int count = part.wanted_count;
+    const size_t width = static_cast<size_t>(shape_.head.panels()) * kPanel;
+    float *out = step.logits + part.wanted_first * width;
+    stages.each(kNorm, count, [&](int row) {
+        const size_t from = static_cast<size_t>(step.wanted[part.wanted_first + row] - part.first) * shape_.hidden, to = static_cast<size_t>(row) * shape_.hidden;
+        norm_row(&scratch_.hidden[from], shape_.norm, shape_.hidden, shape_.eps, &scratch_.x[to]);
+        if (is_narrow(shape_.head, count)) narrow_row(scratch_.x.data(), row, shape_.hidden);
+    });
+    multiply(stages, kHead, shape_.head, scratch_.x.data(), count, [&](int row, int panel, const __m512(&sums)[kVectors]) {
+        for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(out + row * width + panel * kPanel + v * 16, sums[v]);
+    });
+}
+
+// A source may be a destination of the same call: all of a layer's are read before any is written.
+void Decoder::copy_blocks(const int32_t *pairs, int count) {
+    const size_t size = static_cast<size_t>(block_elements());
+    std::vector<bf16> held(count * size);
+    for (int layer = 0; layer < shape_.layers; ++layer)
+        for (int part = 0; part < 2; ++part) {
+            bf16 *from = pages(layer, part);
+            for (int i = 0; i < count; ++i) std::memcpy(&held[i * size], from + pairs[2 * i] * size, sizeof(bf16) * size);
+            for (int i = 0; i < count; ++i) std::memcpy(from + pairs[2 * i + 1] * size, &held[i * size], sizeof(bf16) * size);
+        }
+}
+
+} // namespace pagoda
+
+extern "C" {
+
+pagoda::Decoder *pagoda_decoder_new(const PagodaShape *shape, const PagodaLayer *layers) { return new pagoda::Decoder(*shape, layers); }
+void pagoda_decoder_free(pagoda::Decoder *decoder) { delete decoder; }
+void pagoda_decoder_step(pagoda::Decoder *decoder, const PagodaStep *step) { decoder->step(*step); }
+void pagoda_decoder_copy(pagoda::Decoder *decoder, const int32_t *pairs, int32_t count) { decoder->copy_blocks(pairs, count); }
+const uint64_t *pagoda_decoder_spent(const pagoda::Decoder *decoder) { return decoder->spent(); }
+
+// Reads `bytes` with `threads` threads and nothing else: the ceiling that a step at one row is measured against.
+int64_t pagoda_read(const char *from, int64_t bytes, int32_t threads) {
+    pagoda::Team team(threads);
+    std::atomic<int64_t> total{0};
+    const int64_t share = bytes / threads / 128 * 128;
+    team.run([&](int thread) {
+        __m512i even = _mm512_setzero_si512(), odd = even;
+        for (const char *line = from + thread * share, *end = line + share; line < end; line += 128) {
+            _mm_prefetch(line + pagoda::kAhead, _MM_HINT_T0);
+            _mm_prefetch(line + pagoda::kAhead + 64, _MM_HINT_T0);
+            even = _mm512_add_epi64(even, _mm512_loadu_si512(line));
+            odd = _mm512_add_epi64(odd, _mm512_loadu_si512(line + 64));
+        }
+        total += _mm512_reduce_add_epi64(_mm512_add_epi64(even, odd));
+    });
+    return total;
+}
+}

@@ -1,0 +1,162 @@
+"""The native decoder against the torch one, and against itself in other batches: same bits, whatever else is computed."""
+
+import numpy as np
+import pytest
+import torch
+from native_twin import BLOCKS, Judge, batch, native, shape
+from pagoda_kernels.cpu.native import missing, unfit
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=f"native ops: {missing()}")
+
+SHAPES = {
+    "groups of two": {},
+    "one key head per query head": {"kv_heads": 4},
+    "groups of three, odd sizes": {"heads": 6, "hidden": 96, "vocab_size": 129},
+    "groups of seven": {"heads": 14},
+    "groups of twelve": {"heads": 12, "kv_heads": 1},
+    "heads of 80": {"head_dim": 80},
+    "heads of 128": {"head_dim": 128, "heads": 2, "kv_heads": 1},
+    "tied": {"tied": True},
+    "biases": {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
+    "norms on queries and keys": {"qk_norm": True},
+    "windows": {"windows": (9, 40)},
+    "one windowed layer": {"windows": (None, 20)},
+    "wide": {"hidden": 256, "intermediate": 352, "layers": 3, "windows": (None,) * 3, "sparse": (False,) * 3},
+}
+
+
+def prompt(count, seed=0, vocab=129):
+    return np.random.default_rng(seed).integers(0, vocab, count).tolist()
+
+
+def tables(rows, blocks=12):
+    """Blocks of several rows, scattered."""
+    return np.random.default_rng(5).permutation(BLOCKS)[: rows * blocks].reshape(rows, blocks)
+
+
+def cosines(left, right):
+    return (left * right).sum(-1) / np.linalg.norm(left, axis=-1) / np.linalg.norm(right, axis=-1)
+
+
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+def test_logits_are_those_of_the_torch_decoder(changes):
+    spec, ids, table = shape(**changes), prompt(150), tables(1)
+    ours = native(spec).step(batch([(0, ids, 0)], table))
+    theirs = Judge(spec).logits(ids, table[0])
+    # bf16 keeps 8 bits; a wrong window, rotation or head order gives cosines below 0.9.
+    assert cosines(ours, theirs).min() > 0.9995
+
+
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("kind", [0, 1], ids=["bf16", "int8"])
+def test_a_row_gets_the_same_bits_in_any_batch_and_in_any_pieces(changes, kind):
+    spec, table = shape(**changes), tables(4)
+    rows = [prompt(count, seed) for seed, count in enumerate((70, 1, 33, 129))]
+    together = native(spec, kind=kind).step(batch([(row, ids, 0) for row, ids in enumerate(rows)], table))
+    alone = native(spec, kind=kind, threads=1)
+    pieces = [(row, ids[first : first + 19], first) for row, ids in enumerate(rows) for first in range(0, len(ids), 19)]
+    assert np.array_equal(np.concatenate([alone.step(batch([piece], table)) for piece in pieces]), together)
+
+
+@pytest.mark.parametrize("wide_rows", [0, 1000], ids=["8-bit activations", "bf16 activations"])
+@pytest.mark.parametrize("changes", [{}, {"tied": True}, {"qkv_bias": True, "qk_norm": True}], ids=str)
+def test_eight_bit_weights_hardly_change_the_logits(changes, wide_rows):
+    spec, ids, table = shape(**changes, hidden=256, intermediate=704), prompt(100), tables(1)
+    narrow = native(spec, kind=1, wide_rows=wide_rows).step(batch([(0, ids, 0)], table))
+    found = cosines(narrow, native(spec).step(batch([(0, ids, 0)], table)))
+    assert found.mean() > 0.999
+    assert found.min() > 0.997
+
+
+def test_a_step_longer_than_one_pass_is_the_same_as_its_parts():
+    spec, table, ids = shape(), tables(1, blocks=40), prompt(600)
+    whole = native(spec).step(batch([(0, ids[:500], 0)], table))
+    parts = native(spec)
+    found = [parts.step(batch([(0, ids[first : first + 100], first)], table)) for first in range(0, 500, 100)]
+    assert np.array_equal(np.concatenate(found), whole)
+
+
+def test_only_wanted_tokens_are_answered():
+    spec, table, ids = shape(), tables(2), prompt(40)
+    every = batch([(0, ids, 0), (1, ids[:7], 0)], table)
+    full = native(spec).step(every)
+    some = native(spec).step(type(every)(every.ids, every.positions, every.rows, every.tables, np.array([39, 46], np.int32)))
+    assert np.array_equal(some, full[[39, 46]])
+
+
+def test_nothing_in_unwritten_slots_reaches_a_row():
+    spec, table, ids = shape(), tables(1), prompt(21)
+    clean = native(spec).step(batch([(0, ids, 0)], table))
+    poisoned = native(spec)
+    poisoned.pages.fill_(float("nan"))
+    assert np.array_equal(poisoned.step(batch([(0, ids, 0)], table)), clean)
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["bf16", "int8"])
+def test_a_row_that_is_not_finite_says_so_and_stays_alone(kind):
+    spec, table, ids = shape(), tables(2), prompt(30)
+    clean = native(spec, kind=kind).step(batch([(0, ids, 0)], table))
+    decoder = native(spec, kind=kind)
+    decoder.step(batch([(1, ids, 0)], table))
+    decoder.pages[0, 0, int(table[1][0])] = float("nan")
+    both = decoder.step(batch([(0, ids, 0), (1, [3], 30)], table))
+    assert np.array_equal(both[:30], clean)
+    assert np.isfinite(both[:30]).all()
+    assert np.isnan(both[30]).any()
+
+
+def test_a_copied_block_carries_its_tokens():
+    spec, table, ids = shape(), tables(2), prompt(20)
+    decoder = native(spec)
+    decoder.step(batch([(0, ids, 0)], table))
+    decoder.copy_blocks(np.array([[table[0][0], table[1][0]], [table[0][1], table[1][1]]], np.int32))
+    after = decoder.step(batch([(0, [5], 20), (1, [5], 20)], table))
+    assert np.array_equal(after[0], after[1])
+
+
+def test_blocks_that_are_copied_in_a_circle_change_places():
+    decoder, random = native(shape()), np.random.default_rng(3)
+    decoder.pages.view(torch.int16).copy_(torch.from_numpy(random.integers(-99, 99, tuple(decoder.pages.shape), dtype=np.int16)))
+    before = decoder.pages.clone()
+    decoder.copy_blocks(np.array([[1, 2], [2, 3], [3, 1]], np.int32))
+    assert torch.equal(decoder.pages[:, :, [2, 3, 1]].view(torch.int16), before[:, :, [1, 2, 3]].view(torch.int16))
+
+
+def test_blocks_behind_every_window_may_be_given_away():
+    spec, table, ids = shape(windows=(20, 20)), tables(1), prompt(100)
+    kept = native(spec)
+    expected = kept.step(batch([(0, ids, 0), (0, [1], 100)], table))[-1]
+    decoder = native(spec)
+    decoder.step(batch([(0, ids, 0)], table))
+    decoder.pages[:, :, table[0][:5].tolist()] = float("nan")  # positions 0 to 79; the query at 100 sees 81 and later
+    gone = table.copy()
+    gone[0][:5] = 0
+    assert np.array_equal(decoder.step(batch([(0, [1], 100)], gone))[0], expected)
+
+
+def test_the_time_of_a_step_is_told_by_stage():
+    decoder = native(shape())
+    assert set(decoder.spent().values()) == {0}
+    decoder.step(batch([(0, prompt(30), 0)], tables(1)))
+    spent = decoder.spent()
+    assert all(spent[stage] > 0 for stage in ("embed", "norm", "qkv", "place", "attend", "output", "gate_up", "down", "head"))
+    assert spent["quantise"] == 0
+
+
+def test_a_closed_decoder_closes_twice():
+    decoder = native(shape())
+    decoder.close()
+    decoder.close()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [((24, 64, 96), "24 dimensions"), ((272, 64, 96), "272 dimensions"), ((16, 48, 96), "hidden 48"), ((16, 64, 40), "intermediate 40")],
+)
+def test_sizes_that_cannot_be_packed_are_named(sizes, words):
+    assert words in unfit(*sizes)
+
+
+def test_a_cpu_without_the_instructions_is_named_by_what_it_lacks(tmp_path):
+    (tmp_path / "cpuinfo").write_text("processor : 0\nflags : fpu sse avx512f avx512bw avx512vl avx512dq fma\n")
+    assert missing(tmp_path / "cpuinfo") == "the CPU lacks avx512_bf16, avx512_vnni"
