@@ -10,7 +10,7 @@ from pathlib import Path
 
 from engine_front import Front, front
 from pagoda_contracts.launch import EngineConfig
-from pagoda_daemon.batch import StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.batch import LAST_SAMPLED, StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.engine.loop import EXIT_FAILED, EXIT_OK, STEP_FAILED, Engine
 from pagoda_daemon.engine.messages import Failed, Loading, Ready, Sampling, StepOutput, Submit
 from pagoda_daemon.engine.wire import Wire
@@ -159,3 +159,26 @@ def test_outputs_come_only_with_steps_that_have_some(tmp_path: Path) -> None:
         end.send(Submit("a", (1,) * 40, Sampling(3)))
         end.end_of("a")
         assert all(m.outputs for m in end.heard if isinstance(m, StepOutput))
+
+
+def test_short_steps_are_planned_one_ahead_and_long_ones_are_not(tmp_path: Path) -> None:
+    class Watched(SimulatedWorker):
+        def __init__(self, step_ms: float) -> None:
+            super().__init__(LIMITS, step_ms)
+            self.unknown = 0
+
+        def execute(self, plan: StepPlan) -> StepResult:
+            self.unknown += bool((plan.token_ids == LAST_SAMPLED).any())
+            return super().execute(plan)
+
+    for step_ms, ahead in ((1.0, True), (40.0, False)):
+        worker = Watched(step_ms)
+        folder = tmp_path / str(step_ms)
+        folder.mkdir()
+        with engine(folder, lambda _, worker=worker: worker) as (end, _):
+            end.until(Ready)
+            end.send(Submit("a", (1, 2, 3), Sampling(20)))
+            end.end_of("a")
+            assert end.tokens("a") == expected_tokens((1, 2, 3), 20, 97)
+        # Before the first step was measured it is planned ahead as well.
+        assert (worker.unknown > 10) is ahead

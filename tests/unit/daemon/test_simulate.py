@@ -80,6 +80,17 @@ def test_a_shared_prefix_is_computed_once() -> None:
     assert again.reused_tokens == 0
 
 
+def test_no_gap_between_tokens_exceeds_one_step_of_a_full_budget() -> None:
+    """Long prompts beside answers that run: chunks are cut to what the budget leaves."""
+    worker = VirtualWorker(WorkerLimits(8192, 16, 97, 8192), lambda step: 1.0 + step.tokens)
+    jobs = drawn(300, 2.0, seed=6)
+    outcome = Simulation(jobs, worker, Limits.of(worker.limits, 32, 128)).run()
+    assert outcome.preemptions == 0
+    assert max(job.prompt_tokens for job in jobs) == 4096
+    assert outcome.gaps_ms.size > 10_000
+    assert outcome.gaps_ms.max() <= 1.0 + 128
+
+
 def test_a_run_is_the_same_every_time() -> None:
     def once() -> list[tuple]:
         worker = VirtualWorker(LIMITS, lambda step: 3.0 + 0.1 * step.tokens)
