@@ -9,6 +9,8 @@ new owner's first write comes in a later step. `copies` of one plan read all the
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from pagoda_contracts.prefix import Scope, packed_hashes, root
 
@@ -33,7 +35,7 @@ class Chain:
     @classmethod
     def of(cls, scope: Scope, block_size: int) -> Chain:
         """Nothing named yet, among those that share `scope`."""
-        return cls(root(scope, "tokens", block_size), block_size)
+        return cls(_root(scope, block_size), block_size)
 
     def copy(self) -> Chain:
         """For another answer to the same prompt, which goes on differently."""
@@ -51,6 +53,12 @@ class Chain:
     def parent(self, block: int) -> bytes:
         """The name before block number `block`."""
         return self.names[block - 1] if block else self.root
+
+
+@lru_cache(maxsize=1024)
+def _root(scope: Scope, block_size: int) -> bytes:
+    """A pure function of few values: one for each tenant and adapter at work."""
+    return root(scope, "tokens", block_size)
 
 
 class KvAccounts:

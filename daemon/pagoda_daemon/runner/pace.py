@@ -63,7 +63,7 @@ class Pace:
 
     def milliseconds(self, plan: StepPlan) -> float:
         """One step of `plan`."""
-        lengths, counts = plan.lengths.astype(np.int64), np.diff(plan.starts).astype(np.int64)
+        lengths, counts = plan.lengths.astype(np.int64), plan.starts[1:] - plan.starts[:-1]
         pairs = int((counts * (2 * lengths - counts + 1)).sum()) // 2
         amounts = {"tokens": plan.tokens, "sampled": int(plan.sample.sum()), "read": int(lengths.sum()), "pairs": pairs}
         parts = [(amounts[name], part) for name, part in self._parts.items()]

@@ -166,9 +166,12 @@ def _fits(state: State, request: Request, match: Match) -> bool:
     cost = state.kv.cost(match, max(needed, len(match.blocks))) - shared
     if not state.row_of:
         return cost <= state.kv.pool.free
-    rows = state.rows
-    lacking = np.maximum(0, -(-rows.known // state.limits.worker.block_size) - state.kv.tables.counts)
-    return cost + int(lacking.sum()) + len(state.row_of) <= state.kv.pool.free
+    room = state.kv.pool.free - cost - len(state.row_of)
+    if room < 0:
+        return False
+    rows, size = state.rows, state.limits.worker.block_size
+    lacking = -(-rows.known // size) - state.kv.tables.counts
+    return int(np.maximum(lacking, 0, out=lacking).sum()) <= room
 
 
 def _make_way(state: State, now_ms: float) -> None:

@@ -12,7 +12,7 @@ from pagoda_contracts.launch import EngineConfig
 
 from pagoda_daemon.errors import ConfigRejected
 from pagoda_daemon.runner.pace import Pace
-from pagoda_daemon.runner.virtual import VirtualWorker
+from pagoda_daemon.runner.virtual import Metronome
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.simulate import report, trace
 from pagoda_daemon.simulate.run import Simulation
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> None:
 def _run(arguments: argparse.Namespace) -> report.Report:
     jobs = trace.read(arguments.trace)
     pace = Pace.read(arguments.model, arguments.device, arguments.quantization, arguments.tensor_parallel)
-    worker = VirtualWorker(pace.limits(arguments.block_size, arguments.max_model_len), pace.milliseconds)
+    worker = Metronome(pace.limits(arguments.block_size, arguments.max_model_len), pace.milliseconds)
     caching = not arguments.no_prefix_caching
     limits = Limits.of(worker.limits, arguments.max_concurrency, arguments.token_budget, prefix_caching=caching)
     outcome = Simulation(jobs, worker, limits, arguments.seed).run()
