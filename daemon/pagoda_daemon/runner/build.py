@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from pagoda_contracts.launch import DaemonConfig
 
+from pagoda_daemon.runner.faulty import FaultyWorker
 from pagoda_daemon.runner.simulated import SimulatedWorker
 from pagoda_daemon.runner.worker import Worker
 
@@ -15,6 +16,11 @@ Progress = Callable[[float], None]
 
 def build_worker(config: DaemonConfig, progress: Progress) -> Worker:
     """A loaded, warm worker; PermanentError where no restart would help."""
+    worker = _healthy(config, progress)
+    return FaultyWorker(worker, config.testing.faults) if config.testing is not None and config.testing.faults else worker
+
+
+def _healthy(config: DaemonConfig, progress: Progress) -> Worker:
     if config.testing is not None and config.testing.simulated is not None:
         return SimulatedWorker.of(config)
     from pagoda_daemon.runner.torch_worker import TorchWorker
