@@ -76,9 +76,11 @@ class Listen(_Section):
 
 
 class SimulatedWorker(_Section):
-    """A worker that computes nothing: token i of a request is a fixed function of its prompt, each step lasts a set time."""
+    """A worker that computes nothing: token i of a request is a fixed function of its prompt, each step lasts a set time, or as long
+    as `device` of the catalogue would take for the config.json in the model's directory."""
 
     step_ms: float = Field(default=1.0, ge=0)
+    device: str | None = None
     vocab_size: int = Field(default=256, ge=2)
 
 

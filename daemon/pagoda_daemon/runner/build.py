@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from pagoda_contracts.launch import DaemonConfig
 
@@ -22,7 +23,17 @@ def build_worker(config: DaemonConfig, progress: Progress) -> Worker:
 
 def _healthy(config: DaemonConfig, progress: Progress) -> Worker:
     if config.testing is not None and config.testing.simulated is not None:
-        return SimulatedWorker.of(config)
+        device = config.testing.simulated.device
+        return SimulatedWorker.of(config) if device is None else _stand_in(config, device)
     from pagoda_daemon.runner.torch_worker import TorchWorker
 
     return TorchWorker.load(config, progress)
+
+
+def _stand_in(config: DaemonConfig, device: str) -> Worker:
+    """As fast as the device would be, in real time, and with as many blocks."""
+    from pagoda_daemon.runner.pace import Pace
+    from pagoda_daemon.runner.virtual import VirtualWorker
+
+    pace = Pace.read(Path(config.model.path) / "config.json", device)
+    return VirtualWorker(pace.limits(config.engine.block_size, config.engine.max_model_len), pace.milliseconds)

@@ -1,9 +1,10 @@
 """StepCost: how long a step will probably last, learned online. Fed by `commit` with the injected clock; read by admission and heartbeat.
 
 Milliseconds are modelled as base + per_token * tokens + per_context * context, context being the tokens that the step's rows look back at.
-A weighted least-squares fit whose sums forget: each step multiplies the past by 0.995 and counts by the square of its relative, not its
+A weighted least-squares fit whose sums forget: each step multiplies the past by 0.998 and counts by the square of its relative, not its
 absolute error, so that 2 ms decodes and 500 ms chunks are fitted alike. A step of more than three times its prediction enters as three
-times: one pause of the machine moves nothing much, a device that became slow is believed within a few steps.
+times, so one pause of the machine moves nothing much; at the third surprise in a row the past is all but forgotten, so a device that
+became slow is believed.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-_FORGET = 0.995
+_FORGET = 0.998
+_DISBELIEVED = 1e-3
 _SURPRISE = 3.0
+_CHANGED = 3
 # Units that bring the three parts to like sizes, so that the small ridge shrinks none of them more than another.
 _TOKENS, _CONTEXT = 64.0, 16384.0
-_RIDGE = 1e-4
+_RIDGE = 1e-7
 _LEAST_MS = 0.01
 _TRUST = 8
 _SOLVE_EVERY = 32
@@ -28,6 +31,7 @@ class StepCost:
         self._gram = [0.0] * 6
         self._moment = [0.0] * 3
         self._steps = 0
+        self._surprises, self._sure_from = 0, _TRUST
         self._weights: NDArray[np.float64] | None = None
         self._largest = (0, 0.0)
 
@@ -38,20 +42,32 @@ class StepCost:
 
     def observe(self, tokens: int, context: int, took_ms: float) -> None:
         took = max(took_ms, _LEAST_MS)
-        if self._steps:
-            took = min(took, _SURPRISE * max(self._milliseconds(tokens, context), _LEAST_MS))
+        expected = max(self._milliseconds(tokens, context), _LEAST_MS) if self._steps else took
+        if self._steps >= self._sure_from and tokens <= self._largest[0]:
+            surprising = not expected / _SURPRISE <= took <= expected * _SURPRISE
+            self._surprises = self._surprises + 1 if surprising else 0
+            if self._surprises == _CHANGED:
+                self._begin_anew()
+            else:
+                took = min(took, _SURPRISE * expected)
         self._steps += 1
-        weight = 1.0 / (took * took)
-        x, y = tokens / _TOKENS, context / _CONTEXT
+        self._add(tokens / _TOKENS, context / _CONTEXT, took, 1.0 / (expected * expected))
+        # Solved for again when wanted; every step while few are known or they surprise, as the next surprise is told by it.
+        if self._steps < self._sure_from or self._surprises or self._steps % _SOLVE_EVERY == 0:
+            self._weights = None
+        if tokens >= self._largest[0]:
+            self._largest = (tokens, took)
+
+    def _begin_anew(self) -> None:
+        self._gram = [_DISBELIEVED * old for old in self._gram]
+        self._moment = [_DISBELIEVED * old for old in self._moment]
+        self._surprises, self._sure_from, self._largest = 0, self._steps + _TRUST, (0, 0.0)
+
+    def _add(self, x: float, y: float, took: float, weight: float) -> None:
         parts = (weight, weight * x, weight * y, weight * x * x, weight * x * y, weight * y * y)
         self._gram = [_FORGET * old + new for old, new in zip(self._gram, parts, strict=True)]
         moment = (weight * took, weight * x * took, weight * y * took)
         self._moment = [_FORGET * old + new for old, new in zip(self._moment, moment, strict=True)]
-        # Solved for again when wanted; every step while few are known, as the clip above needs it.
-        if self._steps < _TRUST or self._steps % _SOLVE_EVERY == 0:
-            self._weights = None
-        if tokens >= self._largest[0]:
-            self._largest = (tokens, took)
 
     def milliseconds(self, tokens: int, context: int = 0) -> float:
         """Predicted; 0 while nothing was observed."""

@@ -23,8 +23,13 @@ PURE = NO_DEVICE | {"zmq", "structlog", "starlette", "grpc"}
 @pytest.mark.parametrize(
     ("module", "forbidden"),
     [
-        *((f"pagoda_daemon.{name}", PURE) for name in ("batch", "kv.tables", "scheduler.plan", "scheduler.commit", "scheduler.admission")),
+        *(
+            (f"pagoda_daemon.{name}", PURE)
+            for name in ("batch", "kv.tables", "kv.accounts", "scheduler.plan", "scheduler.commit", "scheduler.admission")
+        ),
         ("pagoda_daemon.runner.simulated", PURE),
+        ("pagoda_daemon.runner.virtual", PURE),
+        ("pagoda_daemon.simulate.__main__", PURE),
         ("pagoda_daemon.engine.loop", NO_DEVICE),
         ("pagoda_daemon.engine.__main__", NO_DEVICE),
         ("pagoda_daemon.runner.build", NO_DEVICE),
