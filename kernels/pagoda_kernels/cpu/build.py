@@ -1,6 +1,6 @@
 """Compile src/ into one shared library beside this file. Called by the wheel's build hook (hatch_build.py); never at run time.
 
-The library has plain C functions and links nothing but the C++ runtime, so it does not care which torch or Python loads it.
+The library has plain C functions and links nothing but the C library, so it does not care which torch or Python loads it.
 """
 
 from __future__ import annotations
