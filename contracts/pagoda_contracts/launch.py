@@ -84,10 +84,19 @@ class SimulatedWorker(_Section):
     vocab_size: int = Field(default=256, ge=2)
 
 
+class Fault(_Section):
+    """What goes wrong in one step, once: the device hangs (hang), raises and recovers (error), raises and stays broken (fatal), answers
+    one row with what is not finite (nan), or the engine process is gone (exit)."""
+
+    kind: Literal["hang", "error", "fatal", "nan", "exit"]
+    at_step: int = Field(ge=0, description="Counted from the first step that was asked for.")
+
+
 class TestingConfig(_Section):
     """Never set by the operator for a served model."""
 
     simulated: SimulatedWorker | None = None
+    faults: tuple[Fault, ...] = ()
 
 
 class DaemonConfig(_Section):

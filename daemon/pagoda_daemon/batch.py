@@ -142,6 +142,9 @@ class StepPlan:
         return last
 
 
+NOT_FINITE: Final = "the model's output is not finite"
+
+
 class RowError(NamedTuple):
     """One row could not be sampled; the others go on."""
 

@@ -46,6 +46,7 @@ class Replica:
 
     born: float
     phase: Phase = Phase.PHASE_STARTING
+    listening: bool = True
     in_flight: int = 0
     loop_beat: float = 0.0
     engine_beat: float = 0.0
@@ -73,7 +74,7 @@ class Replica:
 
     @property
     def accepting(self) -> bool:
-        return self.phase == Phase.PHASE_READY
+        return self.phase == Phase.PHASE_READY and self.listening
 
     @property
     def leaving(self) -> bool:
@@ -113,6 +114,8 @@ def ready(replica: Replica, _now: float, _limits: Limits) -> Verdict:
         return Verdict(True, f"ready, {replica.in_flight} in flight")
     if replica.leaving:
         return Verdict(False, f"draining, {replica.in_flight} in flight")
+    if not replica.listening:
+        return Verdict(False, "not listening yet")
     return Verdict(False, f"{Phase.Name(replica.phase).removeprefix('PHASE_').lower()}, {replica.load_progress:.0%}")
 
 

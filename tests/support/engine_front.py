@@ -57,6 +57,15 @@ class Front:
         ended = self.until(StepOutput, lambda m: any(o.request_id == request_id and o.finish_reason for o in m.outputs))
         return next(o for o in ended.outputs if o.request_id == request_id)
 
+    def ends_of(self, *request_ids: str) -> dict[str, RowOutput]:
+        """Wait until all have ended; the last output of each."""
+        while True:
+            steps = (message for message in self.heard if isinstance(message, StepOutput))
+            ends = {output.request_id: output for step in steps for output in step.outputs if output.finish_reason}
+            if ends.keys() >= set(request_ids):
+                return ends
+            self.until(StepOutput)
+
     def tokens(self, request_id: str) -> tuple[int, ...]:
         """All tokens heard so far."""
         steps = (m for m in self.heard if isinstance(m, StepOutput))

@@ -90,7 +90,8 @@ class Front:
         config = settings.config
         self._settings = settings
         self._text = backing.text
-        self.replica = Replica(time.monotonic())
+        # An engine may be loaded before the tokenizer is read and the ports are open: ready is who can be dialled.
+        self.replica = Replica(time.monotonic(), listening=False)
         with _refusing(f"listen.probes: cannot listen on {config.listen.host}:{config.listen.probes}"):
             self._probes = backing.probes(self.replica, config.listen.host, config.listen.probes, Limits())
         self._engine = backing.engine(self.replica)
@@ -120,7 +121,10 @@ class Front:
         listener = _bind(self._settings.config.listen.host, self._settings.config.listen.http)
         serving = asyncio.ensure_future(server.serve([listener]))
         try:
-            announce(Ports(listener.getsockname()[1], await self._start_grpc(), self._probes.port))
+            grpc_port = await self._start_grpc()
+            self.replica.listening = True
+            self.replica.changed()
+            announce(Ports(listener.getsockname()[1], grpc_port, self._probes.port))
         except BaseException:
             await self._close(server, serving)  # a front that shares its process leaves no listener to it
             raise

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagoda_daemon.batch import Bools, Ints, Logprobs, RowError, SamplingRows, StepPlan, StepResult
+from pagoda_daemon.batch import NOT_FINITE, Bools, Ints, Logprobs, RowError, SamplingRows, StepPlan, StepResult
 from pagoda_daemon.runner.logprobs import answer_logprobs, prompt_logprobs
-from pagoda_daemon.runner.sampler import NOT_FINITE, Sampler
+from pagoda_daemon.runner.sampler import Sampler
 
 
 def wanted_logits(plan: StepPlan) -> NDArray[np.int64]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pagoda_contracts.launch import DaemonConfig
 
+from pagoda_daemon.runner.faulty import FaultyWorker
 from pagoda_daemon.runner.simulated import SimulatedWorker
 from pagoda_daemon.runner.worker import Worker
 
@@ -16,6 +17,11 @@ Progress = Callable[[float], None]
 
 def build_worker(config: DaemonConfig, progress: Progress) -> Worker:
     """A loaded, warm worker; PermanentError where no restart would help."""
+    worker = _healthy(config, progress)
+    return FaultyWorker(worker, config.testing.faults) if config.testing is not None and config.testing.faults else worker
+
+
+def _healthy(config: DaemonConfig, progress: Progress) -> Worker:
     if config.testing is not None and config.testing.simulated is not None:
         device = config.testing.simulated.device
         return SimulatedWorker.of(config) if device is None else _stand_in(config, device)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagoda_daemon.batch import Floats, Ints, SamplingRows
+from pagoda_daemon.batch import NOT_FINITE, Floats, Ints, SamplingRows
 from pagoda_daemon.runner.draw import draw, pick
 from pagoda_daemon.runner.shaping import Shaper
 
@@ -21,7 +21,6 @@ from pagoda_daemon.runner.shaping import Shaper
 _COLDEST = 1e-5
 # Logits sampled together on a CPU: 32 rows of 32k at once, 8 of 128k, which halves their time; smaller blocks pay more in calls.
 _BLOCK = 2**20
-NOT_FINITE = "the model's output is not finite"
 NOTHING_LEFT = "bad_words, allowed_token_ids, logit_bias and min_tokens together leave no token to choose"
 
 

@@ -1,6 +1,6 @@
 """Compile src/ into one shared library beside this file. Called by the wheel's build hook (hatch_build.py); never at run time.
 
-The library has plain C functions and links nothing but the C++ runtime, so it does not care which torch or Python loads it.
+The library has plain C functions and links nothing but the C library, so it does not care which torch or Python loads it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _WARNINGS = ["-Wall", "-Wextra", "-Wno-maybe-uninitialized", "-Wno-uninitialized
 
 
 def command(compiler: str, target: Path) -> list[str]:
-    """How the library is compiled. No fast-math: NaN must stay NaN."""
+    """How the library is compiled. No fast-math: NaN must stay NaN. Its C++ runtime is inside: an image that gets the wheel may have an
+    older one than the machine that built it, or none."""
     return [
         compiler,
         "-std=c++20",
@@ -32,6 +33,8 @@ def command(compiler: str, target: Path) -> list[str]:
         "-fPIC",
         "-shared",
         "-pthread",
+        "-static-libstdc++",
+        "-static-libgcc",
         "-o",
         str(target),
         str(SOURCES / "decoder.cpp"),

@@ -125,13 +125,19 @@ class Batch:
     wanted: Ints
 
 
-def missing(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
+def missing(cpuinfo: Path = Path("/proc/cpuinfo"), library: Path = LIBRARY) -> str | None:
     """Why the native ops cannot run here; None when they can."""
-    if not LIBRARY.is_file():
+    if not library.is_file():
         return "it was installed without the native library (no x86-64 C++ compiler when it was built)"
     lines = (line.split(":", 1)[1].split() for line in cpuinfo.read_text().splitlines() if line.startswith("flags"))
     lacking = sorted(set(FEATURES) - set(next(lines, ())))
-    return f"the CPU lacks {', '.join(lacking)}" if lacking else None
+    if lacking:
+        return f"the CPU lacks {', '.join(lacking)}"
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        return f"the native library cannot be loaded: {error}"
+    return None
 
 
 def unfit(head_dim: int, hidden: int, intermediate: int) -> str | None:

@@ -116,3 +116,10 @@ async def test_probes_answer_while_the_loop_and_the_engine_stand_still():
     finally:
         beating.cancel()
         server.close()
+
+
+def test_a_front_that_cannot_be_dialled_yet_is_not_ready():
+    made = Replica(born=0.0, limits=LOADED, phase=Phase.PHASE_READY, listening=False)
+    assert ready(made, 1.0, Limits()) == (False, "not listening yet")
+    made.listening = True
+    assert ready(made, 1.0, Limits()).ok

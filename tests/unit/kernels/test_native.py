@@ -160,3 +160,10 @@ def test_sizes_that_cannot_be_packed_are_named(sizes, words):
 def test_a_cpu_without_the_instructions_is_named_by_what_it_lacks(tmp_path):
     (tmp_path / "cpuinfo").write_text("processor : 0\nflags : fpu sse avx512f avx512bw avx512vl avx512dq fma\n")
     assert missing(tmp_path / "cpuinfo") == "the CPU lacks avx512_bf16, avx512_vnni"
+
+
+def test_a_library_that_cannot_be_loaded_or_is_not_there_is_said(tmp_path):
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"no library")
+    assert missing(library=broken).startswith("the native library cannot be loaded")
+    assert "without the native library" in missing(library=tmp_path / "none.so")
