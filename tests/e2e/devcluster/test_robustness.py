@@ -44,14 +44,11 @@ def starting(name: str, *argv: str, home: Path | None = None) -> Iterator[subpro
     """`up` in a session of its own, as in a terminal, where Ctrl-C reaches what it runs as well."""
     env = os.environ | ({"PAGODA_DEVCLUSTER_HOME": str(home)} if home else {})
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(up_command(name, *argv), start_new_session=True, env=env, preexec_fn=_hear_ctrl_c, **pipes) as process:
+    # A shell has what it runs in the background ignore Ctrl-C, and that is inherited: tests may well run there, a terminal's `up` not.
+    command = ["env", "--default-signal=INT", *up_command(name, *argv)]
+    with subprocess.Popen(command, start_new_session=True, env=env, **pipes) as process:
         yield process
         process.kill()
-
-
-def _hear_ctrl_c() -> None:
-    """A shell has what it runs in the background ignore Ctrl-C, and that is inherited: tests may well run there, a terminal's `up` not."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def read_until(process: subprocess.Popen[str], phase: str) -> None:
