@@ -176,7 +176,7 @@ class NativeDecoder:
         if threads < 1:
             raise ValueError(f"{threads} threads: accepted is at least 1")
         layers = (_Layer * len(decoder.layers))(*map(_layer, decoder.layers))
-        self._handle = self._library.pagoda_decoder_new(ctypes.byref(_shape(decoder, self.pages, threads)), layers)
+        self._handle: int | None = self._library.pagoda_decoder_new(ctypes.byref(_shape(decoder, self.pages, threads)), layers)
         if self._handle is None:
             raise MemoryError(f"no memory for a decoder's scratch, or no further thread: {threads} were wanted")
 
