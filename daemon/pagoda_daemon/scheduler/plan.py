@@ -87,6 +87,8 @@ def _decodes(state: State) -> Ints:
         return due
     for row in short.tolist():
         while rows.live[row] and not tables.grow(row, int(rows.fed[row]) + 1):
+            if state.in_flight and len(state.row_of) == 1:
+                return due[:0]  # alone it always fits: what its step under way leaves behind its window is the room
             _preempt(state, _least_deserving(state))
     kept: Ints = due[rows.live[due]]
     return kept

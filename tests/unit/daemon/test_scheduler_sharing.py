@@ -203,6 +203,16 @@ def test_a_beginning_that_fills_the_whole_pool_leaves_room_to_go_on(blocks: int,
     assert d.ends["longer"][0].finish_reason == "length"
 
 
+def test_a_lonely_row_whose_step_under_way_will_leave_room_is_not_thrown_out() -> None:
+    d = Drive(SimulatedWorker(WorkerLimits(4, 2, VOCAB, 256, 1)), 4, 4, depth=2)
+    d.submit("first", range(5), 1)
+    d.drain(200)
+    d.submit("a", range(8), 6)
+    d.drain(200)
+    assert d.ends["a"][0].finish_reason == "length"
+    assert d.state.preemptions == 0
+
+
 def test_the_virtual_worker_gives_the_same_streams() -> None:
     limits = WorkerLimits(24, 4, VOCAB, 64)
     streams = []
