@@ -80,6 +80,9 @@ class _Step(ctypes.Structure):
     )
 
 
+_SIZES = ctypes.sizeof(_Shape) << 32 | ctypes.sizeof(_Layer) << 16 | ctypes.sizeof(_Step)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
     """One decoder layer; norms fp32, `gate_up` interleaved (`pack.interleave`), `window` 0 for none."""
@@ -148,10 +151,10 @@ def missing(cpuinfo: Path = Path("/proc/cpuinfo"), library: Path = LIBRARY) -> s
     if lacking:
         return f"the CPU lacks {', '.join(lacking)}"
     try:
-        ctypes.CDLL(str(library))
+        loaded = ctypes.CDLL(str(library))
     except OSError as error:
         return f"the native library cannot be loaded: {error}"
-    return None
+    return None if _sizes(loaded) == _SIZES else "the native library was built from other sources than these"
 
 
 def unfit(heads: int, head_dim: int, hidden: int, intermediate: int) -> str | None:
@@ -243,6 +246,15 @@ def _library() -> ctypes.CDLL:
     for name in ("step", "copy"):
         getattr(library, f"pagoda_decoder_{name}").restype = ctypes.c_char_p
     return library
+
+
+def _sizes(library: ctypes.CDLL) -> int | None:
+    """What the library takes the structs' sizes for; None where it cannot say."""
+    try:
+        library.pagoda_sizes.restype = ctypes.c_int64
+        return int(library.pagoda_sizes())
+    except AttributeError:
+        return None
 
 
 def _raise(why: bytes | None) -> None:

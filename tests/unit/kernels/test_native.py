@@ -1,11 +1,13 @@
 """The native decoder against the torch one, and against itself in other batches: same bits, whatever else is computed."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from native_twin import BLOCKS, POSITIONS, Judge, batch, native, shape
+from numpy._core import _multiarray_umath
 from pagoda_kernels.cpu.native import missing, unfit
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=f"native ops: {missing()}")
@@ -224,3 +226,7 @@ def test_a_library_that_cannot_be_loaded_or_is_not_there_is_said(tmp_path):
     broken.write_bytes(b"no library")
     assert missing(library=broken).startswith("the native library cannot be loaded")
     assert "without the native library" in missing(library=tmp_path / "none.so")
+
+
+def test_a_library_from_other_sources_is_not_used():
+    assert missing(library=Path(_multiarray_umath.__file__)) == "the native library was built from other sources than these"

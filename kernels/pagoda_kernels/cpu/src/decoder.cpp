@@ -3,7 +3,6 @@
 // Numerics: weights, keys, values and the inputs of every matrix are bf16 (or 8 bits); sums, norms, softmax and the residual stream are
 // fp32. model/decoder.py in the daemon is the same mathematics in torch and the judge of this file.
 #include "border.h"
-#include "decoder.h"
 
 namespace pagoda {
 
@@ -260,6 +259,9 @@ template <class Work> const char *guarded(const Work &work) {
 } // namespace pagoda
 
 extern "C" {
+
+// A library older than native.py would read other fields: the sizes of what they exchange tell.
+int64_t pagoda_sizes() { return static_cast<int64_t>(sizeof(PagodaShape) << 32 | sizeof(PagodaLayer) << 16 | sizeof(PagodaStep)); }
 
 // Null where memory or threads lack.
 pagoda::Decoder *pagoda_decoder_new(const PagodaShape *shape, const PagodaLayer *layers) {
