@@ -31,7 +31,7 @@ def not_native(spec: ModelSpec) -> str | None:
     """Why this machine or model is not for the native ops; None when it is."""
     if any(spec.sparse):
         return "experts are computed by torch"
-    return missing() or unfit(spec.head_dim, spec.hidden, spec.intermediate)
+    return missing() or unfit(spec.heads, spec.head_dim, spec.hidden, spec.intermediate)
 
 
 def packed_weight_bytes(spec: ModelSpec, kind: int) -> int:

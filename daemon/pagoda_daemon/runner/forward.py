@@ -75,9 +75,9 @@ class NativeForward:
             rows=np.repeat(np.arange(plan.rows.size, dtype=np.int32), np.diff(plan.starts)),
             tables=np.ascontiguousarray(plan.block_tables, np.int32),
             wanted=(wanted if order is None else wanted[order]).astype(np.int32),
+            places=None if order is None else order.astype(np.int32),
         )
-        logits = torch.from_numpy(self.decoder.step(batch))
-        return logits if order is None else logits[torch.from_numpy(np.argsort(order))]
+        return torch.from_numpy(self.decoder.step(batch))
 
     def copy_blocks(self, pairs: Ints) -> None:
         self.decoder.copy_blocks(np.ascontiguousarray(pairs, np.int32))

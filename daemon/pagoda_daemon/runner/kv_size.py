@@ -51,15 +51,16 @@ class Needs:
         return self.weight_bytes + self.step_bytes + self.context_bytes * context
 
 
-def needs(spec: ModelSpec, engine: EngineConfig, weight_bytes: int, item: int) -> Needs:
-    """`item` is the bytes of one weight. Counts what `model.decoder` has alive at its widest point, norms and products in fp32."""
+def needs(spec: ModelSpec, engine: EngineConfig, weight_bytes: int, item: int, logit: int | None = None) -> Needs:
+    """`item` is the bytes of one weight, `logit` those of one logit where they differ. Counts what `model.decoder` has alive at its widest
+    point, norms and products in fp32."""
     tokens, rows = engine.token_budget, min(engine.max_concurrency, engine.token_budget)
     width = spec.experts.per_token * (spec.hidden + spec.experts.intermediate) if spec.experts else spec.intermediate
     attended = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
     activations = 4 * tokens * (4 * spec.hidden + 3 * max(attended, width))
     # Where a prompt is scored, every token has logits; their log-probabilities are made in slices, before or after sampling's copies.
     sampled, scored = rows * spec.vocab_size * _SAMPLER_BYTES, min(tokens * spec.vocab_size, SLICE) * _SCORED_BYTES
-    logits = tokens * spec.vocab_size * item + max(sampled, scored)
+    logits = tokens * spec.vocab_size * (logit or item) + max(sampled, scored)
     mask = tokens * (item + 2)
     tables_and_gathered = 2 * spec.head_dim * item * (1 + spec.kv_heads)
     return Needs(

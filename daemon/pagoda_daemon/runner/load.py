@@ -30,6 +30,8 @@ DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 INT8_WIDE_ROWS: Final = 1
 """int8 weights meet bf16 activations up to this many rows of a step, 8-bit ones above (docs/benchmarks.md has the crossover)."""
 
+_NATIVE_LOGIT: Final = 4  # bytes: the native ops answer in fp32
+
 Progress = Callable[[float], None]
 
 
@@ -53,7 +55,8 @@ def load_forward(directory: Path, engine: EngineConfig, host: Host, progress: Pr
         raise ConfigRejected(_unquantised(engine, why))
     kind, dtype = KINDS[engine.quantization], DTYPES[engine.dtype]
     size = weight_bytes(spec, dtype) if why is not None else packed_weight_bytes(spec, kind)
-    shape = kv_shape(engine, needs(spec, engine, size, dtype.itemsize), host.memory())
+    logit = dtype.itemsize if why is not None else _NATIVE_LOGIT
+    shape = kv_shape(engine, needs(spec, engine, size, dtype.itemsize, logit), host.memory())
     spec = spec.within(shape.max_model_len)
     limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len, spec.sliding_window)
     weights = allocate(spec, dtype)

@@ -87,6 +87,8 @@ def _decodes(state: State) -> Ints:
         return due
     for row in short.tolist():
         while rows.live[row] and not tables.grow(row, int(rows.fed[row]) + 1):
+            if state.in_flight and len(state.row_of) == 1:
+                return due[:0]  # alone it always fits: what its step under way leaves behind its window is the room
             _preempt(state, _least_deserving(state))
     kept: Ints = due[rows.live[due]]
     return kept
@@ -152,10 +154,12 @@ def _admit(state: State, draft: _Draft, now_ms: float, under_way: int) -> None:
 
 
 def _known(state: State, request: Request) -> Match:
-    """What need not be computed."""
+    """What need not be computed. A prompt behind a window may be known further than the pool reaches: with every block taken there would
+    be none to go on with, and the request would be seated and thrown out for ever."""
     if not request.reuses or state.sibling(request) is not None:
         return NO_MATCH
-    return state.kv.match(request.chain, request.tokens)
+    match = state.kv.match(request.chain, request.tokens)
+    return match if len(match.blocks) < state.kv.pool.total else NO_MATCH
 
 
 def _fits(state: State, request: Request, match: Match) -> bool:
@@ -163,7 +167,7 @@ def _fits(state: State, request: Request, match: Match) -> bool:
     lonely request needs no such margin, so that an empty pool admits whatever was accepted."""
     needed = state.limits.peak_blocks(min(request.tokens.size + 1, request.last_len - 1))
     shared = (request.prompt_len - 1) // state.limits.worker.block_size if state.sibling(request) is not None else 0
-    cost = state.kv.cost(match, max(needed, len(match.blocks))) - shared
+    cost = state.kv.cost(match, max(needed, len(match.blocks) + 1)) - shared
     if not state.row_of:
         return cost <= state.kv.pool.free
     room = state.kv.pool.free - cost - len(state.row_of)

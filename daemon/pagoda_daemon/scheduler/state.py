@@ -140,12 +140,13 @@ class State:
         self.totals.reused_tokens += computed
 
     def sibling(self, request: Request) -> int | None:
-        """A row that has fed the prompt which `request`, not yet begun, shares with it."""
+        """A row that has fed the prompt which `request`, not yet begun, shares with it, and still holds all of it: what left its window
+        can only be found by its name."""
         if request.group is None or request.generated:
             return None
         for key in self.groups[request.group]:
             row = self.row_of.get(key)
-            if row is not None and key != request.key and self.rows.fed[row] >= request.prompt_len:
+            if row is not None and key != request.key and self.rows.fed[row] >= request.prompt_len and not self.kv.tables.gone[row]:
                 return row
         return None
 

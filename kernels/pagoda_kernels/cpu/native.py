@@ -60,6 +60,7 @@ class _Shape(ctypes.Structure):
             (name, ctypes.c_int32)
             for name in ("hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "layers", "blocks", "threads")
         ),
+        ("positions", ctypes.c_int32),
         ("wide_rows", ctypes.c_int32),
         ("eps", ctypes.c_float),
         ("attention_scale", ctypes.c_float),
@@ -72,10 +73,14 @@ class _Step(ctypes.Structure):
     _fields_ = (
         ("tokens", ctypes.c_int32),
         *((name, ctypes.c_void_p) for name in ("ids", "positions", "rows", "tables")),
+        ("table_rows", ctypes.c_int32),
         ("table_width", ctypes.c_int32),
         ("wanted_count", ctypes.c_int32),
-        *((name, ctypes.c_void_p) for name in ("wanted", "logits")),
+        *((name, ctypes.c_void_p) for name in ("wanted", "places", "logits")),
     )
+
+
+_SIZES = ctypes.sizeof(_Shape) << 32 | ctypes.sizeof(_Layer) << 16 | ctypes.sizeof(_Step)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,13 +121,25 @@ class Decoder:
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """A step's tokens: int32 arrays, C-contiguous. `rows[i]` is the line of `tables` that token i uses; the tokens of a row stand
-    together and in order. `wanted`: ascending indexes of the tokens whose logits are wanted."""
+    together and in order. `wanted`: ascending indexes of the tokens whose logits are wanted; `places[i]` is the line of the answer for
+    `wanted[i]`, i itself where absent."""
 
     ids: Ints
     positions: Ints
     rows: Ints
     tables: Ints
     wanted: Ints
+    places: Ints | None = None
+
+    def sizes(self) -> tuple[int, ...]:
+        """What has no further bound in C++: one entry per token, then one per wanted token."""
+        return (
+            self.ids.size,
+            self.positions.size,
+            self.rows.size,
+            self.wanted.size,
+            self.wanted.size if self.places is None else self.places.size,
+        )
 
 
 def missing(cpuinfo: Path = Path("/proc/cpuinfo"), library: Path = LIBRARY) -> str | None:
@@ -134,18 +151,18 @@ def missing(cpuinfo: Path = Path("/proc/cpuinfo"), library: Path = LIBRARY) -> s
     if lacking:
         return f"the CPU lacks {', '.join(lacking)}"
     try:
-        ctypes.CDLL(str(library))
+        loaded = ctypes.CDLL(str(library))
     except OSError as error:
         return f"the native library cannot be loaded: {error}"
-    return None
+    return None if _sizes(loaded) == _SIZES else "the native library was built from other sources than these"
 
 
-def unfit(head_dim: int, hidden: int, intermediate: int) -> str | None:
+def unfit(heads: int, head_dim: int, hidden: int, intermediate: int) -> str | None:
     """Why a decoder of these sizes cannot be packed; None when it can."""
     if head_dim % 16 or not 16 <= head_dim <= _MAX_HEAD_DIM:
         return f"a head of {head_dim} dimensions is none of 16, 32, … {_MAX_HEAD_DIM}"
-    if hidden % GROUP or intermediate % GROUP:
-        return f"hidden {hidden} and intermediate {intermediate} are not multiples of {GROUP}"
+    if hidden % GROUP or intermediate % GROUP or heads * head_dim % GROUP:
+        return f"hidden {hidden}, intermediate {intermediate} and {heads} heads of {head_dim} are not all multiples of {GROUP}"
     return None
 
 
@@ -159,8 +176,12 @@ class NativeDecoder:
         self._width = -(-self.vocab // PANEL) * PANEL
         size = (len(decoder.layers), 2, blocks, decoder.kv_heads, BLOCK * decoder.head_dim)
         self.pages = torch.zeros(size, dtype=torch.bfloat16)
+        if threads < 1:
+            raise ValueError(f"{threads} threads: accepted is at least 1")
         layers = (_Layer * len(decoder.layers))(*map(_layer, decoder.layers))
-        self._handle = self._library.pagoda_decoder_new(ctypes.byref(_shape(decoder, self.pages, threads)), layers)
+        self._handle: int | None = self._library.pagoda_decoder_new(ctypes.byref(_shape(decoder, self.pages, threads)), layers)
+        if self._handle is None:
+            raise MemoryError(f"no memory for a decoder's scratch, or no further thread: {threads} were wanted")
 
     def close(self) -> None:
         """Ends the threads; the decoder is unusable afterwards. Called twice, it does nothing."""
@@ -169,16 +190,23 @@ class NativeDecoder:
             self._handle = None
 
     def step(self, batch: Batch) -> Floats:
-        """Write the keys and values of `batch`; the logits of the wanted tokens, [n, vocab]. Releases the interpreter's lock meanwhile."""
-        logits = np.empty((batch.wanted.size, self._width), np.float32)
+        """Write the keys and values of `batch`; the logits of the wanted tokens, [n, vocab]. Releases the interpreter's lock meanwhile.
+        ValueError, and nothing written, where a number points outside of weights, tables or pages."""
+        tokens, positions, rows, wanted, filled = batch.sizes()
+        if not tokens == positions == rows or wanted != filled:
+            raise ValueError(
+                f"{tokens} token ids, {positions} positions, {rows} rows; {wanted} wanted for {filled} places: accepted are equal numbers"
+            )
+        places = np.arange(wanted, dtype=np.int32) if batch.places is None else batch.places
+        logits = np.empty((wanted, self._width), np.float32)
         inputs = _addresses(batch.ids, batch.positions, batch.rows, batch.tables)
-        step = _Step(batch.ids.size, *inputs, batch.tables.shape[1], batch.wanted.size, *_addresses(batch.wanted, logits))
-        self._library.pagoda_decoder_step(self._handle, ctypes.byref(step))
+        step = _Step(tokens, *inputs, *batch.tables.shape, wanted, *_addresses(batch.wanted, places, logits))
+        _raise(self._library.pagoda_decoder_step(self._open(), ctypes.byref(step)))
         return logits[:, : self.vocab]
 
     def spent(self) -> dict[str, int]:
         """Per stage, time-stamp counts since the start; their shares are what matters."""
-        counts = ctypes.cast(self._library.pagoda_decoder_spent(self._handle), ctypes.POINTER(ctypes.c_uint64))
+        counts = ctypes.cast(self._library.pagoda_decoder_spent(self._open()), ctypes.POINTER(ctypes.c_uint64))
         return dict(zip(STAGES, counts[: len(STAGES)], strict=True))
 
     @property
@@ -189,7 +217,12 @@ class NativeDecoder:
 
     def copy_blocks(self, pairs: Ints) -> None:
         """Copy whole blocks, `pairs` [n, 2] source → destination, in all layers."""
-        self._library.pagoda_decoder_copy(self._handle, _address(pairs), len(pairs))
+        _raise(self._library.pagoda_decoder_copy(self._open(), _address(pairs), len(pairs)))
+
+    def _open(self) -> int:
+        if self._handle is None:
+            raise ValueError("the decoder is closed")
+        return self._handle
 
 
 def read_bytes(memory: NDArray[np.uint8], threads: int) -> int:
@@ -209,9 +242,24 @@ def _library() -> ctypes.CDLL:
     library.pagoda_decoder_spent.restype = ctypes.c_void_p
     library.pagoda_read.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32]
     library.pagoda_read.restype = ctypes.c_int64
-    for name in ("free", "step", "copy"):
-        getattr(library, f"pagoda_decoder_{name}").restype = None
+    library.pagoda_decoder_free.restype = None
+    for name in ("step", "copy"):
+        getattr(library, f"pagoda_decoder_{name}").restype = ctypes.c_char_p
     return library
+
+
+def _sizes(library: ctypes.CDLL) -> int | None:
+    """What the library takes the structs' sizes for; None where it cannot say."""
+    try:
+        library.pagoda_sizes.restype = ctypes.c_int64
+        return int(library.pagoda_sizes())
+    except AttributeError:
+        return None
+
+
+def _raise(why: bytes | None) -> None:
+    if why is not None:
+        raise ValueError(why.decode())
 
 
 def _address(array: NDArray[Any] | None) -> int | None:
@@ -238,5 +286,5 @@ def _shape(decoder: Decoder, pages: Tensor, threads: int) -> _Shape:
     embedding = None if decoder.embedding is None else decoder.embedding.data_ptr()
     arrays = _addresses(decoder.norm, decoder.cos, decoder.sin)
     scale = decoder.head_dim**-0.5
-    counts = (len(decoder.layers), pages.shape[2], threads, decoder.wide_rows)
+    counts = (len(decoder.layers), pages.shape[2], threads, decoder.cos.shape[0], decoder.wide_rows)
     return _Shape(*sizes, *counts, decoder.eps, scale, embedding, *arrays, pages.data_ptr(), _linear(decoder.head))

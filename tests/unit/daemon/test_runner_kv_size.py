@@ -22,6 +22,7 @@ from pagoda_daemon.batch import SamplingRows, ScoredTokens, ShapedRow, Shaping, 
 from pagoda_daemon.errors import ConfigRejected
 from pagoda_daemon.model.config import FAMILIES, parse_spec
 from pagoda_daemon.model.weights import allocate, destinations, weight_bytes
+from pagoda_daemon.runner.forward import NativeForward
 from pagoda_daemon.runner.host import Host, Memory
 from pagoda_daemon.runner.kv_size import LEAST_CONTEXT, KvShape, Needs, kv_shape, needs
 from pagoda_daemon.runner.torch_worker import TorchWorker
@@ -274,19 +275,23 @@ WIDE = {
 
 
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize(("rows", "length", "queries"), [(64, 100, 1), (64, 100, 8), (1, 4096, 512)])
-def test_no_step_takes_more_than_was_counted_for_it(tmp_path: Path, rows: int, length: int, queries: int) -> None:
-    config, spec = daemon(tmp_path, WIDE, dtype="float32", max_concurrency=rows, threads=1), parse_spec(WIDE)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("rows", "length", "queries", "vocab"), [(64, 100, 1, 32_000), (64, 100, 8, 32_000), (1, 4096, 512, 128_000)])
+def test_no_step_takes_more_than_was_counted_for_it(tmp_path: Path, rows: int, length: int, queries: int, vocab: int, dtype: str) -> None:
+    wide = {**WIDE, "vocab_size": vocab}
+    config, spec = daemon(tmp_path, wide, dtype=dtype, max_concurrency=rows, threads=1), parse_spec(wide)
     draw = torch.Generator().manual_seed(0)
     places = destinations(spec, allocate(spec, torch.float32))
     save_file({name: torch.randn(place.shape, generator=draw) for name, place in places.items()}, tmp_path / "model/model.safetensors")
     worker = TorchWorker.load(config, lambda _: None)
-    worker.forward.kv.data.fill_(0.5)  # resident
+    native = isinstance(worker.forward, NativeForward)
+    (worker.forward.decoder.pages if native else worker.forward.kv.data).fill_(0.5)  # resident
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")
     before = peak_bytes()
     worker.execute(step(rows, length, queries))
-    assert peak_bytes() - before < needs(spec, config.engine, 0, 4).fixed(length)
+    item = 4 if dtype == "float32" else 2
+    assert peak_bytes() - before < needs(spec, config.engine, 0, item, 4 if native else item).fixed(length)
 
 
 def peak_bytes() -> int:

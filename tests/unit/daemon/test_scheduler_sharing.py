@@ -181,6 +181,38 @@ def test_a_windowed_model_holds_no_more_than_its_window() -> None:
     assert plan(d.state, 0.0) is None
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_answers_whose_prompt_has_left_the_window_find_it_again_and_are_counted_whole(depth: int) -> None:
+    d = Drive(SimulatedWorker(WorkerLimits(64, 4, VOCAB, 256, 16)), 8, 64, depth=depth)
+    d.submit("a", range(60), 6, n=4)
+    while (step := d.step()) is not None:
+        assert (np.diff(step.starts) > 0).all()
+        d.state.check()
+    assert fed(d) <= 60 + 5 + 3 * (4 + 6), "no further answer computes the prompt again"
+    assert [d.ends[name][0].finish_reason for name in ("a", "a/1", "a/2", "a/3")] == ["length"] * 4
+
+
+@pytest.mark.parametrize("more", [1, 2, 4, 8])
+@pytest.mark.parametrize("blocks", [6, 7])
+def test_a_beginning_that_fills_the_whole_pool_leaves_room_to_go_on(blocks: int, more: int) -> None:
+    d = Drive(SimulatedWorker(WorkerLimits(blocks, 4, VOCAB, 256, 3)), 2, 2)
+    d.submit("first", range(24), 1)
+    d.drain(200)
+    d.submit("longer", range(24 + more), 3)
+    d.drain(200)
+    assert d.ends["longer"][0].finish_reason == "length"
+
+
+def test_a_lonely_row_whose_step_under_way_will_leave_room_is_not_thrown_out() -> None:
+    d = Drive(SimulatedWorker(WorkerLimits(4, 2, VOCAB, 256, 1)), 4, 4, depth=2)
+    d.submit("first", range(5), 1)
+    d.drain(200)
+    d.submit("a", range(8), 6)
+    d.drain(200)
+    assert d.ends["a"][0].finish_reason == "length"
+    assert d.state.preemptions == 0
+
+
 def test_the_virtual_worker_gives_the_same_streams() -> None:
     limits = WorkerLimits(24, 4, VOCAB, 64)
     streams = []

@@ -1,9 +1,13 @@
 """The native decoder against the torch one, and against itself in other batches: same bits, whatever else is computed."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
-from native_twin import BLOCKS, Judge, batch, native, shape
+from native_twin import BLOCKS, POSITIONS, Judge, batch, native, shape
+from numpy._core import _multiarray_umath
 from pagoda_kernels.cpu.native import missing, unfit
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=f"native ops: {missing()}")
@@ -17,6 +21,8 @@ SHAPES = {
     "heads of 80": {"head_dim": 80},
     "heads of 128": {"head_dim": 128, "heads": 2, "kv_heads": 1},
     "tied": {"tied": True},
+    "heads wider than the model": {"heads": 8, "head_dim": 64},
+    "fewer tokens than a panel": {"vocab_size": 33},
     "biases": {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
     "norms on queries and keys": {"qk_norm": True},
     "windows": {"windows": (9, 40)},
@@ -25,7 +31,7 @@ SHAPES = {
 }
 
 
-def prompt(count, seed=0, vocab=129):
+def prompt(count, seed=0, vocab=200):
     return np.random.default_rng(seed).integers(0, vocab, count).tolist()
 
 
@@ -40,18 +46,21 @@ def cosines(left, right):
 
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
 def test_logits_are_those_of_the_torch_decoder(changes):
-    spec, ids, table = shape(**changes), prompt(150), tables(1)
+    spec, table = shape(**changes), tables(1)
+    ids = prompt(150, vocab=spec.vocab_size)
     ours = native(spec).step(batch([(0, ids, 0)], table))
     theirs = Judge(spec).logits(ids, table[0])
     # bf16 keeps 8 bits; a wrong window, rotation or head order gives cosines below 0.9.
     assert cosines(ours, theirs).min() > 0.9995
+    # A cosine does not see a factor.
+    assert np.abs(np.linalg.norm(ours, axis=-1) / np.linalg.norm(theirs, axis=-1) - 1).max() < 0.02
 
 
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("kind", [0, 1], ids=["bf16", "int8"])
 def test_a_row_gets_the_same_bits_in_any_batch_and_in_any_pieces(changes, kind):
     spec, table = shape(**changes), tables(4)
-    rows = [prompt(count, seed) for seed, count in enumerate((70, 1, 33, 129))]
+    rows = [prompt(count, seed, spec.vocab_size) for seed, count in enumerate((70, 1, 33, 129))]
     together = native(spec, kind=kind).step(batch([(row, ids, 0) for row, ids in enumerate(rows)], table))
     alone = native(spec, kind=kind, threads=1)
     pieces = [(row, ids[first : first + 19], first) for row, ids in enumerate(rows) for first in range(0, len(ids), 19)]
@@ -80,7 +89,7 @@ def test_only_wanted_tokens_are_answered():
     spec, table, ids = shape(), tables(2), prompt(40)
     every = batch([(0, ids, 0), (1, ids[:7], 0)], table)
     full = native(spec).step(every)
-    some = native(spec).step(type(every)(every.ids, every.positions, every.rows, every.tables, np.array([39, 46], np.int32)))
+    some = native(spec).step(replace(every, wanted=np.array([39, 46], np.int32)))
     assert np.array_equal(some, full[[39, 46]])
 
 
@@ -134,6 +143,48 @@ def test_blocks_behind_every_window_may_be_given_away():
     assert np.array_equal(decoder.step(batch([(0, [1], 100)], gone))[0], expected)
 
 
+def test_wanted_tokens_are_answered_at_their_places():
+    spec, table, ids = shape(), tables(1, blocks=20), prompt(300)  # more than one pass
+    every = batch([(0, ids, 0)], table)
+    full = native(spec).step(every)
+    some = native(spec).step(replace(every, wanted=np.array([3, 7, 280], np.int32), places=np.array([2, 0, 1], np.int32)))
+    assert np.array_equal(some, full[[7, 280, 3]])
+
+
+WRONG_STEPS = {
+    "an id behind the vocabulary": ({"ids": [5, 200, 5]}, "token id"),
+    "a token that is not known yet": ({"ids": [5, -1, 5]}, "token id"),
+    "a position behind the last one": ({"positions": [0, 1, POSITIONS]}, "position"),
+    "a position behind the table": ({"positions": [0, 1, 12 * 16]}, "position"),
+    "a row without a table": ({"rows": [0, 0, 1]}, "no table"),
+    "a block that does not exist": ({"tables": [[0, BLOCKS]]}, "a block"),
+    "a token that is not there": ({"wanted": [0, 3]}, "wanted"),
+    "tokens that go down": ({"wanted": [1, 0]}, "ascending"),
+    "a place that is not there": ({"wanted": [0, 1], "places": [0, 2]}, "no place"),
+    "fewer positions than ids": ({"positions": [0, 1]}, "2 positions"),
+    "fewer places than tokens": ({"wanted": [0, 1], "places": [0]}, "1 places"),
+}
+
+
+@pytest.mark.parametrize(("changes", "words"), WRONG_STEPS.values(), ids=WRONG_STEPS)
+def test_a_step_that_points_outside_is_refused_and_writes_nothing(changes, words):
+    decoder, sound = native(shape()), batch([(0, [1, 2, 3], 0)], tables(1))
+    with pytest.raises(ValueError, match=words):
+        decoder.step(replace(sound, **{name: np.array(values, np.int32) for name, values in changes.items()}))
+    assert not decoder.pages.any()
+
+
+@pytest.mark.parametrize("pair", [(0, BLOCKS), (-1, 0)])
+def test_a_copy_of_a_block_that_does_not_exist_is_refused(pair):
+    with pytest.raises(ValueError, match="a block that does not exist"):
+        native(shape()).copy_blocks(np.array([pair], np.int32))
+
+
+def test_a_decoder_has_a_thread():
+    with pytest.raises(ValueError, match="0 threads"):
+        native(shape(), threads=0)
+
+
 def test_the_time_of_a_step_is_told_by_stage():
     decoder = native(shape())
     assert set(decoder.spent().values()) == {0}
@@ -147,11 +198,19 @@ def test_a_closed_decoder_closes_twice():
     decoder = native(shape())
     decoder.close()
     decoder.close()
+    with pytest.raises(ValueError, match="closed"):
+        decoder.step(batch([(0, [1], 0)], tables(1)))
 
 
 @pytest.mark.parametrize(
     ("sizes", "words"),
-    [((24, 64, 96), "24 dimensions"), ((272, 64, 96), "272 dimensions"), ((16, 48, 96), "hidden 48"), ((16, 64, 40), "intermediate 40")],
+    [
+        ((4, 24, 64, 96), "24 dimensions"),
+        ((4, 272, 64, 96), "272 dimensions"),
+        ((4, 16, 48, 96), "hidden 48"),
+        ((4, 16, 64, 40), "intermediate 40"),
+        ((3, 16, 64, 96), "3 heads of 16"),
+    ],
 )
 def test_sizes_that_cannot_be_packed_are_named(sizes, words):
     assert words in unfit(*sizes)
@@ -167,3 +226,7 @@ def test_a_library_that_cannot_be_loaded_or_is_not_there_is_said(tmp_path):
     broken.write_bytes(b"no library")
     assert missing(library=broken).startswith("the native library cannot be loaded")
     assert "without the native library" in missing(library=tmp_path / "none.so")
+
+
+def test_a_library_from_other_sources_is_not_used():
+    assert missing(library=Path(_multiarray_umath.__file__)) == "the native library was built from other sources than these"

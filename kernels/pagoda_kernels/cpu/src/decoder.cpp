@@ -1,8 +1,8 @@
 // One step of a decoder on the CPU: tokens in, logits out, every layer in one run of the team with a barrier between stages.
 //
 // Numerics: weights, keys, values and the inputs of every matrix are bf16 (or 8 bits); sums, norms, softmax and the residual stream are
-// fp32. model/llama.py in the daemon is the same mathematics in torch and the judge of this file.
-#include "decoder.h"
+// fp32. model/decoder.py in the daemon is the same mathematics in torch and the judge of this file.
+#include "border.h"
 
 namespace pagoda {
 
@@ -80,7 +80,8 @@ Decoder::Decoder(const PagodaShape &shape, const PagodaLayer *layers)
     scratch_.shift.resize(kTogether * widest / kGroup);
 }
 
-void Decoder::step(const PagodaStep &step) {
+const char *Decoder::step(const PagodaStep &step) {
+    if (const char *why = wrong(shape_, step)) return why;
     int wanted = 0;
     for (int first = 0; first < step.tokens; first += kTogether) {
         Part part{&step, first, std::min(kTogether, step.tokens - first), wanted, 0};
@@ -88,6 +89,7 @@ void Decoder::step(const PagodaStep &step) {
         part.wanted_count = wanted - part.wanted_first;
         pass(part);
     }
+    return nullptr;
 }
 
 void Decoder::pass(const Part &part) {
@@ -217,19 +219,20 @@ void Decoder::logits(Stages &stages, const Part &part) {
     const PagodaStep &step = *part.step;
     const int count = part.wanted_count;
     const size_t width = static_cast<size_t>(shape_.head.panels()) * kPanel;
-    float *out = step.logits + part.wanted_first * width;
+    const int32_t *places = step.places + part.wanted_first;
     stages.each(kNorm, count, [&](int row) {
         const size_t from = static_cast<size_t>(step.wanted[part.wanted_first + row] - part.first) * shape_.hidden, to = static_cast<size_t>(row) * shape_.hidden;
         norm_row(&scratch_.hidden[from], shape_.norm, shape_.hidden, shape_.eps, &scratch_.x[to]);
         if (is_narrow(shape_.head, count)) narrow_row(scratch_.x.data(), row, shape_.hidden);
     });
     multiply(stages, kHead, shape_.head, scratch_.x.data(), count, [&](int row, int panel, const __m512(&sums)[kVectors]) {
-        for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(out + row * width + panel * kPanel + v * 16, sums[v]);
+        for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(step.logits + places[row] * width + panel * kPanel + v * 16, sums[v]);
     });
 }
 
 // A source may be a destination of the same call: all of a layer's are read before any is written.
-void Decoder::copy_blocks(const int32_t *pairs, int count) {
+const char *Decoder::copy_blocks(const int32_t *pairs, int count) {
+    if (!all_below(pairs, 2 * static_cast<int64_t>(count), shape_.blocks)) return "a block that does not exist is to be copied";
     const size_t size = static_cast<size_t>(block_elements());
     std::vector<bf16> held(count * size);
     for (int layer = 0; layer < shape_.layers; ++layer)
@@ -238,16 +241,43 @@ void Decoder::copy_blocks(const int32_t *pairs, int count) {
             for (int i = 0; i < count; ++i) std::memcpy(&held[i * size], from + pairs[2 * i] * size, sizeof(bf16) * size);
             for (int i = 0; i < count; ++i) std::memcpy(from + pairs[2 * i + 1] * size, &held[i * size], sizeof(bf16) * size);
         }
+    return nullptr;
 }
 
+namespace {
+
+// Nothing is thrown into the caller, who may be C: memory that is not there is a reason like any other.
+template <class Work> const char *guarded(const Work &work) {
+    try {
+        return work();
+    } catch (const std::bad_alloc &) {
+        return "no memory is left";
+    }
+}
+
+} // namespace
 } // namespace pagoda
 
 extern "C" {
 
-pagoda::Decoder *pagoda_decoder_new(const PagodaShape *shape, const PagodaLayer *layers) { return new pagoda::Decoder(*shape, layers); }
+// A library older than native.py would read other fields: the sizes of what they exchange tell.
+int64_t pagoda_sizes() { return static_cast<int64_t>(sizeof(PagodaShape) << 32 | sizeof(PagodaLayer) << 16 | sizeof(PagodaStep)); }
+
+// Null where memory or threads lack.
+pagoda::Decoder *pagoda_decoder_new(const PagodaShape *shape, const PagodaLayer *layers) {
+    try {
+        return new pagoda::Decoder(*shape, layers);
+    } catch (const std::exception &) {
+        return nullptr;
+    }
+}
 void pagoda_decoder_free(pagoda::Decoder *decoder) { delete decoder; }
-void pagoda_decoder_step(pagoda::Decoder *decoder, const PagodaStep *step) { decoder->step(*step); }
-void pagoda_decoder_copy(pagoda::Decoder *decoder, const int32_t *pairs, int32_t count) { decoder->copy_blocks(pairs, count); }
+const char *pagoda_decoder_step(pagoda::Decoder *decoder, const PagodaStep *step) {
+    return pagoda::guarded([&] { return decoder->step(*step); });
+}
+const char *pagoda_decoder_copy(pagoda::Decoder *decoder, const int32_t *pairs, int32_t count) {
+    return pagoda::guarded([&] { return decoder->copy_blocks(pairs, count); });
+}
 const uint64_t *pagoda_decoder_spent(const pagoda::Decoder *decoder) { return decoder->spent(); }
 
 // Reads `bytes` with `threads` threads and nothing else: the ceiling that a step at one row is measured against.

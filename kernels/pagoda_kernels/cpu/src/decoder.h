@@ -23,6 +23,7 @@ struct PagodaLayer {
 
 struct PagodaShape {
     int32_t hidden, heads, kv_heads, head_dim, intermediate, vocab, layers, blocks, threads;
+    int32_t positions; // rows of `cos` and `sin`
     int32_t wide_rows; // int8 weights meet bf16 activations up to this many rows, 8-bit ones above
     float eps;
     float attention_scale;
@@ -38,9 +39,10 @@ struct PagodaStep {
     const int32_t *ids, *positions; // [tokens]
     const int32_t *rows;            // [tokens]: whose line of `tables` each uses; the tokens of a row stand together, in order
     const int32_t *tables;          // [rows, table_width]
-    int32_t table_width;
+    int32_t table_rows, table_width;
     int32_t wanted_count;
     const int32_t *wanted; // ascending indexes of the tokens whose logits are wanted
+    const int32_t *places; // which line of `logits` each of them fills
     float *logits;         // [wanted_count, vocab rounded up to 64]
 };
 }
@@ -66,8 +68,8 @@ struct Scratch {
 class Decoder {
   public:
     Decoder(const PagodaShape &shape, const PagodaLayer *layers);
-    void step(const PagodaStep &step);
-    void copy_blocks(const int32_t *pairs, int count);
+    const char *step(const PagodaStep &step); // null, or why nothing was done
+    const char *copy_blocks(const int32_t *pairs, int count);
     const uint64_t *spent() const { return spent_; } // [kStages], time-stamp counts of thread 0 since the start
 
   private:

@@ -18,16 +18,16 @@ namespace pagoda {
 class Team {
   public:
     explicit Team(int threads) : size_(threads) {
-        for (int index = 1; index < threads; ++index) workers_.emplace_back([this, index] { work(index); });
+        try {
+            for (int index = 1; index < threads; ++index) workers_.emplace_back([this, index] { work(index); });
+        } catch (...) { // the system grants no further thread: those there are would end the process with their vector
+            stop();
+            throw;
+        }
     }
     Team(const Team &) = delete;
     Team &operator=(const Team &) = delete;
-    ~Team() {
-        job_ = nullptr;
-        generation_.fetch_add(1, std::memory_order_release);
-        generation_.notify_all();
-        for (auto &worker : workers_) worker.join();
-    }
+    ~Team() { stop(); }
 
     int size() const { return size_; }
 
@@ -68,6 +68,13 @@ class Team {
     struct alignas(64) Counter {
         std::atomic<int> value{0};
     };
+
+    void stop() {
+        job_ = nullptr;
+        generation_.fetch_add(1, std::memory_order_release);
+        generation_.notify_all();
+        for (auto &worker : workers_) worker.join();
+    }
 
     void work(int index) {
         uint32_t seen = 0;
