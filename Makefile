@@ -31,9 +31,10 @@ lint: setup  ## Format check, lint, types, import contracts, shell scripts, gene
 	$(MAKE) --no-print-directory verify
 
 test-unit: setup  ## Unit tests: nothing but Python (under 2 min)
-	$(PYTEST) -n 2 --dist loadfile tests/unit
+	$(PYTEST) -n 2 --dist loadfile -m "not deep" tests/unit
 
 test: lint test-unit  ## All of it: lint, unit, parity, control plane and e2e on a dev cluster (root; under 25 min)
+	$(PYTEST) -n 2 --dist loadfile -m deep tests/unit
 	$(BIN)/pagoda-devcluster up --name test --provider native --install
 	PAGODA_TEST_CLUSTER=test $(PYTEST) tests --ignore tests/unit; code=$$?; $(BIN)/pagoda-devcluster down --name test; exit $$code
 

@@ -137,6 +137,7 @@ TestPool.settings = settings(max_examples=50, stateful_step_count=40, deadline=N
 TestDevice.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("caching", [True, False])
 def test_100000_operations_leave_nothing_behind(caching: bool) -> None:
     draw = random.Random(20260821)

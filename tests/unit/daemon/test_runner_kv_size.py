@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -274,6 +274,7 @@ WIDE = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("rows", "length", "queries", "vocab"), [(64, 100, 1, 32_000), (64, 100, 8, 32_000), (1, 4096, 512, 128_000)])
@@ -286,12 +287,19 @@ def test_no_step_takes_more_than_was_counted_for_it(tmp_path: Path, rows: int, l
     worker = TorchWorker.load(config, lambda _: None)
     native = isinstance(worker.forward, NativeForward)
     (worker.forward.decoder.pages if native else worker.forward.kv.data).fill_(0.5)  # resident
+    item = 4 if dtype == "float32" else 2
+    # The smaller of two: threads that earlier tests of this process left behind allocate as well.
+    taken = min(peak_of(lambda: worker.execute(step(rows, length, queries))) for _ in range(2))
+    assert taken < needs(spec, config.engine, 0, item, 4 if native else item).fixed(length)
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """How much more than before `work` is resident at its peak."""
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")
     before = peak_bytes()
-    worker.execute(step(rows, length, queries))
-    item = 4 if dtype == "float32" else 2
-    assert peak_bytes() - before < needs(spec, config.engine, 0, item, 4 if native else item).fixed(length)
+    work()
+    return peak_bytes() - before
 
 
 def peak_bytes() -> int:

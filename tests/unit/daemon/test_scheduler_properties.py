@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 from engine_drive import Drive
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -140,6 +141,7 @@ def spoken(drive: Drive, name: str) -> int:
     return sum(len(output.logprobs) for output in drive.outputs if output.request_id == name)
 
 
+@pytest.mark.deep
 @settings(max_examples=300, deadline=None)
 @given(worlds)
 def test_every_request_ends_once_with_the_dictated_tokens(world: World) -> None:

@@ -25,6 +25,7 @@ def greedy(llama, lesson):
     return tokens[len(lesson.prompt) :]
 
 
+@pytest.mark.deep
 def test_what_is_measured_as_exact_is_what_greedy_decoding_says():
     llama = model()
     assert measure(llama, LESSONS).exact == 0.0

@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+import pytest
 from fake_api import Crash, crashed, is_ready, running, waiting
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -138,4 +139,5 @@ class Rollouts(RuleBasedStateMachine):
 
 
 TestRollouts = Rollouts.TestCase
+TestRollouts.pytestmark = [pytest.mark.deep]
 TestRollouts.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
