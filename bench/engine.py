@@ -13,7 +13,6 @@ import math
 import os
 import queue
 import random
-import select
 import signal
 import statistics
 import subprocess
@@ -21,8 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -33,43 +31,11 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 from engine_models import CONTEXT, MODELS, Bare, Model, bandwidth, make_model
 from pagoda_contracts.launch import DaemonConfig
 from pagoda_daemon.engine.loop import Engine
-from pagoda_daemon.engine.messages import Failed, FromEngine, Ready, Sampling, Shutdown, StepOutput, Submit, ToEngine
+from pagoda_daemon.engine.messages import Failed, FromEngine, Ready, Sampling, Shutdown, StepOutput, Submit
 from pagoda_daemon.runner.forward import NativeForward
 from pagoda_daemon.runner.host import Host
 from pagoda_daemon.runner.torch_worker import TorchWorker
-
-
-class MemoryWire:
-    """The engine's wire through memory; notes when each answer came."""
-
-    def __init__(self) -> None:
-        self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
-        self.heard: queue.SimpleQueue[tuple[float, FromEngine]] = queue.SimpleQueue()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK)
-        self._poll = select.poll()
-        self._poll.register(self._bell, select.POLLIN)
-
-    def put(self, message: ToEngine) -> None:
-        self._inbox.put(message)
-        os.eventfd_write(self._bell, 1)
-
-    def watch(self, fileno: int) -> None:
-        self._poll.register(fileno, select.POLLIN)
-
-    def wait(self, timeout_ms: float) -> None:
-        self._poll.poll(max(0, math.ceil(timeout_ms)))
-
-    def received(self) -> Iterator[ToEngine]:
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
-        while not self._inbox.empty():
-            yield self._inbox.get_nowait()
-
-    def send(self, message: FromEngine) -> None:
-        self.heard.put((time.perf_counter(), message))
-
-    def close(self) -> None:
-        os.close(self._bell)
+from pagoda_daemon.simulated.engine import LocalWire
 
 
 @dataclass
@@ -87,7 +53,8 @@ class Ours:
     def __init__(self, directory: Path, quantization: str | None) -> None:
         engine = {"maxModelLen": CONTEXT, "maxConcurrency": 64, "prefixCaching": False, "quantization": quantization}
         self._config = DaemonConfig.model_validate({"model": {"path": str(directory), "servedNames": ["m"]}, "engine": engine})
-        self._wire = MemoryWire()
+        self._heard: queue.SimpleQueue[tuple[float, FromEngine]] = queue.SimpleQueue()
+        self._wire = LocalWire(lambda message: self._heard.put((time.perf_counter(), message)))
         self._names = 0
         begun = time.perf_counter()
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -132,7 +99,7 @@ class Ours:
 
     def _until(self, kind: type) -> tuple[float, Any]:
         while True:
-            stamp, message = self._wire.heard.get(timeout=600)
+            stamp, message = self._heard.get(timeout=600)
             if isinstance(message, Failed):
                 raise SystemExit(message.message)
             if isinstance(message, kind):

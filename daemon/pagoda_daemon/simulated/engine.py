@@ -12,7 +12,7 @@ import queue
 import select
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import structlog
@@ -32,18 +32,17 @@ _PROGRESS_EVERY_S = 1.0
 
 
 class LocalWire:
-    """Both directions through memory; `send` hands a message to the event loop that the replica lives in."""
+    """Both directions through memory; `deliver` is called in the engine's thread. Also what a benchmark drives an engine by."""
 
-    def __init__(self, link: LocalEngine) -> None:
-        self._link = link
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, deliver: Callable[[FromEngine], None]) -> None:
+        self._deliver = deliver
         self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.poll()
         self._poll.register(self._bell, select.POLLIN)
 
     def put(self, message: ToEngine) -> None:
-        """From the event loop's thread."""
+        """From any thread."""
         self._inbox.put(message)
         os.eventfd_write(self._bell, 1)
 
@@ -60,9 +59,7 @@ class LocalWire:
             yield self._inbox.get_nowait()
 
     def send(self, message: FromEngine) -> None:
-        # Closed: the process is ending, and nobody is left to hear it.
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._link.take, message)
+        self._deliver(message)
 
     def close(self) -> None:
         os.close(self._bell)
@@ -79,13 +76,15 @@ class LocalEngine(EngineLink):
         self._ended = asyncio.Event()
         self._stop = threading.Event()
         self._code = EXIT_OK
-        self._wire = LocalWire(self)
+        self._wire = LocalWire(self._deliver)
         self._thread = threading.Thread(target=self._compute, name="engine", daemon=True)
         self._thread.start()
 
-    def take(self, message: FromEngine) -> None:
-        """From the engine, in the event loop's thread."""
-        self._take(message)
+    def _deliver(self, message: FromEngine) -> None:
+        """From the engine's thread to the event loop's."""
+        # Closed: the process is ending, and nobody is left to hear it.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._take, message)
 
     async def run(self) -> None:
         await self._ended.wait()
