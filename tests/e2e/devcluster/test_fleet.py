@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from cluster import Cluster, running_cluster
-from pagoda_devcluster import recipe
+from pagoda_devcluster import recipe, waiting
 from pagoda_devcluster.fake.plays import PLAY, PLAY_PODS
 
 pytestmark = pytest.mark.cluster
@@ -142,15 +142,29 @@ def test_without_devices_nothing_lands_until_they_are_back(space, fleet):
 
 
 def test_a_fleet_at_rest_writes_nothing(space, fleet):
-    """Between two reads of the log: what a fake kubelet would send for its own sake is a heartbeat, and there is none."""
+    """Between two marks in the log: what a fake kubelet would send for its own sake is a heartbeat, and there is none. By the times at
+    which the API server received them: it may log the last write of before after the first mark."""
     deploy(space, "web", 20)
     wait(space, "deployment/web", "condition=Available")
     wait(space, "deployment/web", "jsonpath={.status.readyReplicas}=20")
-    before = played(fleet, space.name)
-    space.kubectl("create", "configmap", "later")
+    begin = mark(fleet, space, "begin")
     wait(space, "deployment/web", "condition=Available")
-    assert len(before) > 20
-    assert played(fleet, space.name)[len(before) :] == []
+    end = mark(fleet, space, "end")
+    received = [event["requestReceivedTimestamp"] for event in played(fleet, space.name)]
+    assert len(received) > 20
+    assert [time for time in received if begin < time < end] == []
+
+
+def mark(fleet: Cluster, space: Any, name: str) -> str:
+    """When the API server heard of a ConfigMap that is made now."""
+    space.kubectl("create", "configmap", name)
+
+    def times() -> list[str]:
+        made = (event for event in fleet.audit(user="kubernetes-admin") if event["objectRef"].get("name") == name)
+        return [event["requestReceivedTimestamp"] for event in made]
+
+    assert waiting.until(lambda: bool(times()), 10)
+    return times()[-1]
 
 
 def played(fleet: Cluster, namespace: str) -> list[dict[str, Any]]:
