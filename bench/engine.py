@@ -9,101 +9,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import os
-import queue
 import random
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 from contextlib import ExitStack
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
-from engine_models import CONTEXT, MODELS, Bare, Model, bandwidth, make_model
-from pagoda_contracts.launch import DaemonConfig
-from pagoda_daemon.engine.loop import Engine
-from pagoda_daemon.engine.messages import Failed, FromEngine, Ready, Sampling, Shutdown, StepOutput, Submit
-from pagoda_daemon.runner.forward import NativeForward
+from engine_models import MODELS, Bare, Model, bandwidth, make_model
+from local_engine import Ours, Run
 from pagoda_daemon.runner.host import Host
-from pagoda_daemon.runner.torch_worker import TorchWorker
-from pagoda_daemon.simulated.engine import LocalWire
-
-
-@dataclass
-class Run:
-    """One workload: output tokens per second, time to the first token, and the medians of its pure decode steps."""
-
-    tokens_per_s: float
-    first_token_s: float = 0.0
-    step_ms: float = 0.0
-
-
-class Ours:
-    """Our engine on a thread of this process."""
-
-    def __init__(self, directory: Path, quantization: str | None) -> None:
-        engine = {"maxModelLen": CONTEXT, "maxConcurrency": 64, "prefixCaching": False, "quantization": quantization}
-        self._config = DaemonConfig.model_validate({"model": {"path": str(directory), "servedNames": ["m"]}, "engine": engine})
-        self._heard: queue.SimpleQueue[tuple[float, FromEngine]] = queue.SimpleQueue()
-        self._wire = LocalWire(lambda message: self._heard.put((time.perf_counter(), message)))
-        self._names = 0
-        begun = time.perf_counter()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-        self._until(Ready)
-        self.start_s = time.perf_counter() - begun
-
-    def run(self, prompts: list[list[int]], tokens: int) -> Run:
-        begun, left, stamps, produced = time.perf_counter(), len(prompts), [], 0
-        for prompt in prompts:
-            self._names += 1
-            self._wire.put(Submit(str(self._names), tuple(prompt), Sampling(max_tokens=tokens)))
-        while left:
-            stamp, message = self._until(StepOutput)
-            stamps.append((stamp, len(message.outputs)))
-            produced += sum(len(output.token_ids) for output in message.outputs)
-            left -= sum(output.finish_reason is not None for output in message.outputs)
-        steps = [(b - a) * 1000 for (a, _), (b, count) in pairwise(stamps) if count == len(prompts)]
-        return Run(produced / (stamps[-1][0] - begun), stamps[0][0] - begun, statistics.median(steps or [math.nan]))
-
-    @property
-    def weight_bytes(self) -> int:
-        """What a step at one row reads of weights."""
-        return self._worker.forward.decoder.read_bytes if isinstance(self._worker.forward, NativeForward) else 0
-
-    def profile(self) -> dict[str, float]:
-        """Shares of the forward pass so far, by stage."""
-        forward = self._worker.forward
-        spent = forward.decoder.spent() if isinstance(forward, NativeForward) else {}
-        return {stage: round(count / sum(spent.values()), 3) for stage, count in spent.items()}
-
-    def close(self) -> None:
-        self._wire.put(Shutdown())
-        self._thread.join()
-
-    def _serve(self) -> None:
-        Engine(self._wire, self._config.engine, self._load, lambda: time.monotonic() * 1000).run(lambda: False)
-
-    def _load(self, progress: Any) -> TorchWorker:
-        self._worker = TorchWorker.load(self._config, progress)
-        return self._worker
-
-    def _until(self, kind: type) -> tuple[float, Any]:
-        while True:
-            stamp, message = self._heard.get(timeout=600)
-            if isinstance(message, Failed):
-                raise SystemExit(message.message)
-            if isinstance(message, kind):
-                return stamp, message
+from workers import Worker
 
 
 class Peer:
@@ -111,34 +31,18 @@ class Peer:
 
     def __init__(self, name: str, python: str, directory: Path, quantization: str | None) -> None:
         script = Path(__file__).parent / "peers" / f"{name.replace('.', '_')}_peer.py"
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "start_new_session": True}
-        self._process = subprocess.Popen([python, str(script), str(directory), quantization or "none"], **pipes)
-        self.start_s = self._answer()["start_seconds"]
-        self._signal(signal.SIGSTOP)
+        self._worker = Worker([python, str(script), str(directory), quantization or "none"])
+        self.start_s: float = self._worker.hello["start_seconds"]
+        self._worker.signal(signal.SIGSTOP)
 
     def run(self, prompts: list[list[int]], tokens: int) -> Run:
-        self._signal(signal.SIGCONT)
-        assert self._process.stdin
-        self._process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens}) + "\n")
-        self._process.stdin.flush()
-        answer = self._answer()
-        self._signal(signal.SIGSTOP)
+        self._worker.signal(signal.SIGCONT)
+        answer = self._worker.do({"prompts": prompts, "tokens": tokens})
+        self._worker.signal(signal.SIGSTOP)
         return Run(answer["tokens"] / answer["seconds"])
 
     def close(self) -> None:
-        self._signal(signal.SIGKILL)
-        self._process.wait()
-
-    def _signal(self, number: signal.Signals) -> None:
-        os.killpg(self._process.pid, number)
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the peer ended with code {self._process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        self._worker.close()
 
 
 def measure(model: Model, directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:

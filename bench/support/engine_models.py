@@ -14,8 +14,10 @@ from pagoda_daemon.model.config import read_spec
 from pagoda_daemon.model.loader import load_tensors
 from pagoda_daemon.model.rope import rope_table, rotate
 from pagoda_daemon.model.weights import Mlp, Weights, allocate, destinations
+from pagoda_daemon.spelling import byte_of_character
 from pagoda_kernels.cpu.native import read_bytes
 from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn import functional
 
 
@@ -70,6 +72,20 @@ def make_model(model: Model, directory: Path) -> None:
     places = destinations(spec, allocate(spec, torch.bfloat16))
     tensors = {name: torch.ones_like(place) if "norm" in name else torch.randn_like(place) * 0.02 for name, place in places.items()}
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    write_tokenizer(model.vocab, directory)
+
+
+def write_tokenizer(vocab: int, directory: Path) -> None:
+    """Byte-level, as most models have it: three special ids, the bytes, then words; what a server needs and the bare engine does not."""
+    special = ("<unk>", "<s>", "</s>")
+    tokens = [*special, *byte_of_character(), *(f"\u0120w{at}" for at in range(vocab))][:vocab]
+    tokenizer = Tokenizer(models.BPE(vocab={token: at for at, token in enumerate(tokens)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    named = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(named))
 
 
 @dataclass

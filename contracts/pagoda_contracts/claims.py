@@ -1,7 +1,7 @@
-"""Who owns a name that several objects claim: the oldest one. Pure; the gateway (routing) asks here, the
-operator does not yet: a later claimer's conditions do not tell it so.
+"""Who owns a name that several objects claim: who has it already, else the oldest one. Pure; asked by the gateway (routing) and the
+operator (conditions), which writes into each status what the object holds, so that both tell the same after any restart.
 
-A later claimer never moves traffic: it waits until the older one is gone.
+A later claimer never moves traffic, though it be older: it waits until the holder is gone or wants the name no more.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ class Claim(NamedTuple):
     created: str
     uid: str
     owner: str
+    # Whether its status says that it holds the name.
+    holds: bool = False
 
     @property
-    def age_order(self) -> tuple[str, str]:
-        """Smaller is older. Kubernetes writes creationTimestamp in UTC with whole seconds, so text order is time order."""
-        return self.created, self.uid
+    def rank(self) -> tuple[bool, str, str]:
+        """Smaller goes first: who holds it, then who is older. Kubernetes writes creationTimestamp in UTC with whole seconds, so text order
+        is time order."""
+        return not self.holds, self.created, self.uid
 
 
 def resolve(claims: Iterable[Claim]) -> dict[str, Claim]:
@@ -29,6 +32,6 @@ def resolve(claims: Iterable[Claim]) -> dict[str, Claim]:
     held: dict[str, Claim] = {}
     for claim in claims:
         holder = held.get(claim.name)
-        if holder is None or claim.age_order < holder.age_order:
+        if holder is None or claim.rank < holder.rank:
             held[claim.name] = claim
     return held

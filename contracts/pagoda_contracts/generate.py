@@ -1,6 +1,6 @@
-"""Writes everything generated: CRDs, chart CRDs, docs/crds.md, protobuf code. `pagoda-generate [--check] ROOT`.
+"""Writes everything generated: CRDs, the chart's CRDs and values.schema.json, docs/crds.md, docs/metrics.md, protobuf code.
 
-`--check` writes nothing and exits 1 on any difference. A development tool: it alone needs grpcio-tools.
+`pagoda-generate [--check] ROOT`; `--check` writes nothing and exits 1 on any difference. A development tool: it alone needs grpcio-tools.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pagoda_contracts import crddocs, crdgen
+from pagoda_contracts import chartschema, crddocs, crdgen, metricdocs
 
 PROTO_DIR = "contracts/proto/pagoda/v1"
 PB_DIR = "contracts/pagoda_contracts/pb"
@@ -42,7 +42,8 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing, exit 1 on a difference")
     arguments = parser.parse_args()
     root = arguments.root.resolve()
-    generated = crdgen.files() | {crddocs.PATH: crddocs.text()} | protobuf_files(root)
+    texts = {page.PATH: page.text() for page in (chartschema, crddocs, metricdocs)}
+    generated = crdgen.files() | texts | protobuf_files(root)
     stale = [path for path, text in generated.items() if not _same(root / path, text)]
     if arguments.check and stale:
         sys.exit(f"stale: {', '.join(stale)}; run `make generate`")

@@ -10,7 +10,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from pagoda_contracts.names import PORT_DAEMON_GRPC, PORT_DAEMON_HTTP, PORT_PROBES, RUN_DIR
+from pagoda_contracts.names import (
+    PORT_DAEMON_GRPC,
+    PORT_DAEMON_HTTP,
+    PORT_KV_EVENTS,
+    PORT_KV_REPLAY,
+    PORT_PROBES,
+    RUN_DIR,
+)
 from pagoda_contracts.units import Duration
 
 
@@ -37,6 +44,9 @@ class EngineConfig(_Section):
     max_concurrency: int = 64
     token_budget: int = Field(default=512, ge=16, description="Tokens computed per step: all decodes first, then prefill chunks.")
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    device: Literal["auto", "cpu", "cuda"] | None = Field(
+        default=None, description="Where weights and KV live; auto, also where absent, is cuda where the container has one, else cpu."
+    )
     block_size: int = 16
     kv_bytes: int | None = Field(default=None, ge=1, description="Bytes for KV blocks.")
     threads: int | None = Field(default=None, ge=1, description="Compute threads; the cores that the cgroup grants where absent.")
@@ -45,6 +55,9 @@ class EngineConfig(_Section):
     )
     deterministic: bool | None = Field(default=None, description="Same answer whatever else is in the batch.")
     prefix_caching: bool | None = Field(default=None, description="Whether blocks of equal beginnings are shared; true where absent.")
+    tool_parser: Literal["hermes", "llama3_json", "mistral"] | None = Field(
+        default=None, description="How the model writes tool calls; read from its chat template where absent."
+    )
     kv_dtype: Literal["bfloat16", "float8", "int8"] | None = _later("Type of keys and values.")
     kv_memory_fraction: float | None = _later("Share of the device's memory for weights and KV.")
     cpu_offload_bytes: int | None = _later("Host memory for evicted blocks, in bytes.")
@@ -61,8 +74,16 @@ class AdaptersConfig(_Section):
 class HealthConfig(_Section):
     """When the replica calls itself broken."""
 
-    progress_timeout: Duration = "120s"
-    deep_probe_every: Duration = "30s"
+    progress_timeout: Duration = Field(default="120s", description="A loop or a step without progress for this long is a hang.")
+    deep_probe_every: Duration = Field(default="30s", description="Time between two canary tokens; one that takes longer is late.")
+    load_timeout: Duration = Field(default="300s", description="A load that has not moved for this long is stuck.")
+
+
+class SloConfig(_Section):
+    """What clients are promised; goodput counts the answers that kept to it."""
+
+    ttft: Duration | None = Field(default=None, description="Arrival to first token.")
+    itl: Duration | None = Field(default=None, description="Mean time per token after the first, of an answer.")
 
 
 class Listen(_Section):
@@ -73,6 +94,41 @@ class Listen(_Section):
     grpc: int = PORT_DAEMON_GRPC
     probes: int = PORT_PROBES
     run_dir: str = RUN_DIR
+    ping_after: Duration | None = Field(
+        default=None,
+        description="Silence before its first token after which a stream begins with comments: from then on it can neither fail with a "
+        "status nor go to another replica. Absent: never.",
+    )
+
+
+class TokensConfig(_Section):
+    """ServiceAccount tokens that the cluster issued for the audience `names.TOKEN_AUDIENCE`, verified offline."""
+
+    jwks_file: str = Field(description="The cluster's public keys (a JWKS); read again when it changes.")
+    issuer: str | None = Field(default=None, description="Accepted `iss`; any where absent.")
+    subjects: dict[str, Literal["gateway", "operator", "metrics"]] = Field(
+        default_factory=dict, description="system:serviceaccount:<namespace>:<name> → role; any other subject has none."
+    )
+
+
+class AuthConfig(_Section):
+    """Who may call. Given, every route needs a known caller (but for /health, /version and the gRPC health service)."""
+
+    keys_file: str | None = Field(
+        default=None,
+        description="Bearer keys for the OpenAI API: lines `<SHA-256 of a key in hex> [name]`; read again when it changes.",
+    )
+    tokens: TokensConfig | None = None
+    metrics_from: tuple[str, ...] = Field(default=(), description="Networks (CIDR) whose peers read /metrics without a token.")
+
+
+class KvEventsConfig(_Section):
+    """What becomes of KV blocks, published to third parties in vLLM's wire format. The events hold tenants' token ids."""
+
+    port: int = Field(default=PORT_KV_EVENTS, description="ZMQ PUB; 0 for a free one.")
+    replay_port: int = Field(default=PORT_KV_REPLAY, description="ZMQ ROUTER that sends again from a sequence number on; 0 for a free one.")
+    topic: str = ""
+    buffer_batches: int = Field(default=10_000, ge=1, le=1_000_000, description="Latest batches kept for replay.")
 
 
 class SimulatedWorker(_Section):
@@ -85,11 +141,15 @@ class SimulatedWorker(_Section):
 
 
 class Fault(_Section):
-    """What goes wrong in one step, once: the device hangs (hang), raises and recovers (error), raises and stays broken (fatal), answers
-    one row with what is not finite (nan), or the engine process is gone (exit)."""
+    """What goes wrong, once. In the engine, in one step: the device hangs (hang), raises and recovers (error), raises and stays broken
+    (fatal), answers one row with what is not finite (nan), raises for the prompt that begins there or next, however often it is tried
+    (poison), or has no memory for it (oom), the engine process is gone (exit); or from that step on its tokens are wrong (wrong). In the
+    front: its loop blocks (block), does so holding the interpreter's lock (freeze), or its detokeniser stands still (stall)."""
 
-    kind: Literal["hang", "error", "fatal", "nan", "exit"]
-    at_step: int = Field(ge=0, description="Counted from the first step that was asked for.")
+    kind: Literal["hang", "error", "fatal", "nan", "poison", "oom", "exit", "wrong", "block", "freeze", "stall"]
+    at_step: int = Field(
+        ge=0, description="Counted from 0: steps that compute a request; for block and freeze their outputs, for stall its decodings."
+    )
 
 
 class TestingConfig(_Section):
@@ -109,8 +169,11 @@ class DaemonConfig(_Section):
     engine: EngineConfig = EngineConfig()
     drain_timeout: Duration = "30s"
     adapters: AdaptersConfig | None = _later("LoRA adapters; none where absent.")
-    health: HealthConfig | None = _later("When the replica calls itself broken.")
+    health: HealthConfig | None = Field(default=None, description="When the replica calls itself broken; defaults where absent.")
+    slo: SloConfig | None = Field(default=None, description="What goodput is counted against; nothing where absent.")
     listen: Listen = Listen()
+    auth: AuthConfig | None = Field(default=None, description="Who may call; anybody who reaches the ports where absent.")
+    kv_events: KvEventsConfig | None = Field(default=None, description="KV events over ZMQ; off where absent.")
     testing: TestingConfig | None = None
 
     def unknown_fields(self) -> tuple[str, ...]:

@@ -16,18 +16,47 @@ LABEL_SERVICE: Final = f"{GROUP}/service"
 LABEL_SERVICE_UID: Final = f"{GROUP}/service-uid"
 LABEL_REVISION: Final = f"{GROUP}/revision"
 LABEL_ACCELERATOR: Final = f"{GROUP}/accelerator"
+LABEL_TENANT_QUOTA_UID: Final = f"{GROUP}/tenant-quota-uid"  # on a ResourceQuota that backs one
 LABEL_COMPONENT: Final = "app.kubernetes.io/component"
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 LABEL_NAME: Final = "app.kubernetes.io/name"
 COMPONENT_REPLICA: Final = "replica"
+COMPONENT_INSPECT: Final = "inspect"
+COMPONENT_GATEWAY: Final = "gateway"
+COMPONENT_OPERATOR: Final = "operator"
+LABEL_NAMESPACE_NAME: Final = "kubernetes.io/metadata.name"  # the API server sets it on every namespace
 MANAGED_BY: Final = "pagoda-operator"
 
 # Hash of the object as rendered; equal hash and no drift means no request (compare, then apply).
 ANNOTATION_RENDERED: Final = f"{GROUP}/rendered"
 # Epoch milliseconds of the drain deadline; set before the pod is asked to drain, removed when the drain is turned back.
 ANNOTATION_DRAIN_DEADLINE: Final = f"{GROUP}/drain-deadline-ms"
+# What one replica is charged for by TenantQuotas: `gpu=2`, `mig-1g.10gb=1`. On its pod template.
+ANNOTATION_DEVICES: Final = f"{GROUP}/devices"
+# Of a Deployment that has one replica less while a sick one ends: how many it stays charged for, so that nobody else takes their devices.
+ANNOTATION_RESERVED: Final = f"{GROUP}/reserved-replicas"
+# Kubernetes' own: of pods that are alike otherwise the ReplicaSet removes the cheapest first; and the lowest cost there is.
+ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
+LOWEST_DELETION_COST: Final = -(2**31)
+# Why a replica's device is not to be trusted ("Xid 79 on GPU 3"): on a pod by the operator or whoever watches devices, on a node by
+# the latter. A replica that has it takes no new request.
+ANNOTATION_DEVICE_FAULT: Final = f"{GROUP}/device-fault"
+
+# Of a revision's ConfigMap: which devices `accelerators[]` came down to, and for which list.
+ANNOTATION_PLACEMENT: Final = f"{GROUP}/placement"
+# Of a revision's Deployment that an operator of 0.1 named: the name it would get now. Its pods stay.
+ANNOTATION_STANDS_FOR: Final = f"{GROUP}/stands-for"
+
+# In the operator's own namespace: kinds of nodes with devices that were there within a month, for pools without nodes.
+NODE_POOLS_CONFIG_MAP: Final = "pagoda-node-pools"
+NODE_POOLS_KEY: Final = "pools.json"
+
+# In a replica's environment: the uid of its own pod, by which it knows an order that is meant for the address's last owner.
+ENV_POD_UID: Final = "PAGODA_POD_UID"
 
 FIELD_MANAGER: Final = "pagoda-operator"
+# In the operator's own namespace; its transition count is the epoch that fences the control of replicas.
+LEASE_OPERATOR: Final = "pagoda-operator"
 DEFAULT_PROFILE: Final = "default"
 
 # Between gateway and daemon only: believed from the gateway's role alone, dropped when they come from outside.
@@ -35,10 +64,17 @@ HEADER_PREFIX_HASHES: Final = "x-pagoda-prefix-hashes"
 HEADER_TENANT: Final = "x-pagoda-tenant"
 HEADER_PRIORITY: Final = "x-pagoda-priority"
 HEADER_CACHE_SALT: Final = "x-pagoda-cache-salt"
+HEADER_WEIGHT: Final = "x-pagoda-weight"
+HEADER_TIER: Final = "x-pagoda-tier"
+# Milliseconds from the request's arrival after which nobody wants its answer any more. Believed from anybody: it only shortens.
+HEADER_DEADLINE: Final = "x-pagoda-deadline-ms"
 HEADER_ROUTE: Final = "x-pagoda-route"
 HEADER_REQUEST_ID: Final = "x-request-id"
+# Of an answer: fields of the request that nobody here knows.
+HEADER_IGNORED: Final = "x-pagoda-ignored"
 HEADER_SHOULD_RETRY: Final = "x-should-retry"
 HEADER_RETRY_AFTER: Final = "retry-after"
+HEADER_RETRY_AFTER_MS: Final = "retry-after-ms"
 # Every header that starts so is ours; one that comes from outside is dropped at the gateway.
 HEADER_INTERNAL_PREFIX: Final = "x-pagoda-"
 
@@ -46,7 +82,9 @@ PORT_DAEMON_HTTP: Final = 8000
 PORT_DAEMON_GRPC: Final = 9000
 PORT_PROBES: Final = 8081
 PORT_FETCH: Final = 9001
+PORT_FETCH_PROBES: Final = 8082  # 8081 is the daemon's, in the same pod
 PORT_KV_EVENTS: Final = 5557
+PORT_KV_REPLAY: Final = 5558
 PORT_GATEWAY_HTTP: Final = 8080
 PORT_METRICS: Final = 9090
 PORT_DEMAND: Final = 9100
@@ -61,10 +99,20 @@ PATH_READY: Final = "/readyz"
 CONTAINER_DAEMON: Final = "daemon"
 DAEMON_CONFIG_DIR: Final = "/etc/pagoda"
 DAEMON_CONFIG_KEY: Final = "daemon.json"
+CONTAINER_FETCH: Final = "fetch"
+# What scaling learned of a service: a ConfigMap named after it.
+HISTORY_SUFFIX: Final = "-history"
+HISTORY_KEY: Final = "history.json"
 MODEL_MOUNT: Final = "/models"
 RUN_DIR: Final = "/run/pagoda"
+# Between fetch sidecar and daemon: the link at the service's own model (its digest is known only once it is fetched), the Secrets
+# of spec.credentials by name, and claims that are copied from.
+FETCHED_DIR: Final = "/run/pagoda-fetch"
+FETCHED_LINK: Final = f"{FETCHED_DIR}/model"
+CREDENTIALS_MOUNT: Final = "/etc/pagoda-credentials"
+CLAIMS_MOUNT: Final = "/claims"
 
-# Exit code of a daemon whose fault no restart can cure (EX_CONFIG of sysexits.h); its reason is in the termination message.
+# Exit code of a daemon or fetch sidecar whose fault no restart can cure (EX_CONFIG of sysexits.h); its termination message says why.
 EXIT_PERMANENT: Final = 78
 
 # gRPC methods of pagoda.v1: doors register typed generic handlers from these.
@@ -74,6 +122,9 @@ GRPC_SET_STATE: Final = f"/{GRPC_DAEMON}/SetState"
 GRPC_SET_ADAPTERS: Final = f"/{GRPC_DAEMON}/SetAdapters"
 GRPC_INFERENCE: Final = "pagoda.v1.Inference"
 GRPC_GENERATE: Final = f"/{GRPC_INFERENCE}/Generate"
+GRPC_HEALTH: Final = "grpc.health.v1.Health"  # the standard one, for any service
+GRPC_HEALTH_CHECK: Final = f"/{GRPC_HEALTH}/Check"
+GRPC_HEALTH_WATCH: Final = f"/{GRPC_HEALTH}/Watch"
 GRPC_DEMAND: Final = "pagoda.v1.Demand"
 GRPC_WATCH_DEMAND: Final = f"/{GRPC_DEMAND}/Watch"
 GRPC_FETCH: Final = "pagoda.v1.Fetch"
@@ -83,6 +134,13 @@ GRPC_FETCH_FETCH: Final = f"/{GRPC_FETCH}/Fetch"
 TOKEN_AUDIENCE: Final = "pagoda"  # noqa: S105 (the audience, not the token)
 ROLE_GATEWAY: Final = "gateway"
 ROLE_OPERATOR: Final = "operator"
+ROLE_METRICS: Final = "metrics"  # reads /metrics and nothing else
+# The public keys that they are verified by: a ConfigMap in every namespace with services, mounted into its replicas.
+JWKS_CONFIG_MAP: Final = "pagoda-jwks"
+COMPONENT_JWKS: Final = "jwks"
+JWKS_KEY: Final = "jwks.json"
+JWKS_DIR: Final = "/etc/pagoda-jwks"
+PATH_JWKS: Final = "/openid/v1/jwks"  # of the API server
 
 # Pushed state (architecture, section 4): floor between frames, heartbeat, and what silence means.
 STATE_FLOOR_MS: Final = 100
@@ -99,6 +157,8 @@ ERROR_OVERLOADED: Final = "overloaded"
 ERROR_ENGINE_DIED: Final = "engine_died"
 ERROR_MODEL_NOT_FOUND: Final = "model_not_found"
 ERROR_UNSUPPORTED: Final = "unsupported"
+ERROR_UNAUTHENTICATED: Final = "invalid_api_key"  # OpenAI's word
+ERROR_FORBIDDEN: Final = "permission_denied"
 
 # GPU Feature Discovery, MIG manager and dynamic resource allocation, as others write them.
 RESOURCE_GPU: Final = "nvidia.com/gpu"
@@ -110,8 +170,17 @@ LABEL_MIG_CAPABLE: Final = "nvidia.com/mig.capable"
 LABEL_MIG_STRATEGY: Final = "nvidia.com/mig.strategy"
 LABEL_MIG_CONFIG: Final = "nvidia.com/mig.config"
 LABEL_MIG_CONFIG_STATE: Final = "nvidia.com/mig.config.state"
+LABEL_GPU_REPLICAS: Final = "nvidia.com/gpu.replicas"  # above 1: shared by time-slicing or MPS
+# What CUDA version the node's driver offers, and the driver's own; GPU Feature Discovery writes new and old spelling.
+LABEL_CUDA: Final = ("nvidia.com/cuda.runtime-version", "nvidia.com/cuda.runtime")
+LABEL_DRIVER: Final = ("nvidia.com/cuda.driver-version", "nvidia.com/cuda.driver")
+MIG_DISABLED: Final = "all-disabled"
+MIG_INVALID: Final = "-MIG-INVALID"  # ends the product under strategy `single` where the GPUs' partitions are not alike
+# CUDA version that the driver must offer, where a profile says nothing: that of the torch which the daemon's image holds.
+DAEMON_CUDA: Final = "13.0"
 DEVICE_CLASS_GPU: Final = "gpu.nvidia.com"
 DEVICE_CLASS_MIG: Final = "mig.nvidia.com"
+QUOTA_BY_CLASS: Final = ".deviceclass.resource.k8s.io/devices"  # after a DeviceClass's name: what a ResourceQuota counts its claims by
 LABEL_KUEUE_QUEUE: Final = "kueue.x-k8s.io/queue-name"
 LABEL_ENGINE_TYPE: Final = "llm-d.ai/engine-type"
 ENGINE_TYPE: Final = "vllm"  # whose metric names ours are

@@ -12,6 +12,8 @@ tests/data/v0.1/prefix-vectors.json are the specification's examples. Pure, no s
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import struct
 import unicodedata
@@ -23,6 +25,7 @@ TEXT_CHUNK_BYTES: Final = 512
 # 64 chunks are 32 KiB of text: beyond it another chunk no longer changes which replica is best.
 MAX_TEXT_HASHES: Final = 64
 MAX_TOKEN: Final = 2**32 - 1
+_MAX_HEADER: Final = -(-MAX_TEXT_HASHES * HASH_BYTES // 3) * 4
 
 _VERSION: Final = b"pagoda.prefix.v1"
 _ROLE_END: Final = "\x1f"
@@ -75,6 +78,24 @@ def normalise(text: str) -> str:
 def chat_text(messages: Iterable[tuple[str, str]]) -> str:
     """(role, content) of each message as one text, whose beginning is the text of the first messages."""
     return "".join(f"{role}{_ROLE_END}{content}{_MESSAGE_END}" for role, content in messages)
+
+
+def to_header(hashes: Iterable[bytes]) -> str:
+    """How hashes travel in `names.HEADER_PREFIX_HASHES`: joined, as URL-safe base64."""
+    return base64.urlsafe_b64encode(b"".join(hashes)).decode()
+
+
+def from_header(text: str) -> tuple[bytes, ...]:
+    """Reads `to_header`; ValueError where it is none."""
+    if len(text) > _MAX_HEADER:
+        raise ValueError(f"{len(text)} characters, accepted are {_MAX_HEADER}")
+    try:
+        data = base64.b64decode(text, altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"not base64: {error}") from None
+    if len(data) % HASH_BYTES:
+        raise ValueError(f"{len(data)} bytes, accepted are multiples of {HASH_BYTES}")
+    return tuple(data[at : at + HASH_BYTES] for at in range(0, len(data), HASH_BYTES))
 
 
 def root(scope: Scope, kind: str, size: int) -> bytes:

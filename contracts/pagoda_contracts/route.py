@@ -10,6 +10,8 @@ from typing import Final, NamedTuple
 REASON_LEAST_LOADED: Final = "least-loaded"
 REASON_ONLY_ENDPOINT: Final = "only-endpoint"
 REASON_ONLY_SUSPECT: Final = "only-suspect"
+# Every replica fails its deep check or has a faulty device: then the check may be what is wrong, and some answer is better than none.
+REASON_ONLY_UNSOUND: Final = "only-unsound"
 HELD_PREFIX: Final = "held-"
 REPICK_PREFIX: Final = "repick-"
 NO_ENDPOINT: Final = "none"

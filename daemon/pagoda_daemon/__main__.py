@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
 from pagoda_contracts.names import EXIT_PERMANENT
 
 from pagoda_daemon.errors import DaemonError, PermanentError
+from pagoda_daemon.logs import SteadyLoggerFactory
 
 log = structlog.get_logger()
 _MAX_REASON = 2048  # bytes; kubelet keeps 4096 of a termination message
@@ -22,14 +24,14 @@ _MAX_REASON = 2048  # bytes; kubelet keeps 4096 of a termination message
 
 def main() -> None:
     """Runs until drained."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # as process 1 of a container, the default is to ignore it
+    _end_quietly()
     _log_to_stdout()
     if sys.argv[1:2] == ["simulate"]:
         _simulate(sys.argv[2:])
         return
     try:
         from pagoda_daemon import settings
-        from pagoda_daemon.api import front
+        from pagoda_daemon.api import process
     except ModuleNotFoundError as missing:
         sys.exit(f"pagoda-daemon: module {missing.name!r} is missing; install it with: pip install 'pagoda[daemon]'")
     reason_file = settings.termination_log()
@@ -39,13 +41,20 @@ def main() -> None:
 
             fronts.run(sys.argv[2:])
             return
-        front.run(settings.resolve(sys.argv[1:]))
+        process.run(settings.resolve(sys.argv[1:]))
     except PermanentError as error:
         _explain(error, reason_file)
         sys.exit(EXIT_PERMANENT)
     except DaemonError as error:
         log.error("stopped", reason=type(error).__name__, message=str(error))
         sys.exit(1)
+
+
+def _end_quietly() -> None:
+    """Until the front listens for signals itself: the imports before take seconds."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # as process 1 of a container, the default is to ignore it
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Ctrl-C would be a traceback out of an import
+        signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
 
 
 def _simulate(argv: list[str]) -> None:
@@ -63,7 +72,7 @@ def _log_to_stdout() -> None:
         structlog.processors.add_log_level,
         structlog.processors.format_exc_info,
     ]
-    structlog.configure(processors=[*stamps, renderer], logger_factory=structlog.PrintLoggerFactory())
+    structlog.configure(processors=[*stamps, renderer], logger_factory=SteadyLoggerFactory(sys.stdout.fileno()))
     logging.basicConfig(level=logging.WARNING, stream=sys.stdout)
 
 
@@ -72,7 +81,8 @@ def _explain(error: PermanentError, reason_file: Path | None) -> None:
     line = f"{error.reason}: {' '.join(str(error).split())}"
     log.error("permanent_fault", reason=error.reason, message=str(error))
     if reason_file is not None:
-        reason_file.write_bytes(line.encode()[:_MAX_REASON] + b"\n")
+        with suppress(OSError):  # a full disk: the exit code still says that no restart will do
+            reason_file.write_bytes(line.encode()[:_MAX_REASON] + b"\n")
 
 
 if __name__ == "__main__":

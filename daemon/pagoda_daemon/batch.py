@@ -35,13 +35,24 @@ def _no_bias() -> Floats:
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
     """What a loaded worker can hold. `sliding_window`: where every layer has a window, the widest one, the token itself counted: a block
-    that lies wholly further back is never read again. None where one layer sees everything."""
+    that lies wholly further back is never read again. None where one layer sees everything. `model` names weights and numerics in the names
+    of blocks: two workers share it only if they would write the same keys and values."""
 
     blocks_total: int
     block_size: int
     vocab_size: int
     max_model_len: int
     sliding_window: int | None = None
+    model: str = ""
+
+
+def peak_blocks(tokens: int, block_size: int, window: int | None, budget: int) -> int:
+    """Most blocks that a context of `tokens` holds at any time, when steps feed `budget` at most: less than all where a window lets the
+    oldest go."""
+    if window is None:
+        return -(-tokens // block_size)
+    most = window + budget
+    return -(-min(tokens, most) // block_size) + (tokens > most)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,6 +102,25 @@ class ScoredTokens(NamedTuple):
     top: Ints
 
 
+class PooledTokens(NamedTuple):
+    """Tokens whose states are wanted, summed over each row: what stands at flat index `fed[i]` is of `rows[i]`."""
+
+    rows: Ints
+    fed: Ints
+
+
+class Masks(NamedTuple):
+    """The sampling rows `at` may only draw ids whose bit is set: bit `id % 32` of word `id // 32` of the row's `words`."""
+
+    at: Ints
+    words: Ints
+
+    def allowed(self, vocab_size: int) -> Bools:
+        """[masked rows, vocab]."""
+        bits = np.unpackbits(np.ascontiguousarray(self.words).view(np.uint8), axis=1, count=vocab_size, bitorder="little")
+        return bits.view(np.bool_)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplingRows:
     """What is not greedy in a step. Index i means the i-th row that samples. What nobody in the step uses is absent and costs nothing.
@@ -102,6 +132,8 @@ class SamplingRows:
     shaped: tuple[ShapedRow, ...] = ()
     top_logprobs: Ints | None = None
     scored: ScoredTokens | None = None
+    masks: Masks | None = None
+    pooled: PooledTokens | None = None
 
 
 GREEDY = SamplingRows()
@@ -136,6 +168,11 @@ class StepPlan:
         return int(self.token_ids.size)
 
     @property
+    def decodes(self) -> bool:
+        """Whether every row feeds one token and then takes the likeliest."""
+        return self.sampling is GREEDY and self.token_ids.size == self.rows.size and bool(self.sample.all())
+
+    @property
     def lengths(self) -> Ints:
         """Per row, the tokens in its context once the step is done."""
         last: Ints = self.positions[self.starts[1:] - 1] + 1
@@ -164,6 +201,14 @@ class Logprobs(NamedTuple):
     widths: Ints
 
 
+class Pooled(NamedTuple):
+    """Of each row the sum of the states of `counts` tokens: what the head reads, the last layer's output after the norm. [rows, hidden]"""
+
+    rows: Ints
+    counts: Ints
+    sums: Floats
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
     """One token for each row that sampled and had no error, log-probabilities for those that asked, in the plan's order."""
@@ -173,3 +218,4 @@ class StepResult:
     errors: tuple[RowError, ...] = ()
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
+    pooled: Pooled | None = None

@@ -4,19 +4,35 @@ DaemonError
 ├── PermanentError            no restart cures it: exit 78, one line in the termination message
 │   ├── ModelRejected         unknown architecture, missing tensor, wrong shape, unreadable file
 │   └── ConfigRejected        impossible or contradictory configuration
+├── NotStarted                this machine would not let it start now (a full disk): a restart may
 ├── EngineDied                the engine process is gone or silent
 └── RequestError              ends one request, never the engine
     ├── BadRequest            invalid input; names the parameter
+    ├── Unauthenticated       no key or token, or none that is good
+    ├── Forbidden             known, and not allowed to do this
     ├── ModelNotFound         `model` is none of the served names
+    ├── RequestNotFound       no request of that id, or another tenant's
     ├── Draining              accepted no more: try another replica
     ├── NotReady              still loading
+    ├── StaleOrder            an order of control that no longer holds
+    ├── WrongReplica          an order for the pod that had this address before
+    ├── NotBuilt              a method that this version knows and does not serve
     ├── Overloaded            holds as many as it may: try another replica
+    │   └── TooMany           too much waits already
     └── RequestFailed         the engine ended this request; others go on
 """
 
 from __future__ import annotations
 
-from pagoda_contracts.names import ERROR_DRAINING, ERROR_MODEL_NOT_FOUND, ERROR_NOT_READY, ERROR_OVERLOADED
+from pagoda_contracts.names import (
+    ERROR_DRAINING,
+    ERROR_FORBIDDEN,
+    ERROR_MODEL_NOT_FOUND,
+    ERROR_NOT_READY,
+    ERROR_OVERLOADED,
+    ERROR_UNAUTHENTICATED,
+    ERROR_UNSUPPORTED,
+)
 
 
 class DaemonError(Exception):
@@ -41,6 +57,10 @@ class ConfigRejected(PermanentError):
     reason = "ConfigRejected"
 
 
+class NotStarted(DaemonError):
+    """The machine would not let it start; the message names what was refused."""
+
+
 class EngineDied(DaemonError):
     """The engine process is gone or silent."""
 
@@ -63,10 +83,28 @@ class BadRequest(RequestError):
             self.code = code
 
 
+class Unauthenticated(RequestError):
+    """No key or token, or none that is good. The message never tells which of the checks failed beyond what the bearer knows."""
+
+    code = ERROR_UNAUTHENTICATED
+
+
+class Forbidden(RequestError):
+    """Known, and not allowed to do this."""
+
+    code = ERROR_FORBIDDEN
+
+
 class ModelNotFound(RequestError):
     """`model` is none of the served names."""
 
     code = ERROR_MODEL_NOT_FOUND
+
+
+class RequestNotFound(RequestError):
+    """None of that id is remembered, or it is another tenant's: which of the two is not said."""
+
+    code = "request_not_found"
 
 
 class Draining(RequestError):
@@ -81,6 +119,24 @@ class NotReady(RequestError):
     code = ERROR_NOT_READY
 
 
+class StaleOrder(RequestError):
+    """An order of control that no longer holds: of an older epoch, or against SIGTERM."""
+
+    code = "failed_precondition"
+
+
+class WrongReplica(RequestError):
+    """An order of control for the pod that had this address before."""
+
+    code = "not_found"
+
+
+class NotBuilt(RequestError):
+    """A method that this version knows and does not serve."""
+
+    code = ERROR_UNSUPPORTED
+
+
 class Overloaded(RequestError):
     """As much as one replica holds, or promises to finish in time; another one, or this one after `retry_after_s`, will take it."""
 
@@ -89,6 +145,10 @@ class Overloaded(RequestError):
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class TooMany(Overloaded):
+    """Too much waits for the engine already."""
 
 
 class RequestFailed(RequestError):

@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import socketserver
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
+from pagoda_contracts.launch import HealthConfig
 from pagoda_contracts.names import PATH_LIVE, PATH_READY, PATH_STARTUP
 from pagoda_contracts.pb.daemon_pb2 import Phase
+from pagoda_contracts.units import parse_duration
 
-from pagoda_daemon.engine.messages import Ready, Stats
+from pagoda_daemon.drain import Drain
+from pagoda_daemon.engine.messages import Ready, Stats, Tally
+from pagoda_daemon.prefixes import PrefixBook
 
 
 class Limits(NamedTuple):
@@ -32,12 +38,31 @@ class Limits(NamedTuple):
     step: float = 120.0
     step_factor: float = 20.0
 
+    @classmethod
+    def of(cls, config: HealthConfig | None) -> Self:
+        """As the configuration says; one number bounds the loops and the steps, and a slow device is given its own measure."""
+        config = config or HealthConfig()
+        progress = parse_duration(config.progress_timeout)
+        return cls(heartbeat=progress, load_stall=parse_duration(config.load_timeout), step=progress)
+
 
 class Verdict(NamedTuple):
     """Answer of one probe; `why` is one line for a person."""
 
     ok: bool
     why: str
+
+
+OUTCOMES: Final = ("right", "wrong", "late", "error")
+
+
+@dataclass
+class DeepCheck:
+    """What the canary (`canary.py`) found: when it was last right (0: never yet), whether the last one was not, and counts of OUTCOMES."""
+
+    good_at: float = 0.0
+    failed: bool = False
+    outcomes: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass
@@ -52,19 +77,33 @@ class Replica:
     engine_beat: float = 0.0
     step_started: float = 0.0
     predicted_step_ms: int = 0
+    stepped: float = 0.0
     load_progress: float = 0.0
     load_moved: float = 0.0
+    deep: DeepCheck = field(default_factory=DeepCheck)
     limits: Ready | None = None
     stats: Stats = field(default_factory=Stats)
+    tally: Tally = field(default_factory=Tally)
+    cost_us: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    prefixes: PrefixBook = field(default_factory=PrefixBook)
+    drain: Drain = field(default_factory=Drain)
     listeners: list[Callable[[], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.loop_beat = self.engine_beat = self.load_moved = self.born
+        self.loop_beat = self.engine_beat = self.stepped = self.load_moved = self.born
 
     def changed(self) -> None:
         """Tells the listeners, who decide for themselves how soon to look."""
         for listener in self.listeners:
             listener()
+
+    def heard(self, stats: Stats, now: float) -> None:
+        """What the engine counts. Progress is a step landed, or nobody who waits for one."""
+        if stats.steps != self.stats.steps or not stats.waiting:
+            self.stepped = now
+        if stats != self.stats:
+            self.stats = stats
+            self.changed()
 
     def enter(self, phase: Phase) -> None:
         """A new phase of life; DRAINING and STOPPED are never left for READY by a late message of the engine."""
@@ -92,19 +131,23 @@ def started(replica: Replica, now: float, limits: Limits) -> Verdict:
 
 
 def live(replica: Replica, now: float, limits: Limits) -> Verdict:
-    """The front's loop turns, and the engine's does or its load moves, and no step is overdue: the engine beats on beside a hung
-    device, so only the step's age shows it."""
+    """The front's loop turns, and the engine's does or its load moves; no step is overdue (the engine beats on beside a hung device, so
+    only the step's age shows it), and where requests wait there are steps. A chunk of a long prompt is a step: no token need come out."""
     front = now - replica.loop_beat
     if front > limits.heartbeat:
         return Verdict(False, f"the front's loop has not turned for {front:.1f} s")
     if replica.limits is None:
         return started(replica, now, limits)
-    engine = now - replica.engine_beat
+    # What the loop has not read since it last turned is not held against the engine: it said so of one whose front was stuck.
+    heard = replica.loop_beat
+    engine = heard - replica.engine_beat
     if engine > limits.heartbeat:
         return Verdict(False, f"the engine's heartbeat is {engine:.1f} s old")
-    step = now - replica.step_started if replica.step_started else 0.0
+    step = heard - replica.step_started if replica.step_started else 0.0
     if step > max(limits.step, limits.step_factor * replica.predicted_step_ms / 1000):
         return Verdict(False, f"a step predicted at {replica.predicted_step_ms} ms has run for {step:.1f} s")
+    if not replica.step_started and replica.stats.waiting and heard - replica.stepped > limits.heartbeat:
+        return Verdict(False, f"{replica.stats.waiting} requests wait, and no step has begun for {heard - replica.stepped:.1f} s")
     return Verdict(True, f"front {front:.1f} s, engine {engine:.1f} s")
 
 
@@ -151,6 +194,11 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 64
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A prober that did not wait for its answer is not worth a stack on stderr."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
     def server_bind(self) -> None:
         """Without the base class's look-up of this host's name: it took 50 ms here, and as long as a dead DNS server takes elsewhere."""
         socketserver.TCPServer.server_bind(self)
@@ -159,6 +207,7 @@ class _Server(ThreadingHTTPServer):
 
 def _handler(replica: Replica, limits: Limits) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        wbufsize = 1024  # head and body in one packet
         timeout = 5  # a prober that sends nothing holds a thread no longer than this
 
         def do_GET(self) -> None:

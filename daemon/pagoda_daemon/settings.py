@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,25 +17,33 @@ from typing import Final
 
 import pydantic
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, Listen, ModelConfig
-from pagoda_contracts.names import DAEMON_CONFIG_DIR, DAEMON_CONFIG_KEY, PORT_DAEMON_HTTP
+from pagoda_contracts.names import DAEMON_CONFIG_DIR, DAEMON_CONFIG_KEY, ENV_POD_UID, PORT_DAEMON_HTTP
 from pagoda_contracts.units import parse_duration
 
-from pagoda_daemon.errors import ConfigRejected
+from pagoda_daemon.errors import ConfigRejected, NotStarted
 
 VERSION: Final = version("pagoda")
 SIMULATE_FRONTS: Final = "simulate-fronts"  # a door of its own: simulated/fronts.py
+_MAX_PORT: Final = 65535
 _TERMINATION_LOG: Final = "/dev/termination-log"  # where kubelet mounts a pod's terminationMessagePath by default
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything the front needs to start. `config_path` is what the engine reads; `human`: started by a person, not in a pod."""
+    """Everything the front needs to start. `config_path` is what the engine reads; `human`: started by a person, not in a pod; `pod_uid`:
+    our own pod's, where it says so."""
 
     config: DaemonConfig
     config_path: Path
     drain_timeout_s: float
     human: bool = False
     version: str = VERSION
+    pod_uid: str = ""
+
+    @property
+    def ping_after_s(self) -> float | None:
+        after = self.config.listen.ping_after
+        return None if after is None else parse_duration(after)
 
 
 def termination_log(environ: Mapping[str, str] = os.environ) -> Path | None:
@@ -43,17 +52,18 @@ def termination_log(environ: Mapping[str, str] = os.environ) -> Path | None:
     return path if path.is_file() else None
 
 
-def resolve(argv: Sequence[str]) -> Settings:
+def resolve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Settings:
     """Settings of a command line; exits with argparse's message on a malformed one, ConfigRejected on an impossible one."""
     arguments = _parser().parse_args(argv)
     if arguments.command == "serve":
         config = _stand_alone(arguments)
         path = Path(config.listen.run_dir) / DAEMON_CONFIG_KEY
-        path.write_text(config.model_dump_json(by_alias=True, exclude_none=True))
+        _write(path, config.model_dump_json(by_alias=True, exclude_none=True))
     else:
         path = arguments.config
         config = _read(path)
-    return Settings(config, path, parse_duration(config.drain_timeout), human=arguments.command == "serve")
+    human, uid = arguments.command == "serve", environ.get(ENV_POD_UID, "")
+    return Settings(config, path, parse_duration(config.drain_timeout), human=human, pod_uid=uid)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -71,9 +81,15 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("model", type=Path, help="directory with config.json, tokenizer.json and *.safetensors")
     serve.add_argument("--name", help="name that clients put in `model` (default: the directory's)")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    serve.add_argument("--port", type=int, default=PORT_DAEMON_HTTP, help="HTTP port, 0 for a free one (default: %(default)s)")
+    serve.add_argument("--port", type=_port, default=PORT_DAEMON_HTTP, help="HTTP port, 0 for a free one (default: %(default)s)")
     serve.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="numerics (default: %(default)s)")
     return parser
+
+
+def _port(text: str) -> int:
+    if text.isdecimal() and int(text) <= _MAX_PORT:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text} is no port, accepted are 0 to {_MAX_PORT}")
 
 
 def _stand_alone(arguments: argparse.Namespace) -> DaemonConfig:
@@ -84,13 +100,23 @@ def _stand_alone(arguments: argparse.Namespace) -> DaemonConfig:
     return DaemonConfig(
         model=ModelConfig(path=str(model), served_names=(arguments.name or model.name,)),
         engine=EngineConfig(dtype=arguments.dtype),
-        listen=Listen(host=arguments.host, http=arguments.port, grpc=0, probes=0, run_dir=run_dir),
+        listen=Listen(host=arguments.host, http=arguments.port, grpc=0, probes=0, run_dir=run_dir, ping_after="15s"),
     )
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        shutil.rmtree(path.parent, ignore_errors=True)
+        raise NotStarted(f"{path}: {error.strerror}") from error
 
 
 def _read(path: Path) -> DaemonConfig:
     try:
         return DaemonConfig.model_validate_json(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ConfigRejected(f"{path}: {error.strerror}; outside of a pod: pagoda-daemon serve MODEL_DIR") from error
     except OSError as error:
         raise ConfigRejected(f"{path}: {error.strerror}") from error
     except pydantic.ValidationError as error:

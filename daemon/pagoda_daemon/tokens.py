@@ -1,31 +1,27 @@
-"""Text ⇄ token ids: the model's tokenizer, its chat template, incremental detokenisation and stop strings.
+"""Text ⇄ token ids: the model's tokenizer, its chat template, incremental detokenisation.
 
-Called by `api/`. Reads only the model's directory: no template, code or URL ever comes from a request. The pieces at the end
-(`Detokenizer`, `StopMatcher`) are pure and hold one request's state each.
+Called by `api/`. Reads only the model's directory: no template, code or URL ever comes from a request. Incremental detokenisation is
+`detokenize`, stop strings are `stops`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-import jinja2
-from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from pagoda_daemon.detokenize import Detokenizer, detokenizers
 from pagoda_daemon.errors import BadRequest, ModelRejected
 from pagoda_daemon.spelling import Speller
+from pagoda_daemon.templates import ChatTemplate
 
-_REPLACEMENT: Final = "\ufffd"
-_MAX_HELD: Final = 64  # ids that form no character or show nothing, decoded anew with each token: unbounded it is quadratic
-_MAX_CHARACTER: Final = 4  # bytes of UTF-8, so ids too
+_HERE: Final = "\ue000\uf8ff\ue000"  # of the private use area: stands where the last message is to be continued
 
 
 @dataclass(frozen=True)
@@ -39,18 +35,37 @@ class Defaults:
     repetition_penalty: float = 1.0
 
 
+class ChatShape(NamedTuple):
+    """How a conversation is written: whether the beginning of an answer follows (`answer_follows`), whether the last message is left open
+    instead (`continue_last`), and whether the tokenizer adds its special ids to those that the template writes."""
+
+    answer_follows: bool = True
+    continue_last: bool = False
+    special: bool = False
+
+
+AS_A_QUESTION: Final = ChatShape()
+Tools = Sequence[Mapping[str, Any]] | None
+
+
 class ModelText:
     """The text side of a model directory. Thread-safe: rendering and encoding keep no state."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, tool_parser: str | None = None) -> None:
         self._tokenizer = _load_tokenizer(directory / "tokenizer.json")
         self._longest = max(map(len, self._tokenizer.get_vocab()), default=1)
         self.spell = Speller(self._tokenizer)
+        self._detokenizers = {
+            skip: detokenizers(self._tokenizer, partial(self.decode, skip_special=skip), skip_special=skip) for skip in (True, False)
+        }
         config = _read_json(directory / "tokenizer_config.json", required=False)
         generation = _read_json(directory / "generation_config.json", required=False)
         model = _read_json(directory / "config.json", required=True)
         self._special = {name: text for name in ("bos_token", "eos_token", "unk_token", "pad_token") if (text := _text(config.get(name)))}
-        self._template = _compile(_template_source(directory, config), directory)
+        source = _template_source(directory, config)
+        self.template, self.tool_parser = source or "", tool_parser
+        self._template = None if source is None else ChatTemplate(source, directory)
+        self._warming, self._is_warm = threading.Lock(), False
         self.stop_ids = self._stop_ids(generation, model)
         self.defaults = _defaults(generation, directory)
 
@@ -63,39 +78,81 @@ class ModelText:
             raise ModelRejected(f"eos_token_id: {found!r} is not a token id or a list of them")
         return tuple(ids)
 
-    def encode(self, text: str, context: int) -> tuple[int, ...]:
+    def encode(self, text: str, context: int, *, special: bool = True) -> tuple[int, ...]:
         """Ids of a raw prompt, with the special ids that the tokenizer's post-processor adds; BadRequest if too long at a glance."""
-        return self._ids(text, context, "prompt", special=True)
+        return self._ids(text, context, "prompt", special=special)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], context: int) -> tuple[int, ...]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], context: int, shape: ChatShape = AS_A_QUESTION, tools: Tools = None
+    ) -> tuple[int, ...]:
         """Ids of a conversation, as the model's own template writes it; BadRequest if too long at a glance."""
+        return self._ids(self._rendered(messages, context, shape, tools), context, "messages", special=shape.special)
+
+    def warm(self) -> None:
+        """Compiles the chat template; ModelRejected where it does not compile. Once: whoever comes meanwhile waits until it is done. Of
+        many fronts of one text some were refused otherwise, as conversations are that wait too long, and had failed for good."""
+        with self._warming:
+            if self._template is not None and not self._is_warm:
+                self._template.check()
+            self._is_warm = True
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], context: int, shape: ChatShape, tools: Tools) -> str:
+        """To continue the last message, a mark that no text holds stands at its end, and the text is cut there."""
+        if not shape.continue_last:
+            return self._render(messages, context, shape.answer_follows, tools)
+        last = messages[-1]
+        text = self._render([*messages[:-1], {**last, "content": last["content"] + _HERE}], context, False, tools)
+        if text.count(_HERE) != 1:
+            raise BadRequest("the model's chat template does not show the last message: it cannot be continued", "continue_final_message")
+        return text[: text.index(_HERE)]
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], context: int, answer_follows: bool, tools: Tools) -> str:
         if self._template is None:
             raise BadRequest("this model has no chat template: use /v1/completions", "messages", "no_chat_template")
-        try:
-            text = self._template.render(messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special)
-        except jinja2.TemplateError as error:
-            raise BadRequest(f"the model's chat template refuses these messages: {error}", "messages") from error
-        return self._ids(text, context, "messages", special=False)
+        most = context * self._longest
+        variables = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": answer_follows, **self._special}
+        text = self._template.render(variables, most)
+        if text is None:
+            raise _too_long(context, f"more than {most}", most, "messages")
+        return text
 
     def _ids(self, text: str, context: int, param: str, *, special: bool) -> tuple[int, ...]:
         """No token stands for more characters than it is written with, so a text over `context` times the longest cannot fit."""
-        if len(text) > context * self._longest:
-            raise BadRequest(
-                f"this model's context is {context} tokens; the prompt has {len(text)} characters, and {context} tokens hold at most "
-                f"{context * self._longest}",
-                param,
-                "context_length_exceeded",
-            )
+        if len(text) > (most := context * self._longest):
+            raise _too_long(context, str(len(text)), most, param)
         # Not `encode`: it keeps the interpreter's lock, 8 s for 8 MB in which no probe, state frame or stream moves.
         return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids)
+
+    def special_id(self, token: str) -> int | None:
+        """The id of a special token, which `decode` leaves out; None where there is no such token or it is plain text."""
+        found = self._tokenizer.token_to_id(token)
+        added = self._tokenizer.get_added_tokens_decoder()
+        return found if found in added and added[found].special else None
 
     def word_ids(self, word: str) -> tuple[int, ...]:
         """Ids of a piece of text as it stands within another."""
         return tuple(self._tokenizer.encode(word, add_special_tokens=False).ids)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, special ones left out."""
-        return self._tokenizer.decode(ids, skip_special_tokens=True)
+    def decode_apart(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """`decode` for any number of ids, on a thread: it keeps the interpreter's lock, 1.7 s for 4 million ids; this one lets go of it."""
+        return str(self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special)[0])
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of ids, special ones left out or not."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special)
+        return text
+
+    def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
+        """For one answer: its ids in as they come, its text out."""
+        return self._detokenizers[skip_special]()
+
+
+def _too_long(context: int, characters: str, most: int, param: str) -> BadRequest:
+    return BadRequest(
+        f"this model's context is {context} tokens; the prompt has {characters} characters, and {context} tokens hold at most {most}",
+        param,
+        "context_length_exceeded",
+    )
 
 
 def _load_tokenizer(path: Path) -> Tokenizer:
@@ -166,38 +223,6 @@ def _template_source(directory: Path, config: Mapping[str, Any]) -> str | None:
     return source
 
 
-def _compile(source: str | None, directory: Path) -> jinja2.Template | None:
-    if source is None:
-        return None
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
-    try:
-        return environment.from_string(source)
-    except jinja2.TemplateError as error:
-        raise ModelRejected(f"the chat template in {directory} is not valid: {error}") from error
-
-
-class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks what a trainer learns from; when serving it is only its body."""
-
-    tags = {"generation"}  # noqa: RUF012 - the base class declares it so
-
-    def parse(self, parser: Parser) -> list[Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    """Hugging Face's filter: unlike Jinja's own it does not escape HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
 def _defaults(generation: Mapping[str, Any], directory: Path) -> Defaults:
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     values = {name: generation[name] for name in names if generation.get(name) is not None}
@@ -210,89 +235,3 @@ def _defaults(generation: Mapping[str, Any], directory: Path) -> Defaults:
     if values.get("repetition_penalty") == 0:
         raise ModelRejected(f"generation_config.json in {directory}: repetition_penalty is 0, accepted is more")
     return Defaults(**values, top_k=int(top_k))
-
-
-class Detokenizer:
-    """Ids in, text out, never half a character. Joined outputs equal `decode` of all ids.
-
-    A decoder shows bytes that do not make a character yet as U+FFFD, and one with byte fallback then shows all bytes of the run so:
-    while text ends in U+FFFD nothing of that run is final. The window decoded goes back to the last point but one where text was
-    whole, for two reasons: decoders treat the first id apart (leading space), and a run must not start in mid-character.
-    """
-
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        self._decode = decode
-        self._window: list[int] = []
-        self._whole = 0  # ids of the window up to the last point where text was whole
-        self._sent = 0  # characters of the window's text that are out
-
-    def push(self, ids: Iterable[int]) -> str:
-        """Text that is final with these ids."""
-        self._window += ids
-        text = self._decode(self._window)
-        new = text.rstrip(_REPLACEMENT)[self._sent :]
-        self._sent += len(new)
-        if not text.endswith(_REPLACEMENT):
-            self._shorten()
-        elif len(self._window) - self._whole > _MAX_HELD:
-            new += self._let_go(text)
-        return new
-
-    def _shorten(self) -> None:
-        tail = self._window[self._whole :]
-        if shown := self._decode(tail):  # special ids alone show nothing and are no context
-            self._window, self._whole, self._sent = tail, len(tail), len(shown)
-        elif len(tail) > _MAX_HELD:
-            del self._window[self._whole :]
-
-    def _let_go(self, text: str) -> str:
-        """Ends a long run that forms no character, where that splits none: its last ids may yet become one."""
-        last = len(self._window) - _MAX_CHARACTER
-        cuts = range(last, last - _MAX_CHARACTER, -1)
-        at = next((at for at in cuts if self._decode(self._window[:at]) + self._decode(self._window[at:]) == text), last)
-        shown = self._decode(self._window[:at])
-        new = shown[self._sent :]
-        self._window, self._whole, self._sent = self._window[at:], 0, max(0, self._sent - len(shown))
-        return new
-
-    def flush(self) -> str:
-        """What is still held back, at the end of the request."""
-        new = self._decode(self._window)[self._sent :]
-        self._sent += len(new)
-        return new
-
-
-class StopMatcher:
-    """Cuts text before (`include`: behind) the stop string that is complete first, also where it spans several pushes; holds back what
-    may yet become one. However the text is pushed, what comes out is the same."""
-
-    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        self._stops = tuple(stops)
-        self._include = include
-        self._held = ""
-        self.stopped = False
-
-    def push(self, text: str) -> str:
-        """Text that cannot belong to a stop string any more; nothing once stopped."""
-        if self.stopped:
-            return ""
-        self._held += text
-        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if found:
-            self.stopped = True
-            end, start = min(found)
-            keep = end if self._include else start
-        else:
-            keep = len(self._held) - max((_overlap(self._held, stop) for stop in self._stops), default=0)
-        out, self._held = self._held[:keep], self._held[keep:]
-        return out
-
-    def flush(self) -> str:
-        """What was held back and did not become a stop string."""
-        out, self._held = ("" if self.stopped else self._held), ""
-        return out
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest proper beginning of `stop` that `text` ends with."""
-    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

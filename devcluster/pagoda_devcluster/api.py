@@ -23,7 +23,7 @@ class Api:
         context = ssl.create_default_context(cafile=str(pki / "ca.crt"))
         context.load_cert_chain(str(pki / f"{ADMIN.name}.crt"), str(pki / f"{ADMIN.name}.key"))
         # trust_env: a proxy of the shell's must not see this.
-        self._client = httpx.Client(base_url=spec.server, verify=context, trust_env=False, timeout=10)
+        self._client = httpx.Client(base_url=spec.server, verify=context, trust_env=False, timeout=60)
 
     def __enter__(self) -> Self:
         return self

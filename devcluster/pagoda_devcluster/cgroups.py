@@ -59,7 +59,7 @@ def remove(name: str) -> list[Path]:
     groups = existing(name)
     processes.end_all(pid for group in groups for pid in members(group))
     for group in groups:
-        if not waiting.until(partial(_removed, group), 10):
+        if not waiting.until(partial(_removed, group), 60):
             raise StartError(f"control group {group} does not go: it holds {members(group)}")
     return groups
 

@@ -21,7 +21,7 @@ FOLDER_ANNOTATION = "devcluster.pagoda.dev/folder"
 # More than a kubectl line shows, few enough to read.
 EXAMPLES = 3
 READ_FOLDER = stat.S_IROTH | stat.S_IXOTH
-BIND_SECONDS = 60
+BIND_SECONDS = 180
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ SLOTS = 48
 NATIVE, KIND = "native", "kind"
 API_PORT = 6443
 ETCD_PORT = 2379
-# Each fake node has a /24 of the pod network.
-MOST_FAKES = 250
+# Each fake node has a /24 of the pod network; of more than `ROOMY_FAKES` each has a /26.
+ROOMY_FAKES = 250
+MOST_FAKES = 1000
 # A label, short enough for `kube-controller-manager` subjects and for `pagoda-<name>` as a cgroup, context and node name.
 NAME_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
 # IFNAMSIZ is 16 with the final NUL.

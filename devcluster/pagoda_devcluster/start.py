@@ -18,10 +18,12 @@ from pagoda_devcluster.process import Process
 from pagoda_devcluster.spec import ClusterSpec
 from pagoda_devcluster.status import fakes_ready, node_ready
 
-# Measured on two idle cores: API server 3 s, node 9 s. Four times that, because the machine may be compiling at the same time.
-API_SECONDS = 60
-NODE_SECONDS = 90
-FRONTS_SECONDS = 60
+# Measured on two idle cores: API server 3 s, node 9 s. These only end a start that hangs, on a machine that compiles
+# or tests at the same time; a process that dies ends it at once.
+API_SECONDS = 300
+NODE_SECONDS = 300
+FRONTS_SECONDS = 300
+PART_SECONDS = 300
 
 
 @dataclass
@@ -64,7 +66,7 @@ class Starter:
         """Namespaces, control groups and the link; a process can then be started inside."""
         cgroups.create(self.spec.cgroup)
         self.spawn(node_config.init_process(self.spec))
-        self.wait(self.find_init, 10, "node-init")
+        self.wait(self.find_init, PART_SECONDS, "node-init")
         self.inside(["sh", str(self.spec.paths.config / "furnish.sh")])
         network.connect(self.spec, self.init or 0)
 
@@ -78,12 +80,12 @@ class Starter:
         for path, body in manifests.dns_objects(self.spec):
             api.apply(path, body)
         _, *others = node_config.node_processes(self.spec)
-        self.wait(self.containerd_answers, 30, "containerd")
+        self.wait(self.containerd_answers, PART_SECONDS, "containerd")
         self.import_pause()
         for process in others:
             self.spawn(process)
         self.wait(lambda: node_ready(api, self.spec), NODE_SECONDS, "kubelet")
-        self.wait(self.dns_ready, 30, "coredns")
+        self.wait(self.dns_ready, PART_SECONDS, "coredns")
         if self.spec.layout:
             self.wait(lambda: gpus_offered(api, self.spec), NODE_SECONDS, "gpu-plugin")
         self.say(f"node {self.spec.node_name} ready")

@@ -3,8 +3,8 @@
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 import structlog
@@ -15,6 +15,7 @@ from pagoda_devcluster.pki import PLAYER
 from pagoda_devcluster.spec import ClusterSpec
 
 Object = dict[str, Any]
+T = TypeVar("T")
 GONE, CONFLICT, NOT_FOUND = 410, 409, 404
 RETRY_SECONDS = 0.5
 # The API server ends a watch after 5-10 min by itself; this ends one whose server went away without a word.
@@ -29,6 +30,17 @@ class Event(NamedTuple):
     objects: list[Object]
 
 
+async def insist(what: Callable[[], Awaitable[T]]) -> T:
+    """Until it is done. A server that has just begun, or that is too busy for our patience, must not end whoever plays nodes: at a start
+    there is nobody yet who would try again, and nobody starts the process anew."""
+    while True:
+        try:
+            return await what()
+        except (httpx.HTTPError, ApiError) as error:
+            log.warning("not_yet", error=str(error) or type(error).__name__)
+            await asyncio.sleep(RETRY_SECONDS)
+
+
 class AsyncApi:
     """As the player, whose writes the audit log shows under that name."""
 
@@ -37,7 +49,7 @@ class AsyncApi:
         context = ssl.create_default_context(cafile=str(pki / "ca.crt"))
         context.load_cert_chain(str(pki / f"{PLAYER.name}.crt"), str(pki / f"{PLAYER.name}.key"))
         limits = httpx.Limits(max_connections=40, max_keepalive_connections=40)
-        self._client = httpx.AsyncClient(base_url=spec.server, verify=context, trust_env=False, timeout=10, limits=limits)
+        self._client = httpx.AsyncClient(base_url=spec.server, verify=context, trust_env=False, timeout=60, limits=limits)
 
     async def get(self, path: str) -> Object | None:
         return await self.call("GET", path)
@@ -78,14 +90,14 @@ class AsyncApi:
                     version = event.objects[0]["metadata"]["resourceVersion"]
                     if event.kind != "BOOKMARK":
                         yield event
-            except (httpx.HTTPError, ApiError) as error:
+            except (httpx.HTTPError, ApiError, ValueError) as error:  # a server may die in the middle of a line
                 log.info("watch_broken", path=path, error=str(error) or type(error).__name__)
                 version = "" if isinstance(error, ApiError) and error.code == GONE else version
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _changes(self, path: str, params: dict[str, str]) -> AsyncIterator[Event]:
         query = params | {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_SECONDS)}
-        timeout = httpx.Timeout(10, read=WATCH_SECONDS + 30)
+        timeout = httpx.Timeout(60, read=WATCH_SECONDS + 30)
         async with self._client.stream("GET", path, params=query, timeout=timeout) as answer:
             if answer.is_error:
                 raise ApiError(f"the API server refused to watch {path}", answer.status_code)

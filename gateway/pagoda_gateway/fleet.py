@@ -17,16 +17,20 @@ _OFFSET_LEAK_MS = 0.2
 
 
 class Service(NamedTuple):
-    """An InferenceService as routing sees it. `key` "namespace/name", `created` its creationTimestamp."""
+    """An InferenceService as routing sees it. `key` "namespace/name", `created` its creationTimestamp, `weights` (revision, percent) while
+    the operator splits requests between revisions, `held` the names that it has already."""
 
     key: str
     uid: str
     created: str
     served_names: tuple[str, ...]
+    weights: tuple[tuple[str, int], ...] = ()
+    held: tuple[str, ...] = ()
 
 
 class Member(NamedTuple):
-    """A replica as discovery sees it: it has addresses. `service_uid` "" where unknown; `leaving`: told to go, or going."""
+    """A replica as discovery sees it: it has addresses. `service_uid`, `revision` "" where unknown; `leaving`: told to go, or going;
+    `sick`: why its device is not to be trusted."""
 
     name: str
     service: str
@@ -34,6 +38,8 @@ class Member(NamedTuple):
     http: str
     grpc: str
     leaving: bool
+    revision: str = ""
+    sick: str = ""
 
 
 class Fleet:
@@ -77,23 +83,24 @@ class Fleet:
             self._reclaim()
 
     def _reclaim(self) -> None:
-        claims = (Claim(name, s.created, s.uid, s.key) for s in self._services.values() for name in s.served_names)
+        claims = (Claim(name, s.created, s.uid, s.key, name in s.held) for s in self._services.values() for name in s.served_names)
         self._claims = resolve(claims)
         self.on_names()
 
     def put_member(self, member: Member) -> None:
         """A replica appeared or changed. One with a new address is another replica."""
         known = self._members.get(member.name)
-        if known is not None and known._replace(leaving=member.leaving) != member:
+        if known is not None and known._replace(leaving=member.leaving, sick=member.sick) != member:
             self.drop_member(member.name)
             known = None
         self._members[member.name] = member
         if known is None:
-            endpoint = Endpoint(member.name, member.service, member.http, member.service_uid)
+            endpoint = Endpoint(member.name, member.service, member.http, member.service_uid, member_revision=member.revision)
             self._endpoints[member.name] = endpoint
             self._by_service.setdefault(member.service, {})[member.name] = endpoint
             self.on_join(member)
-        self._endpoints[member.name].leaving = member.leaving
+        endpoint = self._endpoints[member.name]
+        endpoint.leaving, endpoint.sick = member.leaving, member.sick
         self.on_state(member.service)
 
     def drop_member(self, name: str) -> None:

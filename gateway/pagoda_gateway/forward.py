@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import socket
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -18,8 +19,10 @@ from multidict import CIMultiDict, MultiMapping
 from pagoda_contracts.names import (
     ERROR_DRAINING,
     ERROR_ENGINE_DIED,
+    ERROR_FORBIDDEN,
     ERROR_NOT_READY,
     ERROR_OVERLOADED,
+    ERROR_UNAUTHENTICATED,
     HEADER_INTERNAL_PREFIX,
     HEADER_REQUEST_ID,
     HEADER_ROUTE,
@@ -29,6 +32,7 @@ from yarl import URL
 from pagoda_gateway.errors import Died, GatewayError, Overloaded, Refused, UpstreamDied, event
 from pagoda_gateway.route import Call
 from pagoda_gateway.sse import Events
+from pagoda_gateway.tokens import OwnToken
 
 log = structlog.get_logger()
 
@@ -41,7 +45,11 @@ _HOP_BY_HOP: Final = frozenset(
 _NOT_FORWARDED: Final = _HOP_BY_HOP | {"host", "expect", "accept-encoding", "authorization", "cookie", HEADER_REQUEST_ID}
 _NOT_RELAYED: Final = _HOP_BY_HOP | {"date", "server", HEADER_REQUEST_ID}
 _PRIVATE_PREFIXES: Final = (HEADER_INTERNAL_PREFIX, "x-gateway-")
+_NOT_NOW: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS})
 _REFUSALS: Final = frozenset({ERROR_DRAINING, ERROR_NOT_READY})
+# The client's own credentials are not forwarded, so a replica that says this means the gateway's.
+_NOT_LET_IN: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
+_STRANGERS: Final = frozenset({ERROR_UNAUTHENTICATED, ERROR_FORBIDDEN})
 # A node that vanished sends no FIN. Probes after 5 s of silence, every 3 s, three times; unacknowledged data counts 14 s.
 _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 3), (socket.TCP_KEEPCNT, 3), (socket.TCP_USER_TIMEOUT, 14_000))
 # Much shorter than the daemon's 75 s: the side that closes first does not race.
@@ -69,7 +77,8 @@ def _without(headers: MultiMapping[str], dropped: frozenset[str]) -> CIMultiDict
 class Upstream:
     """Connections to replicas: a pool, and single-use ones for a request whose pooled connection died."""
 
-    def __init__(self, connect_timeout_s: float) -> None:
+    def __init__(self, connect_timeout_s: float, own: OwnToken | None = None) -> None:
+        self._own = own
         self._pool = _session(connect_timeout_s, single_use=False)
         self._fresh = _session(connect_timeout_s, single_use=True)
 
@@ -81,6 +90,8 @@ class Upstream:
     async def send(self, http: str, call: Call, *, fresh: bool) -> aiohttp.ClientResponse:
         """The answer's head. Refused without a connection, Died where one ended; cancelled, it closes the connection."""
         session = self._fresh if fresh else self._pool
+        if self._own is not None:
+            call.headers[hdrs.AUTHORIZATION] = self._own.header()
         try:
             return await session.post(URL(f"http://{http}{call.path}", encoded=True), data=_payload(call.body), headers=call.headers)
         except (aiohttp.ClientConnectorError, TimeoutError) as error:
@@ -115,10 +126,10 @@ def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
 
 
 class Relay:
-    """One request's way to replicas and back to its client."""
+    """One request's way to replicas and back to its client. `first` is called when a stream's first byte is there."""
 
-    def __init__(self, upstream: Upstream, request: web.Request) -> None:
-        self._upstream, self._request = upstream, request
+    def __init__(self, upstream: Upstream, request: web.Request, first: Callable[[], None] = lambda: None) -> None:
+        self._upstream, self._request, self._first = upstream, request, first
         self.begun: web.StreamResponse | None = None  # a stream whose first byte is on its way to the client
         self.broken = False  # it ended with an error event
 
@@ -139,6 +150,7 @@ class Relay:
         chunk = await _read(answer)
         if not chunk:
             raise Died("empty", "the stream ended before its first event")
+        self._first()
         self.begun, events = web.StreamResponse(headers=headers), Events()
         await self.begun.prepare(self._request)
         try:
@@ -174,7 +186,10 @@ async def _whole(answer: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> w
         body = await answer.read()
     except (aiohttp.ClientError, OSError) as error:
         raise Died("closed", str(error)) from error
-    code = _error_code(body) if answer.status == HTTPStatus.SERVICE_UNAVAILABLE else ""
+    code = _error_code(body) if answer.status in _NOT_NOW | _NOT_LET_IN else ""
+    if code in _STRANGERS and answer.status in _NOT_LET_IN:
+        log.warning("a replica does not let this gateway in", route=headers[HEADER_ROUTE], status=answer.status)
+        raise Refused("not-let-in")
     if code in _REFUSALS:
         raise Refused(code.replace("_", "-"))
     if code == ERROR_OVERLOADED:

@@ -17,10 +17,10 @@ UNSYNCED = ""
 class Ticket:
     """One held request's place in the line of `service`."""
 
-    __slots__ = ("_woken", "service")
+    __slots__ = ("_woken", "service", "since_ms")
 
-    def __init__(self, service: str) -> None:
-        self.service = service
+    def __init__(self, service: str, since_ms: float) -> None:
+        self.service, self.since_ms = service, since_ms
         self._woken = asyncio.Event()
 
     @property
@@ -56,15 +56,19 @@ class Hold:
         """Requests held now for this service."""
         return len(self._lines.get(service, ()))
 
+    def oldest(self, service: str) -> float | None:
+        """Since when the one who waits longest does, by the clock that `enter` was given; None where nobody waits."""
+        return min((ticket.since_ms for ticket in self._lines.get(service, ())), default=None)
+
     def services(self) -> list[str]:
         """Lines that are not empty."""
         return list(self._lines)
 
-    def enter(self, service: str) -> Ticket:
+    def enter(self, service: str, now_ms: float = 0.0) -> Ticket:
         """A place at the end of the line; QueueFull at the limit."""
         if self._total >= self._limit:
             raise QueueFull(f"{self._total} requests are held already (limit {self._limit}) while no replica is ready")
-        ticket = Ticket(service)
+        ticket = Ticket(service, now_ms)
         self._lines[service][ticket] = None
         self._total += 1
         return ticket
@@ -80,7 +84,7 @@ class Hold:
     def move(self, ticket: Ticket, service: str) -> Ticket:
         """To the end of another line: the name it asks for has moved. Never refused: it was let in already."""
         self.leave(ticket)
-        moved = Ticket(service)
+        moved = Ticket(service, ticket.since_ms)
         self._lines[service][moved] = None
         self._total += 1
         return moved

@@ -41,6 +41,7 @@ log = structlog.get_logger()
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _CLIENT_LEFT: Final = 499
+_FAILED: Final = 500
 _REQUEST_ID = web.RequestKey("request_id", str)
 
 
@@ -79,11 +80,12 @@ class Api:
 
     async def _inference(self, request: web.Request) -> web.StreamResponse:
         journey, code = Journey(), _CLIENT_LEFT
-        relay = Relay(self.upstream, request)
+        relay = Relay(self.upstream, request, partial(self.router.first_token, journey))
         try:
             async with self._counted():
                 response = await self._road(request, journey, relay)
             code = HTTPStatus.BAD_GATEWAY if relay.broken else response.status
+            self.router.answered(journey, failed=code >= _FAILED)
             return response
         except GatewayError as error:
             code = error.status
@@ -92,6 +94,7 @@ class Api:
             return await relay.end(relay.begun, error)
         finally:
             self.metrics.answered(journey.service, code)
+            self.router.ended(journey, failed=None if code == _CLIENT_LEFT else code >= _FAILED)
 
     async def _road(self, request: web.Request, journey: Journey, relay: Relay) -> web.StreamResponse:
         with self._budget.account() as take:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from multidict import CIMultiDict
 from pagoda_contracts.route import HELD_PREFIX, NO_ENDPOINT, REPICK_PREFIX, Route, format_route
 
-from pagoda_gateway import picker
+from pagoda_gateway import picker, shares
 from pagoda_gateway.errors import (
     AllOverloaded,
     AttemptFailed,
@@ -24,9 +24,10 @@ from pagoda_gateway.errors import (
     Refused,
     UpstreamDied,
 )
-from pagoda_gateway.fleet import Fleet
+from pagoda_gateway.fleet import Fleet, Service
 from pagoda_gateway.hold import UNSYNCED, Hold, Ticket
-from pagoda_gateway.picker import Endpoint, Pick, Verdict
+from pagoda_gateway.picker import Endpoint, NoPick, Pick, Verdict
+from pagoda_gateway.tally import Tally
 
 # A request whose connection dies is sent once more, on a fresh connection: a request that kills replicas kills two at most.
 _MAX_DEATHS = 1
@@ -69,7 +70,8 @@ class Wait(NamedTuple):
 
 @dataclass(slots=True)
 class Journey:
-    """One request's memory. `tried`: endpoint → sequence of its last frame when it died on us; `full`: those overloaded."""
+    """One request's memory. `tried`: endpoint → sequence of its last frame when it died on us; `full`: those overloaded. `point`: its draw
+    where requests are split between revisions. `began_ms`, `asked_ms`: when it came, and when its last replica was asked."""
 
     model: str = ""
     service: str = ""
@@ -78,6 +80,10 @@ class Journey:
     held_ms: float = 0.0
     why: str = ""
     endpoint: str = NO_ENDPOINT
+    revision: str = ""
+    point: float | None = None
+    began_ms: float = 0.0
+    asked_ms: float = 0.0
     tried: dict[str, int] = field(default_factory=dict)
     full: set[str] = field(default_factory=set)
 
@@ -87,16 +93,30 @@ class Journey:
 
 
 class Router:
-    """Decides where requests go and when they wait."""
+    """Decides where requests go and when they wait. `demand_changed` is set once, by serve.py: who tells of demand wants to know."""
 
-    def __init__(self, fleet: Fleet, hold: Hold, observer: Observer, hold_timeout_s: float, clock_ms: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        hold: Hold,
+        observer: Observer,
+        hold_timeout_s: float,
+        clock_ms: Callable[[], float],
+        tally: Tally | None = None,
+    ) -> None:
         self._fleet, self._hold, self._observer = fleet, hold, observer
         self._hold_timeout_s, self._clock_ms = hold_timeout_s, clock_ms
+        self._tally = tally or Tally()
+        self._splits = 0
+        self.demand_changed: Callable[[str], None] = lambda _service: None
 
     def state_changed(self, service: str) -> None:
         """A service's replicas said something new: wake its line if one of them can take requests."""
+        if not self._hold.count(service):
+            return
+        self.demand_changed(service)
         known = self._fleet.service(service)
-        if self._hold.count(service) and known and picker.any_able(self._fleet.endpoints(known), self._clock_ms()):
+        if known and picker.any_able(self._fleet.endpoints(known), self._clock_ms()):
             self._hold.wake(service)
 
     def names_changed(self) -> None:
@@ -105,6 +125,7 @@ class Router:
 
     async def serve(self, journey: Journey, attempt: Attempt[A]) -> A:
         """The whole road. Errors carry the route."""
+        journey.began_ms = self._clock_ms()
         try:
             while True:
                 try:
@@ -115,9 +136,26 @@ class Router:
             error.route = journey.route()
             raise
 
+    def first_token(self, journey: Journey) -> None:
+        """The first byte of a stream is on its way to the client."""
+        now_ms = self._clock_ms()
+        self._tally.first_token(journey.service, journey.revision, now_ms - journey.asked_ms, now_ms)
+        self._tally.waited(journey.service, now_ms - journey.began_ms, now_ms)
+
+    def answered(self, journey: Journey, *, failed: bool) -> None:
+        """A replica's answer is complete, or broke."""
+        self._tally.tried(journey.service, journey.revision, self._clock_ms(), failed=failed)
+
+    def ended(self, journey: Journey, *, failed: bool | None) -> None:
+        """The request is over. `failed` None: the client left."""
+        if journey.service:
+            self._tally.ended(journey.service, self._clock_ms(), failed=failed)
+            self.demand_changed(journey.service)
+
     async def _one_attempt(self, journey: Journey, attempt: Attempt[A]) -> A:
         endpoint = await self._acquire(journey)
         self._fleet.begin(endpoint)
+        journey.revision, journey.asked_ms = endpoint.revision, self._clock_ms()
         try:
             return await attempt(endpoint.http, journey.route(), fresh=journey.deaths > 0)
         except Refused as refusal:
@@ -127,6 +165,7 @@ class Router:
             raise
         except Died:  # frames came during the attempt: the last one of them is old news too
             journey.tried[endpoint.name] = endpoint.frame.sequence if endpoint.frame else 0
+            self.answered(journey, failed=True)
             raise
         finally:
             self._fleet.end(endpoint)
@@ -155,18 +194,44 @@ class Router:
             if not self._fleet.synced:
                 return Wait(UNSYNCED, "unsynced")
             raise ModelNotFound(f"no service answers to the model {journey.model[:128]!r}: GET /v1/models lists those that are served")
-        journey.service = service.key
+        self._attribute(journey, service.key)
         left = [endpoint for endpoint in self._fleet.endpoints(service) if endpoint.name not in journey.full]
-        choice = picker.pick(left, journey.model, journey.tried, self._clock_ms())
+        choice = self._pick(journey, service, left)
         if isinstance(choice, Pick):
             return choice
         if journey.full and choice.reason not in _SOON:
             raise AllOverloaded(f"{len(journey.full)} replicas of {service.key} have too much to do; the nearest other is: {choice.reason}")
         return Wait(service.key, choice.reason)
 
+    def _attribute(self, journey: Journey, service: str) -> None:
+        """Whose request it is, now that its name is looked up (again)."""
+        if journey.service == service:
+            return
+        now_ms = self._clock_ms()
+        if journey.service:
+            self._tally.ended(journey.service, now_ms, failed=None)
+        self._tally.arrived(service, now_ms)
+        journey.service = service
+        self.demand_changed(service)
+
+    def _pick(self, journey: Journey, service: Service, left: list[Endpoint]) -> Pick | NoPick:
+        """By share of the revisions where the operator splits, the next revision where one has nobody able; else from all."""
+        now_ms = self._clock_ms()
+        if service.weights:
+            if journey.point is None:
+                self._splits += 1
+                journey.point = shares.draw(self._splits)
+            for revision in shares.order(service.weights, journey.point):
+                mine = [endpoint for endpoint in left if endpoint.revision == revision]
+                if isinstance(choice := picker.pick(mine, journey.model, journey.tried, now_ms), Pick):
+                    return choice
+        return picker.pick(left, journey.model, journey.tried, now_ms)
+
     async def _held(self, journey: Journey, wait: Wait) -> Pick:
         """Waits in line for a pick. No await stands between looking and waiting, so no wake-up is lost."""
-        ticket, began_ms = self._hold.enter(wait.line), self._clock_ms()
+        began_ms = self._clock_ms()
+        ticket = self._hold.enter(wait.line, began_ms)
+        self.demand_changed(wait.line)
         deadline_ms = began_ms + self._hold_timeout_s * 1000 - journey.held_ms
         try:
             while True:

@@ -17,6 +17,8 @@ import uvloop
 from aiohttp import web
 
 from pagoda_gateway.body import Limits
+from pagoda_gateway.callers import callers_of
+from pagoda_gateway.demand_server import Board, DemandServer
 from pagoda_gateway.fleet import Fleet
 from pagoda_gateway.forward import Upstream
 from pagoda_gateway.hold import Hold
@@ -27,6 +29,8 @@ from pagoda_gateway.route import Router
 from pagoda_gateway.settings import Settings
 from pagoda_gateway.static import FleetFile
 from pagoda_gateway.streams import Streams
+from pagoda_gateway.tally import Tally
+from pagoda_gateway.tokens import OwnToken
 
 log = structlog.get_logger()
 
@@ -67,13 +71,16 @@ class Parts(NamedTuple):
 async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
     """Everything wired and listening; the stack closes it in reverse."""
     fleet, hold = Fleet(), Hold(settings.hold_limit)
-    metrics = Metrics(fleet, hold, _clock_ms)
-    router = Router(fleet, hold, metrics, settings.hold_timeout, _clock_ms)
-    streams = Streams(fleet, settings.identity, _clock_ms)
+    metrics, tally = Metrics(fleet, hold, _clock_ms), Tally(_clock_ms())
+    router = Router(fleet, hold, metrics, settings.hold_timeout, _clock_ms, tally)
+    board = Board(fleet, hold, tally, _clock_ms)
+    own = OwnToken(settings.token) if settings.token is not None else None
+    streams = Streams(fleet, settings.identity, _clock_ms, own)
     stack.push_async_callback(streams.close)
     fleet.on_state, fleet.on_names = router.state_changed, router.names_changed
+    router.demand_changed = board.changed
     fleet.on_join, fleet.on_part = streams.follow, streams.forget
-    upstream = Upstream(settings.connect_timeout)
+    upstream = Upstream(settings.connect_timeout, own)
     stack.push_async_callback(upstream.close)
     limits = Limits(settings.body_limit, settings.body_timeout, settings.body_budget)
     api = Api(fleet, router, upstream, metrics, limits)
@@ -81,8 +88,11 @@ async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
     probes = Probes(health, settings.host, settings.probes_port)
     stack.callback(probes.close)
     scraped = await stack.enter_async_context(_listening(metrics_application(metrics), settings.host, settings.metrics_port))
+    demand = DemandServer(board, settings.identity, _clock_ms, callers_of(settings))
+    stack.push_async_callback(demand.close)
+    watched = await demand.start(f"{settings.host}:{settings.demand_port}")
     runner = await stack.enter_async_context(_listening(api.application(), settings.host, settings.http_port))
-    log.info("listening", http=runner.addresses[0][1], metrics=scraped.addresses[0][1], probes=probes.port)
+    log.info("listening", http=runner.addresses[0][1], metrics=scraped.addresses[0][1], probes=probes.port, demand=watched)
     return Parts(fleet, api, runner, health)
 
 

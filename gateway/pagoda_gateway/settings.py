@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from pagoda_contracts.names import PORT_GATEWAY_HTTP, PORT_METRICS, PORT_PROBES
+from pagoda_contracts.names import PORT_DEMAND, PORT_GATEWAY_HTTP, PORT_METRICS, PORT_PROBES
 from pagoda_contracts.units import parse_duration, parse_quantity
 
 _PREFIX: Final = "PAGODA_"
@@ -27,8 +27,12 @@ class Settings:
     http_port: int
     metrics_port: int
     probes_port: int
+    demand_port: int
     fleet: Path | None
     kubeconfig: Path | None
+    token: Path | None
+    token_keys: Path | None
+    operator: str | None
     identity: str
     hold_timeout: float
     hold_limit: int
@@ -56,6 +60,12 @@ def _bytes(text: str) -> int:
     return int(parse_quantity(text))
 
 
+def _account(text: str) -> str:
+    if text.count("/") != 1 or not all(text.split("/")):
+        raise ValueError(f"{text!r} is not a ServiceAccount: use namespace/name")
+    return text
+
+
 class Option(NamedTuple):
     """One setting: flag and variable come from its name."""
 
@@ -70,8 +80,12 @@ OPTIONS: Final = (
     Option("http_port", _port, str(PORT_GATEWAY_HTTP), "port of the OpenAI API"),
     Option("metrics_port", _port, str(PORT_METRICS), "port of /metrics"),
     Option("probes_port", _port, str(PORT_PROBES), "port of the probes"),
+    Option("demand_port", _port, str(PORT_DEMAND), "port of gRPC, where operators watch demand"),
     Option("fleet", Path, None, "static fleet from this JSON file, re-read on change, instead of Kubernetes"),
     Option("kubeconfig", Path, None, "reach Kubernetes through this file; the pod's own account where absent"),
+    Option("token", Path, None, "file with the ServiceAccount token to show to replicas and peers; none is shown where absent"),
+    Option("token_keys", Path, None, "the cluster's public keys (a JWKS file) that callers' tokens are verified by"),
+    Option("operator", _account, None, "the operator's ServiceAccount, namespace/name: it may watch the demand"),
     Option("identity", str, None, "how replicas' logs name this gateway; the host name where absent"),
     Option("hold_timeout", parse_duration, "5m", "how long a request waits for a ready replica"),
     Option("hold_limit", _count, "1000", "how many requests may wait at once"),

@@ -26,6 +26,8 @@ class StaticEndpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     http: str
     grpc: str
     leaving: bool = False
+    revision: str = ""
+    sick: str = ""
 
 
 class StaticService(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,6 +36,7 @@ class StaticService(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     served_names: tuple[str, ...]
     endpoints: tuple[StaticEndpoint, ...] = ()
+    weights: dict[str, int] = {}
 
 
 class StaticFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,10 +49,12 @@ def parse(text: bytes) -> tuple[dict[str, Service], dict[str, Member]]:
     """Services and members by key; ValueError (msgspec's) names what is wrong."""
     services, members = {}, {}
     for order, static in enumerate(msgspec.json.decode(text, type=StaticFleet).services):
-        services[static.name] = Service(static.name, f"{order:08}", _CREATED, static.served_names)
+        weights = tuple(static.weights.items())
+        services[static.name] = Service(static.name, f"{order:08}", _CREATED, static.served_names, weights)
         for endpoint in static.endpoints:
             name = f"{static.name}/{endpoint.http}"
-            members[name] = Member(name, static.name, "", endpoint.http, endpoint.grpc, endpoint.leaving)
+            addresses = endpoint.http, endpoint.grpc
+            members[name] = Member(name, static.name, "", *addresses, endpoint.leaving, endpoint.revision, endpoint.sick)
     return services, members
 
 

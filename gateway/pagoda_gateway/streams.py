@@ -18,6 +18,7 @@ from pagoda_contracts.pb.daemon_pb2 import Phase, State, WatchStateRequest
 
 from pagoda_gateway.fleet import Member
 from pagoda_gateway.picker import Frame, Verdict
+from pagoda_gateway.tokens import OwnToken, metadata
 
 log = structlog.get_logger()
 
@@ -61,14 +62,22 @@ def parse_state(state: State) -> Frame:
         served_names=frozenset(state.served_names),
         step_age_ms=state.step_age_ms,
         predicted_step_ms=state.predicted_step_ms,
+        deep_failed=state.deep_check_failed,
+        revision=state.revision,
+        phase_number=state.phase,
+        in_flight=state.in_flight,
+        waiting_tokens=state.waiting_tokens,
+        blocks_used=state.blocks_used,
+        blocks_total=state.blocks_total,
+        ttft_p95_ms=state.ttft_p95_ms,
     )
 
 
 class Streams:
     """One task per replica."""
 
-    def __init__(self, ear: Ear, identity: str, clock_ms: Callable[[], float]) -> None:
-        self._ear, self._clock_ms = ear, clock_ms
+    def __init__(self, ear: Ear, identity: str, clock_ms: Callable[[], float], own: OwnToken | None = None) -> None:
+        self._ear, self._clock_ms, self._own = ear, clock_ms, own
         self._request = WatchStateRequest(watcher=f"gateway/{identity}")
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -98,7 +107,7 @@ class Streams:
             )
             while True:
                 try:
-                    async for state in _until_silent(watch(self._request, wait_for_ready=True)):
+                    async for state in _until_silent(watch(self._request, wait_for_ready=True, metadata=metadata(self._own))):
                         self._ear.hear(member.name, parse_state(state), state.sent_at_ms, self._clock_ms())
                         pause = _BACKOFF_S[0]
                 except (grpc.aio.AioRpcError, TimeoutError) as error:

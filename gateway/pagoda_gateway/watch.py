@@ -15,8 +15,10 @@ import msgspec
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 from pagoda_contracts.names import (
+    ANNOTATION_DEVICE_FAULT,
     ANNOTATION_DRAIN_DEADLINE,
     GROUP,
+    LABEL_REVISION,
     LABEL_SERVICE,
     LABEL_SERVICE_UID,
     PORT_DAEMON_GRPC,
@@ -37,16 +39,29 @@ class _ServiceSpec(msgspec.Struct, rename="camel"):
     model: _Model = msgspec.field(default_factory=_Model)
 
 
+class _Revision(msgspec.Struct, rename="camel"):
+    hash: str = ""
+    weight: int | None = None
+
+
+class _ServiceStatus(msgspec.Struct, rename="camel"):
+    revisions: tuple[_Revision, ...] = ()
+    served_names: tuple[str, ...] = ()
+
+
 class ServiceObject(msgspec.Struct, rename="camel"):
     """An InferenceService. Fields that this version does not know are none of its business."""
 
     metadata: Meta
     spec: _ServiceSpec = msgspec.field(default_factory=_ServiceSpec)
+    status: _ServiceStatus = msgspec.field(default_factory=_ServiceStatus)
 
     def parsed(self) -> Service:
         """As routing sees it."""
         meta = self.metadata
-        return Service(meta.key, meta.uid, meta.creation_timestamp, self.spec.model.served_names or (meta.name,))
+        weights = tuple((one.hash, one.weight) for one in self.status.revisions if one.weight is not None)
+        wanted, held = self.spec.model.served_names or (meta.name,), self.status.served_names
+        return Service(meta.key, meta.uid, meta.creation_timestamp, wanted, weights, held)
 
 
 class _PodStatus(msgspec.Struct, rename="camel"):
@@ -73,6 +88,8 @@ class PodObject(msgspec.Struct, rename="camel"):
             http=f"{host}:{PORT_DAEMON_HTTP}",
             grpc=f"{host}:{PORT_DAEMON_GRPC}",
             leaving=meta.deletion_timestamp is not None or ANNOTATION_DRAIN_DEADLINE in meta.annotations,
+            revision=meta.labels.get(LABEL_REVISION, ""),
+            sick=meta.annotations.get(ANNOTATION_DEVICE_FAULT, ""),
         )
 
 

@@ -6,25 +6,30 @@ or deleted at exactly the version that was observed, so that a stale view ends i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from pagoda_contracts.names import FIELD_MANAGER
+from pagoda_contracts.resources.meta import ObjectMeta
 
-from pagoda_operator.plan import Apply, Create, Delete, Write
 from pagoda_operator.state import SERVICES, Json, Observed, Resource
+from pagoda_operator.writes import Annotate, Apply, Create, Delete, Write
 
 
 class Writer(Protocol):
     """The writes that applying needs; each carries the field manager."""
 
-    async def create(self, resource: Resource, manifest: Json, manager: str) -> None:
+    async def create(self, resource: Resource, manifest: Json, manager: str) -> object:
         """POST; Conflict where the name is taken."""
 
-    async def apply(self, resource: Resource, manifest: Json, manager: str) -> None:
+    async def apply(self, resource: Resource, manifest: Json, manager: str) -> object:
         """Server-side apply; Conflict where uid or resourceVersion are not those of the live object."""
 
-    async def apply_status(self, resource: Resource, manifest: Json, manager: str) -> None:
+    async def apply_status(self, resource: Resource, manifest: Json, manager: str) -> object:
         """Server-side apply to /status, with the same preconditions."""
+
+    async def annotate(self, resource: Resource, meta: Json, annotations: Mapping[str, str | None], manager: str) -> Json:
+        """Merge-patch of annotations, with the same preconditions; None removes."""
 
     async def delete(self, resource: Resource, meta: Json) -> None:
         """DELETE in the background, with uid and resourceVersion of `meta` as preconditions."""
@@ -44,6 +49,8 @@ async def _apply(writer: Writer, write: Write) -> None:
             await writer.apply(resource, _at_version(manifest, live.meta), FIELD_MANAGER)
         case Delete(resource, live):
             await writer.delete(resource, live.meta)
+        case Annotate(live, annotations):
+            await writer.annotate(write.resource, live.meta, annotations, FIELD_MANAGER)
 
 
 async def apply_anew(writer: Writer, resource: Resource, manifest: Json) -> None:
@@ -60,6 +67,13 @@ async def apply_status(writer: Writer, observed: Observed, status: dict[str, Any
     version = {"uid": observed.meta.uid, "resourceVersion": observed.meta.resource_version}
     await writer.apply_status(SERVICES, _at_version(manifest, version), FIELD_MANAGER)
     return True
+
+
+async def apply_cluster_status(writer: Writer, resource: Resource, meta: ObjectMeta, status: dict[str, Any]) -> None:
+    """The status of an object that belongs to no namespace, at the version that was seen."""
+    manifest = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"name": meta.name}, "status": status}
+    version = {"uid": meta.uid, "resourceVersion": meta.resource_version}
+    await writer.apply_status(resource, _at_version(manifest, version), FIELD_MANAGER)
 
 
 def _at_version(manifest: Json, live: Json) -> dict[str, Any]:

@@ -1,28 +1,45 @@
-"""The API server, in five verbs on raw JSON: the only importer of the Kubernetes client. Errors leave as ours.
-
-Also makes the HTTP session that Kopf watches with, so that both share addresses, certificates and rotating tokens.
+"""The API server, in six verbs on raw JSON: with watching.py, which makes the session for watches, the only importer of the Kubernetes
+client. Errors leave as ours.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Final
-from urllib.parse import quote
+from typing import Any, Final, NamedTuple
 
 import aiohttp
-from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.api_client import ApiClient, RequestSerialized
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config.incluster_config import load_incluster_config
 from kubernetes.aio.config.kube_config import load_kube_config
+from pagoda_contracts.names import PATH_JWKS
 
 from pagoda_operator.errors import ClusterError, Conflict, Denied, Refused, Unavailable
-from pagoda_operator.state import Json, Resource
+from pagoda_operator.name_lists import parse_names
+from pagoda_operator.paths import object_path, path_of, root_of
+from pagoda_operator.state import CONTROLLER_REVISIONS, RESOURCE_CLAIM_TEMPLATES, Json, Key, Resource
+from pagoda_operator.tally import sent, waiting
 
 _APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
-_TIMEOUT: Final = 30
+_JSON: Final = "application/json"
+_YAML: Final = "application/yaml"
+# What YAML takes only as an escape: what is not printable, and its own line breaks.
+_ESCAPED: Final = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+# The second for the token keys alone: that path answers application/json with 406.
+_ACCEPT: Final = "application/json, application/jwk-set+json"
+_MERGE: Final = "application/merge-patch+json"
+_TIMEOUT: Final = 30.0
+_GIVEN_UP: Final = 60.0
+# Reads wait before their time begins: a write that waited out its own for a connection would pass for one that may be done.
+_CONNECTIONS: Final = 256
+# Writes under way: where the server is short of CPU more of them only wait there, and with them all others' requests and the Lease's.
+_WRITES: Final = 32
+_PAGE: Final = 100  # a pod is 25 KB of dictionaries
 _ERRORS: Final[dict[int, type[ClusterError]]] = {
     HTTPStatus.BAD_REQUEST: Refused,
     HTTPStatus.UNPROCESSABLE_ENTITY: Refused,
@@ -31,12 +48,14 @@ _ERRORS: Final[dict[int, type[ClusterError]]] = {
     HTTPStatus.CONFLICT: Conflict,
     HTTPStatus.NOT_FOUND: Conflict,  # of a write: what was observed is gone
 }
-Stamp = Callable[[str, float], None]
 
 
 async def connect(kubeconfig: str | None) -> Configuration:
     """From a kubeconfig file, else from the pod's ServiceAccount, whose token is read anew every minute."""
     configuration = Configuration()
+    # Else aiohttp asks the environment for a proxy and ~/.netrc for a password, on threads, at every request; our watches never did.
+    configuration.client_session_kwargs = {"trust_env": False}
+    configuration.connection_pool_maxsize = _CONNECTIONS
     if kubeconfig is None:
         load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     else:
@@ -46,12 +65,50 @@ async def connect(kubeconfig: str | None) -> Configuration:
     return configuration
 
 
+def _anybody() -> None:
+    """Without a Lease every write is allowed."""
+
+
+def _untold(resource: Resource, verb: str, body: Json) -> None:
+    """Nobody hears of writes."""
+    del resource, verb, body
+
+
+class Hooks(NamedTuple):
+    """What stands around writes: `guard` before each, `wrote` after it with the object as the server answered."""
+
+    guard: Callable[[], None] = _anybody
+    wrote: Callable[[Resource, str, Json], None] = _untold
+
+
+_NO_HOOKS: Final = Hooks()
+
+
+class _Wanted(NamedTuple):
+    """What is asked for, and how a good answer is read."""
+
+    accept: str
+    read: Callable[[bytes], Any]
+
+
+_NAMES: Final = _Wanted("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1", parse_names)
+
+
 class KubeCluster:
     """The verbs that observing and applying need."""
 
-    def __init__(self, configuration: Configuration) -> None:
+    def __init__(self, configuration: Configuration, hooks: Hooks = _NO_HOOKS, timeout: float = _TIMEOUT) -> None:
         self._api = ApiClient(configuration)
         self._api.user_agent = "pagoda-operator"
+        self._hooks = hooks
+        self._timeout = timeout
+        self._unanswered_at = float("-inf")
+        self._writes, self._reads = asyncio.Semaphore(_WRITES), asyncio.Semaphore(_CONNECTIONS - _WRITES)
+
+    @property
+    def answered(self) -> bool:
+        """Whether no write that had no answer can still be done: the API server gives up a request after a minute."""
+        return time.monotonic() - self._unanswered_at >= _GIVEN_UP
 
     async def close(self) -> None:
         """Close the connections."""
@@ -59,28 +116,78 @@ class KubeCluster:
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
         """The object, None where there is none; a quorum read."""
-        status, body = await self._call("GET", _path(resource, namespace, name))
+        status, body = await self._call("GET", path_of(resource, namespace, name))
         return None if status == HTTPStatus.NOT_FOUND else _checked(status, body)
 
     async def list(self, resource: Resource, namespace: str, selector: str) -> list[Json]:
         """The objects with these labels; a quorum read."""
-        status, body = await self._call("GET", _path(resource, namespace), {"labelSelector": selector})
+        status, body = await self._call("GET", path_of(resource, namespace), {"labelSelector": selector})
+        if status == HTTPStatus.NOT_FOUND and resource == RESOURCE_CLAIM_TEMPLATES:
+            return []  # an older cluster
         # Items of a list do not say what they are; everything else about them is as in a GET.
         kind = {"apiVersion": resource.api_version, "kind": resource.kind}
         return [kind | item for item in _checked(status, body)["items"]]
 
-    async def create(self, resource: Resource, manifest: Json, manager: str) -> None:
-        """POST; Conflict where the name is taken."""
+    async def pages(self, resource: Resource) -> AsyncIterator[Sequence[Json]]:
+        """All objects of the cluster, a page at a time; a quorum read for the first, its continuation for the rest."""
+        query = {"limit": str(_PAGE)}
+        while True:
+            page = _checked(*await self._call("GET", path_of(resource), query))
+            yield tuple(page["items"] or ())
+            if not (more := page["metadata"].get("continue")):
+                return
+            query = query | {"continue": more}
+
+    async def versions(self, resource: Resource, selector: str) -> dict[Key, str]:
+        """Every object of the kind with these labels, by version: metadata only."""
+        found: dict[Key, str] = {}
+        query = {"limit": str(_PAGE)} | ({"labelSelector": selector} if selector else {})
+        while True:
+            page: Any = _checked(*await self._call("GET", path_of(resource), query, wanted=_NAMES))
+            found |= page.versions()
+            if not page.more:
+                return found
+            query = query | {"continue": page.more}
+
+    async def token_keys(self) -> Json:
+        """The keys that ServiceAccount tokens are verified by (JWKS)."""
+        return _checked(*await self._call("GET", PATH_JWKS))
+
+    async def serves(self, resource: Resource) -> bool:
+        """Whether this cluster has the kind."""
+        status, body = await self._call("GET", root_of(resource))
+        return status != HTTPStatus.NOT_FOUND and any(found["name"] == resource.plural for found in _checked(status, body)["resources"])
+
+    async def create(self, resource: Resource, manifest: Json, manager: str) -> Json:
+        """POST; Conflict where the name is taken. The data of a ControllerRevision are kept as they are sent and compared byte by byte with
+        every patch, which comes in the server's own spelling: so they are sent as YAML, which the server spells anew. Else no patch passes,
+        not even the garbage collector's that takes an owner off."""
         query = {"fieldManager": manager, "fieldValidation": "Strict"}
-        _checked(*await self._call("POST", _path(resource, manifest["metadata"]["namespace"]), query, manifest))
+        path = path_of(resource, manifest["metadata"]["namespace"])
+        if resource == CONTROLLER_REVISIONS:
+            return self._wrote(resource, "create", await self._call("POST", path, query, _yaml(manifest), _YAML))
+        return self._wrote(resource, "create", await self._call("POST", path, query, manifest))
 
-    async def apply(self, resource: Resource, manifest: Json, manager: str) -> None:
+    async def replace(self, resource: Resource, manifest: Json, manager: str) -> Json:
+        """PUT; Conflict where the resourceVersion is not the live object's."""
+        path = object_path(resource, manifest["metadata"])
+        return self._wrote(resource, "update", await self._call("PUT", path, {"fieldManager": manager}, manifest))
+
+    async def apply(self, resource: Resource, manifest: Json, manager: str) -> Json:
         """Server-side apply, taking fields over; Conflict where uid or resourceVersion do not match."""
-        await self._patch(_object(resource, manifest["metadata"]), manifest, manager)
+        return self._wrote(resource, "patch", await self._patch(object_path(resource, manifest["metadata"]), manifest, manager))
 
-    async def apply_status(self, resource: Resource, manifest: Json, manager: str) -> None:
+    async def apply_status(self, resource: Resource, manifest: Json, manager: str) -> Json:
         """Server-side apply to the status subresource."""
-        await self._patch(f"{_object(resource, manifest['metadata'])}/status", manifest, manager)
+        path = f"{object_path(resource, manifest['metadata'])}/status"
+        return self._wrote(resource, "patch", await self._patch(path, manifest, manager))
+
+    async def annotate(self, resource: Resource, meta: Json, annotations: Mapping[str, str | None], manager: str) -> Json:
+        """Merge-patch: server-side apply would own all annotations that it does not repeat, and this says one thing at a time."""
+        version = {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
+        body = {"metadata": version | {"annotations": dict(annotations)}}
+        answer = await self._call("PATCH", object_path(resource, meta), {"fieldManager": manager}, body, _MERGE)
+        return self._wrote(resource, "patch", answer)
 
     async def delete(self, resource: Resource, meta: Json) -> None:
         """DELETE in the background, only this very version."""
@@ -90,34 +197,68 @@ class KubeCluster:
             "propagationPolicy": "Background",
             "preconditions": {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]},
         }
-        _checked(*await self._call("DELETE", _object(resource, meta), {}, body))
+        _checked(*await self._call("DELETE", object_path(resource, meta), {}, body))
+        self._hooks.wrote(resource, "delete", {"metadata": meta})
 
-    async def _patch(self, path: str, manifest: Json, manager: str) -> None:
+    def _wrote(self, resource: Resource, verb: str, answer: tuple[int, Any]) -> Json:
+        body = _checked(*answer)
+        self._hooks.wrote(resource, verb, body)
+        return body
+
+    async def _patch(self, path: str, manifest: Json, manager: str) -> tuple[int, Any]:
         query = {"fieldManager": manager, "force": "true", "fieldValidation": "Strict"}
-        _checked(*await self._call("PATCH", path, query, manifest, _APPLY))
+        return await self._call("PATCH", path, query, manifest, _APPLY)
 
     async def _call(
-        self, method: str, path: str, query: dict[str, str] | None = None, body: Json | None = None, kind: str = "application/json"
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str] | None = None,
+        body: Json | str | None = None,
+        kind: str = _JSON,
+        *,
+        wanted: _Wanted | None = None,
     ) -> tuple[int, Any]:
-        headers = {"Accept": "application/json", "Content-Type": kind}
+        wanted = wanted or _Wanted(_ACCEPT, _parsed)
+        headers = {"Accept": wanted.accept, "Content-Type": kind}
         prepared = await self._api.param_serialize(
             method, path, query_params=list((query or {}).items()), header_params=headers, body=body, auth_settings=["BearerToken"]
         )
+        if method == "GET":
+            async with self._reads:
+                status, data = await self._send(method, path, prepared)
+        else:
+            async with self._writes:
+                self._hooks.guard()
+                status, data = await self._send(method, path, prepared)
+        return status, (wanted.read if status == HTTPStatus.OK else _parsed)(data)
+
+    async def _send(self, method: str, path: str, prepared: RequestSerialized) -> tuple[int, bytes]:
         try:
-            response = await self._api.call_api(*prepared, _request_timeout=_TIMEOUT)
-            return response.status, _parsed(await response.read())  # type: ignore[no-untyped-call]
+            sent(write=method != "GET")
+            with waiting():
+                response = await self._api.call_api(*prepared, _request_timeout=self._timeout)
+                data: bytes = await response.read()  # type: ignore[no-untyped-call]
+            if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                self._lost(method)
+            return response.status, data
+        except asyncio.CancelledError:
+            self._lost(method)
+            raise
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._lost(method)
             raise Unavailable(f"{method} {path}: {error!r}") from error
 
+    def _lost(self, method: str) -> None:
+        """A write without an answer may still be done, and one that failed in the server, or in a proxy before it, may be done already."""
+        if method != "GET":
+            self._unanswered_at = time.monotonic()
 
-def _path(resource: Resource, namespace: str = "", name: str = "") -> str:
-    root = f"/apis/{resource.api_version}" if "/" in resource.api_version else f"/api/{resource.api_version}"
-    scope = f"/namespaces/{quote(namespace)}" if namespace else ""
-    return f"{root}{scope}/{resource.plural}" + (f"/{quote(name)}" if name else "")
 
-
-def _object(resource: Resource, meta: Json) -> str:
-    return _path(resource, meta.get("namespace", ""), meta["name"])
+def _yaml(body: Json) -> str:
+    """JSON is YAML, but for some characters."""
+    text = json.dumps(body, separators=(",", ":"), ensure_ascii=False)
+    return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _parsed(data: bytes) -> Any:
@@ -133,40 +274,3 @@ def _checked(status: int, body: Any) -> Json:
         return answer
     message = body.get("message", "") if isinstance(body, dict) else ""
     raise _ERRORS.get(status, Unavailable)(f"{status}: {message}")
-
-
-def watch_session(configuration: Configuration, stamp: Stamp) -> aiohttp.ClientSession:
-    """Kopf's session: our addresses and tokens, and a stamp for each sign of life (event or bookmark) of a watched path."""
-
-    async def authorize(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-        if token := await configuration.get_api_key_with_prefix("BearerToken"):
-            request.headers["Authorization"] = token
-        return await send(request)
-
-    class Response(aiohttp.ClientResponse):
-        async def start(self, connection: Any) -> aiohttp.ClientResponse:
-            await super().start(connection)
-            if "watch" in self.url.query:
-                stamp(self.url.path, time.monotonic())
-                self.content = _Stamped(self.content, lambda: stamp(self.url.path, time.monotonic()))  # type: ignore[assignment]
-            return self
-
-    ssl_context = ApiClient(configuration).rest_client.ssl_context
-    connector = aiohttp.TCPConnector(limit=0, ssl=ssl_context)
-    return aiohttp.ClientSession(connector=connector, response_class=Response, middlewares=(authorize,))
-
-
-class _Stamped:
-    """A response's stream that tells of each chunk; Kopf hands on events but not bookmarks, and idle kinds have only those."""
-
-    def __init__(self, content: aiohttp.StreamReader, alive: Callable[[], None]) -> None:
-        self._content = content
-        self._alive = alive
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._content, name)
-
-    async def iter_chunked(self, size: int) -> Any:
-        async for chunk in self._content.iter_chunked(size):
-            self._alive()
-            yield chunk

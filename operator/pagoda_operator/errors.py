@@ -8,7 +8,10 @@ OperatorError
 │   ├── Conflict              409: somebody was faster; observe anew
 │   ├── Refused               400, 422: the API server does not take the object
 │   └── Denied                401, 403: RBAC, quota or admission says no; retried, and said
-└── SettingsError             the command line or the environment; the process ends
+├── Superseded                another leader gives orders: the process ends
+├── SettingsError             the command line or the environment; the process ends
+├── TraceRefused              a line of a trace to replay
+└── PageRefused               what scaling once wrote down cannot be read
 """
 
 from __future__ import annotations
@@ -51,5 +54,17 @@ class Denied(ClusterError):
     """Not allowed, by RBAC, quota or an admission rule."""
 
 
+class Superseded(OperatorError):
+    """A replica has obeyed a later leader. Whatever this process believes is over; it ends, and nothing retries it."""
+
+
 class SettingsError(OperatorError):
     """An option or variable that cannot work; names the value and what is accepted."""
+
+
+class TraceRefused(OperatorError):
+    """A trace that cannot be replayed; names the line and what is accepted."""
+
+
+class PageRefused(OperatorError):
+    """A page of what scaling learned that cannot be read; names what is wrong."""

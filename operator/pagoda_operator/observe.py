@@ -1,11 +1,13 @@
 """Reads one service and all that belongs to it. Called by `reconcile`; decides nothing.
 
-Only quorum reads (no resourceVersion), never a cache: what is absent here is absent, so that acting on it is safe.
+From quorum reads (no resourceVersion) what is absent here is absent, so that acting on it is safe; from the mirror it may be late, and
+`reconcile` acts on nothing that it found there.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from pagoda_contracts.names import DEFAULT_PROFILE, LABEL_SERVICE, LABEL_SERVICE_UID
@@ -14,9 +16,14 @@ from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pydantic import ValidationError
 
-from pagoda_operator.plan import Create, Plan
+from pagoda_operator.manifests.inspect import inspector_uid
+from pagoda_operator.plan import Plan
+from pagoda_operator.pods import parse_pod
+from pagoda_operator.quota.caps import named
+from pagoda_operator.quota.holdings import holdings
 from pagoda_operator.state import (
     CHILD_RESOURCES,
+    DEPLOYMENTS,
     PODS,
     PROFILES,
     SERVICES,
@@ -26,8 +33,8 @@ from pagoda_operator.state import (
     Observed,
     Resource,
     explain,
-    parse_pod,
 )
+from pagoda_operator.writes import Create
 
 
 class Reader(Protocol):
@@ -36,7 +43,7 @@ class Reader(Protocol):
     async def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
         """The object, None where there is none."""
 
-    async def list(self, resource: Resource, namespace: str, selector: str) -> list[Json]:
+    async def list(self, resource: Resource, namespace: str, selector: str) -> Sequence[Json]:
         """The objects with these labels."""
 
 
@@ -50,14 +57,16 @@ async def observe(reader: Reader, key: Key) -> Observed | None:
         reader.get(PROFILES, "", profile_name(body)),
         asyncio.gather(*(reader.list(resource, key.namespace, selector) for resource in (PODS, *CHILD_RESOURCES))),
     )
+    inspectors = [Child(PODS, pod) for pod in pods if _uid_label(pod) == inspector_uid(uid)]
     labelled = [Child(resource, item) for resource, items in zip(CHILD_RESOURCES, lists, strict=True) for item in items]
     return Observed(
         meta=ObjectMeta.model_validate(body["metadata"]),
         raw_status=body.get("status") or {},
         **_spec(body),
         **_profile(profile),
-        children=tuple(child for child in labelled if child.belongs_to(uid)),
+        children=tuple(child for child in (*labelled, *inspectors) if child.belongs_to(uid)),
         strangers=tuple(child for child in labelled if not child.belongs_to(uid)),
+        holdings=holdings(lists[CHILD_RESOURCES.index(DEPLOYMENTS)], pods),
         pods=tuple(sorted((parse_pod(pod) for pod in pods if _uid_label(pod) == uid), key=lambda pod: pod.name)),
     )
 
@@ -73,6 +82,23 @@ def profile_name(body: Json) -> str:
     """The profile that a service names, readable even where the rest of its spec is not."""
     reference: Any = (body.get("spec") or {}).get("profileRef") or {}
     return str(reference.get("name") or DEFAULT_PROFILE)
+
+
+def adapted_service(body: Json) -> Key | None:
+    """The service that a LoraAdapter names."""
+    reference: Any = (body.get("spec") or {}).get("serviceRef") or {}
+    name = reference.get("name")
+    return Key(str(reference.get("namespace") or body["metadata"]["namespace"]), str(name)) if name else None
+
+
+def quota_namespaces(body: Json) -> tuple[str, ...]:
+    """The namespaces that a TenantQuota counts."""
+    return tuple(sorted(named(body.get("spec"))))
+
+
+def unanswered(service: Json) -> bool:
+    """Whether the spec is newer than what the status tells of: somebody edited it, and no run has said so yet."""
+    return bool((service.get("status") or {}).get("observedGeneration") != service["metadata"].get("generation"))
 
 
 def _uid_label(pod: Json) -> str:

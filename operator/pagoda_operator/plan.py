@@ -1,83 +1,41 @@
 """Decides what to write: `plan(observed) -> Plan`. Pure: no client, no clock; `reconcile` calls it, `apply` carries it out.
 
-Rules: a revision's pod template is rendered once and then read from its ControllerRevision; a Deployment that serves is not
-touched before the current revision is fully available; nothing that another object controls is ever adopted.
+A composition: `placement` (where), `pinning` (what), `rollout` (how many of which revision), `replicas` and `drain` (how to get
+there), `converge` (the children), `retire` (old revisions). Rules: a revision's pod template is rendered once and then read from its
+ControllerRevision; who serves is drained before he is removed; nothing that another object controls is ever adopted.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Final
 
-from pagoda_contracts.names import DAEMON_CONFIG_KEY, LABEL_ACCELERATOR, LABEL_REVISION
-from pagoda_contracts.resources.service import Accelerator, InferenceServiceSpec
+from pagoda_contracts.resources.service import InferenceServiceSpec
+from pagoda_contracts.resources.traffic import RolloutSpec
 
+from pagoda_operator import inspection
+from pagoda_operator.converge import converge, wanted
+from pagoda_operator.earlier import named
 from pagoda_operator.errors import SpecProblem
-from pagoda_operator.manifests import children, pod
+from pagoda_operator.health import Health, judge, relief
+from pagoda_operator.isolation import isolate
+from pagoda_operator.manifests import pod
 from pagoda_operator.manifests.children import Manifest, Owner
-from pagoda_operator.manifests.overlay import lost
-from pagoda_operator.manifests.revision import Revision, identify
-from pagoda_operator.placement import NO_ACCELERATOR, Placement, place
-from pagoda_operator.state import (
-    CONFIG_MAPS,
-    CONTROLLER_REVISIONS,
-    CORE_SERVICES,
-    DEPLOYMENTS,
-    DISRUPTION_BUDGETS,
-    Child,
-    Key,
-    Observed,
-    Resource,
-)
+from pagoda_operator.manifests.revision import Revision
+from pagoda_operator.orders import Tell
+from pagoda_operator.pinning import Where, pin, told
+from pagoda_operator.placement.place import NO_ACCELERATOR, alternatives, place, spare
+from pagoda_operator.placement.types import Held, Placement
+from pagoda_operator.question import ask
+from pagoda_operator.replicas import steps
+from pagoda_operator.retire import rescaled, retire, retiring, running
+from pagoda_operator.rollout import Rollout, Scene, decide
+from pagoda_operator.schedules import refused
+from pagoda_operator.sides import current_side, old_sides
+from pagoda_operator.state import DEPLOYMENTS, PODS, Child, Observed
+from pagoda_operator.writes import Annotate, Create, Delete, Write
 
-PROFILE_NOT_FOUND: Final = "ProfileNotFound"
 NAME_CONFLICT: Final = "NameConflict"
-REVISION_LOST: Final = "RevisionLost"
-
-
-@dataclass(frozen=True)
-class Create:
-    """Make an object that must not exist yet."""
-
-    resource: Resource
-    manifest: Manifest
-
-    @property
-    def name(self) -> str:
-        """The object's name."""
-        return str(self.manifest["metadata"]["name"])
-
-
-@dataclass(frozen=True)
-class Apply:
-    """Bring a live object, this very version of it, to what was rendered."""
-
-    resource: Resource
-    manifest: Manifest
-    live: Child
-
-    @property
-    def name(self) -> str:
-        """The object's name."""
-        return self.live.name
-
-
-@dataclass(frozen=True)
-class Delete:
-    """Remove a live object, this very version of it."""
-
-    resource: Resource
-    live: Child
-
-    @property
-    def name(self) -> str:
-        """The object's name."""
-        return self.live.name
-
-
-Write = Create | Apply | Delete
 
 
 @dataclass(frozen=True)
@@ -87,191 +45,133 @@ class Plan:
     writes: tuple[Write, ...] = ()
     problem: SpecProblem | None = None
     current: Revision | None = None
+    # What a replica of it is, whether this plan makes one or not.
+    template: Manifest | None = None
     retiring: tuple[str, ...] = ()
     placement: Placement | None = None
     # Something on its way out is in the way; no event tells when it is gone.
     waiting: str = ""
     # The API server would not let us; said in the status while the queue retries.
     denied: str = ""
-
-
-@dataclass(frozen=True)
-class _Pinned:
-    """What a revision runs, from its ControllerRevision or about to be written to it."""
-
-    number: int
-    data: Manifest
+    # What must be known before anything can be decided.
+    held: Held | None = None
+    # No event tells when a wait is over, in Unix seconds.
+    again_at: float | None = None
+    # No quota has room for what this would make more of; it is not among the writes.
+    over_quota: str = ""
+    # Orders to daemons, given after the writes; pods on their way out.
+    tells: tuple[Tell, ...] = ()
+    leaving: tuple[str, ...] = ()
+    health: Health = field(default_factory=Health)
+    rollout: Rollout | None = None
 
 
 def plan(observed: Observed) -> Plan:
-    """The writes that bring what is observed nearer to the spec; none when it is there."""
+    """The writes that bring what is observed nearer to the spec, and replace what is sick; none when it is there and well."""
+    health = judge(observed)
+    draft = _converging(observed, health)
+    swapping = health.swapped or any(child.reserved for child in observed.of(DEPLOYMENTS))
+    if swapping and draft.rollout is None:  # nothing is decided, and one on its way out still makes way for another
+        toward = steps(
+            observed, {child.name: max(child.replicas, child.reserved) for child in running(observed)}, health.swapped, health.turns
+        )
+        draft = replace(draft, writes=(*draft.writes, *toward.annotate, *rescaled(observed, owner_of(observed), toward)))
+    return replace(draft, writes=_once((*draft.writes, *health.writes)), health=health)
+
+
+def _once(writes: tuple[Write, ...]) -> tuple[Write, ...]:
+    """Nothing is written on a pod that is deleted: its deletion names the version that was read."""
+    gone = {write.name for write in writes if isinstance(write, Delete) and write.resource == PODS}
+    return tuple(write for write in writes if not (isinstance(write, Annotate) and write.resource == PODS and write.name in gone))
+
+
+def _converging(observed: Observed, health: Health) -> Plan:
     if observed.spec is None:
         return Plan(problem=SpecProblem(pod.INVALID_SPEC, observed.invalid))
-    placement = place(observed.spec)
+    if why := refused(observed.spec.scaling):
+        return Plan(problem=SpecProblem(pod.INVALID_SPEC, why))
+    placement = place(ask(observed, observed.spec))
+    if placement.held is not None:
+        return _undecided(observed, observed.spec, placement)
     if placement.entry is None:
-        return Plan(problem=SpecProblem(NO_ACCELERATOR, placement.why_none), placement=placement)
-    return replace(_plan(observed, observed.spec, placement.entry), placement=placement)
+        return _nowhere(observed, placement)
+    where = Where(placement.entry, placement.resolved, _written(observed.spec, placement))
+    return replace(_plan(observed, observed.spec, where, health), placement=placement, again_at=placement.again_at)
 
 
-def _plan(observed: Observed, spec: InferenceServiceSpec, accelerator: Accelerator) -> Plan:
+def _undecided(observed: Observed, spec: InferenceServiceSpec, placement: Placement) -> Plan:
+    """What runs is left alone until the model's shape is known; what reads it is fenced in before it is made."""
+    held, owner = placement.held, owner_of(observed)
+    read = tuple(inspection.steps(observed, owner, spec))
+    fence = isolate(observed, owner, inspecting=any(isinstance(step, Create) and step.resource == PODS for step in read))
+    draft = Plan((*fence, *read), held=held, placement=placement)
+    if held is not None and held.stalled:
+        draft = replace(draft, problem=SpecProblem(held.reason, held.message), held=None)
+    return _fenced(observed, draft)
+
+
+def _nowhere(observed: Observed, placement: Placement) -> Plan:
+    """What runs is left alone. What it may call still follows the profile, and an inspection that told all it could goes."""
+    writes = (*isolate(observed, owner_of(observed)), *inspection.tidy(observed))
+    return _fenced(observed, Plan(writes, SpecProblem(NO_ACCELERATOR, placement.why_none), placement=placement))
+
+
+def _written(spec: InferenceServiceSpec, placement: Placement) -> str:
+    """Nothing where nothing was chosen: a list of one entry on CPU."""
+    chosen = len(spec.accelerators) > 1 or bool(placement.resolved.identity or placement.resolved.resource)
+    return placement.resolved.written(alternatives(spec)) if chosen else ""
+
+
+def _plan(observed: Observed, spec: InferenceServiceSpec, where: Where, health: Health) -> Plan:
     owner = owner_of(observed)
-    current = identify(owner.name, spec, accelerator)
+    current, stands_for = named(observed, spec, where.entry, where.resolved.identity)
     try:
-        pinned = _pin(observed, owner, current)
+        pinned = pin(observed, owner, current, where)
     except SpecProblem as problem:
-        return Plan(problem=problem, current=current, retiring=_retiring(observed, current))
-    wanted = _wanted(spec, owner, current, pinned)
-    steps = [*_converge(observed, wanted), *_retire(observed, owner, current)]
-    return _fenced(observed, Plan(tuple(steps), None, current, _retiring(observed, current)))
+        return Plan(problem=problem, current=current, retiring=retiring(observed, current))
+    step = decide(_scene(observed, spec, current, where))
+    # Quota may leave the new revision less than a rollout would give it.
+    targets = relief(observed, health, {**step.targets, current.name: min(step.targets[current.name], observed.room)}, current.name)
+    toward = steps(observed, targets, health.swapped, health.turns)
+    manifests = wanted(toward, owner, current, replace(pinned, stands_for=stands_for, text=told(observed, current, pinned.data)))
+    if step.record is not None and not toward.replicas[current.name] and observed.find(DEPLOYMENTS, current.name) is None:
+        # The Deployment controller calls one of no replicas complete, which "ever served" (sides.py) is read from.
+        manifests = [(resource, manifest) for resource, manifest in manifests if resource != DEPLOYMENTS]
+    kept = step.kept | {name for name, replicas in targets.items() if replicas}
+    writes = (
+        *toward.annotate,
+        *isolate(observed, owner),
+        *converge(observed, manifests),
+        *retire(observed, owner, current, toward, kept),
+        *inspection.tidy(observed),
+    )
+    draft = Plan(writes, None, current, pinned.data["podTemplate"], retiring(observed, current), rollout=step)
+    return _fenced(observed, replace(draft, tells=toward.tells, leaving=toward.leaving))
+
+
+def _scene(observed: Observed, spec: InferenceServiceSpec, current: Revision, where: Where) -> Scene:
+    """What a rollout is decided by. Places are counted only where there is one: among 1,000 nodes that takes 10 ms."""
+    now, olds = current_side(observed, current), old_sides(observed, current)
+    free = spare(ask(observed, spec), where.resolved, where.entry) if olds else None
+    granted = max(0, observed.quota.room - now.held) if observed.quota is not None else None
+    record = observed.status.rollout
+    return Scene(
+        spec=spec.rollout or RolloutSpec(),
+        wanted=observed.wanted,
+        current=now,
+        room=min((room for room in (free, granted) if room is not None), default=None),
+        olds=olds,
+        record=record,
+        signals=observed.signals,
+        now=observed.now,
+        held=observed.ages.get(record.since) if record is not None and record.since else None,
+        stays=observed.quota is not None and observed.quota.unread and granted == 0,
+    )
 
 
 def owner_of(observed: Observed) -> Owner:
     """The service as the owner of its children."""
     return Owner(observed.meta.namespace, observed.meta.name, observed.meta.uid)
-
-
-def settled(deployment: Child | None, replicas: int) -> bool:
-    """Whether a Deployment runs all wanted replicas, available."""
-    return deployment is not None and deployment.seen and deployment.count("availableReplicas") >= replicas
-
-
-def _pin(observed: Observed, owner: Owner, current: Revision) -> _Pinned:
-    """Read the revision from its ControllerRevision; render it where nothing has run it yet.
-
-    Until its Deployment exists nothing depends on the pinned rendering, and the cure of a refused one (an edited profile)
-    must reach it; from then on it is final.
-    """
-    kept = observed.find(CONTROLLER_REVISIONS, current.name)
-    deployment = observed.find(DEPLOYMENTS, current.name)
-    numbers = [int(child.body["revision"]) for child in observed.of(CONTROLLER_REVISIONS) if child.name != current.name]
-    number = int(kept.body["revision"]) if kept else max(numbers, default=0) + 1
-    if deployment is not None:
-        return _Pinned(number, kept.body["data"] if kept else _recovered(observed, current, deployment))
-    try:
-        return _Pinned(number, _render(observed, owner, current))
-    except SpecProblem:
-        if kept is None:
-            raise
-        return _Pinned(number, kept.body["data"])
-
-
-def _recovered(observed: Observed, current: Revision, deployment: Child) -> Manifest:
-    """The pin that somebody removed, from what runs: rendering it anew could roll the pods."""
-    live = observed.find(CONFIG_MAPS, current.name)
-    if live is None:
-        message = f"ControllerRevision and ConfigMap {current.name} were removed under a running Deployment; remove that too"
-        raise SpecProblem(REVISION_LOST, message)
-    config = json.loads(live.body["data"][DAEMON_CONFIG_KEY])
-    return {"daemonConfig": config, "podTemplate": deployment.body["spec"]["template"]}
-
-
-def _render(observed: Observed, owner: Owner, current: Revision) -> Manifest:
-    if observed.spec is None or observed.profile is None or (accelerator := place(observed.spec).entry) is None:
-        raise _no_profile(observed)
-    labels = children.replica_labels(owner, current)
-    key = Key(owner.namespace, owner.name)
-    inputs = pod.Inputs(key, current, observed.spec, accelerator, observed.profile, labels)
-    profile = observed.profile.wire()
-    return {"profile": profile, "daemonConfig": pod.daemon_config(inputs), "podTemplate": pod.pod_template(inputs)}
-
-
-def _no_profile(observed: Observed) -> SpecProblem:
-    name = observed.spec.profile_ref.name if observed.spec else ""
-    if observed.invalid_profile:
-        return SpecProblem(pod.INVALID_PROFILE, f"ServingProfile {name!r}: {observed.invalid_profile}")
-    return SpecProblem(PROFILE_NOT_FOUND, f"ServingProfile {name!r} does not exist")
-
-
-def _wanted(spec: InferenceServiceSpec, owner: Owner, current: Revision, pinned: _Pinned) -> list[tuple[Resource, Manifest]]:
-    """In the order of creation: what pins a revision before what runs it."""
-    data = pinned.data
-    return [
-        (CONTROLLER_REVISIONS, children.controller_revision(owner, current, pinned.number, data)),
-        (CONFIG_MAPS, children.config_map(owner, current, data["daemonConfig"])),
-        (DEPLOYMENTS, children.deployment(owner, current.name, data["podTemplate"], spec.replicas)),
-        (CORE_SERVICES, children.core_service(owner)),
-        (DISRUPTION_BUDGETS, children.disruption_budget(owner)),
-    ]
-
-
-def _converge(observed: Observed, wanted: list[tuple[Resource, Manifest]]) -> Iterator[Write]:
-    for resource, manifest in wanted:
-        live = observed.find(resource, manifest["metadata"]["name"])
-        if live is None:
-            yield Create(resource, manifest)
-        elif not live.deleting and (drift := lost(manifest, live.body)) is not None:
-            frozen = resource in (CONFIG_MAPS, CONTROLLER_REVISIONS) and drift[0] in ("data", "revision")
-            if frozen:  # a pinned rendering that nothing runs yet: made anew by the next pass, before anything is made from it
-                yield Delete(resource, live)
-                return
-            yield Apply(resource, manifest, live)
-
-
-def _retire(observed: Observed, owner: Owner, current: Revision) -> Iterator[Write]:
-    """Old revisions: kept while needed, then scaled to 0, then, without pods, deleted."""
-    fallback = _fallback(observed, current)
-    for old in observed.of(DEPLOYMENTS):
-        if old.name == current.name or old.deleting:
-            continue
-        keep = fallback is not None and old.name == fallback.name
-        replicas = observed.spec.replicas if observed.spec and keep else 0
-        manifest = children.deployment(owner, old.name, _template_of(observed, old), replicas)
-        if lost(manifest, old.body) is not None:
-            yield Apply(DEPLOYMENTS, manifest, old)
-        elif not keep and _empty(observed, old):
-            yield Delete(DEPLOYMENTS, old)
-    yield from _leftovers(observed, current)
-
-
-def _leftovers(observed: Observed, current: Revision) -> Iterator[Write]:
-    """What pinned or configured a revision goes after the Deployment that ran it."""
-    running = {child.name for child in observed.of(DEPLOYMENTS)} | {current.name}
-    for resource in (CONFIG_MAPS, CONTROLLER_REVISIONS):
-        for child in observed.of(resource):
-            if child.name not in running and not child.deleting:
-                yield Delete(resource, child)
-
-
-def _fallback(observed: Observed, current: Revision) -> Child | None:
-    """The old Deployment that goes on serving until the current one is available: one that serves, else the newest that ever did."""
-    if observed.spec and settled(observed.find(DEPLOYMENTS, current.name), observed.spec.replicas):
-        return None
-    olds = (child for child in observed.of(DEPLOYMENTS) if child.name != current.name and not child.deleting)
-    proven = [child for child in olds if child.replicas > 0 and _proven(child)]
-    return max(proven, key=lambda child: (_available(child), _number(observed, child), child.name), default=None)
-
-
-def _proven(deployment: Child) -> bool:
-    """Available now, or complete once: a node's hiccup must not count as a bad revision."""
-    return _available(deployment) or deployment.condition("Progressing").get("reason") == "NewReplicaSetAvailable"
-
-
-def _available(deployment: Child) -> bool:
-    return bool(deployment.body.get("status", {}).get("availableReplicas", 0) > 0)
-
-
-def _number(observed: Observed, deployment: Child) -> int:
-    kept = observed.find(CONTROLLER_REVISIONS, deployment.name)
-    return int(kept.body["revision"]) if kept else 0
-
-
-def _template_of(observed: Observed, deployment: Child) -> Manifest:
-    """The pinned template; the live one where somebody removed the ControllerRevision."""
-    kept = observed.find(CONTROLLER_REVISIONS, deployment.name)
-    template: Manifest = kept.body["data"]["podTemplate"] if kept else deployment.body["spec"]["template"]
-    return template
-
-
-def _empty(observed: Observed, deployment: Child) -> bool:
-    """Whether its last pod is gone: the Deployment controller says so, and no pod of it is listed."""
-    labels: dict[str, Any] = deployment.body["spec"]["template"]["metadata"]["labels"]
-    mine = (labels.get(LABEL_REVISION), labels.get(LABEL_ACCELERATOR))
-    pods = [pod for pod in observed.pods if (pod.revision, pod.accelerator) == mine and not pod.finished]
-    return deployment.seen and deployment.count("replicas") == 0 and not pods
-
-
-def _retiring(observed: Observed, current: Revision) -> tuple[str, ...]:
-    return tuple(child.name for child in observed.of(DEPLOYMENTS) if child.name != current.name)
 
 
 def _fenced(observed: Observed, draft: Plan) -> Plan:

@@ -9,27 +9,39 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 
 from pagoda_operator.apply import Writer, apply, apply_status
+from pagoda_operator.completion import TRUTH, VIEW, Run, complete
 from pagoda_operator.defaults import DEFAULT_KEY, keep
-from pagoda_operator.errors import Denied, Refused, SpecProblem, Unconverged
+from pagoda_operator.errors import ClusterError, Denied, Refused, SpecProblem, Unavailable, Unconverged
+from pagoda_operator.events import Recorder
+from pagoda_operator.held import contested
 from pagoda_operator.manifests.pod import INVALID_SPEC
 from pagoda_operator.manifests.revision import digest
 from pagoda_operator.observe import Reader, observe, strangers
-from pagoda_operator.plan import Plan, plan
+from pagoda_operator.orders import Answer
+from pagoda_operator.outdated import alone
+from pagoda_operator.placement.place import NO_ACCELERATOR
+from pagoda_operator.plan import Plan, owner_of, plan
 from pagoda_operator.queue import Outcome
+from pagoda_operator.senses import Senses
 from pagoda_operator.settings import Settings
-from pagoda_operator.state import Key, Observed
+from pagoda_operator.state import DEPLOYMENTS, Key, Observed
 from pagoda_operator.status import status
+from pagoda_operator.writes import Create
 
 # After a write the next look is at once; what is on its way out is looked for again.
 _AT_ONCE: Final = 0.0
 _WAIT: Final = 2.0
+# What a service leaves behind is charged until it is gone.
+_LEFT: Final = 30.0
 # A rollout's runs each write something else; a scale-up by hand, twice in one second, writes the same twice.
 _SAME_WRITES: Final = 4
+# While a drain is under way its daemon is asked so often how many requests are left.
+_DRAIN_POLL: Final = 1.0
 
 
 class Cluster(Reader, Writer, Protocol):
@@ -39,25 +51,55 @@ class Cluster(Reader, Writer, Protocol):
 class Reconciler:
     """Brings services to their specs."""
 
-    def __init__(self, cluster: Cluster, settings: Settings, clock: Callable[[], datetime]) -> None:
+    def __init__(self, cluster: Cluster, settings: Settings, clock: Callable[[], datetime], senses: Senses | None = None) -> None:
         self._cluster = cluster
+        self._senses = senses or Senses()
+        source = self._senses.reader or cluster
+        self._truth: Reader = self._senses.view.learning(source) if self._senses.view else source
         self._settings = settings
         self._clock = clock
+        self._events = Recorder(cluster, settings.identity)
+        # What each service's daemons answered to their last order, by pod; asked anew after a restart.
+        self._answers: dict[Key, dict[str, Answer]] = {}
         # What each service's last run wrote, and how many runs in a row wrote just that.
         self._repeats: dict[Key, tuple[list[str], int]] = {}
+        # Services that this process has planned from quorum reads.
+        self._verified: set[Key] = set()
 
     async def reconcile(self, key: Key) -> Outcome:
         """One run; ClusterError asks for another one later."""
         if not key.namespace:
             return await self._profile(key)
-        observed = await observe(self._cluster, key)
+        if (outcome := await self._from_view(key)) is not None:
+            return outcome
+        return await self._from_truth(key)
+
+    def unseen(self, key: Key) -> bool:
+        """Whether a run would be this process's first look at a service."""
+        return bool(key.namespace) and key not in self._verified
+
+    async def _from_truth(self, key: Key) -> Outcome:
+        """A run on quorum reads."""
+        observed = await observe(self._truth, key)
+        if self._senses.view is not None:
+            await self._senses.claims.follow(self._senses.view, key, sure=True)
         if observed is None:
-            self._repeats.pop(key, None)
-            return Outcome(gone=True)
+            return await self._forget(key)
         observed, draft = await self._plan(key, observed)
+        self._verified.add(key)
+        self._senses.waits(key, waiting=_wants_devices(draft))
         if not observed.raw_status and await self._tell(observed, draft):
             return Outcome(again=_AT_ONCE)  # said before anything is made: kstatus takes silence for success
-        return await self._carry_out(key, observed, draft)
+        outcome = await self._carry_out(key, observed, draft)
+        await self._senses.scaling.keep(key, observed)
+        return self._in_time(key, outcome)
+
+    def _in_time(self, key: Key, outcome: Outcome) -> Outcome:
+        """Back when scaling can decide otherwise by time alone, if that is before the resync."""
+        look = self._senses.scaling.again(key)
+        if look is None or look >= self._settings.resync or (outcome.again is not None and outcome.again <= look):
+            return outcome
+        return outcome._replace(again=look)
 
     async def _profile(self, key: Key) -> Outcome:
         if key != DEFAULT_KEY:
@@ -66,16 +108,69 @@ class Reconciler:
         return Outcome()
 
     async def _plan(self, key: Key, observed: Observed) -> tuple[Observed, Plan]:
-        draft = plan(observed)
-        in_the_way = await strangers(self._cluster, key, draft)
-        if not in_the_way:
-            return observed, draft
-        complete = replace(observed, strangers=observed.strangers + in_the_way)
-        return complete, plan(complete)
+        observed = await complete(self._run(key), observed, TRUTH)
+        draft = contested(observed, plan(observed))
+        if in_the_way := await strangers(self._cluster, key, draft):
+            own = tuple(child for child in in_the_way if child.belongs_to(observed.meta.uid))
+            others = tuple(child for child in in_the_way if child not in own)
+            observed = replace(observed, children=observed.children + own, strangers=observed.strangers + others)
+            draft = contested(observed, plan(observed))
+        return observed, self._senses.quota.admit(key, observed, draft)
+
+    def _run(self, key: Key) -> Run:
+        now, answers = self._clock().timestamp(), self._answers.get(key, {})
+        return Run(key, self._senses, now, answers, self._settings.callers, self._cluster)
+
+    async def _from_view(self, key: Key) -> Outcome | None:
+        """A run on what the watches have shown, at no cost: where that asks for nothing, there is nothing to do, or an event still comes.
+        None where the truth must be read: for the first look of this process, and for whatever would be written, told or booked."""
+        view = self._senses.view
+        if view is None or key not in self._verified:
+            return None
+        await self._senses.claims.follow(view, key, sure=False)
+        observed = await observe(view, key)
+        if observed is None or _unanswered(observed) or not self._senses.quota.booked(key, observed):
+            return None
+        observed = await complete(self._run(key), observed, VIEW)
+        draft = contested(observed, plan(observed))
+        if draft.writes or draft.tells or draft.waiting:
+            return None
+        turn = self._turn(key, observed, draft)
+        if turn == 0:
+            return None
+        self._repeats.pop(key, None)
+        self._senses.waits(key, waiting=_wants_devices(draft))
+        await self._senses.scaling.keep(key, observed)
+        waits = [wait for wait in (_again(observed, draft), turn) if wait is not None]
+        return self._in_time(key, Outcome(again=min(waits, default=None)))
+
+    def _turn(self, key: Key, observed: Observed, draft: Plan) -> float | None:
+        """In how many seconds its status is to be written; None where it says all already. What moves nothing has its turn."""
+        wanted = self._status(observed, draft)
+        if wanted == observed.raw_status:
+            return None
+        turns = self._senses.turns
+        return turns.wait(key) if turns is not None and alone(wanted, observed.raw_status) else 0.0
+
+    async def _forget(self, key: Key) -> Outcome:
+        self._repeats.pop(key, None)
+        self._events.forget(key)
+        self._answers.pop(key, None)
+        self._verified.discard(key)
+        self._senses.waits(key, waiting=False)
+        self._senses.scaling.forget(key)
+        self._senses.ages.forget(key)
+        self._senses.lacking.forget(key)
+        if self._senses.turns is not None:
+            self._senses.turns.forget(key)
+        # The last pod's end may go unseen by a broken watch, and nothing else would look here again.
+        holds = await self._senses.quota.gone(key)
+        return Outcome(again=_LEFT) if holds else Outcome(gone=True)
 
     async def _carry_out(self, key: Key, observed: Observed, draft: Plan) -> Outcome:
         log = structlog.get_logger().bind(namespace=key.namespace, name=key.name)
         try:
+            await self._have_keys(observed, draft)
             await apply(self._cluster, draft.writes)
         except Refused as error:
             log.warning("child_refused", error=str(error))
@@ -84,14 +179,39 @@ class Reconciler:
         except Denied as error:
             await self._tell(observed, replace(draft, denied=str(error)))
             raise
+        except Unavailable:
+            self._senses.quota.unanswered(key)
+            raise
+        news = await self._order(key, observed, draft)
         told = await self._tell(observed, draft)
         writes = [f"{type(write).__name__} {write.resource.kind} {write.name}" for write in draft.writes] + ([told] if told else [])
         if not writes:
             self._repeats.pop(key, None)
-            return Outcome(again=_WAIT if draft.waiting else None)
+            return Outcome(again=_AT_ONCE if news else _again(observed, draft))
         log.info("applied", writes=writes)
         self._check_converging(key, writes)
         return Outcome(again=_AT_ONCE)
+
+    async def _have_keys(self, observed: Observed, draft: Plan) -> None:
+        """Before a replica is made that mounts them: kubelet tries a missing volume again only after minutes. Without them those that run
+        are still scaled."""
+        if observed.callers is None or not observed.callers.tokens:
+            return
+        try:
+            await self._senses.keys.ensure(owner_of(observed))
+        except ClusterError:
+            if any(isinstance(write, Create) and write.resource == DEPLOYMENTS for write in draft.writes):
+                raise
+
+    async def _order(self, key: Key, observed: Observed, draft: Plan) -> bool:
+        """Orders to daemons; whether an answer says something new. Pods that are gone are forgotten."""
+        before = self._answers.get(key, {})
+        given, now = await self._senses.daemons.give(draft.tells), self._clock().timestamp()
+        answers = {uid: answer.after(before.get(uid), now) for uid, answer in given.items()}
+        here = {pod.uid for pod in observed.pods}
+        after = {uid: answer for uid, answer in (before | answers).items() if uid in here}
+        self._answers[key] = after
+        return any(uid not in before or answer.tells_more(before[uid]) for uid, answer in answers.items())
 
     def _check_converging(self, key: Key, written: list[str]) -> None:
         last, count = self._repeats.get(key, ([], 0))
@@ -101,6 +221,32 @@ class Reconciler:
 
     async def _tell(self, observed: Observed, draft: Plan) -> str:
         """The status, named by its content, where it was written; else nothing."""
-        now = self._clock().strftime("%Y-%m-%dT%H:%M:%SZ")
-        wanted = status(observed, draft, self._settings.url, now)
-        return f"Status {digest(wanted)}" if await apply_status(self._cluster, observed, wanted) else ""
+        wanted = self._status(observed, draft)
+        if not await apply_status(self._cluster, observed, wanted):
+            return ""
+        await self._events.record(observed, wanted, self._clock())
+        return f"Status {digest(wanted)}"
+
+    def _status(self, observed: Observed, draft: Plan) -> dict[str, Any]:
+        return status(observed, draft, self._settings.url, self._clock().strftime("%Y-%m-%dT%H:%M:%SZ"))
+
+
+def _unanswered(observed: Observed) -> bool:
+    """Whether the spec is newer than the status: there will be something to write, whatever a plan says."""
+    return bool(observed.raw_status.get("observedGeneration") != observed.meta.generation)
+
+
+def _wants_devices(draft: Plan) -> bool:
+    """Whether news of devices may change what was decided."""
+    none = draft.problem is not None and draft.problem.reason == NO_ACCELERATOR
+    return none or (draft.placement is not None and draft.placement.status.waiting is not None)
+
+
+def _again(observed: Observed, draft: Plan) -> float | None:
+    """When to look again though no event may come."""
+    sick = [draft.health.again] if draft.health.again is not None else []
+    due = [draft.rollout.again] if draft.rollout is not None and draft.rollout.again is not None else []
+    times = [*([_WAIT] if draft.waiting or draft.over_quota else []), *([_DRAIN_POLL] if draft.tells else []), *sick, *due]
+    if draft.again_at is not None:
+        times.append(max(1.0, draft.again_at - observed.now))
+    return min(times, default=None)

@@ -1,4 +1,4 @@
-"""Wires watches, queue, workers and probes, and ends the process when any of them ends. Called by the door.
+"""Runs watches, queue, workers and probes side by side, and ends the process when any of them ends. Called by the door; built by parts.py.
 
 Restart is the recovery path for what nobody expected, and the one tested most.
 """
@@ -6,49 +6,84 @@ Restart is the recovery path for what nobody expected, and the one tested most.
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Coroutine
-from datetime import UTC, datetime
+import time
+from collections.abc import Awaitable, Coroutine
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import kopf
 import structlog
 
 from pagoda_operator import probes
-from pagoda_operator.cluster import KubeCluster, connect, watch_session
-from pagoda_operator.defaults import DEFAULT_KEY
-from pagoda_operator.handlers import register
-from pagoda_operator.queue import Door, KeyedQueue
-from pagoda_operator.reconcile import Reconciler
+from pagoda_operator.check import fill
+from pagoda_operator.claims import Claims
+from pagoda_operator.cluster import KubeCluster, connect
+from pagoda_operator.errors import ClusterError
+from pagoda_operator.handlers import PERHAPS, Intake, Sink, register
+from pagoda_operator.leader import Alone, Leadership, Lease, Means
+from pagoda_operator.own_loop import OwnLoop
+from pagoda_operator.parts import core, parts
 from pagoda_operator.settings import Settings
+from pagoda_operator.state import Resource
+from pagoda_operator.watching import watch_session
+from pagoda_operator.world import World
+from pagoda_operator.world_parsers import PARSERS
 
-# Reads dominate a reconcile: four in flight keep an API server and one core busy.
-_WORKERS = 4
-# Services, profiles, Deployments, pods, and the CRDs that Kopf looks for.
-_WATCHED_KINDS = 5
+# Half of the deadline, as client-go's. With 3 s an API server short of CPU that took up to 2.9 s for a renewal cost the Lease.
+_RENEWAL_TIMEOUT = 5.0
+# For the end of the Lease's connections.
+_FAREWELL = 5.0
+# Between two tries to ask an API server that does not answer what it serves.
+_ASK_AGAIN = 2.0
 
 
 async def run(settings: Settings) -> int:
     """Run until a signal (0) or until a part ends on its own (1)."""
     configuration = await connect(settings.kubeconfig)
-    cluster = KubeCluster(configuration)
-    queue = KeyedQueue(settings.resync, random.Random())  # noqa: S311 (spreads load)
-    vitals = probes.Vitals(_WATCHED_KINDS, queue.oldest)
-    reconciler = Reconciler(cluster, settings, lambda: datetime.now(UTC))
-    queue.add(DEFAULT_KEY)
+    apart = OwnLoop("lease")
+    ballots = await apart.do(_ballots(settings))
+    means = Means(apart=apart.do)
+    lease: Leadership = Lease(ballots, settings.lease_namespace, settings.identity, means) if settings.lease_namespace else Alone()
+    made = core(settings, lease, partial(KubeCluster, configuration))
+    servers = [probes.serve(made.vitals, settings.probes_port), made.metrics.serve(settings.metrics_port)]
+    structlog.get_logger().info("serving", probes=servers[0].server_address[1], metrics=servers[1].server_address[1])
+    beat = asyncio.create_task(made.vitals.beat())  # before the first question to an API server that may be away
+    world, intake = World(PARSERS, time.monotonic), Intake(made.vitals.silences.heard)
+    sink = Sink(made.door, world, made.mirror, intake, Claims(made.queue.add), await _present(made.cluster))
+    made.vitals.expect(len(sink.kinds) + 1)  # and the definitions that Kopf looks for
     registry = kopf.OperatorRegistry()
-    register(registry, Door(queue), configuration.host, lambda: watch_session(configuration, vitals.watched))
-    server = probes.serve(vitals, settings.probes_port)
-    parts = [vitals.beat(), *(queue.work(reconciler.reconcile) for _ in range(_WORKERS))]
+    register(registry, sink, configuration.host, lambda: watch_session(configuration, made.vitals.watched, made.vitals.heard))
+    await fill(made.cluster, sink.world, [resource for resource in PARSERS if resource in sink.kinds])
     try:
-        return await _first_end(kopf.operator(registry=registry, clusterwide=True, standalone=True), parts)
+        return await _first_end(kopf.operator(registry=registry, clusterwide=True, standalone=True), [beat, *parts(made, sink)])
     finally:
-        server.shutdown()
-        await cluster.close()
+        await lease.release(answered=made.cluster.answered)
+        for server in servers:
+            server.shutdown()
+        await made.cluster.close()
+        with suppress(TimeoutError):  # a loop that hangs keeps nobody
+            await asyncio.wait_for(apart.do(ballots.close()), _FAREWELL)
+        apart.close()
 
 
-async def _first_end(watching: Coroutine[Any, Any, None], parts: list[Coroutine[Any, Any, None]]) -> int:
-    tasks = [asyncio.create_task(part) for part in parts]
+async def _ballots(settings: Settings) -> KubeCluster:
+    """A loop and connections of its own and short tries: a renewal must wait for nothing else."""
+    return KubeCluster(await connect(settings.kubeconfig), timeout=_RENEWAL_TIMEOUT)
+
+
+async def _present(cluster: KubeCluster) -> frozenset[Resource]:
+    """Which of the kinds that not every cluster has are there; a cluster that gets them later is upgraded, which restarts us."""
+    while True:
+        try:
+            return frozenset([resource for resource in PERHAPS if await cluster.serves(resource)])
+        except ClusterError as error:
+            structlog.get_logger().warning("api_server_silent", error=str(error))
+            await asyncio.sleep(_ASK_AGAIN)
+
+
+async def _first_end(watching: Coroutine[Any, Any, None], parts: list[Awaitable[None]]) -> int:
+    tasks = [asyncio.ensure_future(part) for part in parts]
     watcher = asyncio.create_task(watching)  # after the others: Kopf cancels whatever starts after it
     done, _ = await asyncio.wait([watcher, *tasks], return_when=asyncio.FIRST_COMPLETED)
     failures = [error for task in done if (error := task.exception()) is not None]

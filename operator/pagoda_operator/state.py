@@ -11,15 +11,23 @@ from typing import Any, Final, NamedTuple
 
 from pagoda_contracts.names import (
     API_VERSION,
-    CONTAINER_DAEMON,
-    LABEL_ACCELERATOR,
-    LABEL_REVISION,
     LABEL_SERVICE_UID,
 )
+from pagoda_contracts.resources.adapter import LORA_ADAPTER
 from pagoda_contracts.resources.meta import ObjectMeta
 from pagoda_contracts.resources.profile import SERVING_PROFILE, ServingProfileSpec
 from pagoda_contracts.resources.service import INFERENCE_SERVICE, InferenceServiceSpec, InferenceServiceStatus
+from pagoda_contracts.resources.tenant import TENANT_QUOTA
 from pydantic import ValidationError
+
+from pagoda_operator.autoscale import Decision
+from pagoda_operator.callers import Callers
+from pagoda_operator.orders import Answer, unix
+from pagoda_operator.placement.fleet import Fleet
+from pagoda_operator.pods import Pod, condition_of
+from pagoda_operator.quota.grant import Grant
+from pagoda_operator.quota.holdings import Holding, reserved
+from pagoda_operator.signals_view import ServiceSignals
 
 Json = Mapping[str, Any]
 
@@ -47,13 +55,30 @@ CONFIG_MAPS: Final = Resource("v1", "ConfigMap", "configmaps")
 DEPLOYMENTS: Final = Resource("apps/v1", "Deployment", "deployments")
 CORE_SERVICES: Final = Resource("v1", "Service", "services")
 DISRUPTION_BUDGETS: Final = Resource("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
+NETWORK_POLICIES: Final = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+QUOTAS: Final = Resource(API_VERSION, TENANT_QUOTA.kind, TENANT_QUOTA.plural)
+ADAPTERS: Final = Resource(API_VERSION, LORA_ADAPTER.kind, LORA_ADAPTER.plural)
+RESOURCE_QUOTAS: Final = Resource("v1", "ResourceQuota", "resourcequotas")
+NODES: Final = Resource("v1", "Node", "nodes")
+RESOURCE_CLAIMS: Final = Resource("resource.k8s.io/v1", "ResourceClaim", "resourceclaims")
+RESOURCE_CLAIM_TEMPLATES: Final = Resource("resource.k8s.io/v1", "ResourceClaimTemplate", "resourceclaimtemplates")
+RESOURCE_SLICES: Final = Resource("resource.k8s.io/v1", "ResourceSlice", "resourceslices")
+LEASES: Final = Resource("coordination.k8s.io/v1", "Lease", "leases")
 
-# In the order in which a revision comes to life: what pins it before what runs it.
-CHILD_RESOURCES: Final = (CONTROLLER_REVISIONS, CONFIG_MAPS, DEPLOYMENTS, CORE_SERVICES, DISRUPTION_BUDGETS)
+EVENTS: Final = Resource("events.k8s.io/v1", "Event", "events")
+
+# In the order in which a revision comes to life: what fences it in and what pins it before what runs it.
+CHILD_RESOURCES: Final = (
+    *(NETWORK_POLICIES, CONTROLLER_REVISIONS, CONFIG_MAPS, RESOURCE_CLAIM_TEMPLATES),
+    *(DEPLOYMENTS, CORE_SERVICES, DISRUPTION_BUDGETS),
+)
 
 
-# A container waits for others or for its turn: says less than any other reason.
-_MERELY_LATER: Final = ("PodInitializing", "ContainerCreating")
+class Taken(NamedTuple):
+    """A served name that this service wants and an older one holds."""
+
+    name: str
+    holder: Key
 
 
 @dataclass(frozen=True)
@@ -101,6 +126,11 @@ class Child:
         """A Deployment's wanted replicas."""
         return int(self.body.get("spec", {}).get("replicas", 1))
 
+    @property
+    def reserved(self) -> int:
+        """A Deployment's replicas that it stays charged for while it asks for fewer; 0 where it does not."""
+        return reserved(self.meta)
+
     def count(self, name: str) -> int:
         """A number of a Deployment's status, 0 where the controller has not seen the newest spec."""
         status: Json = self.body.get("status", {})
@@ -114,33 +144,7 @@ class Child:
 
     def condition(self, kind: str) -> Json:
         """A condition of the object's status; empty where absent."""
-        return _condition(self.body, kind)
-
-
-@dataclass(frozen=True)
-class Pod:
-    """A replica, as far as status and rollout need it."""
-
-    name: str
-    revision: str
-    accelerator: str
-    ready: bool = False
-    deleting: bool = False
-    finished: bool = False
-    unscheduled: str = ""
-    scheduled: bool = False
-    waiting: str = ""
-    waiting_message: str = ""
-    running: bool = False
-    restarts: int = 0
-    exit_code: int | None = None
-    exit_reason: str = ""
-    exit_message: str = ""
-
-    @property
-    def counts(self) -> bool:
-        """Whether it is a replica that stays."""
-        return not self.deleting and not self.finished
+        return condition_of(self.body, kind)
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,63 @@ class Observed:
     children: tuple[Child, ...] = ()
     strangers: tuple[Child, ...] = ()
     pods: tuple[Pod, ...] = field(default=())
+    # When it was looked, in seconds of Unix time; how many replicas scaling wants, None where a person says (spec.replicas).
+    now: float = 0.0
+    scaling: Decision | None = None
+    # Seconds that starts took before, by accelerator, where scaling remembers them.
+    starts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    # How long ago the times were that the operator wrote into the status, whoever set the clock since (ages.py).
+    ages: Mapping[str, float] = field(default_factory=dict)
+    # The cluster's devices and who holds them, as the watches have shown them.
+    fleet: Fleet = field(default=Fleet())
+    # Who may call replicas, as the installation says.
+    callers: Callers | None = None
+    # What all that bears the service's name holds, and what TenantQuotas let it have; None where none caps what it needs.
+    holdings: tuple[Holding, ...] = ()
+    quota: Grant | None = None
+    # Deployments of which not one replica more finds room in quotas beside all that is charged.
+    cramped: frozenset[str] = frozenset()
+    # Served names that older services hold (claims.py).
+    taken: tuple[Taken, ...] = ()
+    # What daemons answered to their last order, by the pod's uid; empty after a restart.
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    # Since when pods have no node for another reason than a lack of free devices, by uid (lacking.py).
+    lacking: Mapping[str, float] = field(default_factory=dict)
+    # What gateways say of it; None where nothing was heard since this process began.
+    signals: ServiceSignals | None = None
+    # Replicas that have a place or would find one now; None where nobody can tell (room.py).
+    placeable: int | None = None
+    # Nodes whose devices are not to be trusted, with the reason.
+    faults: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def asked(self) -> int:
+        """Replicas that are asked for: what scaling decided, else spec.replicas."""
+        if self.scaling is not None:
+            return self.scaling.replicas
+        return self.spec.replicas if self.spec else 0
+
+    @property
+    def granted(self) -> int | None:
+        """Most replicas that quota lets the service have now, those of old revisions counted; None without a limit."""
+        return self.quota.replicas if self.quota is not None else None
+
+    @property
+    def wanted(self) -> int:
+        """Replicas that the service should have: what is asked for, as far as quota grants it."""
+        return self.asked if self.granted is None else min(self.asked, self.granted)
+
+    @property
+    def room(self) -> int:
+        """Replicas that the current revision may have now, beside what older ones still hold."""
+        return self.wanted if self.quota is None else min(self.wanted, self.quota.room)
+
+    @property
+    def limited(self) -> bool:
+        """Whether quota gives less than is asked for, or than scaling would have asked for."""
+        if self.quota is None:
+            return False
+        return self.room < self.asked or (self.scaling is not None and "quota" in self.scaling.cause)
 
     @property
     def status(self) -> InferenceServiceStatus:
@@ -164,6 +225,17 @@ class Observed:
             return InferenceServiceStatus.model_validate(dict(self.raw_status), extra="ignore")
         except ValidationError:
             return InferenceServiceStatus()
+
+    @property
+    def stamps(self) -> tuple[str, ...]:
+        """The times in it that something waits by."""
+        health, rollout = self.status.health, self.status.rollout
+        found = (health.last_replacement.time if health and health.last_replacement else None, rollout.since if rollout else None)
+        return tuple(stamp for stamp in found if stamp)
+
+    def age(self, stamp: str) -> float:
+        """Of one of them; by the clock on the wall where nothing else is known."""
+        return self.ages.get(stamp, self.now - (unix(stamp) or self.now))
 
     def of(self, resource: Resource) -> tuple[Child, ...]:
         """The service's own children of a kind."""
@@ -178,49 +250,3 @@ def explain(error: ValidationError) -> str:
     """Every refused field with its value, in one line."""
     parts = [f"{'.'.join(map(str, fault['loc'])) or 'object'}: {fault['msg']}" for fault in error.errors(include_url=False)]
     return "; ".join(parts)[:1000]
-
-
-def parse_pod(body: Json) -> Pod:
-    """A pod of the service."""
-    meta, status = body["metadata"], body.get("status", {})
-    labels = meta.get("labels", {})
-    scheduled = _condition(body, "PodScheduled")
-    return Pod(
-        name=meta["name"],
-        revision=labels.get(LABEL_REVISION, ""),
-        accelerator=labels.get(LABEL_ACCELERATOR, ""),
-        ready=_condition(body, "Ready").get("status") == "True" and "deletionTimestamp" not in meta,
-        deleting="deletionTimestamp" in meta,
-        finished=status.get("phase") in ("Failed", "Succeeded"),
-        scheduled=scheduled.get("status") == "True",
-        unscheduled=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
-        **_container(status),
-    )
-
-
-def _container(status: Json) -> dict[str, Any]:
-    """What the daemon's container does; where another one blocks the pod, why that one waits."""
-    daemon: Json = next((c for c in status.get("containerStatuses", []) if c["name"] == CONTAINER_DAEMON), {})
-    states: list[Json] = [container.get("state", {}) for container in [daemon, *_others(status)] if container]
-    waits: list[Json] = [state["waiting"] for state in states if "waiting" in state]
-    waiting: Json = next((wait for wait in waits if wait.get("reason") not in _MERELY_LATER), waits[0] if waits else {})
-    ended = daemon.get("state", {}).get("terminated") or daemon.get("lastState", {}).get("terminated") or {}
-    return {
-        "waiting": waiting.get("reason", ""),
-        "waiting_message": waiting.get("message", ""),
-        "running": "running" in daemon.get("state", {}),
-        "restarts": daemon.get("restartCount", 0),
-        "exit_code": ended.get("exitCode"),
-        "exit_reason": ended.get("reason", ""),
-        "exit_message": ended.get("message", ""),
-    }
-
-
-def _others(status: Json) -> list[Json]:
-    both = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
-    return [container for container in both if container["name"] != CONTAINER_DAEMON]
-
-
-def _condition(body: Json, kind: str) -> Json:
-    conditions: list[Json] = body.get("status", {}).get("conditions", [])
-    return next((condition for condition in conditions if condition.get("type") == kind), {})

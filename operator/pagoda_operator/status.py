@@ -6,27 +6,36 @@ Messages hold nothing that changes by itself (back-off times, restart counts): e
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 from pagoda_contracts.names import EXIT_PERMANENT
 from pagoda_contracts.resources.meta import Condition
 from pagoda_contracts.resources.service import InferenceServiceStatus, RevisionStatus
+from pagoda_contracts.resources.status import ScalingDecision, ScalingStatus
 
+from pagoda_operator.expect import expected
+from pagoda_operator.health import Health
+from pagoda_operator.held import held_names
+from pagoda_operator.outdated import outdated
+from pagoda_operator.placement.place import WAITING_FOR_CAPACITY
 from pagoda_operator.plan import Plan, owner_of
-from pagoda_operator.state import DEPLOYMENTS, Json, Observed, Pod
-from pagoda_operator.unheeded import unheeded
+from pagoda_operator.pods import Pod
+from pagoda_operator.stages import STAGES, clean
+from pagoda_operator.state import DEPLOYMENTS, Json, Observed
+from pagoda_operator.status_health import DEGRADED, health_condition
+from pagoda_operator.unheeded import in_vain
 
 READY: Final = "Ready"
 RECONCILING: Final = "Reconciling"
 STALLED: Final = "Stalled"
+QUOTA_EXCEEDED: Final = "QuotaExceeded"
 MODEL_REJECTED: Final = "ModelRejected"
+ROLLED_BACK: Final = "RolledBack"
 
-_MAX_MESSAGE: Final = 1000
+_MAX_REASON: Final = 512
+_MAX_DECISIONS: Final = 5
 _MAX_REVISIONS: Final = 16
-_BACK_OFF: Final = re.compile(r'^(Back-off pulling image "[^"]*": )?(\w*ImagePull\w*: )?')
-_IMAGE_REASONS: Final = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"})
 
 State = Literal["True", "False", "Unknown"]
 
@@ -45,55 +54,112 @@ def status(observed: Observed, plan: Plan, url: str | None, now: str) -> dict[st
     owner = owner_of(observed)
     told = InferenceServiceStatus(
         observed_generation=observed.meta.generation,
-        conditions=_conditions(observed, verdict(observed, plan), now),
+        conditions=_conditions(observed, verdict(observed, plan), plan.health, now),
         replicas=len(pods),
-        ready_replicas=sum(pod.ready for pod in pods),
+        ready_replicas=sum(pod.serves for pod in pods),
+        served_names=held_names(observed),
         selector=",".join(f"{name}={value}" for name, value in owner.selector.items()),
         url=url,
+        ready_expected_at=expected(pods, observed.wanted, observed.starts),
+        scaling=_scaling(observed, now),
         placement=plan.placement.status if plan.placement else None,
-        revisions=_revisions(pods),
+        health=plan.health.record,
+        rollout=plan.rollout.record if plan.rollout else observed.status.rollout,
+        outdated=outdated(observed, plan),
+        revisions=_revisions(pods, plan.rollout.weights if plan.rollout else {}),
     )
     return told.wire()
 
 
+def _scaling(observed: Observed, now: str) -> ScalingStatus | None:
+    """What scaling wants, and the last times that it wanted another number."""
+    if observed.spec is None:
+        return None
+    if observed.scaling is None:
+        return ScalingStatus(desired=observed.wanted)
+    last, decision = observed.status.scaling or ScalingStatus(), observed.scaling
+    reason, before = decision.reason, observed.spec.replicas if last.desired is None else last.desired
+    if observed.wanted < decision.replicas:
+        reason = f"{reason}; {decision.replicas} wanted, the quota grants {observed.wanted}"
+    reason = clean(reason)[:_MAX_REASON]
+    decisions = last.last_decisions
+    if observed.wanted != before:
+        new = ScalingDecision.model_validate({"time": now, "from": before, "desired": observed.wanted, "reason": reason})
+        decisions = (*decisions, new)[-_MAX_DECISIONS:]
+    return ScalingStatus(desired=observed.wanted, reason=reason, last_decisions=decisions)
+
+
 def verdict(observed: Observed, plan: Plan) -> Verdict:
     """The one thing to say; what the spec asks for in vain is said with it."""
-    told = _verdict(observed, plan)
-    ignored = unheeded(observed.spec) if observed.spec else ()
-    return told._replace(message=f"{told.message}; not acted on yet: {', '.join(ignored)}") if ignored else told
+    told = _limited(observed, plan, _verdict(observed, plan))
+    return told._replace(message=f"{told.message}{in_vain(observed.spec)}") if observed.spec else told
 
 
 def _verdict(observed: Observed, plan: Plan) -> Verdict:
+    if plan.held is not None:
+        return Verdict("reconciling", plan.held.reason, clean(plan.held.message) + _serving(observed, plan))
     if plan.problem is not None:
         return Verdict("stalled", plan.problem.reason, clean(plan.problem.message) + _serving(observed, plan))
+    if (told := _rollout(observed, plan)) is not None:
+        return told
     pods = _current(observed, plan)
-    ready, wanted = sum(pod.ready for pod in pods), observed.spec.replicas if observed.spec else 0
-    rejected = next((pod for pod in pods if pod.exit_code == EXIT_PERMANENT and not pod.ready), None)
+    ready, wanted = sum(pod.serves for pod in pods), observed.wanted
+    rejected = next((why for pod in pods if not pod.ready and (why := _rejection(pod)) is not None), None)
     if rejected is not None and ready == 0:
-        return Verdict("stalled", MODEL_REJECTED, (clean(rejected.exit_message) or "no reason given") + _serving(observed, plan))
+        return Verdict("stalled", MODEL_REJECTED, (clean(rejected) or "no reason given") + _serving(observed, plan))
     if plan.current and observed.find(DEPLOYMENTS, plan.current.name) and ready >= wanted and not plan.denied:
         return _arrived(plan, ready, wanted)
     reason, message = _progress(observed, plan, pods)
     return Verdict("reconciling", reason, f"{ready} of {wanted} replicas ready: {clean(message)}" + _serving(observed, plan))
 
 
-def clean(text: str) -> str:
-    """A foreign text as one printable line."""
-    printable = "".join(char if char.isprintable() else " " for char in text)
-    return " ".join(printable.split())[:_MAX_MESSAGE]
+def _limited(observed: Observed, plan: Plan, told: Verdict) -> Verdict:
+    """What quota keeps from the service. Only a person cures that where he asked for the number, or where nothing at all is left; what
+    scaling asked for is served as far as it goes."""
+    why = plan.over_quota or (observed.quota.why if observed.quota is not None and observed.limited else "")
+    if not why or told.kind == "stalled":
+        return told
+    if observed.limited and observed.wanted < max(1, observed.asked) and (observed.scaling is None or observed.wanted == 0):
+        ready = sum(pod.ready for pod in observed.pods if pod.counts)
+        return Verdict("stalled", QUOTA_EXCEEDED, f"{ready} of {observed.asked} replicas ready: {why}")
+    return told._replace(message=f"{told.message}; {why}")
+
+
+def _rollout(observed: Observed, plan: Plan) -> Verdict | None:
+    """A new revision that was turned back, or one that has its share of requests; None for whatever else it is at."""
+    record = plan.rollout.record if plan.rollout is not None else None
+    if plan.rollout is None or record is None:
+        return None
+    if record.phase == "RolledBack":
+        return Verdict("stalled", ROLLED_BACK, clean(record.reason or "turned back") + _serving(observed, plan))
+    ready = sum(pod.serves for pod in observed.pods)
+    if record.phase != "Progressing" or record.since is None or ready < observed.wanted:
+        return None
+    share = f"{plan.rollout.weights.get(record.revision, 0)}% of requests to the new revision"
+    waits = f"; {plan.rollout.waits}" if plan.rollout.waits else ""
+    return Verdict("serving", "Canary", f"{observed.wanted} of {observed.wanted} replicas ready: {share}{waits}")
+
+
+def _rejection(pod: Pod) -> str | None:
+    """What the daemon, or the sidecar that fetches for it, calls incurable."""
+    if pod.exit_code == EXIT_PERMANENT:
+        return pod.exit_message
+    return pod.fetching.exit_message if pod.fetching.permanent else None
 
 
 def _arrived(plan: Plan, ready: int, wanted: int) -> Verdict:
     message = f"{ready} of {wanted} replicas ready" if wanted else "scaled to zero"
     if plan.retiring:
         return Verdict("serving", "RollingOut", f"{message}; draining {', '.join(plan.retiring)}")
+    if plan.leaving:
+        return Verdict("serving", "Draining", f"{message}; draining {', '.join(plan.leaving)}")
     return Verdict("settled", "Available" if wanted else "ScaledToZero", message)
 
 
 def _serving(observed: Observed, plan: Plan) -> str:
     """What older revisions still do, for the end of a message."""
     mine = {pod.name for pod in _current(observed, plan)}
-    others = sum(pod.ready for pod in observed.pods if pod.counts and pod.name not in mine)
+    others = sum(pod.serves for pod in observed.pods if pod.name not in mine)
     return f"; {others} ready of an older revision keep serving" if others else ""
 
 
@@ -105,71 +171,46 @@ def _current(observed: Observed, plan: Plan) -> list[Pod]:
 
 
 def _progress(observed: Observed, plan: Plan, pods: list[Pod]) -> tuple[str, str]:
-    """Why not yet: the least advanced replica speaks."""
+    """Why not yet: what holds all of it, else the least advanced replica speaks."""
     if plan.denied:
         return "Forbidden", plan.denied
-    if plan.waiting:
-        return "Waiting", f"waiting until {plan.waiting} is gone"
-    wanted = observed.spec.replicas if observed.spec else 0
+    return _held_up(plan, pods) or _of_replicas(observed, plan, pods)
+
+
+def _of_replicas(observed: Observed, plan: Plan, pods: list[Pod]) -> tuple[str, str]:
+    wanted = observed.wanted
     waiting = [pod for pod in pods if not pod.ready]
-    told = [(reason, message) for tell in _STAGES for pod in waiting if (found := tell(pod)) for reason, message in [found]]
+    told = [(reason, message) for tell in STAGES for pod in waiting if (found := tell(pod)) for reason, message in [found]]
     if told and len(pods) >= wanted:
         return told[0]
     deployment = observed.find(DEPLOYMENTS, plan.current.name) if plan.current else None
     failure: Json = deployment.condition("ReplicaFailure") if deployment else {}
     if failure.get("status") == "True":
         return "CreatingPods", failure.get("message", "")
+    if not told and plan.leaving:
+        return "RollingOut" if plan.retiring else "Draining", f"draining {', '.join(plan.leaving)}"
     return told[0] if told else ("CreatingPods", "pods are being created")
 
 
-def _crashing(pod: Pod) -> tuple[str, str] | None:
-    if pod.exit_code is None or (pod.running and pod.restarts == 0):
+def _held_up(plan: Plan, pods: list[Pod]) -> tuple[str, str] | None:
+    """Something must go first; devices would do and are all in use, but a pod that has a node after all has got its own."""
+    if plan.waiting:
+        return "Waiting", f"waiting until {plan.waiting} is gone"
+    awaited = plan.placement.status.waiting if plan.placement else None
+    if awaited is None or any(pod.scheduled for pod in pods):
         return None
-    why = clean(pod.exit_message) or pod.exit_reason or "no reason given"
-    return "CrashLooping", f"{pod.name} ended with exit code {pod.exit_code}: {why}"
+    return WAITING_FOR_CAPACITY, f"{awaited.accelerator} since {awaited.since}: {awaited.why}"
 
 
-def _unscheduled(pod: Pod) -> tuple[str, str] | None:
-    return ("Scheduling", f"{pod.name}: {pod.unscheduled}") if pod.unscheduled else None
-
-
-def _image(pod: Pod) -> tuple[str, str] | None:
-    if pod.waiting not in _IMAGE_REASONS:
-        return None
-    # ErrImagePull and ImagePullBackOff alternate with each try: the common part of their messages stays the same.
-    return "ImagePull", f"{pod.name}: {_BACK_OFF.sub('', pod.waiting_message) or pod.waiting}"
-
-
-def _container(pod: Pod) -> tuple[str, str] | None:
-    if not pod.waiting or pod.waiting in ("ContainerCreating", "PodInitializing", "CrashLoopBackOff"):
-        return None
-    return "Container", f"{pod.name}: {pod.waiting}: {pod.waiting_message}"
-
-
-def _starting(pod: Pod) -> tuple[str, str] | None:
-    if pod.running:
-        return None
-    if not pod.scheduled:
-        return "Scheduling", f"{pod.name} has no node yet"
-    return "PullingImage", f"{pod.name} pulls its image and mounts its volumes"
-
-
-def _loading(pod: Pod) -> tuple[str, str] | None:
-    return "LoadingModel", f"{pod.name} loads the model"
-
-
-# Bad news first, then the least advanced.
-_STAGES: Final[tuple[Callable[[Pod], tuple[str, str] | None], ...]] = (_crashing, _unscheduled, _image, _container, _starting, _loading)
-
-
-def _conditions(observed: Observed, told: Verdict, now: str) -> tuple[Condition, ...]:
+def _conditions(observed: Observed, told: Verdict, health: Health, now: str) -> tuple[Condition, ...]:
     last = {condition.type: condition for condition in observed.status.conditions}
     wanted: tuple[tuple[str, State], ...] = (
         (READY, _ready(observed, told, last.get(READY))),
         (RECONCILING, "True" if told.kind in ("serving", "reconciling") else "False"),
         (STALLED, "True" if told.kind == "stalled" else "False"),
     )
-    return tuple(_condition(observed, told, (kind, state), last.get(kind), now) for kind, state in wanted)
+    lines = [_condition(observed, told, (kind, state), last.get(kind), now) for kind, state in wanted]
+    return (*lines, *health_condition(observed, health, last.get(DEGRADED), now))
 
 
 def _ready(observed: Observed, told: Verdict, last: Condition | None) -> State:
@@ -193,13 +234,15 @@ def _condition(observed: Observed, told: Verdict, wanted: tuple[str, State], las
     )
 
 
-def _revisions(pods: list[Pod]) -> tuple[RevisionStatus, ...]:
-    hashes = sorted({pod.revision for pod in pods})[:_MAX_REVISIONS]
+def _revisions(pods: list[Pod], weights: Mapping[str, int]) -> tuple[RevisionStatus, ...]:
+    """Those with replicas or with a share: a new one's share of nothing is told before its first replica is ready."""
+    hashes = sorted({pod.revision for pod in pods} | set(weights))[:_MAX_REVISIONS]
     return tuple(
         RevisionStatus(
             hash=name,
             replicas=sum(pod.revision == name for pod in pods),
-            ready_replicas=sum(pod.ready for pod in pods if pod.revision == name),
+            ready_replicas=sum(pod.serves for pod in pods if pod.revision == name),
+            weight=weights.get(name),
         )
         for name in hashes
     )

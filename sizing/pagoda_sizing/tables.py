@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from pagoda_contracts import marked
+
 from pagoda_sizing.devices import GB, TERA, Device, catalogue
-from pagoda_sizing.errors import BadConfig
 from pagoda_sizing.families import parse_model
 from pagoda_sizing.published import Published, published
 from pagoda_sizing.quant import WEIGHTS
@@ -22,10 +23,7 @@ def tables() -> str:
 
 def updated(document: str) -> str:
     """The document with the region between the marks written anew."""
-    if document.count(BEGIN) != 1 or document.count(END) != 1 or document.index(BEGIN) > document.index(END):
-        raise BadConfig(f"the document needs one line {BEGIN!r} and after it one {END!r}")
-    head, _, rest = document.partition(BEGIN)
-    return f"{head}{BEGIN}\n\n{tables()}\n{END}{rest.partition(END)[2]}"
+    return marked.renewed(document, BEGIN, END, tables())
 
 
 def _table(title: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

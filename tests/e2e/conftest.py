@@ -1,10 +1,12 @@
-"""One cluster with Pagoda installed for all scenarios; each scenario has a namespace of its own."""
+"""One cluster with Pagoda installed for all scenarios; each scenario has a namespace of its own. At the end its audit log
+is asked whether any request of an account of ours was refused."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from cluster import Cluster, running_cluster
 from pagoda_devcluster.demo import install
 from pagoda_devcluster.demo.build import Workshop
 from pagoda_devcluster.demo.show import Line, watch
+from rights import GATEWAY, OPERATOR, nothing_refused
 from services import service
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +51,7 @@ class Pagoda:
         return self.outcome(namespace, name)
 
     def outcome(self, namespace: str, name: str) -> Line:
-        *_, last = watch(self.cluster, namespace, name, seconds=240)
+        *_, last = watch(self.cluster, namespace, name, seconds=600)
         return last
 
     def get(self, *argv: str) -> dict[str, object]:
@@ -64,11 +67,15 @@ def pagoda() -> Iterator[Pagoda]:
     with running_cluster(nodes="kubelet") as running:
         cluster = install.Cluster(running.name)
         install.install_chart(shop, cluster, install.load_images(shop, cluster))
+        since = time.time()
         yield Pagoda(shop, cluster, running, install.gateway_url(cluster), model)
+        nothing_refused(running, (OPERATOR, GATEWAY), since)
 
 
 @pytest.fixture
 def namespace(pagoda: Pagoda) -> Iterator[str]:
     name = pagoda.namespace()
     yield name
+    # Services first, and waited for: until one is gone it holds its served names, and the next test's service of that name would stall.
+    pagoda.cluster.kubectl("delete", "inferenceservices", "--all", "-n", name, "--timeout=300s")
     pagoda.cluster.kubectl("delete", "namespace", name, "--wait=false")

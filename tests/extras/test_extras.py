@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.extras, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.extras, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 UV = Path(sys.executable).parent / "uv"
@@ -17,14 +17,16 @@ DOORS = {
     "daemon": ("pagoda-daemon", "pagoda_daemon.__main__", "pagoda_daemon.api"),
     "operator": ("pagoda-operator", "pagoda_operator.__main__", "pagoda_operator.serve"),
     "gateway": ("pagoda-gateway", "pagoda_gateway.__main__", "pagoda_gateway.serve"),
+    "fetch": ("pagoda-fetch", "pagoda_fetch.__main__", "pagoda_fetch.sidecar"),
     "cli": ("pagoda", "pagoda_cli.__main__", "pagoda_cli.commands"),
 }
 # Enough of a command line to pass the settings, which need no extra.
-ARGUMENTS = {"daemon": ["serve", "."], "operator": [], "gateway": [], "cli": ["plan"]}
+ARGUMENTS = {"daemon": ["serve", "."], "operator": [], "gateway": [], "fetch": ["inspect", "pvc://x"], "cli": ["plan"]}
 STRANGERS = {
     "daemon": {"kubernetes", "kopf", "typer", "transformers"},
-    "operator": {"torch", "grpc", "typer", "starlette"},
+    "operator": {"torch", "typer", "starlette"},
     "gateway": {"torch", "kopf", "typer"},
+    "fetch": {"torch", "kubernetes", "kopf", "starlette", "aiohttp"},
     "cli": {"torch", "kubernetes", "kopf", "starlette", "grpc"},
 }
 

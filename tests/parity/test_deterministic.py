@@ -18,7 +18,7 @@ from pagoda_daemon.engine.messages import Sampling
 from pagoda_daemon.model.config import read_spec
 from pagoda_daemon.runner.answer import wanted_logits
 from pagoda_daemon.runner.fixed import passes
-from pagoda_daemon.runner.torch_worker import TorchWorker
+from pagoda_daemon.runner.model_worker import ModelWorker
 from tiny_families import VOCAB, make_model
 
 pytestmark = pytest.mark.parity
@@ -35,16 +35,16 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return directory
 
 
-def load(directory: Path, *, deterministic: bool = True, **engine: Any) -> TorchWorker:
+def load(directory: Path, *, deterministic: bool = True, **engine: Any) -> ModelWorker:
     settings = {"dtype": "bfloat16", "threads": 1, "max_model_len": 128, "max_concurrency": 16, "deterministic": deterministic, **engine}
     config = DaemonConfig(model=ModelConfig(path=str(directory), served_names=("m",)), engine=EngineConfig.model_validate(settings))
-    return TorchWorker.load(config, lambda _: None)
+    return ModelWorker.load(config, lambda _: None)
 
 
 class Recording:
     """A worker that keeps the logits from which each token of each request was drawn, by the request's first token."""
 
-    def __init__(self, worker: TorchWorker) -> None:
+    def __init__(self, worker: ModelWorker) -> None:
         self.limits, self._worker = worker.limits, worker
         self.seen: dict[tuple[int, int], torch.Tensor] = {}
         self.first: dict[int, int] = {}
@@ -52,12 +52,13 @@ class Recording:
     def execute(self, plan: StepPlan) -> StepResult:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(self._worker, "logits", self._noted)
+            patch.setattr(self._worker.forward, "likeliest", None)  # a choice made in the pass shows no logits
             return self._worker.execute(plan)
 
     def _noted(self, plan: StepPlan) -> torch.Tensor:
         starts = plan.starts[:-1]
         self.first |= {int(r): int(t) for r, t, p in zip(plan.rows, plan.token_ids[starts], plan.positions[starts], strict=True) if p == 0}
-        logits = TorchWorker.logits(self._worker, plan)
+        logits = ModelWorker.logits(self._worker, plan)
         for row, place, found in zip(plan.rows[plan.sample].tolist(), plan.lengths[plan.sample].tolist(), logits, strict=True):
             before = self.seen.setdefault((self.first[row], place), found.clone())
             assert before.equal(found), "the same context gave other bits within one run"
@@ -70,7 +71,7 @@ class Recording:
 Run = tuple[dict[str, list[int]], dict[tuple[int, int], torch.Tensor]]
 
 
-def run(worker: TorchWorker, *, preempts: bool = False, **limits: int) -> Run:
+def run(worker: ModelWorker, *, preempts: bool = False, **limits: int) -> Run:
     recording = Recording(worker)
     drive = Drive(recording, prefix_caching=False, **limits)
     draw = torch.Generator().manual_seed(1)

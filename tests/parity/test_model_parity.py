@@ -19,7 +19,7 @@ from engine_front import engine_process
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
 from pagoda_daemon.batch import LAST_SAMPLED, StepPlan, StepResult
 from pagoda_daemon.engine.messages import Loading, Ready, Sampling, Shutdown, StepOutput, Submit
-from pagoda_daemon.runner.torch_worker import TorchWorker
+from pagoda_daemon.runner.model_worker import ModelWorker
 from pagoda_daemon.runner.worker import Worker
 from pagoda_daemon.scheduler.plan import plan
 from tiny_families import FAMILIES, VOCAB, Case, make_model, wide_cases, write_config_as_v4
@@ -74,10 +74,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def load(directory: Path, **engine: Any) -> TorchWorker:
+def load(directory: Path, **engine: Any) -> ModelWorker:
     settings = EngineConfig.model_validate({"dtype": "float32", "threads": 1, "max_model_len": 256, "max_concurrency": 32, **engine})
     config = DaemonConfig(model=ModelConfig(path=str(directory), served_names=("m",)), engine=settings)
-    return TorchWorker.load(config, lambda _: None)
+    return ModelWorker.load(config, lambda _: None)
 
 
 def cases(model: PreTrainedModel, wanted: int, lengths: Sequence[int] = (5, 40)) -> list[Case]:
@@ -96,7 +96,7 @@ def submit_all(drive: Drive, expected: list[Case]) -> None:
         drive.submit(f"r{i}", case.prompt, COUNT)
 
 
-def run(worker: TorchWorker, expected: list[Case], **limits: int) -> Drive:
+def run(worker: ModelWorker, expected: list[Case], **limits: int) -> Drive:
     drive = Drive(worker, **limits)
     submit_all(drive, expected)
     drive.drain()
@@ -296,7 +296,7 @@ def test_seeded_sampling_is_the_same_alone_together_chunked_and_preempted(served
     directory, expected = served
     prompts = [case.prompt for case in expected[:12]]
 
-    def streams(worker: TorchWorker, *, preempts: bool = False, **limits: int) -> list[list[int]]:
+    def streams(worker: ModelWorker, *, preempts: bool = False, **limits: int) -> list[list[int]]:
         drive = Drive(worker, **limits)
         for i, prompt in enumerate(prompts):
             drive.submit(f"r{i}", prompt, Sampling(40, temperature=1.0, top_k=50 * (i % 2), top_p=0.9 if i % 3 else 1.0, seed=i))

@@ -1,4 +1,4 @@
-"""Whole requests through scheduler and torch worker: processors in a stream against transformers' generate, log-probabilities against its
+"""Whole requests through scheduler and model worker: processors in a stream against transformers' generate, log-probabilities against its
 logits, and the same answers alone, in company, chunked and preempted."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from engine_drive import Drive
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
 from pagoda_daemon.batch import LAST_SAMPLED
 from pagoda_daemon.engine.messages import Sampling, TokenLogprob
-from pagoda_daemon.runner.torch_worker import TorchWorker
+from pagoda_daemon.runner.model_worker import ModelWorker
 from tiny_families import VOCAB, make_model
 from transformers import PreTrainedModel
 
@@ -28,9 +28,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedMod
     return directory, make_model(directory)
 
 
-def load(directory: Path, **engine: Any) -> TorchWorker:
+def load(directory: Path, **engine: Any) -> ModelWorker:
     settings = EngineConfig.model_validate({"dtype": "float32", "threads": 1, "max_model_len": 256, "max_concurrency": 32, **engine})
-    return TorchWorker.load(DaemonConfig(model=ModelConfig(path=str(directory), served_names=("m",)), engine=settings), lambda _: None)
+    return ModelWorker.load(DaemonConfig(model=ModelConfig(path=str(directory), served_names=("m",)), engine=settings), lambda _: None)
 
 
 def prompts(count: int, length: int = 40) -> list[tuple[int, ...]]:
@@ -38,7 +38,7 @@ def prompts(count: int, length: int = 40) -> list[tuple[int, ...]]:
     return [tuple(torch.randint(0, VOCAB, (length - i,), generator=draw).tolist()) for i in range(count)]
 
 
-def run(worker: TorchWorker, requests: list[tuple[tuple[int, ...], Sampling]], **limits: int) -> Drive:
+def run(worker: ModelWorker, requests: list[tuple[tuple[int, ...], Sampling]], **limits: int) -> Drive:
     drive = Drive(worker, **limits)
     for i, (prompt, sampling) in enumerate(requests):
         drive.submit(f"r{i}", prompt, sampling)
@@ -80,7 +80,7 @@ def test_every_kind_of_sampling_is_the_same_alone_together_chunked_and_preempted
     directory, _ = model
     requests = [(prompt, Sampling(COUNT, **MIXED[i % len(MIXED)])) for i, prompt in enumerate(prompts(12))]
 
-    def streams(worker: TorchWorker, *, preempts: bool = False, **limits: int) -> list[list[int]]:
+    def streams(worker: ModelWorker, *, preempts: bool = False, **limits: int) -> list[list[int]]:
         drive = run(worker, requests, **limits)
         assert (drive.state.totals.preemptions > 0) is preempts
         assert sum(len(o.prompt_logprobs) for o in drive.outputs) == sum(len(p) - 1 for p, s in requests if s.prompt_logprobs is not None)

@@ -9,7 +9,7 @@ import torch
 from pydoc_answers import questions
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-pytestmark = [pytest.mark.parity, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.parity]
 
 
 @pytest.fixture(scope="module")

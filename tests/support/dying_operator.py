@@ -12,8 +12,8 @@ call = KubeCluster._call
 writes = itertools.count(1)
 
 
-async def last_call(self: KubeCluster, method: str, *args: Any) -> tuple[int, Any]:
-    answer = await call(self, method, *args)
+async def last_call(self: KubeCluster, method: str, *args: Any, **options: Any) -> tuple[int, Any]:
+    answer = await call(self, method, *args, **options)
     if method != "GET" and next(writes) >= int(os.environ["DIE_AFTER"]):
         os.kill(os.getpid(), signal.SIGKILL)
     return answer

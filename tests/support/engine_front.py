@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from pagoda_daemon.engine.messages import FromEngine, RowOutput, Shutdown, StepO
 T = TypeVar("T", bound=msgspec.Struct)
 
 # A dead engine must fail the test, a busy machine must not.
-PATIENCE_MS = 120_000
+PATIENCE_MS = 300_000
 
 
 class Front:
@@ -90,7 +91,8 @@ def engine_argv(folder: Path, config: DaemonConfig, end: Front) -> list[str]:
     """How the front starts the engine."""
     path = folder / "daemon.json"
     path.write_text(config.model_dump_json(by_alias=True, exclude_none=True))
-    return [sys.executable, "-P", "-m", "pagoda_daemon.engine", "--config", str(path), "--inbox", end.inbox, "--outbox", end.outbox]
+    options = {"config": str(path), "inbox": end.inbox, "outbox": end.outbox, "parent": str(os.getpid())}
+    return [sys.executable, "-P", "-m", "pagoda_daemon.engine", *(word for name, value in options.items() for word in (f"--{name}", value))]
 
 
 @contextlib.contextmanager

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
-from pagoda_contracts.names import API_VERSION, CONTAINER_DAEMON, EXIT_PERMANENT
+from pagoda_contracts.names import ANNOTATION_DELETION_COST, API_VERSION, CONTAINER_DAEMON, CONTAINER_FETCH, EXIT_PERMANENT
 from pagoda_operator.errors import Conflict, OperatorError
-from pagoda_operator.state import DEPLOYMENTS, PODS, PROFILES, SERVICES, Json, Resource
+from pagoda_operator.state import DEPLOYMENTS, EVENTS, PODS, PROFILES, SERVICES, Json, Key, Resource
 
 Body = dict[str, Any]
+ENDED = ("Failed", "Succeeded")
 
 
 class Crash(BaseException):
@@ -27,20 +28,40 @@ class FakeApi:
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], Body] = {}
         self.journal: list[tuple[str, str, str]] = []
+        # Writes of Events, apart: a test of children and status counts those alone.
+        self.told: list[tuple[str, str, str]] = []
         self.before_write: Callable[[str, str, str], None] = lambda *_: None
         self.refuse: dict[str, OperatorError] = {}
+        # Hears of each write that was answered, as Hooks.wrote does.
+        self.wrote: Callable[[Resource, str, Body], None] = lambda *_: None
+        self.reads = 0
         self.crash_in: int | None = None
+        # Whether removed pods stay, terminating, until the test takes them away; told of each removal.
+        self.graceful = False
+        self.removed: Callable[[Body], None] = lambda _: None
         self._numbers = itertools.count(1)
 
     # Reads
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
+        self.reads += 1
         return copy.deepcopy(self.objects.get((resource.kind, namespace, name)))
 
     async def list(self, resource: Resource, namespace: str, selector: str) -> list[Json]:
-        label, _, value = selector.partition("=")
-        found = [body for (kind, where, _), body in self.objects.items() if (kind, where) == (resource.kind, namespace)]
-        return [copy.deepcopy(body) for body in found if body["metadata"].get("labels", {}).get(label) == value]
+        self.reads += 1
+        matches = _matcher(selector)
+        found = [body for (kind, where, _), body in self.objects.items() if kind == resource.kind and namespace in ("", where)]
+        return copy.deepcopy([body for body in found if matches(body["metadata"].get("labels", {}))])
+
+    async def pages(self, resource: Resource) -> AsyncIterator[list[Json]]:
+        self.reads += 1
+        yield copy.deepcopy([body for (kind, _, _), body in self.objects.items() if kind == resource.kind])
+
+    async def versions(self, resource: Resource, selector: str) -> dict[Key, str]:
+        self.reads += 1
+        metas = [body["metadata"] for (kind, _, _), body in self.objects.items() if kind == resource.kind]
+        wanted = [meta for meta in metas if not selector or selector in meta.get("labels", {})]
+        return {Key(meta.get("namespace", ""), meta["name"]): meta["resourceVersion"] for meta in wanted}
 
     # Writes
 
@@ -49,8 +70,9 @@ class FakeApi:
         next(with_end)
         if self._key(resource, manifest["metadata"]) in self.objects:
             raise Conflict("exists")
-        self.put(resource, manifest)
+        stored = self.put(resource, manifest)
         next(with_end, None)
+        self.wrote(resource, "create", copy.deepcopy(stored))
 
     async def apply(self, resource: Resource, manifest: Json, _manager: str) -> None:
         with_end = self._write("apply", resource, manifest["metadata"]["name"])
@@ -61,6 +83,7 @@ class FakeApi:
         else:
             self._update(self._at_version(live, manifest["metadata"]), {k: v for k, v in manifest.items() if k != "metadata"}, manifest)
         next(with_end, None)
+        self.wrote(resource, "patch", copy.deepcopy(self.objects[self._key(resource, manifest["metadata"])]))
 
     async def apply_status(self, resource: Resource, manifest: Json, _manager: str) -> None:
         with_end = self._write("status", resource, manifest["metadata"]["name"])
@@ -69,13 +92,30 @@ class FakeApi:
         live["status"] = copy.deepcopy(manifest["status"])
         self._touch(live)
         next(with_end, None)
+        self.wrote(resource, "patch", copy.deepcopy(live))
+
+    async def annotate(self, resource: Resource, meta: Json, annotations: Mapping[str, str | None], _manager: str) -> Json:
+        with_end = self._write("annotate", resource, meta["name"])
+        next(with_end)
+        live = self._at_version(self.objects.get(self._key(resource, meta)), meta)
+        merged = {**live["metadata"].get("annotations", {}), **annotations}
+        live["metadata"]["annotations"] = {name: value for name, value in merged.items() if value is not None}
+        self._touch(live)
+        next(with_end, None)
+        self.wrote(resource, "patch", copy.deepcopy(live))
+        return copy.deepcopy(live)
 
     async def delete(self, resource: Resource, meta: Json) -> None:
         with_end = self._write("delete", resource, meta["name"])
         next(with_end)
-        self._at_version(self.objects.get(self._key(resource, meta)), meta)
-        del self.objects[self._key(resource, meta)]
+        live = self._at_version(self.objects.get(self._key(resource, meta)), meta)
+        if self.graceful and resource == PODS:
+            live["metadata"].setdefault("deletionTimestamp", "2026-01-01T00:00:00Z")
+            self._touch(live)
+        else:
+            del self.objects[self._key(resource, meta)]
         next(with_end, None)
+        self.wrote(resource, "delete", {"metadata": dict(meta)})
 
     def _write(self, verb: str, resource: Resource, name: str) -> Iterator[None]:
         """Before the write: hooks, refusals, a crash; after it: the journal, and a crash that loses the answer."""
@@ -84,7 +124,7 @@ class FakeApi:
             raise self.refuse[resource.kind]
         self._maybe_crash()
         yield
-        self.journal.append((verb, resource.kind, name))
+        (self.told if resource == EVENTS else self.journal).append((verb, resource.kind, name))
         self._maybe_crash()
 
     def _maybe_crash(self) -> None:
@@ -129,12 +169,22 @@ class FakeApi:
         for deployment in self.of(DEPLOYMENTS):
             mine = [pod for pod in self.of(PODS) if pod["metadata"]["ownerReferences"][0]["uid"] == deployment["metadata"]["uid"]]
             wanted = deployment["spec"]["replicas"]
-            for pod in sorted(mine, key=is_ready)[: max(0, len(mine) - wanted)]:
-                del self.objects[self._key(PODS, pod["metadata"])]
+            mine = [pod for pod in mine if "deletionTimestamp" not in pod["metadata"] and pod["status"].get("phase") not in ENDED]
+            for pod in sorted(mine, key=removal_rank)[: max(0, len(mine) - wanted)]:
+                self.remove(pod)
                 mine.remove(pod)
             mine += [self.put(PODS, new_pod(deployment, next(self._numbers))) for _ in range(wanted - len(mine))]
             self._tell(deployment, mine)
         self.collect_garbage()
+
+    def remove(self, pod: Body) -> None:
+        """What the ReplicaSet does to one too many."""
+        if self.graceful:
+            pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+            self._touch(pod)
+        else:
+            del self.objects[self._key(PODS, pod["metadata"])]
+        self.removed(pod)
 
     def _tell(self, deployment: Body, pods: list[Body]) -> None:
         available = sum(map(is_ready, pods))
@@ -179,12 +229,29 @@ class FakeApi:
         return resource.kind, meta.get("namespace", ""), meta["name"]
 
 
+def _matcher(selector: str) -> Callable[[Mapping[str, str]], bool]:
+    """A selector of one term: nothing, `label`, `label=value` or `label in (a,b)`."""
+    label, among, values = selector.removesuffix(")").partition(" in (")
+    if among:
+        return lambda labels: labels.get(label) in values.split(",")
+    label, equals, value = selector.partition("=")
+    return lambda labels: not label or (label in labels and (not equals or labels[label] == value))
+
+
 def _default(deployment: Body) -> None:
     """What the server fills in, so that a comparison that minds it would never settle."""
     deployment["spec"].setdefault("progressDeadlineSeconds", 600)
     deployment["spec"]["template"]["spec"].setdefault("restartPolicy", "Always")
     for container in deployment["spec"]["template"]["spec"]["containers"]:
         container.setdefault("imagePullPolicy", "IfNotPresent")
+
+
+def removal_rank(pod: Body) -> tuple[bool, int, bool, int, int]:
+    """The ReplicaSet controller's order, its own memory (ready times, restarts) left out: the newest last resort."""
+    conditions = {found["type"]: found["status"] == "True" for found in pod["status"].get("conditions", [])}
+    phase = {"Pending": 0, "Unknown": 1, "Running": 2}[pod["status"].get("phase", "Pending")]
+    cost = int(pod["metadata"].get("annotations", {}).get(ANNOTATION_DELETION_COST, "0"))
+    return conditions.get("PodScheduled", False), phase, is_ready(pod), cost, -int(pod["metadata"]["uid"].removeprefix("uid-"))
 
 
 def _progress(deployment: Body) -> str:
@@ -195,9 +262,9 @@ def _progress(deployment: Body) -> str:
 def new_pod(deployment: Body, number: int) -> Body:
     meta = deployment["metadata"]
     owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": meta["name"], "uid": meta["uid"], "controller": True}
-    labels = dict(deployment["spec"]["template"]["metadata"]["labels"])
+    told = copy.deepcopy({field: deployment["spec"]["template"]["metadata"].get(field, {}) for field in ("labels", "annotations")})
     name = f"{meta['name']}-{number}"
-    return {"metadata": {"name": name, "namespace": meta["namespace"], "labels": labels, "ownerReferences": [owner]}, "status": {}}
+    return {"metadata": {"name": name, "namespace": meta["namespace"], "ownerReferences": [owner], **told}, "status": {}}
 
 
 def is_ready(pod: Body) -> bool:
@@ -222,6 +289,16 @@ def crashed(code: int = EXIT_PERMANENT, message: str = "config.json: unknown arc
     return {"phase": "Running", "conditions": scheduled(False), "containerStatuses": [container]}
 
 
+def fetching(code: int | None = None, message: str = "", started: bool = False) -> Body:
+    """A pod's status while its sidecar fetches the model, or between two tries of it."""
+    state: Body = {"running": {}} if code is None else {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
+    sidecar: Body = {"name": CONTAINER_FETCH, "state": state, "started": started, "restartCount": int(code is not None)}
+    if code is not None:
+        sidecar["lastState"] = {"terminated": {"exitCode": code, "message": message, "reason": "Error"}}
+    daemon = {"name": CONTAINER_DAEMON, "state": {"waiting": {"reason": "PodInitializing"}}, "restartCount": 0}
+    return {"phase": "Pending", "conditions": scheduled(False), "initContainerStatuses": [sidecar], "containerStatuses": [daemon]}
+
+
 def waiting(reason: str, message: str = "") -> Body:
     container = {"name": CONTAINER_DAEMON, "state": {"waiting": {"reason": reason, "message": message}}, "restartCount": 0}
     return {"phase": "Pending", "conditions": scheduled(False), "containerStatuses": [container]}
@@ -233,5 +310,5 @@ def service_body(name: str = "tiny", namespace: str = "ns", **spec: Any) -> Body
 
 
 def profile_body(name: str = "default", **spec: Any) -> Body:
-    base: Body = {"images": {"daemon": "localhost/daemon:1"}}
+    base: Body = {"images": {"daemon": "localhost/daemon:1", "fetch": "localhost/fetch:1"}}
     return {"apiVersion": API_VERSION, "kind": PROFILES.kind, "metadata": {"name": name}, "spec": base | spec}

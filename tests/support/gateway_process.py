@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ class GatewayProcess:
     http: int
     metrics: int
     probes: int
+    demand: int
 
     @property
     def url(self) -> str:
@@ -32,21 +35,21 @@ class GatewayProcess:
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
 
-    def wait(self, seconds: float = 60) -> int:
+    def wait(self, seconds: float = 300) -> int:
         return self.process.wait(seconds)
 
     def probe(self, path: str) -> int:
         """The status a kubelet would see; 0 without a connection."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.probes}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.probes}{path}", timeout=60) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             return error.code
-        except urllib.error.URLError:
+        except OSError:  # also one that ended in the middle of it
             return 0
 
     def scrape(self) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics}/metrics", timeout=300) as answer:
             return answer.read().decode()  # type: ignore[no-any-return]
 
 
@@ -58,17 +61,22 @@ def write_fleet(path: Path, services: Sequence[dict[str, Any]]) -> None:
 
 
 @contextmanager
-def start_gateway(*options: str) -> Iterator[GatewayProcess]:
-    """Runs `pagoda-gateway` on free ports; its log goes to this process's stderr."""
-    ports = [word for name in ("http", "metrics", "probes") for word in (f"--{name}-port", "0")]
-    command = [sys.executable, "-P", "-m", "pagoda_gateway", "--host", "127.0.0.1", *ports, *options]
+def start_gateway(*options: str, program: Sequence[str] = ("-m", "pagoda_gateway")) -> Iterator[GatewayProcess]:
+    """Runs `pagoda-gateway` (or a test's door to it) on free ports. Its log is read to the end: a full pipe would hold it up."""
+    ports = [word for name in ("http", "metrics", "probes", "demand") for word in (f"--{name}-port", "0")]
+    command = [sys.executable, "-P", *program, "--host", "127.0.0.1", *ports, *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    reader = threading.Thread(target=deque, args=(process.stdout, 0), daemon=True)
     try:
-        yield _listening(process)
+        gateway = _listening(process)
+        reader.start()
+        yield gateway
     finally:
         if process.poll() is None:
             process.kill()
         process.wait()
+        if reader.ident is not None:
+            reader.join()
         if process.stdout:
             process.stdout.close()
 
@@ -78,5 +86,5 @@ def _listening(process: subprocess.Popen[str]) -> GatewayProcess:
     for line in process.stdout:
         entry = json.loads(line)
         if entry["event"] == "listening":
-            return GatewayProcess(process, entry["http"], entry["metrics"], entry["probes"])
+            return GatewayProcess(process, entry["http"], entry["metrics"], entry["probes"], entry["demand"])
     raise AssertionError(f"the gateway ended with {process.wait()} before it listened")

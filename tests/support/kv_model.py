@@ -5,35 +5,45 @@ from __future__ import annotations
 import numpy as np
 from pagoda_contracts.prefix import Scope
 from pagoda_daemon.batch import WorkerLimits
-from pagoda_daemon.kv.accounts import Chain, KvAccounts
+from pagoda_daemon.kv.accounts import KvAccounts
+from pagoda_daemon.kv.chain import Chain
+from pagoda_daemon.kv.index import Match
 
 ROWS, BLOCK, LONGEST, TOKENS = 5, 4, 40, 2
+
+
+Beginning = tuple[str, tuple[int, ...]]
+"""Whose, and every token up to the end of a block."""
 
 
 class Row:
     """What one request has written; `known` tokens of `tokens` need no feeding any more."""
 
-    def __init__(self, tenant: str, tokens: list[int]) -> None:
+    def __init__(self, tenant: str, tokens: list[int], block: int) -> None:
         self.tokens = tokens
         self.fed = 0
-        self.chain = Chain.of(Scope(tenant, "model"), BLOCK)
+        self.chain = Chain.of(Scope(tenant, "model"), block)
         self.tenant = tenant
 
 
 class NaiveDevice:
     """Drives `KvAccounts` and fails as soon as somebody reads what was not theirs, or writes what others read."""
 
-    def __init__(self, total: int, *, caching: bool = True, window: int | None = None) -> None:
-        self.kv = KvAccounts(WorkerLimits(total, BLOCK, TOKENS, LONGEST, window), ROWS, caching=caching)
-        self.memory = np.full((total, BLOCK), -1, np.int32)
+    def __init__(self, total: int, *, caching: bool = True, window: int | None = None, block: int = BLOCK) -> None:
+        self.block = block
+        self.kv = KvAccounts(WorkerLimits(total, block, TOKENS, LONGEST, window), ROWS, caching=caching)
+        self.memory = np.full((total, block), -1, np.int32)
         self.rows: dict[int, Row] = {}
+        self.written: list[Beginning] = [("", ())] * total
         self.window = window
         self.reused = self.copied = self.forked = self.refused = 0
 
     def open(self, row: int, tenant: str, tokens: list[int]) -> None:
-        made = Row(tenant, tokens)
+        made = Row(tenant, tokens, self.block)
         match = self.kv.match(made.chain, np.asarray(tokens, np.int32))
-        blocks = -(-len(tokens) // BLOCK)
+        if self.kv.caching:
+            self._all_that_is_known(match, tenant, tokens)
+        blocks = -(-len(tokens) // self.block)
         before = self.kv.pool.free
         cost = self.kv.cost(match, blocks)
         if cost > before:
@@ -44,12 +54,22 @@ class NaiveDevice:
         assert self.kv.tables.grow(row, len(tokens))
         assert before - self.kv.pool.free == cost, "a request cost more or less than foretold"
 
+    def _all_that_is_known(self, match: Match, tenant: str, tokens: list[int]) -> None:
+        """Looked for the slow way: whole blocks while any known block ends this beginning, and as much of one more."""
+        known = {self.written[block] for block in range(self.kv.pool.total) if block in self.kv.index}
+        blocks = 0
+        while (blocks + 1) * self.block < len(tokens) and (tenant, tuple(tokens[: (blocks + 1) * self.block])) in known:
+            blocks += 1
+        assert len(match.blocks) == blocks, f"{len(match.blocks)} blocks of {tokens} are found, {blocks} are known"
+        for number, block in enumerate(match.blocks, 1):
+            assert self.written[block] == (tenant, tuple(tokens[: number * self.block])), f"block {block} has other content"
+
     def fork(self, row: int, source: int) -> None:
         twin = self.rows[source]
         if twin.fed < 2 or self.kv.pool.free < 2:
             return
         tokens = twin.tokens[: twin.fed]
-        made = Row(twin.tenant, tokens)
+        made = Row(twin.tenant, tokens, self.block)
         made.fed = self.kv.fork(row, made.chain, source, len(tokens) - 1)
         self.forked += made.fed > 0
         self._opened(row, made)
@@ -57,6 +77,8 @@ class NaiveDevice:
     def _opened(self, row: int, made: Row) -> None:
         copies = self.kv.take_copies()
         self.memory[copies[:, 1]] = self.memory[copies[:, 0]]
+        for block in copies[:, 1].tolist():
+            self.written[block] = ("", ())
         self.copied += len(copies)
         self.reused += made.fed
         self.rows[row] = made
@@ -73,10 +95,11 @@ class NaiveDevice:
             return
         table = self.kv.tables.view(np.array([row], np.int32))[0]
         for place in range(held.fed, end):
-            block = int(table[place // BLOCK])
+            block = int(table[place // self.block])
             assert self.kv.pool.refs(block) == 1, "a block that two rows read is written"
             assert block not in self.kv.index, "a block that is known to others is written"
-            self.memory[block, place % BLOCK] = held.tokens[place]
+            self.memory[block, place % self.block] = held.tokens[place]
+            self.written[block] = (held.tenant, tuple(held.tokens[: place + 1]))
         held.fed = end
         tokens, computed = np.zeros((ROWS, LONGEST), np.int32), np.zeros(ROWS, np.int32)
         tokens[row, : len(held.tokens)], computed[row] = held.tokens[:LONGEST], end

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from fake_api import FakeApi, profile_body, running, service_body
 from pagoda_operator.observe import observe
+from pagoda_operator.orders import Nobody, Orders
+from pagoda_operator.placement.fleet import Fleet
 from pagoda_operator.plan import Plan, plan
 from pagoda_operator.queue import Outcome
 from pagoda_operator.reconcile import Reconciler
+from pagoda_operator.senses import Senses, Silence, Source
 from pagoda_operator.settings import Settings
 from pagoda_operator.state import PODS, PROFILES, SERVICES, Key, Observed, Resource
 
@@ -31,6 +35,9 @@ class World:
         self.api.put(PROFILES, profile_body())
         self.api.put(SERVICES, service_body(**spec))
         self.later = timedelta()
+        self.fleet = Fleet()
+        self.daemons: Orders = Nobody()
+        self.signals: Source = Silence()
         self.restart()
 
     def tick(self) -> None:
@@ -39,12 +46,13 @@ class World:
 
     def restart(self) -> None:
         """A new process: nothing is remembered."""
-        self.operator = Reconciler(self.api, Settings(), lambda: now() + self.later)
+        senses = Senses(daemons=self.daemons, signals=self.signals, fleet=lambda: self.fleet)
+        self.operator = Reconciler(self.api, Settings(), lambda: now() + self.later, senses)
 
     def observed(self) -> Observed:
         found = asyncio.run(observe(self.api, KEY))
         assert found is not None
-        return found
+        return replace(found, fleet=self.fleet, now=(now() + self.later).timestamp())
 
     def plan(self) -> Plan:
         return plan(self.observed())

@@ -13,6 +13,7 @@ from pagoda_contracts.names import API_VERSION
 from pagoda_operator.state import CHILD_RESOURCES, PODS, PROFILES, SERVICES, Resource
 
 NAMESPACES = Resource("v1", "Namespace", "namespaces")
+ACCOUNTS = Resource("v1", "ServiceAccount", "serviceaccounts")
 VOLUMES = Resource("v1", "PersistentVolume", "persistentvolumes")
 CLAIMS = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 NAME = "tiny"
@@ -31,14 +32,17 @@ class Real:
     def prepare(self, **profile: Any) -> None:
         labels = {"pod-security.kubernetes.io/enforce": "restricted"}
         self.kube.create(NAMESPACES, "", {"metadata": {"name": self.namespace, "labels": labels}})
-        spec = {"images": {"daemon": "localhost/daemon:1"}, "allow": ["metadata.labels"]} | profile
+        eventually(lambda: self.kube.get(ACCOUNTS, self.namespace, "default"), "the account without which no pod is taken")
+        spec = {"images": {"daemon": "localhost/daemon:1", "fetch": "localhost/fetch:1"}, "allow": ["metadata.labels"]} | profile
         body = {"apiVersion": API_VERSION, "kind": PROFILES.kind, "metadata": {"name": self.namespace}, "spec": spec}
         self.kube.create(PROFILES, "", body)
         for name in MODELS:
             self.claim(name)
+        # Else the scheduler finds a pod unschedulable first, and each word of that is one more write of the operator.
+        eventually(lambda: all(map(self.bound, MODELS)), "the claims are bound")
 
     def claim(self, name: str) -> None:
-        """A bound claim: the scheduler places no pod without."""
+        """A claim that will be bound: the scheduler places no pod without."""
         volume = f"{self.namespace}-{name}"
         common = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
         own = {"capacity": {"storage": "1Gi"}, "hostPath": {"path": "/nowhere"}, "claimRef": {"namespace": self.namespace, "name": name}}
@@ -46,10 +50,16 @@ class Real:
         wish = {"volumeName": volume, "resources": {"requests": {"storage": "1Gi"}}}
         self.kube.create(CLAIMS, self.namespace, {"metadata": {"name": name}, "spec": common | wish})
 
+    def bound(self, claim: str) -> bool:
+        found = self.kube.get(CLAIMS, self.namespace, claim)
+        return found is not None and found["status"].get("phase") == "Bound"
+
     def clean(self) -> None:
         self.kube.delete(SERVICES, self.namespace, NAME)
         self.kube.delete(PROFILES, "", self.namespace)
-        eventually(lambda: not self.end_pods() and not self.children(), "children collected")
+        # Its pods too: the garbage collector comes to them last, and in a namespace that is going nobody would end them, so that they
+        # would keep the next test's devices.
+        eventually(lambda: not self.end_pods() and not self.children() and not self.pods(), "children collected")
         self.kube.delete(NAMESPACES, "", self.namespace)
         for name in MODELS:
             self.kube.delete(VOLUMES, "", f"{self.namespace}-{name}")
@@ -70,9 +80,10 @@ class Real:
         """Waits until each named condition of the newest generation has this reason (Ready="Available") and returns all conditions."""
 
         def look() -> dict[str, Body] | None:
-            status = self.service().get("status", {})
+            service = self.service()
+            status = service.get("status", {})
             conditions = {found["type"]: found for found in status.get("conditions", [])}
-            fresh = status.get("observedGeneration") == self.service()["metadata"]["generation"]
+            fresh = status.get("observedGeneration") == service["metadata"]["generation"]
             right = all(conditions.get(kind, {}).get("reason") == reason for kind, reason in wanted.items())
             return conditions if fresh and right else None
 

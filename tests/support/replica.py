@@ -23,7 +23,7 @@ from pagoda_contracts.names import PATH_READY
 from toy_model import VOCAB, tiny_model_dir
 
 # A replica that never comes must fail the test, a busy machine must not.
-PATIENCE_S = 90.0
+PATIENCE_S = 300.0
 NAME = "toy"
 
 
@@ -34,7 +34,7 @@ def replica_config(folder: Path, *, step_ms: float = 1.0, names: tuple[str, ...]
         model=ModelConfig(path=str(tiny_model_dir(folder / "toy-model")), served_names=names),
         engine=EngineConfig(**engine),
         listen=Listen(host="127.0.0.1", http=0, grpc=0, probes=0, run_dir=tempfile.mkdtemp(prefix="pagoda-test-")),
-        testing=TestingConfig(simulated=SimulatedWorker(step_ms=step_ms, vocab_size=VOCAB)),
+        testing=TestingConfig(simulated=SimulatedWorker(step_ms=step_ms, vocab_size=VOCAB), faults=changes.pop("faults", ())),
         **changes,
     )
 
@@ -54,7 +54,7 @@ class Replica:
     def probe(self, path: str) -> tuple[int, str]:
         """Status and sentence of a probe; 0 where nobody listens."""
         try:
-            with urllib.request.urlopen(f"http://{self.probes}{path}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://{self.probes}{path}", timeout=60) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -80,8 +80,18 @@ class Replica:
         self.process.send_signal(signal.SIGTERM)
 
     def wait(self) -> int:
-        """The exit code."""
-        return self.process.wait(PATIENCE_S)
+        """The exit code, once its last line has been read too."""
+        code = self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        return code
+
+    def line(self, event: str) -> dict[str, Any]:
+        """Its first line of this event, waited for: who logs it may be read later than who answers."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not (found := [line for line in self.lines.copy() if line.get("event") == event]):
+            assert time.monotonic() < deadline, self.lines
+            time.sleep(0.02)
+        return found[0]
 
     def close(self) -> None:
         """End it however it is, and leave nothing."""
@@ -123,19 +133,24 @@ class Replica:
             raise AssertionError(f"does not listen, exit code {self.process.poll()}: {self.lines}")
 
 
-def start_daemon(config: DaemonConfig, env: dict[str, str] | None = None) -> Replica:
-    """Started, whatever comes of it."""
-    run_dir = Path(config.listen.run_dir)
+def start_daemon(config: DaemonConfig, env: dict[str, str] | None = None, stderr: int | None = None) -> Replica:
+    """Started, whatever comes of it. With stderr=subprocess.STDOUT the engine's lines are among the daemon's."""
+    return launch(config.model_dump_json(by_alias=True, exclude_none=True), Path(config.listen.run_dir), env, stderr)
+
+
+def launch(config: str, run_dir: Path, env: dict[str, str] | None = None, stderr: int | None = None) -> Replica:
+    """The same for a DaemonConfig that somebody else has written."""
     path = run_dir / "daemon.json"
-    path.write_text(config.model_dump_json(by_alias=True, exclude_none=True))
+    path.write_text(config)
     argv = [sys.executable, "-P", "-m", "pagoda_daemon", "--config", str(path)]
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})})
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment)
     return Replica(process, run_dir)
 
 
-def start_replica(config: DaemonConfig) -> Replica:
+def start_replica(config: DaemonConfig, stderr: int | None = None) -> Replica:
     """Started and ready. To be closed: `with start_replica(config) as replica`."""
-    replica = start_daemon(config)
+    replica = start_daemon(config, stderr=stderr)
     try:
         replica.wait_listening()
         replica.wait_ready()

@@ -43,16 +43,18 @@ class Stream:
         return self.started < moment < self.ended
 
 
-def request_body(model: str, question: str) -> dict[str, object]:
+def request_body(model: str, question: str, tokens: int | None = None) -> dict[str, object]:
+    """With `tokens` the answer has exactly that many, over its end."""
     messages = [{"role": "user", "content": question}]
-    return {"model": model, "messages": messages, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+    long = {"max_tokens": tokens, "ignore_eos": True} if tokens else {}
+    return {"model": model, "messages": messages, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}} | long
 
 
-async def stream_chat(client: httpx.AsyncClient, model: str, question: str) -> Stream:
+async def stream_chat(client: httpx.AsyncClient, model: str, question: str, tokens: int | None = None) -> Stream:
     """Asks and reads to the end; whatever goes wrong is in the result, nothing is raised and nothing is tried again."""
     stream = Stream(question, started=time.monotonic())
     try:
-        async with client.stream("POST", CHAT, json=request_body(model, question)) as response:
+        async with client.stream("POST", CHAT, json=request_body(model, question, tokens)) as response:
             if HEADER_ROUTE in response.headers:
                 stream.route = parse_route(response.headers[HEADER_ROUTE])
             if response.status_code != 200:
@@ -88,13 +90,13 @@ def _take(stream: Stream, line: str) -> None:
 def open_client(base_url: str) -> httpx.AsyncClient:
     """No limit on connections, no retries, generous read timeout: a test's own deadline ends it."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-    return httpx.AsyncClient(base_url=base_url, timeout=httpx.Timeout(120, connect=10), limits=limits, trust_env=False)
+    return httpx.AsyncClient(base_url=base_url, timeout=httpx.Timeout(300), limits=limits, trust_env=False)
 
 
-async def alone(base_url: str, model: str, questions: Sequence[str]) -> dict[str, Stream]:
+async def alone(base_url: str, model: str, questions: Sequence[str], tokens: int | None = None) -> dict[str, Stream]:
     """Each question by itself, one after another: the undisturbed run that others are compared with."""
     async with open_client(base_url) as client:
-        return {question: await stream_chat(client, model, question) for question in questions}
+        return {question: await stream_chat(client, model, question, tokens) for question in questions}
 
 
 async def together(base_url: str, model: str, questions: Sequence[str]) -> list[Stream]:
@@ -105,25 +107,27 @@ async def together(base_url: str, model: str, questions: Sequence[str]) -> list[
 
 @dataclass(frozen=True)
 class Load:
-    """Arrivals at a fixed rate whatever the answers do: `before` an event, while it lasts, and `after` it."""
+    """Arrivals at a fixed rate whatever the answers do: `before` an event, while it lasts, and `after` it. `tokens`: see request_body."""
 
     questions: Sequence[str]
     per_second: float
     before: int = 40
     after: int = 80
+    tokens: int | None = None
 
 
 async def open_loop(base_url: str, model: str, load: Load, event: Callable[[], Awaitable[None]]) -> list[Stream]:
     """Every stream of the load, in order of arrival, after all have ended. The event's own failure is raised."""
     async with open_client(base_url) as client:
         running: list[asyncio.Task[Stream]] = []
-        async with asyncio.timeout(300):
+        async with asyncio.timeout(1500):
             start = time.monotonic()
 
             async def arrive(wanted: Callable[[], bool]) -> None:
                 while wanted():
                     await asyncio.sleep(max(0.0, start + len(running) / load.per_second - time.monotonic()))
-                    running.append(asyncio.create_task(stream_chat(client, model, load.questions[len(running) % len(load.questions)])))
+                    question = load.questions[len(running) % len(load.questions)]
+                    running.append(asyncio.create_task(stream_chat(client, model, question, load.tokens)))
 
             await arrive(lambda: len(running) < load.before)
             happening = asyncio.ensure_future(event())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-COMPONENTS = ("contracts", "sizing", "kernels", "daemon", "operator", "gateway", "cli", "devcluster")
+COMPONENTS = ("contracts", "sizing", "kernels", "daemon", "operator", "gateway", "fetch", "cli", "devcluster")
 MAX_FUNCTION, P90_FUNCTION, MEDIAN_FUNCTION, MAX_FILE = 60, 30, 10, 300
 
 

@@ -53,3 +53,25 @@ readinessProbe:
 {{- $unit := regexFind "[smh]$" . }}
 {{- mul $number (get (dict "s" 1 "m" 60 "h" 3600) $unit) }}
 {{- end }}
+
+{{- /* Who may call replicas, as the operator reads it. */}}
+{{- define "pagoda.callers" -}}
+{{- dict
+      "gateway" (printf "%s/%s-gateway" .Release.Namespace .Release.Name)
+      "operator" (printf "%s/%s-operator" .Release.Namespace .Release.Name)
+      "metrics" .Values.auth.metrics.accounts
+      "metricsFrom" .Values.auth.metrics.networks
+      "tokens" .Values.auth.enabled
+      "networkPolicy" .Values.networkPolicy.enabled | toJson }}
+{{- end }}
+
+{{- /* A token of the pod's own account for our own wires; kubelet renews it. */}}
+{{- define "pagoda.token" -}}
+name: token
+projected:
+  sources:
+    - serviceAccountToken:
+        audience: pagoda
+        expirationSeconds: 3600
+        path: token
+{{- end }}

@@ -55,7 +55,7 @@ class WatchStateRequest(_message.Message):
     def __init__(self, watcher: _Optional[str] = ...) -> None: ...
 
 class State(_message.Message):
-    __slots__ = ("sequence", "sent_at_ms", "phase", "version", "served_names", "revision", "running", "waiting", "waiting_tokens", "in_flight", "max_concurrency", "blocks_used", "blocks_free", "blocks_total", "block_size", "engine_heartbeat_age_ms", "step_age_ms", "predicted_step_ms", "load_progress", "adapters", "adapters_generation", "prefixes_resident", "prefixes_evicted", "prefix_reset", "drain_deadline_unix_ms", "epoch", "deep_check_age_ms", "deep_check_failed", "ttft_p95_ms", "tokens_per_second", "step_base_us", "step_token_us", "step_row_us")
+    __slots__ = ("sequence", "sent_at_ms", "phase", "version", "served_names", "revision", "running", "waiting", "waiting_tokens", "in_flight", "max_concurrency", "blocks_used", "blocks_free", "blocks_total", "block_size", "blocks_cached", "engine_heartbeat_age_ms", "step_age_ms", "predicted_step_ms", "load_progress", "adapters", "adapters_generation", "prefixes_resident", "prefixes_evicted", "prefix_reset", "drain_deadline_unix_ms", "epoch", "deep_check_age_ms", "deep_check_failed", "ttft_p95_ms", "tokens_per_second", "step_base_us", "step_token_us", "step_row_us")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SENT_AT_MS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,7 @@ class State(_message.Message):
     BLOCKS_FREE_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_CACHED_FIELD_NUMBER: _ClassVar[int]
     ENGINE_HEARTBEAT_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     STEP_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_STEP_MS_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +105,7 @@ class State(_message.Message):
     blocks_free: int
     blocks_total: int
     block_size: int
+    blocks_cached: int
     engine_heartbeat_age_ms: int
     step_age_ms: int
     predicted_step_ms: int
@@ -122,7 +124,7 @@ class State(_message.Message):
     step_base_us: float
     step_token_us: float
     step_row_us: float
-    def __init__(self, sequence: _Optional[int] = ..., sent_at_ms: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., version: _Optional[str] = ..., served_names: _Optional[_Iterable[str]] = ..., revision: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., in_flight: _Optional[int] = ..., max_concurrency: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_total: _Optional[int] = ..., block_size: _Optional[int] = ..., engine_heartbeat_age_ms: _Optional[int] = ..., step_age_ms: _Optional[int] = ..., predicted_step_ms: _Optional[int] = ..., load_progress: _Optional[float] = ..., adapters: _Optional[_Iterable[_Union[AdapterState, _Mapping]]] = ..., adapters_generation: _Optional[int] = ..., prefixes_resident: _Optional[_Iterable[bytes]] = ..., prefixes_evicted: _Optional[_Iterable[bytes]] = ..., prefix_reset: _Optional[bool] = ..., drain_deadline_unix_ms: _Optional[int] = ..., epoch: _Optional[int] = ..., deep_check_age_ms: _Optional[int] = ..., deep_check_failed: _Optional[bool] = ..., ttft_p95_ms: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., step_base_us: _Optional[float] = ..., step_token_us: _Optional[float] = ..., step_row_us: _Optional[float] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., sent_at_ms: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., version: _Optional[str] = ..., served_names: _Optional[_Iterable[str]] = ..., revision: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., in_flight: _Optional[int] = ..., max_concurrency: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_total: _Optional[int] = ..., block_size: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., engine_heartbeat_age_ms: _Optional[int] = ..., step_age_ms: _Optional[int] = ..., predicted_step_ms: _Optional[int] = ..., load_progress: _Optional[float] = ..., adapters: _Optional[_Iterable[_Union[AdapterState, _Mapping]]] = ..., adapters_generation: _Optional[int] = ..., prefixes_resident: _Optional[_Iterable[bytes]] = ..., prefixes_evicted: _Optional[_Iterable[bytes]] = ..., prefix_reset: _Optional[bool] = ..., drain_deadline_unix_ms: _Optional[int] = ..., epoch: _Optional[int] = ..., deep_check_age_ms: _Optional[int] = ..., deep_check_failed: _Optional[bool] = ..., ttft_p95_ms: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., step_base_us: _Optional[float] = ..., step_token_us: _Optional[float] = ..., step_row_us: _Optional[float] = ...) -> None: ...
 
 class Adapter(_message.Message):
     __slots__ = ("name", "digest", "uri", "credential", "pinned")
@@ -153,14 +155,18 @@ class AdapterState(_message.Message):
     def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., phase: _Optional[_Union[AdapterPhase, str]] = ..., reason: _Optional[str] = ..., running: _Optional[int] = ...) -> None: ...
 
 class SetStateRequest(_message.Message):
-    __slots__ = ("target", "deadline_unix_ms", "epoch")
+    __slots__ = ("target", "deadline_unix_ms", "epoch", "pod_uid", "remaining_ms")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    POD_UID_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_MS_FIELD_NUMBER: _ClassVar[int]
     target: Target
     deadline_unix_ms: int
     epoch: int
-    def __init__(self, target: _Optional[_Union[Target, str]] = ..., deadline_unix_ms: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    pod_uid: str
+    remaining_ms: int
+    def __init__(self, target: _Optional[_Union[Target, str]] = ..., deadline_unix_ms: _Optional[int] = ..., epoch: _Optional[int] = ..., pod_uid: _Optional[str] = ..., remaining_ms: _Optional[int] = ...) -> None: ...
 
 class SetStateResponse(_message.Message):
     __slots__ = ("phase", "in_flight", "deadline_unix_ms", "epoch")

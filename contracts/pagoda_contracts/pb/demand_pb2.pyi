@@ -27,7 +27,7 @@ class WatchDemandRequest(_message.Message):
     def __init__(self, watcher: _Optional[str] = ..., services: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EndpointDemand(_message.Message):
-    __slots__ = ("pod", "revision", "verdict", "reason", "in_flight", "draining", "phase", "state_age_ms")
+    __slots__ = ("pod", "revision", "verdict", "reason", "in_flight", "draining", "phase", "state_age_ms", "deep_check_failed")
     POD_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,7 @@ class EndpointDemand(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     STATE_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    DEEP_CHECK_FAILED_FIELD_NUMBER: _ClassVar[int]
     pod: str
     revision: str
     verdict: Verdict
@@ -44,10 +45,23 @@ class EndpointDemand(_message.Message):
     draining: bool
     phase: int
     state_age_ms: int
-    def __init__(self, pod: _Optional[str] = ..., revision: _Optional[str] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[str] = ..., in_flight: _Optional[int] = ..., draining: _Optional[bool] = ..., phase: _Optional[int] = ..., state_age_ms: _Optional[int] = ...) -> None: ...
+    deep_check_failed: bool
+    def __init__(self, pod: _Optional[str] = ..., revision: _Optional[str] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[str] = ..., in_flight: _Optional[int] = ..., draining: _Optional[bool] = ..., phase: _Optional[int] = ..., state_age_ms: _Optional[int] = ..., deep_check_failed: _Optional[bool] = ...) -> None: ...
+
+class RevisionDemand(_message.Message):
+    __slots__ = ("revision", "requests", "errors", "ttft_p95_ms")
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_P95_MS_FIELD_NUMBER: _ClassVar[int]
+    revision: str
+    requests: int
+    errors: int
+    ttft_p95_ms: int
+    def __init__(self, revision: _Optional[str] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ..., ttft_p95_ms: _Optional[int] = ...) -> None: ...
 
 class ServiceDemand(_message.Message):
-    __slots__ = ("namespace", "name", "held", "oldest_held_ms", "wake", "running", "waiting", "waiting_tokens", "in_flight", "blocks_used", "blocks_total", "requests_per_second", "ttft_p95_ms", "idle_ms", "error_rate", "endpoints")
+    __slots__ = ("namespace", "name", "held", "oldest_held_ms", "wake", "running", "waiting", "waiting_tokens", "in_flight", "blocks_used", "blocks_total", "requests_per_second", "ttft_p95_ms", "idle_ms", "error_rate", "endpoints", "revisions", "requests_arrived", "requests_ended", "kv_utilization")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +78,10 @@ class ServiceDemand(_message.Message):
     IDLE_MS_FIELD_NUMBER: _ClassVar[int]
     ERROR_RATE_FIELD_NUMBER: _ClassVar[int]
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    REVISIONS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_ENDED_FIELD_NUMBER: _ClassVar[int]
+    KV_UTILIZATION_FIELD_NUMBER: _ClassVar[int]
     namespace: str
     name: str
     held: int
@@ -80,7 +98,11 @@ class ServiceDemand(_message.Message):
     idle_ms: int
     error_rate: float
     endpoints: _containers.RepeatedCompositeFieldContainer[EndpointDemand]
-    def __init__(self, namespace: _Optional[str] = ..., name: _Optional[str] = ..., held: _Optional[int] = ..., oldest_held_ms: _Optional[int] = ..., wake: _Optional[bool] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., in_flight: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_total: _Optional[int] = ..., requests_per_second: _Optional[float] = ..., ttft_p95_ms: _Optional[int] = ..., idle_ms: _Optional[int] = ..., error_rate: _Optional[float] = ..., endpoints: _Optional[_Iterable[_Union[EndpointDemand, _Mapping]]] = ...) -> None: ...
+    revisions: _containers.RepeatedCompositeFieldContainer[RevisionDemand]
+    requests_arrived: int
+    requests_ended: int
+    kv_utilization: float
+    def __init__(self, namespace: _Optional[str] = ..., name: _Optional[str] = ..., held: _Optional[int] = ..., oldest_held_ms: _Optional[int] = ..., wake: _Optional[bool] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., in_flight: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_total: _Optional[int] = ..., requests_per_second: _Optional[float] = ..., ttft_p95_ms: _Optional[int] = ..., idle_ms: _Optional[int] = ..., error_rate: _Optional[float] = ..., endpoints: _Optional[_Iterable[_Union[EndpointDemand, _Mapping]]] = ..., revisions: _Optional[_Iterable[_Union[RevisionDemand, _Mapping]]] = ..., requests_arrived: _Optional[int] = ..., requests_ended: _Optional[int] = ..., kv_utilization: _Optional[float] = ...) -> None: ...
 
 class Demand(_message.Message):
     __slots__ = ("gateway", "sequence", "sent_at_ms", "full", "services", "peers")

@@ -63,15 +63,13 @@ class DraAccelerator(Model):
 class Accelerator(Model):
     """One alternative; exactly one kind is set."""
 
-    gpu: GpuAccelerator | None = Field(default=None, description="Whole GPUs. Not acted on yet: the entry is rejected with a reason.")
-    mig: MigAccelerator | None = Field(default=None, description="A slice of a GPU. Not acted on yet: the entry is rejected with a reason.")
-    dra: DraAccelerator | None = Field(
-        default=None, description="Devices by resource claim. Not acted on yet: the entry is rejected with a reason."
-    )
+    gpu: GpuAccelerator | None = Field(default=None, description="Whole GPUs of one node.")
+    mig: MigAccelerator | None = Field(default=None, description="A slice of a GPU.")
+    dra: DraAccelerator | None = Field(default=None, description="Devices by resource claim.")
     cpu: CpuAccelerator | None = Field(default=None, description="CPU cores instead of a device.")
     fallback_after: Duration | None = Field(
         default=None,
-        description="How long to wait for this entry before the next one is taken; until it can be had where absent. Not acted on yet.",
+        description="How long to wait for devices that are all in use before the next entry is taken; for ever where absent.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from pagoda_contracts.names import API_VERSION
-from pagoda_contracts.resources.meta import MAP_BY_NAME, ApiVersion, Column, Kind, Labels, LabelValue, Model, ObjectMeta, Rule, Subdomain
+from pagoda_contracts.names import API_VERSION, DAEMON_CUDA
+from pagoda_contracts.resources.meta import (
+    MAP_BY_NAME,
+    ApiVersion,
+    Column,
+    DnsName,
+    Kind,
+    Labels,
+    LabelValue,
+    Model,
+    ObjectMeta,
+    Rule,
+    Subdomain,
+)
 from pagoda_contracts.units import Quantity
 
 Image = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[a-zA-Z0-9][a-zA-Z0-9./:@_-]*$")]
@@ -18,7 +31,7 @@ class Images(Model):
     """Images of a replica's pod."""
 
     daemon: Image = Field(description="The inference daemon.")
-    fetch: Image | None = Field(default=None, description="The sidecar that brings models and adapters. Not acted on yet.")
+    fetch: Image | None = Field(default=None, description="The sidecar that brings models; needed for models that are not on a claim.")
 
 
 class Toleration(Model):
@@ -60,7 +73,43 @@ class PullSecret(Model):
     name: Subdomain = Field(description="The Secret's name, in the service's namespace.")
 
 
+CudaVersion = Annotated[str, StringConstraints(max_length=8, pattern=r"^[1-9][0-9]?\.[0-9]{1,2}$")]
 Argument = Annotated[str, StringConstraints(min_length=1, max_length=512)]
+
+
+def is_network(text: str) -> bool:
+    """Whether it is an address and a length with nothing but zeros behind it."""
+    try:
+        return bool(ip_network(text))
+    except ValueError:
+        return False
+
+
+Cidr = Annotated[str, StringConstraints(min_length=3, max_length=49, pattern=r"^[0-9a-fA-F:.]+/[0-9]{1,3}$")]
+"""A network, IPv4 or IPv6, such as 10.0.0.0/8."""
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class Egress(Model):
+    """Where a replica may connect to, by TCP."""
+
+    cidr: Cidr | None = Field(default=None, description="A network, such as 10.20.0.0/16 or ::/0.")
+    namespace: DnsName | None = Field(default=None, description="Instead of a network: all pods of a namespace.")
+    ports: Annotated[tuple[Port, ...], Field(min_length=1, max_length=16)] = Field(default=(443,), description="Its ports.")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.cidr) != has(self.namespace)",
+            "egress: set exactly one of cidr and namespace",
+            lambda e: (e.cidr is None) != (e.namespace is None),
+        ),
+        Rule(
+            "!has(self.cidr) || (isCIDR(self.cidr) && cidr(self.cidr) == cidr(self.cidr).masked())",
+            "egress: cidr must be a network with zeros after its length, such as 10.0.0.0/8",
+            lambda e: e.cidr is None or is_network(e.cidr),
+            "cidr",
+        ),
+    )
 
 
 class ServingProfileSpec(Model):
@@ -77,11 +126,19 @@ class ServingProfileSpec(Model):
     image_pull_secrets: Annotated[tuple[PullSecret, ...], Field(max_length=8)] = Field(
         default=(), description="Secrets for pulling the images.", json_schema_extra=MAP_BY_NAME
     )
+    min_cuda: CudaVersion | None = Field(
+        default=None, description=f"CUDA version that a node's driver must offer the daemon's image; {DAEMON_CUDA} where absent."
+    )
     shared_memory: Quantity | None = Field(default=None, description="Size of /dev/shm, such as 8Gi; the runtime's 64Mi where absent.")
     pod_template: dict[str, Any] | None = Field(
         default=None,
         description="Pod template (metadata, spec) under every replica, for what has no field of its own; laid over the fields above.",
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+    )
+    egress: Annotated[tuple[Egress, ...], Field(max_length=64)] = Field(
+        default=(),
+        description="Where replicas may bring models from: nothing but DNS where empty. Of no use to models from a claim (pvc://), whose "
+        "replicas call nobody. By network, not by name: that is all a NetworkPolicy knows.",
     )
     allow: Annotated[tuple[AllowedPath, ...], Field(max_length=64)] = Field(
         default=(),

@@ -1,4 +1,4 @@
-"""How many replicas: `spec.scaling` of an InferenceService. The operator acts on none of it yet (docs/roadmap.md)."""
+"""How many replicas: `spec.scaling` of an InferenceService (docs/scaling.md says what comes of it)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ Replicas = Annotated[int, Field(ge=0, le=MAX_REPLICAS)]
 class ScalingTargets(Model):
     """What a replica should bear; each target asks for a number of replicas, the largest wins."""
 
-    queue_depth: Annotated[int, Field(ge=1, le=10_000)] | None = Field(default=None, description="Waiting requests per replica.")
+    queue_depth: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        default=None, description="Waiting requests that each replica may have."
+    )
     kv_utilization: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        default=None, description="KV blocks in use over all blocks of a replica, above 0 up to 1."
+        default=None, description="KV blocks in use over all blocks of a replica, above 0 up to 1; 0.9 where absent."
     )
     ttft_p95: Duration | None = Field(
         default=None, alias="ttftP95", description="95th percentile of the time to first token, a duration such as 800ms."
@@ -50,10 +52,12 @@ class ScalingRules(Model):
     """One direction, as in HorizontalPodAutoscaler v2."""
 
     stabilization_window_seconds: Annotated[int, Field(ge=0, le=3600)] | None = Field(
-        default=None, description="Seconds of past recommendations of which the safest counts."
+        default=None, description="Seconds of past recommendations of which the safest counts; 0 up, 300 down where absent."
     )
     select_policy: Literal["Max", "Min", "Disabled"] = Field(default="Max", description="Which policy counts: Max, Min or Disabled.")
-    policies: Annotated[tuple[ScalingPolicy, ...], Field(max_length=8)] = Field(default=(), description="Limits on how fast.")
+    policies: Annotated[tuple[ScalingPolicy, ...], Field(max_length=8)] = Field(
+        default=(), description="Limits on how fast; none where absent."
+    )
 
 
 class ScalingBehavior(Model):
@@ -95,13 +99,15 @@ class ScalingSpec(Model):
 
     mode: Literal["Auto", "External", "Manual"] = Field(
         default="Manual",
-        description="Auto: the operator, spec.replicas is ignored. External: HPA or KEDA through the scale subresource. "
-        "Manual: a person. Only Manual is acted on yet; spec.replicas counts in every mode.",
+        description="Auto: the operator; spec.replicas is where it begins and is never written. External: HPA or KEDA through the scale "
+        "subresource; at 0 a held request still starts one replica. Manual: a person.",
     )
     min: Replicas = Field(default=1, description="Fewest replicas in Auto; 0 allows scale to zero.")
     max: Replicas | None = Field(default=None, description="Most replicas in Auto.")
     targets: ScalingTargets | None = Field(default=None, description="What a replica should bear.")
-    idle_after: Duration | None = Field(default=None, description="Without requests for this long, scale to zero; needs min 0.")
+    idle_after: Duration | None = Field(
+        default=None, description="Without requests for this long, scale to zero; needs min 0; 5m where absent."
+    )
     behavior: ScalingBehavior | None = Field(default=None, description="How fast up and down.")
     schedules: Annotated[tuple[Schedule, ...], Field(max_length=16)] = Field(
         default=(),

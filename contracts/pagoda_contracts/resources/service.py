@@ -52,7 +52,7 @@ ModelUri = Annotated[
 ]
 """Where files are. No query, no user, no `..`: credentials are named, never written into an address."""
 
-GitRevision = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")]
+SourceRevision = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$")]
 
 
 class CacheSpec(Model):
@@ -65,17 +65,24 @@ class ModelSpec(Model):
     """What is served, and under which names."""
 
     uri: ModelUri = Field(
-        description="Where the model's files are: pvc://<claim>[/<path>], a claim in the service's namespace; "
-        "hf, s3, gs, az, oci and https are accepted and not acted on yet (Stalled: UnsupportedUri)."
+        description="Where the model's files are: pvc://<claim>[/<path>], a claim in the service's namespace; hf://<org>/<name>, "
+        "s3://<bucket>/<prefix>, gs://<bucket>/<prefix> or oci://<registry>/<repository>, brought by the fetch sidecar; "
+        "az and https are accepted and not acted on yet (Stalled: UnsupportedUri)."
     )
-    revision: GitRevision | None = Field(default=None, description="Commit, tag or branch at the source. Not acted on yet.")
+    revision: SourceRevision | None = Field(
+        default=None,
+        description="hf: commit, tag or branch; oci: tag or sha256:<digest>. Other sources have none. What is not pinned is what the "
+        "source holds when a pod starts.",
+    )
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16)] = Field(
         default=(),
         description="Names that clients put into `model`; the service's own name where empty.",
         json_schema_extra={"x-kubernetes-list-type": "set"},
     )
-    credential: DnsName | None = Field(default=None, description="One of spec.credentials, for fetching. Not acted on yet.")
-    cache: CacheSpec | None = Field(default=None, description="Where fetched files are kept between pods. Not acted on yet.")
+    credential: DnsName | None = Field(default=None, description="One of spec.credentials, for fetching.")
+    cache: CacheSpec | None = Field(
+        default=None, description="Where fetched files are kept between pods; each pod's own volume where absent."
+    )
 
 
 class SecretRef(Model):
@@ -172,6 +179,13 @@ class ProfileRef(Model):
     """Names a ServingProfile."""
 
     name: DnsName = Field(default=DEFAULT_PROFILE, description="A ServingProfile's name.")
+    adopt: Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?$")] | None = (
+        Field(
+            default=None,
+            description="Any word. A new one rolls the replicas onto the profile, and the operator's rendering, as they are now; "
+            "an edited profile or a new operator by itself rolls none.",
+        )
+    )
 
 
 def _credential_known(spec: Any) -> bool:
@@ -181,21 +195,21 @@ def _credential_known(spec: Any) -> bool:
 class InferenceServiceSpec(Model):
     """What the developer wants."""
 
-    replicas: int = Field(default=1, ge=0, le=1024, description="How many replicas serve.")
+    replicas: int = Field(default=1, ge=0, le=1024, description="How many replicas serve; in scaling mode Auto only where it begins.")
     model: ModelSpec = Field(description="What is served, and under which names.")
     credentials: Annotated[tuple[Credential, ...], Field(max_length=8)] = Field(
-        default=(), description="Secrets for fetching, by name. Not acted on yet.", json_schema_extra=MAP_BY_NAME
+        default=(), description="Secrets for fetching, by name.", json_schema_extra=MAP_BY_NAME
     )
     accelerators: Annotated[tuple[Accelerator, ...], Field(min_length=1, max_length=8)] = Field(
         description="Ordered alternatives to run on."
     )
     engine: EngineSpec = Field(default=EngineSpec(), description="Limits and numerics of the engine.")
     adapters: AdaptersSpec | None = Field(default=None, description="LoRA adapters beside the model; none where absent. Not acted on yet.")
-    scaling: ScalingSpec | None = Field(default=None, description="Who decides how many replicas; a person where absent. Not acted on yet.")
-    slo: SloSpec | None = Field(default=None, description="What clients are promised. Not acted on yet.")
-    rollout: RolloutSpec | None = Field(default=None, description="How a new revision takes over. Not acted on yet.")
+    scaling: ScalingSpec | None = Field(default=None, description="Who decides how many replicas; a person where absent.")
+    slo: SloSpec | None = Field(default=None, description="What clients are promised; goodput counts the answers that kept to it.")
+    rollout: RolloutSpec | None = Field(default=None, description="How a new revision takes over.")
     drain: DrainSpec = Field(default=DrainSpec(), description="How a replica goes.")
-    health: HealthSpec | None = Field(default=None, description="When a replica counts as broken. Not acted on yet.")
+    health: HealthSpec | None = Field(default=None, description="When a replica counts as broken: it gets no request, and is replaced.")
     routing: RoutingSpec | None = Field(default=None, description="How the gateway picks a replica. Not acted on yet.")
     profile_ref: ProfileRef = Field(default=ProfileRef(), description="The administrator's template for the pods.")
     pod_template: dict[str, Any] | None = Field(
@@ -251,11 +265,14 @@ INFERENCE_SERVICE = Kind(
     scope="Namespaced",
     model=InferenceService,
     columns=(
-        Column("Model", "string", ".spec.model.uri", "Where the model comes from", 1),
         Column("Ready", "string", ".status.conditions[?(@.type=='Ready')].status", "Serving"),
-        Column("Replicas", "integer", ".status.readyReplicas", "Ready replicas"),
-        Column("Desired", "integer", ".spec.replicas", "Replicas wanted"),
         Column("Reason", "string", ".status.conditions[?(@.type=='Ready')].reason", "Why"),
+        Column("Replicas", "integer", ".status.readyReplicas", "Ready replicas"),
+        Column("Desired", "integer", ".status.scaling.desired", "Replicas wanted"),
+        Column("Accelerator", "string", ".status.placement.chosen", "Entry of spec.accelerators in use"),
+        Column("Model", "string", ".spec.model.uri", "Where the model comes from", 1),
+        Column("Expected", "string", ".status.readyExpectedAt", "When those under way should be ready", 1),
+        Column("Outdated", "string", ".status.outdated", "Where replicas are rendered otherwise than they would be now", 1),
         Column("Message", "string", ".status.conditions[?(@.type=='Ready')].message", "In a sentence", 1),
         Column("Age", "date", ".metadata.creationTimestamp", "Age"),
     ),

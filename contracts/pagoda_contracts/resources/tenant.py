@@ -1,4 +1,7 @@
-"""TenantQuota: who pays, and how much they may use. Cluster-wide, not writable by tenants. Nothing acts on it yet (docs/roadmap.md)."""
+"""TenantQuota: who pays, and how much they may use. Cluster-wide, not writable by tenants.
+
+The operator acts on `devices` (docs/quota.md), nobody on the rest yet (docs/roadmap.md).
+"""
 
 from __future__ import annotations
 
@@ -89,6 +92,14 @@ class DeviceCaps(Model):
         description="MIG slices at most, by profile.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["profile"]},
     )
+    resource_quota: bool = Field(
+        default=False,
+        description="Keep a native ResourceQuota with the same limits in the tenant's one namespace; it counts every pod there.",
+    )
+
+
+def _one_namespace(spec: TenantQuotaSpec) -> bool:
+    return spec.devices is None or not spec.devices.resource_quota or len(spec.subjects.namespaces) == 1
 
 
 def _fits(spec: TenantQuotaSpec) -> bool:
@@ -117,7 +128,9 @@ class TenantQuotaSpec(Model):
     default_max_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = Field(
         default=None, description="max_tokens of a request that says none: what is reserved for it."
     )
-    devices: DeviceCaps | None = Field(default=None, description="GPUs and MIG slices of the tenant's replicas.")
+    devices: DeviceCaps | None = Field(
+        default=None, description="GPUs and MIG slices of the tenant's replicas. Where several quotas count a namespace, all must hold."
+    )
     weight: int = Field(default=1, ge=1, le=1000, description="Share among tenants that wait, relative to the others' weights.")
     priority: int = Field(default=0, ge=-1000, le=1000, description="Higher goes first; equal ones share by weight.")
 
@@ -127,6 +140,12 @@ class TenantQuotaSpec(Model):
             "defaultMaxTokens must be at most maxOutputTokens",
             _fits,
             "defaultMaxTokens",
+        ),
+        Rule(
+            "!has(self.devices) || !self.devices.resourceQuota || (has(self.subjects.namespaces) && size(self.subjects.namespaces) == 1)",
+            "devices: resourceQuota needs exactly one of subjects.namespaces",
+            _one_namespace,
+            "devices",
         ),
     )
 
@@ -148,7 +167,7 @@ class Usage(Model):
 
 
 class TenantQuotaStatus(Model):
-    """What is. Written by the operator alone; nothing writes it yet."""
+    """What is. Written by the operator alone."""
 
     observed_generation: int | None = Field(default=None, ge=0, description="metadata.generation this status speaks of.")
     conditions: Annotated[tuple[Condition, ...], Field(max_length=8)] = CONDITIONS
@@ -161,7 +180,7 @@ class TenantQuota(Model):
     api_version: ApiVersion = API_VERSION
     kind: Literal["TenantQuota"] = "TenantQuota"
     metadata: ObjectMeta = ObjectMeta()
-    spec: TenantQuotaSpec = Field(description="Who, and how much. Nothing acts on it yet.")
+    spec: TenantQuotaSpec = Field(description="Who, and how much. Nothing acts on it yet but on subjects.namespaces and devices.")
     status: TenantQuotaStatus | None = Field(default=None, description="What is; written by the operator alone.")
 
 

@@ -14,7 +14,7 @@ RatioOrDuration = Annotated[str, StringConstraints(max_length=48, pattern=rf"^[0
 
 
 class SloSpec(Model):
-    """What clients are promised. Not acted on yet."""
+    """What clients are promised; goodput counts the answers that kept to it."""
 
     ttft: Duration | None = Field(default=None, description="Time to first token, a duration such as 800ms.")
     itl: Duration | None = Field(default=None, description="Time between tokens, a duration such as 50ms.")
@@ -55,7 +55,7 @@ class CanarySpec(Model):
 
 
 class RolloutSpec(Model):
-    """How a new revision takes over. Not acted on yet: a new revision starts beside the old one."""
+    """How a new revision takes over."""
 
     strategy: Literal["Auto", "Surge", "Replace"] = Field(
         default="Auto", description="Surge: new before old. Replace: old before new. Auto: by free capacity."
@@ -88,7 +88,7 @@ class DrainSpec(Model):
 
 
 class HealthSpec(Model):
-    """When a replica counts as broken. Not acted on yet."""
+    """When a replica counts as broken: it gets no request, and is replaced."""
 
     progress_timeout: Duration = Field(default="120s", description="A step that makes no progress for this long is a hang, 1s to 1h.")
     deep_probe_every: Duration = Field(default="30s", description="How often a canary token with a known answer is asked for, 1s to 1h.")

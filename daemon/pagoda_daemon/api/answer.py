@@ -5,12 +5,13 @@ Called by `generation`. What may yet become a stop string is held back, and so a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
+from pagoda_daemon.detokenize import Detokenizer
 from pagoda_daemon.engine.messages import TokenLogprob
-from pagoda_daemon.tokens import Detokenizer, StopMatcher
+from pagoda_daemon.stops import StopMatcher
 
 
 class Scored(NamedTuple):
@@ -31,8 +32,8 @@ class Piece(NamedTuple):
 class AnswerText:
     """Joined pieces are the answer, whatever the steps that its tokens came in. `offset`: characters before it."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stops: StopMatcher, min_tokens: int = 0, offset: int = 0) -> None:
-        self._detokenizer = Detokenizer(decode)
+    def __init__(self, detokenizer: Detokenizer, stops: StopMatcher, min_tokens: int = 0, offset: int = 0) -> None:
+        self._detokenizer = detokenizer
         self._stops = stops
         self._min_tokens = min_tokens
         self._tokens = 0
@@ -46,6 +47,8 @@ class AnswerText:
 
     def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> Piece:
         """What became final with these tokens; nothing once stopped."""
+        if not logprobs and not self._stops.strings:  # as most are: nothing but the text is of interest
+            return Piece(self._detokenizer.push(token_ids))
         text = ""
         for token_id, logprob in zip_longest(token_ids, logprobs):
             if logprob is not None:
@@ -60,12 +63,12 @@ class AnswerText:
         return self._piece(text, last=True)
 
     def _matched(self, text: str) -> str:
-        """Up to min_tokens no stop string counts, as no stop id does."""
+        """Up to min_tokens no stop string is complete, as no stop id counts; one that begins there and ends later is (vLLM's rule)."""
         self._read += len(text)
         if text:
             self._waiting += [(scored, self._read) for scored in self._unread]
             self._unread.clear()
-        return text if self._tokens <= self._min_tokens and not self.stopped else self._stops.push(text)
+        return self._stops.push(text, ends=self._tokens > self._min_tokens)
 
     def _piece(self, text: str, *, last: bool = False) -> Piece:
         self._sent += len(text)
@@ -81,11 +84,11 @@ class AnswerText:
         return Piece(text, tuple(done))
 
 
-def echo(text: str, ids: Sequence[int], logprobs: Sequence[TokenLogprob], decode: Callable[[Sequence[int]], str]) -> Piece:
+def echo(text: str, ids: Sequence[int], logprobs: Sequence[TokenLogprob], detokenizer: Detokenizer) -> Piece:
     """The prompt as the beginning of an answer; `logprobs` are those of all but its first token, or empty."""
     if not logprobs and len(ids) > 1:
         return Piece(text)
-    detokenizer, offset, scored = Detokenizer(decode), 0, []
+    offset, scored = 0, []
     for token_id, logprob in zip(ids, (None, *logprobs), strict=True):
         scored.append(Scored(token_id, min(offset, len(text)), logprob))
         offset += len(detokenizer.push((token_id,)))

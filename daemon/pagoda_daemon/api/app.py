@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
-from pagoda_contracts.names import HEADER_REQUEST_ID
-from prometheus_client import CONTENT_TYPE_LATEST
+from pagoda_contracts.names import HEADER_IGNORED, HEADER_REQUEST_ID
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -21,14 +21,22 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagoda_daemon.api import requests
+from pagoda_daemon.api.auth import Guard, guarded
+from pagoda_daemon.api.embeddings import Embed
 from pagoda_daemon.api.endpoints import Admission, Generate
-from pagoda_daemon.api.errors import JSON, on_bug, on_daemon_error, on_http_error, response_of
+from pagoda_daemon.api.errors import JSON, TOO_LARGE, on_bug, on_daemon_error, on_http_error, response_of
 from pagoda_daemon.api.generation import Generator
-from pagoda_daemon.api.replies import Chat, Completion, ModelCard, ModelList
+from pagoda_daemon.api.measured import Measured, patterns
+from pagoda_daemon.api.models import ModelCard, ModelList
+from pagoda_daemon.api.openapi import Load, Version, document
+from pagoda_daemon.api.replies import Chat, Completion
 from pagoda_daemon.api.requests import ChatRequest, CompletionRequest
+from pagoda_daemon.api.texts import DetokenizeRequest, TextRoute, TokenizeRequest, detokenize, tokenize
+from pagoda_daemon.api.trace import TRACE_PATH, Traces
 from pagoda_daemon.errors import BadRequest, DaemonError, ModelNotFound
 from pagoda_daemon.health import Replica
 from pagoda_daemon.metrics import Exposition
+from pagoda_daemon.metrics.text import CONTENT_TYPE
 
 _SANE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -43,23 +51,40 @@ class Parts:
     exposition: Exposition
     served_names: tuple[str, ...]
     version: str
+    revision: str = ""
+    guard: Guard = field(default_factory=lambda: Guard(None))
+    ping_after_s: float | None = None
 
 
 def application(parts: Parts) -> ASGIApp:
     """The whole HTTP side of a replica."""
-    shared = (parts.admission, parts.generator, parts.served_names)
+    shared = (parts.admission, parts.generator, parts.served_names, fingerprint(parts.version, parts.revision), parts.ping_after_s)
+    texts = (parts.admission, parts.generator.text, parts.served_names)
     info = Info(parts, int(time.time()))
     routes = [
         Route("/v1/chat/completions", Generate(ChatRequest, Chat, *shared), methods=["POST"]),
         Route("/v1/completions", Generate(CompletionRequest, Completion, *shared), methods=["POST"]),
+        Route("/tokenize", TextRoute(TokenizeRequest, tokenize, *texts), methods=["POST"]),
+        Route("/detokenize", TextRoute(DetokenizeRequest, detokenize, *texts), methods=["POST"]),
+        Route("/v1/embeddings", Embed(parts.admission, parts.generator, parts.served_names), methods=["POST"]),
         Route("/v1/models", info.models),
         Route("/v1/models/{name:path}", info.model),
+        Route(TRACE_PATH, Traces(parts.generator.counts.recent).get),
         Route("/metrics", info.metrics),
         Route("/health", info.health),
         Route("/version", info.version),
+        Route("/load", info.load),
+        Route("/openapi.json", info.openapi),
     ]
     handlers = {DaemonError: on_daemon_error, HTTPException: on_http_error, Exception: on_bug}
-    return Outermost(Starlette(routes=routes, exception_handlers=handlers), parts.replica)
+    app = Starlette(routes=guarded(routes, parts.guard), exception_handlers=handlers)
+    app.router.redirect_slashes = False  # the redirect would name whatever host the client wrote
+    return Outermost(Measured(app, patterns(routes), parts.exposition.http), parts.replica)
+
+
+def fingerprint(version: str, revision: str) -> str:
+    """Changes when what computes the answers does."""
+    return f"fp_{hashlib.sha256(f'{version}/{revision}'.encode()).hexdigest()[:10]}"
 
 
 @dataclass(frozen=True)
@@ -79,13 +104,20 @@ class Info:
         return _json(self._cards([name])[0])
 
     async def metrics(self, _request: Request) -> Response:
-        return Response(self.parts.exposition.text(), headers={"content-type": CONTENT_TYPE_LATEST})
+        text = self.parts.exposition.text(time.monotonic(), time.time())
+        return Response(text, headers={"content-type": CONTENT_TYPE})
 
     async def health(self, _request: Request) -> Response:
         return Response(status_code=200 if self.parts.replica.accepting else 503)
 
     async def version(self, _request: Request) -> Response:
-        return _json({"version": self.parts.version})
+        return _json(Version(self.parts.version))
+
+    async def load(self, _request: Request) -> Response:
+        return _json(Load(self.parts.replica.in_flight))
+
+    async def openapi(self, _request: Request) -> Response:
+        return Response(msgspec.json.encode(document(self.parts.version)), media_type=JSON)
 
     def _cards(self, names: Sequence[str]) -> list[ModelCard]:
         limits = self.parts.replica.limits
@@ -93,7 +125,7 @@ class Info:
         return [ModelCard(name, self.created, self.parts.served_names[0], length) for name in names]
 
 
-def _json(payload: msgspec.Struct | dict[str, str]) -> Response:
+def _json(payload: msgspec.Struct) -> Response:
     return Response(msgspec.json.encode(payload), media_type=JSON)
 
 
@@ -110,7 +142,7 @@ class Outermost:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         request_id = secrets.token_hex(16)
-        scope.setdefault("state", {}).update(request_id=request_id, arrived=time.monotonic())
+        scope.setdefault("state", {}).update(request_id=request_id, arrived=time.monotonic(), ignored=[])
         wished = headers.get(HEADER_REQUEST_ID, "")
         shown = wished if _SANE_ID.fullmatch(wished) else request_id
 
@@ -118,13 +150,15 @@ class Outermost:
             if message["type"] == "http.response.start":
                 answer = MutableHeaders(scope=message)
                 answer[HEADER_REQUEST_ID] = shown
+                if scope["state"]["ignored"]:
+                    answer[HEADER_IGNORED] = ", ".join(scope["state"]["ignored"])
                 if self._replica.leaving:
                     answer["connection"] = "close"
             await send(message)
 
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > requests.MAX_BODY:
-            too_large = BadRequest(f"the body has {length} bytes, accepted are {requests.MAX_BODY}", None, "request_too_large")
+            too_large = BadRequest(f"the body has {length} bytes, accepted are {requests.MAX_BODY}", None, TOO_LARGE)
             await response_of(too_large)(scope, receive, send_named)
             return
         await self._app(scope, receive, send_named)

@@ -10,15 +10,32 @@ import math
 from typing import Final, NamedTuple
 
 import msgspec
-from pagoda_contracts.names import ERROR_ENGINE_DIED, HEADER_RETRY_AFTER, HEADER_SHOULD_RETRY
+from pagoda_contracts.names import ERROR_ENGINE_DIED, HEADER_RETRY_AFTER, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pagoda_daemon.errors import BadRequest, DaemonError, Draining, EngineDied, ModelNotFound, NotReady, Overloaded, RequestError
+from pagoda_daemon.errors import (
+    BadRequest,
+    DaemonError,
+    Draining,
+    EngineDied,
+    Forbidden,
+    ModelNotFound,
+    NotReady,
+    Overloaded,
+    RequestError,
+    RequestNotFound,
+    TooMany,
+    Unauthenticated,
+)
 
 JSON: Final = "application/json"
-RETRY_AFTER_S: Final = "1"
+RETRY_AFTER_S: Final = 1.0
+MAX_RETRY_AFTER_S: Final = 120.0  # the openai client ignores more, and does not retry then
+TOO_LARGE: Final = "request_too_large"
+TOO_SLOW: Final = "request_timeout"
+_STATUS_OF_CODE: Final = {TOO_LARGE: 413, TOO_SLOW: 408}
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -46,9 +63,13 @@ class _Class(NamedTuple):
 _CLASSES: Final[dict[type[DaemonError], _Class]] = {
     BadRequest: _Class(400, "invalid_request_error", None, None),
     ModelNotFound: _Class(404, "invalid_request_error", None, None),
+    RequestNotFound: _Class(404, "invalid_request_error", None, None),
+    Unauthenticated: _Class(401, "authentication_error", None, None),
+    Forbidden: _Class(403, "permission_error", None, None),
     Draining: _Class(503, "server_error", None, True),
     NotReady: _Class(503, "server_error", None, True),
     Overloaded: _Class(503, "server_error", None, True),
+    TooMany: _Class(429, "rate_limit_error", None, True),
     RequestError: _Class(500, "server_error", None, False),
     EngineDied: _Class(503, "server_error", ERROR_ENGINE_DIED, True),
 }
@@ -66,15 +87,22 @@ def body_of(error: DaemonError) -> ErrorReply:
     return ErrorReply(ErrorBody(str(error), known.type, error.param if isinstance(error, BadRequest) else None, code))
 
 
+def retryable(error: DaemonError) -> bool:
+    """Whether another replica, or this one later, may do better."""
+    return _class_of(error).retry is True
+
+
 def response_of(error: DaemonError) -> Response:
     """The answer where no byte was sent yet."""
     known = _class_of(error)
-    status = 413 if isinstance(error, BadRequest) and error.code == "request_too_large" else known.status
-    headers = {}
+    status = _STATUS_OF_CODE.get(error.code, known.status) if isinstance(error, BadRequest) else known.status
+    headers = {"www-authenticate": "Bearer"} if isinstance(error, Unauthenticated) else {}
     if known.retry is not None:
         headers[HEADER_SHOULD_RETRY] = "true" if known.retry else "false"
     if known.retry:
-        headers[HEADER_RETRY_AFTER] = str(math.ceil(error.retry_after_s)) if isinstance(error, Overloaded) else RETRY_AFTER_S
+        wait = min(MAX_RETRY_AFTER_S, max(0.0, error.retry_after_s)) if isinstance(error, Overloaded) else RETRY_AFTER_S
+        headers[HEADER_RETRY_AFTER] = str(math.ceil(wait))
+        headers[HEADER_RETRY_AFTER_MS] = str(math.ceil(wait * 1000))
     return Response(msgspec.json.encode(body_of(error)), status, headers, JSON)
 
 
@@ -89,7 +117,7 @@ def on_http_error(request: Request, error: Exception) -> Response:
     """Unknown path or method, in the same shape."""
     if not isinstance(error, HTTPException):
         raise error
-    message = f"{request.method} {request.url.path} is not served here" if error.status_code in (404, 405) else error.detail
+    message = f"{request.method} {request.url.path[:128]} is not served here" if error.status_code in (404, 405) else error.detail
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
     reply = ErrorReply(ErrorBody(message, "invalid_request_error", None, code))
     return Response(msgspec.json.encode(reply), error.status_code, dict(error.headers or {}), JSON)

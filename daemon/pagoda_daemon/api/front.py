@@ -1,4 +1,5 @@
-"""The life of the front process: builds its parts, serves, drains on SIGTERM, ends. Called by `__main__` alone.
+"""Front: a replica's front from its first listener to its last: builds its parts, serves, drains, ends. Made by `api/process.py`, and
+many in one process by `simulated`.
 
 Drain, in this order: phase DRAINING (readyz, state frames, refusals) → in-flight to zero or the deadline → one clean error for what
 is left → listener open and refusing until every watcher was sent the DRAINING frame and a second has passed → servers, engine, exit.
@@ -10,32 +11,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Protocol
 
-import grpc.aio
 import structlog
 import uvicorn
-import uvloop
+from pagoda_contracts.launch import HealthConfig
 from pagoda_contracts.pb.daemon_pb2 import Phase
+from pagoda_contracts.units import parse_duration
 
+from pagoda_daemon.api import grpc_server
 from pagoda_daemon.api.app import Parts, application
+from pagoda_daemon.api.auth import Guard
+from pagoda_daemon.api.connection import Bounds
+from pagoda_daemon.api.control import CUT, Control
+from pagoda_daemon.api.doors import doors
 from pagoda_daemon.api.endpoints import Admission
 from pagoda_daemon.api.generation import Generator as TextGenerator
+from pagoda_daemon.api.last_words import last_words
+from pagoda_daemon.api.listener import bind, default_bounds, server_config
 from pagoda_daemon.api.watch import Identity, StateFeed
-from pagoda_daemon.engine.client import EngineClient, EngineLink, Wires, start_engine, wires
+from pagoda_daemon.canary import Canary
+from pagoda_daemon.engine.client import EngineLink
 from pagoda_daemon.errors import ConfigRejected, DaemonError, Draining, EngineDied
 from pagoda_daemon.health import Limits, ProbeServer, Replica, keep_beating
-from pagoda_daemon.metrics import Counts, Exposition
+from pagoda_daemon.metrics import Build, Counts, Exposition, Slo
 from pagoda_daemon.settings import Settings
 from pagoda_daemon.tokens import ModelText
 
@@ -45,7 +48,7 @@ _REFUSE_AT_LEAST_S: Final = 1.0  # two heartbeats of WatchState: a gateway that 
 _FLUSH_S: Final = 2.0  # for last bytes to leave after a stream was ended
 _ENGINE_GRACE_S: Final = 5.0
 _SECOND_SIGNAL_S: Final = 1.5
-_KEEP_ALIVE_S: Final = 75  # longer than any sensible client pool keeps a connection: the client closes first, no race
+_LOOKS: Final = 6
 
 
 class UnsignalledServer(uvicorn.Server):
@@ -81,6 +84,8 @@ class Backing:
     engine: Callable[[Replica], EngineLink]
     text: Callable[[], ModelText]
     probes: Callable[[Replica, str, int, Limits], Probes] = ProbeServer
+    bounds: Bounds | None = None
+    tidy: Callable[[], None] = lambda: None  # before the process exits without coming back from `run`
 
 
 class Front:
@@ -89,18 +94,20 @@ class Front:
     def __init__(self, settings: Settings, backing: Backing) -> None:
         config = settings.config
         self._settings = settings
-        self._text = backing.text
+        self._text, self._bounds, self._tidy = backing.text, backing.bounds or default_bounds(), backing.tidy
         # An engine may be loaded before the tokenizer is read and the ports are open: ready is who can be dialled.
         self.replica = Replica(time.monotonic(), listening=False)
         with _refusing(f"listen.probes: cannot listen on {config.listen.host}:{config.listen.probes}"):
-            self._probes = backing.probes(self.replica, config.listen.host, config.listen.probes, Limits())
+            self._probes = backing.probes(self.replica, config.listen.host, config.listen.probes, Limits.of(config.health))
         self._engine = backing.engine(self.replica)
         self._admission = Admission(self.replica)
         self._feed = StateFeed(self.replica, Identity(config.model.served_names, config.revision, settings.version))
-        self._grpc = grpc.aio.server(options=[("grpc.so_reuseport", 0)])  # a port in use is an error
+        self._guard = Guard(config.auth)
+        self._control = Control(self.replica, settings.drain_timeout_s, self._engine.fail_streams, uid=settings.pod_uid)
+        self._grpc = grpc_server.server()
         self._server: UnsignalledServer | None = None
-        self._signalled = asyncio.Event()
-        self._hurry = asyncio.Event()
+        self._signalled, self._hurry = asyncio.Event(), asyncio.Event()
+        self.ending = False  # it closes what listens, in a few seconds; whoever cancels it then leaves half of it open
 
     async def run(self, announce: Callable[[Ports], None]) -> None:
         """Serves until `stop` or the engine's end. Returns after a drain; raises PermanentError or EngineDied."""
@@ -117,11 +124,14 @@ class Front:
                 await engine
 
     async def _serve(self, engine: asyncio.Future[None], announce: Callable[[Ports], None]) -> None:
-        server = self._server = UnsignalledServer(_uvicorn_config(self._parts()))
-        listener = _bind(self._settings.config.listen.host, self._settings.config.listen.http)
+        listen = self._settings.config.listen
+        parts = self._parts(await asyncio.to_thread(self._read_text))
+        server = self._server = UnsignalledServer(server_config(application(parts), self._engine.backlog, _FLUSH_S, self._bounds))
+        with _refusing(f"listen.http: cannot listen on {listen.host}:{listen.http}"):
+            listener = bind(listen.host, listen.http, self._bounds.send_buffer)
         serving = asyncio.ensure_future(server.serve([listener]))
         try:
-            grpc_port = await self._start_grpc()
+            grpc_port = await self._start_grpc(parts)
             self.replica.listening = True
             self.replica.changed()
             announce(Ports(listener.getsockname()[1], grpc_port, self._probes.port))
@@ -129,41 +139,51 @@ class Front:
             await self._close(server, serving)  # a front that shares its process leaves no listener to it
             raise
         signalled = asyncio.ensure_future(self._signalled.wait())
+        canary = asyncio.ensure_future(self._canary.run())
         try:
             await asyncio.wait(_futures(signalled, engine, serving), return_when=asyncio.FIRST_COMPLETED)
             if not engine.done():
                 await self._drain(engine)
         finally:
             signalled.cancel()
+            canary.cancel()
             await self._end(engine, server, serving)
         if engine.done():
             engine.result()
 
-    def _parts(self) -> Parts:
-        config = self._settings.config
-        text, counts = self._text(), Counts()
-        exposition = Exposition(config.model.served_names[0], self.replica, counts)
-        generator = TextGenerator(self._engine, text, counts)
-        return Parts(self.replica, self._admission, generator, exposition, config.model.served_names, self._settings.version)
+    def _read_text(self) -> ModelText:
+        """Seconds for a large tokenizer: off the loop, which beats meanwhile."""
+        text = self._text()
+        text.warm()
+        return text
 
-    async def _start_grpc(self) -> int:
+    def _parts(self, text: ModelText) -> Parts:
+        config = self._settings.config
+        counts = Counts(self._engine.meter, Slo.of(config.slo))
+        every_s = parse_duration((config.health or HealthConfig()).deep_probe_every)
+        self._canary = Canary(self._engine, text, self.replica, every_s)
+        build = Build(self._settings.version, config.revision)
+        exposition = Exposition(config.model.served_names[0], self.replica, counts, build)
+        generator = TextGenerator(self._engine, text, counts)
+        said = (config.model.served_names, self._settings.version, config.revision, self._guard, self._settings.ping_after_s)
+        return Parts(self.replica, self._admission, generator, exposition, *said)
+
+    async def _start_grpc(self, parts: Parts) -> int:
         listen = self._settings.config.listen
-        self._grpc.add_generic_rpc_handlers((self._feed.handler(),))
+        self.doors = doors(parts, self._feed, self._control)
         with _refusing(f"listen.grpc: cannot listen on {listen.host}:{listen.grpc}"):
-            port: int = self._grpc.add_insecure_port(f"{listen.host}:{listen.grpc}")
-        await self._grpc.start()
-        return port
+            return await grpc_server.start(self._grpc, grpc_server.Methods(self.doors, self._guard), f"{listen.host}:{listen.grpc}")
 
     def stop(self) -> None:
         """What SIGTERM does: drain, and the second time hurry."""
         if not self._signalled.is_set():
             log.info("draining", in_flight=self.replica.in_flight, timeout_s=self._settings.drain_timeout_s)
-            self.replica.enter(Phase.PHASE_DRAINING)
+            self._control.end()
             self._signalled.set()
         elif not self._hurry.is_set():
             log.warning("second_signal", in_flight=self.replica.in_flight)
             self._hurry.set()
-            asyncio.get_running_loop().call_later(_SECOND_SIGNAL_S, self._give_up)
+            self._count_down(_LOOKS)
 
     def drop_connections(self) -> None:
         """As the kernel does with a killed process's, its listener too: without a word. For a front that shares its process."""
@@ -174,18 +194,30 @@ class Front:
         for connection in list(self._server.server_state.connections):
             connection.transport.abort()
 
+    def last_words(self, error: DaemonError) -> int:
+        """Tells who still waits, past a loop that stands still: from any thread, right before the process ends."""
+        return 0 if self._server is None else last_words(self._server.server_state.connections, error)
+
+    def _count_down(self, looks: int) -> None:
+        """In parts: of the time in which this process was stopped one counts at most, and whoever waits is told after it."""
+        if looks:
+            asyncio.get_running_loop().call_later(_SECOND_SIGNAL_S / _LOOKS, self._count_down, looks - 1)
+        else:
+            self._give_up()
+
     def _give_up(self) -> None:
         """The last resort of a second signal: whatever still waits, waits no longer."""
         self._engine.close()
+        self._tidy()
         os._exit(1)
 
     async def _drain(self, engine: asyncio.Future[None]) -> None:
-        deadline = asyncio.get_running_loop().time() + self._settings.drain_timeout_s
+        deadline = asyncio.get_running_loop().time() + self._control.left_s()
         refuse_until = min(deadline, asyncio.get_running_loop().time() + _REFUSE_AT_LEAST_S)
         if not await self._until(self._admission.idle.wait(), deadline, engine):
             log.warning("drain_cut", in_flight=self.replica.in_flight, engine_alive=not engine.done())
             if not engine.done():
-                await self._fail_streams(Draining("this replica had to stop before the request was finished"))
+                await self._fail_streams(Draining(CUT))
         await self._until(self._feed.all_saw(Phase.PHASE_DRAINING), deadline, engine)
         await self._until(asyncio.Event().wait(), refuse_until, engine)
 
@@ -207,6 +239,7 @@ class Front:
 
     async def _end(self, engine: asyncio.Future[None], server: uvicorn.Server, serving: asyncio.Future[None]) -> None:
         died = engine.done()
+        self.ending = True
         self.replica.enter(Phase.PHASE_STOPPED)
         if died:
             await self._fail_streams(EngineDied("the engine of this replica ended"))
@@ -215,7 +248,7 @@ class Front:
             await self._engine.shutdown(_ENGINE_GRACE_S)
 
     async def _close(self, server: uvicorn.Server, serving: asyncio.Future[None]) -> None:
-        server.should_exit = True
+        self.ending = server.should_exit = True
         with suppress(asyncio.CancelledError):
             await serving
         await self._grpc.stop(0)
@@ -225,71 +258,9 @@ def _futures(*futures: asyncio.Future[Any]) -> set[asyncio.Future[Any]]:
     return set(futures)
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    with _refusing(f"listen.http: cannot listen on {host}:{port}"), contextlib.ExitStack() as on_error:
-        on_error.callback(listener.close)
-        listener.bind((host, port))
-        on_error.pop_all()
-    return listener
-
-
 @contextlib.contextmanager
 def _refusing(what: str) -> Generator[None]:
     try:
         yield
-    except (OSError, RuntimeError) as error:  # gRPC raises RuntimeError
+    except (OSError, OverflowError, RuntimeError) as error:  # a port beyond 65535 is an OverflowError, gRPC raises RuntimeError
         raise ConfigRejected(f"{what}: {error}") from error
-
-
-def _uvicorn_config(parts: Parts) -> uvicorn.Config:
-    return uvicorn.Config(
-        application(parts),
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=int(_FLUSH_S),
-    )
-
-
-def run(settings: Settings) -> None:
-    """Serves in the calling (main) thread until drained. The engine starts first: see `start_engine`."""
-    if unknown := settings.config.unknown_fields():
-        log.warning("unknown_config_fields", fields=unknown)
-    run_dir = Path(settings.config.listen.run_dir)
-    if not os.access(run_dir, os.W_OK):
-        raise ConfigRejected(f"listen.runDir: {run_dir} is not a writable directory")
-    addresses = wires(run_dir)
-    process = start_engine(settings.config_path, addresses)
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, process, addresses))
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        if settings.human:  # a stand-alone start made its own; in a pod it is the emptyDir
-            shutil.rmtree(run_dir, ignore_errors=True)
-
-
-async def _serve(settings: Settings, process: subprocess.Popen[bytes], addresses: Wires) -> None:
-    backing = Backing(lambda replica: EngineClient(process, addresses, replica), lambda: ModelText(Path(settings.config.model.path)))
-    front = Front(settings, backing)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, front.stop)
-    await front.run(lambda ports: _announce(settings, ports))
-
-
-def _announce(settings: Settings, ports: Ports) -> None:
-    host = settings.config.listen.host
-    log.info("listening", host=host, http=ports.http, grpc=ports.grpc, probes=ports.probes, model=settings.config.model.served_names[0])
-    if settings.human:
-        sys.stderr.write(f"OpenAI API on http://{host}:{ports.http}/v1 when loaded (http://{host}:{ports.probes}/readyz)\n")

@@ -13,20 +13,24 @@ Spell = Callable[[int], bytes]
 """The bytes that a token stands for."""
 
 
-class _Best(msgspec.Struct, frozen=True):
+class BestToken(msgspec.Struct, frozen=True):
+    """A token that might have been chosen, and its bytes."""
+
     token: str
     logprob: float
     bytes: list[int]
 
 
-class _ChatToken(_Best, frozen=True):
-    top_logprobs: list[_Best]
+class ChatToken(BestToken, frozen=True):
+    """A token of the answer, with the best beside it."""
+
+    top_logprobs: list[BestToken]
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):
     """Of a chat choice."""
 
-    content: list[_ChatToken]
+    content: list[ChatToken]
     refusal: None = None
 
 
@@ -39,13 +43,15 @@ class TextLogprobs(msgspec.Struct, frozen=True):
     top_logprobs: list[dict[str, float] | None]
 
 
-class _PromptToken(msgspec.Struct, frozen=True, omit_defaults=True):
+class PromptToken(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A token of the prompt, or one that might have stood there."""
+
     logprob: float
     decoded_token: str
     rank: int | None = None
 
 
-PromptLogprobs = list[dict[str, _PromptToken] | None]
+PromptLogprobs = list[dict[str, PromptToken] | None]
 """vLLM's: per prompt token null or, by id, the token itself and the best."""
 
 
@@ -58,15 +64,15 @@ def shown(spelled: bytes) -> str:
 
 
 def chat_logprobs(scored: Sequence[Scored], spell: Spell) -> ChatLogprobs:
-    def best(token_id: int, logprob: float) -> _Best:
+    def best(token_id: int, logprob: float) -> BestToken:
         spelled = spell(token_id)
-        return _Best(shown(spelled), logprob, list(spelled))
+        return BestToken(shown(spelled), logprob, list(spelled))
 
     content = []
     for token_id, _, found in scored:
         if found is not None:
             own = best(token_id, found.logprob)
-            content.append(_ChatToken(own.token, own.logprob, own.bytes, [best(*entry) for entry in found.top]))
+            content.append(ChatToken(own.token, own.logprob, own.bytes, [best(*entry) for entry in found.top]))
     return ChatLogprobs(content)
 
 
@@ -92,6 +98,6 @@ def prompt_logprobs(prompt: Sequence[int], found: Sequence[TokenLogprob], top: i
     """`found` begins with the second token; `top` are listed, though more may have been computed."""
     entries: PromptLogprobs = [None]
     for token_id, own in zip(prompt[1:], found, strict=True):
-        ranked = {str(other): _PromptToken(logprob, shown(spell(other)), at) for at, (other, logprob) in enumerate(own.top[:top], 1)}
-        entries.append({str(token_id): _PromptToken(own.logprob, shown(spell(token_id)), own.rank), **ranked})
+        ranked = {str(other): PromptToken(logprob, shown(spell(other)), at) for at, (other, logprob) in enumerate(own.top[:top], 1)}
+        entries.append({str(token_id): PromptToken(own.logprob, shown(spell(token_id)), own.rank), **ranked})
     return entries

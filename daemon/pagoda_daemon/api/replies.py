@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from pagoda_daemon.api.answer import Piece
+from pagoda_daemon.api.calls import ToolCall, ToolPart
 from pagoda_daemon.api.logprobs import ChatLogprobs, PromptLogprobs, Spell, TextLogprobs, chat_logprobs, text_logprobs
+from pagoda_daemon.api.trace import Timing
 
 SSE_HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -17,6 +20,8 @@ SSE_HEADERS: Final = (
     (b"x-accel-buffering", b"no"),
 )
 DONE: Final = b"data: [DONE]\n\n"
+_MARK: Final = "\0"
+_ENCODED_MARK: Final = msgspec.json.encode(_MARK)
 
 
 def event(payload: msgspec.Struct) -> bytes:
@@ -24,40 +29,69 @@ def event(payload: msgspec.Struct) -> bytes:
     return b"data: " + msgspec.json.encode(payload) + b"\n\n"
 
 
+class PromptDetails(msgspec.Struct, frozen=True):
+    """Of the prompt's tokens: how many were known already, from an earlier request with the same beginning."""
+
+    cached_tokens: int = 0
+
+
+class CompletionDetails(msgspec.Struct, frozen=True):
+    """Of the answer's tokens."""
+
+    reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens of one request."""
+    """Tokens of one request: each prompt once, and all answers. `timing` where `include_timing` asked for it."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptDetails = PromptDetails()
+    completion_tokens_details: CompletionDetails = CompletionDetails()
+    timing: Timing | UnsetType = UNSET
 
 
-class _Delta(msgspec.Struct, frozen=True, omit_defaults=True):
+class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a chunk adds to a message."""
+
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: tuple[ToolPart, ...] | UnsetType = UNSET
 
 
-class _ChatMessage(msgspec.Struct, frozen=True):
-    content: str
+class ChatMessage(msgspec.Struct, frozen=True):
+    """The answer as a message."""
+
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    tool_calls: tuple[ToolCall, ...] | UnsetType = UNSET
 
 
-class _ChatChoice(msgspec.Struct, frozen=True):
-    message: _ChatMessage
+class ChatChoice(msgspec.Struct, frozen=True):
+    """One answer."""
+
+    message: ChatMessage
     finish_reason: str
     index: int = 0
     logprobs: ChatLogprobs | None = None
 
 
-class _ChunkChoice(msgspec.Struct, frozen=True):
-    delta: _Delta
+class ChunkChoice(msgspec.Struct, frozen=True):
+    """A part of one answer."""
+
+    delta: ChatDelta
     finish_reason: str | None = None
     index: int = 0
     logprobs: ChatLogprobs | None = None
 
 
-class _TextChoice(msgspec.Struct, frozen=True):
+class TextChoice(msgspec.Struct, frozen=True):
+    """One answer, or a part of it."""
+
     text: str
     finish_reason: str | None = None
     index: int = 0
@@ -65,19 +99,36 @@ class _TextChoice(msgspec.Struct, frozen=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-_Choice = _ChatChoice | _ChunkChoice | _TextChoice
-
-
-class Reply(msgspec.Struct, frozen=True):
-    """Envelope of both endpoints, whole or in chunks; `usage` is absent unless asked for."""
-
+class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
     id: str
-    object: Literal["chat.completion", "chat.completion.chunk", "text_completion"]
     created: int
     model: str
-    choices: tuple[_Choice, ...]
-    usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: str
+
+
+class ChatReply(_Envelope, frozen=True, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    choices: tuple[ChatChoice, ...]
+    usage: Usage
+    object: Literal["chat.completion"] = "chat.completion"
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class ChatChunk(_Envelope, frozen=True, kw_only=True):
+    """One event of a streamed chat; `usage` is absent unless asked for."""
+
+    choices: tuple[ChunkChoice, ...]
+    usage: Usage | UnsetType | None = UNSET
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+
+
+class TextReply(_Envelope, frozen=True, kw_only=True):
+    """POST /v1/completions, whole or as one event; in events `usage` is absent unless asked for."""
+
+    choices: tuple[TextChoice, ...]
+    usage: Usage | UnsetType | None = UNSET
+    object: Literal["text_completion"] = "text_completion"
 
 
 @dataclass(frozen=True)
@@ -89,60 +140,92 @@ class Head:
     model: str
     include_usage: bool
     spell: Spell | None = None
+    fingerprint: str = ""
+    choices: int = 1
+
+    def envelope(self, prefix: str) -> dict[str, Any]:
+        return {
+            "id": f"{prefix}-{self.request_id}",
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
 
 
-class Whole(NamedTuple):
-    """An answer at once; `prompt_logprobs` where they were asked for by that name."""
+class Answer(NamedTuple):
+    """One choice at once; `prompt_logprobs` where they were asked for by that name."""
 
     piece: Piece
     reason: str
-    usage: Usage
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
+class TextEvents:
+    """Events of which one string alone differs: what stands before and behind it is written once (2 us), then only the string is (0.3).
+    `write` gives the whole event, and what comes from here is equal to it byte for byte."""
+
+    def __init__(self, write: Callable[[str, int], bytes]) -> None:
+        self._write = write
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+
+    def event(self, text: str, index: int) -> bytes:
+        around = self._around.get(index)
+        if around is None:
+            # Nothing behind an event's text comes from outside, so the last mark is the text's own.
+            before, _, behind = self._write(_MARK, index).rpartition(_ENCODED_MARK)
+            around = self._around[index] = before, behind
+        return around[0] + msgspec.json.encode(text) + around[1]
+
+
 class Dialect(Protocol):
-    """How an endpoint writes its answer."""
+    """How an endpoint writes its answers; `index` is the choice's."""
 
     def opening(self) -> bytes: ...
-    def text(self, piece: Piece) -> bytes: ...
-    def finish(self, reason: str) -> bytes: ...
+    def text(self, piece: Piece, index: int = 0) -> bytes: ...
+    def finish(self, reason: str, index: int = 0) -> bytes: ...
     def usage(self, usage: Usage) -> bytes: ...
-    def whole(self, answer: Whole) -> bytes: ...
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> bytes: ...
 
 
 class Chat:
-    """`chat.completion` and its chunks: the role first, then text, then the reason."""
+    """`chat.completion` and its chunks: the role of every choice first, then text, then the reasons."""
 
     def __init__(self, head: Head) -> None:
         self._head = head
+        self._envelope = head.envelope("chatcmpl")
+        self._texts = TextEvents(lambda text, index: self._chunk(ChunkChoice(ChatDelta(content=text), None, index)))
 
     def opening(self) -> bytes:
-        return self._chunk(_ChunkChoice(_Delta("assistant", "")))
+        return b"".join(self._chunk(ChunkChoice(ChatDelta("assistant", ""), index=index)) for index in range(self._head.choices))
 
-    def text(self, piece: Piece) -> bytes:
-        return self._chunk(_ChunkChoice(_Delta(content=piece.text), logprobs=self._logprobs(piece)))
+    def text(self, piece: Piece, index: int = 0) -> bytes:
+        if self._head.spell is None:
+            return self._texts.event(piece.text, index)
+        return self._delta(ChatDelta(content=piece.text), piece, index)
 
-    def finish(self, reason: str) -> bytes:
-        return self._chunk(_ChunkChoice(_Delta(), reason))
+    def finish(self, reason: str, index: int = 0) -> bytes:
+        return self._chunk(ChunkChoice(ChatDelta(), reason, index))
 
     def usage(self, usage: Usage) -> bytes:
-        return event(Reply(self._id, "chat.completion.chunk", self._head.created, self._head.model, (), usage))
+        return event(ChatChunk(**self._envelope, choices=(), usage=usage))
 
-    def whole(self, answer: Whole) -> bytes:
-        choice = _ChatChoice(_ChatMessage(answer.piece.text), answer.reason, logprobs=self._logprobs(answer.piece))
-        shared = (self._head.created, self._head.model, (choice,), answer.usage, answer.prompt_logprobs)
-        return msgspec.json.encode(Reply(self._id, "chat.completion", *shared))
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> bytes:
+        choices = tuple(self._choice(answer, index) for index, answer in enumerate(answers))
+        reply = ChatReply(**self._envelope, choices=choices, usage=usage, prompt_logprobs=answers[0].prompt_logprobs)
+        return msgspec.json.encode(reply)
+
+    def _choice(self, answer: Answer, index: int) -> ChatChoice:
+        return ChatChoice(ChatMessage(answer.piece.text), answer.reason, index, self._logprobs(answer.piece))
+
+    def _delta(self, delta: ChatDelta, piece: Piece, index: int) -> bytes:
+        return self._chunk(ChunkChoice(delta, None, index, self._logprobs(piece)))
 
     def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
         return None if self._head.spell is None else chat_logprobs(piece.scored, self._head.spell)
 
-    @property
-    def _id(self) -> str:
-        return f"chatcmpl-{self._head.request_id}"
-
-    def _chunk(self, choice: _ChunkChoice) -> bytes:
+    def _chunk(self, choice: ChunkChoice) -> bytes:
         usage = None if self._head.include_usage else UNSET
-        return event(Reply(self._id, "chat.completion.chunk", self._head.created, self._head.model, (choice,), usage))
+        return event(ChatChunk(**self._envelope, choices=(choice,), usage=usage))
 
 
 class Completion:
@@ -150,48 +233,33 @@ class Completion:
 
     def __init__(self, head: Head) -> None:
         self._head = head
+        self._envelope = head.envelope("cmpl")
+        self._texts = TextEvents(lambda text, index: self._chunk(TextChoice(text, None, index)))
 
     def opening(self) -> bytes:
         return b""
 
-    def text(self, piece: Piece) -> bytes:
-        return self._chunk(_TextChoice(piece.text, logprobs=self._logprobs(piece)))
+    def text(self, piece: Piece, index: int = 0) -> bytes:
+        if self._head.spell is None:
+            return self._texts.event(piece.text, index)
+        return self._chunk(TextChoice(piece.text, None, index, self._logprobs(piece)))
 
-    def finish(self, reason: str) -> bytes:
-        return self._chunk(_TextChoice("", reason))
+    def finish(self, reason: str, index: int = 0) -> bytes:
+        return self._chunk(TextChoice("", reason, index))
 
     def usage(self, usage: Usage) -> bytes:
-        return event(self._reply((), usage))
+        return event(TextReply(**self._envelope, choices=(), usage=usage))
 
-    def whole(self, answer: Whole) -> bytes:
-        piece, reason, usage, prompt = answer
-        choice = _TextChoice(piece.text, reason, logprobs=self._logprobs(piece), prompt_logprobs=prompt)
-        return msgspec.json.encode(self._reply((choice,), usage))
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> bytes:
+        choices = tuple(
+            TextChoice(answer.piece.text, answer.reason, index, self._logprobs(answer.piece), answer.prompt_logprobs)
+            for index, answer in enumerate(answers)
+        )
+        return msgspec.json.encode(TextReply(**self._envelope, choices=choices, usage=usage))
 
     def _logprobs(self, piece: Piece) -> TextLogprobs | None:
         return None if self._head.spell is None else text_logprobs(piece.scored, self._head.spell)
 
-    def _chunk(self, choice: _TextChoice) -> bytes:
-        return event(self._reply((choice,), None if self._head.include_usage else UNSET))
-
-    def _reply(self, choices: tuple[_TextChoice, ...], usage: Usage | UnsetType | None) -> Reply:
-        return Reply(f"cmpl-{self._head.request_id}", "text_completion", self._head.created, self._head.model, choices, usage)
-
-
-class ModelCard(msgspec.Struct, frozen=True):
-    """One entry of /v1/models."""
-
-    id: str
-    created: int
-    root: str
-    max_model_len: int | None
-    object: Literal["model"] = "model"
-    owned_by: str = "pagoda"
-    parent: None = None
-
-
-class ModelList(msgspec.Struct, frozen=True):
-    """/v1/models."""
-
-    data: tuple[ModelCard, ...]
-    object: Literal["list"] = "list"
+    def _chunk(self, choice: TextChoice) -> bytes:
+        usage = None if self._head.include_usage else UNSET
+        return event(TextReply(**self._envelope, choices=(choice,), usage=usage))

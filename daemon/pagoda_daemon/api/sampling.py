@@ -20,6 +20,25 @@ MAX_STOP_CHARS: Final = 256  # a stop string is held back until it cannot match:
 MAX_LOGPROBS: Final = 20
 MAX_IDS: Final = 1024  # of logit_bias, stop_token_ids: each is touched in every step
 MAX_BAD_WORDS: Final = 128
+MAX_CHOICES: Final = 128  # prompts times n: OpenAI's most for n, and more prompts than lm-eval sends at once
+_MANY: Final = 2**31 - 1
+RANGES: Final[Mapping[str, tuple[float, float]]] = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (-1, _MANY),
+    "min_p": (0.0, 1.0),
+    "seed": (-(2**63), 2**63 - 1),
+    "repetition_penalty": (0.01, 100.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "presence_penalty": (-2.0, 2.0),
+    "min_tokens": (0, _MANY),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+    "n": (1, MAX_CHOICES),
+    "max_tokens": (0, _MANY),
+    "max_completion_tokens": (1, _MANY),
+    "top_logprobs": (0, MAX_LOGPROBS),
+}
+"""Of number fields, both ends included; what depends on other fields is said where it is checked."""
 
 
 class SamplingFields(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -60,8 +79,8 @@ def sampling_of(fields: SamplingFields, wished: Wished, text: ModelText, vocab_s
     """The model's own defaults where the request is silent; BadRequest names an id that the model does not have."""
     defaults = text.defaults
     ids = tuple(fields.stop_token_ids or ())
-    _check_ids("stop_token_ids", ids, vocab_size)
-    _check_ids("allowed_token_ids", fields.allowed_token_ids or (), vocab_size)
+    check_ids("stop_token_ids", ids, vocab_size)
+    check_ids("allowed_token_ids", fields.allowed_token_ids or (), vocab_size)
     return Sampling(
         max_tokens=wished.max_tokens,
         temperature=_or(fields.temperature, defaults.temperature),
@@ -89,7 +108,7 @@ def _or(value: float | None, default: float) -> float:
 
 def _bias(given: Mapping[str, float], vocab_size: int) -> dict[int, float]:
     bias = {int(key): value for key, value in given.items()}
-    _check_ids("logit_bias", bias, vocab_size)
+    check_ids("logit_bias", bias, vocab_size)
     return bias
 
 
@@ -106,7 +125,8 @@ def _bad_words(words: Iterable[str], text: ModelText) -> tuple[tuple[int, ...], 
     return tuple(found)
 
 
-def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+def check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    """BadRequest names the first id that the model does not have."""
     wrong = next((one for one in ids if not 0 <= one < vocab_size), None)
     if wrong is not None:
         raise BadRequest(f"{name} holds token id {wrong!s:.32}, accepted are 0 to {vocab_size - 1}", name)
@@ -114,18 +134,10 @@ def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
 
 def check_sampling(fields: SamplingFields) -> None:
     """BadRequest names the first field out of its range."""
-    in_range("temperature", fields.temperature, 0.0, 2.0)
-    in_range("top_p", fields.top_p, 0.0, 1.0)
+    for name in RANGES.keys() & set(fields.__struct_fields__):
+        in_range(name, getattr(fields, name), *RANGES[name])
     if fields.top_p == 0.0:
         raise BadRequest("top_p is 0, accepted is more than 0 and at most 1; for greedy use temperature 0", "top_p")
-    in_range("top_k", fields.top_k, -1, 2**31 - 1)
-    in_range("min_p", fields.min_p, 0.0, 1.0)
-    in_range("seed", fields.seed, -(2**63), 2**63 - 1)
-    in_range("repetition_penalty", fields.repetition_penalty, 0.01, 100.0)
-    in_range("frequency_penalty", fields.frequency_penalty, -2.0, 2.0)
-    in_range("presence_penalty", fields.presence_penalty, -2.0, 2.0)
-    in_range("min_tokens", fields.min_tokens, 0, 2**31 - 1)
-    in_range("prompt_logprobs", fields.prompt_logprobs, 0, MAX_LOGPROBS)
     _check_bias(fields.logit_bias or {})
     _check_count("stop_token_ids", fields.stop_token_ids or (), MAX_IDS)
     _check_count("bad_words", fields.bad_words or (), MAX_BAD_WORDS)

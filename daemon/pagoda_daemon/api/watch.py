@@ -1,24 +1,29 @@
 """WatchState: pushes this replica's state over gRPC, on change (at most every 100 ms) and every 500 ms anyway.
 
-Watched by gateways. Plain for now; authentication comes with the control calls. `frame` is pure.
+Watched by gateways, and by the operator where there is none. `frame` is pure.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any
 
-import grpc
 import structlog
-from pagoda_contracts.names import GRPC_DAEMON, GRPC_WATCH_STATE, STATE_FLOOR_MS, STATE_HEARTBEAT_MS
+from pagoda_contracts.names import GRPC_WATCH_STATE, STATE_FLOOR_MS, STATE_HEARTBEAT_MS
 from pagoda_contracts.pb.daemon_pb2 import State, WatchStateRequest
 
+from pagoda_daemon.api.caller import Principal
+from pagoda_daemon.api.grpc_server import Context, Door
+from pagoda_daemon.errors import Overloaded
 from pagoda_daemon.health import Replica
+from pagoda_daemon.metrics import Counts
+from pagoda_daemon.prefixes import News, Reader
 
 log = structlog.get_logger()
+
+MAX_WATCHERS = 256  # gateways and the operator; each costs up to ten frames a second
 
 
 @dataclass(frozen=True)
@@ -30,9 +35,18 @@ class Identity:
     version: str
 
 
-def frame(replica: Replica, identity: Identity, sequence: int, now: float) -> State:
-    """The state at `now` (monotonic seconds)."""
+@dataclass(frozen=True)
+class Pace:
+    """How fast it answers: seconds to the first token, 95th percentile of the last minute, and tokens per second."""
+
+    ttft_p95_s: float = 0.0
+    tokens_per_second: float = 0.0
+
+
+def frame(replica: Replica, identity: Identity, sequence: int, now: float, pace: Pace = Pace()) -> State:  # noqa: B008  frozen
+    """The state at `now` (monotonic seconds), without news of prefixes."""
     stats, limits = replica.stats, replica.limits
+    base, token, _ = replica.cost_us
     return State(
         sequence=sequence,
         sent_at_ms=int(now * 1000),
@@ -49,11 +63,37 @@ def frame(replica: Replica, identity: Identity, sequence: int, now: float) -> St
         blocks_free=stats.blocks_free,
         blocks_total=stats.blocks_total,
         block_size=limits.block_size if limits else 0,
+        blocks_cached=stats.blocks_cached,
         engine_heartbeat_age_ms=_age_ms(replica.engine_beat, now),
         step_age_ms=_age_ms(replica.step_started, now) if replica.step_started else 0,
         predicted_step_ms=replica.predicted_step_ms,
         load_progress=replica.load_progress,
+        deep_check_age_ms=_age_ms(replica.deep.good_at, now) if replica.deep.good_at else 0,
+        deep_check_failed=replica.deep.failed,
+        drain_deadline_unix_ms=replica.drain.until.unix_ms,
+        epoch=replica.drain.epoch,
+        ttft_p95_ms=round(pace.ttft_p95_s * 1000),
+        tokens_per_second=pace.tokens_per_second,
+        step_base_us=base,
+        step_token_us=token,
+        step_row_us=row_us(replica),
     )
+
+
+def row_us(replica: Replica) -> float:
+    """What one more row adds to a step: what looking back at a context as long as the running ones' mean costs."""
+    stats, limits = replica.stats, replica.limits
+    if limits is None or not stats.running:
+        return 0.0
+    return replica.cost_us[2] * stats.blocks_used * limits.block_size / stats.running
+
+
+def with_news(state: State, news: News) -> State:
+    """The same frame, with what changed of prefixes."""
+    state.prefix_reset = news.reset
+    state.prefixes_resident.extend(news.resident)
+    state.prefixes_evicted.extend(news.evicted)
+    return state
 
 
 def _age_ms(then: float, now: float) -> int:
@@ -61,47 +101,57 @@ def _age_ms(then: float, now: float) -> int:
 
 
 class _Watcher:
-    """One stream: its wake-up, and the last phase it was sent."""
+    """One stream: its wake-up, the last phase it was sent, and its place in the book of prefixes."""
 
-    def __init__(self) -> None:
+    def __init__(self, reader: Reader) -> None:
         self.changed = asyncio.Event()
         self.sent_phase: int | None = None
+        self.reader = reader
 
 
 class StateFeed:
-    """All watchers of this replica."""
+    """All watchers of this replica. `counts` is given when it is made: after the feed."""
 
     def __init__(self, replica: Replica, identity: Identity) -> None:
         self._replica = replica
         self._identity = identity
         self._watchers: set[_Watcher] = set()
         self._sent = asyncio.Event()
+        self.counts: Counts | None = None
         replica.listeners.append(self._wake)
 
     def _wake(self) -> None:
         for watcher in self._watchers:
             watcher.changed.set()
 
-    async def frames(self, request: WatchStateRequest, _context: Any) -> AsyncIterator[State]:
+    async def frames(self, caller: Principal, request: WatchStateRequest, _context: Context) -> AsyncGenerator[State]:
         """The gRPC method. A frame at once, then as the module says."""
-        watcher = _Watcher()
+        if len(self._watchers) >= MAX_WATCHERS:
+            raise Overloaded(f"{MAX_WATCHERS} callers watch already")
+        watcher = _Watcher(self._replica.prefixes.open())
         self._watchers.add(watcher)
-        log.info("watcher_joined", watcher=request.watcher[:128])
+        log.info("watcher_joined", watcher=request.watcher[:128], role=caller.role)
         try:
             sequence = 0
             while True:
                 sequence += 1
                 watcher.changed.clear()
-                state = frame(self._replica, self._identity, sequence, time.monotonic())
+                state = with_news(self._frame(sequence, time.monotonic()), watcher.reader.take())
                 yield state
                 watcher.sent_phase = state.phase
                 self._sent.set()
                 await asyncio.sleep(STATE_FLOOR_MS / 1000)
-                await _wait(watcher.changed, (STATE_HEARTBEAT_MS - STATE_FLOOR_MS) / 1000)
+                if not watcher.reader.behind:
+                    await _wait(watcher.changed, (STATE_HEARTBEAT_MS - STATE_FLOOR_MS) / 1000)
         finally:
+            self._replica.prefixes.close(watcher.reader)
             self._watchers.discard(watcher)
             self._sent.set()
             log.info("watcher_left", watcher=request.watcher[:128])
+
+    def _frame(self, sequence: int, now: float) -> State:
+        pace = Pace(self.counts.ttft_p95(now), self.counts.tokens_per_second(now)) if self.counts else Pace()
+        return frame(self._replica, self._identity, sequence, now, pace)
 
     async def all_saw(self, phase: int) -> None:
         """Returns when every watcher that is still here has been sent this phase."""
@@ -109,11 +159,8 @@ class StateFeed:
             self._sent.clear()
             await self._sent.wait()
 
-    def handler(self) -> grpc.GenericRpcHandler:
-        method = grpc.unary_stream_rpc_method_handler(
-            self.frames, request_deserializer=WatchStateRequest.FromString, response_serializer=State.SerializeToString
-        )
-        return grpc.method_handlers_generic_handler(GRPC_DAEMON, {GRPC_WATCH_STATE.rsplit("/", 1)[1]: method})
+    def door(self) -> Door:
+        return Door(GRPC_WATCH_STATE, WatchStateRequest, stream=self.frames)
 
 
 async def _wait(event: asyncio.Event, at_most_s: float) -> None:

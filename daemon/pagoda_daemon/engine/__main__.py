@@ -1,4 +1,4 @@
-"""The engine process's entry: `python -P -m pagoda_daemon.engine --config F --inbox ADDR --outbox ADDR`, exec'd by the front.
+"""The engine process's entry: `python -P -m pagoda_daemon.engine --config F --inbox ADDR --outbox ADDR --parent PID`, exec'd by the front.
 
 Sets up what belongs to the process (death with the parent, signals, priority, compute threads' spinning), then runs `engine.loop`.
 Exits 0 after Shutdown, 78 when no restart can help, 1 otherwise; the reason went to the front before.
@@ -7,10 +7,8 @@ Exits 0 after Shutdown, 78 when no restart can help, 1 otherwise; the reason wen
 from __future__ import annotations
 
 import argparse
-import ctypes
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -19,10 +17,12 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from pagoda_daemon.logs import SteadyLoggerFactory
+from pagoda_daemon.parent import belong_to_parent, dump_stacks_on_signal
+
 if TYPE_CHECKING:
     from pagoda_contracts.launch import DaemonConfig
 
-_PR_SET_PDEATHSIG = 1
 _NICE = 5
 
 
@@ -31,8 +31,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="pagoda-engine")
     for name in ("config", "inbox", "outbox"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--parent", type=int, required=True)
     arguments = parser.parse_args(argv)
-    parent = os.getppid()
+    parent = belong_to_parent(arguments.parent)
     _own_process()
     structlog.configure(
         processors=[
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=SteadyLoggerFactory(sys.stderr.fileno()),
     )
     code = _run(Path(arguments.config), arguments.inbox, arguments.outbox, parent)
     # A device thread that hangs or still loads would be torn down in the middle of native code by a normal exit.
@@ -51,11 +52,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _own_process() -> None:
-    """Die with the front, leave signals to it, and yield to its heartbeat: on two cores compute threads that spin or outrank it
-    starve a 500 ms beat. libgomp reads its variable when torch is imported, which has not happened yet."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Show its stacks when asked, and yield to the front's heartbeat: on two cores compute threads that spin or outrank it starve a
+    500 ms beat. libgomp reads its variable when torch is imported, which has not happened yet."""
+    dump_stacks_on_signal()
     os.nice(_NICE)
     os.environ["GOMP_SPINCOUNT"] = "1000"
 
@@ -67,10 +66,16 @@ def _run(config_path: Path, inbox: str, outbox: str, parent: int) -> int:
     wire = Wire(inbox, outbox)
     try:
         config = _read_config(config_path)
+        from pagoda_daemon.engine.events import kv_events
+        from pagoda_daemon.engine.grammars import pool_maker
         from pagoda_daemon.runner.build import build_worker
+        from pagoda_daemon.runner.host import Host
 
-        engine = Engine(wire, config.engine, lambda progress: build_worker(config, progress), lambda: time.monotonic() * 1000)
-        return engine.run(lambda: os.getppid() != parent)
+        pools = pool_maker(Path(config.model.path) / "tokenizer.json", Host().cores())
+        engine = Engine(wire, config.engine, lambda progress: build_worker(config, progress), lambda: time.monotonic() * 1000, pools)
+        with kv_events(config) as events:
+            engine.publish(events)
+            return engine.run(lambda: os.getppid() != parent)
     except Exception as error:  # noqa: BLE001  the last word goes to the front
         structlog.get_logger(__name__).exception("engine failed")
         message = failure(error)

@@ -1,6 +1,6 @@
 """The front's end of the wire to the engine process: starts it, submits, aborts, and hands out its tokens per request.
 
-Called by `api/front.py`. Knows no HTTP and no text. Sends never block and never await, so that an abort can be sent from a
+Made by `api/process.py`. Knows no HTTP and no text. Sends never block and never await, so that an abort can be sent from a
 `finally` of a cancelled task.
 """
 
@@ -12,23 +12,26 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import structlog
 import zmq
-import zmq.asyncio
-from pagoda_contracts.names import EXIT_PERMANENT
 from pagoda_contracts.pb.daemon_pb2 import Phase
 
+from pagoda_daemon.engine.cause import cause_of
 from pagoda_daemon.engine.messages import (
     Abort,
+    Canary,
+    CanaryAnswer,
     Failed,
     FromEngine,
     Heartbeat,
     Loading,
+    Prefixes,
     Ready,
     RowOutput,
     Shutdown,
@@ -36,8 +39,11 @@ from pagoda_daemon.engine.messages import (
     Submit,
     ToEngine,
 )
-from pagoda_daemon.errors import ConfigRejected, DaemonError, EngineDied, ModelRejected, PermanentError
+from pagoda_daemon.engine.stream import Stream
+from pagoda_daemon.errors import ConfigRejected, DaemonError, EngineDied, RequestFailed
 from pagoda_daemon.health import Replica
+from pagoda_daemon.metrics.tokens import TokenMeter
+from pagoda_daemon.parent import DUMP_STACKS
 
 log = structlog.get_logger()
 
@@ -45,12 +51,15 @@ _MAX_IPC_PATH: Final = 107  # sun_path of a Unix socket, less its NUL
 # Compute threads that spin starve a 500 ms heartbeat on two cores. glibc gives every freed megabyte back to the kernel, on the device's
 # thread more eagerly than on the main one, and the next step faults it in page by page: with these, temporaries of up to 32 MiB (the most
 # that it takes) stay, and sampling 32 rows of 32k takes 0.7 instead of 2.2 ms of CPU greedily and 2.4 instead of 5.3 with a temperature.
-_ENGINE_ENV: Final = {
+ENGINE_ENV: Final = {
     "GOMP_SPINCOUNT": "1000",
     "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
     "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20),
 }
+_AT_ONCE: Final = 32  # messages: a millisecond or two at 32 rows each
+_STACKS_S: Final = 0.1  # for a hung engine to write its stacks: it takes a millisecond, and clients wait
 _LAST_WORDS_S: Final = 0.5  # how long a dead engine's last message may still be under way
+_MAX_BEHIND: Final = 16_384  # outputs that wait for one request's reader, about 4 MiB: no reader that reads is so late
 
 
 class Wires(NamedTuple):
@@ -75,26 +84,9 @@ def start_engine(config_path: Path, addresses: Wires) -> subprocess.Popen[bytes]
     To be called from the main thread before zmq or gRPC exist: the engine's parent-death signal fires when the *thread* that
     started it ends.
     """
-    argv = [sys.executable, "-P", "-m", "pagoda_daemon.engine", "--config", str(config_path)]
-    env = {**_ENGINE_ENV, **os.environ}
+    argv = [sys.executable, "-P", "-m", "pagoda_daemon.engine", "--config", str(config_path), "--parent", str(os.getpid())]
+    env = {**ENGINE_ENV, **os.environ}
     return subprocess.Popen([*argv, "--inbox", addresses.inbox, "--outbox", addresses.outbox], env=env, start_new_session=True)
-
-
-class Stream:
-    """One request's outputs in order; what ends it early is raised after them."""
-
-    def __init__(self, request_id: str) -> None:
-        self.request_id = request_id
-        self._items: asyncio.Queue[RowOutput | DaemonError] = asyncio.Queue()
-
-    def put(self, item: RowOutput | DaemonError) -> None:
-        self._items.put_nowait(item)
-
-    async def get(self) -> RowOutput:
-        item = await self._items.get()
-        if isinstance(item, DaemonError):
-            raise item
-        return item
 
 
 class EngineLink(ABC):
@@ -103,7 +95,10 @@ class EngineLink(ABC):
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
+        self.meter = TokenMeter()
         self._streams: dict[str, Stream] = {}
+        self._canary_id = 0
+        self._canaries: dict[int, asyncio.Future[CanaryAnswer]] = {}
         self._failed: Failed | None = None
         self._stopping = False
 
@@ -123,37 +118,70 @@ class EngineLink(ABC):
     def _send(self, message: ToEngine) -> bool:
         """Whether anybody is there to read it. Never blocks."""
 
-    def submit(self, message: Submit) -> Stream:
-        """Opens a stream; EngineDied where nobody reads the wire."""
-        stream = self._streams[message.request_id] = Stream(message.request_id)
+    def submit(self, message: Submit, joined: Stream | None = None) -> Stream:
+        """Opens a stream, or sends the outputs down one that is open; EngineDied where nobody reads the wire."""
+        stream = self._streams[message.request_id] = joined or Stream(message.request_id)
         if not self._send(message):
             del self._streams[message.request_id]
             raise EngineDied("the engine process does not read its wire")
         return stream
+
+    def sing(self, prompt: tuple[int, ...], *, margin: bool = False) -> asyncio.Future[CanaryAnswer]:
+        """Sends a canary; its answer comes when it comes. EngineDied where nobody reads the wire."""
+        self._canary_id += 1
+        answer = self._canaries[self._canary_id] = asyncio.get_running_loop().create_future()
+        if not self._send(Canary(self._canary_id, prompt, margin)):
+            del self._canaries[self._canary_id]
+            raise EngineDied("the engine process does not read its wire")
+        return answer
 
     def close_stream(self, request_id: str, *, finished: bool) -> None:
         """Forgets a stream; unless its last token came, the engine is told to free it."""
         if self._streams.pop(request_id, None) is not None and not finished:
             self._send(Abort(request_id))
 
+    def abort_choice(self, request_id: str, index: int) -> None:
+        """The engine is told to free one answer of several; the others go on."""
+        if request_id in self._streams:
+            self._send(Abort(request_id, index))
+
     def fail_streams(self, error: DaemonError) -> None:
         """Ends every open stream with one error, after what has already come."""
         for stream in self._streams.values():
             stream.put(error)
 
+    def backlog(self, request_id: str) -> int:
+        """Outputs that wait for that request's reader; several prompts of one request share a stream."""
+        stream = self._streams.get(request_id) or next((one for name, one in self._streams.items() if name.startswith(request_id)), None)
+        return stream.behind if stream else 0
+
+    def _hand_out(self, outputs: Sequence[RowOutput]) -> None:
+        for row in outputs:
+            if stream := self._streams.get(row.request_id):
+                stream.put(row)
+                if stream.behind > _MAX_BEHIND:
+                    self._cut(row.request_id, stream)
+
+    def _cut(self, request_id: str, stream: Stream) -> None:
+        log.warning("slow_reader_cut", request_id=request_id, tokens_behind=stream.behind)
+        self.close_stream(request_id, finished=False)
+        stream.put(RequestFailed("the answer was not read for too long"))
+
     def _take(self, message: FromEngine) -> None:
-        replica, before = self._replica, self._replica.stats
+        replica = self._replica
         match message:
             case StepOutput():
-                for row in message.outputs:
-                    if stream := self._streams.get(row.request_id):
-                        stream.put(row)
-                replica.stats = message.stats
+                self.meter.step(message.outputs, time.monotonic())
+                self._hand_out(message.outputs)
+                replica.heard(message.stats, time.monotonic())
+            case CanaryAnswer():
+                self._take_canary(message)
             case Heartbeat():
                 replica.engine_beat = message.sent_at_ms / 1000
                 replica.step_started = message.step_started_ms / 1000
-                replica.predicted_step_ms = message.predicted_step_ms
-                replica.stats = message.stats
+                replica.predicted_step_ms, replica.cost_us = message.predicted_step_ms, message.cost_us
+                replica.heard(message.stats, replica.engine_beat)
+                replica.tally = message.tally
             case Loading():
                 self._take_loading(message)
             case Ready():
@@ -161,15 +189,22 @@ class EngineLink(ABC):
                 replica.engine_beat = time.monotonic()
                 if not replica.leaving:
                     replica.enter(Phase.PHASE_READY)
+            case Prefixes():
+                replica.prefixes.note(message.resident, message.evicted)
+                replica.changed()
             case Failed():
                 self._failed = message
-        if replica.stats != before:
-            replica.changed()
+
+    def _take_canary(self, message: CanaryAnswer) -> None:
+        answer = self._canaries.pop(message.canary_id, None)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
 
     def _take_loading(self, message: Loading) -> None:
         if message.progress > self._replica.load_progress:
             self._replica.load_progress = message.progress
             self._replica.load_moved = time.monotonic()
+            self._replica.changed()
         if not self._replica.leaving:
             self._replica.enter(Phase.PHASE_LOADING)
 
@@ -182,7 +217,9 @@ class EngineClient(EngineLink):
         self._process = process
         self._context = zmq.Context()
         self._push = self._context.socket(zmq.PUSH)
-        self._pull = zmq.asyncio.Context.shadow(self._context).socket(zmq.PULL)
+        self._pull = self._context.socket(zmq.PULL)
+        self._bell = self._pull.fileno()
+        self._decoder = msgspec.msgpack.Decoder(FromEngine)
         for socket, address in ((self._push, addresses.inbox), (self._pull, addresses.outbox)):
             socket.set_hwm(0)  # a full queue would block the loop; what is queued is bounded by admission
             socket.linger = 0
@@ -190,22 +227,51 @@ class EngineClient(EngineLink):
 
     async def run(self) -> None:
         ended = asyncio.ensure_future(asyncio.to_thread(self._process.wait))
-        reading = asyncio.ensure_future(self._read())
+        reading = self._listen()
+        either: set[asyncio.Future[Any]] = {ended, reading}
         try:
-            await asyncio.wait({ended, reading}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not ended.done():
                 reading.result()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(reading, _LAST_WORDS_S)
+            if self._failed is None:  # a condemned engine has nothing more to say
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(reading, _LAST_WORDS_S)
         finally:
+            asyncio.get_running_loop().remove_reader(self._bell)
             reading.cancel()
         if not self._stopping:
             raise cause_of(await ended, self._failed)
 
-    async def _read(self) -> None:
-        decoder = msgspec.msgpack.Decoder(FromEngine)
-        while True:
-            self._take(decoder.decode(await self._pull.recv()))
+    def _listen(self) -> asyncio.Future[None]:
+        """Takes messages as they come, until cancelled; its exception is what went wrong. Not `zmq.asyncio`: its futures and tasks cost
+        40 us a message, which at one row is as much as all else that the front does for a token."""
+        loop = asyncio.get_running_loop()
+        broken: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(self._bell, self._hear, broken)
+        self._hear(broken)
+        return broken
+
+    def _hear(self, broken: asyncio.Future[None]) -> None:
+        """The bell rings once for any number of messages, and not again until all were taken. After some it is others' turn."""
+        if broken.done():
+            return
+        try:
+            for _ in range(_AT_ONCE):
+                self._take(self._decoder.decode(self._pull.recv(zmq.NOBLOCK)))
+        except zmq.Again:
+            return
+        except Exception as error:  # noqa: BLE001  `run` raises it
+            broken.set_exception(error)
+        else:
+            asyncio.get_running_loop().call_soon(self._hear, broken)
+
+    def condemn(self, why: str) -> None:
+        """Ends an engine that makes no progress, after it has written its stacks if it still can; `run` then raises EngineDied."""
+        self._failed = self._failed or Failed("NoProgress", why, False)
+        self.fail_streams(EngineDied("the engine of this replica makes no progress"))  # now: on a busy machine even its end took 1.2 s
+        with suppress(ProcessLookupError):
+            self._process.send_signal(DUMP_STACKS)
+        asyncio.get_running_loop().call_later(_STACKS_S, self._process.kill)
 
     def _send(self, message: ToEngine) -> bool:
         try:
@@ -232,15 +298,3 @@ class EngineClient(EngineLink):
         self._pull.close()
         self._push.close()
         self._context.term()
-
-
-def cause_of(code: int, failed: Failed | None) -> DaemonError:
-    """Why the engine ended, typed."""
-    if code == EXIT_PERMANENT or (failed is not None and failed.permanent):
-        if failed is None:
-            return PermanentError(f"the engine exited {code} without a reason")
-        kinds: dict[str, type[PermanentError]] = {kind.reason: kind for kind in (ModelRejected, ConfigRejected)}
-        return kinds.get(failed.reason, PermanentError)(failed.message)
-    if failed is not None:
-        return EngineDied(f"{failed.reason}: {failed.message}")
-    return EngineDied(f"the engine process ended with {'signal ' + str(-code) if code < 0 else 'code ' + str(code)}")

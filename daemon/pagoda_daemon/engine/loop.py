@@ -6,10 +6,11 @@ while a step computes the loop keeps listening and beating; when idle it blocks 
 
 from __future__ import annotations
 
+import math
 import random
 import secrets
 from collections.abc import Callable
-from typing import assert_never
+from typing import Protocol, assert_never
 
 import structlog
 from pagoda_contracts.launch import EngineConfig
@@ -17,18 +18,24 @@ from pagoda_contracts.names import EXIT_PERMANENT
 
 from pagoda_daemon.batch import StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.engine.device import Device, Loaded, LoadFailed, Outcome, StepFailed
+from pagoda_daemon.engine.grammars import Grammars, MakePool
 from pagoda_daemon.engine.messages import (
     Abort,
+    Canary,
+    CanaryAnswer,
     Failed,
     FromEngine,
     Heartbeat,
     Loading,
+    Prefixes,
     Ready,
+    Refusal,
     RowOutput,
     Shutdown,
     Stats,
     StepOutput,
     Submit,
+    Tally,
     ToEngine,
 )
 from pagoda_daemon.engine.wire import EngineWire
@@ -36,7 +43,9 @@ from pagoda_daemon.errors import PermanentError
 from pagoda_daemon.runner.build import Progress
 from pagoda_daemon.runner.worker import Worker
 from pagoda_daemon.scheduler.admission import Arrival, abort, expire, knows, submit
+from pagoda_daemon.scheduler.canary import take_in
 from pagoda_daemon.scheduler.commit import commit, fail_step
+from pagoda_daemon.scheduler.grammars import wait_ms
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.plan import may_plan_ahead, plan
 from pagoda_daemon.scheduler.state import State
@@ -46,14 +55,34 @@ BUSY_BEAT_MS = 100
 EXIT_OK = 0
 EXIT_FAILED = 1
 STEP_FAILED = "the engine could not compute this request"  # what the device said is for the log: clients get no paths and no sizes
+NO_MEMORY = Refusal("memory_pressure", 1.0, "the device had no memory for this request")
 
 _log = structlog.get_logger(__name__)
 
 
-class Engine:
-    """Made with a wire, a clock in monotonic milliseconds, and what builds the worker."""
+class CacheEvents(Protocol):
+    """Who tells others what becomes of blocks."""
 
-    def __init__(self, wire: EngineWire, config: EngineConfig, build: Callable[[Progress], Worker], clock_ms: Callable[[], float]) -> None:
+    def begin(self, state: State) -> None:
+        """Before the first block is used."""
+        ...
+
+    def tell(self, state: State) -> None:
+        """What happened since it was last asked. Never blocks."""
+        ...
+
+
+class Engine:
+    """Made with a wire, a clock in monotonic milliseconds, what builds the worker, and what makes a pool for grammars."""
+
+    def __init__(
+        self,
+        wire: EngineWire,
+        config: EngineConfig,
+        build: Callable[[Progress], Worker],
+        clock_ms: Callable[[], float],
+        make_pool: MakePool | None = None,
+    ) -> None:
         self._wire = wire
         self._config = config
         self._clock_ms = clock_ms
@@ -66,24 +95,34 @@ class Engine:
         self._stopping = False
         self._luck = random.Random(secrets.randbits(64))  # noqa: S311  who is shed is no secret
         self._device = Device(lambda: build(self._note_progress))
+        self._grammars = Grammars(make_pool, wire.watch)
+        self._masks_due_ms = math.inf
+        self._events: CacheEvents | None = None
         wire.watch(self._device.fileno())
+
+    def publish(self, events: CacheEvents | None) -> None:
+        """Has what becomes of blocks told to others, from the start; to be called before `run`."""
+        self._events = events
 
     def run(self, orphaned: Callable[[], bool]) -> int:
         """Until shut down, failed, or `orphaned`: the exit code."""
         self._wire.send(Loading(0.0))
         while self._exit is None:
-            self._wire.wait(self._beat_ms + IDLE_BEAT_MS - self._clock_ms())
+            self._wire.wait(min(self._beat_ms + IDLE_BEAT_MS - self._clock_ms(), self._masks_due_ms))
             for message in self._wire.received():
                 self._hear(message)
             outcome = self._device.outcome()
             if outcome is not None:
                 self._take(outcome)
+            if self._state is not None:
+                self._constrain(self._state)
             self._next()
             if self._clock_ms() - self._beat_ms >= IDLE_BEAT_MS:
                 self._beat()
                 if orphaned():
-                    return EXIT_FAILED
+                    self._exit = EXIT_FAILED
         self._device.stop()
+        self._grammars.stop()
         return self._exit
 
     def _note_progress(self, done: float) -> None:
@@ -96,21 +135,38 @@ class Engine:
                 self._stopping = True
                 if self._state is not None:
                     self._state.draining = True
-            case Submit() | Abort() if self._state is None:
+            case Submit() | Abort() | Canary() if self._state is None:
                 self._early.append(message)
+            case Canary():
+                self._sound(take_in(self._state, message))
             case Submit():
                 self._submit(self._state, message)
             case Abort():
-                self._tell(self._state, abort(self._state, message.request_id))
+                if message.index is None:
+                    self._grammars.forget(message.request_id, self._clock_ms())
+                self._tell(self._state, abort(self._state, message.request_id, message.index))
             case _:
                 assert_never(message)
 
     def _submit(self, state: State, message: Submit) -> None:
-        if knows(state, message.request_id):
+        if knows(state, message.request_id) or self._grammars.holds(message.request_id):
             _log.error("duplicate request id dropped", request_id=message.request_id)
             return
+        refused = self._grammars.refusal(state, message)
+        if refused is None and not self._grammars.take(message, self._clock_ms()):
+            self._admit(state, message)
+        self._tell(state, [refused] if refused else [])
+
+    def _admit(self, state: State, message: Submit) -> None:
         refused = submit(state, message, Arrival(self._clock_ms(), secrets.randbits(64), self._luck.random()))
         self._tell(state, [refused] if refused else [])
+
+    def _constrain(self, state: State) -> None:
+        """Verdicts and masks that came."""
+        passed, outputs = self._grammars.hear(state, self._clock_ms())
+        for message in passed:
+            self._admit(state, message)
+        self._tell(state, outputs)
 
     def _take(self, outcome: Outcome) -> None:
         match outcome:
@@ -127,6 +183,8 @@ class Engine:
         config = self._config
         caching = config.prefix_caching is not False
         self._state = State(Limits.of(limits, config.max_concurrency, config.token_budget, prefix_caching=caching))
+        if self._events is not None:
+            self._events.begin(self._state)
         self._wire.send(Loading(1.0))
         self._wire.send(Ready(limits.max_model_len, limits.vocab_size, limits.block_size, limits.blocks_total, config.max_concurrency))
         self._beat()
@@ -138,16 +196,21 @@ class Engine:
         outputs = commit(state, result, self._clock_ms())
         self._landed(state)
         self._tell(state, outputs)
+        if self._events is not None:
+            self._events.tell(state)
+        self._sound(state.take_sung())
         if state.idle:
             # Off anyone's critical path, and a leak shows at the first pause instead of hours later as a full pool.
             state.check()
 
     def _lose(self, state: State, failed: StepFailed) -> None:
-        ended = fail_step(state, STEP_FAILED)
+        no_memory = isinstance(failed.error, MemoryError) or type(failed.error).__name__ == "OutOfMemoryError"  # torch's, unimported here
+        ended = fail_step(state, STEP_FAILED, NO_MEMORY if no_memory else None)
         self._landed(state)
         what = f"{type(failed.error).__name__}: {failed.error}"
         _log.error("step failed", error=what, alive=failed.alive, requests=[row.request_id for row in ended], exc_info=failed.error)
         self._tell(state, ended)
+        self._sound(state.take_sung())
         if not failed.alive:
             self._fail(RuntimeError(f"the worker fails its probe after: {what}"))
 
@@ -163,8 +226,13 @@ class Engine:
         if state is None or self._stopping or self._exit is not None:
             return
         self._tell(state, expire(state, self._clock_ms()))
+        if (left := wait_ms(state, self._clock_ms())) > 0:
+            self._masks_due_ms = left
+            return
+        self._masks_due_ms = math.inf
         while not state.in_flight or (len(state.in_flight) == 1 and may_plan_ahead(state)):
             step = plan(state, self._clock_ms())
+            self._grammars.planned(state, self._clock_ms())
             if step is None:
                 return
             self._start(state, step)
@@ -179,16 +247,30 @@ class Engine:
     def _tell(self, state: State, outputs: list[RowOutput]) -> None:
         if outputs:
             self._wire.send(StepOutput(tuple(outputs), state.stats()))
+            self._grammars.told(outputs, self._clock_ms())
+
+    def _sound(self, answer: CanaryAnswer | None) -> None:
+        if answer is not None:
+            self._wire.send(answer)
 
     def _beat(self) -> None:
         self._beat_ms = self._clock_ms()
-        state, predicted, stats = self._state, 0, Stats()
+        state, predicted, stats, tally, cost = self._state, 0, Stats(), Tally(), (0.0, 0.0, 0.0)
         if state is None:
             self._wire.send(Loading(self._progress))
         else:
-            stats = state.stats()
-            predicted = state.predicted_step_ms()
-        self._wire.send(Heartbeat(int(self._beat_ms), int(self._step_started_ms), predicted, stats))
+            stats, tally = state.stats(), state.tally()
+            predicted, cost = state.predicted_step_ms(), state.step_cost.parts_us()
+            self._tell_cache(state)
+        self._wire.send(Heartbeat(int(self._beat_ms), int(self._step_started_ms), predicted, stats, tally, cost))
+
+    def _tell_cache(self, state: State) -> None:
+        """What the cache has and lost since the last beat. Nothing is done where nobody asked."""
+        resident, evicted = state.kv.ties.take()
+        if resident or evicted:
+            self._wire.send(Prefixes(resident, evicted))
+        if self._events is not None:
+            self._events.tell(state)
 
     def _fail(self, error: Exception) -> None:
         message = failure(error)

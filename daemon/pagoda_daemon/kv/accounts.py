@@ -9,56 +9,19 @@ new owner's first write comes in a later step. `copies` of one plan read all the
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Sequence
 
 import numpy as np
-from pagoda_contracts.prefix import Scope, packed_hashes, root
 
 from pagoda_daemon.batch import Ints, WorkerLimits
-from pagoda_daemon.kv.index import Match, PrefixIndex, packed
+from pagoda_daemon.kv.chain import Chain
+from pagoda_daemon.kv.index import Match, PrefixIndex
+from pagoda_daemon.kv.ledger import BlockLedger
 from pagoda_daemon.kv.pool import BlockPool
 from pagoda_daemon.kv.tables import BlockTables
+from pagoda_daemon.kv.ties import PrefixTies
 
 NO_MATCH = Match()
-
-
-class Chain:
-    """The names of one request's blocks, made when first wanted. Survives preemption with the request."""
-
-    __slots__ = ("_block_size", "names", "root")
-
-    def __init__(self, root: bytes, block_size: int) -> None:
-        self.root = root
-        self.names: list[bytes] = []
-        self._block_size = block_size
-
-    @classmethod
-    def of(cls, scope: Scope, block_size: int) -> Chain:
-        """Nothing named yet, among those that share `scope`."""
-        return cls(_root(scope, block_size), block_size)
-
-    def copy(self) -> Chain:
-        """For another answer to the same prompt, which goes on differently."""
-        twin = Chain(self.root, self._block_size)
-        twin.names = list(self.names)
-        return twin
-
-    def extend(self, tokens: Ints) -> None:
-        """Name every full block of `tokens`, which go on from those named before."""
-        full = tokens.size // self._block_size
-        if full > len(self.names):
-            fresh = tokens[len(self.names) * self._block_size : full * self._block_size]
-            self.names += packed_hashes(self.names[-1] if self.names else self.root, packed(fresh), self._block_size)
-
-    def parent(self, block: int) -> bytes:
-        """The name before block number `block`."""
-        return self.names[block - 1] if block else self.root
-
-
-@lru_cache(maxsize=1024)
-def _root(scope: Scope, block_size: int) -> bytes:
-    """A pure function of few values: one for each tenant and adapter at work."""
-    return root(scope, "tokens", block_size)
 
 
 class KvAccounts:
@@ -71,21 +34,22 @@ class KvAccounts:
     def __init__(self, worker: WorkerLimits, rows: int, *, caching: bool) -> None:
         size = worker.block_size
         self.index = PrefixIndex(worker.blocks_total, size)
-        self.pool = BlockPool(worker.blocks_total, self.index.forget)
+        self.pool = BlockPool(worker.blocks_total, self._forget)
+        self.ties = PrefixTies()
+        self.ledger: BlockLedger | None = None
         self.tables = BlockTables(self.pool, rows, -(-worker.max_model_len // size), size)
         self.caching = caching
         self.block_size = size
         self._window = worker.sliding_window
         self._chains: list[Chain | None] = [None] * rows
-        self._named = np.zeros(rows, np.int32)
+        self._filed = np.zeros(rows, np.int32)
         self._copies: list[tuple[int, int]] = []
 
     def match(self, chain: Chain, tokens: Ints) -> Match:
         """What is known of `tokens`; the last one is always computed, as its output is wanted."""
         if not self.caching:
             return NO_MATCH
-        chain.extend(tokens)
-        return self.index.find(chain.root, chain.names, tokens[:-1])
+        return self.index.find(chain, tokens[:-1])
 
     def cost(self, match: Match, blocks: int) -> int:
         """Free blocks fewer after a row opened with `match` and grew to `blocks`."""
@@ -96,7 +60,9 @@ class KvAccounts:
         self._chains[row] = chain
         self.pool.hold(match.blocks)
         self.tables.append(row, match.blocks)
-        self._named[row] = len(match.blocks)
+        self._filed[row] = len(match.blocks)
+        if chain.ties:
+            self.ties.settle(chain, match.blocks, 0)
         known = len(match.blocks) * self.block_size
         return known + self._copy_tail(row, match.tail, match.tail_tokens)
 
@@ -109,7 +75,7 @@ class KvAccounts:
         blocks = self.tables.blocks(source, 0, -(-tokens // self.block_size))
         match = Match(tuple(blocks[:full]), blocks[full] if len(blocks) > full else 0, tokens - full * self.block_size)
         opened = self.open(row, chain, match)
-        self._named[row] = min(full, int(self._named[source]))
+        self._filed[row] = min(full, int(self._filed[source]))
         return opened
 
     def _copy_tail(self, row: int, tail: int, tokens: int) -> int:
@@ -129,11 +95,15 @@ class KvAccounts:
         copies, self._copies = self._copies, []
         return np.asarray(copies, np.int32).reshape(-1, 2)
 
+    def give_copies_back(self, copies: Ints) -> None:
+        """Pairs that were taken and not made: they come with the next plan."""
+        self._copies += [(source, target) for source, target in copies.tolist()]
+
     def land(self, rows: Ints, computed: Ints, tokens: Ints) -> None:
         """`rows` have computed so many of their `tokens` [every row, length]: what became full is known to others from now on."""
         if self.caching:
-            for row in rows[computed[rows] // self.block_size > self._named[rows]].tolist():
-                self._register(row, tokens[row, : computed[row]])
+            for row in rows[computed[rows] // self.block_size > self._filed[rows]].tolist():
+                self._file(row, tokens[row, : computed[row] // self.block_size * self.block_size])
 
     def slide(self, rows: Ints, computed: Ints, tokens: Ints) -> None:
         """Give back what left the window of each of `rows`; what others may want of it is known before."""
@@ -145,55 +115,62 @@ class KvAccounts:
         for row, block in zip(rows[due].tolist(), first[due].tolist(), strict=True):
             self.tables.slide(row, block)
 
-    def _register(self, row: int, tokens: Ints) -> None:
-        """Name the full blocks of `tokens`; where another row was quicker with the same content, share its block."""
-        chain = self._chains[row]
+    def _file(self, row: int, tokens: Ints) -> None:
+        """Make known what `row` holds of `tokens`; where another row was quicker with the same content, share its block."""
+        chain, size = self._chains[row], self.block_size
         if chain is None:
             return
-        chain.extend(tokens)
-        size, last = self.block_size, tokens.size // self.block_size
-        first = max(int(self._named[row]), int(self.tables.gone[row]))
-        if first < last:
-            blocks = self.tables.blocks(row, first, last)
-            content = tokens[first * size : last * size].reshape(-1, size)
-            for place, known in self.index.add(blocks, chain.parent(first), chain.names[first:last], content):
+        first = max(int(self._filed[row]), int(self.tables.gone[row]))
+        self._filed[row] = tokens.size // size
+        blocks = self.tables.blocks(row, first, -(-tokens.size // size))
+        blocks = self.index.write(blocks, tokens[first * size :]) if blocks else blocks
+        if not blocks:
+            return
+        before = self.tables.block(row, first - 1) if first > self.tables.gone[row] else None
+        if before is None or not self.index.append(before, blocks):
+            name = None if before is None else self.index.name_of(before)
+            if name is None:
+                chain.extend(tokens[: first * size])
+                name = chain.parent(first)
+            for place, known in self.index.add(name, blocks):
                 self.tables.swap(row, first + place, known)
                 blocks[place] = known
-            self.pool.keep(blocks)
-        self._named[row] = last
+        self.pool.keep(blocks)
+        full = blocks[: tokens.size // size - first]
+        if chain.ties:
+            self.ties.settle(chain, full, first)
+        if self.ledger is not None:
+            self.ledger.stored(chain, full, first, tokens)
+
+    def _forget(self, blocks: Sequence[int]) -> None:
+        """`blocks` are taken for other content."""
+        self.index.forget(blocks)
+        self.ties.lost(blocks)
+        if self.ledger is not None:
+            self.ledger.removed(blocks)
 
     def close(self, row: int, tokens: Ints) -> None:
         """Take `row`'s blocks back; what it has computed, `tokens`, stays known until its blocks are wanted."""
         chain = self._chains[row]
         if self.caching and chain is not None:
-            if tokens.size // self.block_size > self._named[row]:
-                self._register(row, tokens)
-            self._keep_tail(row, chain, tokens)
+            self._file(row, tokens)
         self.tables.drop(row)
         self._chains[row] = None
-        self._named[row] = 0
+        self._filed[row] = 0
 
     def spoil(self, row: int) -> None:
         """What `row` read or wrote is not to be trusted: nobody shall find it again."""
-        for block in self.tables.blocks(row):
+        for block in reversed(self.tables.blocks(row)):
             if block in self.index:
-                self.index.forget((block,))
+                self._forget((block,))
                 self.pool.forget(block)
         self._chains[row] = None
-
-    def _keep_tail(self, row: int, chain: Chain, tokens: Ints) -> None:
-        full, rest = divmod(tokens.size, self.block_size)
-        if rest:
-            chain.extend(tokens)
-        for block in self.tables.blocks(row, full, full + 1) if rest else ():
-            if block not in self.index and self.index.add_part(block, chain.parent(full), tokens[full * self.block_size :]):
-                self.pool.keep((block,))
 
     def reset(self) -> None:
         """Forget every beginning that no row holds."""
         for block in self.pool.queue():
             if block in self.index:
-                self.index.forget((block,))
+                self._forget((block,))
                 self.pool.forget(block)
 
     def check(self) -> None:

@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 
 from pagoda_daemon.errors import DaemonError
+from pagoda_daemon.kv.residency import Residency
 
 
 class BrokenAccountsError(DaemonError):
@@ -26,12 +27,14 @@ class BlockPool:
     def __init__(self, total: int, evict: Callable[[list[int]], None] | None = None) -> None:
         self.total = total
         self.kept = 0
+        self.resting = 0  # kept ones that nobody holds
         self._evict = evict or _nobody
         self._refs = array("i", bytes(4 * total))
         self._is_kept = bytearray(total)
         self._next = array("i", [*range(1, total + 1), 0])
         self._prev = array("i", [total, *range(total)])
         self._free = total
+        self.residency = Residency(total)
 
     @property
     def free(self) -> int:
@@ -66,39 +69,52 @@ class BlockPool:
         self._free -= count
         if evicted:
             self.kept -= len(evicted)
+            self.resting -= len(evicted)
             self._evict(evicted)
+            self.residency.evicted(evicted)
+        self.residency.taken(taken)
         return taken
 
     def hold(self, blocks: Iterable[int]) -> None:
         """One more reference to each of `blocks`, which are in use or kept."""
-        refs = self._refs
-        for block in blocks:
+        refs, held = self._refs, list(blocks)
+        for block in held:
             if refs[block] == 0:
                 self._revive(block)
             refs[block] += 1
+        self.residency.held(held)
 
     def release(self, blocks: Iterable[int]) -> None:
         """One reference less to each of `blocks`; a chain's last block first, so that it is also evicted first."""
-        refs, is_kept = self._refs, self._is_kept
+        refs, is_kept, following, before, end = self._refs, self._is_kept, self._next, self._prev, self.total
         for block in blocks:
             left = refs[block] - 1
             if left < 0:
                 raise BrokenAccountsError(f"free block {block} is released")
             refs[block] = left
             if left == 0:
-                self._link(block, self._prev[self.total] if is_kept[block] else self.total)
+                at = before[end] if is_kept[block] else end
+                after = following[at]
+                following[at] = before[after] = block
+                before[block], following[block] = at, after
+                self._free += 1
+                self.resting += is_kept[block]
 
     def keep(self, blocks: Iterable[int]) -> None:
         """`blocks`, which are in use, hold content that may be wanted again."""
+        refs, is_kept = self._refs, self._is_kept
         for block in blocks:
-            if not self._refs[block]:
+            if not refs[block]:
                 raise BrokenAccountsError(f"free block {block} is to be kept")
-            self.kept += not self._is_kept[block]
-            self._is_kept[block] = 1
+            if not is_kept[block]:
+                is_kept[block] = 1
+                self.kept += 1
 
     def forget(self, block: int) -> None:
         """The content of `block` is wanted no more."""
         self.kept -= self._is_kept[block]
+        if not self._refs[block]:
+            self.resting -= self._is_kept[block]
         self._is_kept[block] = 0
 
     def _revive(self, block: int) -> None:
@@ -108,12 +124,7 @@ class BlockPool:
         self._next[before] = after
         self._prev[after] = before
         self._free -= 1
-
-    def _link(self, block: int, before: int) -> None:
-        after = self._next[before]
-        self._next[before] = self._prev[after] = block
-        self._prev[block], self._next[block] = before, after
-        self._free += 1
+        self.resting -= 1
 
     def queue(self) -> list[int]:
         """The free blocks in the order in which they would be taken."""

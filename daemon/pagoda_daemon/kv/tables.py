@@ -20,6 +20,7 @@ class BlockTables:
         self._table = np.zeros((rows, row_blocks), np.int32)
         self.counts = np.zeros(rows, np.int32)
         self.gone = np.zeros(rows, np.int32)
+        self.version = 0  # grows with every change of any row's blocks
 
     def capacity(self, rows: Ints) -> Ints:
         """Tokens that the blocks of `rows` can hold."""
@@ -36,6 +37,10 @@ class BlockTables:
         held: list[int] = self._table[row, first:last].tolist()
         return held
 
+    def block(self, row: int, number: int) -> int:
+        """Block number `number` of `row`, which holds it."""
+        return int(self._table[row, number])
+
     def at(self, rows: Ints, numbers: Ints) -> Ints:
         """Block number `numbers[i]` of each of `rows`."""
         found: Ints = self._table[rows, numbers]
@@ -51,14 +56,26 @@ class BlockTables:
         self.append(row, self.pool.take(count))
         return True
 
+    def grow_each(self, rows: Ints) -> bool:
+        """Take one more block for each of `rows`; False, and nothing taken, when too few are free."""
+        if rows.size > self.pool.free:
+            return False
+        self.version += 1
+        counts = self.counts[rows]
+        self._table[rows, counts] = self.pool.take(rows.size)
+        self.counts[rows] = counts + 1
+        return True
+
     def append(self, row: int, blocks: Sequence[int]) -> None:
         """`blocks`, already held, come next in `row`."""
+        self.version += 1
         have = int(self.counts[row])
         self._table[row, have : have + len(blocks)] = blocks
         self.counts[row] = have + len(blocks)
 
     def swap(self, row: int, at: int, block: int) -> None:
         """Hold `block`, which has the same content, instead of the row's block number `at`."""
+        self.version += 1
         old = int(self._table[row, at])
         self.pool.hold((block,))
         self._table[row, at] = block
@@ -69,12 +86,14 @@ class BlockTables:
         gather that ignores windows finds the row's own finite numbers there."""
         gone = int(self.gone[row])
         if first > gone:
+            self.version += 1
             self.pool.release(self.blocks(row, gone, first)[::-1])
             self._table[row, :first] = self._table[row, first]
             self.gone[row] = first
 
     def drop(self, row: int) -> None:
         """Release all of `row`'s blocks, the last one first."""
+        self.version += 1
         self.pool.release(self.blocks(row)[::-1])
         self._table[row, : self.counts[row]] = 0
         self.counts[row] = self.gone[row] = 0

@@ -1,4 +1,4 @@
-"""Paged attention on CPU: the KV pool, and one step's groups of rows that are attended together. Called by `model.decoder`.
+"""Paged attention in torch: the KV pool, and one step's groups of rows that are attended together. Called by `model.decoder`.
 
 Layout: per layer, keys and values are [slots, kv_heads, head_dim], a slot being block * block_size + offset. A step gathers each row's
 slots; measured at 1 thread, gather plus `scaled_dot_product_attention` with the query heads of one KV head packed into its query
@@ -36,7 +36,7 @@ class KvCache:
     def copy_blocks(self, pairs: Ints) -> None:
         """Copy whole blocks (source, destination) in every layer; all sources are read before anything is written."""
         blocks = self.data.view(*self.data.shape[:2], -1, self.block_size, *self.data.shape[3:])
-        source, destination = (torch.from_numpy(column.astype(np.int64)) for column in pairs.T)
+        source, destination = (_there(column.astype(np.int64), self) for column in pairs.T)
         blocks.index_copy_(2, destination, blocks.index_select(2, source))
 
 
@@ -65,7 +65,7 @@ def attention_batch(plan: StepPlan, kv: KvCache, spec: ModelSpec, *, alone: bool
     row_index = np.repeat(np.arange(plan.rows.size), np.diff(plan.starts))
     written = _slots(plan.block_tables[row_index], plan.positions[:, None], kv.block_size)[:, 0]
     groups = {window: _groups(plan, kv, window, alone=alone) for window in set(spec.windows)}
-    return AttentionBatch(torch.from_numpy(written), groups)
+    return AttentionBatch(_there(written, kv), groups)
 
 
 def attend(qkv: tuple[Tensor, Tensor, Tensor], batch: AttentionBatch, layer: Tensor, window: int | None) -> Tensor:
@@ -121,16 +121,21 @@ def _group(plan: StepPlan, rows: NDArray[np.intp], begins: Ints, window: int | N
     # Padding repeats the row's own last slot: masked, but a NaN there times weight 0 is NaN, and no row may spoil another.
     slots = _slots(plan.block_tables[rows], np.minimum(places, lengths[:, None] - 1), kv.block_size)
     return Group(
-        torch.from_numpy(tokens),
-        torch.from_numpy(slots.reshape(-1)),
-        _mask(hidden, kv.data.dtype) if hidden.any() else None,
+        _there(tokens, kv),
+        _there(slots.reshape(-1), kv),
+        _mask(_there(hidden, kv), kv.data.dtype) if hidden.any() else None,
         int(rows.size),
         queries,
     )
 
 
-def _mask(hidden: NDArray[np.bool_], dtype: torch.dtype) -> Tensor:
-    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(torch.from_numpy(hidden), -torch.inf)[:, None]
+def _mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)[:, None]
+
+
+def _there(array: NDArray[np.generic], kv: KvCache) -> Tensor:
+    """`array` where the pool is."""
+    return torch.from_numpy(array).to(kv.data.device)
 
 
 def _slots(tables: Ints, positions: NDArray[np.integer], block_size: int) -> NDArray[np.int64]:

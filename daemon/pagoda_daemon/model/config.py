@@ -1,4 +1,4 @@
-"""ModelSpec: config.json parsed once into what the forward pass needs, or refused by name. Called by the torch worker.
+"""ModelSpec: config.json parsed once into what the forward pass needs, or refused by name. Called by the model worker.
 
 Differences between families are rows of one table and fields of one spec, not branches in the forward pass. Key reading and the
 rules for sliding windows are those of `pagoda_sizing`, so that what was planned is what is loaded. No torch.

@@ -1,4 +1,4 @@
-"""Decoder: the forward pass over a flat batch of tokens with paged KV, for every family. Called by the torch worker.
+"""Decoder: the forward pass over a flat batch of tokens with paged KV, for every family. Called by the model worker.
 
 Holds no state but its weights. Each inner operation is one function of `model.ops`, `model.rope`, `model.attention` or `model.moe`.
 """
@@ -49,6 +49,14 @@ class Decoder:
 
     def logits(self, flat: Flat, kv: KvCache) -> Tensor:
         """Write the tokens' keys and values into `kv`; [wanted, vocab] in the weights' dtype."""
+        return self.head(self.states(flat, kv))
+
+    def head(self, states: Tensor) -> Tensor:
+        """Logits of states."""
+        return linear(states, self.weights.head)
+
+    def states(self, flat: Flat, kv: KvCache) -> Tensor:
+        """As `logits`, without the head: [wanted, hidden], the last layer's output after the norm."""
         turn = (self._cos[flat.positions][:, None], self._sin[flat.positions][:, None])
         hidden = self.weights.embedding[flat.token_ids]
         for index, layer in enumerate(self.weights.layers):
@@ -57,7 +65,7 @@ class Decoder:
             if layer is self.weights.layers[-1]:
                 hidden = hidden[flat.wanted]  # nobody reads what the last MLP makes of the others: a prompt's tokens but one
             hidden = hidden + self._mlp(layer, hidden)
-        return linear(rms_norm(hidden, self.weights.norm, self.spec.norm_eps), self.weights.head)
+        return rms_norm(hidden, self.weights.norm, self.spec.norm_eps)
 
     def _attention(self, layer: Layer, head_norm: Tensor | None, hidden: Tensor, place: Place) -> Tensor:
         spec = self.spec

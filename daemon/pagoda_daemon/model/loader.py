@@ -1,4 +1,4 @@
-"""load_tensors: safetensors files → preallocated tensors, one at a time. Called by the torch worker. Knows no architecture.
+"""load_tensors: safetensors files → preallocated tensors, one at a time. Called by the model worker. Knows no architecture.
 
 Everything is judged from the files' headers before the first byte of weights is read, so a wrong directory is refused in
 milliseconds. Weights are in memory once. Never unpickles: `.bin` and `.pt` files are refused.

@@ -27,7 +27,7 @@ def mix_experts(hidden: Tensor, experts: Experts, router: Tensor, gate_up: Tenso
             part = slice(start, start + count)
             outputs[part] = linear(gated(linear(sorted_in[part], gate_up[expert])), down[expert])
             start += count
-    back = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel()))
+    back = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
     by_token = outputs.index_select(0, back).view(*chosen.shape, hidden.shape[-1])
     return _weighted(by_token, weights).to(hidden.dtype)
 

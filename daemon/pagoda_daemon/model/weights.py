@@ -1,6 +1,6 @@
 """Weights: preallocated tensors with q, k, v and gate, up fused, and the map from checkpoint names to their parts.
 
-Called by the torch worker, which hands the map to `model.loader`: each tensor of a file is read straight into its place.
+Called by the model worker, which hands the map to `model.loader`: each tensor of a file is read straight into its place.
 """
 
 from __future__ import annotations

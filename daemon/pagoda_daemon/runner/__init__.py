@@ -1,1 +1,1 @@
-"""What answers a StepPlan: the `Worker` protocol, the torch worker, the simulated one. The only user of `model`."""
+"""What answers a StepPlan: the `Worker` protocol, the model worker, the simulated one. The only user of `model`."""

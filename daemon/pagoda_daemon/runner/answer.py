@@ -1,26 +1,36 @@
 """answer: a step's logits → StepResult: sampled tokens, log-probabilities for those who asked, errors of single rows.
 
-Called by the torch worker. Whatever is wrong with one row becomes that row's error; the others get what they would have got alone.
+Called by the model worker. Whatever is wrong with one row becomes that row's error; the others get what they would have got alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagoda_daemon.batch import NOT_FINITE, Bools, Ints, Logprobs, RowError, SamplingRows, StepPlan, StepResult
+from pagoda_daemon.batch import NOT_FINITE, Bools, Floats, Ints, Logprobs, RowError, SamplingRows, StepPlan, StepResult
 from pagoda_daemon.runner.logprobs import answer_logprobs, prompt_logprobs
-from pagoda_daemon.runner.sampler import Sampler
+from pagoda_daemon.runner.sampler import Sampler, unchosen
+
+
+class Likeliest(NamedTuple):
+    """Token ids and their logits, [rows] each; the logit is NaN where any of the row is."""
+
+    tokens: Ints
+    logits: Floats
 
 
 def wanted_logits(plan: StepPlan) -> NDArray[np.int64]:
-    """Flat indexes of the tokens whose logits are needed: the last of each row that samples, then the scored prompt's."""
+    """Flat indexes of the tokens that are looked at: the last of each row that samples, the scored prompt's, and what else is pooled."""
     last = plan.starts[1:][plan.sample] - 1
-    scored = plan.sampling.scored
-    return (last if scored is None else np.concatenate((last, scored.fed))).astype(np.int64)
+    scored, pooled = plan.sampling.scored, plan.sampling.pooled
+    known = last if scored is None else np.concatenate((last, scored.fed))
+    return (known if pooled is None else np.concatenate((known, np.setdiff1d(pooled.fed, known)))).astype(np.int64)
 
 
 def answer(sampler: Sampler, plan: StepPlan, logits: Tensor, fed: Ints | None = None) -> StepResult:
@@ -31,14 +41,26 @@ def answer(sampler: Sampler, plan: StepPlan, logits: Tensor, fed: Ints | None = 
     tokens, wrong = sampler.sample(own, sampling, positions)
     errors = {int(rows[index]): why for index, why in wrong.items()}
     scores = _scores(plan, logits[rows.size :], errors)
-    fine = ~np.isin(rows, list(errors)) if errors else np.ones(rows.size, np.bool_)
-    return StepResult(
-        rows[fine],
-        tokens[fine],
-        tuple(RowError(row, why) for row, why in errors.items()),
-        _said(plan, own, (rows, tokens), fine),
-        scores,
-    )
+    fine = _fine(rows, errors)
+    return StepResult(rows[fine], tokens[fine], _errors(errors), _said(plan, own, (rows, tokens), fine), scores)
+
+
+def answer_likeliest(plan: StepPlan, found: Likeliest) -> StepResult:
+    """`answer` where the forward pass has chosen."""
+    wrong = unchosen(found.logits)
+    if not wrong:
+        return StepResult(plan.rows, found.tokens)
+    errors = {int(plan.rows[index]): why for index, why in wrong.items()}
+    fine = _fine(plan.rows, errors)
+    return StepResult(plan.rows[fine], found.tokens[fine], _errors(errors))
+
+
+def _fine(rows: Ints, errors: Mapping[int, str]) -> Bools:
+    return ~np.isin(rows, list(errors)) if errors else np.ones(rows.size, np.bool_)
+
+
+def _errors(errors: Mapping[int, str]) -> tuple[RowError, ...]:
+    return tuple(RowError(row, why) for row, why in errors.items())
 
 
 def _completed(plan: StepPlan, fed: Ints) -> SamplingRows:
@@ -60,6 +82,6 @@ def _scores(plan: StepPlan, logits: Tensor, errors: dict[int, str]) -> Logprobs 
     """Adds to `errors` the rows whose prompt has no finite score."""
     if plan.sampling.scored is None:
         return None
-    found, finite = prompt_logprobs(logits, plan.sampling.scored)
+    found, finite = prompt_logprobs(logits[: plan.sampling.scored.fed.size], plan.sampling.scored)
     errors.update((row, NOT_FINITE) for row in found.rows[~finite].tolist())
     return found

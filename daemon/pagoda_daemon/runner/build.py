@@ -25,9 +25,9 @@ def _healthy(config: DaemonConfig, progress: Progress) -> Worker:
     if config.testing is not None and config.testing.simulated is not None:
         device = config.testing.simulated.device
         return SimulatedWorker.of(config) if device is None else _stand_in(config, device)
-    from pagoda_daemon.runner.torch_worker import TorchWorker
+    from pagoda_daemon.runner.model_worker import ModelWorker
 
-    return TorchWorker.load(config, progress)
+    return ModelWorker.load(config, progress)
 
 
 def _stand_in(config: DaemonConfig, device: str) -> Worker:

@@ -1,6 +1,6 @@
 """Plans of one shape, for `engine.deterministic`: every forward pass has the same number of tokens, each of them a row of its own.
 
-Called by the torch worker. A matrix product rounds otherwise for 1, 7 and 40 rows (other kernels, other blocking), so in bf16 a token's
+Called by the model worker. A matrix product rounds otherwise for 1, 7 and 40 rows (other kernels, other blocking), so in bf16 a token's
 logits depend on how many others share the step. With one shape only, and each token attended alone, a token's numbers are a function of
 its context: whatever else is in the batch, however the prompt is cut, however often it is computed again. Padding repeats token 0 in a
 spare block. What it costs is in docs/sampling.md.

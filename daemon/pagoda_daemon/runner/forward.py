@@ -1,9 +1,10 @@
 """Forward: what turns a step's tokens into logits and keeps the KV pool: torch on any device, or the CPU's native ops. Made by
-`runner.load`, called by the torch worker. Which of the two it is shows in nothing but speed and rounding.
+`runner.load`, called by the model worker. Which of the two it is shows in nothing but speed and rounding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -15,17 +16,29 @@ from torch import Tensor
 from pagoda_daemon.batch import Ints, StepPlan
 from pagoda_daemon.model.attention import KvCache, attention_batch
 from pagoda_daemon.model.decoder import Decoder, Flat
-from pagoda_daemon.runner.answer import wanted_logits
+from pagoda_daemon.runner.answer import Likeliest, wanted_logits
 from pagoda_daemon.runner.fixed import pass_size, passes
 
 Wanted = NDArray[np.int64]
 """Flat indexes of the tokens whose logits are asked for."""
 
 
+Choose = Callable[[StepPlan], Likeliest]
+
+
 class Forward(Protocol):
     """Writes the keys and values of a step's tokens and returns the logits [wanted, vocab]."""
 
     def logits(self, plan: StepPlan, wanted: Wanted) -> Tensor: ...
+
+    def states(self, plan: StepPlan, wanted: Wanted) -> tuple[Tensor, Tensor]:
+        """The logits, and [wanted, hidden] what the head made them of."""
+        ...
+
+    @property
+    def likeliest(self) -> Choose | None:
+        """What a plan that `decodes` asks for instead of logits: the first largest one of each row. None: it is to be found in them."""
+        ...
 
     def copy_blocks(self, pairs: Ints) -> None:
         """Copy whole blocks, `pairs` [n, 2] of (source, destination), in every layer; all sources are read before anything is written."""
@@ -35,30 +48,42 @@ class Forward(Protocol):
 class TorchForward:
     """Eager PyTorch. `spare_block`: where a deterministic one puts its padding; None for one that is not."""
 
+    likeliest = None
+
     def __init__(self, model: Decoder, kv: KvCache, spare_block: int | None = None) -> None:
         self.model = model
         self.kv = kv
         self._spare = spare_block
 
     def logits(self, plan: StepPlan, wanted: Wanted) -> Tensor:
+        return self.states(plan, wanted)[0]
+
+    def states(self, plan: StepPlan, wanted: Wanted) -> tuple[Tensor, Tensor]:
         if self._spare is None:
             return self._pass(plan, wanted)
-        found = torch.empty(wanted.size, self.model.spec.vocab_size, dtype=self.kv.data.dtype)
-        for cut, places, taken in passes(plan, wanted, self._spare, pass_size(self.model.spec)):
-            found[places] = self._pass(cut, wanted_logits(cut))[taken]
-        return found
+        spec, like = self.model.spec, self.kv.data
+        found = tuple(torch.empty(wanted.size, width, dtype=like.dtype, device=like.device) for width in (spec.vocab_size, spec.hidden))
+        for cut, places, taken in passes(plan, wanted, self._spare, pass_size(spec)):
+            for whole, part in zip(found, self._pass(cut, wanted_logits(cut)), strict=True):
+                whole[self._there(places)] = part[self._there(taken)]
+        return found[0], found[1]
 
     def copy_blocks(self, pairs: Ints) -> None:
         self.kv.copy_blocks(pairs)
 
-    def _pass(self, plan: StepPlan, wanted: Wanted) -> Tensor:
+    def _pass(self, plan: StepPlan, wanted: Wanted) -> tuple[Tensor, Tensor]:
         flat = Flat(
-            token_ids=torch.from_numpy(plan.token_ids.astype(np.int64)),
-            positions=torch.from_numpy(plan.positions.astype(np.int64)),
-            wanted=torch.from_numpy(wanted),
+            token_ids=self._there(plan.token_ids),
+            positions=self._there(plan.positions),
+            wanted=self._there(wanted),
             attention=attention_batch(plan, self.kv, self.model.spec, alone=self._spare is not None),
         )
-        return self.model.logits(flat, self.kv)
+        states = self.model.states(flat, self.kv)
+        return self.model.head(states), states
+
+    def _there(self, indexes: NDArray[np.integer]) -> Tensor:
+        """Where the model is."""
+        return torch.from_numpy(indexes.astype(np.int64, copy=False)).to(self.kv.data.device)
 
 
 class NativeForward:
@@ -68,7 +93,15 @@ class NativeForward:
         self.decoder = decoder
 
     def logits(self, plan: StepPlan, wanted: Wanted) -> Tensor:
-        order = None if plan.sampling.scored is None else np.argsort(wanted, kind="stable")
+        return self._step(plan, wanted, None)
+
+    def states(self, plan: StepPlan, wanted: Wanted) -> tuple[Tensor, Tensor]:
+        states = np.empty((wanted.size, self.decoder.hidden), np.float32)
+        return self._step(plan, wanted, states), torch.from_numpy(states)
+
+    def _step(self, plan: StepPlan, wanted: Wanted, states: NDArray[np.float32] | None) -> Tensor:
+        ordered = plan.sampling.scored is None and states is None
+        order = None if ordered else np.argsort(wanted, kind="stable")
         batch = Batch(
             ids=np.ascontiguousarray(plan.token_ids, np.int32),
             positions=np.ascontiguousarray(plan.positions, np.int32),
@@ -77,7 +110,10 @@ class NativeForward:
             wanted=(wanted if order is None else wanted[order]).astype(np.int32),
             places=None if order is None else order.astype(np.int32),
         )
-        return torch.from_numpy(self.decoder.step(batch))
+        return torch.from_numpy(self.decoder.step(batch, states))
+
+    def likeliest(self, plan: StepPlan) -> Likeliest:
+        return Likeliest(*self.decoder.likeliest(plan.token_ids, plan.positions, plan.block_tables))
 
     def copy_blocks(self, pairs: Ints) -> None:
         self.decoder.copy_blocks(np.ascontiguousarray(pairs, np.int32))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 # cgroup v1 says "no limit" with a number near 2^63.
 _UNLIMITED = 2**60
@@ -16,11 +17,16 @@ _UNLIMITED = 2**60
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes in all and bytes still left; `limited` by a group, else the machine's."""
+    """Bytes in all and bytes still left; `limited` by a group or a device's own, else the machine's. `kind`: whose they are."""
 
     total: int
     left: int
     limited: bool
+    kind: Literal["container", "machine", "device"] | None = None
+
+    @property
+    def place(self) -> str:
+        return self.kind or ("container" if self.limited else "machine")
 
 
 @dataclass(frozen=True, slots=True)

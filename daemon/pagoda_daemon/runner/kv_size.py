@@ -1,4 +1,4 @@
-"""Whether the model fits, how many KV blocks there are and how long a context may be. Pure; called by the torch worker before it allocates.
+"""Whether the model fits, how many KV blocks there are and how long a context may be. Pure; called by the model worker before it allocates.
 
 One inequality, that of `pagoda_sizing.fit`: weights + what a step takes + KV <= memory. Where it does not hold, the refusal says what
 would.
@@ -13,6 +13,7 @@ from typing import Final
 from pagoda_contracts.launch import EngineConfig
 from pagoda_sizing.plan import largest
 
+from pagoda_daemon.batch import peak_blocks
 from pagoda_daemon.errors import ConfigRejected
 from pagoda_daemon.model.config import ModelSpec
 from pagoda_daemon.runner.host import Memory
@@ -25,6 +26,7 @@ _SAMPLER_BYTES: Final = 96  # per logit, measured 91: noise in int64 and fp64, a
 _SCORED_BYTES: Final = 24  # per logit of a slice, measured 20
 _SHARE_OF_CONTAINER: Final = 0.8  # of what is left; the front's buffers and the allocator's holes take the rest
 _SHARE_OF_MACHINE: Final = 0.5  # without a limit others live there too
+_LARGER: Final = {"container": "a memory limit", "machine": "a machine", "device": "a device"}
 _GIB: Final = 2**30
 
 
@@ -38,13 +40,15 @@ class KvShape:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a model takes: its weights, a step whatever the context, and per token of the longest context."""
+    """What a model takes: its weights, a step whatever the context, and per token of the longest context. `window`: that of every layer
+    taken together, None where one sees everything."""
 
     weight_bytes: int
     step_bytes: int
     context_bytes: int
     token_bytes: int
     max_positions: int
+    window: int | None = None
 
     def fixed(self, context: int) -> int:
         """Everything but KV."""
@@ -69,6 +73,7 @@ def needs(spec: ModelSpec, engine: EngineConfig, weight_bytes: int, item: int, l
         context_bytes=mask + tables_and_gathered,
         token_bytes=spec.kv_token_bytes(item),
         max_positions=spec.max_positions,
+        window=spec.sliding_window,
     )
 
 
@@ -82,7 +87,7 @@ def kv_shape(engine: EngineConfig, model: Needs, memory: Memory) -> KvShape:
     least = wanted if asked is not None else 1 if engine.kv_bytes is not None else min(wanted, LEAST_CONTEXT)
     if context < least or not holds(context):
         raise ConfigRejected(_refusal(engine, model, memory, least))
-    full_rows = engine.max_concurrency * -(-context // engine.block_size)
+    full_rows = engine.max_concurrency * _peak_blocks(engine, model, context)
     return KvShape(min(full_rows, _pool(engine, model, memory, context) // (model.token_bytes * engine.block_size)), context)
 
 
@@ -93,7 +98,12 @@ def _holds(engine: EngineConfig, model: Needs, memory: Memory) -> Callable[[int]
 
 def _kv_bytes(engine: EngineConfig, model: Needs, context: int) -> int:
     """KV of one request, in whole blocks."""
-    return -(-context // engine.block_size) * engine.block_size * model.token_bytes
+    return _peak_blocks(engine, model, context) * engine.block_size * model.token_bytes
+
+
+def _peak_blocks(engine: EngineConfig, model: Needs, context: int) -> int:
+    """As the core counts them: what left the window is given back after each step."""
+    return peak_blocks(context, engine.block_size, model.window, max(engine.token_budget, engine.max_concurrency))
 
 
 def _pool(engine: EngineConfig, model: Needs, memory: Memory, context: int) -> int:
@@ -111,11 +121,10 @@ def _share(memory: Memory) -> float:
 def _refusal(engine: EngineConfig, model: Needs, memory: Memory, least: int) -> str:
     kv, step = _kv_bytes(engine, model, least), model.fixed(least) - model.weight_bytes
     asked = f"; kvBytes is {engine.kv_bytes}" if engine.kv_bytes is not None else ""
-    place = "container" if memory.limited else "machine"
     taken = f", {_size(memory.total - memory.left)} of it taken" if memory.total > memory.left else ""
     return (
         f"needs {_size(model.weight_bytes)} of weights + {_size(step)} for a step + {_size(kv)} of KV for 1 request of {least} tokens "
-        f"({model.token_bytes} bytes a token){asked}; this {place} may use {_size(memory.total)}{taken}; "
+        f"({model.token_bytes} bytes a token){asked}; this {memory.place} may use {_size(memory.total)}{taken}; "
         f"fits: {', or '.join(_fitting(engine, model, memory, least))}"
     )
 
@@ -134,7 +143,7 @@ def _fitting(engine: EngineConfig, model: Needs, memory: Memory, least: int) -> 
     pool = int(kv / _share(memory)) + 1 if engine.kv_bytes is None else max(kv, engine.kv_bytes)
     raised = f"kvBytes {kv} and " if engine.kv_bytes is not None and kv > engine.kv_bytes else ""
     limit = _size(memory.total - memory.left + model.fixed(least) + pool)
-    found.append(f"{raised}{'a memory limit' if memory.limited else 'a machine'} of {limit}")
+    found.append(f"{raised}{_LARGER[memory.place]} of {limit}")
     return found
 
 

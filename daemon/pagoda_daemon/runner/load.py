@@ -18,17 +18,20 @@ from pagoda_daemon.errors import ConfigRejected
 from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import ModelSpec, read_spec
 from pagoda_daemon.model.decoder import Decoder
+from pagoda_daemon.model.fingerprint import fingerprint
 from pagoda_daemon.model.loader import load_tensors
 from pagoda_daemon.model.packed import KINDS, Packer, not_native, packed_weight_bytes
-from pagoda_daemon.model.weights import allocate, destinations, weight_bytes
+from pagoda_daemon.model.weights import Weights, allocate, destinations, weight_bytes
 from pagoda_daemon.runner.forward import Forward, NativeForward, TorchForward
 from pagoda_daemon.runner.host import Host
 from pagoda_daemon.runner.kv_size import KvShape, kv_shape, needs
+from pagoda_daemon.runner.place import memory_at, place_of
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 INT8_WIDE_ROWS: Final = 1
-"""int8 weights meet bf16 activations up to this many rows of a step, 8-bit ones above (docs/benchmarks.md has the crossover)."""
+"""int8 weights meet bf16 activations up to this many rows of a step, 8-bit ones above. docs/benchmarks.md: 8-bit ones are faster from one
+row on, but further from bf16."""
 
 _NATIVE_LOGIT: Final = 4  # bytes: the native ops answer in fp32
 
@@ -49,26 +52,33 @@ def load_forward(directory: Path, engine: EngineConfig, host: Host, progress: Pr
     """Read the model and size the pool; PermanentError where no restart would help. The pool has one block more than the limits say."""
     threads = engine.threads or host.cores()
     torch.set_num_threads(threads)
-    spec = read_spec(directory)
-    why = _not_native(spec, engine)
+    spec, place = read_spec(directory), place_of(engine.device)
+    why = _not_native(spec, engine, place)
     if engine.quantization is not None and (why is not None or engine.quantization not in KINDS):
         raise ConfigRejected(_unquantised(engine, why))
     kind, dtype = KINDS[engine.quantization], DTYPES[engine.dtype]
     size = weight_bytes(spec, dtype) if why is not None else packed_weight_bytes(spec, kind)
     logit = dtype.itemsize if why is not None else _NATIVE_LOGIT
-    shape = kv_shape(engine, needs(spec, engine, size, dtype.itemsize, logit), host.memory())
+    shape = kv_shape(engine, needs(spec, engine, size, dtype.itemsize, logit), memory_at(place, host))
     spec = spec.within(shape.max_model_len)
-    limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len, spec.sliding_window)
-    weights = allocate(spec, dtype)
+    name = fingerprint(directory, engine.dtype, engine.quantization or "")
+    limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len, spec.sliding_window, name)
+    with place:
+        weights = allocate(spec, dtype)
     places = destinations(spec, weights)
     if why is not None:
         load_tensors(directory, places, progress)
-        kv = KvCache(spec, shape.blocks + 1, engine.block_size, dtype)
-        forward = TorchForward(Decoder(spec, weights, shape.max_model_len), kv, shape.blocks if engine.deterministic else None)
-        return Loaded(forward, limits, size, f"torch: {why}")
+        return Loaded(_torch(spec, weights, shape, engine, place), limits, size, f"torch: {why}")
     packer = Packer(spec, weights, kind)
     load_tensors(directory, places, progress, packer.filled)
     return Loaded(_native(packer, shape, engine, threads), limits, size, "native ops")
+
+
+def _torch(spec: ModelSpec, weights: Weights, shape: KvShape, engine: EngineConfig, place: torch.device) -> TorchForward:
+    with place:
+        # A deterministic one pads with a block of its own: the spare one may be the canary's in the same pass.
+        kv = KvCache(spec, shape.blocks + (2 if engine.deterministic else 1), engine.block_size, DTYPES[engine.dtype])
+        return TorchForward(Decoder(spec, weights, shape.max_model_len), kv, shape.blocks + 1 if engine.deterministic else None)
 
 
 def _native(packer: Packer, shape: KvShape, engine: EngineConfig, threads: int) -> NativeForward:
@@ -76,7 +86,9 @@ def _native(packer: Packer, shape: KvShape, engine: EngineConfig, threads: int) 
     return NativeForward(NativeDecoder(packer.decoder(shape.max_model_len, wide_rows), shape.blocks + 1, threads))
 
 
-def _not_native(spec: ModelSpec, engine: EngineConfig) -> str | None:
+def _not_native(spec: ModelSpec, engine: EngineConfig, place: torch.device) -> str | None:
+    if place.type != "cpu":
+        return f"device {place.type}"
     if engine.dtype != "bfloat16":
         return f"dtype {engine.dtype}"
     if engine.block_size != BLOCK:

@@ -1,4 +1,4 @@
-"""logprobs: log-probability, rank and best alternatives of given tokens, from the model's own logits. Called by the torch worker.
+"""logprobs: log-probability, rank and best alternatives of given tokens, from the model's own logits. Called by the model worker.
 
 Only rows that ask are looked at, in slices: the float copy of a long prompt's logits over a vocabulary of 128k is half a megabyte a token.
 """

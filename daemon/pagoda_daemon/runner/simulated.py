@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 from pagoda_contracts.launch import DaemonConfig
 from pagoda_contracts.launch import SimulatedWorker as SimulatedSettings
 
-from pagoda_daemon.batch import Ints, Logprobs, StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.batch import Ints, Logprobs, Masks, Pooled, PooledTokens, StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.errors import ConfigRejected
 from pagoda_daemon.runner.feedback import Feedback
 
@@ -59,6 +60,9 @@ def simulated_limits(config: DaemonConfig) -> WorkerLimits:
     return WorkerLimits(blocks, engine.block_size, vocab_size, max_model_len)
 
 
+STATE: Final = 8  # numbers in an embedding
+
+
 class SimulatedWorker:
     """KV is one array of token ids, each one more than it is: pages of zeros cost nothing until written, and read as -1."""
 
@@ -67,7 +71,7 @@ class SimulatedWorker:
         self._step_ms = step_ms
         self._pause = pause or threading.Event().wait
         self._feedback = Feedback()
-        self._kv = np.zeros((limits.blocks_total, limits.block_size), np.int64)
+        self._kv = np.zeros((limits.blocks_total + 1, limits.block_size), np.int64)  # one more than the core knows of
 
     @classmethod
     def of(cls, config: DaemonConfig) -> SimulatedWorker:
@@ -95,11 +99,31 @@ class SimulatedWorker:
 
 
 def result_of(plan: StepPlan, tokens: Ints) -> StepResult:
-    """Log-probabilities where they are asked for: an answer is certain (0), a prompt was never likely (-9999)."""
+    """Log-probabilities where they are asked for: an answer is certain (0), a prompt was never likely (-9999). Under a
+    mask the token chooses among those allowed."""
+    if plan.sampling.masks is not None:
+        tokens = _allowed(tokens, plan.sampling.masks)
     rows, top, scored = plan.rows[plan.sample], plan.sampling.top_logprobs, plan.sampling.scored
     said = None if top is None else _certain(rows[top >= 0], tokens[top >= 0], top[top >= 0], 0.0)
     scores = None if scored is None else _certain(scored.rows, scored.targets, scored.top, -9999.0)
-    return StepResult(rows, tokens, (), said, scores)
+    pooled = plan.sampling.pooled
+    return StepResult(rows, tokens, (), said, scores, None if pooled is None else _summed(plan, pooled))
+
+
+def _summed(plan: StepPlan, pooled: PooledTokens) -> Pooled:
+    """The state of a token counts which of eight kinds it is."""
+    rows, places = np.unique(pooled.rows, return_inverse=True)
+    sums = np.zeros((rows.size, STATE), np.float32)
+    np.add.at(sums, (places, plan.token_ids[pooled.fed] % STATE), 1.0)
+    return Pooled(rows.astype(np.int32), np.bincount(places).astype(np.int32), sums)
+
+
+def _allowed(tokens: Ints, masks: Masks) -> Ints:
+    chosen = tokens.copy()
+    for at, words in zip(masks.at.tolist(), masks.words, strict=True):
+        ids = np.flatnonzero(np.unpackbits(np.ascontiguousarray(words).view(np.uint8), bitorder="little"))
+        chosen[at] = ids[tokens[at] % ids.size]
+    return chosen
 
 
 def _certain(rows: Ints, tokens: Ints, top: Ints, logprob: float) -> Logprobs:

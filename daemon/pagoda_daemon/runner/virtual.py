@@ -46,7 +46,7 @@ class VirtualWorker:
         self._pause = pause or threading.Event().wait
         self._feedback = Feedback()
         # Pages of zeros cost nothing until written.
-        self._sums = np.zeros((limits.blocks_total, limits.block_size), np.uint64)
+        self._sums = np.zeros((limits.blocks_total + 1, limits.block_size), np.uint64)  # one more than the core knows of
 
     def execute(self, plan: StepPlan) -> StepResult:
         result = self.compute(plan)

@@ -1,4 +1,4 @@
-"""Worker: what the engine's loop needs of whatever computes. Declared here for its two kinds, `torch_worker` and `simulated`.
+"""Worker: what the engine's loop needs of whatever computes. Declared here for its two kinds, `model_worker` and `simulated`.
 
 A worker keeps no request: everything it knows of one is in the plan and in the KV that earlier plans made it write.
 """

@@ -14,15 +14,20 @@ from pagoda_contracts.prefix import Scope
 
 from pagoda_daemon.batch import Ints
 from pagoda_daemon.engine.messages import Refusal, RowOutput, Submit
-from pagoda_daemon.kv.accounts import Chain
+from pagoda_daemon.kv.chain import Chain
+from pagoda_daemon.kv.ties import ties_of
 from pagoda_daemon.scheduler.door import logprob_bytes, refuse, worst_blocks
 from pagoda_daemon.scheduler.limits import Limits
-from pagoda_daemon.scheduler.request import MAX_PRIORITY, Request, rank_of
+from pagoda_daemon.scheduler.request import MAX_PRIORITY, Course, Request, choice_key, rank_of
 from pagoda_daemon.scheduler.sampling import sampling_refusal
 from pagoda_daemon.scheduler.state import State
 
 REFUSED = "never_fits"
 """First word of the error of a request that was refused here for good."""
+
+MAX_ANSWERS = 128
+"""Most answers to one prompt, OpenAI's own bound. Each is a request of its own in the queue, made before anything is looked at again: an
+unbounded `n` in one small message would be a way to fill the engine's memory."""
 
 _SEED_MASK = 2**64 - 1
 
@@ -41,9 +46,12 @@ def refusal(submit: Submit, limits: Limits, ids: Ints | None = None) -> str | No
     worker, prompt, wanted = limits.worker, len(submit.prompt), submit.sampling.max_tokens
     if prompt < 1 or wanted < 1:
         return f"a prompt of {prompt} tokens with max_tokens {wanted}: both must be at least 1"
-    ids = ids_of(submit.prompt) if ids is None else ids
+    ids = ids_of(submit.prompt + submit.resumed) if ids is None else ids
     if ids is None or ids.min() < 0 or ids.max() >= worker.vocab_size:
-        return f"token ids from {min(submit.prompt)} to {max(submit.prompt)}: accepted are 0 to {worker.vocab_size - 1}"
+        known = submit.prompt + submit.resumed
+        return f"token ids from {min(known)} to {max(known)}: accepted are 0 to {worker.vocab_size - 1}"
+    if submit.resumed and (len(submit.resumed) >= wanted or submit.n > 1):
+        return f"{len(submit.resumed)} resumed tokens of max_tokens {wanted} and n {submit.n}: accepted are fewer, of one answer"
     if prompt + wanted > worker.max_model_len:
         return f"{prompt} prompt tokens and max_tokens {wanted} exceed the context of {worker.max_model_len}"
     needed = limits.peak_blocks(prompt + wanted - 1)
@@ -61,8 +69,10 @@ def ids_of(prompt: tuple[int, ...]) -> Ints | None:
 
 
 def _odd(submit: Submit) -> str | None:
-    if submit.n < 1:
-        return f"n {submit.n}: accepted is at least 1"
+    if not 1 <= submit.n <= MAX_ANSWERS:
+        return f"n {submit.n}: accepted are 1 to {MAX_ANSWERS}"
+    if submit.n > 1 and submit.sampling.pooling is not None:
+        return f"n {submit.n} with pooling: accepted is 1"
     if not submit.weight > 0:
         return f"weight {submit.weight}: accepted is more than 0"
     if abs(submit.priority) > MAX_PRIORITY:
@@ -72,7 +82,7 @@ def _odd(submit: Submit) -> str | None:
 
 def submit(state: State, message: Submit, arrival: Arrival) -> RowOutput | None:
     """Queue the request; an output at once when it is refused."""
-    ids = ids_of(message.prompt)
+    ids = ids_of(message.prompt + message.resumed)
     why = refusal(message, state.limits, ids)
     if ids is None or why is not None:
         return RowOutput(message.request_id, (), "error", f"{REFUSED}: {why}")
@@ -93,11 +103,12 @@ def submit(state: State, message: Submit, arrival: Arrival) -> RowOutput | None:
     return None
 
 
-def _requests(state: State, message: Submit, prompt: Ints, arrival: Arrival) -> list[Request]:
+def _requests(state: State, message: Submit, known: Ints, arrival: Arrival) -> list[Request]:
     """One for each answer; they share everything but the seed, and the first alone has the prompt's scores."""
     limits, sampling = state.limits, message.sampling
     twin = structs.replace(sampling, prompt_logprobs=None) if message.n > 1 else sampling
-    chain = Chain.of(Scope(message.cache_salt or message.tenant, limits.model, message.adapter), limits.worker.block_size)
+    chain = Chain.of(Scope(message.cache_salt or message.tenant, limits.worker.model, message.adapter), limits.worker.block_size)
+    chain.ties = ties_of(((prefix.hash, prefix.tokens) for prefix in message.prefixes), limits.worker.block_size)
     seed = arrival.seed if sampling.seed is None else sampling.seed
     slot = state.virtual.slot(message.tenant, message.weight)
     return [
@@ -105,8 +116,8 @@ def _requests(state: State, message: Submit, prompt: Ints, arrival: Arrival) -> 
             message.request_id,
             index,
             state.arrivals,
-            prompt,
-            prompt.size,
+            known,
+            len(message.prompt),
             twin if index else sampling,
             (seed + index) & _SEED_MASK,
             chain.copy() if index else chain,
@@ -116,7 +127,9 @@ def _requests(state: State, message: Submit, prompt: Ints, arrival: Arrival) -> 
             group=message.request_id if message.n > 1 else None,
             blocks=worst_blocks(message, limits) // message.n,
             logprob_bytes=logprob_bytes(message) // message.n,
-            reuses=index > 0 or sampling.prompt_logprobs is None,
+            reuses=index > 0 or (sampling.prompt_logprobs is None and sampling.pooling != "mean"),
+            course=Course(arrival.now_ms),
+            grammar=message.grammar,
         )
         for index in range(message.n)
     ]
@@ -127,9 +140,11 @@ def knows(state: State, request_id: str) -> bool:
     return request_id in state.waiting or request_id in state.row_of or request_id in state.groups
 
 
-def abort(state: State, request_id: str) -> list[RowOutput]:
-    """End the request at once; nothing when it is unknown. A step under way with it computes in vain."""
-    return [RowOutput(ended.request_id, (), "abort", None, ended.index) for ended in _remove(state, request_id)]
+def abort(state: State, request_id: str, index: int | None = None) -> list[RowOutput]:
+    """End the request, or one answer of it that has begun, at once; nothing when it is unknown. A step under way with it computes in
+    vain."""
+    ended = _remove(state, request_id) if index is None else _remove_one(state, choice_key(request_id, index))
+    return [RowOutput(one.request_id, (), "abort", None, one.index) for one in ended]
 
 
 def expire(state: State, now_ms: float) -> list[RowOutput]:
@@ -157,12 +172,26 @@ def _remove(state: State, request_id: str, deadline: float | None = None) -> lis
         return []
     state.twins.pop(request_id, None)
     for request in found:
-        row = state.row_of.get(request.key)
-        if row is not None:
-            state.unseat(row)
-        else:
-            state.waiting.pop(request.key)
+        _take_out(state, request)
     return [state.leave(request) for request in (*found, *held)]
+
+
+def _remove_one(state: State, key: str) -> list[Request]:
+    """Its siblings that wait for the prompt are let go: who has answered has it computed."""
+    request = _find(state, key)
+    if request is None:
+        return []
+    _take_out(state, request)
+    state.release_twins()
+    return [state.leave(request)]
+
+
+def _take_out(state: State, request: Request) -> None:
+    row = state.row_of.get(request.key)
+    if row is not None:
+        state.unseat(row)
+    else:
+        state.waiting.pop(request.key)
 
 
 def _find(state: State, key: str) -> Request | None:

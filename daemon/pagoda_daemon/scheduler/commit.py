@@ -9,9 +9,13 @@ from __future__ import annotations
 import numpy as np
 from msgspec.structs import replace
 
-from pagoda_daemon.batch import Bools, Ints, StepResult
-from pagoda_daemon.engine.messages import RowOutput
+from pagoda_daemon.batch import NOT_FINITE, Bools, Ints, StepResult
+from pagoda_daemon.engine.messages import Refusal, RowOutput
+from pagoda_daemon.scheduler.canary import come_back, lost
+from pagoda_daemon.scheduler.grammars import spend
 from pagoda_daemon.scheduler.logprobs import logprobs_by_row, score, with_logprobs
+from pagoda_daemon.scheduler.pooling import embedding, gather
+from pagoda_daemon.scheduler.quarantine import acquit, keep_copies, suspect
 from pagoda_daemon.scheduler.request import Request
 from pagoda_daemon.scheduler.state import Flight, State
 
@@ -21,16 +25,21 @@ _NONE = -1
 def commit(state: State, result: StepResult, now_ms: float) -> list[RowOutput]:
     """Take over the oldest step's tokens; the outputs of the rows that sampled, ended or had prompt tokens scored."""
     flight = state.land(now_ms)
+    result = come_back(state, flight, result)
     rows = state.rows
     current = rows.epoch[flight.plan.rows] == flight.epochs
     landed = flight.plan.rows[current]
     rows.computed[landed] += flight.counts[current]
+    if state.suspects:
+        acquit(state)
     outputs = _fail_rows(state, result, flight)
     prompts = flight.plan.rows[current & (flight.counts > 1)]
     state.kv.land(prompts[rows.live[prompts]] if outputs else prompts, rows.computed, rows.tokens)
     sampled = flight.plan.rows[flight.plan.sample & current]
     if outputs:
         sampled, landed = sampled[rows.live[sampled]], landed[rows.live[landed]]
+    if result.pooled is not None:
+        gather(state, result.pooled, landed)
     speakers = _speakers(state, result, landed)
     advanced = _advance(state, sampled, _tokens(state, result, sampled))
     outputs += _speak(result, speakers, sampled, advanced) if speakers else advanced
@@ -41,13 +50,21 @@ def commit(state: State, result: StepResult, now_ms: float) -> list[RowOutput]:
     return outputs
 
 
-def fail_step(state: State, message: str) -> list[RowOutput]:
-    """The oldest step raised: every request in it ends with `message` (clients read it), the others go on."""
+def fail_step(state: State, message: str, refusal: Refusal | None = None) -> list[RowOutput]:
+    """The oldest step raised. Whoever was alone in it ends with `message` (clients read it), or with `refusal` where there was no memory;
+    several are tried again one by one (`quarantine`)."""
     flight = state.lose()
     current = flight.plan.rows[state.rows.epoch[flight.plan.rows] == flight.epochs]
-    outputs = [_spoil(state, row, message) for row in current.tolist()]
+    lost(state, flight)
+    guilty = current if flight.plan.rows.size == 1 and flight.canary is None else suspect(state, flight, current)
+    outputs = [_blamed(_spoil(state, row, message), refusal) for row in guilty.tolist()]
+    keep_copies(state, flight)
     state.release_twins()
     return outputs
+
+
+def _blamed(ended: RowOutput, refusal: Refusal | None) -> RowOutput:
+    return ended if refusal is None or ended.index else replace(ended, finish_reason="refused", error=None, refusal=refusal)
 
 
 def _speakers(state: State, result: StepResult, landed: Ints) -> dict[int, Request]:
@@ -71,6 +88,7 @@ def _speak(result: StepResult, speakers: dict[int, Request], sampled: Ints, outp
 def _fail_rows(state: State, result: StepResult, flight: Flight) -> list[RowOutput]:
     if not result.errors:
         return []
+    state.steps.corrupted += sum(error.message == NOT_FINITE for error in result.errors)
     mine = dict(zip(flight.plan.rows.tolist(), flight.epochs.tolist(), strict=True))
     return [_spoil(state, row, message) for row, message in result.errors if state.rows.epoch[row] == mine.get(row)]
 
@@ -92,15 +110,30 @@ def _advance(state: State, sampled: Ints, tokens: Ints) -> list[RowOutput]:
     known = rows.known[sampled]
     rows.tokens[sampled, known] = tokens
     rows.known[sampled] = known + ~stopped
+    if rows.constrained[sampled].any():
+        spend(state, sampled)
     state.virtual.charge_outputs(rows.tenant[sampled])
     ended = stopped | (known + 1 >= rows.last[sampled])
     outputs = [RowOutput(names[row], (token,)) for row, token in zip(sampled.tolist(), tokens.tolist(), strict=True)]
     if state.groups:
         outputs = [replace(o, index=state.request(row).index) for o, row in zip(outputs, sampled.tolist(), strict=True)]
+    if state.untold:
+        _tell_lives(state, sampled, outputs)
     for place in np.flatnonzero(ended).tolist():
         row = int(sampled[place])
         outputs[place] = _last(state, row, int(tokens[place]), stopped=bool(stopped[place]))
     return outputs
+
+
+def _tell_lives(state: State, sampled: Ints, outputs: list[RowOutput]) -> None:
+    """Put its life into the output of each row that speaks for the first time since it was seated."""
+    for place, row in enumerate(sampled.tolist()):
+        if row in state.untold:
+            state.untold.discard(row)
+            course = state.request(row).course
+            if course.first_token_ms is None:
+                course.first_token_ms = state.landed_ms
+            outputs[place] = replace(outputs[place], life=course.life(state.landed_ms))
 
 
 def _stops(state: State, sampled: Ints, tokens: Ints) -> Bools:
@@ -116,7 +149,16 @@ def _last(state: State, row: int, token: int, *, stopped: bool) -> RowOutput:
         return _end(state, row, "error", "the worker returned no token")
     if stopped:
         return _end(state, row, "stop", tokens=(token,) if state.request(row).sampling.deliver_stop else ())
+    if state.request(row).sampling.pooling is not None:
+        return _pooled(state, row, token)
     return _end(state, row, "length", tokens=(token,))
+
+
+def _pooled(state: State, row: int, token: int) -> RowOutput:
+    found = embedding(state.request(row))
+    if found is None:
+        return _spoil(state, row, NOT_FINITE)
+    return replace(_end(state, row, "length", tokens=(token,)), embedding=found)
 
 
 def _spoil(state: State, row: int, message: str) -> RowOutput:
@@ -127,4 +169,4 @@ def _spoil(state: State, row: int, message: str) -> RowOutput:
 
 def _end(state: State, row: int, reason: str, error: str | None = None, tokens: tuple[int, ...] = ()) -> RowOutput:
     request = state.end(row)
-    return RowOutput(request.request_id, tokens, reason, error, request.index)
+    return RowOutput(request.request_id, tokens, reason, error, request.index, life=request.course.life(state.landed_ms))

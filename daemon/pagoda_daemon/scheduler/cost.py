@@ -69,6 +69,15 @@ class StepCost:
         moment = (weight * took, weight * x * took, weight * y * took)
         self._moment = [_FORGET * old + new for old, new in zip(self._moment, moment, strict=True)]
 
+    def parts_us(self) -> tuple[float, float, float]:
+        """Microseconds per step, per token and per token looked back at; zeros while nothing was observed."""
+        if not self._steps:
+            return 0.0, 0.0, 0.0
+        if self._weights is None:
+            self._weights = _solve(self._gram, self._moment)
+        base, per_token, per_context = (1000.0 * float(part) for part in self._weights)
+        return base, per_token / _TOKENS, per_context / _CONTEXT
+
     def milliseconds(self, tokens: int, context: int = 0) -> float:
         """Predicted; 0 while nothing was observed."""
         if not self._steps:

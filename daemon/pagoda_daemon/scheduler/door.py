@@ -39,11 +39,11 @@ def _late(state: State, message: Submit, now_ms: float) -> Refusal | None:
 
 def _first_token_ms(state: State, message: Submit) -> float:
     slot = state.virtual.slot(message.tenant, message.weight)
-    return forecast.first_token_ms(state, rank_of(message.tier, message.priority), slot, len(message.prompt))
+    return forecast.first_token_ms(state, rank_of(message.tier, message.priority), slot, _known(message))
 
 
 def _crowded(state: State, message: Submit) -> Refusal | None:
-    tokens, most = state.waiting.tokens + len(message.prompt), state.limits.queue_tokens
+    tokens, most = state.waiting.tokens + _known(message), state.limits.queue_tokens
     if not state.waiting or tokens <= most:
         return None
     wait = forecast.drain_ms(state, tokens - most)
@@ -70,12 +70,17 @@ def _heavy(state: State, message: Submit) -> Refusal | None:
 
 def _unlucky(state: State, message: Submit, luck: float) -> Refusal | None:
     most = state.limits.queue_tokens
-    tokens = state.waiting.tokens + len(message.prompt)
+    tokens = state.waiting.tokens + _known(message)
     share = (tokens / most - _SHED_FROM) / (1.0 - _SHED_FROM)
     if not state.waiting or luck >= share:
         return None
     wait = forecast.drain_ms(state, tokens - round(_SHED_FROM * most))
     return _refusal("load_shed", wait, f"{state.waiting.tokens} of {most} prompt tokens wait: {share:.0%} of new requests are turned away")
+
+
+def _known(message: Submit) -> int:
+    """Tokens to compute before the first new one."""
+    return len(message.prompt) + len(message.resumed)
 
 
 def worst_blocks(message: Submit, limits: Limits) -> int:

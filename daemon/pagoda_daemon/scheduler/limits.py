@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagoda_daemon.batch import WorkerLimits
+from pagoda_daemon.batch import WorkerLimits, peak_blocks
 
 # What waits behind four whole pools of prompts has long missed its client.
 _QUEUED_POOLS = 4
@@ -15,7 +15,7 @@ _LOGPROB_BYTES = 256 * 2**20
 @dataclass(frozen=True, slots=True)
 class Limits:
     """`token_budget` tokens a step, `max_concurrency` rows, `queue_tokens` of prompts that wait; `committed_blocks` bounds the worst case
-    of all that was admitted, `logprob_bytes` what its logprobs may hold. `model` names the weights in prefix hashes."""
+    of all that was admitted, `logprob_bytes` what its logprobs may hold."""
 
     worker: WorkerLimits
     max_concurrency: int
@@ -24,10 +24,9 @@ class Limits:
     committed_blocks: int = 0
     logprob_bytes: int = _LOGPROB_BYTES
     prefix_caching: bool = True
-    model: str = ""
 
     @classmethod
-    def of(cls, worker: WorkerLimits, max_concurrency: int, token_budget: int, *, prefix_caching: bool = True, model: str = "") -> Limits:
+    def of(cls, worker: WorkerLimits, max_concurrency: int, token_budget: int, *, prefix_caching: bool = True) -> Limits:
         """A budget smaller than the rows is raised to them: every running request gets a token in every step."""
         queue_tokens = _QUEUED_POOLS * max(worker.blocks_total * worker.block_size, worker.max_model_len)
         return cls(
@@ -37,7 +36,6 @@ class Limits:
             queue_tokens,
             committed_blocks=(_QUEUED_POOLS + 1) * worker.blocks_total,
             prefix_caching=prefix_caching,
-            model=model,
         )
 
     def blocks(self, tokens: int) -> int:
@@ -45,8 +43,5 @@ class Limits:
         return -(-tokens // self.worker.block_size)
 
     def peak_blocks(self, tokens: int) -> int:
-        """Most blocks that a context of `tokens` holds at any time: less than all where a window lets the oldest go."""
-        window = self.worker.sliding_window
-        if window is None:
-            return self.blocks(tokens)
-        return self.blocks(min(tokens, window + self.token_budget)) + (tokens > window + self.token_budget)
+        """Most blocks that a context of `tokens` holds at any time."""
+        return peak_blocks(tokens, self.worker.block_size, self.worker.sliding_window, self.token_budget)

@@ -20,9 +20,11 @@ from pagoda_daemon.batch import LAST_SAMPLED, Bools, Ints, StepPlan
 from pagoda_daemon.kv.accounts import NO_MATCH
 from pagoda_daemon.kv.index import Match
 from pagoda_daemon.kv.pool import BrokenAccountsError
+from pagoda_daemon.scheduler.canary import alone
 from pagoda_daemon.scheduler.draws import sampling_rows
 from pagoda_daemon.scheduler.request import FIRST_BATCH, Request
 from pagoda_daemon.scheduler.state import Flight, State
+from pagoda_daemon.scheduler.steady import note, repeat
 
 # More unfinished prompts than this are not begun at a time: they would only slow each other down and hold blocks.
 _UNDER_WAY = 4
@@ -61,20 +63,43 @@ class _Draft:
 
 def plan(state: State, now_ms: float) -> StepPlan | None:
     """The next step, or None when nothing can be computed (before what is in flight lands)."""
+    if state.suspects:
+        tried = None if state.in_flight else _trial(state)
+        if tried is not None:
+            return _launch(state, tried, now_ms)
+        if state.in_flight:
+            return None
+    if (again := repeat(state, now_ms)) is not None:
+        return again
+    state.kv.pool.residency.now_ms = now_ms
     if state.waiting:
         _make_way(state, now_ms)
     draft = _Draft(state.limits.token_budget, _decodes(state))
     _prompts(state, draft, now_ms)
-    while not draft.size and state.row_of and not state.in_flight:
-        # Prompts under way took each other's last blocks.
+    while not draft.size and not state.in_flight and (state.rows.need() > 0).any():
+        # Prompts under way took each other's last blocks. (Rows that only wait for their masks are no reason.)
         _preempt(state, _least_deserving(state))
         _prompts(state, draft, now_ms)
-    return _launch(state, draft, now_ms) if draft.size else None
+    return _launch(state, draft, now_ms) if draft.size else alone(state, now_ms)
+
+
+def _trial(state: State) -> _Draft | None:
+    """One suspect of a step that raised, alone; None when there are no more. Whoever finds no room for it is let off: it waits, and is
+    suspected again should its next step raise."""
+    for key in list(state.suspects):
+        draft, row = _Draft(state.limits.token_budget, np.zeros(0, np.int32)), state.row_of.get(key)
+        if row is not None:
+            draft.feed(row, _chunk(state, row, 0, draft.left))
+            if draft.size:
+                return draft
+            _preempt(state, row)
+        del state.suspects[key]
+    return None
 
 
 def may_plan_ahead(state: State) -> bool:
     """Whether to plan the next step while one is on its way: steps are short, and nobody waits who could start in it."""
-    return not state.waiting and state.step_cost.milliseconds(state.in_flight[-1].plan.tokens) < _WORTH_AHEAD_MS
+    return not state.waiting and state.step_cost.milliseconds(state.in_flight[-1].tokens) < _WORTH_AHEAD_MS
 
 
 def _decodes(state: State) -> Ints:
@@ -83,7 +108,7 @@ def _decodes(state: State) -> Ints:
     need = rows.need()
     due = np.flatnonzero(need == 1).astype(np.int32)
     short = due[tables.capacity(due) <= rows.fed[due]]
-    if not short.size:
+    if not short.size or tables.grow_each(short):
         return due
     for row in short.tolist():
         while rows.live[row] and not tables.grow(row, int(rows.fed[row]) + 1):
@@ -123,7 +148,7 @@ def _chunk(state: State, row: int, done: int, most: int) -> int:
     """How many tokens of `row`'s prompt can be fed after the `done` ones; blocks for them are taken. None when decodes took all blocks:
     they do end."""
     at = int(state.rows.fed[row]) + done
-    left = int(min(state.rows.target[row], state.rows.last[row] - 1)) - at
+    left = int(min(state.rows.target[row], state.rows.last[row] - 1) - state.rows.waits[row]) - at
     count = min(left, most, state.kv.tables.room(row) - at)
     if count > 0:
         state.kv.tables.grow(row, at + count)
@@ -149,6 +174,8 @@ def _admit(state: State, draft: _Draft, now_ms: float, under_way: int) -> None:
         if not _fits(state, request, match):
             return
         row = state.seat(state.waiting.pop(request.key), match)
+        if request.course.seated_ms is None:
+            request.course.seated_ms = now_ms
         draft.feed(row, _chunk(state, row, 0, draft.left))
         under_way += left > draft.left
 
@@ -203,7 +230,9 @@ def _least_deserving(state: State) -> int:
 
 
 def _preempt(state: State, row: int) -> None:
-    state.waiting.push(state.unseat(row), head=True)
+    request = state.unseat(row)
+    request.course.preemptions += 1
+    state.waiting.push(request, head=True)
     state.totals.preemptions += 1
 
 
@@ -228,11 +257,20 @@ def _launch(state: State, draft: _Draft, now_ms: float) -> StepPlan:
         sampling=sampling_rows(state, rows, starts, sample),
         copies=state.kv.take_copies(),
     )
+    for row, count in draft.chunks.items():
+        course = state.request(row).course
+        course.chunks += 1
+        course.computed += count
     sampled = rows[sample]
     source.fed[rows] = ends
     source.tokens[sampled, source.target[sampled]] = LAST_SAMPLED
     source.target[sampled] += 1
-    return state.fly(Flight(step, counts, source.epoch[rows], int(ends.sum()), now_ms))
+    source.waits[sampled] = source.constrained[sampled]
+    flight = Flight(step, counts, source.epoch[rows], int(ends.sum()), now_ms)
+    state.steady = None
+    if not draft.chunks:
+        note(state, flight)
+    return state.fly(flight)
 
 
 def _spread(values: Ints, counts: Ints) -> Ints:

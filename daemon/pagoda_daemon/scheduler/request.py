@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from pagoda_daemon.batch import Ints
-from pagoda_daemon.engine.messages import Sampling
-from pagoda_daemon.kv.accounts import Chain
+from pagoda_daemon.batch import Floats, Ints
+from pagoda_daemon.engine.messages import Grammar, Life, Sampling
+from pagoda_daemon.kv.chain import Chain
 
 MAX_PRIORITY = 1000
 _PER_TIER = 1 << 16
@@ -20,11 +20,35 @@ def rank_of(tier: str, priority: int) -> int:
 
 
 @dataclass(slots=True)
+class Course:
+    """What happened to a request so far, on the engine's clock. Written where it happens, never once per token."""
+
+    submitted_ms: float = 0.0
+    seated_ms: float | None = None
+    first_token_ms: float | None = None
+    cached: int = 0
+    computed: int = 0
+    chunks: int = 0
+    preemptions: int = 0
+
+    def life(self, now_ms: float) -> Life | None:
+        """For the client; None where it never had a row."""
+        if self.seated_ms is None:
+            return None
+        first = now_ms if self.first_token_ms is None else self.first_token_ms
+        # A step that failed tells no time, so an end may seem to come before its beginning.
+        waited, prefilled = self.seated_ms - self.submitted_ms, max(0.0, first - self.seated_ms)
+        return Life(waited, prefilled, self.cached, self.computed, self.chunks, self.preemptions)
+
+
+@dataclass(slots=True)
 class Request:
     """One answer: choice `index` of request `request_id`. `tokens` holds all known ones while it waits; `blocks` and `logprob_bytes` are
     its share of the request's worst case. `deadline_ms` is infinite where there is none; `group` joins the choices of one request, which
     share their prompt. The front has the log-probabilities of `scored` prompt tokens; as long as it wants more, each must be computed:
-    `reuses` is False."""
+    `reuses` is False. Where it is pooled, `pooled` is the sum of the states of its first `scored` tokens. Where there is a `grammar`, the
+    token that follows all known ones waits for its `mask`; `watched` once a matcher was asked for. `retried`: a step of it raised and it
+    was begun anew, which is done once."""
 
     request_id: str
     index: int
@@ -43,6 +67,17 @@ class Request:
     charged: bool = False
     reuses: bool = True
     scored: int = 0
+    pooled: Floats | None = None
+    retried: bool = False
+    course: Course = field(default_factory=Course)
+    grammar: Grammar | None = None
+    mask: Ints | None = None
+    watched: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """Nothing can be sampled yet."""
+        return self.grammar is not None and self.mask is None
 
     @property
     def key(self) -> str:

@@ -1,7 +1,8 @@
 """Rows: the hot half of every running request, arrays that a step reads and writes, one entry per row. Owned by `scheduler.state`.
 
 Of one row's tokens the first `computed` have landed, the first `fed` are planned, the first `known` have values, and `target` is where the
-context ends once every planned step has landed: `target - known` tokens are being sampled, and stand in `tokens` as LAST_SAMPLED.
+context ends once every planned step has landed: `target - known` tokens are being sampled, and stand in `tokens` as LAST_SAMPLED. A row
+that `waits` (1) for its mask keeps its last token back, since feeding it samples.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Rows:
         self.tenant = np.zeros(count, np.int32)
         self.stops = np.full((count, STOP_IDS), LAST_SAMPLED, np.int32)
         self.many_stops = np.zeros(count, np.bool_)
+        self.constrained = np.zeros(count, np.bool_)
+        self.waits = np.zeros(count, np.int32)
         # Pages of zeros cost nothing until written, so this is as large as the contexts that were really used.
         self.tokens = np.zeros((count, limits.worker.max_model_len + 1), np.int32)
         self.sampling = SamplingTable(count)
@@ -52,7 +55,9 @@ class Rows:
         stops = sampling.stop_token_ids[:STOP_IDS]
         self.stops[row, : len(stops)] = stops
         self.many_stops[row] = len(sampling.stop_token_ids) > STOP_IDS
-        self.sampling.seat(row, sampling, request.seed)
+        self.constrained[row] = request.grammar is not None
+        self.waits[row] = request.waits
+        self.sampling.seat(row, sampling, request.seed, constrained=request.grammar is not None)
 
     def start(self, row: int, computed: int) -> None:
         """The first `computed` tokens need not be fed."""
@@ -62,12 +67,12 @@ class Rows:
         self.live[row] = False
         self.epoch[row] += 1
         # What has no request needs nothing: `need` is a plain difference.
-        self.known[row] = self.computed[row] = self.fed[row] = self.target[row] = 0
+        self.known[row] = self.computed[row] = self.fed[row] = self.target[row] = self.waits[row] = 0
         self.last[row] = 1
 
     def need(self) -> Ints:
-        """Tokens of each row that could be fed now; the last one of a complete context never is."""
-        wanted: Ints = np.minimum(self.target, self.last - 1) - self.fed
+        """Tokens of each row that could be fed now; the last one of a complete context never is. Below 0: fed, and waiting for a mask."""
+        wanted: Ints = np.minimum(self.target, self.last - 1) - self.fed - self.waits
         return wanted
 
     def known_tokens(self, row: int) -> Ints:

@@ -13,8 +13,9 @@ import numpy as np
 from pagoda_daemon.batch import Shaping
 from pagoda_daemon.engine.messages import Sampling
 
-RANDOM, SHAPED, SPOKEN, SCORED = (np.uint8(1 << bit) for bit in range(4))
-"""Not greedy; logits are changed; log-probabilities of the answer; log-probabilities of the prompt."""
+RANDOM, SHAPED, SPOKEN, SCORED, MASKED, POOLED = (np.uint8(1 << bit) for bit in range(6))
+"""Not greedy; logits are changed; log-probabilities of the answer; log-probabilities of the prompt; a grammar says which tokens; the
+prompt's embedding is wanted."""
 
 MAX_LOGPROBS = 20
 
@@ -32,7 +33,7 @@ class SamplingTable:
         self.top_logprobs = np.full(rows, -1, np.int32)
         self.shaping: list[Shaping | None] = [None] * rows
 
-    def seat(self, row: int, sampling: Sampling, seed: int) -> None:
+    def seat(self, row: int, sampling: Sampling, seed: int, *, constrained: bool = False) -> None:
         """Everything of `row` is written: nothing of the request that had it before is left."""
         self.temperature[row] = sampling.temperature
         self.top_p[row] = sampling.top_p
@@ -46,6 +47,8 @@ class SamplingTable:
             | SHAPED * (self.shaping[row] is not None)
             | SPOKEN * (sampling.logprobs is not None)
             | SCORED * (sampling.prompt_logprobs is not None)
+            | MASKED * constrained
+            | POOLED * (sampling.pooling is not None)
         )
 
 
@@ -79,6 +82,8 @@ def sampling_refusal(sampling: Sampling, vocab_size: int) -> str | None:
             return f"{name} holds token id {wrong}, accepted are 0 to {vocab_size - 1}"
     if not all(sampling.bad_words) or sampling.allowed_token_ids == ():
         return "bad_words and allowed_token_ids hold at least one id each"
+    if sampling.pooling is not None and sampling.prompt_logprobs is not None:
+        return f"pooling {sampling.pooling} with prompt_logprobs: accepted is one of them"
     wanted = max(sampling.logprobs or 0, sampling.prompt_logprobs or 0)
     return f"{wanted} logprobs a token, accepted are at most {MAX_LOGPROBS}" if wanted > MAX_LOGPROBS else None
 

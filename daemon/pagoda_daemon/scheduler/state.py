@@ -7,20 +7,22 @@ chunk of a prompt, one decode, what a known beginning left to do and recompute a
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pagoda_daemon.batch import Ints, StepPlan
-from pagoda_daemon.engine.messages import Stats
+from pagoda_daemon.engine.messages import Canary, CanaryAnswer, Stats, Tally
 from pagoda_daemon.kv.accounts import KvAccounts
 from pagoda_daemon.kv.index import Match
 from pagoda_daemon.kv.pool import BrokenAccountsError
 from pagoda_daemon.scheduler.cost import StepCost
+from pagoda_daemon.scheduler.extra_row import aboard
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.order import VirtualTokens, WaitingQueue
 from pagoda_daemon.scheduler.request import Request
 from pagoda_daemon.scheduler.rows import Rows
+from pagoda_daemon.scheduler.steps import Steps
 
 _HABIT = 0.05
 
@@ -34,6 +36,22 @@ class Flight:
     epochs: Ints
     context: int
     planned_ms: float
+    canary: Canary | None = None
+
+    @property
+    def tokens(self) -> int:
+        """That the device computes."""
+        return self.plan.tokens + (0 if self.canary is None else len(self.canary.prompt))
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """A flight that only decodes, as the next ones may. `tables` is the version of the block tables that it saw, `left` how many steps
+    later one of its rows needs a block or has all its tokens."""
+
+    flight: Flight
+    tables: int
+    left: int
 
 
 @dataclass(slots=True)
@@ -70,19 +88,26 @@ class State:
         self.row_of: dict[str, int] = {}
         self.virtual = VirtualTokens()
         self.waiting = WaitingQueue(self.virtual)
+        self.untold: set[int] = set()  # rows whose next token brings their request's life
         self.deadlines: list[tuple[float, str]] = []
         self.groups: dict[str, list[str]] = {}
         self.twins: dict[str, list[Request]] = {}
         self.arrivals = 0
         self.totals = Totals()
+        self.steps = Steps()
         self.step_cost = StepCost()
         self.habits = Habits()
         self.present = 0
         self.committed_blocks = 0
         self.committed_bytes = 0
         self.in_flight: deque[Flight] = deque()
+        self.steady: Steady | None = None
         self.landed_ms = 0.0
         self.draining = False
+        self.suspects: dict[str, int] = {}
+        self.canary: Canary | None = None
+        self.sung: CanaryAnswer | None = None
+        self.unwatched: list[Request] = []
         self._free_rows = list(range(limits.max_concurrency - 1, -1, -1))
 
     @property
@@ -106,7 +131,11 @@ class State:
             steps=totals.steps,
             prompt_tokens=totals.prompt_tokens,
             reused_tokens=totals.reused_tokens,
+            blocks_cached=pool.resting,
         )
+
+    def tally(self) -> Tally:
+        return self.steps.tally(sum(map(len, self.twins.values())), self.kv.pool.residency.told())
 
     def request(self, row: int) -> Request:
         """The request that holds `row`."""
@@ -122,12 +151,15 @@ class State:
         self.requests[row] = request
         self.names[row] = request.request_id
         self.row_of[request.key] = row
+        if request.grammar is not None and not request.watched:
+            self.unwatched.append(request)
         source = self.sibling(request)
         if source is None:
             computed = self.kv.open(row, request.chain, match)
         else:
             computed = self.kv.fork(row, request.chain, source, request.prompt_len - 1)
         self.rows.start(row, computed)
+        self.untold.add(row)
         self._account(request, computed)
         return row
 
@@ -135,6 +167,8 @@ class State:
         if request.charged:  # what is computed again is not the tenant's fault
             return
         request.charged = True
+        computed = min(computed, request.prompt_len)  # of an answer that was begun elsewhere more may be known
+        request.course.cached = computed
         self.virtual.charge_input(request.tenant, request.prompt_len - computed)
         self.totals.prompt_tokens += request.prompt_len
         self.totals.reused_tokens += computed
@@ -164,6 +198,7 @@ class State:
         request.tokens = self.rows.known_tokens(row)
         self.kv.close(row, request.tokens[: self.rows.computed[row]])
         self.rows.vacate(row)
+        self.untold.discard(row)
         self.requests[row] = None
         del self.row_of[request.key]
         self._free_rows.append(row)
@@ -195,13 +230,27 @@ class State:
         return request
 
     def fly(self, flight: Flight) -> StepPlan:
-        self.in_flight.append(flight)
-        return flight.plan
+        """What the device is to compute: the flight's plan, and a canary that waits. None rides with suspects: it is not to be blamed."""
+        canary = None if self.suspects else self.canary
+        if canary is None:
+            self.in_flight.append(flight)
+            return flight.plan
+        self.canary = None
+        self.in_flight.append(replace(flight, canary=canary))
+        return aboard(flight.plan, canary, self.limits)
+
+    def take_sung(self) -> CanaryAnswer | None:
+        """What a canary brought back since it was last asked for."""
+        sung, self.sung = self.sung, None
+        return sung
 
     def land(self, now_ms: float) -> Flight:
         """The oldest plan is done. It began when it was planned or when the one before landed."""
         flight = self.lose()
-        self.step_cost.observe(flight.plan.tokens, flight.context, now_ms - max(flight.planned_ms, self.landed_ms))
+        took_ms = now_ms - max(flight.planned_ms, self.landed_ms)
+        self.step_cost.observe(flight.tokens, flight.context, took_ms)
+        if flight.plan.rows.size:
+            self.steps.add(flight.plan.tokens, took_ms / 1000)
         self.landed_ms = now_ms
         return flight
 
@@ -209,13 +258,14 @@ class State:
         """The oldest plan is over, and how long it took means nothing."""
         if not self.in_flight:
             raise BrokenAccountsError("a result came without a plan")
-        self.totals.steps += 1
-        return self.in_flight.popleft()
+        flight = self.in_flight.popleft()
+        self.totals.steps += flight.plan.rows.size > 0  # a lone canary is no progress of anybody who waits
+        return flight
 
     def predicted_step_ms(self) -> int:
         """Of the step under way, or of a single token."""
         flight = self.in_flight[0] if self.in_flight else None
-        return self.step_cost.predict(flight.plan.tokens, flight.context) if flight else self.step_cost.predict(1)
+        return self.step_cost.predict(flight.tokens, flight.context) if flight else self.step_cost.predict(1)
 
     def check(self) -> None:
         """Raise unless blocks, rows and requests agree."""

@@ -18,7 +18,9 @@ from contextlib import suppress
 import structlog
 from pagoda_contracts.launch import DaemonConfig
 
-from pagoda_daemon.engine.client import EngineLink, cause_of
+from pagoda_daemon.engine.cause import cause_of
+from pagoda_daemon.engine.client import EngineLink
+from pagoda_daemon.engine.events import kv_events
 from pagoda_daemon.engine.loop import EXIT_FAILED, EXIT_OK, Engine, failure
 from pagoda_daemon.engine.messages import FromEngine, Shutdown, ToEngine
 from pagoda_daemon.health import Replica
@@ -68,6 +70,8 @@ class LocalWire:
 class LocalEngine(EngineLink):
     """Starts when made, in the running loop. Its model "loads" for `load_s` seconds."""
 
+    engine_type = Engine
+
     def __init__(self, config: DaemonConfig, load_s: float, replica: Replica) -> None:
         super().__init__(replica)
         self._config = config
@@ -110,8 +114,10 @@ class LocalEngine(EngineLink):
     def _compute(self) -> None:
         code = EXIT_FAILED
         try:
-            engine = Engine(self._wire, self._config.engine, self._load, lambda: time.monotonic() * 1000)
-            code = engine.run(lambda: False)
+            engine = self.engine_type(self._wire, self._config.engine, self._load, lambda: time.monotonic() * 1000)
+            with kv_events(self._config) as events:
+                engine.publish(events)
+                code = engine.run(lambda: False)
         except Exception as error:
             log.exception("simulated_engine_failed")
             self._wire.send(failure(error))

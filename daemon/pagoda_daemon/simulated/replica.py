@@ -95,14 +95,14 @@ class SimulatedReplica:
 
     def stop(self) -> None:
         """As SIGTERM: drain, then end. Again: nothing more, since a second signal would end the whole process."""
-        if not self._front.replica.leaving:
+        if not self._front.replica.drain.final:
             self._front.stop()
 
     def kill(self) -> None:
         """As SIGKILL: its streams break off."""
         self._front.drop_connections()
-        if not self._killed:
-            # Cancelled twice, the clean-up itself would break off and leave its listener.
+        # Cancelled twice, or where it ends by itself, the clean-up would break off and leave a listener on an address that is given away.
+        if not (self._killed or self._over or self._front.ending):
             self._killed = True
             self._task.cancel()
 

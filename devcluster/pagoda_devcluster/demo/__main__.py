@@ -113,8 +113,8 @@ def down() -> None:
 def images(
     full: Annotated[bool, typer.Option(help="The daemon's image with all its dependencies, instead of the thin one.")] = False,
 ) -> None:
-    """Build operator, gateway and daemon images; prints each archive and the name inside."""
+    """Build operator, gateway, fetch and daemon images; prints each archive and the name inside."""
     shop = _workshop()
-    for component in (recipe.OPERATOR, recipe.GATEWAY, recipe.DAEMON if full else recipe.DAEMON_THIN):
+    for component in (recipe.OPERATOR, recipe.GATEWAY, recipe.FETCH, recipe.DAEMON if full else recipe.DAEMON_THIN):
         name, file = build.archive(shop, component)
         print(file, name)

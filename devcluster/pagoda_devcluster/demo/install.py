@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from pagoda_devcluster.demo import recipe
@@ -17,12 +18,12 @@ from pagoda_devcluster.errors import BuildError, StartError
 
 NAMESPACE = "pagoda-system"
 RELEASE = "pagoda"
-IMAGES = (recipe.OPERATOR, recipe.GATEWAY, recipe.DAEMON_THIN)
+IMAGES = (recipe.OPERATOR, recipe.GATEWAY, recipe.FETCH, recipe.DAEMON_THIN)
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A running dev cluster, driven through its own command line."""
+    """A running dev cluster, driven through its own command line. Where its files are is asked once: that takes a process a second."""
 
     name: str
 
@@ -30,11 +31,11 @@ class Cluster:
         """Output of a `pagoda-devcluster` command for this cluster."""
         return run([str(Path(sys.executable).parent / "pagoda-devcluster"), *argv, "--name", self.name])
 
-    @property
+    @cached_property
     def kubeconfig(self) -> str:
         return self.tool("kubeconfig")
 
-    @property
+    @cached_property
     def bin(self) -> Path:
         return Path(self.tool("bin"))
 
@@ -78,7 +79,7 @@ def install_chart(shop: Workshop, cluster: Cluster, images: dict[Component, str]
         chart = str(shop.root / "charts/pagoda")
         where = ["--namespace", NAMESPACE, "--create-namespace"]
         try:
-            cluster.helm("upgrade", "--install", RELEASE, chart, *where, "--values", values.name, "--wait", "--timeout", "2m", *extra)
+            cluster.helm("upgrade", "--install", RELEASE, chart, *where, "--values", values.name, "--wait", "--timeout", "10m", *extra)
         except BuildError as error:
             raise StartError(f"{error}\n{_what_pods_say(cluster)}") from error
 

@@ -15,7 +15,7 @@ from pathlib import Path
 SUITE = "bookworm"
 BASE_PACKAGES = ("python3-minimal", "libpython3.11-stdlib", "ca-certificates", "tzdata")
 REGISTRY = "localhost/pagoda"
-SOURCES = ("contracts", "sizing", "kernels", "daemon", "operator", "gateway")
+SOURCES = ("contracts", "sizing", "kernels", "daemon", "operator", "gateway", "fetch")
 DEPS_MOUNT = "/opt/pagoda/deps"
 
 
@@ -36,8 +36,9 @@ class Component:
         return (*self.below, self.folder)
 
 
-OPERATOR = Component("operator", "operator", "requirements/operator.txt")
+OPERATOR = Component("operator", "operator", "requirements/operator.txt", below=("contracts", "sizing"))
 GATEWAY = Component("gateway", "gateway", "requirements/gateway.txt")
+FETCH = Component("fetch", "fetch", "requirements/fetch.txt")
 _ENGINE = ("contracts", "sizing", "kernels")
 DAEMON = Component("daemon", "daemon", "requirements/daemon.txt", below=_ENGINE)
 DAEMON_THIN = Component("daemon-thin", "daemon", "requirements/daemon.txt", with_deps=False, below=_ENGINE)
@@ -96,7 +97,7 @@ def chart_values(images: dict[Component, str]) -> dict[str, object]:
         "operator": {"image": images[OPERATOR]},
         "gateway": {"image": images[GATEWAY], "drainTimeout": "30s"},
         "defaultProfile": {
-            "images": {"daemon": images[DAEMON_THIN]},
+            "images": {"daemon": images[DAEMON_THIN], "fetch": images[FETCH]},
             "podTemplate": {"spec": {"containers": [{"name": "daemon", "volumeMounts": [mount]}], "volumes": [volume]}},
         },
     }

@@ -9,13 +9,13 @@ from pagoda_devcluster.fake.kubelet import FakeKubelets
 from pagoda_devcluster.fake.nodes import fake_nodes
 from pagoda_devcluster.gpus import layout
 from pagoda_devcluster.spec import ClusterSpec, from_json
-from pagoda_devcluster.watching import AsyncApi
+from pagoda_devcluster.watching import AsyncApi, insist
 
 
 async def play(spec: ClusterSpec) -> None:
     api = AsyncApi(spec)
     played = layout.stored(spec.paths.layout)
-    version = (await api.get("/version") or {})["gitVersion"]
+    version = (await insist(lambda: api.get("/version")) or {})["gitVersion"]
     fronts = Fronts(spec.paths.fronts, api) if spec.serve else None
     await FakeKubelets(api, fake_nodes(spec, played), played, version, fronts).run()
 

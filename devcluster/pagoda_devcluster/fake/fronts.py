@@ -74,13 +74,15 @@ class Fronts:
     """All fronts of a cluster as last seen."""
 
     def __init__(self, socket: Path, api: AsyncApi) -> None:
-        self._http = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(socket)), base_url="http://fronts", timeout=10)
+        self._http = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(socket)), base_url="http://fronts", timeout=60)
         self._api = api
         self._seen: dict[str, Any] = {}
+        self._killed: set[str] = set()
 
     async def look(self, changed: Callable[[set[str]], None]) -> None:
         """Asks for all of them, and tells the uids of those that are not as they were."""
         before, self._seen = self._seen, (await self._http.get("/replicas")).json()
+        self._killed &= self._seen.keys()
         changed({uid for uid in before.keys() | self._seen.keys() if before.get(uid) != self._seen.get(uid)})
 
     async def keep(self, uids: set[str]) -> None:
@@ -109,6 +111,9 @@ class Fronts:
 
     async def _run(self, pod: Object, source: Source, scene: Scene) -> Scene:
         uid = pod["metadata"]["uid"]
+        if uid in self._killed:
+            # As last seen it may be ready still: its pod would be called ready over a front that is gone.
+            raise ApiError(f"the killed front of {pod['metadata']['namespace']}/{pod['metadata']['name']} still closes", CONFLICT)
         if uid not in self._seen and (complaint := await self._start(pod, source, scene)):
             return replace(scene, complaint=complaint)
         if failure := self._seen[uid]["failure"]:
@@ -136,3 +141,5 @@ class Fronts:
 
     async def _end(self, uid: str, *, kill: bool) -> None:
         await self._http.delete(f"/replicas/{uid}", params={"kill": "true"} if kill else {})
+        if kill:
+            self._killed.add(uid)

@@ -14,10 +14,10 @@ from pagoda_devcluster.fake.nodes import FakeNode
 from pagoda_devcluster.fake.plays import Object
 from pagoda_devcluster.gpus import dra
 from pagoda_devcluster.gpus.layout import Layout
-from pagoda_devcluster.watching import CONFLICT, AsyncApi, Event
+from pagoda_devcluster.watching import CONFLICT, AsyncApi, Event, insist
 
 WORKERS = 8
-RETRY_SECONDS = 1.0
+AGAIN_SECONDS = 1.0
 LOOK_SECONDS = 0.5
 Key = tuple[str, str]
 K = TypeVar("K")
@@ -68,8 +68,8 @@ class Addresses:
         """The one the pod's status has, after a start of this process; else the lowest that is free."""
         held = self._held.setdefault(node.name, {})
         number = next((number for number, holder in held.items() if holder == key), None)
-        if number is None and known.startswith(f"{node.network}."):
-            number = int(known.rpartition(".")[2]) - 2
+        if number is None:
+            number = node.number_of(known)
         if number is None:
             number = next(number for number in range(len(held) + 1) if number not in held)
         held[number] = key
@@ -98,9 +98,9 @@ class FakeKubelets:
             for _ in range(WORKERS):
                 group.create_task(self._work())
             await self._register()
-            if self._fronts:
-                await self._fronts.look(self._touch_fronts)
-                group.create_task(self._follow_fronts(self._fronts))
+            if fronts := self._fronts:
+                await insist(lambda: fronts.look(self._touch_fronts))
+                group.create_task(self._follow_fronts(fronts))
             group.create_task(self._follow_nodes())
             group.create_task(self._follow_pods())
 
@@ -110,7 +110,7 @@ class FakeKubelets:
 
         async def one(node: FakeNode) -> None:
             async with turn:
-                await self._api.apply(f"/api/v1/nodes/{node.name}", nodes.node_object(node))
+                await insist(lambda: self._api.apply(f"/api/v1/nodes/{node.name}", nodes.node_object(node)))
 
         await asyncio.gather(*(one(node) for node in self._fleet.values()))
         log.info("registered", nodes=len(self._fleet))
@@ -173,7 +173,7 @@ class FakeKubelets:
     async def _work(self) -> None:
         while True:
             key = await self._queue.take()
-            wake: float | None = RETRY_SECONDS
+            wake: float | None = AGAIN_SECONDS
             try:
                 wake = await (self._tend_pod(key) if key[0] else self._tend_node(key[1]))
             except (ApiError, httpx.HTTPError) as error:

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from ipaddress import IPv4Address, IPv4Network
 
 from pagoda_devcluster.fake.plays import PREFIX, NodePlay, Object, complaint_of, node_plays
 from pagoda_devcluster.fake.pods import subset, write_time
 from pagoda_devcluster.gpus.devices import allocatable
 from pagoda_devcluster.gpus.labels import labels_of
 from pagoda_devcluster.gpus.layout import Layout, NodeClass
-from pagoda_devcluster.spec import ClusterSpec
+from pagoda_devcluster.spec import ROOMY_FAKES, ClusterSpec
 
 FAKE_LABEL = f"{PREFIX}/fake"
 CLASS_LABEL = f"{PREFIX}/class"
@@ -24,26 +25,37 @@ SILENT = ("Unknown", "NodeStatusUnknown", "Kubelet stopped posting node status."
 
 @dataclass(frozen=True)
 class FakeNode:
-    """One of them. Its pods have the addresses of one /24; the node itself has the first."""
+    """One of them. Its pods have the addresses of one network; the node itself has the first."""
 
     name: str
     number: int
     played: NodeClass
-    network: str
+    network: IPv4Network
 
     @property
     def address(self) -> str:
-        return f"{self.network}.1"
+        return str(self.network[1])
+
+    @property
+    def pods(self) -> int:
+        """How many it takes: one without an address could not run."""
+        return min(self.played.pods, self.network.num_addresses - 3)
 
     def pod_address(self, number: int) -> str:
-        return f"{self.network}.{2 + number}"
+        return str(self.network[2 + number])
+
+    def number_of(self, address: str) -> int | None:
+        """Which of its pod addresses that is; None where it is none."""
+        if not address or (known := IPv4Address(address)) not in self.network:
+            return None
+        return int(known) - int(self.network[2])
 
 
 def fake_nodes(spec: ClusterSpec, layout: Layout) -> list[FakeNode]:
-    first, second, *_ = str(spec.net.pod_cidr.network_address).split(".")
+    networks = spec.net.pod_cidr.subnets(new_prefix=24 if spec.fakes <= ROOMY_FAKES else 26)
     return [
-        FakeNode(f"{spec.context}-fake-{number}", number, layout.class_of(number), f"{first}.{second}.{number}")
-        for number in range(spec.fakes)
+        FakeNode(f"{spec.context}-fake-{number}", number, layout.class_of(number), network)
+        for number, network in zip(range(spec.fakes), networks, strict=False)
     ]
 
 
@@ -65,7 +77,7 @@ def node_status(node: FakeNode, found: Object, version: str, now: datetime) -> O
     capacity = {
         "cpu": str(node.played.cpu),
         "memory": f"{node.played.memory_gib}Gi",
-        "pods": str(node.played.pods),
+        "pods": str(node.pods),
         "ephemeral-storage": "1000Gi",
     }
     extended = allocatable(node.played, node.name)

@@ -82,6 +82,6 @@ def device_name(device: Device) -> str:
 
 
 def semantic(version: str) -> str:
-    """The API takes three numbers without leading zeros: 570.124.06 is 570.124.6."""
+    """The API takes three numbers without leading zeros: 580.95.05 is 580.95.5."""
     numbers = [str(int(part)) for part in version.split(".")]
     return ".".join([*numbers, "0", "0"][:3])

@@ -37,7 +37,7 @@ def command(compiler: str, target: Path) -> list[str]:
         "-static-libgcc",
         "-o",
         str(target),
-        str(SOURCES / "decoder.cpp"),
+        *map(str, sorted(SOURCES.glob("*.cpp"))),
     ]
 
 

@@ -5,12 +5,14 @@ Every child carries the service's labels, an owner reference that garbage collec
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pagoda_contracts.names import (
+    ANNOTATION_PLACEMENT,
     ANNOTATION_RENDERED,
+    ANNOTATION_RESERVED,
+    ANNOTATION_STANDS_FOR,
     COMPONENT_REPLICA,
     DAEMON_CONFIG_KEY,
     LABEL_ACCELERATOR,
@@ -32,6 +34,7 @@ from pagoda_operator.state import (
     CORE_SERVICES,
     DEPLOYMENTS,
     DISRUPTION_BUDGETS,
+    RESOURCE_CLAIM_TEMPLATES,
     SERVICES,
     Resource,
 )
@@ -71,45 +74,68 @@ def replica_selector(owner: Owner, labels: Mapping[str, str]) -> dict[str, str]:
 def controller_revision(owner: Owner, revision: Revision, number: int, data: Manifest) -> Manifest:
     """Pins what was rendered; `data` is never written again."""
     labels = replica_labels(owner, revision)
-    return _stamped(owner, CONTROLLER_REVISIONS, revision.name, labels, {"revision": number, "data": data})
+    return stamped(owner, CONTROLLER_REVISIONS, revision.name, labels, {"revision": number, "data": data})
 
 
-def config_map(owner: Owner, revision: Revision, config: Manifest) -> Manifest:
-    """The replica's DaemonConfig. Immutable: kubelets need not watch it, and nobody edits it under running pods."""
-    text = json.dumps(config, indent=1)
+def claim_template(owner: Owner, revision: Revision, claim: Manifest) -> Manifest:
+    """The resource claims of a revision's pods, one for each pod."""
+    return stamped(owner, RESOURCE_CLAIM_TEMPLATES, revision.name, replica_labels(owner, revision), {"spec": claim})
+
+
+def config_map(owner: Owner, revision: Revision, text: str, placement: str = "") -> Manifest:
+    """The replica's DaemonConfig, as JSON. Immutable: kubelets need not watch it, and nobody edits it under running pods.
+    `placement`: what the revision was placed on, and for which alternatives; an annotation, since those may be edited."""
     body = {"immutable": True, "data": {DAEMON_CONFIG_KEY: text}}
-    return _stamped(owner, CONFIG_MAPS, revision.name, replica_labels(owner, revision), body)
+    manifest = stamped(owner, CONFIG_MAPS, revision.name, replica_labels(owner, revision), body)
+    if placement:
+        manifest["metadata"]["annotations"][ANNOTATION_PLACEMENT] = placement
+    return manifest
 
 
-def deployment(owner: Owner, name: str, template: Manifest, replicas: int) -> Manifest:
-    """Runs a revision. The template never changes, so its own history is of no use."""
+# As long as a fetch may take (fetch.py). The Deployment controller sees pods come and become ready, never a fetch or an image of 30 GB
+# that moves, nor a node that an autoscaler makes: its default of ten minutes gave up every start that took longer. What cannot come up
+# is known from the pods themselves, and what is refused from the Deployment, at once or after ten minutes (sides.py).
+_PROGRESS_S: Final = 86_400
+
+
+def deployment(owner: Owner, name: str, template: Manifest, replicas: int, stands_for: str = "", reserved: int = 0) -> Manifest:
+    """Runs a revision. The template never changes, so its own history is of no use. `stands_for`: what else it is called; `reserved`: how
+    many replicas it stays charged for while it has fewer."""
     labels = owner.labels | replica_selector(owner, template["metadata"]["labels"])
     spec = {
         "replicas": replicas,
         "revisionHistoryLimit": 0,
+        "progressDeadlineSeconds": _PROGRESS_S,
         "selector": {"matchLabels": replica_selector(owner, labels)},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
         "template": template,
     }
-    return _stamped(owner, DEPLOYMENTS, name, labels, {"spec": spec})
+    manifest = stamped(owner, DEPLOYMENTS, name, labels, {"spec": spec})
+    if stands_for:
+        manifest["metadata"]["annotations"][ANNOTATION_STANDS_FOR] = stands_for
+    if reserved:
+        manifest["metadata"]["annotations"][ANNOTATION_RESERVED] = str(reserved)
+    return manifest
 
 
 def core_service(owner: Owner) -> Manifest:
-    """All replicas of the service under one address; for clients inside the cluster that need no gateway; gateways watch pods."""
+    """All replicas of the service under one name, which gateways do not need: they watch pods. By default nobody else gets through (the
+    NetworkPolicy lets gateways and operator in, replicas know callers by their tokens); for those whom an installation lets in."""
     ports = [
         {"name": "http", "port": PORT_DAEMON_HTTP, "targetPort": "http", "protocol": "TCP"},
         {"name": "grpc", "port": PORT_DAEMON_GRPC, "targetPort": "grpc", "protocol": "TCP"},
     ]
-    return _stamped(owner, CORE_SERVICES, owner.name, owner.labels, {"spec": {"selector": owner.selector, "ports": ports}})
+    return stamped(owner, CORE_SERVICES, owner.name, owner.labels, {"spec": {"selector": owner.selector, "ports": ports}})
 
 
 def disruption_budget(owner: Owner) -> Manifest:
     """One replica at a time; a replica that is not ready never blocks the drain of a node."""
     spec = {"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow", "selector": {"matchLabels": owner.selector}}
-    return _stamped(owner, DISRUPTION_BUDGETS, owner.name, owner.labels, {"spec": spec})
+    return stamped(owner, DISRUPTION_BUDGETS, owner.name, owner.labels, {"spec": spec})
 
 
-def _stamped(owner: Owner, resource: Resource, name: str, labels: dict[str, str], body: Manifest) -> Manifest:
+def stamped(owner: Owner, resource: Resource, name: str, labels: dict[str, str], body: Manifest) -> Manifest:
+    """A child with its owner and the hash of its rendering."""
     reference = {
         "apiVersion": SERVICES.api_version,
         "kind": SERVICES.kind,

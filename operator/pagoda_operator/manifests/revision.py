@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from pagoda_contracts.resources.service import Accelerator, InferenceServiceSpec
 
+from pagoda_operator.manifests.fetch import fetched
+
 _LENGTH: Final = 10
+# Words that 0.1 took and did not count.
+_COUNTED_SINCE: Final = ("health", "slo")
 
 
 class Revision(NamedTuple):
@@ -22,17 +28,42 @@ class Revision(NamedTuple):
     accelerator: str
 
 
-def identify(service: str, spec: InferenceServiceSpec, accelerator: Accelerator) -> Revision:
-    """The revision that the spec asks for on this accelerator.
+def identify(
+    service: str, spec: InferenceServiceSpec, accelerator: Accelerator, resolved: Mapping[str, str] = MappingProxyType({})
+) -> Revision:
+    """The revision that the spec asks for on this accelerator, where the entry leaves a choice on the devices it came down to.
 
     Only fields that differ from their default are hashed, so that a field added by a later version changes no hash.
     The accelerator counts by its content, not by its place in the list: reordering alternatives rolls nothing.
     """
+    return _identify(service, spec, accelerator, resolved, _COUNTED_SINCE)
+
+
+def identify_as_before(service: str, spec: InferenceServiceSpec, accelerator: Accelerator) -> Revision:
+    """The same as operator 0.1 named it, which knew no devices."""
+    return _identify(service, spec, accelerator, {}, ())
+
+
+def _identify(
+    service: str, spec: InferenceServiceSpec, accelerator: Accelerator, resolved: Mapping[str, str], counted: tuple[str, ...]
+) -> Revision:
     words = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    parts = {name: words[name] for name in ("model", "engine", "drain", "podTemplate", "profileRef") if name in words}
-    kind = accelerator.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"fallback_after"})
-    revision, where = digest(parts), digest(kind)
+    names = ("model", "engine", "drain", "podTemplate", "profileRef", *(("credentials",) if fetched(spec) else ()))
+    parts = {name: words[name] for name in names if name in words}
+    parts |= {name: words[name] for name in counted if words.get(name)}
+    kind = _words(accelerator)
+    revision, where = digest(parts), digest([kind, dict(resolved)] if resolved else kind)
     return Revision(f"{service}-{digest([revision, where])}", revision, where)
+
+
+def entry_digest(accelerator: Accelerator) -> str:
+    """Names an entry of `accelerators[]` by its content; how long it is waited for is not part of it."""
+    return digest(_words(accelerator))
+
+
+def _words(accelerator: Accelerator) -> dict[str, Any]:
+    words: dict[str, Any] = accelerator.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"fallback_after"})
+    return words
 
 
 def digest(value: Any) -> str:

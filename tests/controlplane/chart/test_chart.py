@@ -1,6 +1,7 @@
 """What `helm install` would create: checked by helm itself and held against our own rules for pods and roles."""
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -8,37 +9,35 @@ from pathlib import Path
 
 import pytest
 import yaml
+from chart import CHART, NAMESPACE, metric_names, of_kind, rendered, the
 from cluster import Cluster, running_cluster
-from pagoda_contracts.names import GROUP, VERSION
+from kube import Kube, eventually
+from pagoda_contracts import metrics
+from pagoda_contracts.names import GROUP, LABEL_COMPONENT, LABEL_NAME, PORT_METRICS, VERSION
+from pagoda_operator.state import Resource
 
 pytestmark = pytest.mark.cluster
+MONITORING_SCHEMAS = Path(__file__).parents[2] / "data/monitoring"
 
-CHART = str(Path(__file__).parents[3] / "charts/pagoda")
+FLOW_SCHEMAS = Resource("flowcontrol.apiserver.k8s.io/v1", "FlowSchema", "flowschemas")
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with running_cluster(nodes="control-plane") as running:
-        yield running
-
-
-def rendered(cluster: Cluster, *settings: str) -> list[dict]:
-    options = [option for setting in settings for option in ("--set", setting)]
-    text = cluster.helm("template", "pagoda", CHART, "--namespace", "pagoda-system", *options)
-    return [document for document in yaml.safe_load_all(text) if document]
-
-
-def of_kind(objects: list[dict], kind: str) -> list[dict]:
-    return [found for found in objects if found["kind"] == kind]
+    # Never the cluster that PAGODA_TEST_CLUSTER names: what is left of CRDs here would stand in the way of an install there.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PAGODA_TEST_CLUSTER", raising=False)
+        with running_cluster(nodes="control-plane") as running:
+            yield running
 
 
 def test_helm_finds_no_fault(cluster):
-    assert "0 chart(s) failed" in cluster.helm("lint", "--strict", CHART)
+    assert "0 chart(s) failed" in cluster.helm("lint", "--strict", str(CHART))
 
 
 def test_the_api_server_takes_every_object_and_the_pods_pass_restricted(cluster):
     namespace = "chart-dry-run"
-    cluster.kubectl("create", "namespace", namespace)
+    cluster.create_namespace(namespace)
     cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
     for deployment in of_kind(rendered(cluster), "Deployment"):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "as-a-pod"}, "spec": deployment["spec"]["template"]["spec"]}
@@ -51,11 +50,14 @@ def test_the_api_server_takes_every_object_and_the_pods_pass_restricted(cluster)
 
 
 def test_no_role_reads_secrets_or_holds_a_wildcard(cluster):
-    rules = [rule for role in of_kind(rendered(cluster), "ClusterRole") for rule in role["rules"]]
+    rules = [rule for kind in ("ClusterRole", "Role") for role in of_kind(rendered(cluster), kind) for rule in role["rules"]]
     assert rules
     for rule in rules:
-        assert "secrets" not in rule["resources"]
-        assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
+        resources, groups = rule.get("resources", []), rule.get("apiGroups", [])
+        assert "secrets" not in resources
+        assert not any("*" in word for word in [*rule["verbs"], *resources, *groups, *rule.get("nonResourceURLs", [])])
+        assert not {"escalate", "bind", "impersonate"} & set(rule["verbs"])
+        assert not {"pods/exec", "pods/attach", "pods/portforward"} & set(resources)
 
 
 def test_crds_are_kept_or_left_out_as_the_values_say(cluster):
@@ -75,9 +77,9 @@ def test_a_gateway_s_grace_outlasts_its_drain(cluster, timeout, grace):
 @pytest.fixture(scope="module")
 def schemas(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
     """What `kubeconform -schema-location` is told, our own kinds included."""
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(Path(CHART).parents[1] / "crds"))
-    cluster.kubectl("wait", "crd", "--all", "--for=condition=Established", "--timeout=60s")
-    deadline = time.monotonic() + 60
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CHART.parents[1] / "crds"))
+    cluster.kubectl("wait", "crd", "--all", "--for=condition=Established", "--timeout=300s")
+    deadline = time.monotonic() + 300
     while True:
         location = cluster.tool("schemas", str(tmp_path_factory.mktemp("schemas"))).strip()
         if len(list(Path(location).parent.glob(f"{GROUP}_{VERSION}_*"))) >= 4:
@@ -86,15 +88,65 @@ def schemas(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def conformed(cluster: Cluster, schemas: str, *objects: dict) -> dict:
-    argv = [str(cluster.bin / "kubeconform"), "-output", "json", "-summary", "-schema-location", schemas, "-"]
-    done = subprocess.run(argv, input=yaml.safe_dump_all(objects), capture_output=True, text=True, check=False, timeout=60)
+    # The Prometheus operator's kinds have schemas of ours: what we may use of them, since its CRDs are no part of a cluster.
+    locations = [
+        option for location in (schemas, f"{MONITORING_SCHEMAS}/{Path(schemas).name}") for option in ("-schema-location", location)
+    ]
+    argv = [str(cluster.bin / "kubeconform"), "-output", "json", "-summary", *locations, "-"]
+    done = subprocess.run(argv, input=yaml.safe_dump_all(objects), capture_output=True, text=True, check=False, timeout=300)
     found: dict = json.loads(done.stdout)
     return found
 
 
-def test_every_rendered_object_conforms_to_its_schema(cluster, schemas):
-    objects = rendered(cluster)
-    assert conformed(cluster, schemas, *objects)["summary"] == {"valid": len(objects), "invalid": 0, "errors": 0, "skipped": 0}
+# What installations set: everything on, everything off, and what an admin of a large cluster changes.
+VALUES = {
+    "default": (),
+    "all of it": (
+        *(f"monitoring.{part}.enabled=true" for part in ("serviceMonitor", "prometheusRule", "dashboard")),
+        *(f"monitoring.{part}.labels.release=prometheus" for part in ("serviceMonitor", "prometheusRule", "dashboard")),
+        "monitoring.serviceMonitor.interval=90s",
+        "auth.metrics.accounts={monitoring/prometheus,other/scraper}",
+        "auth.metrics.networks={192.0.2.0/28,2001:db8::/32}",
+    ),
+    "little of it": (
+        *("crds.install=false", "auth.enabled=false", "networkPolicy.enabled=false", "operator.replicas=1", "gateway.replicas=1"),
+        "defaultProfile.images.fetch=null",
+    ),
+    "an admin's": (
+        *("crds.keep=false", "gateway.service.type=LoadBalancer", "gateway.drainTimeout=1h", "gateway.holdTimeout=90s"),
+        *("operator.pod.nodeSelector.pool=system", "gateway.pod.imagePullSecrets[0].name=pull", "operator.imagePullPolicy=Always"),
+        *("operator.pod.tolerations[0].key=system", "operator.pod.tolerations[0].operator=Exists", "gateway.resources.limits.cpu=2"),
+        *("defaultProfile.tolerations[0].key=nvidia.com/gpu", "defaultProfile.tolerations[0].operator=Exists"),
+        *("defaultProfile.sharedMemory=8Gi", "defaultProfile.nodeSelector.pool=gpu", "defaultProfile.priorityClassName=serving"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_every_rendered_object_conforms_to_its_schema(cluster, schemas, name):
+    objects = rendered(cluster, *VALUES[name])
+    found = conformed(cluster, schemas, *objects)
+    assert found["summary"] == {"valid": len(objects), "invalid": 0, "errors": 0, "skipped": 0}, found["resources"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoil", "named"),
+    [
+        ("ServiceMonitor", lambda spec: spec["endpoints"][0].update(intervall="15s"), "intervall"),
+        ("ServiceMonitor", lambda spec: spec["endpoints"][0].update(interval="soon"), "interval"),
+        ("ServiceMonitor", lambda spec: spec.pop("selector"), "selector"),
+        ("PodMonitor", lambda spec: spec["podMetricsEndpoints"][0].update(port=8000), "port"),
+        ("PodMonitor", lambda spec: spec.update(endpoints=[]), "endpoints"),
+        ("PrometheusRule", lambda spec: spec["groups"][0]["rules"][0].update({"for": "10 minutes"}), "for"),
+        ("PrometheusRule", lambda spec: spec["groups"][0]["rules"][0]["labels"].update(severity=1), "severity"),
+        ("PrometheusRule", lambda spec: spec["groups"][0]["rules"][0].pop("alert"), "rules/0"),
+    ],
+)
+def test_a_monitoring_object_that_its_operator_would_refuse_is_named(cluster, schemas, kind, spoil, named):
+    (body, *_) = of_kind(rendered(cluster, *VALUES["all of it"]), kind)
+    spoil(body["spec"])
+    (found,) = conformed(cluster, schemas, body)["resources"]
+    assert (found["status"], named in found["msg"]) == ("statusInvalid", True), found["msg"]
 
 
 def test_an_object_that_breaks_its_schema_is_named(cluster, schemas):
@@ -115,6 +167,134 @@ def test_our_own_kinds_conform_or_are_named_too(cluster, schemas):
     assert "modle" in found["msg"]
 
 
-def test_a_duration_that_is_none_is_refused_by_name(cluster):
-    with pytest.raises(RuntimeError, match="is not a duration: use 30s, 10m or 1h"):
-        rendered(cluster, "gateway.drainTimeout=soon")
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("operator.imgae=x", "imgae"),
+        ("opreator.image=x", "opreator"),
+        ("crds.kepe=false", "kepe"),
+        ("operator.replicas=two", "replicas"),
+        ("gateway.imagePullPolicy=Sometimes", "imagePullPolicy"),
+        ("gateway.drainTimeout=soon", "drainTimeout"),
+        ("defaultProfile.images.deamon=x", "deamon"),
+        ("defaultProfile.sharedMemory=much", "sharedMemory"),
+        ("monitoring.serviceMonitor.enable=true", "enable"),
+        ("auth.enabledd=false", "enabledd"),
+        ("auth.metrics.networks={anywhere}", "anywhere"),
+    ],
+)
+def test_a_misspelt_value_is_refused_by_its_name(cluster, setting, named):
+    with pytest.raises(RuntimeError, match=f"(?s)values don't meet the specifications of the schema.*{named}"):
+        rendered(cluster, setting)
+
+
+def test_the_values_that_the_chart_comes_with_are_all_in_its_schema():
+    """A value that the schema does not know could not be set."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+
+    def unknown(values, part, path):
+        if "properties" not in part:
+            return []
+        return [
+            found
+            for name, value in values.items()
+            for found in (
+                [f"{path}.{name}"] if name not in part["properties"] else unknown(value, part["properties"][name], f"{path}.{name}")
+            )
+        ]
+
+    assert unknown(yaml.safe_load((CHART / "values.yaml").read_text()), schema, "") == []
+
+
+def test_two_operators_stand_apart_and_know_their_names(cluster):
+    objects = rendered(cluster)
+    spec = the(objects, "Deployment", "pagoda-operator")["spec"]
+    pod = spec["template"]["spec"]
+    assert spec["replicas"] == 2
+    assert [rule["topologyKey"] for rule in pod["topologySpreadConstraints"]] == ["kubernetes.io/hostname"]
+    env = {entry["name"]: entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath") for entry in pod["containers"][0]["env"]}
+    assert (env["POD_NAME"], env["POD_NAMESPACE"]) == ("metadata.name", "metadata.namespace")
+    budget = the(objects, "PodDisruptionBudget", "pagoda-operator")["spec"]
+    assert (budget["maxUnavailable"], budget["selector"]) == (1, spec["selector"])
+
+
+MONITORING = [f"monitoring.{part}.enabled=true" for part in ("serviceMonitor", "prometheusRule", "dashboard")]
+
+
+@pytest.fixture
+def kube(cluster):
+    hands = Kube(cluster.kubeconfig)
+    yield hands
+    hands.close()
+
+
+def test_renewals_of_the_lease_and_nothing_else_pass_other_clients_requests(cluster, kube):
+    (schema,) = of_kind(rendered(cluster), "FlowSchema")
+    own = kube.create(FLOW_SCHEMAS, "", schema)["metadata"]["uid"]
+    user, leases = f"system:serviceaccount:{NAMESPACE}:pagoda-operator", "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
+    lease = leases.format(NAMESPACE)
+    eventually(lambda: kube.flow(user, f"{lease}/pagoda-operator") == own, "the API server goes by it")
+    assert kube.flow(user, lease, "POST") == own
+    assert kube.flow(user, f"{lease}/pagoda-operator", "PUT") == own
+    assert own not in {kube.flow(user, leases.format("kube-system") + "/x"), kube.flow(user, "/api/v1/pods"), kube.flow("somebody", lease)}
+    level = kube.get(FLOW_SCHEMAS._replace(plural="prioritylevelconfigurations"), "", schema["spec"]["priorityLevelConfiguration"]["name"])
+    assert level is not None  # else the schema would be ignored
+    kube.delete(FLOW_SCHEMAS, "", schema["metadata"]["name"])
+
+
+def test_no_flow_schema_where_it_is_not_wanted(cluster):
+    assert of_kind(rendered(cluster, "operator.flowSchema=false"), "FlowSchema") == []
+
+
+def test_nothing_of_prometheus_or_grafana_is_installed_unasked(cluster):
+    assert not [found["kind"] for found in rendered(cluster) if "monitoring.coreos.com" in found["apiVersion"]]
+    assert len(rendered(cluster, *MONITORING)) == len(rendered(cluster)) + 6
+
+
+def test_monitors_select_what_exports(cluster):
+    objects = rendered(cluster, *MONITORING, "monitoring.serviceMonitor.labels.release=prometheus")
+    monitors = {found["metadata"]["name"]: found for found in of_kind(objects, "PodMonitor")}
+    pods, operators = monitors.pop("pagoda-replicas"), monitors.pop("pagoda-operator")
+    assert not monitors
+    assert pods["spec"]["selector"]["matchLabels"] == {LABEL_NAME: "pagoda", LABEL_COMPONENT: "replica"}
+    (service,) = of_kind(objects, "ServiceMonitor")
+    target = the(objects, "Service", "pagoda-gateway-metrics")
+    assert service["spec"]["selector"]["matchLabels"].items() <= target["metadata"]["labels"].items()
+    assert [port["port"] for port in target["spec"]["ports"]] == [PORT_METRICS]
+    assert [endpoint["port"] for endpoint in operators["spec"]["podMetricsEndpoints"]] == ["metrics"]
+    selected = {"gateway": target["spec"]["selector"], "operator": operators["spec"]["selector"]["matchLabels"]}
+    for component, selector in selected.items():
+        pod = the(objects, "Deployment", f"pagoda-{component}")["spec"]["template"]
+        assert selector.items() <= pod["metadata"]["labels"].items()
+        assert {"name": "metrics", "containerPort": PORT_METRICS} in pod["spec"]["containers"][0]["ports"]
+    assert all(found["metadata"]["labels"]["release"] == "prometheus" for found in (pods, operators, service))
+
+
+def test_rules_and_dashboard_name_only_metrics_that_are_exported(cluster):
+    objects = rendered(cluster, *MONITORING)
+    (rule,) = of_kind(objects, "PrometheusRule")
+    alerts = [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
+    board = json.loads(the(objects, "ConfigMap", "pagoda-dashboard")["data"]["pagoda.json"])
+    asked = [alert["expr"] for alert in alerts] + [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    exported = {family.name for family in (*metrics.DAEMON, *metrics.GATEWAY, *metrics.OPERATOR)}
+    for expression in asked:
+        assert metric_names(expression), expression
+        assert metric_names(expression) <= exported
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    assert all(alert["annotations"]["summary"] and alert["labels"]["severity"] for alert in alerts)
+
+
+def test_a_metric_that_nobody_exports_would_be_found():
+    assert metric_names('rate(pagoda_gateway_requests_total{code="500"}[5m]) / vllm:num_request_running') == {
+        "pagoda_gateway_requests",
+        "vllm:num_request_running",
+    }
+    assert "vllm:num_request_running" not in {family.name for family in metrics.DAEMON}
+
+
+def test_expressions_use_labels_that_their_metrics_have(cluster):
+    labels = {family.name: set(family.labels) for family in (*metrics.DAEMON, *metrics.GATEWAY, *metrics.OPERATOR)}
+    for line in (CHART / "rules.yaml").read_text().splitlines():
+        for name, matchers in re.findall(r"((?:pagoda_|vllm:)[a-z_]+)\{([^}]*)\}", line):
+            (family,) = metric_names(name)
+            assert set(re.findall(r"(\w+)(?:=~|!=|=)", matchers)) <= labels[family], line

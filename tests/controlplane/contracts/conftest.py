@@ -21,7 +21,7 @@ def cluster():
         with running_cluster(nodes="control-plane") as running:
             running.kubectl("apply", "-f", str(CRDS))
             names = [f"crd/{kind.plural}.{GROUP}" for kind in KINDS]
-            running.kubectl("wait", "--for=condition=Established", "--timeout=60s", *names)
+            running.kubectl("wait", "--for=condition=Established", "--timeout=300s", *names)
             running.kubectl("create", "namespace", NAMESPACE)
             for kind in KINDS:  # the API server publishes schemas for kubectl some time after it serves the kind
                 eventually(lambda plural=kind.plural: explained(running, plural), f"the schema of {kind.plural} is published")
@@ -47,7 +47,7 @@ class Server:
     """Creates objects of our kinds; `dry` judges without storing."""
 
     def __init__(self, hands):
-        self._http = hands._http
+        self._hands = hands
 
     def path(self, kind, name=""):
         (found,) = [one for one in KINDS if one.kind == kind]
@@ -56,16 +56,15 @@ class Server:
 
     def create(self, body, dry=True, validation="Strict"):
         options = {"fieldValidation": validation} | ({"dryRun": "All"} if dry else {})
-        return self._http.post(
-            self.path(body["kind"]), content=json.dumps(body), params=options, headers={"Content-Type": "application/json"}
-        )
+        headers = {"Content-Type": "application/json"}
+        return self._hands.request("POST", self.path(body["kind"]), content=json.dumps(body), params=options, headers=headers)
 
     def update(self, body):
         """Puts the object over the stored one, as the newest version."""
         path = self.path(body["kind"], body["metadata"]["name"])
-        version = self._http.get(path).json()["metadata"]["resourceVersion"]
+        version = self._hands.read(path)["metadata"]["resourceVersion"]
         body = body | {"metadata": body["metadata"] | {"resourceVersion": version}}
-        return self._http.put(path, json=body, params={"dryRun": "All"})
+        return self._hands.request("PUT", path, json=body, params={"dryRun": "All"})
 
     def delete(self, kind, name):
-        self._http.delete(self.path(kind, name))
+        self._hands.request("DELETE", self.path(kind, name))

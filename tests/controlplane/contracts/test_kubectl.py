@@ -37,9 +37,9 @@ def test_explain_describes_every_field(kubectl):
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("inferenceservices.spec.replicas", "How many replicas serve."),
+        ("inferenceservices.spec.replicas", "How many replicas serve;"),
         ("inferenceservices.spec.accelerators.mig.profile", "The MIG profile, such as 3g.40gb."),
-        ("inferenceservices.spec.scaling.mode", "Only Manual is acted on yet"),
+        ("inferenceservices.spec.scaling.mode", "Auto: the operator;"),
         ("loraadapters.spec.source.digest", "sha256:"),
         ("tenantquotas.spec.limits.tokens", "reserved at admission"),
         ("servingprofiles.spec.sharedMemory", "Size of"),
@@ -61,7 +61,7 @@ def test_the_category_lists_all_kinds_and_no_short_name_is_taken(kubectl):
 @pytest.mark.parametrize(
     ("plural", "columns"),
     [
-        ("inferenceservices", "NAME READY REPLICAS DESIRED REASON AGE"),
+        ("inferenceservices", "NAME READY REASON REPLICAS DESIRED ACCELERATOR AGE"),
         ("loraadapters", "NAME SERVICE PLACEMENT READY LOADED REASON AGE"),
         ("tenantquotas", "NAME PRIORITY WEIGHT CONCURRENCY GPUS READY AGE"),
         ("servingprofiles", "NAME DAEMON AGE"),

@@ -13,6 +13,8 @@ from openai import OpenAI
 from operator_process import PaperNode, install_role, kubeconfig, running_operator
 from operator_world_real import NAME, Real
 from pagoda_contracts.names import HEADER_ROUTE, PORT_DAEMON_HTTP
+from pagoda_operator.state import SERVICES
+from ward import endpoints
 
 pytestmark = pytest.mark.cluster
 
@@ -35,11 +37,12 @@ def world(cluster, tmp_path) -> Iterator[Real]:
     with running_operator(kubeconfig(kube, tmp_path), "--resync", "1s") as operator:
         yield real
         assert operator.events("reconcile_bug") == []
+        kube.delete(SERVICES, real.namespace, NAME)  # until it is gone it holds its name, and the next test's service would stall
     kube.close()
 
 
 def generated(address: str) -> int:
-    lines = httpx.get(f"http://{address}:{PORT_DAEMON_HTTP}/metrics", trust_env=False).text.splitlines()
+    lines = httpx.get(f"http://{address}:{PORT_DAEMON_HTTP}/metrics", trust_env=False, timeout=60).text.splitlines()
     return next(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith("vllm:generation_tokens_total{"))
 
 
@@ -63,6 +66,7 @@ def test_a_service_becomes_ready_and_a_gateway_spreads_its_load_over_replicas_th
     world.told(Ready="Available")
     with start_gateway("--kubeconfig", str(world.cluster.kubeconfig)) as gateway:
         eventually(lambda: gateway.probe("/readyz") == 200, "gateway ready")
+        eventually(lambda: endpoints(gateway, "ready") == REPLICAS, "all are heard: requests would go to the first one else")
         with ThreadPoolExecutor(REQUESTS) as pool:
             answers = list(pool.map(ask, [gateway.url] * REQUESTS))
         gateway.terminate()
@@ -91,6 +95,6 @@ def test_a_service_that_shrinks_and_goes_leaves_no_front(world):
 
 def answers(address: str) -> bool:
     try:
-        return httpx.get(f"http://{address}:{PORT_DAEMON_HTTP}/health", trust_env=False).status_code == 200
+        return httpx.get(f"http://{address}:{PORT_DAEMON_HTTP}/health", trust_env=False, timeout=60).status_code == 200
     except httpx.HTTPError:
         return False

@@ -7,9 +7,11 @@ from fake_api import crashed, running, waiting
 from kube import eventually
 from operator_process import USER
 from operator_world_real import NAME
-from pagoda_operator.state import CHILD_RESOURCES, CONTROLLER_REVISIONS, CORE_SERVICES, DEPLOYMENTS, PODS, PROFILES, SERVICES
+from pagoda_contracts.metrics import OPERATOR_RECONCILES
+from pagoda_operator.state import CHILD_RESOURCES, CONTROLLER_REVISIONS, CORE_SERVICES, DEPLOYMENTS, EVENTS, PODS, PROFILES, SERVICES
 
 pytestmark = pytest.mark.cluster
+RUNS = f"{OPERATOR_RECONCILES.name}_total"
 
 
 def test_a_service_gets_its_children_and_pods_that_pass_restricted(real, operator):
@@ -26,6 +28,9 @@ def test_a_service_gets_its_children_and_pods_that_pass_restricted(real, operato
         for child in real.kube.list(resource, real.namespace):
             owners = [(owner["uid"], owner["controller"]) for owner in child["metadata"].get("ownerReferences", [])]
             assert owners in ([], [(made["metadata"]["uid"], True)])  # kube-root-ca.crt is nobody's
+            assert "finalizers" not in child["metadata"]
+    # Nothing of Kopf's and nothing that holds up a deletion.
+    assert {"annotations", "finalizers"} & real.service()["metadata"].keys() == set()
     assert [pod["status"]["phase"] for pod in pods] == ["Pending", "Pending"]
 
 
@@ -167,22 +172,16 @@ def test_at_rest_the_operator_writes_nothing_however_often_it_looks(real, operat
     real.apply(replicas=2)
     real.serve(2)
     real.told(Ready="Available", Reconciling="Settled")
+    eventually(lambda: "Available" in told_by_events(real), "its last write, the Event of that word")
     written = real.cluster.audit(user=USER)
     assert {event["verb"] for event in written} >= {"create", "patch"}, "the audit log shows no writes at all: it counts nothing"
-    since = time.time()
-    looks = len(reads(real, since))
-    eventually(lambda: len(reads(real, since)) > looks + 15, "fifteen resyncs", seconds=60)
+    since, runs = time.time(), operator.counted(RUNS)
+    eventually(lambda: operator.counted(RUNS) > runs + 30, "fifteen resyncs, of the service and of the default profile")
     assert [(event["verb"], event["objectRef"]) for event in real.cluster.audit(user=USER, since=since)] == []
 
 
-def reads(real, since):
-    """Looks at this namespace's service, as the audit log saw them."""
-    events = real.cluster.audit(user=USER, since=since, verbs=["get"])
-    return [
-        event
-        for event in events
-        if event["objectRef"].get("namespace") == real.namespace and event["objectRef"]["resource"] == SERVICES.plural
-    ]
+def told_by_events(real):
+    return [event["reason"] for event in real.kube.list(EVENTS, real.namespace)]
 
 
 def place(event):
@@ -197,7 +196,8 @@ def test_one_start_costs_few_writes(real, operator):
     real.serve()
     real.told(Ready="Available", Reconciling="Settled")
     mine = [e for e in real.cluster.audit(user=USER, since=since) if place(e)[0] == real.namespace]
-    children = [event for event in mine if event["objectRef"]["resource"] != SERVICES.plural]
+    told = [event for event in mine if event["objectRef"]["resource"] == "events"]
+    children = [event for event in mine if event["objectRef"]["resource"] not in (SERVICES.plural, "events")]
     assert sorted((event["verb"], event["objectRef"]["resource"]) for event in children) == [
         ("create", "configmaps"),
         ("create", "controllerrevisions"),
@@ -205,7 +205,8 @@ def test_one_start_costs_few_writes(real, operator):
         ("create", "poddisruptionbudgets"),
         ("create", "services"),
     ]
-    assert len(mine) - len(children) <= 5  # status: first word, pods made, scheduled, running, available
+    assert len(told) <= 5  # one per reason
+    assert len(mine) - len(children) - len(told) <= 5  # status: first word, pods made, scheduled, running, available
 
 
 def test_delete_leaves_nothing(real, operator):
@@ -214,6 +215,21 @@ def test_delete_leaves_nothing(real, operator):
     real.told(Ready="Available")
     real.kube.delete(SERVICES, real.namespace, NAME)
     eventually(lambda: not real.end_pods() and not real.children() and not real.pods(), "all children collected")
+
+
+def test_a_service_deleted_without_its_children_goes_and_leaves_them_serving(real, operator):
+    real.apply()
+    real.serve()
+    real.told(Ready="Available")
+    kept = real.children()
+    real.cluster.kubectl("delete", "inferenceservice", NAME, "--namespace", real.namespace, "--cascade=orphan", "--wait=false")
+    eventually(lambda: real.kube.get(SERVICES, real.namespace, NAME) is None, "the service gone")
+    listed = [(resource, item) for resource in CHILD_RESOURCES for item in real.kube.list(resource, real.namespace)]
+    left = {f"{resource.kind} {item['metadata']['name']}": item for resource, item in listed}
+    assert left.keys() >= set(kept)
+    assert [name for name in kept if "ownerReferences" in left[name]["metadata"]] == []
+    assert [pod for pod in real.pods() if "deletionTimestamp" in pod["metadata"]] == []
+    real.kube.delete(DEPLOYMENTS, real.namespace, real.kube.list(DEPLOYMENTS, real.namespace)[0]["metadata"]["name"])
 
 
 def test_a_service_made_anew_under_its_old_name_starts_clean(real, operator):

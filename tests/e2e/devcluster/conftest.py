@@ -12,11 +12,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from cluster import Cluster, running_cluster
+from kube import eventually
 from traces import inventory, tool
 
 PROBE = "pagoda-probe:1"
+# Else a resolver that is not answered for 5 s asks again, and whether one was answered at once would be the machine's affair.
+PATIENT = {"options": [{"name": "timeout", "value": "30"}]}
 
 
 def tar_of(files: dict[str, bytes], mode: int = 0o644) -> bytes:
@@ -114,6 +118,14 @@ def cluster(probe_binary: bytes, tmp_path_factory: pytest.TempPathFactory) -> It
         yield running
 
 
+def answers(url: str) -> bool:
+    """Of short patience: a connection that began before the way was there never finds it."""
+    try:
+        return httpx.get(url, trust_env=False, timeout=10).is_success
+    except httpx.TransportError:
+        return False
+
+
 @dataclass(frozen=True)
 class Namespace:
     """A namespace of a test's own under Pod Security `restricted`."""
@@ -138,31 +150,46 @@ class Namespace:
         }
         security = {"runAsNonRoot": True, "runAsUser": 65534, "seccompProfile": {"type": "RuntimeDefault"}}
         spec = {"containers": [container], "securityContext": security, "restartPolicy": "Never", "terminationGracePeriodSeconds": 1}
+        spec["dnsConfig"] = PATIENT
         labels = {"app": name}
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec | extra}
         self.kubectl("apply", "-f", "-", input=json.dumps(body))
+
+    def wait_for_pods(self, label: str, condition: str) -> None:
+        """Those with a label, once there are any: kubectl itself fails where a controller has not made them yet."""
+        eventually(lambda: self.kubectl("get", "pods", "-l", label, "-o", "name"), f"pods with {label}")
+        self.kubectl("wait", "pods", "-l", label, f"--for={condition}", "--timeout=300s")
 
     def ask(self, *arguments: str, **extra: Any) -> str:
         """Run the probe to its end and return what it printed, or the word `failed` and that."""
         name = f"ask-{secrets.token_hex(3)}"
         self.pod(name, *arguments, **extra)
-        self.kubectl("wait", f"pod/{name}", "--for=jsonpath={.status.containerStatuses[0].state.terminated}", "--timeout=60s")
+        self.kubectl("wait", f"pod/{name}", "--for=jsonpath={.status.containerStatuses[0].state.terminated}", "--timeout=300s")
         code = self.kubectl("get", "pod", name, "-o", "jsonpath={.status.containerStatuses[0].state.terminated.exitCode}")
         return ("" if code == "0" else "failed: ") + self.kubectl("logs", name)
 
     def server(self, name: str) -> str:
         """A pod `name` that answers `hello from name`, behind a Service of that name. Returns the ClusterIP."""
         self.pod(name, "serve", ":8000", f"hello from {name}")
-        self.kubectl("wait", f"pod/{name}", "--for=condition=Ready", "--timeout=60s")
+        self.kubectl("wait", f"pod/{name}", "--for=condition=Ready", "--timeout=300s")
+        return self.expose(name)
+
+    def expose(self, name: str) -> str:
+        """A Service in front of a pod that serves. Returns its ClusterIP, once the name is known and the way is there: a proxy and a name
+        server hear of it some time after the API server."""
         self.kubectl("expose", f"pod/{name}", "--port=80", "--target-port=8000")
-        return self.kubectl("get", "service", name, "-o", "jsonpath={.spec.clusterIP}")
+        address = self.kubectl("get", "service", name, "-o", "jsonpath={.spec.clusterIP}")
+        asked = ("exec", name, "--", "/probe", "lookup", f"{name}.{self.name}.svc")
+        eventually(lambda: address in self.kubectl(*asked), f"the name {name} is known")
+        eventually(lambda: answers(f"http://{address}"), f"the way to {name}")
+        return address
 
 
 @pytest.fixture(scope="session")
 def new_namespace() -> Callable[[Cluster], Namespace]:
     def create(cluster: Cluster) -> Namespace:
         name = f"probe-{secrets.token_hex(3)}"
-        cluster.kubectl("create", "namespace", name)
+        cluster.create_namespace(name)
         cluster.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
         return Namespace(cluster, name)
 

@@ -76,7 +76,7 @@ def created(binary: Path, folder: Path, version: str) -> tuple[ClusterSpec, str]
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("KIND_", "DOCKER_"))}
     environment |= {"PATH": f"{folder}:/usr/bin:/bin", "HOME": str(folder)}
     done = subprocess.run(
-        render.create_command(spec, binary), capture_output=True, text=True, check=False, env=environment, cwd=folder, timeout=60
+        render.create_command(spec, binary), capture_output=True, text=True, check=False, env=environment, cwd=folder, timeout=300
     )
     assert done.returncode == 1
     return spec, done.stderr

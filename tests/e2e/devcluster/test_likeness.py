@@ -62,10 +62,11 @@ def played(pod: dict[str, Any], restarts: int, **annotations: str) -> dict[str, 
 )
 def test_the_fake_kubelet_says_of_a_pod_what_the_real_one_says(namespace, arguments, extra, until, annotations):
     namespace.pod("real", *arguments, **extra)
-    namespace.kubectl("wait", "pod/real", f"--for=jsonpath={jsonpath(until)}", "--timeout=60s")
+    # As the wait saw it: a container that backs off runs again ten seconds later.
+    seen = namespace.kubectl("wait", "pod/real", f"--for=jsonpath={jsonpath(until)}", "--timeout=300s", "-o", "json")
     if "terminated" in until:
-        namespace.kubectl("wait", "pod/real", "--for=jsonpath={.status.conditions[0].status}=False", "--timeout=60s")
-    real = json.loads(namespace.kubectl("get", "pod", "real", "-o", "json"))
+        seen = namespace.kubectl("wait", "pod/real", "--for=jsonpath={.status.conditions[0].status}=False", "--timeout=300s", "-o", "json")
+    real = json.loads(seen)
     assert shape(played(real, real["status"]["containerStatuses"][0]["restartCount"], **annotations)) == shape(real["status"])
 
 

@@ -15,9 +15,9 @@ def test_a_service_is_reached_by_name_by_address_and_from_the_host(namespace):
     assert hello in namespace.ask("get", "http://web")
     assert hello in namespace.ask("get", f"http://web.{namespace.name}.svc")
     assert hello in namespace.ask("get", f"http://web.{namespace.name}.svc.cluster.local")
-    assert httpx.get(f"http://{address}", trust_env=False).text.startswith("hello from web")
+    assert httpx.get(f"http://{address}", trust_env=False, timeout=300).text.startswith("hello from web")
     pod = namespace.kubectl("get", "pod", "web", "-o", "jsonpath={.status.podIP}")
-    assert httpx.get(f"http://{pod}:8000", trust_env=False).text.startswith("hello from web")
+    assert httpx.get(f"http://{pod}:8000", trust_env=False, timeout=300).text.startswith("hello from web")
 
 
 def test_a_pod_reaches_itself_through_its_service(namespace):
@@ -129,7 +129,7 @@ def test_an_image_is_found_under_the_name_a_pod_would_write(cluster, namespace, 
     file = archives.docker(archived) if kind == "docker" else archives.oci(org_opencontainers_image_ref_name=archived)
     assert cluster.tool("load-image", str(file)).split() == [asked]
     namespace.pod("named", "serve", ":8000", "x", containers=[container(asked)])
-    namespace.kubectl("wait", "pod/named", "--for=condition=Ready", "--timeout=60s")
+    namespace.kubectl("wait", "pod/named", "--for=condition=Ready", "--timeout=300s")
 
 
 def container(image: str) -> dict[str, object]:

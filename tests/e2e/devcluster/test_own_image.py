@@ -42,14 +42,13 @@ def buildah(folder: Path, *arguments: str) -> None:
 def test_it_runs_restricted_as_the_user_it_names_and_its_service_and_logs_are_reached(own: str, namespace):
     assert own == NAME
     namespace.pod("own", "serve", ":8000", "hello from our image", image=own, securityContext=RESTRICTED)
-    namespace.kubectl("wait", "pod/own", "--for=condition=Ready", "--timeout=60s")
-    namespace.kubectl("expose", "pod/own", "--port=80", "--target-port=8000")
-    address = namespace.kubectl("get", "service", "own", "-o", "jsonpath={.spec.clusterIP}")
+    namespace.kubectl("wait", "pod/own", "--for=condition=Ready", "--timeout=300s")
+    address = namespace.expose("own")
     assert "hello from our image" in namespace.ask("get", f"http://{address}")
-    assert httpx.get(f"http://{address}", trust_env=False).text.startswith("hello from our image")
+    assert httpx.get(f"http://{address}", trust_env=False, timeout=300).text.startswith("hello from our image")
     assert "65534" in namespace.kubectl("exec", "own", "--", "/probe", "read", "/proc/self/status").split("Uid:")[1].split("\n")[0]
     namespace.pod("talker", "lookup", "own", image=own, securityContext=RESTRICTED)
-    namespace.kubectl("wait", "pod/talker", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=60s")
+    namespace.kubectl("wait", "pod/talker", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=300s")
     assert "quick=true" in namespace.kubectl("logs", "talker")
 
 
@@ -72,5 +71,5 @@ def test_its_service_account_is_known_to_the_api_server_and_may_what_it_was_give
 
 def test_a_slice_that_no_node_offers_leaves_the_pod_pending_with_the_schedulers_reason(own: str, namespace, scheduling: Callable[..., str]):
     namespace.pod("slice", "serve", ":8000", "x", image=own, limits={MIG: 1})
-    namespace.kubectl("wait", "pod/slice", "--for=jsonpath={.status.conditions[0].reason}=Unschedulable", "--timeout=60s")
+    namespace.kubectl("wait", "pod/slice", "--for=jsonpath={.status.conditions[0].reason}=Unschedulable", "--timeout=300s")
     assert f"0/1 nodes are available: 1 Insufficient {MIG}" in scheduling(namespace, "slice")

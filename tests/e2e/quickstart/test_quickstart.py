@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from openai import NotFoundError, OpenAI
-from pagoda_contracts.names import HEADER_ROUTE
+from pagoda_contracts.names import HEADER_ROUTE, PORT_DAEMON_HTTP
 from pagoda_contracts.route import parse_route
 from pagoda_devcluster.demo import install
 from pydoc_answers import questions
@@ -31,7 +32,7 @@ def served(pagoda) -> Iterator[str]:
 
 @pytest.fixture
 def client(served) -> Iterator[OpenAI]:
-    with OpenAI(base_url=served, api_key="unused", max_retries=0, timeout=60) as client:
+    with OpenAI(base_url=served, api_key="unused", max_retries=0, timeout=300) as client:
         yield client
 
 
@@ -57,6 +58,18 @@ def test_a_stream_carries_the_same_answer_and_says_its_route(client, pagoda):
     assert (route.attempt, route.reason) == (1, "only-endpoint")
 
 
+def test_the_gateway_is_the_only_way_in(served, pagoda):
+    """Straight to the replica's Service, its OpenAI API and its metrics want a token; the gateway had one for every answer above."""
+    address = pagoda.get("service", "-n", "default", SERVICE)["spec"]["clusterIP"]
+    with httpx.Client(
+        base_url=f"http://{address}:{PORT_DAEMON_HTTP}", trust_env=False, timeout=300, headers={"authorization": "Bearer sk-guess"}
+    ) as straight:
+        assert [straight.get(path).status_code for path in ("/v1/models", "/metrics", "/load", "/health")] == [401, 401, 401, 200]
+        assert straight.post("/v1/completions", json={"model": SERVICE, "prompt": "x"}).status_code == 401
+    (policy,) = pagoda.get("networkpolicies", "-n", "default")["items"]
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+
+
 def test_models_lists_the_served_name(client):
     assert SERVICE in [model.id for model in client.models.list()]
 
@@ -80,5 +93,5 @@ async def test_32_concurrent_streams_equal_32_single_runs_token_by_token(served)
 
 def test_the_service_is_listed_as_a_person_reads_it(pagoda, served):
     header, row = pagoda.cluster.kubectl("get", "inferenceservices", "-n", "default").splitlines()[:2]
-    assert header.split() == ["NAME", "READY", "REPLICAS", "DESIRED", "REASON", "AGE"]
-    assert row.split()[:5] == [SERVICE, "True", "1", "1", "Available"]
+    assert header.split() == ["NAME", "READY", "REASON", "REPLICAS", "DESIRED", "ACCELERATOR", "AGE"]
+    assert row.split()[:6] == [SERVICE, "True", "Available", "1", "1", "cpu[0]"]

@@ -33,7 +33,7 @@ def test_the_condition_says_what_is_wrong_and_a_mended_model_serves(pagoda, name
 
 def test_a_missing_claim_is_named_while_it_is_waited_for(pagoda, namespace):
     pagoda.apply(namespace, service("orphan"))
-    for line in watch(pagoda.cluster, namespace, "orphan", seconds=60):
+    for line in watch(pagoda.cluster, namespace, "orphan", seconds=600):
         if "orphan" in line.message and "persistentvolumeclaim" in line.message:
             assert not line.stalled
             return

@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pagoda_contracts.prefix import TEXT_CHUNK_BYTES, Scope, chat_text, normalise, root, text_hashes, token_hashes
+from pagoda_contracts.prefix import (
+    MAX_TEXT_HASHES,
+    TEXT_CHUNK_BYTES,
+    Scope,
+    chat_text,
+    from_header,
+    normalise,
+    root,
+    text_hashes,
+    to_header,
+    token_hashes,
+)
 
 # Made by a second reading of the specification with coreutils' b2sum as the hash, not by the code under test.
 VECTORS = json.loads((Path(__file__).parents[2] / "data/v0.1/prefix-vectors.json").read_text())["vectors"]
@@ -79,3 +90,13 @@ def test_a_longer_chat_begins_like_the_shorter_and_roles_cannot_be_shifted():
     short = [("system", "be brief"), ("user", "hi")]
     assert chat_text([*short, ("assistant", "yes")]).startswith(chat_text(short))
     assert chat_text([("user", "a"), ("user", "b")]) != chat_text([("user", "ab")])
+
+
+def test_hashes_travel_in_a_header_and_come_back():
+    hashes = tuple(bytes([number] * 16) for number in range(MAX_TEXT_HASHES))
+    assert from_header(to_header(hashes)) == hashes
+    assert from_header(to_header(())) == ()
+    assert to_header(hashes).isascii()
+    for wrong in ("A", "AAAA", "****", to_header([*hashes, bytes(16)])):
+        with pytest.raises(ValueError, match=r"accepted|base64"):
+            from_header(wrong)

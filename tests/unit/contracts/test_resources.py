@@ -90,11 +90,82 @@ def test_profile_pod_template_is_schemaless():
     assert profile.spec.pod_template == {"spec": {"tolerations": [{"key": "x"}]}}
 
 
-def test_crds_are_the_snapshot():
-    """The N-1 of later skew tests: a change here must be additive, and is made on purpose by rewriting the snapshot."""
-    for path, text in files().items():
-        if path.startswith("crds/"):
-            assert yaml.safe_load(text) == json.loads((DATA / f"{Path(path).stem}.json").read_text())
+CRDS = {Path(path).stem: yaml.safe_load(text) for path, text in files().items() if path.startswith("crds/")}
+
+
+@pytest.mark.parametrize("name", CRDS)
+def test_every_object_of_the_version_before_is_still_valid(name):
+    """Its snapshot is the N-1 of the skew tests: what was added since is welcome, what was taken away or narrowed is not."""
+    before, now = schema_of(json.loads((DATA / f"{name}.json").read_text())), schema_of(CRDS[name])
+    assert list(narrowed(before, now, "")) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda spec: spec["properties"].pop("drain"), ".spec.drain: gone"),
+        (lambda spec: spec.update(required=["model", "accelerators", "slo"]), ".spec: newly required: slo"),
+        (lambda spec: spec["properties"]["replicas"].update(maximum=8), ".spec.replicas: maximum 1024 -> 8"),
+        (lambda spec: spec["properties"]["replicas"].update(default=2), ".spec.replicas: default 1 -> 2"),
+        (
+            lambda spec: spec["properties"]["engine"]["properties"]["dtype"]["enum"].remove("float32"),
+            ".spec.engine.dtype: no longer float32",
+        ),
+        (lambda spec: spec["properties"]["model"]["properties"]["uri"].update(pattern="^x$"), ".spec.model.uri: pattern"),
+    ],
+)
+def test_a_narrowed_schema_is_found(change, found):
+    before, now = schema_of(CRDS["inferenceservices"]), copy.deepcopy(schema_of(CRDS["inferenceservices"]))
+    change(now["properties"]["spec"])
+    (told,) = narrowed(before, now, "")
+    assert told.startswith(found)
+
+
+def schema_of(crd):
+    (version,) = crd["spec"]["versions"]
+    return version["schema"]["openAPIV3Schema"]
+
+
+EXACT = (
+    "type",
+    "pattern",
+    "default",
+    "format",
+    "x-kubernetes-preserve-unknown-fields",
+    "x-kubernetes-list-type",
+    "x-kubernetes-int-or-string",
+)
+WIDENS = {
+    "maximum": 1,
+    "maxLength": 1,
+    "maxItems": 1,
+    "maxProperties": 1,
+    "minimum": -1,
+    "minLength": -1,
+    "minItems": -1,
+    "minProperties": -1,
+}
+
+
+def narrowed(before, now, path):
+    """Where an object of before, or a reader of before, may fail now."""
+    yield from (f"{path}: {word} {before.get(word)} -> {now.get(word)}" for word in EXACT if before.get(word) != now.get(word))
+    for word, sign in WIDENS.items():
+        if word in now and (word not in before or (now[word] - before[word]) * sign < 0):
+            yield f"{path}: {word} {before.get(word)} -> {now[word]}"
+    if added := set(now.get("required", ())) - set(before.get("required", ())):
+        yield f"{path}: newly required: {', '.join(sorted(added))}"
+    for value in before.get("enum", ()) if "enum" in now else ():
+        if value not in now["enum"]:
+            yield f"{path}: no longer {value}"
+    for name, schema in before.get("properties", {}).items():
+        if name not in now.get("properties", {}):
+            yield f"{path}.{name}: gone"
+        else:
+            yield from narrowed(schema, now["properties"][name], f"{path}.{name}")
+    for below in ("items", "additionalProperties"):
+        if isinstance(before.get(below), dict):
+            yield from narrowed(before[below], now.get(below, {}), f"{path}[]")
 
 
 def test_crds_stay_small_enough_for_client_side_apply():

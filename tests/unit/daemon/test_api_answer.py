@@ -4,8 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_daemon.api.answer import AnswerText, Scored, echo
 from pagoda_daemon.api.logprobs import chat_logprobs, prompt_logprobs, shown, text_logprobs
+from pagoda_daemon.detokenize import WindowDetokenizer
 from pagoda_daemon.engine.messages import TokenLogprob
-from pagoda_daemon.tokens import StopMatcher
+from pagoda_daemon.stops import StopMatcher
 
 WORDS = ("a", "b", "ab", "", "ba", "é"[:0], "c")  # two tokens show nothing
 
@@ -22,7 +23,7 @@ def scores(ids):
 
 def pushed(ids, sizes, stops, **settings):
     """All pieces, until stopped, of an answer whose tokens come in steps of `sizes`."""
-    answer = AnswerText(decode, StopMatcher(stops, include=settings.pop("include", False)), **settings)
+    answer = AnswerText(WindowDetokenizer(decode), StopMatcher(stops, include=settings.pop("include", False)), **settings)
     logprobs, pieces, at = scores(ids), [], 0
     for size in [*sizes, len(ids)]:
         if not answer.stopped and at < len(ids):
@@ -63,7 +64,7 @@ def test_scores_are_those_of_the_text_that_is_out(ids, sizes, stops):
 
 
 def test_a_stop_string_does_not_leak_by_its_tokens_logprobs():
-    answer = AnswerText(decode, StopMatcher(["abc"]))
+    answer = AnswerText(WindowDetokenizer(decode), StopMatcher(["abc"]))
     pieces = [answer.push((token,), scores([token])) for token in (1, 0, 1, 6)]  # b a b c
     assert [(piece.text, len(piece.scored)) for piece in pieces] == [("b", 1), ("", 0), ("", 0), ("", 0)]
     assert answer.stopped
@@ -71,25 +72,48 @@ def test_a_stop_string_does_not_leak_by_its_tokens_logprobs():
 
 
 def test_what_turns_out_to_be_no_stop_string_comes_with_its_scores():
-    answer = AnswerText(decode, StopMatcher(["abc"]), offset=10)
+    answer = AnswerText(WindowDetokenizer(decode), StopMatcher(["abc"]), offset=10)
     pieces = [answer.push((token,), scores([token])) for token in (0, 1, 0)]
     assert [(piece.text, [entry.offset for entry in piece.scored]) for piece in pieces] == [("", []), ("", []), ("ab", [10, 11])]
     assert answer.end().text == "a"
 
 
 def test_up_to_min_tokens_no_stop_string_counts():
-    answer = AnswerText(decode, StopMatcher(["b"]), min_tokens=2)
+    answer = AnswerText(WindowDetokenizer(decode), StopMatcher(["b"]), min_tokens=2)
     assert [answer.push((token,), ()).text for token in (1, 1, 0, 1)] == ["b", "b", "a", ""]
     assert answer.stopped
 
 
+def test_a_stop_string_that_begins_up_to_min_tokens_and_ends_later_counts():
+    answer = AnswerText(WindowDetokenizer(decode), StopMatcher(["ba"]), min_tokens=2)
+    assert [answer.push((token,), ()).text for token in (1, 1, 0)] == ["", "b", ""]
+    assert answer.stopped
+
+
+def test_what_is_held_back_up_to_min_tokens_is_out_at_the_end():
+    answer = AnswerText(WindowDetokenizer(decode), StopMatcher(["ab"]), min_tokens=4)
+    assert [answer.push((token,), ()).text for token in (0, 1, 0)] == ["", "ab", ""]
+    assert answer.end().text == "a"
+    assert not answer.stopped
+
+
+@given(st.lists(st.text("ab", max_size=3), max_size=8), st.integers(0, 8), st.lists(st.text("ab", min_size=1, max_size=3), max_size=3))
+def test_the_first_stop_string_that_ends_behind_the_exempt_text_cuts(parts, exempt, stops):
+    matcher, text, least = StopMatcher(stops), "".join(parts), len("".join(parts[:exempt]))
+    out = "".join(matcher.push(part, ends=number >= exempt) for number, part in enumerate(parts)) + matcher.flush()
+    ends = [end for end in range(least + 1, len(text) + 1) if any(text[:end].endswith(stop) for stop in stops)]
+    longest = max((len(stop) for stop in stops if ends and text[: ends[0]].endswith(stop)), default=0)
+    assert matcher.stopped == bool(ends)
+    assert out == (text[: ends[0] - longest] if ends else text)
+
+
 def test_an_echoed_prompt_has_offsets_and_no_score_for_its_first_token():
     ids = (2, 6, 7, 8, 0)
-    found = echo("abcéa", ids, scores(ids[1:]), decode)
+    found = echo("abcéa", ids, scores(ids[1:]), WindowDetokenizer(decode))
     assert [entry.offset for entry in found.scored] == [0, 2, 3, 3, 4]
     assert [entry.logprob and entry.logprob.logprob for entry in found.scored] == [None, -0.0, -1.0, -2.0, -3.0]
-    assert echo("abcéa", ids, (), decode) == ("abcéa", ())
-    assert len(echo("a", (0,), (), decode).scored) == 1
+    assert echo("abcéa", ids, (), WindowDetokenizer(decode)) == ("abcéa", ())
+    assert len(echo("a", (0,), (), WindowDetokenizer(decode)).scored) == 1
 
 
 SPELLED = {1: b"x", 2: b"\xc3", 3: b"y", 4: b"x"}

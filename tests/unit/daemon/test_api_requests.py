@@ -5,23 +5,23 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pagoda_daemon.api.requests import ChatRequest, CompletionRequest, parse
+from pagoda_daemon.api.requests import ChatRequest, CompletionRequest, foreign, parse
 from pagoda_daemon.errors import BadRequest
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def chat(**changes):
-    return parse(json.dumps({**CHAT, **changes}).encode(), ChatRequest)
+    return parse(json.dumps({**CHAT, **changes}).encode(), ChatRequest, [])
 
 
 def completion(prompt, **changes):
-    return parse(json.dumps({"model": "m", "prompt": prompt, **changes}).encode(), CompletionRequest)
+    return parse(json.dumps({"model": "m", "prompt": prompt, **changes}).encode(), CompletionRequest, [])
 
 
 def refusal(body, kind=ChatRequest):
     with pytest.raises(BadRequest) as caught:
-        parse(body, kind)
+        parse(body, kind, [])
     return caught.value
 
 
@@ -44,14 +44,22 @@ def test_a_full_chat_request_is_typed():
     assert (request.limit, request.stops, request.include_usage) == (7, ("x",), True)
 
 
-def test_prompts_are_one_string_or_one_list_of_ids():
-    assert completion("p").single() == "p"
-    assert completion(["p"]).single() == "p"
-    assert completion([1, 2]).single() == (1, 2)
+def test_prompts_are_strings_or_lists_of_ids_alone_or_several():
+    assert completion("p").prompts() == completion(["p"]).prompts() == ("p",)
+    assert completion([1, 2]).prompts() == completion([[1, 2]]).prompts() == ((1, 2),)
+    assert completion(["a", "b"]).prompts() == ("a", "b")
+    assert completion([[1], [2, 3]], n=2).prompts() == ((1,), (2, 3))
     assert completion("p").limit == 16
-    for several in (["a", "b"], ["a", 1], [[1], [2]], [[1], 2]):
-        with pytest.raises(BadRequest, match="one string"):
-            completion(several).single()
+    for mixed in (["a", 1], [[1], 2]):
+        with pytest.raises(BadRequest, match="mixes"):
+            completion(mixed)
+
+
+@pytest.mark.parametrize(("prompt", "n"), [([], 1), ("p", 0), ("p", 129), (["p"] * 129, None), (["p"] * 65, 2)])
+def test_choices_are_bounded(prompt, n):
+    with pytest.raises(BadRequest) as caught:
+        completion(prompt, n=n)
+    assert caught.value.param == ("n" if prompt == "p" else "prompt")
 
 
 @pytest.mark.parametrize(
@@ -87,6 +95,8 @@ def test_prompts_are_one_string_or_one_list_of_ids():
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"n": True}, "n"),
+        ({"n": 10**400}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
         ({"max_completion_tokens": -1}, "max_completion_tokens"),
@@ -115,10 +125,7 @@ def test_numbers_that_are_none_are_refused(number):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"tools": [{"type": "function"}]},
-        {"response_format": {"type": "json_object"}},
-        {"n": 2},
-        {"n": True},
+        {"best_of": 2},
         {"reasoning_effort": "low"},
         {"kv_transfer_params": None},
         {"prompt_embeds": "x"},
@@ -145,7 +152,7 @@ def test_what_changes_no_answer_is_accepted(changes):
 
 def test_a_completion_without_tokens_is_accepted_only_where_it_echoes():
     assert completion("p", max_tokens=0, echo=True, logprobs=1).limit == 0
-    assert completion([[1, 2]]).single() == (1, 2)
+    assert completion([[1, 2]]).prompts() == ((1, 2),)
     with pytest.raises(BadRequest, match="max_tokens is 0"):
         completion("p", max_tokens=0)
     with pytest.raises(BadRequest, match="logprobs"):
@@ -160,6 +167,24 @@ def test_chat_asks_for_logprobs_by_two_fields(changes, listed):
 def test_a_misspelt_field_is_refused():
     error = refusal(json.dumps({**CHAT, "temprature": 1}).encode())
     assert (error.code, error.param) == ("unknown_parameter", "temprature")
+    assert "'temperature' is" in str(error)
+
+
+def test_a_field_that_nobody_knows_is_accepted_and_told():
+    unknown: list[str] = []
+    parse(json.dumps({**CHAT, "max_output_seconds": 3, "moderation": {"x": [1]}}).encode(), ChatRequest, unknown)
+    assert unknown == ["max_output_seconds", "moderation"]
+
+
+@pytest.mark.parametrize("names", [["a\nb"], ["x" * 65], ["\u00e4"], [f"unknown{i}" for i in range(17)]])
+def test_names_that_are_no_names_and_too_many_are_refused(names):
+    assert refusal(json.dumps({**CHAT, **dict.fromkeys(names, 1)}).encode()).code == "unknown_parameter"
+
+
+@pytest.mark.parametrize("name", sorted(foreign().internal))
+def test_internal_fields_are_refused_by_name(name):
+    error = refusal(json.dumps({**CHAT, name: 1}).encode())
+    assert (error.code, error.param) == ("unsupported_parameter", name)
 
 
 def test_a_missing_field_is_named():
@@ -183,7 +208,7 @@ FIELDS = sorted({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fie
 def test_any_object_is_parsed_or_refused(fields, kind):
     base = {"model": "m", "messages": CHAT["messages"]} if kind is ChatRequest else {"model": "m", "prompt": "p"}
     try:
-        request = parse(json.dumps({**base, **fields}).encode(), kind)
+        request = parse(json.dumps({**base, **fields}).encode(), kind, [])
     except BadRequest:
         return
     assert isinstance(request.model, str)

@@ -42,14 +42,20 @@ class Touchy(SimulatedWorker):
             raise RuntimeError("still no")
 
 
+def real_ms() -> float:
+    return time.monotonic() * 1000
+
+
 @contextlib.contextmanager
-def engine(folder: Path, build: Callable[[Progress], Worker], *, orphaned: bool = False) -> Iterator[tuple[Front, list[int]]]:
+def engine(
+    folder: Path, build: Callable[[Progress], Worker], clock_ms: Callable[[], float] = real_ms, *, orphaned: bool = False
+) -> Iterator[tuple[Front, list[int]]]:
     """A running loop; the list holds its exit code once the block is left. An orphan is not told to shut down."""
     codes: list[int] = []
 
     def work() -> None:
         wire = Wire(end.inbox, end.outbox)
-        codes.append(Engine(wire, EngineConfig(max_concurrency=4), build, lambda: time.monotonic() * 1000).run(lambda: orphaned))
+        codes.append(Engine(wire, EngineConfig(max_concurrency=4), build, clock_ms).run(lambda: orphaned))
         wire.close()
 
     with front(folder) as end:
@@ -163,9 +169,14 @@ def test_outputs_come_only_with_steps_that_have_some(tmp_path: Path) -> None:
 
 def test_short_steps_are_planned_one_ahead_and_long_ones_are_not(tmp_path: Path) -> None:
     class Watched(SimulatedWorker):
+        """Its steps last as long as they say, by a clock that nothing else moves."""
+
         def __init__(self, step_ms: float) -> None:
-            super().__init__(LIMITS, step_ms)
-            self.unknown = 0
+            super().__init__(LIMITS, step_ms, self.work)
+            self.unknown, self.now_ms = 0, 0.0
+
+        def work(self, seconds: float) -> None:
+            self.now_ms += 1000 * seconds
 
         def execute(self, plan: StepPlan) -> StepResult:
             self.unknown += bool((plan.token_ids == LAST_SAMPLED).any())
@@ -175,7 +186,7 @@ def test_short_steps_are_planned_one_ahead_and_long_ones_are_not(tmp_path: Path)
         worker = Watched(step_ms)
         folder = tmp_path / str(step_ms)
         folder.mkdir()
-        with engine(folder, lambda _, worker=worker: worker) as (end, _):
+        with engine(folder, lambda _, worker=worker: worker, lambda worker=worker: worker.now_ms) as (end, _):
             end.until(Ready)
             end.send(Submit("a", (1, 2, 3), Sampling(20)))
             end.end_of("a")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import select
@@ -9,13 +10,21 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import create_autospec
 
+import pytest
 from engine_front import PATIENCE_MS, engine_argv, engine_process, front
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig, SimulatedWorker
 from pagoda_contracts.launch import TestingConfig as ForTests
 from pagoda_contracts.names import EXIT_PERMANENT
+from pagoda_daemon.engine.client import EngineClient, wires
 from pagoda_daemon.engine.messages import Abort, Failed, Heartbeat, Loading, Ready, Sampling, Shutdown, StepOutput, Submit
+from pagoda_daemon.engine.stream import Stream
+from pagoda_daemon.errors import EngineDied
+from pagoda_daemon.health import Replica
 from pagoda_daemon.runner.simulated import expected_tokens
+
+pytestmark = pytest.mark.deep  # real processes, seconds each
 
 
 def simulated(step_ms: float = 0.0, **engine: object) -> DaemonConfig:
@@ -56,7 +65,7 @@ def test_a_submit_before_ready_is_served(tmp_path: Path) -> None:
 
 
 def test_an_abort_ends_with_the_step_under_way(tmp_path: Path) -> None:
-    with engine_process(tmp_path, simulated(step_ms=200)) as (end, _):
+    with engine_process(tmp_path, simulated(step_ms=6000)) as (end, _):
         end.until(Ready)
         end.send(request("a", (1, 2), 500))
         end.until(StepOutput)
@@ -69,7 +78,7 @@ def test_an_abort_ends_with_the_step_under_way(tmp_path: Path) -> None:
 
 
 def test_beats_go_on_through_a_long_step_and_tell_when_it_began(tmp_path: Path) -> None:
-    with engine_process(tmp_path, simulated(step_ms=1500)) as (end, _):
+    with engine_process(tmp_path, simulated(step_ms=8000)) as (end, _):
         end.until(Ready)
         end.send(request("a", (1,), 1))
         end.end_of("a")
@@ -80,7 +89,7 @@ def test_beats_go_on_through_a_long_step_and_tell_when_it_began(tmp_path: Path) 
         last = end.heard[-1]
         assert isinstance(last, Heartbeat)
         assert last.step_started_ms == 0
-        assert last.predicted_step_ms >= 1500
+        assert last.predicted_step_ms >= 8000
 
 
 def test_an_idle_engine_blocks(tmp_path: Path) -> None:
@@ -92,8 +101,8 @@ def test_an_idle_engine_blocks(tmp_path: Path) -> None:
         for _ in range(8):
             last = end.until(Heartbeat)
         assert last.sent_at_ms - first.sent_at_ms + 8 >= 8 * 250
-        # 8 beats are 2 s, 200 ticks for a loop that spins.
-        assert cpu_ticks(process.pid) - before <= 6
+        # 8 beats are 2 s, 200 ticks for a loop that spins; 2 were seen, on a slow machine they are more.
+        assert cpu_ticks(process.pid) - before <= 20
 
 
 def cpu_ticks(pid: int) -> int:
@@ -137,8 +146,27 @@ def test_an_unreadable_config_is_a_permanent_failure(tmp_path: Path) -> None:
     assert "model_validate_json" in logged["exception"]
 
 
+def test_an_engine_whose_front_died_before_it_could_ask_for_a_signal_ends_at_once(tmp_path: Path) -> None:
+    with front(tmp_path) as end:
+        argv = [*engine_argv(tmp_path, simulated(), end), "--parent", "1"]
+        assert subprocess.run(argv, timeout=PATIENCE_MS / 1000, check=False).returncode == -signal.SIGKILL
+
+
+async def test_clients_of_a_condemned_engine_are_told_while_it_still_lives(tmp_path: Path) -> None:
+    process = create_autospec(subprocess.Popen, instance=True)
+    process.poll.return_value = None
+    client = EngineClient(process, wires(tmp_path), Replica(0.0))
+    waiting = client._streams["r"] = Stream("r")
+    client.condemn("a step has run for 121 s")
+    with pytest.raises(EngineDied):
+        await asyncio.wait_for(waiting.take(), PATIENCE_MS / 1000)
+    process.kill.assert_not_called()
+    client.close()
+
+
 def test_the_engine_dies_with_a_killed_front(tmp_path: Path) -> None:
-    spawner = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); sys.stdin.read()"
+    spawner = "import os, subprocess, sys; mine = ['--parent', str(os.getpid())]; "
+    spawner += "print(subprocess.Popen(sys.argv[1:] + mine).pid, flush=True); sys.stdin.read()"
     with front(tmp_path) as end:
         argv = [sys.executable, "-P", "-c", spawner, *engine_argv(tmp_path, simulated(step_ms=20), end)]
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:

@@ -78,20 +78,21 @@ def test_a_hung_device_shows_as_a_step_that_is_overdue_while_the_engine_beats_on
         assert stuck.step_started_ms > 0
         later = end.until(Heartbeat, lambda beat: beat.sent_at_ms > stuck.sent_at_ms)
         assert later.step_started_ms == stuck.step_started_ms
-        assert live(front_of(later), later.step_started_ms / 1000 + 1, Limits()).ok
-        verdict = live(front_of(later), later.step_started_ms / 1000 + Limits().step + 1, Limits())
+        soon, late = (later.step_started_ms / 1000 + age for age in (1, Limits().step + 1))
+        assert live(front_of(later, soon), soon, Limits()).ok
+        verdict = live(front_of(later, late), late, Limits())
         assert not verdict.ok
         assert "has run for 121" in verdict.why
         process.kill()
 
 
-def front_of(beat: Heartbeat) -> Replica:
+def front_of(beat: Heartbeat, now: float) -> Replica:
     """What a front knows from that beat on; its own loop turns and the engine beats on."""
     replica = Replica(
         born=beat.step_started_ms / 1000 + 60, step_started=beat.step_started_ms / 1000, predicted_step_ms=beat.predicted_step_ms
     )
     replica.limits = Ready(1024, 256, 16, 64, 8)
-    replica.loop_beat = replica.engine_beat = beat.step_started_ms / 1000 + Limits().step
+    replica.loop_beat = replica.engine_beat = now
     return replica
 
 

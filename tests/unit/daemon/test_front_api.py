@@ -1,16 +1,18 @@
 """A real replica (real processes, simulated device) asked by the real openai client and by raw HTTP."""
 
+import base64
 import json
 import re
 import threading
 import time
+from unittest.mock import ANY
 
 import httpx
 import openai
 import pytest
-from pagoda_contracts.names import HEADER_REQUEST_ID, HEADER_SHOULD_RETRY
-from pagoda_daemon.runner.simulated import expected_tokens
-from pagoda_daemon.tokens import ModelText
+from pagoda_contracts.names import HEADER_IGNORED, HEADER_REQUEST_ID, HEADER_SHOULD_RETRY
+from pagoda_daemon.runner.simulated import STATE, expected_tokens
+from pagoda_daemon.tokens import ChatShape, ModelText
 from replica import NAME, PATIENCE_S, replica_config, start_replica
 from toy_model import EOS, VOCAB, tiny_model_dir
 
@@ -27,18 +29,6 @@ def replica(tmp_path_factory):
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     return ModelText(tiny_model_dir(tmp_path_factory.mktemp("text")))
-
-
-@pytest.fixture
-def client(replica):
-    with openai.OpenAI(base_url=f"http://{replica.http}/v1", api_key="none", max_retries=0) as made:
-        yield made
-
-
-@pytest.fixture
-def http(replica):
-    with httpx.Client(base_url=f"http://{replica.http}", timeout=PATIENCE_S) as made:
-        yield made
 
 
 def said(text, prompt, count):
@@ -92,6 +82,41 @@ def test_completions_take_text_or_ids(client, text, prompt):
     assert answer.choices[0].text == said(text, text.encode("Once", CONTEXT), 16)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompts", [["Once", "upon", "Once"], [[79, 110], [1, 2, 3]]])
+def test_several_prompts_with_several_answers_each_are_indexed_as_openai_does(client, text, prompts, stream):
+    asked = {"model": NAME, "prompt": prompts, "n": 2, "max_tokens": 5, "extra_body": {"ignore_eos": True}}
+    expected = [said(text, text.encode(p, CONTEXT) if isinstance(p, str) else p, 5) for p in prompts for _ in range(2)]
+    if not stream:
+        answer = client.completions.create(**asked)
+        assert [choice.index for choice in answer.choices] == list(range(len(expected)))
+        assert [choice.text for choice in answer.choices] == expected
+        assert answer.usage.prompt_tokens == sum(map(len, prompts))
+        assert answer.usage.completion_tokens == 5 * len(expected)
+        return
+    texts, reasons = [""] * len(expected), {}
+    with client.completions.create(**asked, stream=True) as chunks:
+        for chunk in chunks:
+            (choice,) = chunk.choices
+            texts[choice.index] += choice.text
+            if choice.finish_reason:
+                assert reasons.setdefault(choice.index, choice.finish_reason) == "length"
+    assert (texts, len(reasons)) == (expected, len(expected))
+
+
+def test_a_chat_with_several_answers_opens_and_ends_each(client, text):
+    asked = {"model": NAME, "messages": HI, "n": 3, "max_tokens": 4, "extra_body": {"ignore_eos": True}}
+    whole = client.chat.completions.create(**asked)
+    expected = said(text, text.encode_chat(HI, CONTEXT), 4)
+    assert [(choice.index, choice.message.content) for choice in whole.choices] == [(index, expected) for index in range(3)]
+    with client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}) as stream:
+        *chunks, last = list(stream)
+    assert [chunk.choices[0].index for chunk in chunks if chunk.choices[0].delta.role] == [0, 1, 2]
+    assert sorted(chunk.choices[0].index for chunk in chunks if chunk.choices[0].finish_reason) == [0, 1, 2]
+    assert last.usage == whole.usage
+    assert last.usage.completion_tokens == 12
+
+
 def test_a_completion_stream_joins_to_the_whole(client):
     with client.completions.create(model=NAME, prompt="p", max_tokens=20, stream=True) as stream:
         joined = "".join(chunk.choices[0].text for chunk in stream)
@@ -126,14 +151,20 @@ def test_sse_framing_is_byte_for_byte_what_clients_expect(http, text):
     *events, done = frames(answer.text)
     assert done == "[DONE]"
     parsed = [json.loads(event) for event in events]
-    common = {key: parsed[0][key] for key in ("id", "object", "created", "model")}
+    common = {key: parsed[0][key] for key in ("id", "object", "created", "model", "system_fingerprint")}
     assert common["object"] == "chat.completion.chunk"
     prompt = len(text.encode_chat(HI, CONTEXT))
 
     def chunk(delta, finish=None):
         return {**common, "choices": [{"delta": delta, "finish_reason": finish, "index": 0, "logprobs": None}], "usage": None}
 
-    usage = {"prompt_tokens": prompt, "completion_tokens": 2, "total_tokens": prompt + 2}
+    usage = {
+        "prompt_tokens": prompt,
+        "completion_tokens": 2,
+        "total_tokens": prompt + 2,
+        "prompt_tokens_details": {"cached_tokens": ANY},
+        "completion_tokens_details": dict.fromkeys(("reasoning_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens"), 0),
+    }
     texts = [event["choices"][0]["delta"] for event in parsed[1:-2]]
     assert "".join(delta["content"] for delta in texts) == said(text, text.encode_chat(HI, CONTEXT), 2)
     assert [parsed[0], *parsed[-2:]] == [
@@ -155,7 +186,7 @@ def test_usage_is_absent_from_chunks_unless_asked_for(http):
         ({"model": NAME, "prompt": ""}, 400, "invalid_value", "prompt"),
         ({"model": NAME, "prompt": [-1]}, 400, "invalid_value", "prompt"),
         ({"model": NAME, "prompt": [VOCAB]}, 400, "invalid_value", "prompt"),
-        ({"model": NAME, "prompt": "x", "n": 3}, 400, "unsupported_parameter", "n"),
+        ({"model": NAME, "prompt": "x", "best_of": 3}, 400, "unsupported_parameter", "best_of"),
         ({"model": NAME, "prompt": "x", "temperature": 9}, 400, "invalid_value", "temperature"),
         ({"model": NAME, "prompt": "x" * 500, "max_tokens": 20}, 400, "context_length_exceeded", "max_tokens"),
         ({"model": NAME, "prompt": "x" * 40_000}, 400, "context_length_exceeded", "prompt"),
@@ -209,6 +240,76 @@ def test_models_health_version(client, http):
     assert http.get("/version").json()["version"]
 
 
+def test_tokenize_and_detokenize_speak_vllms_shapes(http, text):
+    ids = text.encode("Once é", CONTEXT)
+    answer = http.post("/tokenize", json={"model": NAME, "prompt": "Once é", "return_token_strs": True}).json()
+    assert (answer["count"], answer["max_model_len"], answer["tokens"]) == (len(ids), CONTEXT, list(ids))
+    assert answer["token_strs"] == ["O", "n", "c", "e", " ", "bytes:\\xc3", "bytes:\\xa9"]
+    chat = http.post("/tokenize", json={"messages": HI, "add_generation_prompt": False}).json()
+    assert chat["tokens"] == list(text.encode_chat(HI, CONTEXT, ChatShape(answer_follows=False)))
+    assert chat["token_strs"] is None
+    assert http.post("/detokenize", json={"tokens": [*ids, EOS]}).json() == {"prompt": "Once é<|im_end|>"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "x", "messages": HI}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"messages": HI, "add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
+        ("/tokenize", {"prompt": "x", "chat_template": "y"}, "chat_template"),
+        ("/detokenize", {"tokens": [VOCAB]}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {}, "tokens"),
+    ],
+)
+def test_what_cannot_be_tokenised_is_refused_by_name(http, path, body, param):
+    answer = http.post(path, json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_a_message_can_be_left_open_or_continued(client, text):
+    turns = [*HI, {"role": "assistant", "content": "Once "}]
+    shape = ChatShape(answer_follows=False, continue_last=True)
+    prompt = text.encode_chat(turns, CONTEXT, shape)
+    assert text.decode(prompt, skip_special=False).endswith("<|im_start|>assistant\nOnce ")
+    body = {"continue_final_message": True, "ignore_eos": True}
+    answer = client.chat.completions.create(model=NAME, messages=turns, max_tokens=6, extra_body=body)
+    assert (answer.choices[0].message.content, answer.usage.prompt_tokens) == (said(text, prompt, 6), len(prompt))
+    body = {"add_generation_prompt": False, "ignore_eos": True}
+    answer = client.chat.completions.create(model=NAME, messages=HI, max_tokens=6, extra_body=body)
+    assert answer.choices[0].message.content == said(text, text.encode_chat(HI, CONTEXT, ChatShape(answer_follows=False)), 6)
+
+
+def test_special_tokens_are_shown_where_wanted(client, text):
+    streams = (([n % 256, n // 256], expected_tokens([n % 256, n // 256], 12, VOCAB)) for n in range(4096))
+    prompt, tokens = next((prompt, tokens) for prompt, tokens in streams if EOS in tokens)
+    for skip in (True, False):
+        body = {"ignore_eos": True, "skip_special_tokens": skip}
+        answer = client.completions.create(model=NAME, prompt=prompt, max_tokens=12, extra_body=body)
+        assert answer.choices[0].text == text.decode(tokens, skip_special=skip)
+        assert ("<|im_end|>" in answer.choices[0].text) is not skip
+
+
+def test_load_counts_requests_and_the_document_is_served(http):
+    assert http.get("/load").json() == {"server_load": 0}
+    assert http.get("/openapi.json").json()["paths"].keys() >= {"/v1/chat/completions", "/tokenize"}
+
+
+def test_what_was_known_of_a_prompt_is_told(client):
+    prompt = "a beginning that fills blocks, more than one or two of them"
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    first = client.completions.create(model=NAME, prompt=prompt, max_tokens=2)
+    again = client.completions.create(model=NAME, prompt=[prompt, prompt], n=2, max_tokens=2)
+    with client.completions.create(model=NAME, prompt=prompt, max_tokens=2, **options) as stream:
+        *_, last = list(stream)
+    known = [answer.usage.prompt_tokens_details.cached_tokens for answer in (first, again, last)]
+    assert known[0] == 0
+    assert 48 <= known[2] < len(prompt)
+    assert known[1] == 2 * known[2]
+
+
 def test_many_streams_at_once_each_equal_their_single_run(replica, text):
     prompts = [[n + 1, 2 * n + 1] for n in range(32)]
     out: dict[int, str] = {}
@@ -239,3 +340,64 @@ def test_first_tokens_and_finishes_are_counted(http):
     http.post("/v1/completions", json={"model": NAME, "prompt": "x", "max_tokens": 1, "ignore_eos": True})
     assert counts() == [value + 1 for value in before]
     assert len(before) == 2
+
+
+def state_of(ids):
+    """What the simulated device's states come to."""
+    counts = [sum(token % STATE == kind for token in ids) for kind in range(STATE)]
+    length = sum(count * count for count in counts) ** 0.5
+    return [pytest.approx(count / length, abs=1e-6) for count in counts]
+
+
+@pytest.mark.parametrize("form", ["float", "base64", None])
+def test_embeddings_are_pooled_states_in_the_order_of_the_inputs(client, form):
+    inputs = ["Once upon a time, longer than one block of tokens", "é", "Once"]
+    asked = {"encoding_format": form} if form else {}
+    for pooling, taken in (("mean", slice(None)), ("last", slice(-1, None))):
+        answer = client.embeddings.create(model=NAME, input=inputs, extra_body={"pooling": pooling}, **asked)
+        assert [entry.index for entry in answer.data] == [0, 1, 2]
+        vectors = [
+            entry.embedding if isinstance(entry.embedding, list) else list(memoryview(base64.b64decode(entry.embedding)).cast("f"))
+            for entry in answer.data
+        ]
+        assert vectors == [state_of(text.encode()[taken]) for text in inputs]
+        assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(len(text.encode()) for text in inputs)
+    one = client.embeddings.create(model=NAME, input=[79, 110], encoding_format="float")
+    assert one.data[0].embedding == state_of([110])
+
+
+@pytest.mark.parametrize(
+    ("changes", "param", "code"),
+    [
+        ({"input": []}, "input", "invalid_value"),
+        ({"input": ""}, "input", "invalid_value"),
+        ({"input": ["x", ""]}, "input", "invalid_value"),
+        ({"input": [VOCAB]}, "input", "invalid_value"),
+        ({"input": ["x", 1]}, "input", "invalid_value"),
+        ({"input": ["x"] * 2049}, "input", "invalid_value"),
+        ({"input": "x" * CONTEXT}, "input", "context_length_exceeded"),
+        ({"dimensions": 4}, "dimensions", "unsupported_parameter"),
+        ({"pooling": "cls"}, "pooling", "invalid_value"),
+        ({"encoding_format": "int8"}, "encoding_format", "invalid_value"),
+    ],
+)
+def test_what_cannot_be_embedded_is_refused_by_name(http, changes, param, code):
+    answer = http.post("/v1/embeddings", json={"model": NAME, "input": "x", **changes})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 1, "stream": True}),
+        ("/v1/embeddings", {"input": "a"}),
+        ("/tokenize", {"prompt": "a"}),
+        ("/detokenize", {"tokens": [5]}),
+    ],
+)
+def test_a_field_that_nobody_knows_is_named_by_a_header(http, path, body):
+    found = http.post(path, json={"model": NAME, "moderation": {"x": 1}, **body})
+    assert (found.status_code, found.headers[HEADER_IGNORED]) == (200, "moderation")
+    assert HEADER_IGNORED not in http.post(path, json={"model": NAME, **body}).headers

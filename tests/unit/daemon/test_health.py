@@ -6,10 +6,12 @@ import urllib.error
 import urllib.request
 
 import pytest
+from pagoda_contracts.launch import HealthConfig
 from pagoda_contracts.names import PATH_LIVE, PATH_READY, PATH_STARTUP
 from pagoda_contracts.pb.daemon_pb2 import Phase
-from pagoda_daemon.engine.messages import Ready
+from pagoda_daemon.engine.messages import Ready, Stats
 from pagoda_daemon.health import Limits, ProbeServer, Replica, keep_beating, live, ready, started
+from pagoda_daemon.watchdog import loop_turns
 
 LIMITS = Limits(heartbeat=10.0, load_stall=60.0)
 LOADED = Ready(max_model_len=64, vocab_size=8, block_size=16, blocks_total=4, max_concurrency=2)
@@ -31,6 +33,8 @@ def replica(**changes):
         ({"loop_beat": 165.0, "engine_beat": 160.0, "limits": LOADED}, 165.0, True, "engine 5.0 s"),
         ({"loop_beat": 165.0, "engine_beat": 150.0, "limits": LOADED}, 165.0, False, "engine's heartbeat is 15.0 s old"),
         ({"loop_beat": 150.0, "engine_beat": 165.0, "limits": LOADED}, 165.0, False, "front's loop has not turned for 15.0 s"),
+        ({"loop_beat": 156.0, "engine_beat": 154.5, "limits": LOADED}, 165.0, True, "front 9.0 s, engine 1.5 s"),
+        ({"loop_beat": 156.0, "engine_beat": 154.5, "limits": LOADED}, 171.0, False, "front's loop has not turned for 15.0 s"),
     ],
 )
 def test_live_means_the_loops_turn_or_the_load_moves(changes, now, ok, why):
@@ -78,7 +82,7 @@ def test_a_stopped_replica_enters_no_other_phase():
 
 def ask(port, path):
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=120) as answer:
             return answer.status, answer.read().decode().strip()
     except urllib.error.HTTPError as error:
         with error:
@@ -88,11 +92,11 @@ def ask(port, path):
 async def test_probes_answer_while_the_loop_and_the_engine_stand_still():
     made = Replica(born=0.0, limits=LOADED, phase=Phase.PHASE_READY)
     made.engine_beat = float("inf")  # as young as can be, until it is set back below
-    server = ProbeServer(made, "127.0.0.1", 0, Limits(heartbeat=0.6))
+    server, patient = (ProbeServer(made, "127.0.0.1", 0, Limits(heartbeat=beat)) for beat in (0.6, 60.0))
     beating = asyncio.ensure_future(keep_beating(made))
     try:
         await asyncio.sleep(0)
-        assert (await asyncio.to_thread(ask, server.port, PATH_LIVE))[0] == 200
+        assert (await asyncio.to_thread(ask, patient.port, PATH_LIVE))[0] == 200
         seen: list[tuple[int, str]] = []
         red = threading.Event()
 
@@ -107,15 +111,17 @@ async def test_probes_answer_while_the_loop_and_the_engine_stand_still():
         assert "front's loop" in seen[-1][1]
         assert ask(server.port, PATH_STARTUP)[0] == 200
         assert ask(server.port, PATH_READY)[0] == 200
-        await asyncio.sleep(0.3)  # the loop turns again
-        assert (await asyncio.to_thread(ask, server.port, PATH_LIVE))[0] == 200
+        async with asyncio.timeout(60):
+            while (await asyncio.to_thread(ask, server.port, PATH_LIVE))[0] != 200:  # the loop turns again
+                await asyncio.sleep(0)
         made.engine_beat = 0.0
-        status, why = await asyncio.to_thread(ask, server.port, PATH_LIVE)
+        status, why = await asyncio.to_thread(ask, patient.port, PATH_LIVE)
         assert (status, "engine's heartbeat" in why) == (503, True)
         assert ask(server.port, "/")[0] == 404
     finally:
         beating.cancel()
         server.close()
+        patient.close()
 
 
 def test_a_front_that_cannot_be_dialled_yet_is_not_ready():
@@ -123,3 +129,38 @@ def test_a_front_that_cannot_be_dialled_yet_is_not_ready():
     assert ready(made, 1.0, Limits()) == (False, "not listening yet")
     made.listening = True
     assert ready(made, 1.0, Limits()).ok
+
+
+def test_the_configuration_sets_the_ages_and_its_absence_the_defaults():
+    assert Limits.of(None) == Limits()
+    made = Limits.of(HealthConfig(progress_timeout="5s", load_timeout="1m"))
+    assert (made.heartbeat, made.step, made.load_stall, made.step_factor) == (5.0, 5.0, 60.0, Limits().step_factor)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "stepped", "step_started", "ok"),
+    [(0, 100.0, 0.0, True), (3, 100.0, 0.0, False), (3, 495.0, 0.0, True), (3, 100.0, 499.0, True)],
+)
+def test_requests_that_wait_beside_an_idle_device_are_no_life(waiting, stepped, step_started, ok):
+    busy = {"limits": LOADED, "loop_beat": 500.0, "engine_beat": 500.0}
+    made = replica(stats=Stats(waiting=waiting), stepped=stepped, step_started=step_started, **busy)
+    verdict = live(made, 500.0, LIMITS)
+    assert verdict.ok is ok
+    assert ok or f"{waiting} requests wait" in verdict.why
+
+
+def test_a_chunk_of_a_prompt_is_progress_and_so_is_nobody_who_waits():
+    made = replica()
+    made.heard(Stats(waiting=2, steps=1), 200.0)
+    assert made.stepped == 200.0
+    made.heard(Stats(waiting=2, steps=1), 210.0)
+    assert made.stepped == 200.0
+    made.heard(Stats(waiting=2, steps=2), 220.0)
+    assert made.stepped == 220.0
+    made.heard(Stats(steps=2), 230.0)
+    assert made.stepped == 230.0
+
+
+def test_a_loop_that_stands_still_cannot_be_asked_to_end_in_order():
+    assert loop_turns(replica(loop_beat=495.0), 500.0, LIMITS)
+    assert not loop_turns(replica(loop_beat=480.0), 500.0, LIMITS)

@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kv_model import BLOCK, LONGEST, ROWS, NaiveDevice
 from pagoda_contracts.prefix import Scope, token_hashes
 from pagoda_daemon.batch import WorkerLimits
-from pagoda_daemon.kv.accounts import Chain, KvAccounts
+from pagoda_daemon.kv.accounts import KvAccounts
+from pagoda_daemon.kv.chain import Chain
 from pagoda_daemon.kv.pool import BlockPool, BrokenAccountsError
 from pagoda_daemon.kv.tables import BlockTables
 
@@ -82,6 +83,7 @@ class PoolMachine(RuleBasedStateMachine):
         counts = [sum(part.count(block) for part in self.held) for block in range(self.pool.total)]
         self.pool.check(counts)
         assert self.pool.kept == len(self.kept)
+        assert self.pool.resting == len(self.kept - self.in_use())
         assert self.pool.used == sum(count > 0 for count in counts)
 
 
@@ -91,9 +93,9 @@ words = st.lists(st.integers(0, 1), min_size=1, max_size=LONGEST - 4)
 class DeviceMachine(RuleBasedStateMachine):
     """Rows come, share, fork, write and go; the memory below must always give each row its own tokens back."""
 
-    @initialize(total=st.integers(3, 40), caching=st.booleans(), window=st.none() | st.integers(2, 12))
-    def start(self, total: int, caching: bool, window: int | None) -> None:
-        self.device = NaiveDevice(total, caching=caching, window=window)
+    @initialize(total=st.integers(3, 40), caching=st.booleans(), window=st.none() | st.integers(2, 12), block=st.sampled_from((4, 6)))
+    def start(self, total: int, caching: bool, window: int | None, block: int) -> None:
+        self.device = NaiveDevice(total, caching=caching, window=window, block=block)
 
     def absent(self) -> list[int]:
         return [row for row in range(ROWS) if row not in self.device.rows]
@@ -215,6 +217,35 @@ def test_blocks_are_named_as_the_contracts_say() -> None:
     chain.extend(tokens[:5])
     chain.extend(tokens)
     assert chain.names == token_hashes(Scope("salt", "m", "digest"), range(11), BLOCK)
+
+
+def test_a_block_gets_a_name_only_when_it_tells_something_apart() -> None:
+    kv = accounts(total=32)
+    run(kv, 0, [*range(10, 30)])
+    run(kv, 0, [*range(50, 70)])
+    assert kv.index.named == 0, "nobody asked for either, and they have nothing in common"
+    assert run(kv, 0, [*range(10, 18), *range(70, 80)]) == 8
+    assert kv.index.named == 2, "the beginning that both share; what follows differs at its first look"
+    assert run(kv, 0, [*range(10, 30), 1]) == 20
+    assert kv.index.named == 5
+
+
+def test_a_preempted_request_whose_last_blocks_were_taken_finds_the_others() -> None:
+    kv = accounts(total=6)
+    run(kv, 0, [*range(10, 34)])
+    kv.pool.take(2)
+    assert run(kv, 0, [*range(10, 34)]) == 16
+
+
+def test_an_answer_follows_its_prompt_without_a_name() -> None:
+    kv = accounts()
+    chain, tokens = row_of([*range(16)])
+    kv.open(0, chain, kv.match(chain, tokens[:8]))
+    kv.tables.grow(0, 16)
+    kv.land(np.array([0], np.int32), np.full(ROWS, 8, np.int32), np.tile(tokens, (ROWS, 1)))
+    kv.close(0, tokens)
+    assert kv.index.named == 0
+    assert run(kv, 0, [*range(20)]) == 16
 
 
 def test_two_rows_that_computed_the_same_at_the_same_time_end_with_one_copy() -> None:

@@ -13,12 +13,18 @@ from native_twin import weights_of
 from pagoda_contracts.launch import EngineConfig
 from pagoda_daemon.batch import SamplingRows, ScoredTokens, StepPlan
 from pagoda_daemon.errors import ConfigRejected
+from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import parse_spec
-from pagoda_daemon.model.weights import destinations
-from pagoda_daemon.runner.host import Host
+from pagoda_daemon.model.decoder import Decoder
+from pagoda_daemon.model.weights import allocate, destinations
+from pagoda_daemon.runner.answer import wanted_logits
+from pagoda_daemon.runner.forward import TorchForward
+from pagoda_daemon.runner.host import Host, Memory
 from pagoda_daemon.runner.load import Loaded, load_forward
+from pagoda_daemon.runner.place import memory_at, place_of
 from pagoda_kernels.cpu.native import missing
 from safetensors.torch import save_file
+from torch._subclasses import fake_tensor
 
 native = pytest.mark.skipif(missing() is not None, reason=f"native ops: {missing()}")
 
@@ -63,6 +69,62 @@ def prompt(count: int, scored: ScoredTokens | None = None) -> StepPlan:
         sample=np.ones(2, np.bool_),
         sampling=SamplingRows(scored=scored),
     )
+
+
+def test_block_names_are_those_of_the_weights_and_their_types(tmp_path: Path) -> None:
+    names = []
+    for folder, changes in (("a", {}), ("b", {}), ("c", {"vocab_size": 208})):
+        (tmp_path / folder).mkdir()
+        names.append(load(tmp_path / folder, changes, dtype="float32").limits.model)
+    assert names[0] == names[1] != ""
+    assert names[2] != names[0]
+    assert load(tmp_path / "a", dtype="bfloat16").limits.model != names[0]
+    file = tmp_path / "b" / "model.safetensors"
+    written = bytearray(file.read_bytes())
+    written[-4096:] = bytes(4096)
+    file.write_bytes(written)
+    assert load(tmp_path / "b", dtype="float32").limits.model != names[0]
+
+
+def test_a_device_that_is_not_there_is_refused_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigRejected, match=r"engine\.device is cuda, .* accepted are cpu, auto"):
+        load(tmp_path, device="cuda")
+    assert [place_of(device).type for device in (None, "auto", "cpu")] == ["cpu"] * 3
+
+
+def test_auto_takes_the_device_that_is_there_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (60, 80))
+    assert [place_of(device).type for device in (None, "auto", "cpu", "cuda")] == ["cuda", "cuda", "cpu", "cuda"]
+    assert memory_at(place_of("auto"), Host()) == Memory(80, 60, limited=True, kind="device")
+    assert memory_at(place_of("cpu"), Host()).place != "device"
+
+
+def test_int8_on_a_device_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ConfigRejected, match="native ops: device cuda"):
+        load(tmp_path, device="cuda", quantization="int8")
+
+
+@pytest.mark.deep  # importing the fake tensors takes 4 s
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("changes", [{}, {"sliding_window": 4, "architectures": ["MistralForCausalLM"]}])
+def test_nothing_of_a_step_is_left_on_the_cpu_where_the_model_lives_on_a_device(
+    changes: dict[str, Any], deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU: tensors with a device and a shape but no bytes. An operation on tensors of two devices raises, as it does there."""
+    monkeypatch.setattr(fake_tensor, "CONSTANT_NUMEL_LIMIT", -1)  # a tensor of one number would be moved for real
+    place, spec = torch.device("cuda"), parse_spec({**CONFIG, **changes})
+    with fake_tensor.FakeTensorMode(), torch.inference_mode():
+        with place:
+            kv = KvCache(spec, 17, 16, torch.bfloat16)
+            forward = TorchForward(Decoder(spec, allocate(spec, torch.bfloat16), 128), kv, 16 if deterministic else None)
+        forward.copy_blocks(np.array([[1, 2]], np.int32))
+        for plan in (prompt(20), prompt(1), prompt(20, ScoredTokens(*(np.zeros(2, np.int32) for _ in range(4))))):
+            wanted = wanted_logits(plan)
+            logits = forward.logits(plan, wanted)
+            assert (logits.device.type, tuple(logits.shape)) == ("cuda", (wanted.size, spec.vocab_size))
 
 
 @native

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from pagoda_daemon.batch import GREEDY, SamplingRows, Shaping
+from pagoda_daemon.batch import GREEDY, Masks, SamplingRows, Shaping
 from pagoda_daemon.runner import draw as draw_module
 from pagoda_daemon.runner import sampler as sampler_module
 from pagoda_daemon.runner.draw import best, pick
@@ -221,3 +221,25 @@ def test_the_logits_that_were_given_are_left_as_they_are() -> None:
     shaped = (shaped_row(0, Shaping(repetition=2.0, presence=1.0), [1], [2]),)
     Sampler().sample(scores, SamplingRows(random=random_rows(4, 0.5), shaped=shaped), places(4))
     assert scores.equal(before)
+
+
+def test_masked_rows_draw_what_is_allowed_and_the_others_what_they_would_alone():
+    logits = torch.randn(4, 70, generator=torch.Generator().manual_seed(3))
+    kept, positions = logits.clone(), np.arange(4, dtype=np.int32)
+    words = np.zeros((2, 3), np.int32)
+    words[0, 2], words[1, 0], words[1, 1] = 1 << 3, 1 << 7, np.int32(-(2**31))  # 67; 7 and 63
+    masked = SamplingRows(masks=Masks(np.array([1, 3], np.int32), words))
+    tokens = Sampler().sample(logits, masked, positions).tokens.tolist()
+    assert tokens[1] == 67
+    assert tokens[3] == (7 if logits[3, 7] > logits[3, 63] else 63)
+    alone = Sampler().sample(logits, SamplingRows(), positions).tokens.tolist()
+    assert [tokens[0], tokens[2]] == [alone[0], alone[2]]
+    assert torch.equal(logits, kept), "the model's own logits are left as they are"
+
+
+def test_a_mask_that_leaves_nothing_is_that_rows_error():
+    logits = torch.zeros(2, 40)
+    masked = SamplingRows(masks=Masks(np.array([1], np.int32), np.zeros((1, 2), np.int32)))
+    found = Sampler().sample(logits, masked, np.zeros(2, np.int32))
+    assert list(found.errors) == [1]
+    assert "grammar" in found.errors[1]

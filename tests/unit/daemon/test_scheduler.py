@@ -201,12 +201,15 @@ def test_a_worker_that_forgets_a_row_ends_that_row_with_an_error() -> None:
     assert d.ends["a"][0].error == "the worker returned no token"
 
 
-def test_a_failed_step_ends_its_requests_and_spares_those_that_wait() -> None:
+def test_a_failed_step_ends_who_was_alone_in_it_and_spares_those_that_wait() -> None:
     d = drive(rows=2)
     for name in "abc":
         d.submit(name, [1], 3)
     plan(d.state, 0.0)
     d.take(abort(d.state, "b"))
+    d.take(fail_step(d.state, "boom"))
+    assert d.ends.keys() == {"b"}, "two were planned: the one that is left is tried again, alone"
+    plan(d.state, 0.0)
     d.take(fail_step(d.state, "boom"))
     assert [d.ends[name][0].finish_reason for name in "ab"] == ["error", "abort"]
     d.drain()

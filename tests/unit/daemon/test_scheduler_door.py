@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from pagoda_contracts.prefix import Scope, root
 from pagoda_daemon.batch import WorkerLimits
 from pagoda_daemon.engine.messages import Refusal, Sampling, Submit
 from pagoda_daemon.runner.virtual import VirtualWorker
 from pagoda_daemon.scheduler import forecast
-from pagoda_daemon.scheduler.admission import Arrival, submit
+from pagoda_daemon.scheduler.admission import MAX_ANSWERS, Arrival, submit
 from pagoda_daemon.scheduler.cost import StepCost
 from pagoda_daemon.scheduler.door import logprob_bytes, refuse, worst_blocks
 from pagoda_daemon.scheduler.limits import Limits
@@ -41,6 +42,29 @@ def measured(made: State, base: float = 5.0, per_token: float = 0.1) -> State:
 
 def reason(found: Refusal | None) -> str | None:
     return found.reason if found else None
+
+
+@pytest.mark.parametrize("n", [0, -1, MAX_ANSWERS + 1, 10**9])
+def test_an_unbounded_number_of_answers_is_refused_before_anything_is_made(n: int) -> None:
+    made = state()
+    refused = submit(made, request(n=n), Arrival(0.0, 0))
+    assert refused is not None
+    assert refused.error == f"never_fits: n {n}: accepted are 1 to {MAX_ANSWERS}"
+    assert made.idle
+    assert not made.groups
+    assert submit(made, request(n=MAX_ANSWERS), Arrival(0.0, 0)) is None
+
+
+def test_block_names_are_salted_by_tenant_model_and_adapter() -> None:
+    roots = set()
+    for model, tenant, adapter in (("m", "t", "a"), ("m", "t", ""), ("m", "u", "a"), ("n", "t", "a")):
+        made = State(Limits.of(replace(WORKER, model=model), 4, 256))
+        submit(made, request(tenant=tenant, adapter=adapter), Arrival(0.0, 0))
+        waiting = made.waiting.first()
+        assert waiting is not None
+        assert waiting.chain.root == root(Scope(tenant, model, adapter), "tokens", WORKER.block_size)
+        roots.add(waiting.chain.root)
+    assert len(roots) == 4
 
 
 def test_a_draining_replica_refuses_everything() -> None:

@@ -77,6 +77,22 @@ def test_an_abort_ends_every_answer(steps: int) -> None:
     d.state.check()
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(("index", "steps"), [(0, 1), (0, 3), (2, 3), (3, 1), (3, 4), (9, 2)])
+def test_an_abort_of_one_answer_leaves_its_siblings_whole(index: int, steps: int, depth: int) -> None:
+    d = drive(rows=2, depth=depth)
+    d.submit("a", range(10), 20, n=4)
+    for _ in range(steps):
+        d.step()
+    d.take(abort(d.state, "a", index))
+    d.drain()
+    reasons = {name: [end.finish_reason for end in d.ends[name]] for name in ("a", "a/1", "a/2", "a/3")}
+    ended = [name for name, found in reasons.items() if found == ["abort"]]
+    assert ended == ([f"a/{index}" if index else "a"] if index < 4 else [])
+    assert all(found == ["length"] for name, found in reasons.items() if name not in ended)
+    d.state.check()
+
+
 def test_a_known_beginning_is_not_computed_again() -> None:
     d = drive()
     d.submit("first", range(20), 4)
@@ -146,14 +162,28 @@ def test_a_running_request_wastes_half_a_block_in_the_mean() -> None:
 prompts = st.lists(st.sampled_from((0, 0, 0, 1)), min_size=1, max_size=40).map(tuple)
 
 
-@settings(max_examples=150, deadline=None)
-@given(
+shared_jobs = given(
     st.lists(st.tuples(prompts, st.integers(1, 16), st.integers(1, 4), st.integers(0, 12)), min_size=1, max_size=10),
     st.integers(16, 60),
     st.booleans(),
     st.sampled_from((2, 4, 16)),
 )
+
+
+@settings(max_examples=50, deadline=None)
+@shared_jobs
 def test_sharing_never_changes_a_stream(jobs: list, blocks: int, ahead: bool, block_size: int) -> None:
+    judge_streams(jobs, blocks, ahead, block_size)
+
+
+@pytest.mark.deep
+@settings(max_examples=400, deadline=None)
+@shared_jobs
+def test_sharing_never_changes_a_stream_in_many_more_cases(jobs: list, blocks: int, ahead: bool, block_size: int) -> None:
+    judge_streams(jobs, blocks, ahead, block_size)
+
+
+def judge_streams(jobs: list, blocks: int, ahead: bool, block_size: int) -> None:
     """Prompts that are nearly all alike, forks and a scarce pool, on the worker that reads all its tokens back."""
     d = Drive(SimulatedWorker(WorkerLimits(blocks, block_size, 3, 64)), 4, 24, depth=1 + ahead)
     for now in range(14):

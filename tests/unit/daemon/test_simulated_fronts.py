@@ -16,7 +16,7 @@ from pagoda_contracts.names import PATH_READY
 from pagoda_daemon.errors import ConfigRejected
 from pagoda_daemon.simulated import fronts
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 HTTP, GRPC, PROBES = 18000, 19000, 18081
 NAME = "toy"
 
@@ -29,7 +29,7 @@ class Process:
         argv = [sys.executable, "-P", "-m", "pagoda_daemon", fronts.SIMULATE_FRONTS, "--control", str(self.socket)]
         self.process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
         transport = httpx.HTTPTransport(uds=str(self.socket), retries=0)
-        self.control = httpx.Client(transport=transport, base_url="http://fronts", timeout=30)
+        self.control = httpx.Client(transport=transport, base_url="http://fronts", timeout=PATIENCE_S)
         self._given = 0
         self.until(self.socket.exists)
 
@@ -78,11 +78,11 @@ def url(address: str, path: str, port: int = HTTP) -> str:
 
 def completed(address: str, tokens: int) -> Any:
     body = {"model": NAME, "prompt": "hello", "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
-    return httpx.post(url(address, "/v1/completions"), json=body, timeout=30)
+    return httpx.post(url(address, "/v1/completions"), json=body, timeout=PATIENCE_S)
 
 
 def generated(address: str) -> float:
-    lines = httpx.get(url(address, "/metrics")).text.splitlines()
+    lines = httpx.get(url(address, "/metrics"), timeout=PATIENCE_S).text.splitlines()
     return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:generation_tokens_total{"))
 
 
@@ -97,7 +97,7 @@ def test_a_replica_is_ready_only_when_it_has_loaded(process):
     address = process.address()
     process.order("slow", address, load_s=3600.0)
     process.until(lambda: process.replicas()["slow"]["phase"] == "loading")
-    answer = httpx.get(url(address, PATH_READY, PROBES))
+    answer = httpx.get(url(address, PATH_READY, PROBES), timeout=PATIENCE_S)
     assert (answer.status_code, completed(address, 1).status_code) == (503, 503)
     assert process.replicas()["slow"]["ready"] is False
     process.control.delete("/replicas/slow")
@@ -106,17 +106,22 @@ def test_a_replica_is_ready_only_when_it_has_loaded(process):
 
 def stream_of(client: httpx.Client, address: str, tokens: int) -> Any:
     body = {"model": NAME, "prompt": "hello", "max_tokens": tokens, "ignore_eos": True, "stream": True}
-    return client.stream("POST", url(address, "/v1/completions"), json=body, timeout=30)
+    return client.stream("POST", url(address, "/v1/completions"), json=body, timeout=PATIENCE_S)
 
 
 def test_one_that_is_told_to_end_finishes_its_stream_and_the_other_serves_on(process):
     leaving, staying = process.ready("leaving"), process.ready("staying")
-    with httpx.Client() as client, stream_of(client, leaving, 200) as answer:
+    with (
+        httpx.Client(timeout=PATIENCE_S) as client,
+        stream_of(client, leaving, 4000) as holds_it,
+        stream_of(client, leaving, 200) as answer,
+    ):
         lines = answer.iter_lines()
         next(lines)
         assert process.control.delete("/replicas/leaving").status_code == 202
         assert process.control.delete("/replicas/leaving").status_code == 202
         assert completed(leaving, 1).json()["error"]["code"] == "draining"
+        holds_it.close()
         assert list(lines)[-2:] == ["data: [DONE]", ""]
     process.until(lambda: "leaving" not in process.replicas())
     with pytest.raises(httpx.ConnectError):
@@ -126,7 +131,7 @@ def test_one_that_is_told_to_end_finishes_its_stream_and_the_other_serves_on(pro
 
 def test_one_that_is_killed_breaks_its_stream_off(process):
     address, staying = process.ready("victim"), process.ready("witness")
-    with httpx.Client() as client, stream_of(client, address, 4000) as answer:
+    with httpx.Client(timeout=PATIENCE_S) as client, stream_of(client, address, 4000) as answer:
         lines = answer.iter_lines()
         next(lines)
         process.control.delete("/replicas/victim", params={"kill": "true"})

@@ -1,5 +1,6 @@
 """The demo's pure half: tags that follow from content, the chart's values, and the live view of a service."""
 
+import ast
 import json
 import os
 import shutil
@@ -16,14 +17,14 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def checkout(tmp_path):
     """What image tags depend on, in a folder that a test may change."""
-    for folder in ("contracts", "sizing", "kernels", "operator", "gateway", "daemon", "requirements"):
+    for folder in ("contracts", "sizing", "kernels", "operator", "gateway", "fetch", "daemon", "requirements"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("pyproject.toml", "hatch_build.py"):
         shutil.copy(ROOT / file, tmp_path)
     return tmp_path
 
 
-COMPONENTS = (recipe.OPERATOR, recipe.GATEWAY, recipe.DAEMON, recipe.DAEMON_THIN)
+COMPONENTS = (recipe.OPERATOR, recipe.GATEWAY, recipe.FETCH, recipe.DAEMON, recipe.DAEMON_THIN)
 
 
 def tags(root):
@@ -36,9 +37,10 @@ def changed(before, after):
 
 CHANGES = [
     ("operator/pagoda_operator/plan.py", {"operator"}),
-    ("contracts/pagoda_contracts/names.py", {"operator", "gateway", "daemon", "daemon-thin"}),
+    ("contracts/pagoda_contracts/names.py", {"operator", "gateway", "fetch", "daemon", "daemon-thin"}),
     ("requirements/daemon.txt", {"daemon"}),
     ("gateway/Dockerfile", {"gateway"}),
+    ("fetch/pagoda_fetch/names.py", {"fetch"}),
     ("kernels/pagoda_kernels/cpu/src/attention.h", {"daemon", "daemon-thin"}),
     ("operator/README.md", set()),
 ]
@@ -50,6 +52,15 @@ def test_a_change_rebuilds_what_it_is_part_of_and_nothing_else(checkout, path, r
     with (checkout / path).open("a") as file:
         file.write("\n# changed\n")
     assert changed(before, tags(checkout)) == rebuilt
+
+
+@pytest.mark.parametrize("component", [recipe.OPERATOR, recipe.GATEWAY, recipe.FETCH, recipe.DAEMON], ids=lambda component: component.name)
+def test_an_image_carries_what_its_component_imports(component):
+    trees = [ast.parse(path.read_text()) for path in (ROOT / component.folder).rglob("*.py")]
+    imported = {
+        node.module.partition(".")[0] for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module
+    }
+    assert {name.removeprefix("pagoda_") for name in imported if name.startswith("pagoda_")} == set(component.folders)
 
 
 def test_tags_do_not_depend_on_where_the_checkout_is(checkout):

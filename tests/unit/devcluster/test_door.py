@@ -224,9 +224,9 @@ def test_a_lock_whose_file_was_removed_while_waiting_is_taken_anew(tmp_path: Pat
     thread = threading.Thread(target=second)
     with exclusive(lock, lambda: None, remove=True):
         thread.start()
-        assert waiting.wait(5)
+        assert waiting.wait(60)
         assert not entered.is_set()
-    thread.join(5)
+    thread.join(60)
     assert entered.is_set()
 
 

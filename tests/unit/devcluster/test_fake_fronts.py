@@ -140,6 +140,21 @@ async def test_what_may_pass_is_tried_again(process, api):
     assert raised.value.code == CONFLICT
 
 
+async def test_a_front_that_was_killed_is_not_ready_by_its_last_look_and_starts_anew_once_it_is_gone():
+    process = Process(answer={"u": {"ready": True, "failure": ""}})
+    client = process.client(Api({"daemon.json": "{}"}), {"u": {"ready": True, "failure": ""}})
+    assert (await client.tend(POD, scene(plays=frozenset({"crash-loop"})), NOW)).front is None
+    for _ in range(2):
+        with pytest.raises(ApiError, match="killed front of d/p still closes") as raised:
+            await client.tend(POD, scene(), NOW)
+        assert raised.value.code == CONFLICT
+        await client.look(lambda _uids: None)
+    process.answer = {}
+    await client.look(lambda _uids: None)
+    process.answer = {"ready": False, "failure": ""}
+    assert (await client.tend(POD, scene(), NOW)).front == plays.NOT_READY
+
+
 async def test_fronts_of_pods_that_are_gone_are_killed_and_changes_are_told():
     process = Process(answer={"a": {"ready": True}, "b": {"ready": False}})
     client = process.client(Api({}), {"a": {"ready": False}, "b": {"ready": False}, "c": {}})

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from pagoda_devcluster import recipe
 from pagoda_devcluster.fake import kubelet, nodes, plays, pods
 from pagoda_devcluster.gpus import layout
-from pagoda_devcluster.spec import ClusterSpec, Nodes
+from pagoda_devcluster.spec import MOST_FAKES, ClusterSpec, Nodes
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 LAYOUT = layout.read(recipe.of_checkout().folder / "layouts" / "h100-mixed.yaml")
@@ -273,6 +274,17 @@ def test_addresses_are_not_shared_and_are_given_again_when_free():
     assert held.of(node, ("d", "c"), "") == "10.146.1.2"
 
 
+def test_of_a_thousand_nodes_each_has_addresses_of_its_own_for_all_the_pods_that_it_takes():
+    fleet = nodes.fake_nodes(replace(SPEC, fakes=MOST_FAKES), LAYOUT)
+    assert {node.pods for node in fleet} == {61}
+    assert len({node.address for node in fleet}) == 1000
+    last = [ip_address(node.pod_address(node.pods - 1)) for node in fleet]
+    assert all(ip_address(after.address) > end for after, end in zip(fleet[1:], last, strict=False))
+    assert last[-1] in SPEC.net.pod_cidr
+    assert kubelet.Addresses().of(fleet[999], ("d", "known"), fleet[999].pod_address(7)) == fleet[999].pod_address(7)
+    assert fleet[999].number_of(fleet[0].pod_address(7)) is None
+
+
 class Api:
     """Takes every write, calls back, and answers with the object as it then is."""
 
@@ -320,6 +332,6 @@ async def test_a_key_is_never_in_two_hands_and_none_is_lost():
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(queue.take(), 0.01)
     queue.done(key, None)
-    assert await asyncio.wait_for(queue.take(), 1) == key
+    assert await asyncio.wait_for(queue.take(), 60) == key
     queue.done(key, 0.0)
-    assert await asyncio.wait_for(queue.take(), 1) == key
+    assert await asyncio.wait_for(queue.take(), 60) == key

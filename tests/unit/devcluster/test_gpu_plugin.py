@@ -41,7 +41,7 @@ class Kubelet:
         return KNOWN.Empty()
 
     async def both(self) -> dict[str, str]:
-        found = [await asyncio.wait_for(self.registered.get(), 20) for _ in RESOURCES]
+        found = [await asyncio.wait_for(self.registered.get(), 60) for _ in RESOURCES]
         assert {version for _, _, version in found} == {"v1beta1"}
         return {resource: endpoint for resource, endpoint, _ in found}
 

@@ -117,7 +117,7 @@ def test_under_mixed_the_gpu_labels_describe_gpus_and_each_profile_has_its_own()
         "gpu.count": "4",
         "gpu.memory": "81559",
         "gpu.compute.major": "9",
-        "cuda.driver-version.revision": "06",
+        "cuda.driver-version.revision": "05",
         "mig.strategy": "mixed",
         "mig.config.state": "success",
         "mig-3g.40gb.count": "2",
@@ -159,7 +159,7 @@ def test_a_slice_can_be_chosen_by_profile_and_by_parent():
     found = {one["name"]: one for one in body["spec"]["devices"]}
     slice_ = found["gpu-2-mig-3g-40gb-0"]
     assert slice_["attributes"]["profile"] == {"string": "3g.40gb"}
-    assert slice_["attributes"]["driverVersion"] == {"version": "570.124.6"}
+    assert slice_["attributes"]["driverVersion"] == {"version": "580.95.5"}
     assert slice_["capacity"]["memory"] == {"value": "40448Mi"}
     parents = {one["attributes"]["parentUUID"]["string"] for name, one in found.items() if name.startswith("gpu-2-")}
     assert parents == {slice_["attributes"]["parentUUID"]["string"]}

@@ -115,9 +115,9 @@ def test_binaries_are_not_taken_from_under_a_build(home):
     thread = threading.Thread(target=pruned)
     with build.alone(settings.binaries, console):
         thread.start()
-        assert waited.wait(5)
+        assert waited.wait(60)
         assert (home / "bin" / "old").is_dir()
-    assert done.wait(5)
+    assert done.wait(60)
     thread.join()
     assert not (home / "bin" / "old").exists()
 

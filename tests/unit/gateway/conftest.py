@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 from gateway_process import GatewayProcess, start_gateway, write_fleet
-from pagoda_contracts.names import HEADER_ROUTE
+from pagoda_contracts.names import HEADER_RETRY_AFTER, HEADER_ROUTE, HEADER_SHOULD_RETRY
 from pagoda_contracts.route import Route, parse_route
 from prometheus_client.parser import text_string_to_metric_families
 from scripted import Replica, running
@@ -40,6 +40,13 @@ class Bench:
         async with self.post(**fields) as answer:
             return answer.status, await answer.json(), route_of(answer)
 
+    async def refused(self, reason: str) -> tuple[int, str, str, str]:
+        """Status, code, whether to come back and when, of a request that is refused for this reason."""
+        async with self.post() as answer:
+            code = (await answer.json())["error"]["code"]
+            assert f"reason={reason}" in answer.headers[HEADER_ROUTE]
+            return answer.status, code, answer.headers[HEADER_SHOULD_RETRY], answer.headers[HEADER_RETRY_AFTER]
+
     async def sees(self, **verdicts: int) -> None:
         """Returns when so many endpoints have these verdicts."""
         for verdict, count in verdicts.items():
@@ -47,7 +54,7 @@ class Bench:
 
     async def told(self, metric: str, value: float, **labels: str) -> None:
         """Returns when the gateway's metrics say so: its view is eventual, a test's step is not."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while True:
                 if await self.metric(metric, **labels) == value:
                     return
@@ -91,5 +98,5 @@ def process(tmp_path_factory: pytest.TempPathFactory, options: list[str]) -> Ite
 
 @pytest.fixture
 async def bench(process: tuple[GatewayProcess, Path]) -> AsyncIterator[Bench]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as client:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as client:
         yield Bench(process[0], client, process[1])

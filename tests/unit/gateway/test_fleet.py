@@ -33,6 +33,15 @@ def test_a_name_moves_only_when_its_oldest_claimer_is_gone():
     assert made.resolve("other") is None
 
 
+def test_a_service_that_has_a_name_keeps_it_from_an_older_one_that_wants_it_later():
+    made = fleet()
+    made.put_service(Service("ns/new", "v", NEW, ("n",), held=("n",)))
+    made.put_service(Service("ns/s", "u", OLD, ("m", "n"), held=("m",)))
+    assert (made.resolve("m").key, made.resolve("n").key) == ("ns/s", "ns/new")
+    made.put_service(Service("ns/new", "v", NEW, ("o",), held=("n",)))
+    assert made.resolve("n").key == "ns/s"
+
+
 def test_replicas_of_an_older_object_with_the_same_name_are_not_its_successors():
     made = fleet(member("ns/old", service_uid="before"), member("ns/mine", service_uid="u"))
     assert [endpoint.name for endpoint in made.endpoints(made.resolve("m"))] == ["ns/mine"]

@@ -304,4 +304,4 @@ def test_nobody_is_lost_and_nobody_is_served_twice(steps):
         assert world.hold.total == 0
         assert all(endpoint.own == 0 for endpoint in world.fleet.endpoints(world.fleet.resolve("m")))
 
-    asyncio.run(asyncio.wait_for(scenario(), 5))
+    asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -19,7 +19,7 @@ URL = "/v1/chat/completions"
 
 @pytest.fixture(scope="module")
 def options() -> list[str]:
-    return ["--hold-timeout", "1s", "--hold-limit", "1", "--body-timeout", "1s", "--body-budget", "20Mi"]
+    return ["--hold-limit", "1", "--body-budget", "20Mi"]
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ async def test_bodies_over_the_budget_are_refused_until_others_end(bench, one):
 
     one.script = wait
     large = asyncio.create_task(ask_with(15))
-    await asyncio.wait_for(arrived.wait(), 30)
+    await asyncio.wait_for(arrived.wait(), 60)
     assert await ask_with(8) == (429, "5", "queue_full")
     assert (await bench.ask())[0] == 200
     gate.set()
@@ -68,7 +68,7 @@ async def raw(bench, head: bytes, body: bytes = b"") -> bytes:
     """What the gateway says to bytes that no client library would send."""
     reader, writer = await asyncio.open_connection("127.0.0.1", bench.gateway.http)
     writer.write(head + b"\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
-    answer = await asyncio.wait_for(reader.read(), 30)
+    answer = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     return answer
 
@@ -163,13 +163,6 @@ async def test_a_body_too_large_without_a_length_is_refused_too(bench, one):
         assert (answer.status, (await answer.json())["error"]["code"]) == (413, "request_too_large")
 
 
-async def test_a_body_that_never_ends_is_given_up(bench, one):
-    reader, writer = await asyncio.open_connection("127.0.0.1", bench.gateway.http)
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{")
-    assert (await asyncio.wait_for(reader.readline(), 30)).startswith(b"HTTP/1.1 408 ")
-    writer.close()
-
-
 async def test_a_compressed_body_is_refused_by_name(bench, one):
     async with bench.client.post(bench.gateway.url + URL, data=b"x", headers={"content-encoding": "zstd"}) as answer:
         assert answer.status == 415
@@ -207,28 +200,22 @@ async def test_a_model_that_nobody_serves_is_not_found(bench, one):
         assert (answer.status, (await answer.json())["error"]["code"]) == (404, "model_not_found")
 
 
-async def test_time_that_is_up_and_a_full_line_say_when_to_come_back(bench, one):
+async def test_a_full_line_says_when_to_come_back(bench, one):
     one.say(phase=Phase.PHASE_LOADING)
     await bench.sees(loading=1)
-    first = asyncio.create_task(_ask(bench))
+    first = asyncio.create_task(bench.ask())
     await bench.told("held_requests", 1)
-    assert await _ask(bench) == (429, "queue_full", "true", "5")
-    assert await first == (503, "no_ready_endpoint", "true", "10")
+    assert await bench.refused("held-loading") == (429, "queue_full", "true", "5")
+    one.say(phase=Phase.PHASE_READY)
+    assert (await first)[0] == 200
     assert await bench.metric("hold_seconds_count") == 1
-
-
-async def _ask(bench) -> tuple[int, str, str, str]:
-    async with bench.post() as answer:
-        code = (await answer.json())["error"]["code"]
-        assert "reason=held-loading" in answer.headers[HEADER_ROUTE]
-        return answer.status, code, answer.headers[HEADER_SHOULD_RETRY], answer.headers[HEADER_RETRY_AFTER]
 
 
 async def test_a_fleet_file_that_cannot_be_read_leaves_what_was(bench, one):
     bench.file.write_text("{")
     assert (await bench.ask())[0] == 200
     await bench.serve(one, names=("renamed",))
-    async with aiohttp.ClientSession() as client, asyncio.timeout(30):
+    async with aiohttp.ClientSession() as client, asyncio.timeout(120):
         while True:
             async with client.get(bench.gateway.url + "/v1/models") as answer:
                 if [card["id"] for card in json.loads(await answer.read())["data"]] == ["renamed"]:

@@ -8,13 +8,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 from gateway_process import GatewayProcess, start_gateway, write_fleet
-from pagoda_contracts.names import PATH_LIVE, PATH_READY, PATH_STARTUP
+from pagoda_contracts.names import PATH_READY
 from scripted import DONE, EVENT, Exchange
 
 
 @pytest.fixture
 def options(request: pytest.FixtureRequest) -> list[str]:
-    return getattr(request, "param", ["--grace", "1s"])
+    return getattr(request, "param", ["--grace", "0s"])
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ async def gone(gateway) -> int:
 
 async def refuses(gateway) -> None:
     """Returns when nobody listens any more."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", gateway.http)
@@ -56,10 +56,7 @@ async def refuses(gateway) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_probes_say_started_live_and_ready(bench):
-    assert [bench.gateway.probe(path) for path in (PATH_STARTUP, PATH_LIVE, PATH_READY, "/other")] == [200, 200, 200, 404]
-
-
+@pytest.mark.parametrize("options", [["--grace", "300ms"]], indirect=True)
 async def test_a_stream_under_way_outlives_the_listener_and_the_exit_is_clean(bench, replicas):
     replicas[0].script = gate = Gate()
     await bench.serve(replicas[0])
@@ -73,18 +70,18 @@ async def test_a_stream_under_way_outlives_the_listener_and_the_exit_is_clean(be
     assert await gone(bench.gateway) == 0
 
 
+@pytest.mark.parametrize("options", [["--grace", "10m"]], indirect=True)
 async def test_during_the_grace_new_requests_are_served_and_told_to_reconnect(bench, replicas):
     await bench.serve(replicas[0])
     assert (await bench.ask())[0] == 200
     bench.gateway.terminate()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while bench.gateway.probe(PATH_READY) != 503:
             await asyncio.sleep(0.01)
     async with bench.post() as answer, aiohttp.ClientSession() as stranger:
         assert (answer.status, answer.headers["connection"]) == (200, "close")
         async with stranger.post(f"{bench.gateway.url}/v1/completions", json={"model": "m"}) as second:
             assert second.status == 200
-    assert await gone(bench.gateway) == 0
 
 
 async def test_a_body_on_its_way_when_the_listener_closes_is_still_read_and_served(bench, replicas):
@@ -96,7 +93,7 @@ async def test_a_body_on_its_way_when_the_listener_closes_is_still_read_and_serv
     bench.gateway.terminate()
     await refuses(bench.gateway)
     writer.write(body[5:])
-    assert (await asyncio.wait_for(reader.readline(), 30)).startswith(b"HTTP/1.1 200 ")
+    assert (await asyncio.wait_for(reader.readline(), 120)).startswith(b"HTTP/1.1 200 ")
     assert await gone(bench.gateway) == 0
     writer.close()
 

@@ -4,16 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_contracts.names import STATE_DEAD_MS, STATE_SUSPECT_MS
-from pagoda_contracts.route import REASON_LEAST_LOADED, REASON_ONLY_ENDPOINT, REASON_ONLY_SUSPECT
+from pagoda_contracts.route import REASON_LEAST_LOADED, REASON_ONLY_ENDPOINT, REASON_ONLY_SUSPECT, REASON_ONLY_UNSOUND
 from pagoda_gateway.fleet import Fleet, Member, Service
-from pagoda_gateway.picker import Endpoint, Frame, NoPick, Pick, Verdict, load, pick, verdict
+from pagoda_gateway.picker import Endpoint, Frame, NoPick, Pick, Verdict, any_able, load, pick, verdict
 
 NOW = 100_000.0
 ABLE = (Verdict.READY, Verdict.SUSPECT)
 
 
-def endpoint(name="a", phase="ready", age=0, engine_age=0, running=0, waiting=0, names=("m",), step=(0, 0), **fields) -> Endpoint:
-    frame = Frame(1, phase, running, waiting, engine_age, frozenset(names), *step)
+def endpoint(
+    name="a", phase="ready", age=0, engine_age=0, running=0, waiting=0, names=("m",), step=(0, 0), deep=False, **fields
+) -> Endpoint:
+    frame = Frame(1, phase, running, waiting, engine_age, frozenset(names), *step, deep_failed=deep)
     return Endpoint(name, "ns/s", f"{name}:8000", frame=frame, made_at_ms=NOW - age, **({"connected": True} | fields))
 
 
@@ -92,6 +94,12 @@ def test_order_of_endpoints_changes_nothing(endpoints, random):
         ({"phase": "loading", "age": STATE_DEAD_MS + 1}, Verdict.SILENT),
         ({"phase": "draining"}, Verdict.DRAINING),
         ({"phase": "degraded"}, Verdict.DEGRADED),
+        ({"deep": True}, Verdict.DEEP_CHECK),
+        ({"deep": True, "connected": False}, Verdict.DEEP_CHECK),
+        ({"deep": True, "engine_age": STATE_DEAD_MS + 1}, Verdict.STUCK),
+        ({"deep": True, "phase": "loading"}, Verdict.LOADING),
+        ({"sick": "Xid 79"}, Verdict.DEVICE_FAULT),
+        ({"sick": "Xid 79", "leaving": True}, Verdict.DRAINING),
     ],
 )
 def test_verdicts(state, expected):
@@ -107,6 +115,39 @@ def test_reasons_name_the_choice():
     assert pick([endpoint(), endpoint("b")], "m", {}, NOW).reason == REASON_LEAST_LOADED
     assert pick([endpoint(connected=False)], "m", {}, NOW).reason == REASON_ONLY_SUSPECT
     assert pick([], "m", {}, NOW) == NoPick(Verdict.NO_REPLICA)
+
+
+def test_unsound_ones_serve_only_where_there_are_several_and_nobody_is_sound():
+    failing, other = endpoint(deep=True), endpoint("b", deep=True)
+    assert pick([failing], "m", {}, NOW) == NoPick(Verdict.DEEP_CHECK)
+    assert pick([failing, other], "m", {}, NOW).reason == REASON_ONLY_UNSOUND
+    assert any_able([failing, other], NOW)
+    assert not any_able([failing], NOW)
+    assert pick([failing, other, endpoint("c", connected=False)], "m", {}, NOW).reason == REASON_ONLY_SUSPECT
+
+
+def test_one_on_a_faulty_device_serves_while_its_canary_is_right_and_nobody_else_is_sound():
+    sick, failing = endpoint(sick="Xid 79"), endpoint("b", deep=True)
+    assert pick([sick], "m", {}, NOW) == (sick, REASON_ONLY_UNSOUND)
+    assert any_able([sick], NOW)
+    loading = endpoint("c", phase="loading")
+    assert pick([sick, loading, failing], "m", {}, NOW) == (sick, REASON_ONLY_UNSOUND)
+    well = endpoint("d")
+    assert pick([sick, well], "m", {}, NOW) == (well, REASON_ONLY_ENDPOINT)
+    both = endpoint(sick="Xid 79", deep=True)
+    assert pick([both], "m", {}, NOW) == NoPick(Verdict.DEEP_CHECK)
+    assert pick([endpoint(sick="Xid 79", engine_age=STATE_DEAD_MS + 1)], "m", {}, NOW) == NoPick(Verdict.STUCK)
+
+
+def test_a_sound_one_that_cannot_take_this_request_now_is_waited_for():
+    failing, sick = endpoint(deep=True), endpoint("b", sick="Xid 79")
+    assert pick([failing, sick, endpoint("c", refused=True)], "m", {}, NOW) == NoPick(Verdict.REFUSED)
+    assert pick([failing, sick, endpoint("c")], "m", {"c": 1}, NOW) == NoPick(Verdict.TRIED)
+
+
+def test_an_unsound_one_that_refused_is_not_asked_again_before_it_speaks():
+    failing, sick = endpoint(deep=True, refused=True), endpoint("b", sick="Xid 79", refused=True)
+    assert pick([failing, sick], "m", {}, NOW) == NoPick(Verdict.DEEP_CHECK)
 
 
 def test_no_pick_tells_of_the_most_hopeful():

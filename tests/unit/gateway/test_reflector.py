@@ -40,7 +40,7 @@ class Server:
             self.answers.put_nowait(answer)
 
     async def next_query(self) -> dict[str, str]:
-        return await asyncio.wait_for(self.asked.get(), 30)
+        return await asyncio.wait_for(self.asked.get(), 60)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.asked.put_nowait(dict(request.query))

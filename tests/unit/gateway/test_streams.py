@@ -30,7 +30,7 @@ async def test_a_fault_of_our_own_is_logged_and_the_replica_is_dialled_again(cap
     async with running(Replica("a")) as replica:
         streams.follow(Member("ns/a", "ns/s", "", replica.http, replica.grpc, leaving=False))
         try:
-            await asyncio.wait_for(ear.heard.wait(), 20)
+            await asyncio.wait_for(ear.heard.wait(), 60)
         finally:
             await streams.close()
     assert "a fault of ours" in capsys.readouterr().out

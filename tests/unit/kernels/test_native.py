@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from native_twin import BLOCKS, POSITIONS, Judge, batch, native, shape
+from native_twin import BLOCKS, POSITIONS, Judge, batch, native, shape, weights_of
 from numpy._core import _multiarray_umath
 from pagoda_kernels.cpu.native import missing, unfit
 
@@ -91,6 +91,22 @@ def test_only_wanted_tokens_are_answered():
     full = native(spec).step(every)
     some = native(spec).step(replace(every, wanted=np.array([39, 46], np.int32)))
     assert np.array_equal(some, full[[39, 46]])
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["bf16", "int8"])
+def test_the_states_of_wanted_tokens_are_what_the_head_reads(kind):
+    spec, table, ids = shape(), tables(1, 30), prompt(300)
+    places = np.array([2, 0, 1], np.int32)
+    every = batch([(0, ids, 0)], table)
+    wanted = replace(every, wanted=np.array([7, 255, 299], np.int32), places=places)
+    states = np.full((3, spec.hidden), np.nan, np.float32)
+    decoder = native(spec, kind=kind)
+    logits = decoder.step(wanted, states)
+    assert np.array_equal(logits, native(spec, kind=kind).step(every)[[255, 299, 7]])
+    head = weights_of(spec).head.float().numpy()
+    assert cosines(states @ head.T, logits).min() > (0.9999 if kind == 0 else 0.995)
+    with pytest.raises(ValueError, match="states"):
+        decoder.step(wanted, states[:2])
 
 
 def test_nothing_in_unwritten_slots_reaches_a_row():
@@ -230,3 +246,58 @@ def test_a_library_that_cannot_be_loaded_or_is_not_there_is_said(tmp_path):
 
 def test_a_library_from_other_sources_is_not_used():
     assert missing(library=Path(_multiarray_umath.__file__)) == "the native library was built from other sources than these"
+
+
+@pytest.mark.parametrize("vocab", [200, 33, 129])
+def test_the_likeliest_token_is_the_first_largest_logit(vocab):
+    spec, table = shape(vocab_size=vocab), tables(5)
+    ids = np.asarray(prompt(5, vocab=vocab), np.int32)
+    one_each = batch([(row, ids[row : row + 1], 0) for row in range(5)], table)
+    logits = native(spec).step(one_each)
+    tokens, best = native(spec).likeliest(ids, np.zeros(5, np.int32), np.ascontiguousarray(table, np.int32))
+    assert np.array_equal(tokens, logits.argmax(-1))
+    assert np.array_equal(best, logits.max(-1))
+
+
+def test_equal_logits_give_the_first_token_and_padding_gives_none():
+    spec, table = shape(vocab_size=129), np.ascontiguousarray(tables(2), np.int32)
+    decoder = native(spec)
+    decoder._kept.norm[:] = 0  # all logits are 0, as those of the padding are
+    tokens, best = decoder.likeliest(np.array([3, 4], np.int32), np.zeros(2, np.int32), table)
+    assert (tokens.tolist(), best.tolist()) == ([0, 0], [0.0, 0.0])
+    decoder._kept.norm[:] = -1
+    decoder.likeliest(np.array([3, 4], np.int32), np.zeros(2, np.int32), table)
+    assert (decoder.likeliest(np.array([3, 4], np.int32), np.zeros(2, np.int32), table)[0] < 129).all()
+
+
+def test_a_row_that_is_not_finite_has_no_likeliest_token_and_spoils_no_other():
+    spec, table, ids = shape(), np.ascontiguousarray(tables(2), np.int32), prompt(30)
+    decoder = native(spec)
+    decoder.step(batch([(0, ids, 0), (1, ids, 0)], table))
+    clean = decoder.likeliest(np.array([3], np.int32), np.array([30], np.int32), table[:1])
+    decoder.pages[0, 0, int(table[1][0])] = float("nan")
+    tokens, best = decoder.likeliest(np.array([3, 3], np.int32), np.array([30, 30], np.int32), table)
+    assert (tokens[0], best[0]) == (clean[0][0], clean[1][0])
+    assert np.isnan(best[1])
+
+
+def test_rows_and_tables_may_grow_from_one_decode_to_the_next():
+    spec, wide = shape(), np.ascontiguousarray(tables(4), np.int32)
+    decoder, judge = native(spec), native(spec)
+    for rows, blocks in ((1, 1), (4, 12), (2, 3), (3, 12)):
+        table = np.ascontiguousarray(wide[:rows, :blocks])
+        ids = np.asarray(prompt(rows, seed=rows), np.int32)
+        expected = judge.step(batch([(row, ids[row : row + 1], 0) for row in range(rows)], table)).argmax(-1)
+        assert np.array_equal(decoder.likeliest(ids, np.zeros(rows, np.int32), table)[0], expected)
+
+
+def test_a_decode_that_points_outside_is_refused():
+    decoder, table = native(shape()), np.ascontiguousarray(tables(1), np.int32)
+    for ids, positions, blocks, why in (
+        ([200], [0], table, "vocabulary"),
+        ([1], [12 * 16], table, "position"),
+        ([1], [0], np.full_like(table, BLOCKS), "block"),
+        ([1, 2], [0], table, "2 token ids, 1 positions, 1 tables"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            decoder.likeliest(np.array(ids, np.int32), np.array(positions, np.int32), blocks)

@@ -1,25 +1,30 @@
-"""Which alternative is taken, and that nothing of a spec is dropped in silence."""
+"""Which alternative is taken, as a service's status tells it, and that nothing of a spec is dropped in silence."""
 
 import pytest
 from object_table import FULL, SERVICE
 from operator_world import World
+from pagoda_contracts.resources.scaling import ScalingSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
-from pagoda_operator.placement import place
 from pagoda_operator.state import DEPLOYMENTS, SERVICES
-from pagoda_operator.unheeded import FIELDS, unheeded
+from pagoda_operator.unheeded import FIELDS, idle_scaling, unheeded
 
 CPU = {"cpu": {"cores": "250m", "memory": "1Gi"}}
+NIGHT = {"name": "night", "start": "0 22 * * *", "duration": "8h", "min": 0}
 GPU, MIG, DRA = {"gpu": {"product": "H100"}}, {"mig": {"profile": "3g.40gb"}}, {"dra": {"deviceClassName": "gpu.nvidia.com"}}
 
 
-def test_entries_that_nothing_can_place_yet_are_rejected_with_a_reason_and_the_next_is_taken():
+def test_entries_that_no_node_offers_are_rejected_with_a_reason_and_the_next_is_taken():
     world = World(accelerators=[GPU, MIG, DRA, CPU])
     world.settle()
     world.make_ready()
     placement = world.api.of(SERVICES)[0]["status"]["placement"]
     assert placement["chosen"] == "cpu[3]"
     assert [rejected["accelerator"] for rejected in placement["rejected"]] == ["gpu[0]", "mig[1]", "dra[2]"]
-    assert all("not built yet; accepted: cpu" in rejected["why"] for rejected in placement["rejected"])
+    assert [rejected["why"].partition(";")[0] for rejected in placement["rejected"]] == [
+        "no node offers a whole GPU H100",
+        "no node offers mig-3g.40gb",
+        "no ResourceSlice has a device of class gpu.nvidia.com for these selectors",
+    ]
     assert world.reason() == "Available"
 
 
@@ -28,7 +33,7 @@ def test_without_an_entry_that_can_be_taken_the_service_stalls_and_nothing_is_ma
     world.settle()
     assert world.conditions()["Stalled"]["status"] == "True"
     assert (world.reason(), world.names(DEPLOYMENTS)) == ("NoAccelerator", [])
-    assert "gpu[0]: gpu accelerators are not built yet" in world.conditions()["Ready"]["message"]
+    assert "gpu[0]: no node offers a whole GPU H100; offered: nothing" in world.conditions()["Ready"]["message"]
 
 
 def test_a_service_that_runs_goes_on_while_its_new_accelerators_cannot_be_had():
@@ -43,11 +48,39 @@ def test_a_service_that_runs_goes_on_while_its_new_accelerators_cannot_be_had():
 
 
 def test_a_model_that_nothing_can_fetch_stalls_and_names_what_can_be_served():
-    world = World(model={"uri": "hf://org/name"})
+    world = World(model={"uri": "az://account/name"})
     world.settle()
     assert (world.reason(), world.names(DEPLOYMENTS)) == ("UnsupportedUri", [])
-    assert "hf://org/name" in world.conditions()["Ready"]["message"]
-    assert "accepted: pvc://<claim>" in world.conditions()["Ready"]["message"]
+    assert "az://account/name" in world.conditions()["Ready"]["message"]
+    assert "accepted: pvc://, hf://, s3://, gs://, oci://" in world.conditions()["Ready"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("scaling", "told"),
+    [
+        ({}, ()),
+        ({"min": 1, "predictive": {"enabled": False}, "targets": {}, "behavior": {}}, ()),
+        ({"min": 0, "max": 4, "idleAfter": "5m"}, ("min", "max", "idleAfter")),
+        ({"min": 2, "targets": {"queueDepth": 4}, "behavior": {"scaleUp": {}}}, ("min", "targets", "behavior")),
+        ({"predictive": {"enabled": True}, "schedules": [NIGHT]}, ("schedules", "predictive")),
+        ({"mode": "External", "min": 0, "idleAfter": "5m"}, ()),  # idleAfter acts there, and asks for min 0
+        ({"mode": "External", "min": 0, "max": 4, "targets": {"queueDepth": 4}}, ("min", "max", "targets")),
+        ({"mode": "Auto", "min": 0, "max": 4, "idleAfter": "5m", "targets": {"queueDepth": 4}, "schedules": [NIGHT]}, ()),
+    ],
+)
+def test_words_of_scaling_that_do_nothing_in_a_mode_are_named(scaling, told):
+    assert idle_scaling(ScalingSpec.model_validate(scaling)) == tuple(f"scaling.{word}" for word in told)
+
+
+def test_the_status_says_in_which_mode_they_do_nothing():
+    world = World(scaling={"min": 0, "max": 4})
+    world.settle()
+    world.make_ready()
+    assert world.conditions()["Ready"]["message"].endswith("; of no effect in mode Manual: scaling.min, scaling.max")
+    written = len(world.api.journal)
+    world.restart()
+    world.settle()
+    assert len(world.api.journal) == written
 
 
 def test_waiting_for_an_accelerator_is_no_new_revision():
@@ -62,6 +95,9 @@ def test_each_field_that_changes_nothing_yet_is_named(field):
 
 def full(field):
     spec = FULL[SERVICE]
+    if field in ("model.credential", "credentials", "model.revision"):  # a claim's files have no use for them
+        model = {name: value for name, value in spec["model"].items() if name != "cache"}
+        return {**spec, "model": {**model, "uri": "pvc://models"}}
     if field != "engine.kvCache.memoryFraction":
         return spec
     cache = {"memoryFraction": 0.9}
@@ -69,16 +105,10 @@ def full(field):
 
 
 def test_the_status_names_them_and_is_silent_about_defaults_written_out():
-    world = World(slo={"ttft": "800ms"}, scaling={"mode": "Auto", "max": 2})
+    world = World(adapters={"maxLoaded": 4})
     world.settle()
     world.make_ready()
-    assert world.conditions()["Ready"]["message"].endswith("; not acted on yet: scaling, slo")
+    assert world.conditions()["Ready"]["message"].endswith("; not acted on yet: adapters")
     silent = {"scaling": {"mode": "Manual"}, "rollout": {}, "engine": {"quantization": "none", "kvCache": {"prefixCaching": True}}}
     spec = InferenceServiceSpec.model_validate({"model": {"uri": "pvc://a"}, "accelerators": [CPU]} | silent)
     assert unheeded(spec) == ()
-
-
-def test_every_alternative_that_is_refused_has_its_place_and_kind():
-    spec = InferenceServiceSpec.model_validate({"model": {"uri": "pvc://a"}, "accelerators": [MIG]})
-    assert place(spec).entry is None
-    assert place(spec).why_none.startswith("no entry of accelerators can be used: mig[0]: ")

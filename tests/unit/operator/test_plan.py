@@ -2,28 +2,31 @@
 
 import asyncio
 import copy
+import json
 
 import pytest
 from fake_api import Crash, running, service_body
 from operator_world import KEY, World
-from pagoda_contracts.names import LABEL_SERVICE_UID
+from pagoda_contracts.names import LABEL_SERVICE, LABEL_SERVICE_UID
 from pagoda_operator.observe import strangers
-from pagoda_operator.plan import Create, Delete
 from pagoda_operator.state import (
     CHILD_RESOURCES,
     CONFIG_MAPS,
     CONTROLLER_REVISIONS,
     CORE_SERVICES,
     DEPLOYMENTS,
+    NETWORK_POLICIES,
     PODS,
     PROFILES,
+    RESOURCE_CLAIM_TEMPLATES,
     SERVICES,
 )
+from pagoda_operator.writes import Create, Delete
 
 
 def test_a_new_service_gets_its_children_what_pins_before_what_runs():
     kinds = [write.resource for write in World().plan().writes]
-    assert kinds == list(CHILD_RESOURCES)
+    assert kinds == [resource for resource in CHILD_RESOURCES if resource not in (NETWORK_POLICIES, RESOURCE_CLAIM_TEMPLATES)]
 
 
 def test_every_child_is_owned_labelled_and_named_as_promised():
@@ -193,6 +196,59 @@ def test_a_stripped_owner_reference_is_put_back():
     assert world.api.of(DEPLOYMENTS)[0]["metadata"]["ownerReferences"][0]["kind"] == "InferenceService"
 
 
+@pytest.mark.parametrize("scaled", [None, 0, 3])
+def test_a_removed_pin_is_as_it_was_where_a_new_service_would_have_the_same(scaled):
+    """What runs bears the API server's defaults: pinned, they would make two services of one spec differ. Also where somebody `scaled` it
+    just before: the number that stands there is not the one that it was made with."""
+    world = World()
+    world.settle()
+    world.make_ready()
+    (pin,) = copy.deepcopy(world.api.of(CONTROLLER_REVISIONS))
+    (deployment,) = copy.deepcopy(world.api.of(DEPLOYMENTS))
+    if scaled is not None:
+        world.api.edit(DEPLOYMENTS, "ns", deployment["metadata"]["name"], lambda body: body["spec"].update(replicas=scaled))
+    del world.api.objects["ControllerRevision", "ns", pin["metadata"]["name"]]
+    world.settle()
+    (again,) = world.api.of(CONTROLLER_REVISIONS)
+    assert (again["data"], again["revision"]) == (pin["data"], pin["revision"])
+    assert world.api.of(DEPLOYMENTS)[0]["spec"] == deployment["spec"]
+
+
+def test_a_removed_pin_keeps_what_an_edited_profile_would_only_take_away():
+    """All that would be rendered now is in what runs; what runs has more than that, and not by the API server's defaults."""
+    env = {"spec": {"containers": [{"name": "daemon", "env": [{"name": "X", "value": "1"}]}]}}
+    more = {"nodeSelector": {"zone": "a"}, "tolerations": [{"key": "dedicated", "operator": "Exists"}], "podTemplate": env}
+    world = World()
+    world.api.edit(PROFILES, "", "default", lambda body: body["spec"].update(more))
+    world.settle()
+    world.make_ready()
+    (pin,) = world.api.of(CONTROLLER_REVISIONS)
+    world.api.edit(PROFILES, "", "default", lambda body: [body["spec"].pop(field) for field in more])
+    world.settle()
+    (deployment,) = copy.deepcopy(world.api.of(DEPLOYMENTS))
+    told = world.api.of(SERVICES)[0]["status"]["outdated"]
+    del world.api.objects["ControllerRevision", "ns", pin["metadata"]["name"]]
+    world.settle()
+    assert world.names(CONTROLLER_REVISIONS) == [pin["metadata"]["name"]]
+    assert world.api.of(DEPLOYMENTS)[0]["spec"]["template"] == deployment["spec"]["template"]
+    assert world.api.of(SERVICES)[0]["status"]["outdated"].split(".")[0] == told.split(".")[0] == "podTemplate"
+
+
+@pytest.mark.parametrize("resource", [DEPLOYMENTS, CORE_SERVICES, CONFIG_MAPS])
+@pytest.mark.parametrize("label", [None, "another"])
+def test_a_child_whose_label_somebody_took_off_is_found_by_its_name_and_labelled_again(resource, label):
+    """It is controlled by this very service: to wait for its end, as for a predecessor's, would be to wait for ever."""
+    world = World()
+    world.settle()
+    world.make_ready()
+    (body,) = world.api.of(resource)
+    labels = body["metadata"]["labels"]
+    labels.pop(LABEL_SERVICE) if label is None else labels.update({LABEL_SERVICE: label})
+    world.settle()
+    assert world.api.of(resource)[0]["metadata"]["labels"][LABEL_SERVICE] == "tiny"
+    assert world.reason() == "Available"
+
+
 def test_replicas_follow_the_spec_and_zero_is_a_number():
     world = World(replicas=3)
     world.settle()
@@ -229,3 +285,43 @@ def test_a_running_revision_outlives_its_profile():
     del world.api.objects[("ServingProfile", "", "default")]
     world.settle()
     assert world.reason() == "Available"
+
+
+def test_a_controller_revision_is_final_whatever_a_new_operator_would_label_it_with():
+    world = World()
+    world.settle()
+    (pin,) = world.api.of(CONTROLLER_REVISIONS)
+    pin["metadata"]["labels"]["app.kubernetes.io/managed-by"] = "an-earlier-operator"
+    pin["metadata"]["annotations"] = {}
+    written = len(world.api.journal)
+    world.settle()
+    assert world.api.journal[written:] == []
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_config_map_that_says_the_same_in_another_order_than_its_pin_stays(lost):
+    world = World()
+    world.settle()
+    world.make_ready()
+    (pinned,), (live,) = world.api.of(CONTROLLER_REVISIONS), world.api.of(CONFIG_MAPS)
+    backwards = dict(reversed(pinned["data"]["daemonConfig"].items()))
+    live["data"]["daemon.json"] = json.dumps(backwards, indent=1)
+    pinned["data"]["daemonConfig"] = dict(backwards)
+    world.settle()
+    if lost:  # what pins it is written again, and the server gives its data back in an order of its own
+        del world.api.objects["ControllerRevision", "ns", pinned["metadata"]["name"]]
+        world.settle()
+    (pinned,) = world.api.of(CONTROLLER_REVISIONS)
+    pinned["data"]["daemonConfig"] = dict(sorted(pinned["data"]["daemonConfig"].items()))
+    world.settle()
+    assert world.api.of(CONFIG_MAPS) == [live]
+    assert json.loads(live["data"]["daemon.json"]) == backwards
+    assert [entry for entry in world.api.journal if entry[:2] == ("delete", "ConfigMap")] == []
+
+
+def test_what_pins_a_revision_is_rendered_in_the_order_in_which_the_server_gives_it_back():
+    world = World()
+    world.settle()
+    (pinned,), (live,) = world.api.of(CONTROLLER_REVISIONS), world.api.of(CONFIG_MAPS)
+    assert json.dumps(pinned["data"]) == json.dumps(pinned["data"], sort_keys=True)
+    assert live["data"]["daemon.json"] == json.dumps(pinned["data"]["daemonConfig"], indent=1)

@@ -2,6 +2,16 @@
 
 import pytest
 from pagoda_contracts.launch import DaemonConfig
+from pagoda_contracts.names import (
+    ANNOTATION_DELETION_COST,
+    ANNOTATION_DEVICE_FAULT,
+    ANNOTATION_DEVICES,
+    ANNOTATION_DRAIN_DEADLINE,
+    GROUP,
+    LABEL_COMPONENT,
+    LABEL_REVISION,
+    LABEL_SERVICE,
+)
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_operator.errors import SpecProblem
@@ -32,6 +42,14 @@ def test_the_config_says_what_the_service_says():
     assert (config.engine.max_model_len, config.engine.max_concurrency, config.engine.dtype) == (256, 8, "bfloat16")
     assert (config.engine.kv_bytes, config.engine.block_size, config.engine.threads) == (512 << 20, 32, 3)
     assert (config.drain_timeout, config.unknown_fields()) == ("45s", ())
+
+
+def test_the_config_carries_what_is_promised_and_when_a_replica_counts_as_broken():
+    spec = {"health": {"progressTimeout": "5m"}, "slo": {"ttft": "800ms", "itl": "50ms"}}
+    config = DaemonConfig.model_validate(daemon_config(inputs(**spec)))
+    assert (config.health.progress_timeout, config.health.deep_probe_every) == ("5m", "30s")
+    assert (config.slo.ttft, config.slo.itl) == ("800ms", "50ms")
+    assert {"health", "slo"}.isdisjoint(daemon_config(inputs()))
 
 
 def test_absent_limits_stay_absent_for_the_daemon_to_resolve():
@@ -135,6 +153,35 @@ def test_a_forbidden_path_is_named(overlay, path):
 def test_what_the_operator_decides_is_refused_even_where_all_is_allowed(overlay):
     with pytest.raises(SpecProblem, match="which the operator decides itself"):
         pod_template(inputs({"allow": ["spec", "metadata"]}, podTemplate=overlay))
+
+
+@pytest.mark.parametrize("allow", [["metadata"], ["metadata.annotations", "metadata.labels"]])
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        *(
+            ("annotations", name)
+            for name in (ANNOTATION_DEVICE_FAULT, ANNOTATION_DRAIN_DEADLINE, ANNOTATION_DELETION_COST, ANNOTATION_DEVICES)
+        ),
+        *(("annotations", f"{GROUP}/{word}") for word in ("rendered", "new-tomorrow")),
+        *(("labels", name) for name in (LABEL_SERVICE, LABEL_REVISION, LABEL_COMPONENT, f"{GROUP}/new-tomorrow")),
+    ],
+)
+def test_a_word_of_the_operator_s_own_is_refused_whatever_is_allowed(allow, kind, key):
+    """With a device fault of its making every replica would be born sick."""
+    own = LABELS | {LABEL_COMPONENT: "replica"}
+    overlay = {"metadata": {kind: {key: own.get(key, "1")}}}
+    with pytest.raises(SpecProblem, match="which the operator decides itself") as refused:
+        pod_template(inputs({"allow": allow}, podTemplate=overlay)._replace(labels=own))
+    assert refused.value.reason == "PodTemplateForbidden"
+    assert f"sets metadata.{kind}.{key}," in refused.value.message
+
+
+@pytest.mark.parametrize("key", ["prometheus.io/scrape", "kueue.x-k8s.io/queue-name", f"my-{GROUP}/x", f"{GROUP}.example.com/x", "team"])
+def test_keys_of_others_pass(key):
+    overlay = {"metadata": {"annotations": {key: "a"}, "labels": {key: "b"}}}
+    meta = pod_template(inputs({"allow": ["metadata.annotations", "metadata.labels"]}, podTemplate=overlay))["metadata"]
+    assert (meta["annotations"][key], meta["labels"][key]) == ("a", "b")
 
 
 def test_a_profile_against_the_operator_is_the_profiles_fault():

@@ -10,7 +10,9 @@ from pagoda_operator import probes
 
 @pytest.fixture
 def vitals():
-    made = probes.Vitals(kinds=2, queue_age=lambda: 0.0)
+    made = probes.Vitals(queue_age=lambda: 0.0)
+    assert made.unready(made._beat) == "the API server has not answered yet"
+    made.expect(2)
     made._beat = 0.0
     return made
 
@@ -38,9 +40,23 @@ def test_a_blocked_loop_and_a_waiting_service_are_named(vitals):
     assert vitals.ailment(10.0) == "a service waits for 181 s"
 
 
+def test_a_lease_that_is_not_renewed_is_named_and_a_standby_s_is_not():
+    ages = [None, 12.0, 12.1]
+    made = probes.Vitals(queue_age=lambda: 0.0, lease_age=lambda: ages.pop(0))
+    made._beat = 0.0
+    assert [made.ailment(0.0) for _ in range(3)] == [None, None, "Lease not renewed for 12 s"]
+
+
+def test_it_tells_when_everything_is_watched(vitals):
+    vitals.watched("/a", 1.0)
+    assert not vitals.complete.is_set()
+    vitals.watched("/b", 1.0)
+    assert vitals.complete.is_set()
+
+
 def ask(server, path):
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_address[1]}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_address[1]}{path}", timeout=60) as answer:
             return answer.status, answer.read().decode().strip()
     except urllib.error.HTTPError as error:
         with error:
@@ -48,7 +64,8 @@ def ask(server, path):
 
 
 def test_the_thread_answers_each_probe_with_its_own_verdict():
-    vitals = probes.Vitals(kinds=1, queue_age=lambda: 0.0)
+    vitals = probes.Vitals(queue_age=lambda: 0.0)
+    vitals.expect(1)
     server = probes.serve(vitals, 0)
     try:
         assert [ask(server, path)[0] for path in (PATH_LIVE, PATH_STARTUP, PATH_READY, "/other")] == [200, 503, 503, 404]

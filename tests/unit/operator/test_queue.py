@@ -4,10 +4,11 @@ import asyncio
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from pagoda_operator.door import Door
 from pagoda_operator.errors import Unavailable, Unconverged
-from pagoda_operator.queue import RETRY_DELAYS, Door, KeyedQueue, Outcome, Schedule
+from pagoda_operator.queue import RETRY_DELAYS, KeyedQueue, Outcome, Schedule
 from pagoda_operator.state import Key
 
 A, B = Key("ns", "a"), Key("ns", "b")
@@ -56,13 +57,24 @@ def test_an_event_shortens_a_back_off_but_not_a_hold():
     assert [schedule.take(0.3), schedule.take(0.3), schedule.take(1.0)] == [A, None, B]
 
 
-@given(st.lists(st.tuples(st.sampled_from(["add", "take", "done", "failed"]), st.sampled_from([A, B])), max_size=40))
+def left(schedule, working):
+    """What is run once those in work are done."""
+    for key in set(working):
+        schedule.done(key, None)
+    rest = set()
+    while found := schedule.take(1e9):
+        rest.add(found)
+        schedule.done(found, None)
+    return rest
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "hurry", "take", "done", "failed"]), st.sampled_from([A, B])), max_size=40))
 def test_no_trigger_is_lost(steps):
     schedule, working, owed, now = Schedule(), set(), set(), 0.0
     for step, key in steps:
         now += 1.0
-        if step == "add":
-            schedule.add(key, now)
+        if step in ("add", "hurry"):
+            schedule.add(key, now, urgent=step == "hurry")
             owed.add(key)
         elif step == "take" and (taken := schedule.take(now)):
             assert taken not in working
@@ -71,13 +83,171 @@ def test_no_trigger_is_lost(steps):
         elif key in working:
             working.discard(key)
             schedule.done(key, None) if step == "done" else schedule.failed(key, now)
-    for key in working.copy():
-        schedule.done(key, None)
-    rest = set()
-    while found := schedule.take(1e9):
-        rest.add(found)
-        schedule.done(found, None)
-    assert owed <= rest
+    assert owed <= left(schedule, working)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["add", "hurry", "take", "take", "done", "failed", "seen"]), st.integers(0, 5)), max_size=60),
+    st.integers(1, 3),
+)
+def test_of_scarce_keys_so_many_are_in_work_and_none_that_waits_is_lost_or_holds_up_another(steps, most):
+    schedule, working, owed, seen, now = Schedule(spacing=0.0), {}, set(), set(), 0.0
+    schedule.few(lambda key: key not in seen, most)
+    for step, number in steps:
+        now, key = now + 100.0, Key("ns", str(number))
+        if step in ("add", "hurry"):
+            schedule.add(key, now, urgent=step == "hurry")
+            owed.add(key)
+        elif step == "take":
+            taken, scarce = schedule.take(now), [one for one, was in working.items() if was]
+            free = {one for one in owed - working.keys() if one in seen or len(scarce) < most}
+            assert (taken in free) if free else taken is None or taken not in {*working} | owed
+            if taken is not None:
+                working[taken] = taken not in seen
+                owed.discard(taken)
+            assert sum(working.values()) <= most
+        elif key in working and step == "seen":
+            seen.add(key)
+        elif key in working:
+            del working[key]
+            schedule.done(key, None) if step == "done" else schedule.failed(key, now)
+            owed |= {key} if step == "failed" else set()
+    assert owed <= left(schedule, working)
+
+
+def test_a_scarce_key_that_is_wanted_urgently_while_it_waits_goes_first_and_once():
+    schedule, others = Schedule(), [Key("ns", f"s{number}") for number in range(2)]
+    schedule.few(lambda _: True, 1)
+    for key in (B, *others, A):
+        schedule.add(key, 0.0)
+    assert (schedule.take(1.0), schedule.take(1.0)) == (A, None)
+    schedule.add(others[1], 1.0, urgent=True)
+    taken = []
+    for now in (2.0, 3.0, 4.0, 5.0):
+        schedule.done(taken[-1] if taken else A, None)
+        taken.append(schedule.take(now))
+        if taken[-1] is None:
+            break
+        assert schedule.take(now) is None
+    assert (taken[0], {*taken[1:3]}, taken[3:]) == (others[1], {B, others[0]}, [None])
+
+
+@pytest.mark.parametrize("when", ["before", "in work", "planned"])
+def test_what_is_urgent_goes_once_before_all_that_is_due_and_never_before_it_is_due_itself(when):
+    schedule, others = Schedule(spacing=1.0), [Key("ns", f"report-{number}") for number in range(3)]
+    if when == "in work":
+        schedule.add(A, 0.0)
+        assert schedule.take(0.0) == A
+    if when == "planned":
+        schedule.add(A, 300.0)
+    for other in others:
+        schedule.add(other, 0.0)
+    schedule.add(A, 0.5, urgent=True)
+    if when == "in work":
+        schedule.done(A, 300.0)
+        assert schedule.take(0.9) == others.pop(0), "the spacing holds it"
+        assert schedule.next_due() == 0.0
+    assert schedule.take(1.0) == A
+    schedule.done(A, 1.0)
+    rest = [schedule.take(9.0) for _ in range(len(others) + 2)]
+    assert rest == [*others, A, None], "a second run of it waits its turn"
+
+
+def test_a_held_key_is_held_in_a_hurry_too():
+    schedule = Schedule(spacing=0.0)
+    schedule.add(A, 0.0)
+    schedule.take(0.0)
+    schedule.failed(A, 0.0, hold=True)
+    schedule.add(A, 0.1, urgent=True)
+    assert [schedule.take(0.9), schedule.next_due(), schedule.take(1.0)] == [None, 1.0, A]
+
+
+class Scanned(Schedule):
+    """Looks at every key at each step."""
+
+    def take(self, now):
+        ready = [(due, key) for key, due in self._due.items() if key not in self._started and due <= now]
+        if not ready:
+            return None
+        key = min(ready)[1]
+        del self._due[key]
+        self._started[key] = now
+        return key
+
+    def next_due(self):
+        return min((due for key, due in self._due.items() if key not in self._started), default=None)
+
+
+STEPS = st.tuples(
+    st.sampled_from(["add", "take", "take", "done", "gone", "failed", "held"]), st.integers(0, 4), st.sampled_from([0.0, 0.1, 0.25, 3.0])
+)
+
+
+@settings(deadline=None)
+@given(st.lists(STEPS, max_size=60))
+def test_it_gives_the_keys_that_a_look_at_every_key_would(steps):
+    schedules, working, now = (Schedule(), Scanned()), [], 0.0
+    for step, number, later in steps:
+        now += later / 2
+        key = Key("ns", str(number))
+        answers = []
+        for schedule in schedules:
+            if step == "add":
+                schedule.add(key, now + later)
+            elif step == "take":
+                answers.append(schedule.take(now))
+            elif key in working and step in ("done", "gone"):
+                schedule.done(key, now + later if step == "done" else None)
+            elif key in working:
+                schedule.failed(key, now, hold=step == "held")
+        assert len(set(answers)) <= 1, answers
+        working = [other for other in working if step in ("add", "take") or other != key] + [taken for taken in answers[:1] if taken]
+        assert len({schedule.next_due() for schedule in schedules}) == 1, step
+        assert len({schedule.depth(now) for schedule in schedules}) == 1
+
+
+def test_a_plan_that_was_overtaken_starts_no_second_run_beside_the_first():
+    schedule = Schedule()
+    for due in (5.0, 3.0):
+        schedule.add(A, due)
+    assert schedule.take(3.0) == A
+    schedule.add(A, 5.0)  # as it was planned before
+    assert (schedule.take(10.0), schedule.next_due()) == (None, None)
+
+
+def test_keys_that_come_again_and_again_leave_nothing_behind():
+    schedule = Schedule(spacing=0.0)
+    for now in range(5000):
+        schedule.add(A, float(now))
+        assert schedule.take(float(now)) == A
+        schedule.done(A, now + 300.0)
+    assert len(schedule._heap) < 100
+
+
+async def test_one_trigger_has_one_worker_look_whatever_their_number(monkeypatch):
+    looks, taken, take = [], asyncio.Event(), Schedule.take
+
+    def counted(schedule, now):
+        looks.append(now)
+        return take(schedule, now)
+
+    async def reconcile(_key):
+        taken.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Schedule, "take", counted)
+    queue = KeyedQueue(resync=300.0, rng=random.Random(1))
+    workers = [asyncio.create_task(queue.work(reconcile)) for _ in range(32)]
+    await asyncio.sleep(0)
+    queue.add(A)
+    await taken.wait()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(looks) <= 3  # the one before the trigger, the one that found it, the next worker's
+    for worker in workers:
+        worker.cancel()
+    await asyncio.gather(*workers, return_exceptions=True)
 
 
 async def drive(outcomes, workers=2):
@@ -96,7 +266,7 @@ async def drive(outcomes, workers=2):
 
     queue.add(A)
     tasks = [asyncio.create_task(queue.work(reconcile)) for _ in range(workers)]
-    await asyncio.wait_for(finished.wait(), 20)
+    await asyncio.wait_for(finished.wait(), 60)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -121,7 +291,7 @@ async def test_a_bug_in_one_service_stops_no_other():
     worker = asyncio.create_task(queue.work(reconcile))
     queue.add(A)
     queue.add(B)
-    await asyncio.wait_for(seen.wait(), 5)
+    await asyncio.wait_for(seen.wait(), 60)
     assert not worker.done()
     worker.cancel()
     await asyncio.gather(worker, return_exceptions=True)
@@ -143,7 +313,7 @@ async def test_an_edited_profile_wakes_the_services_that_use_it():
     while len(woken) < 2:
         await asyncio.sleep(0)
     door.profile("h100")
-    await asyncio.wait_for(done.wait(), 5)
+    await asyncio.wait_for(done.wait(), 60)
     while len(woken) < 4:
         await asyncio.sleep(0.01)
     assert sorted(woken[2:]) == sorted([B, Key("", "h100")])

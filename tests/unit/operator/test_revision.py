@@ -22,7 +22,7 @@ def test_the_names_of_v0_1_are_final():
 
 def test_a_default_written_out_is_the_same_revision():
     engine = {"maxConcurrency": 64, "dtype": "auto", "kvCache": {"blockSize": 16}}
-    assert revision(engine=engine, drain={"timeout": "30s"}, profileRef={"name": "default"}) == revision()
+    assert revision(engine=engine, drain={"timeout": "30s"}, profileRef={"name": "default"}, health={}, slo={}) == revision()
 
 
 def test_replicas_and_further_alternatives_are_no_new_revision():
@@ -36,6 +36,8 @@ def test_each_word_that_a_replica_runs_makes_a_new_revision():
         {"model": {"uri": "pvc://models/tiny", "servedNames": ["a"]}},
         {"engine": {"maxModelLen": 128}},
         {"drain": {"timeout": "31s"}},
+        {"health": {"progressTimeout": "10m"}},
+        {"slo": {"ttft": "800ms"}},
         {"profileRef": {"name": "h100"}},
         {"podTemplate": {"metadata": {"labels": {"a": "b"}}}},
         {"accelerators": [{"cpu": {"cores": "500m", "memory": "1Gi"}}]},
@@ -54,3 +56,18 @@ def test_another_accelerator_is_another_child_of_the_same_revision():
 def test_the_order_of_keys_does_not_matter(labels):
     turned = dict(reversed(labels.items()))
     assert revision(podTemplate={"metadata": {"labels": labels}}) == revision(podTemplate={"metadata": {"labels": turned}})
+
+
+def test_the_version_before_named_its_revisions_the_same():
+    """Recorded from 0.1: another hash for the same words would roll every service of every cluster."""
+    spec = InferenceServiceSpec.model_validate({"model": {"uri": "pvc://m"}, "accelerators": [{"cpu": {"cores": "1", "memory": "1Gi"}}]})
+    assert identify("x", spec, spec.accelerators[0]) == ("x-c5b83cdd7c", "da368231e4", "60b613e434")
+
+
+def test_a_new_word_to_adopt_is_a_new_revision():
+    words = [None, "2", "2026-11-21", None]
+    base = {"model": {"uri": "pvc://m"}, "accelerators": [{"cpu": {"cores": "1", "memory": "1Gi"}}]}
+    specs = [InferenceServiceSpec.model_validate(base | ({"profileRef": {"adopt": word}} if word else {})) for word in words]
+    names = [identify("x", spec, spec.accelerators[0]).name for spec in specs]
+    assert len(set(names)) == 3
+    assert names[0] == names[3]

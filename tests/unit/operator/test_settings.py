@@ -20,6 +20,12 @@ def test_the_default_profile_is_read_from_its_file(tmp_path):
     assert (profile.images.daemon, profile.allow) == ("img:1", ("metadata.labels",))
 
 
+def test_gateways_are_the_given_ones_or_the_charts():
+    assert load([], {"PAGODA_GATEWAYS": "peers.ns.svc:9100"}).gateways == ("peers.ns.svc:9100",)
+    assert load(["--gateways", "a:1, [::1]:2"], {"PAGODA_GATEWAYS": "c:3"}).gateways == ("a:1", "[::1]:2")
+    assert load([], {}).gateways == ()
+
+
 @pytest.mark.parametrize(
     ("arguments", "environment", "named"),
     [
@@ -27,6 +33,8 @@ def test_the_default_profile_is_read_from_its_file(tmp_path):
         (["--resync", "10ms"], {}, "10ms"),
         ([], {"PAGODA_GATEWAY_URL": "gw:8080"}, "gw:8080"),
         ([], {"PAGODA_DEFAULT_PROFILE": "/no/such/file"}, "/no/such/file"),
+        (["--gateways", "gw:9100,gw"], {}, "'gw'"),
+        ([], {"PAGODA_GATEWAYS": "gw:99999"}, "gw:99999"),
     ],
 )
 def test_what_cannot_work_is_named(arguments, environment, named):
@@ -48,3 +56,22 @@ def test_the_delays_of_a_watch_never_end_and_start_anew_each_time():
         assert len(delays) == 100
         assert 0.4 <= delays[0] <= 0.6
         assert all(12 <= delay <= 18 for delay in delays[5:])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "namespace"),
+    [
+        ([], {}, None),
+        ([], {"POD_NAMESPACE": "pagoda-system"}, "pagoda-system"),
+        (["--namespace", "other"], {"POD_NAMESPACE": "pagoda-system"}, "other"),
+        (["--no-lease"], {"POD_NAMESPACE": "pagoda-system"}, None),
+    ],
+)
+def test_there_is_a_lease_where_a_namespace_for_it_is_known_and_nobody_declines(arguments, environment, namespace):
+    assert load(arguments, environment).lease_namespace == namespace
+
+
+def test_the_holder_is_the_pod_or_a_name_that_no_other_process_has():
+    assert load([], {"POD_NAME": "operator-1"}).identity == "operator-1"
+    assert load(["--identity", "me"], {"POD_NAME": "operator-1"}).identity == "me"
+    assert load([], {}).identity != load([], {}).identity

@@ -1,4 +1,4 @@
-// One step of a decoder on the CPU: tokens in, logits out, every layer in one run of the team with a barrier between stages.
+// One step of a decoder on the CPU: tokens in, logits out, every layer in one run of the team every thread passing the stages in order.
 //
 // Numerics: weights, keys, values and the inputs of every matrix are bf16 (or 8 bits); sums, norms, softmax and the residual stream are
 // fp32. model/decoder.py in the daemon is the same mathematics in torch and the judge of this file.
@@ -12,12 +12,9 @@ class Decoder::Stages {
     Stages(Decoder &decoder, int thread) : team_(decoder.team_), spent_(decoder.spent_), thread_(thread), since_(__rdtsc()) {}
 
     template <class Item> void each(PagodaStage stage, int count, const Item &item) {
-        if (thread_ == 0) team_.rewind(1 - turn_);
-        for (int index; (index = team_.take(turn_)) < count;) item(index);
-        turn_ = 1 - turn_;
-        team_.barrier();
+        team_.each(next_++, count, item);
         if (thread_ != 0) return;
-        const uint64_t now = __rdtsc(); // 20 ns; a step of a small model has a hundred stages and takes 1.5 ms
+        const uint64_t now = __rdtsc(); // 20 ns; a step of a small model has a hundred stages and takes 1 ms
         spent_[stage] += now - since_;
         since_ = now;
     }
@@ -26,7 +23,7 @@ class Decoder::Stages {
     Team &team_;
     uint64_t *spent_;
     const int thread_;
-    int turn_ = 0;
+    int next_ = 0;
     uint64_t since_;
 };
 
@@ -68,7 +65,7 @@ template <class Done> void panel_rows(const Linear &linear, const Rows &x, int p
 } // namespace
 
 Decoder::Decoder(const PagodaShape &shape, const PagodaLayer *layers)
-    : shape_(shape), layers_(layers, layers + shape.layers), team_(shape.threads) {
+    : shape_(shape), layers_(layers, layers + shape.layers), team_(shape.threads, kStagesAround + kStagesOfLayer * shape.layers) {
     const size_t widest = std::max({shape.hidden, shape.heads * shape.head_dim, shape.intermediate});
     scratch_.hidden.resize(static_cast<size_t>(kTogether) * shape.hidden);
     scratch_.fused.resize(static_cast<size_t>(kTogether) * (shape.heads + 2 * shape.kv_heads) * shape.head_dim);
@@ -94,7 +91,6 @@ const char *Decoder::step(const PagodaStep &step) {
 
 void Decoder::pass(const Part &part) {
     tile(part);
-    team_.rewind(0);
     team_.run([&](int thread) {
         Stages stages(*this, thread);
         stages.each(kEmbed, part.count, [&](int token) {
@@ -224,9 +220,18 @@ void Decoder::logits(Stages &stages, const Part &part) {
         const size_t from = static_cast<size_t>(step.wanted[part.wanted_first + row] - part.first) * shape_.hidden, to = static_cast<size_t>(row) * shape_.hidden;
         norm_row(&scratch_.hidden[from], shape_.norm, shape_.hidden, shape_.eps, &scratch_.x[to]);
         if (is_narrow(shape_.head, count)) narrow_row(scratch_.x.data(), row, shape_.hidden);
+        if (step.states == nullptr) return;
+        float *state = step.states + static_cast<size_t>(places[row]) * shape_.hidden;
+        for (int i = 0; i < shape_.hidden; ++i) state[i] = to_float(scratch_.x[to + i]);
     });
     multiply(stages, kHead, shape_.head, scratch_.x.data(), count, [&](int row, int panel, const __m512(&sums)[kVectors]) {
         for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(step.logits + places[row] * width + panel * kPanel + v * 16, sums[v]);
+    });
+    if (step.likeliest == nullptr) return;
+    stages.each(kHead, count, [&](int row) {
+        const Largest found = largest(step.logits + places[row] * width, shape_.vocab);
+        step.likeliest[places[row]] = found.index;
+        step.best[places[row]] = found.value;
     });
 }
 
@@ -244,57 +249,4 @@ const char *Decoder::copy_blocks(const int32_t *pairs, int count) {
     return nullptr;
 }
 
-namespace {
-
-// Nothing is thrown into the caller, who may be C: memory that is not there is a reason like any other.
-template <class Work> const char *guarded(const Work &work) {
-    try {
-        return work();
-    } catch (const std::bad_alloc &) {
-        return "no memory is left";
-    }
-}
-
-} // namespace
 } // namespace pagoda
-
-extern "C" {
-
-// A library older than native.py would read other fields: the sizes of what they exchange tell.
-int64_t pagoda_sizes() { return static_cast<int64_t>(sizeof(PagodaShape) << 32 | sizeof(PagodaLayer) << 16 | sizeof(PagodaStep)); }
-
-// Null where memory or threads lack.
-pagoda::Decoder *pagoda_decoder_new(const PagodaShape *shape, const PagodaLayer *layers) {
-    try {
-        return new pagoda::Decoder(*shape, layers);
-    } catch (const std::exception &) {
-        return nullptr;
-    }
-}
-void pagoda_decoder_free(pagoda::Decoder *decoder) { delete decoder; }
-const char *pagoda_decoder_step(pagoda::Decoder *decoder, const PagodaStep *step) {
-    return pagoda::guarded([&] { return decoder->step(*step); });
-}
-const char *pagoda_decoder_copy(pagoda::Decoder *decoder, const int32_t *pairs, int32_t count) {
-    return pagoda::guarded([&] { return decoder->copy_blocks(pairs, count); });
-}
-const uint64_t *pagoda_decoder_spent(const pagoda::Decoder *decoder) { return decoder->spent(); }
-
-// Reads `bytes` with `threads` threads and nothing else: the ceiling that a step at one row is measured against.
-int64_t pagoda_read(const char *from, int64_t bytes, int32_t threads) {
-    pagoda::Team team(threads);
-    std::atomic<int64_t> total{0};
-    const int64_t share = bytes / threads / 128 * 128;
-    team.run([&](int thread) {
-        __m512i even = _mm512_setzero_si512(), odd = even;
-        for (const char *line = from + thread * share, *end = line + share; line < end; line += 128) {
-            _mm_prefetch(line + pagoda::kAhead, _MM_HINT_T0);
-            _mm_prefetch(line + pagoda::kAhead + 64, _MM_HINT_T0);
-            even = _mm512_add_epi64(even, _mm512_loadu_si512(line));
-            odd = _mm512_add_epi64(odd, _mm512_loadu_si512(line + 64));
-        }
-        total += _mm512_reduce_add_epi64(_mm512_add_epi64(even, odd));
-    });
-    return total;
-}
-}

@@ -44,6 +44,9 @@ struct PagodaStep {
     const int32_t *wanted; // ascending indexes of the tokens whose logits are wanted
     const int32_t *places; // which line of `logits` each of them fills
     float *logits;         // [wanted_count, vocab rounded up to 64]
+    int32_t *likeliest;    // [wanted_count] or null: the first largest logit of each line, and its value, NaN where there is any
+    float *best;
+    float *states; // [wanted_count, hidden] or null: what the head reads, the last layer's output after the norm
 };
 }
 
@@ -51,6 +54,9 @@ namespace pagoda {
 
 // Tokens that go through the layers together. Their activations stay in the second-level cache: 256 rows of 2,048 are 1 MiB as bf16.
 constexpr int kTogether = 256;
+
+// What `pass` walks through: at most so many stages in a layer, and before and behind the layers.
+constexpr int kStagesOfLayer = 10, kStagesAround = 4;
 
 struct Tile { // queries of up to kQueries that attend together
     int32_t token, tokens, head, heads, kv_head;

@@ -73,4 +73,28 @@ inline void embed_row(const bf16 *table, const Linear &head, int id, int hidden,
     }
 }
 
+struct Largest {
+    int32_t index;
+    float value;
+};
+
+// The first of the largest; a NaN anywhere is the value, and the index then means nothing.
+inline Largest largest(const float *row, int size) {
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512 least = _mm512_set1_ps(-INFINITY);
+    __m512 value = least;
+    __m512i index = lanes;
+    __mmask16 nan = 0;
+    for (int i = 0; i < size; i += 16) {
+        const __m512 here = _mm512_mask_loadu_ps(least, size - i < 16 ? static_cast<__mmask16>((1u << (size - i)) - 1) : static_cast<__mmask16>(0xffff), row + i);
+        nan |= _mm512_cmp_ps_mask(here, here, _CMP_UNORD_Q);
+        const __mmask16 larger = _mm512_cmp_ps_mask(here, value, _CMP_GT_OQ);
+        value = _mm512_mask_mov_ps(value, larger, here);
+        index = _mm512_mask_mov_epi32(index, larger, _mm512_add_epi32(lanes, _mm512_set1_epi32(i)));
+    }
+    const float most = _mm512_reduce_max_ps(value);
+    const __mmask16 there = _mm512_cmp_ps_mask(value, _mm512_set1_ps(most), _CMP_EQ_OQ);
+    return {_mm512_mask_reduce_min_epi32(there, index), nan != 0 ? NAN : most};
+}
+
 } // namespace pagoda

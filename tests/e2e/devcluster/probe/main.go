@@ -38,7 +38,7 @@ func get(url string, anonymous bool) {
 		pool.AppendCertsFromPEM(authority)
 	}
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, InsecureSkipVerify: anonymous}}
-	client := &http.Client{Transport: transport, Timeout: 5 * time.Second}
+	client := &http.Client{Transport: transport, Timeout: 300 * time.Second}
 	request, err := http.NewRequest(http.MethodGet, url, nil)
 	check(err)
 	if token, err := os.ReadFile(account + "token"); err == nil && !anonymous {
@@ -54,7 +54,8 @@ func get(url string, anonymous bool) {
 func lookup(name string) {
 	begin := time.Now()
 	addresses, err := net.LookupHost(name)
-	fmt.Printf("%v %v quick=%v\n", addresses, err, time.Since(begin) < 2*time.Second)
+	// A resolver that is not answered asks again, after 30 s where the test's pod says so.
+	fmt.Printf("%v %v quick=%v\n", addresses, err, time.Since(begin) < 25*time.Second)
 }
 
 func read(file string) {

@@ -1,0 +1,52 @@
+"""What the audit log and the operator's own log of its runs say of one service after another, as bench/operator.py adds it up. Pure."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Any
+from urllib.parse import unquote
+
+from answered import Ran, Seen, Span, Written
+from operator_process import USER
+from pagoda_operator.state import SERVICES
+
+
+def edits(log: list[dict[str, Any]]) -> list[tuple[str, float]]:
+    """Whose spec a person changed, and when the API server had it."""
+    return [
+        (event["objectRef"]["name"], stamp(event["stageTimestamp"]))
+        for event in log
+        if event["user"]["username"] != USER
+        and event["verb"] == "patch"
+        and event["objectRef"]["resource"] == SERVICES.plural
+        and not event["objectRef"].get("subresource")
+    ]
+
+
+def known(names: set[str], log: list[dict[str, Any]], runs: list[dict[str, Any]]) -> dict[str, Seen]:
+    """Of each service what the operator wrote, its runs, and when the API server was at work for it."""
+    seen = {name: Seen([], [], []) for name in names}
+    for event in (event for event in log if event["user"]["username"] == USER):
+        done = stamp(event["stageTimestamp"])
+        for name in concerned(event) & names:
+            seen[name].served.append(Span(stamp(event["requestReceivedTimestamp"]), done))
+            if event["verb"] == "patch":
+                seen[name].writes.append(Written(event["objectRef"]["resource"], done))
+    for run in runs:
+        if run["name"] in names:
+            ended = stamp(run["timestamp"])
+            began = ended - run["took_s"]
+            seen[run["name"]].runs.append(Ran(began - run["queued_s"], began, ended, run["writes"]))
+    return seen
+
+
+def concerned(event: dict[str, Any]) -> set[str]:
+    """The services that a request was made for: by the object's name, or by the labels of a list."""
+    name = event.get("objectRef", {}).get("name", "")
+    return {re.split(r"[-.]", name)[0]} if name else {*re.findall(r"\bs\d+\b", unquote(event["requestURI"]).partition("?")[2])}
+
+
+def stamp(text: str) -> float:
+    """Seconds of an audit event's time."""
+    return datetime.fromisoformat(text).timestamp()

@@ -1,0 +1,56 @@
+"""The cluster as the user's own kubectl sees it: its contexts, its ways to log in. The only module that runs a program. Called by commands.
+
+Reads only. A Kubernetes client of our own would have to know every login plugin that kubectl knows.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from typing import Any, Final, NamedTuple
+
+from pagoda_cli.errors import CliError
+
+_TIMEOUT: Final = 60
+Json = dict[str, Any]
+
+
+class Access(NamedTuple):
+    """Which cluster and namespace; kubectl's own defaults where empty."""
+
+    namespace: str = ""
+    context: str = ""
+    kubeconfig: str = ""
+
+    @property
+    def options(self) -> list[str]:
+        """As kubectl's command line has them."""
+        given = {"--namespace": self.namespace, "--context": self.context, "--kubeconfig": self.kubeconfig}
+        return [f"{name}={value}" for name, value in given.items() if value]
+
+
+def get(access: Access, *what: str) -> Json:
+    """`kubectl get … -o json`; CliError with kubectl's words where it says no."""
+    program = shutil.which("kubectl")
+    if program is None:
+        raise CliError("kubectl is not on the PATH; the cluster is read through it")
+    try:
+        done = subprocess.run(
+            [program, "get", *what, "--output=json", *access.options], capture_output=True, text=True, timeout=_TIMEOUT, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise CliError(f"kubectl get {' '.join(what)}: no answer within {_TIMEOUT} s") from None
+    if done.returncode != 0:
+        raise CliError(f"kubectl get {' '.join(what)}: {done.stderr.strip() or f'exit code {done.returncode}'}")
+    found: Json = json.loads(done.stdout)
+    return found
+
+
+def listed(access: Access, *what: str) -> list[Json] | None:
+    """The objects of a list; None where kubectl may not read them or the cluster does not have the kind."""
+    try:
+        items: list[Json] = get(access, *what)["items"]
+    except CliError:
+        return None
+    return items

@@ -1,0 +1,92 @@
+"""`pagoda why service/NAME`: everything that the operator says of a service, in one page: conditions, placement, scaling, revisions, quota.
+
+Reads the objects' status and prints it; decides nothing and asks nobody but the API server (by `kubectl`). Rendering is in `why_text`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+import typer
+from pagoda_contracts.names import GROUP, LABEL_SERVICE
+from pagoda_contracts.resources.service import INFERENCE_SERVICE
+from pagoda_contracts.resources.tenant import TENANT_QUOTA
+
+from pagoda_cli.errors import CliError
+from pagoda_cli.kubectl import Access, get, listed
+from pagoda_cli.why_text import text
+
+_KINDS: Final = ("service", "inferenceservice")
+Json = Mapping[str, Any]
+
+
+def command(
+    target: Annotated[str, typer.Argument(help="service/NAME.", metavar="service/NAME")],
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="The service's namespace; kubectl's own where absent.")] = "",
+    context: Annotated[str, typer.Option("--context", help="A context of the kubeconfig.")] = "",
+    kubeconfig: Annotated[str, typer.Option("--kubeconfig", help="A kubeconfig file.")] = "",
+    output: Annotated[Literal["text", "json"], typer.Option("--output", "-o", help="For people or for scripts.")] = "text",
+) -> None:
+    """Say why a service is where it is: placed, waiting, scaled, or refused."""
+    access = Access(namespace, context, kubeconfig)
+    service = get(access, f"{INFERENCE_SERVICE.plural}.{GROUP}", named(target))
+    inside = access._replace(namespace=service["metadata"]["namespace"])
+    pods = listed(inside, "pods", f"--selector={LABEL_SERVICE}={service['metadata']['name']}")
+    quotas = listed(access, f"{TENANT_QUOTA.plural}.{GROUP}")
+    found = answer(service, pods or [], quotas)
+    print(json.dumps(found, indent=2) if output == "json" else text(found))
+
+
+def named(target: str) -> str:
+    """The name in service/NAME."""
+    kind, slash, name = target.partition("/")
+    if not slash or kind not in _KINDS or not name or name.startswith("-") or "/" in name:
+        raise CliError(f"{target!r}: accepted is service/NAME")
+    return name
+
+
+def answer(service: Json, pods: list[Any], quotas: list[Any] | None) -> dict[str, Any]:
+    """What is told of a service, out of the objects; `quotas` None: they may not be read."""
+    meta, status = service["metadata"], service.get("status") or {}
+    namespace = meta["namespace"]
+    return {
+        "service": f"{namespace}/{meta['name']}",
+        "generation": meta.get("generation", 0),
+        "observedGeneration": status.get("observedGeneration"),
+        "replicas": {"ready": status.get("readyReplicas", 0), "existing": status.get("replicas", 0)},
+        "conditions": status.get("conditions", []),
+        "placement": status.get("placement", {}),
+        "scaling": status.get("scaling", {}),
+        "revisions": status.get("revisions", []),
+        "outdated": status.get("outdated"),
+        "pods": [_pod(pod) for pod in pods],
+        "quotas": None if quotas is None else [_quota(quota) for quota in quotas if _counts(quota, namespace)],
+    }
+
+
+def _pod(pod: Json) -> dict[str, Any]:
+    status = pod.get("status") or {}
+    conditions = {one["type"]: one for one in status.get("conditions", [])}
+    unscheduled = conditions.get("PodScheduled", {})
+    waits = [one["state"]["waiting"] for one in status.get("containerStatuses", []) if "waiting" in one.get("state", {})]
+    why = unscheduled.get("message", "") if unscheduled.get("status") == "False" else ""
+    why = why or "; ".join(filter(None, (f"{one.get('reason', '')}: {one.get('message', '')}".strip(": ") for one in waits)))
+    return {
+        "name": pod["metadata"]["name"],
+        "node": (pod.get("spec") or {}).get("nodeName"),
+        "phase": "Terminating" if "deletionTimestamp" in pod["metadata"] else status.get("phase", "Pending"),
+        "ready": conditions.get("Ready", {}).get("status") == "True",
+        "why": why,
+    }
+
+
+def _counts(quota: Json, namespace: str) -> bool:
+    subjects = (quota.get("spec") or {}).get("subjects") or {}
+    return namespace in (subjects.get("namespaces") or ())
+
+
+def _quota(quota: Json) -> dict[str, Any]:
+    status = quota.get("status") or {}
+    return {"name": quota["metadata"]["name"], "usage": status.get("usage", {}), "conditions": status.get("conditions", [])}

@@ -1,0 +1,20 @@
+"""cause_of: an engine's exit code and last words → the error that says why it ended. Called by what links a front to its engine; pure."""
+
+from __future__ import annotations
+
+from pagoda_contracts.names import EXIT_PERMANENT
+
+from pagoda_daemon.engine.messages import Failed
+from pagoda_daemon.errors import ConfigRejected, DaemonError, EngineDied, ModelRejected, PermanentError
+
+
+def cause_of(code: int, failed: Failed | None) -> DaemonError:
+    """Why the engine ended, typed."""
+    if code == EXIT_PERMANENT or (failed is not None and failed.permanent):
+        if failed is None:
+            return PermanentError(f"the engine exited {code} without a reason")
+        kinds: dict[str, type[PermanentError]] = {kind.reason: kind for kind in (ModelRejected, ConfigRejected)}
+        return kinds.get(failed.reason, PermanentError)(failed.message)
+    if failed is not None:
+        return EngineDied(f"{failed.reason}: {failed.message}")
+    return EngineDied(f"the engine process ended with {'signal ' + str(-code) if code < 0 else 'code ' + str(code)}")

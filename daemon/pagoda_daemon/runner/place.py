@@ -1,0 +1,28 @@
+"""Where a model lives: the torch device that the configuration asks for, and the memory there. Called by `runner.load`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from pagoda_daemon.errors import ConfigRejected
+from pagoda_daemon.runner.host import Host, Memory
+
+AUTO: Final = "auto"
+
+
+def place_of(device: str | None) -> torch.device:
+    """ConfigRejected where a device is asked for by name that is not there: a service that silently falls back to CPU is an outage."""
+    there = torch.cuda.is_available()
+    if device == "cuda" and not there:
+        raise ConfigRejected("engine.device is cuda, and torch finds no CUDA device here: accepted are cpu, auto, or a pod with a GPU")
+    return torch.device("cuda" if there else "cpu") if device in (None, AUTO) else torch.device(device)
+
+
+def memory_at(place: torch.device, host: Host) -> Memory:
+    """All and free bytes where weights and KV go. On a device the driver's own share is taken already."""
+    if place.type == "cpu":
+        return host.memory()
+    free, total = torch.cuda.mem_get_info(place)
+    return Memory(total, free, limited=True, kind="device")

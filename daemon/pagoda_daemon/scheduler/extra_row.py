@@ -1,0 +1,101 @@
+"""A row that no request has, behind all others of a step: how the canary gets into the arrays of a plan and out of those of a result.
+
+Called by `state` and `canary`; pure. Being last it moves nobody's index. Its block is the one that the pool does not know: every worker
+has one more than `blocks_total`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from pagoda_daemon.batch import GREEDY, Ints, Logprobs, RandomRows, SamplingRows, StepPlan, StepResult
+from pagoda_daemon.engine.messages import Canary
+from pagoda_daemon.scheduler.limits import Limits
+
+_TWO_BEST = 2
+
+
+class Song(NamedTuple):
+    """What the device said of the extra row; `token` None and `error` where it could not."""
+
+    token: int | None
+    margin: float | None
+    error: str | None
+
+
+def empty_plan(step: int) -> StepPlan:
+    """Nobody's."""
+    none = np.zeros(0, np.int32)
+    return StepPlan(step, none, np.zeros(1, np.int32), none, none, np.zeros((0, 1), np.int32), np.zeros(0, np.bool_))
+
+
+def aboard(plan: StepPlan, canary: Canary, limits: Limits) -> StepPlan:
+    """`plan` with the canary's whole prompt, which fits into one block."""
+    prompt = np.asarray(canary.prompt, np.int32)
+    table = np.zeros((1, max(1, plan.block_tables.shape[1])), np.int32)
+    table[0, 0] = limits.worker.blocks_total
+    tables = np.concatenate([plan.block_tables.reshape(plan.rows.size, -1), table]) if plan.rows.size else table
+    return replace(
+        plan,
+        rows=_and(plan.rows, limits.max_concurrency),
+        starts=_and(plan.starts, int(plan.starts[-1]) + prompt.size),
+        token_ids=np.concatenate([plan.token_ids, prompt]),
+        positions=np.concatenate([plan.positions, np.arange(prompt.size, dtype=np.int32)]),
+        block_tables=tables,
+        sample=np.append(plan.sample, True),
+        sampling=_greedy_too(plan.sampling, int(plan.sample.sum()), margin=canary.margin),
+    )
+
+
+def ashore(result: StepResult, row: int) -> tuple[StepResult, Song]:
+    """The others' result, and what became of `row`."""
+    mine = np.flatnonzero(result.rows == row)
+    errors = [why for at, why in result.errors if at == row]
+    song = Song(int(result.token_ids[mine[0]]) if mine.size else None, _margin(result.logprobs, row), errors[0] if errors else None)
+    kept = result.rows != row
+    logprobs = None if result.logprobs is None else _without(result.logprobs, row)
+    others = tuple(error for error in result.errors if error.row != row)
+    return replace(result, rows=result.rows[kept], token_ids=result.token_ids[kept], errors=others, logprobs=logprobs), song
+
+
+def _greedy_too(sampling: SamplingRows, rows: int, *, margin: bool) -> SamplingRows:
+    top = sampling.top_logprobs
+    if margin and top is None:
+        top = np.full(rows, -1, np.int32)
+    if sampling is GREEDY and top is None:
+        return sampling
+    random = None if sampling.random is None else _with_greedy(sampling.random)
+    return replace(sampling, random=random, top_logprobs=None if top is None else _and(top, _TWO_BEST if margin else -1))
+
+
+def _with_greedy(random: RandomRows) -> RandomRows:
+    return RandomRows(
+        np.append(random.temperature, np.float32(0)),
+        np.append(random.top_p, np.float32(1)),
+        np.append(random.top_k, np.int32(0)),
+        np.append(random.min_p, np.float32(0)),
+        np.append(random.seeds, np.uint64(0)),
+    )
+
+
+def _margin(logprobs: Logprobs | None, row: int) -> float | None:
+    """How far the best token is ahead of the second."""
+    if logprobs is None:
+        return None
+    at = np.flatnonzero(logprobs.rows == row)
+    if not at.size or int(logprobs.widths[at[0]]) < _TWO_BEST:
+        return None
+    best, second = logprobs.top_logprobs[at[0], :_TWO_BEST].tolist()
+    return float(best - second)
+
+
+def _without(logprobs: Logprobs, row: int) -> Logprobs | None:
+    kept = logprobs.rows != row
+    return Logprobs(*(column[kept] for column in logprobs)) if kept.any() else None
+
+
+def _and(ids: Ints, value: int) -> Ints:
+    return np.append(ids, np.int32(value))

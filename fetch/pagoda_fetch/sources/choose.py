@@ -1,0 +1,47 @@
+"""Which source an address belongs to. Called by `job`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pagoda_fetch.address import Address
+from pagoda_fetch.credentials import Credential, load
+from pagoda_fetch.limits import Limits
+from pagoda_fetch.sources.base import Source
+from pagoda_fetch.sources.claim import Claim
+from pagoda_fetch.sources.hub import Hub
+from pagoda_fetch.sources.objects import Objects
+from pagoda_fetch.sources.registry import Registry
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where this process finds hubs, credentials and claims."""
+
+    hub: str
+    credentials: Path
+    claims: Path
+    plain_registries: frozenset[str] = frozenset()
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    limits: Limits = field(default_factory=Limits)
+
+
+def source(address: Address, credential: str, around: Surroundings) -> Source:
+    """The source of an address, with a named credential."""
+    proof = _with_endpoints(load(credential, around.credentials, around.environment), around.environment)
+    if address.scheme == "hf":
+        return Hub(address, proof, around.hub, around.limits)
+    if address.scheme == "oci":
+        return Registry(address, proof, around.plain_registries, around.limits)
+    if address.scheme == "pvc":
+        return Claim(address, around.claims, around.limits)
+    return Objects(address, proof, around.limits)
+
+
+def _with_endpoints(proof: Credential, environment: Mapping[str, str]) -> Credential:
+    """Where a credential names no endpoint or region, the pod's own words count: an administrator's stores."""
+    words = ("AWS_ENDPOINT_URL", "AWS_REGION", "GOOGLE_BASE_URL")
+    known = {word: environment[word] for word in words if environment.get(word)}
+    return Credential({**known, **proof.words}, proof.registries)

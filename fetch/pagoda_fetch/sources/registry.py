@@ -1,0 +1,122 @@
+"""oci://registry/repository, its revision a tag or digest: an artifact whose layers are files, as `oras push` and ModelPack make them.
+
+A client of the distribution specification's four requests: the OCI libraries for Python (oras) are untyped, buffer no offset (no Range),
+follow redirects on their own, and bound nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+import httpx2
+
+from pagoda_fetch.address import Address
+from pagoda_fetch.credentials import Credential
+from pagoda_fetch.errors import Forbidden, Mismatch, Refused, Unsupported
+from pagoda_fetch.limits import Limits
+from pagoda_fetch.listing import Checksum, Listing, RemoteFile, select
+from pagoda_fetch.web import Web, parsed
+
+_MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
+_DOCKER: Final = "application/vnd.docker.distribution.manifest.v2+json"
+_TITLES: Final = ("org.opencontainers.image.title", "org.cncf.model.filepath")
+_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+_PARAMETER: Final = re.compile(r'(\w+)="([^"]*)"')
+_LOOPBACK: Final = re.compile(r"(localhost|127\.\d+\.\d+\.\d+)(:\d+)?")
+_MAX_LAYERS: Final = 10_000
+_UNAUTHORIZED: Final = frozenset((HTTPStatus.UNAUTHORIZED.value,))
+
+
+class Registry:
+    """One artifact."""
+
+    def __init__(self, address: Address, credential: Credential, plain: frozenset[str], limits: Limits) -> None:
+        host = address.host
+        scheme = "http" if host in plain or _LOOPBACK.fullmatch(host) else "https"
+        self._base = f"{scheme}://{host}/v2/{address.path}"
+        self._repository = address.path
+        self._reference = address.revision or "latest"
+        self._login = credential.registry(host)
+        self._limits = limits
+        self._headers: dict[str, str] = {}
+        self._web = Web(limits.silence)
+
+    async def resolve(self) -> Listing:
+        """The manifest's layers that have a name."""
+        digest, manifest = await self._manifest()
+        layers = manifest.get("layers")
+        if not isinstance(layers, list) or not layers or len(layers) > _MAX_LAYERS:
+            raise Refused(f"{self._base}: the manifest has no layers (an index is not taken: name one manifest)")
+        files = [_file(layer) for layer in layers]
+        return select([file for file in files if file is not None], self._limits, revision=digest)
+
+    async def _manifest(self) -> tuple[str, Mapping[str, Any]]:
+        url = f"{self._base}/manifests/{self._reference}"
+        accept = {"accept": f"{_MANIFEST}, {_DOCKER}"}
+        response, body = await self._web.document(url, accept | self._headers, take=_UNAUTHORIZED)
+        if response.status_code == HTTPStatus.UNAUTHORIZED:
+            self._headers = await self._prove(response.headers.get("www-authenticate", ""))
+            response, body = await self._web.document(url, accept | self._headers)
+        digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
+        if self._reference.startswith("sha256:") and digest != self._reference:
+            raise Mismatch(f"{url}: the manifest has digest {digest}")
+        manifest = parsed(body, url)
+        if not isinstance(manifest, dict):
+            raise Refused(f"{url} is no manifest")
+        return digest, manifest
+
+    async def _prove(self, challenge: str) -> dict[str, str]:
+        """Basic, or a token from the realm that the registry names: over https, or from its own host."""
+        scheme, _, rest = challenge.partition(" ")
+        words = dict(_PARAMETER.findall(rest))
+        basic = {"authorization": f"Basic {b64encode(':'.join(self._login).encode()).decode()}"} if self._login else {}
+        if scheme.lower() == "basic" and basic:
+            return basic
+        realm = words.get("realm", "")
+        own = realm.startswith(f"{self._base.partition('/v2/')[0]}/")
+        if scheme.lower() != "bearer" or not (realm.startswith("https://") or own):
+            raise Forbidden(f"{self._base} asks for {scheme or 'a proof'!r} and no credential fits")
+        query = {"service": words.get("service", ""), "scope": words.get("scope") or f"repository:{self._repository}:pull"}
+        _, body = await self._web.document(str(httpx2.URL(realm, params=query)), basic)
+        answer = parsed(body, "the registry's token")
+        token = (answer.get("token") or answer.get("access_token")) if isinstance(answer, dict) else None
+        if not isinstance(token, str):
+            raise Forbidden(f"{self._base}: its token service gives no token")
+        return {"authorization": f"Bearer {token}"}
+
+    async def read(self, file: RemoteFile, offset: int) -> AsyncGenerator[bytes]:
+        """A blob; where a token has run out meanwhile, the retry brings a fresh one."""
+        try:
+            async for chunk in self._web.stream(f"{self._base}/blobs/{file.where}", self._headers, (offset, file.size)):
+                yield chunk
+        except Forbidden:
+            if not self._headers.get("authorization", "").startswith("Bearer"):
+                raise
+            self._headers = {}
+            await self._manifest()
+            async for chunk in self._web.stream(f"{self._base}/blobs/{file.where}", self._headers, (offset, file.size)):
+                yield chunk
+
+    async def close(self) -> None:
+        """Ends its connections."""
+        await self._web.close()
+
+
+def _file(layer: Any) -> RemoteFile | None:
+    """A layer as a file; None for one without a name."""
+    if not isinstance(layer, dict) or not isinstance(annotations := layer.get("annotations") or {}, dict):
+        raise Refused("the manifest's layers are not descriptors")
+    name = next((annotations[key] for key in _TITLES if annotations.get(key)), None)
+    digest, size = layer.get("digest"), layer.get("size")
+    if name is None:
+        return None
+    if str(layer.get("mediaType", "")).removesuffix("+gzip").removesuffix("+zstd").endswith("tar"):
+        raise Unsupported(f"layer {str(name)[:200]!r} is a tar archive: push files as they are (`oras push` does)")
+    if not isinstance(name, str) or not isinstance(digest, str) or not _DIGEST.fullmatch(digest) or type(size) is not int:
+        raise Refused(f"layer {str(name)[:200]!r}: needs a sha256 digest and a size")
+    return RemoteFile(name, size, digest, digest, Checksum("sha256", digest.removeprefix("sha256:")))

@@ -1,0 +1,56 @@
+"""Callers: who may call replicas, as this installation says (the chart writes the file). Read by settings.py, used by manifests/. Pure.
+
+Given, new revisions tell callers apart and every service gets a NetworkPolicy; absent (an operator run by hand), neither.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pagoda_contracts.bearer import subject
+from pagoda_contracts.launch import AuthConfig, TokensConfig
+from pagoda_contracts.names import JWKS_DIR, JWKS_KEY, ROLE_GATEWAY, ROLE_METRICS, ROLE_OPERATOR
+from pagoda_contracts.resources.profile import is_network
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic.alias_generators import to_camel
+
+_NAME = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
+Account = Annotated[str, StringConstraints(pattern=rf"^{_NAME}/{_NAME}$", max_length=320)]
+"""A ServiceAccount: namespace/name."""
+
+
+def _network(text: str) -> str:
+    if not is_network(text):
+        raise ValueError(f"{text!r} is no network: accepted is one with zeros after its length, such as 10.0.0.0/8 or fd00::/8")
+    return text
+
+
+Network = Annotated[str, AfterValidator(_network)]
+
+
+class Callers(BaseModel):
+    """What the chart says. The namespaces are those of the ServiceAccounts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
+
+    gateway: Account
+    operator: Account
+    metrics: tuple[Account, ...] = ()
+    metrics_from: tuple[Network, ...] = ()
+    tokens: bool = Field(default=True, description="Replicas of new revisions ask for tokens.")
+    network_policy: bool = Field(default=True, description="Each service gets a NetworkPolicy.")
+
+    def auth(self) -> AuthConfig | None:
+        """As a replica is told. No issuer: the keys are this cluster's, and a cluster that renames itself as an issuer must not lock
+        everybody out of the revisions that run."""
+        if not self.tokens:
+            return None
+        pairs = [(self.gateway, ROLE_GATEWAY), (self.operator, ROLE_OPERATOR), *((account, ROLE_METRICS) for account in self.metrics)]
+        subjects = {subject(account): role for account, role in pairs}
+        config = {"jwksFile": f"{JWKS_DIR}/{JWKS_KEY}", "subjects": subjects}
+        return AuthConfig(tokens=TokensConfig.model_validate(config), metrics_from=self.metrics_from)
+
+
+def namespace_of(account: Account) -> str:
+    """Where its pods run."""
+    return account.partition("/")[0]

@@ -1,0 +1,145 @@
+"""Events (events.k8s.io/v1): one for each change of a service's Ready reason, so that `kubectl describe` tells its story.
+
+Written by `reconcile` right after the status that they speak of, so nothing is written at rest or after a restart. Best effort: an Event
+that is refused or lost changes nothing else. The same word again within six minutes raises the series of the first; past the limit of a
+minute words are only counted, and the count is told by the next one that is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, NamedTuple
+
+import structlog
+from pagoda_contracts.names import FIELD_MANAGER, GROUP
+from pagoda_contracts.resources.meta import ObjectMeta
+
+from pagoda_operator.apply import Writer, apply_anew
+from pagoda_operator.errors import ClusterError
+from pagoda_operator.manifests.revision import digest
+from pagoda_operator.state import EVENTS, SERVICES, Json, Key, Observed
+
+PER_MINUTE: Final = 6
+# As client-go's recorder: what comes again within six minutes is one Event.
+SERIES_SECONDS: Final = 360.0
+_CONTROLLER: Final = f"{GROUP}/operator"
+_ACTION: Final = "Reconcile"
+_MAX_NOTE: Final = 1024
+# Not Stalled, and yet nothing to wait for quietly.
+_WARNINGS: Final = frozenset({"CrashLooping", "ImagePull", "Container", "Forbidden"})
+
+
+class Word(NamedTuple):
+    """What an Event says."""
+
+    kind: Literal["Normal", "Warning"]
+    reason: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Told:
+    """An Event that was written: its name, and what its series counts."""
+
+    name: str
+    first: float
+    last: float
+    count: int
+
+
+@dataclass
+class _Book:
+    """What was told of one service: the Events under way, the times of the last minute's writes, what the limit kept back."""
+
+    told: dict[Word, Told] = field(default_factory=dict)
+    writes: list[float] = field(default_factory=list)
+    held_back: dict[Word, int] = field(default_factory=dict)
+
+
+def news(before: Json, after: Json) -> Word | None:
+    """The Event that a change of status is worth; None where the Ready condition's reason stays."""
+    ready = _condition(after, "Ready")
+    if not ready or _condition(before, "Ready").get("reason") == ready["reason"]:
+        return None
+    bad = _condition(after, "Stalled").get("status") == "True" or ready["reason"] in _WARNINGS
+    return Word("Warning" if bad else "Normal", ready["reason"], ready["message"][:_MAX_NOTE])
+
+
+def admit(book: _Book, word: Word, now: float) -> Told | None:
+    """The Event to write, new or counted up; None past the limit of the minute."""
+    book.writes = [at for at in book.writes if now - at < 60]
+    book.told = {said: told for said, told in book.told.items() if now - told.last < SERIES_SECONDS}
+    count = book.held_back.get(word, 0) + 1
+    if len(book.writes) >= PER_MINUTE:
+        book.held_back[word] = count
+        return None
+    book.held_back.pop(word, None)
+    book.writes.append(now)
+    known = book.told.get(word)
+    fresh = Told(digest([word, now]), now, now, count)
+    book.told[word] = fresh if known is None else replace(known, last=now, count=known.count + count)
+    return book.told[word]
+
+
+class Recorder:
+    """Writes Events, each service's within its limit."""
+
+    def __init__(self, writer: Writer, identity: str) -> None:
+        self._writer = writer
+        self._identity = identity[:128] or FIELD_MANAGER  # required, and empty in a unit test
+        self._books: dict[Key, _Book] = {}
+
+    async def record(self, observed: Observed, status: dict[str, Any], now: datetime) -> None:
+        """The Event of a status that was just written, where it is worth one."""
+        word = news(observed.raw_status, status)
+        if word is None:
+            return
+        key = Key(observed.meta.namespace, observed.meta.name)
+        told = admit(self._books.setdefault(key, _Book()), word, now.timestamp())
+        if told is None:
+            return
+        manifest = render(observed.meta, word, told, self._identity)
+        try:
+            if told.count == 1:
+                await self._writer.create(EVENTS, manifest, FIELD_MANAGER)
+            else:
+                await apply_anew(self._writer, EVENTS, manifest)
+        except ClusterError as error:
+            structlog.get_logger().warning("event_lost", namespace=key.namespace, name=key.name, error=str(error))
+
+    def forget(self, key: Key) -> None:
+        """The service is gone."""
+        self._books.pop(key, None)
+
+
+def render(meta: ObjectMeta, word: Word, told: Told, identity: str) -> dict[str, Any]:
+    """The Event as an object. Its name holds the service's, as everybody's Events do."""
+    body: dict[str, Any] = {
+        "apiVersion": EVENTS.api_version,
+        "kind": EVENTS.kind,
+        "metadata": {"name": f"{meta.name}.{told.name}", "namespace": meta.namespace},
+        "eventTime": _micro(told.first),
+        "type": word.kind,
+        "reason": word.reason,
+        "note": word.note,
+        "action": _ACTION,
+        "reportingController": _CONTROLLER,
+        "reportingInstance": identity,
+        "regarding": {
+            "apiVersion": SERVICES.api_version,
+            "kind": SERVICES.kind,
+            "namespace": meta.namespace,
+            "name": meta.name,
+            "uid": meta.uid,
+        },
+    }
+    return body | ({"series": {"count": told.count, "lastObservedTime": _micro(told.last)}} if told.count > 1 else {})
+
+
+def _micro(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _condition(status: Json, kind: str) -> Json:
+    return next((line for line in status.get("conditions", []) if line.get("type") == kind), {})

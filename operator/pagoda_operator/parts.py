@@ -1,0 +1,181 @@
+"""Builds what runs side by side in one operator, from its settings. Called by serve.py, which runs it.
+
+In two steps: `core` stands before the API server has answered, `parts` when it is known which kinds the cluster has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import structlog
+
+from pagoda_operator import probes
+from pagoda_operator.ages import Ages
+from pagoda_operator.batched import Batched
+from pagoda_operator.check import Check, Shown
+from pagoda_operator.cluster import Hooks, KubeCluster
+from pagoda_operator.daemons import Daemons, Voice
+from pagoda_operator.defaults import DEFAULT_KEY
+from pagoda_operator.door import Door
+from pagoda_operator.handlers import Intake, Sink
+from pagoda_operator.keys import TokenKeys
+from pagoda_operator.lacking import Lacking
+from pagoda_operator.leader import Leadership
+from pagoda_operator.listen import Listener
+from pagoda_operator.metrics import Gauges, Metrics
+from pagoda_operator.mirror import Mirror
+from pagoda_operator.placement.fleet import Fleet
+from pagoda_operator.placement.view import View
+from pagoda_operator.queue import KeyedQueue, Reconcile
+from pagoda_operator.quota.keeper import Quotas
+from pagoda_operator.quota.native import singles
+from pagoda_operator.quota.teller import Teller
+from pagoda_operator.reconcile import Reconciler
+from pagoda_operator.remembered import Remembered
+from pagoda_operator.scaler import Scaler
+from pagoda_operator.senses import Senses
+from pagoda_operator.settings import Settings
+from pagoda_operator.signals import Signals
+from pagoda_operator.state import QUOTAS, Json, Key, Resource
+from pagoda_operator.tokens import OwnToken
+from pagoda_operator.turns import Turns
+
+Heard = Callable[[Resource, str, Json], None]
+
+# Runs mostly wait for the API server, and their lists are joined (batched.py): more of them cost it few more requests. With 32, on a
+# machine so busy that a request took 0.2 s and a run 2.7 s, 20 changes a second waited 5 s for one of them.
+_WORKERS = 96
+# Of first looks, each of which reads everything; a start makes one at every service, and this many at once took 141 MiB at 500. The other
+# workers are left to what was looked at.
+_FIRST_LOOKS = 32
+# Every kind is listed within a second or two, unless the API server is away or refuses one.
+_WATCHES_WAIT = 20.0
+_QUIET = 0.3
+# With 20 changes of pods a second there are no 0.3 s without an event: each takeover would wait out all of the 20 s.
+_QUIET_WAIT = 2.0
+
+
+@dataclass(frozen=True)
+class Core:
+    """What everything else hangs on."""
+
+    settings: Settings
+    lease: Leadership
+    cluster: KubeCluster
+    queue: KeyedQueue
+    door: Door
+    vitals: probes.Vitals
+    mirror: Mirror
+    metrics: Metrics
+
+
+def core(settings: Settings, lease: Leadership, connected: Callable[[Hooks], KubeCluster]) -> Core:
+    """Asks nobody; `connected` makes the client that writes."""
+    metrics, mirror = Metrics(), Mirror(time.monotonic)
+    cluster = connected(Hooks(guard=lease.guard, wrote=_both(mirror.wrote, metrics.wrote)))
+    queue = KeyedQueue(settings.resync, random.Random())  # noqa: S311 (spreads load)
+    return Core(settings, lease, cluster, queue, Door(queue), probes.Vitals(queue.oldest, lease.age), mirror, metrics)
+
+
+def parts(made: Core, sink: Sink) -> list[Awaitable[None]]:
+    """All that runs beside Kopf."""
+    own = OwnToken(made.settings.token) if made.settings.token is not None else None
+    signals = Signals(asyncio.get_running_loop().time, made.door.child)
+    keys = TokenKeys(made.cluster, own.newest_key if own else lambda: "")
+    quotas = Quotas(made.cluster, lambda: sink.world.all(QUOTAS), made.queue.add, time.monotonic, made.lease.settled)
+    listener = Listener(made.settings.gateways, signals, made.settings.identity, own)
+    daemons = Daemons(Voice(lambda: made.lease.epoch, own))
+    senses = _senses(made, sink, signals)
+    fleet = Remembered(made.cluster, senses.fleet, made.settings.lease_namespace, time.time)
+    teller = Teller(made.cluster, lambda: sink.world.all(QUOTAS), quotas, lambda: datetime.now(UTC), _singles(made, fleet))
+    senses = replace(senses, daemons=daemons, keys=keys, quota=quotas, fleet=fleet)
+    senses = replace(senses, ages=Ages(time.monotonic), lacking=Lacking(time.monotonic), turns=Turns(time.monotonic))
+    reconciler = Reconciler(made.cluster, made.settings, lambda: datetime.now(UTC), senses)
+    made.queue.few(reconciler.unseen, _FIRST_LOOKS)
+    made.queue.add(DEFAULT_KEY)
+    check = Check(made.cluster, Shown(made.mirror, sink.world, sink.kinds), made.door, made.vitals.silences)
+    gauges = Gauges(made.queue.depth, made.queue.oldest, made.lease.leads, lambda: made.lease.epoch, made.vitals.ages)
+    checks = (check.run(made.settings.resync, random.Random()), check.listen())  # noqa: S311
+    beside = [made.metrics.sample(gauges), made.lease.run(), listener.run(), *checks]
+    leading = (_led(made.lease, keys.run), _led(made.lease, teller.run), _led(made.lease, fleet.run))
+    run, start = made.metrics.timed(reconciler.reconcile), _Start(made, sink.intake, (fleet.load, check.caps))
+    return [*beside, *leading, *(_work(start, made.queue, run) for _ in range(_WORKERS))]
+
+
+def _singles(made: Core, fleet: Callable[[], Fleet]) -> Callable[[], frozenset[str] | None]:
+    """Nothing is said of nodes that were not shown yet."""
+    return lambda: singles(fleet()) if made.vitals.complete.is_set() else None
+
+
+def _alone(made: Core) -> Callable[[Key], bool]:
+    """Before all watches have listed, a name may be anywhere."""
+    return lambda key: made.vitals.complete.is_set() and made.mirror.alone(key)
+
+
+def _senses(made: Core, sink: Sink, signals: Signals) -> Senses:
+    """Those that are told of things."""
+    scaler = Scaler(made.cluster, signals, asyncio.get_running_loop().time, time.time)
+    signals.measured = lambda key: made.door.child(key) if scaler.heard(key, idle=signals.idle(key)) else None
+    fleet = View(sink.world)
+    return Senses(
+        waits=made.door.waits,
+        signals=signals,
+        view=made.mirror,
+        reader=Batched(made.cluster, _alone(made)),
+        claims=sink.claims,
+        scaling=scaler,
+        faults=fleet.faults,
+        fleet=fleet,
+    )
+
+
+async def _led(lease: Leadership, run: Callable[[], Awaitable[None]]) -> None:
+    """What writes, of the leader only."""
+    await lease.acquired.wait()
+    await run()
+
+
+class _Start:
+    """What comes before all work: of the leader only, mirrors are filled and what comes `first` is done. By one worker for all of them."""
+
+    def __init__(self, made: Core, intake: Intake, first: Iterable[Callable[[], Awaitable[None]]]) -> None:
+        self._made, self._intake, self._first = made, intake, first
+        self._lock = asyncio.Lock()
+        self._done = False
+
+    async def wait(self) -> None:
+        """Until it is done. A standby has all ready but this."""
+        await self._made.lease.acquired.wait()
+        async with self._lock:
+            if not self._done:
+                await self._prepare()
+                self._done = True
+
+    async def _prepare(self) -> None:
+        try:
+            async with asyncio.timeout(_WATCHES_WAIT):
+                await self._made.vitals.complete.wait()
+        except TimeoutError:  # one kind that may not be watched must not stop the work on all others; the probe says which it is
+            structlog.get_logger().warning("mirrors_not_filled", why=self._made.vitals.unready(time.monotonic()))
+        await self._intake.quiet(_QUIET, _QUIET_WAIT)
+        for prepare in self._first:
+            await prepare()
+
+
+async def _work(start: _Start, queue: KeyedQueue, run: Reconcile) -> None:
+    """One worker."""
+    await start.wait()
+    await queue.work(run)
+
+
+def _both(first: Heard, second: Heard) -> Heard:
+    def wrote(resource: Resource, verb: str, body: Json) -> None:
+        first(resource, verb, body)
+        second(resource, verb, body)
+
+    return wrote

@@ -1,0 +1,67 @@
+"""What the scheduler says goes before what is believed: devices that it finds no node with have no room for a replica, whatever is free.
+
+Pure; called by `place`. The scheduler knows what is not counted here: memory and cores of nodes, zones of volumes, affinity of pods.
+Only who may take other devices is moved by it; anybody else waits where it is, with the scheduler's words as the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from pagoda_operator.placement.judged import Home, Judged, Question
+from pagoda_operator.placement.options import Option
+
+_SAID: Final = "the scheduler finds no node: "
+
+
+def heeded(question: Question, judged: tuple[Judged, ...], home: Home | None) -> tuple[Judged, ...]:
+    """With what the scheduler says of the devices that the service lives on, and said of those before them, which the status remembers:
+    gone back to, they would be waited for in turns for ever."""
+    if home is None or home.position >= len(judged):
+        return judged
+    kept = question.kept.rejected if question.kept else ()
+    said = [(one.accelerator, one.why) for one in kept if given_up(one.why)]
+    before = tuple(_remembered(one, [why for name, why in said if name == one.name], home) for one in judged)
+    here = before[home.position]
+    if home.refused and (before != judged or _may_move(before, here, home)):
+        here = here._replace(options=_without_room(here.options, home))
+    return tuple(here if one.position == home.position else one for one in before)
+
+
+def given_up(why: str) -> bool:
+    """Whether the scheduler had no node: nothing else remembers that."""
+    return _SAID in why
+
+
+def _may_move(judged: tuple[Judged, ...], here: Judged, home: Home) -> bool:
+    """To another entry in a while, or to another class of the same one that has room."""
+    later = here.wait is not None and any(one.able for one in judged[home.position + 1 :])
+    return later or any(option.free and option.resolved.identity != home.resolved.identity for option in here.able)
+
+
+def _remembered(one: Judged, said: Sequence[str], home: Home) -> Judged:
+    """No room in what was given up, whatever is free by now: devices that are in use for a moment are no reason to go back to them."""
+    if one.position > home.position or not said:
+        return one
+    mine = home.resolved.identity if one.position == home.position else None
+    return one._replace(options=tuple(_forgone(option, said) if option.resolved.identity != mine else option for option in one.options))
+
+
+def _forgone(option: Option, said: Sequence[str]) -> Option:
+    """A mark without a class, as older operators wrote them, is one on the whole entry."""
+    why = next((why for why in said if why.startswith((_SAID, _mark(option)))), "")
+    return replace(option, free=0, why=why) if option.ever and why else option
+
+
+def _without_room(options: Sequence[Option], home: Home) -> tuple[Option, ...]:
+    """None of the home's devices free now, where any were; who had no room keeps the reason for that. Other classes are not refused."""
+    mine = [option for option in options if option.ever and option.resolved.identity == home.resolved.identity]
+    if not any(option.free for option in mine):
+        return tuple(options)
+    return tuple(replace(one, free=0, why=_mark(one) + home.refused) if one in mine else one for one in options)
+
+
+def _mark(option: Option) -> str:
+    return f"{option.kind.name}: {_SAID}" if option.kind else _SAID

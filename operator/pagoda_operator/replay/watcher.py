@@ -1,0 +1,87 @@
+"""watcher: what the operator would have seen of a replayed fleet, and its decision. Called by `replay.run` every LOOK_S seconds.
+
+The deciding code is the operator's own, memory, schedules and forecast included; only signals and pods are made up, from the model.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pagoda_contracts.resources.scaling import ScalingSpec
+
+from pagoda_operator.autoscale import Decision
+from pagoda_operator.bins import Level, amended
+from pagoda_operator.learned import DAY_S, Learned
+from pagoda_operator.load import BIN_S, Measure
+from pagoda_operator.replay import fleet as model
+from pagoda_operator.scaling import Basis, Memory, Moment, decide
+from pagoda_operator.signals_view import ServiceSignals
+
+LOOK_S: Final = 1.0
+_KEPT: Final = 120
+_ACCELERATOR: Final = "replayed"
+
+
+@dataclass(frozen=True, slots=True)
+class Calendar:
+    """When the trace's zero was, in seconds of Unix time, and how long a day is in it."""
+
+    origin: float = 0.0
+    day_s: float = DAY_S
+
+
+class Watcher:
+    """Measures the fleet, remembers, asks `scaling.decide`."""
+
+    def __init__(self, kind: model.Replica, spec: ScalingSpec, calendar: Calendar) -> None:
+        self._kind, self._spec, self._calendar = kind, spec, calendar
+        self._measures: deque[Measure] = deque(maxlen=_KEPT)
+        self._memory = Memory(0.0, 0, learned=Learned(starts={_ACCELERATOR: (kind.start_s,)}))
+        self._arrived = self._inside = 0
+        self._level = Level()
+        self.last: Decision | None = None
+
+    def __call__(self, fleet: model.Fleet) -> int:
+        """Replicas wanted."""
+        if not self._measure(fleet):
+            return len(fleet.wanted)
+        signals = ServiceSignals(tuple(self._measures), fresh=True, held=len(fleet.held))
+        moment = Moment(fleet.now, self._calendar.origin + fleet.now)
+        self.last, self._memory = decide(self._basis(fleet), signals, self._memory, moment)
+        return len(fleet.wanted) if self.last is None else self.last.replicas
+
+    def _basis(self, fleet: model.Fleet) -> Basis:
+        members, there = fleet.wanted, len(fleet.wanted)
+        starting = tuple(self._calendar.origin + m.born for m in members if m.ready_at > fleet.now)
+        ready = there - len(starting)
+        kind: dict[str, Any] = {"rows": self._kind.rows, "accelerator": _ACCELERATOR, "day_s": self._calendar.day_s}
+        return Basis(self._spec, there, there, ready, starting, **kind)
+
+    def _measure(self, fleet: model.Fleet) -> bool:
+        """Whether there is anything to decide by: a bin's end, or a look that is worse than the last."""
+        running, waiting = sum(m.running for m in fleet.members), sum(len(m.queue) for m in fleet.members)
+        kv = sum(m.blocks for m in fleet.members) / (self._kind.blocks * max(1, len(fleet.members)))
+        level = Level(running, waiting, len(fleet.held), kv, self._p95(fleet))
+        if fleet.now % BIN_S:
+            if not self._measures or not level.worse(self._level):
+                return False
+            self._measures[-1] = amended(self._measures[-1], level)
+        else:
+            self._measures.append(self._bin(fleet, level))
+        self._level = level
+        return True
+
+    def _bin(self, fleet: model.Fleet, level: Level) -> Measure:
+        arrived, inside = fleet.arrived - self._arrived, level.running + level.waiting + level.held
+        ended = arrived - (inside - self._inside)
+        self._arrived, self._inside = fleet.arrived, inside
+        return Measure(fleet.now, arrived, ended, *level)
+
+    @staticmethod
+    def _p95(fleet: model.Fleet) -> float:
+        while fleet.ttfts and fleet.ttfts[0][0] < fleet.now - 60:
+            fleet.ttfts.popleft()
+        found = sorted(ttft for _, ttft in fleet.ttfts)
+        return found[int(0.95 * (len(found) - 1))] if found else 0.0

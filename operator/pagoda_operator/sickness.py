@@ -1,0 +1,113 @@
+"""Who is sick, and who serves and answers all the same. Pure; asked by `health`.
+
+Sick is what no kubelet sees: a replica that is Ready to Kubernetes and silent to every gateway, one whose device hangs, one that fails its
+canary, one on a faulty device. Gateways have stopped sending it requests by then (of a faulty node they learn by an annotation of its
+pods). One word against a replica has the same patience wherever it is heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from pagoda_contracts.units import parse_duration
+
+from pagoda_operator.pods import Pod
+from pagoda_operator.signals_view import CONFIRM_S, MISSING_S, EndpointSignal, Seen
+from pagoda_operator.state import Observed
+
+# How a mark begins that was set here, for the node's sake: only those are taken away again.
+OURS: Final = "node: "
+# Gateways call a step overdue 30 s after its beginning; what the service grants beyond that is waited for here.
+_OVERDUE_S: Final = 30.0
+_DEFAULT_PROGRESS: Final = "120s"
+
+
+class Sickness(StrEnum):
+    """What is wrong, the surest first."""
+
+    DEVICE_FAULT = "DeviceFault"
+    DEEP_CHECK = "DeepCheckFailed"
+    SILENT = "Silent"
+    STUCK = "Stuck"
+
+
+_RANK: Final = {sickness: rank for rank, sickness in enumerate(Sickness)}
+
+
+@dataclass(frozen=True, slots=True)
+class Sick:
+    """One sick replica. `serves`: it answers all the same, only its device is called faulty."""
+
+    pod: Pod
+    sickness: Sickness
+    why: str
+    serves: bool = False
+
+
+def sick_of(observed: Observed) -> tuple[Sick, ...]:
+    """All of them, the surest first."""
+    return tuple(sorted(_sick(observed), key=lambda one: (_RANK[one.sickness], one.pod.name)))
+
+
+def sound(observed: Observed, sick: Iterable[Sick]) -> bool:
+    """Whether anybody serves and answers at this moment of whom nothing bad is said; without a gateway kubelet's word counts. Of whom
+    gateways say nothing yet while they speak of others, they send nobody there either."""
+    ill = {one.pod.name for one in sick}
+    return any(pod.serves and pod.name not in ill and not _doubted(observed, pod) for pod in observed.pods)
+
+
+def _doubted(observed: Observed, pod: Pod) -> bool:
+    signal = _signal(observed, pod)
+    if signal is None:
+        return observed.signals is not None and bool(observed.signals.endpoints)
+    return signal.deep_failed or signal.bad
+
+
+def _sick(observed: Observed) -> Iterable[Sick]:
+    for pod in observed.pods:
+        if not pod.counts or pod.drain_deadline_ms is not None:
+            continue  # on its way out
+        heard = tuple(_by_signal(observed, pod)) if pod.ready else ()
+        if fault := fault_of(observed, pod):
+            yield Sick(pod, Sickness.DEVICE_FAULT, f"the device is faulty: {fault}"[:400], serves=pod.serves and not heard)
+        else:
+            yield from heard
+
+
+def fault_of(observed: Observed, pod: Pod) -> str:
+    """What others marked the pod with, else what its node says, where the pod holds devices of it."""
+    if pod.device_fault and not pod.device_fault.startswith(OURS):
+        return pod.device_fault
+    return observed.faults.get(pod.node, "") if pod.devices else ""
+
+
+def _signal(observed: Observed, pod: Pod) -> EndpointSignal | None:
+    return observed.signals.endpoints.get(pod.name) if observed.signals else None
+
+
+def _by_signal(observed: Observed, pod: Pod) -> Iterable[Sick]:
+    """A pod that is not Ready is kubelet's to restart: gateways hear nothing of it either, for a good reason."""
+    signal = _signal(observed, pod)
+    if signal is None:
+        return
+    if signal.deep_failed and signal.verdict is Seen.DEAD:
+        if signal.bad_s >= CONFIRM_S:
+            yield Sick(pod, Sickness.DEEP_CHECK, "its canary token is wrong or late")
+    elif signal.verdict is Seen.UNHEARD:
+        if signal.bad_s >= MISSING_S:
+            yield Sick(pod, Sickness.SILENT, f"it is Ready, and no gateway has heard of it for {MISSING_S:.0f} s")
+    elif signal.verdict is Seen.DEAD and signal.bad_s >= _patience(observed, signal):
+        stuck = signal.reason != "silent"
+        why = f"no gateway hears it: {signal.reason}" if not stuck else f"it speaks and does not move: {signal.reason}"
+        yield Sick(pod, Sickness.STUCK if stuck else Sickness.SILENT, why)
+
+
+def _patience(observed: Observed, signal: EndpointSignal) -> float:
+    """An overdue step has the time that the service grants a step; everything else must only last."""
+    if signal.reason != "overdue":
+        return CONFIRM_S
+    health = observed.spec.health if observed.spec else None
+    return max(CONFIRM_S, parse_duration(health.progress_timeout if health else _DEFAULT_PROGRESS) - _OVERDUE_S)

@@ -1,0 +1,69 @@
+"""Objects out of the schema's own words, valid, invalid, valid again, deleted: no crash, and in the end as if nothing had been.
+
+Eight services at a time here; `make test-full` makes five hundred transitions.
+"""
+
+import uuid
+from statistics import median
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from operator_world_real import Real
+from pagoda_contracts.resources.service import INFERENCE_SERVICE
+from schema_objects import edits, schema_of
+from transitions import Transitions
+
+pytestmark = pytest.mark.cluster
+EDITS = st.tuples(edits(schema_of(INFERENCE_SERVICE)), st.booleans())
+
+
+@pytest.fixture
+def fresh(cluster, kube, node, real):
+    """Another namespace with the same things in it, where nothing bad has happened."""
+    world = Real(cluster, kube, node, f"op-{uuid.uuid4().hex[:8]}")
+    world.prepare()
+    yield world
+    world.clean()
+
+
+def run(worlds, operator, slots, rounds):
+    """So many rounds on the first world; what is left of them, against what the same services are in the second."""
+    used, untouched = (Transitions(world, operator, slots, worlds[0].namespace) for world in worlds)
+    used.start()
+
+    @settings(max_examples=rounds, phases=[Phase.generate], deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(batch=st.lists(EDITS, min_size=slots, max_size=slots))
+    def transitions(batch):
+        used.round(batch)
+
+    try:
+        transitions()
+        left = {name: used.final(name) for name in used.names}
+    finally:
+        used.clear()  # their served names go to the others
+    untouched.start()
+    try:
+        assert left == {name: untouched.final(name) for name in untouched.names}
+    finally:
+        untouched.clear()
+    return used
+
+
+@pytest.mark.timeout(1800)
+def test_after_bad_objects_a_service_is_as_if_nothing_had_been(real, fresh, operator):
+    counts = run((real, fresh), operator, slots=8, rounds=3).counts
+    assert counts["made valid"] == 24
+    assert min(counts["refused by the operator"], counts["refused by the API server"], counts["deleted"]) >= 1, counts
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(1800)
+def test_five_hundred_transitions(real, fresh, operator):
+    """The wait of invalid objects is told, not judged: what is judged is that nothing but their status was written."""
+    used = run((real, fresh), operator, slots=12, rounds=21)
+    counts, waits = used.counts, sorted(used.waits)
+    slow, slowest = waits[-len(waits) // 10], waits[-1]
+    print(f"{dict(counts)}; invalid objects waited {median(waits):.3f} s, a tenth more than {slow:.3f}, at most {slowest:.3f}")
+    assert sum(counts.values()) >= 500, counts
+    assert counts["refused by the operator"] >= 20, counts

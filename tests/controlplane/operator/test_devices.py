@@ -1,0 +1,97 @@
+"""Services on devices against a real API server and scheduler: nodes of the layout h100-mixed that no kubelet stands behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from device_world import MIXED, WHOLE, device_driver, device_node, inspected, replicas, templates_gone, tolerate
+from fake_api import running
+from fleets import dra_of, gpu, mig
+from kube import eventually
+from pagoda_devcluster.gpus import dra
+from pagoda_operator.state import DEPLOYMENTS, PODS, RESOURCE_CLAIM_TEMPLATES, Resource
+from placing import ENGINE
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def service(real):
+    return tolerate(real)
+
+
+def asked(real):
+    (deployment,) = real.kube.list(DEPLOYMENTS, real.namespace)
+    return deployment["spec"]["template"]["spec"]
+
+
+def why(real, *options):
+    """What `pagoda why` prints of the service."""
+    own = ["service/tiny", "--namespace", real.namespace, "--kubeconfig", str(real.cluster.kubeconfig), *options]
+    program = str(Path(sys.executable).parent / "pagoda")
+    paths = f"{real.cluster.bin}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run([program, "why", *own], capture_output=True, text=True, check=True, env=os.environ | {"PATH": paths})
+    return done.stdout.splitlines()
+
+
+def test_the_smallest_slice_that_fits_is_asked_for_and_the_scheduler_finds_it(service, operator):
+    with device_node(service.kube, MIXED, "h100-a") as paper:
+        service.apply(accelerators=[mig(least="1Gi")], engine=ENGINE, replicas=4)
+        assert inspected(service)["spec"]["containers"][0]["args"] == ["inspect", "pvc://models/tiny"]
+        pods = replicas(service, paper, 4)
+        assert asked(service)["containers"][0]["resources"]["limits"] == {"nvidia.com/mig-1g.10gb": "1"}
+        for pod in pods:
+            service.node.tell(pod, running(ready=True))
+        service.told(Ready="Available")
+        told = service.service()["status"]["placement"]
+        assert (told["chosen"], told["device"]) == ("mig[0]", "mig-1g.10gb, 9.8 GiB")
+
+
+def test_what_never_fits_stalls_with_numbers_and_a_new_node_cures_it_at_once(service, operator):
+    with device_node(service.kube, MIXED, "h100-a"):
+        service.apply(accelerators=[gpu("H100", 4)], engine=ENGINE, model={"uri": "pvc://models"})
+        numbers = "NVIDIA-H100-80GB-HBM3: needs 4 on one node, the largest has 2"
+        # The node may come to the operator's eyes after the service.
+        eventually(lambda: numbers in service.told(Stalled="NoAccelerator")["Stalled"]["message"], "why, with numbers")
+        with device_node(service.kube, WHOLE, "h100-b") as paper:
+            inspected(service)
+            replicas(service, paper, 1)
+            assert service.told(Reconciling="PullingImage")
+
+
+def test_slices_that_others_hold_are_waited_for_and_taken_when_they_are_free(service, operator):
+    with device_node(service.kube, MIXED, "h100-a") as paper:
+        holder = {"name": "c", "image": "i", "resources": {"limits": {"nvidia.com/mig-3g.40gb": "2"}}}
+        body = {"metadata": {"name": "holder"}, "spec": {"nodeName": "h100-a", "containers": [holder]}}
+        service.kube.create(PODS, "default", body)
+        service.apply(accelerators=[mig("3g.40gb"), {"cpu": {"cores": "1", "memory": "1Gi"}}], engine=ENGINE)
+        inspected(service)
+        waiting = service.told(Reconciling="WaitingForCapacity")["Reconciling"]["message"]
+        assert "mig[0] since " in waiting
+        assert "mig-3g.40gb: all in use of 2 there are" in waiting
+        page = why(service)
+        assert f"service {service.namespace}/tiny: 0 of 1 replicas ready" in page
+        assert "  chosen: mig[0] (mig-3g.40gb, 39.5 GiB)" in page
+        assert any(line.startswith("  waiting for mig[0] since ") for line in page)
+        assert json.loads("\n".join(why(service, "-o", "json")))["placement"]["chosen"] == "mig[0]"
+        service.kube.delete(PODS, "default", "holder", grace=0)
+        replicas(service, paper, 1)
+        service.told(Reconciling="PullingImage")
+        assert "waiting" not in service.service()["status"]["placement"]
+
+
+def test_a_claim_is_made_for_each_pod_and_the_scheduler_allocates_the_slice_that_was_judged(service, operator):
+    with device_node(service.kube, MIXED, "h100-a") as paper, device_driver(service.kube, MIXED, "h100-a"):
+        service.apply(accelerators=[dra_of("mig.nvidia.com")], engine=ENGINE)
+        inspected(service)
+        replicas(service, paper, 1)
+        (claims,) = service.kube.list(RESOURCE_CLAIM_TEMPLATES, service.namespace)
+        assert "profile == '1g.10gb'" in json.dumps(claims["spec"])
+        claim = Resource(dra.API, "ResourceClaim", "resourceclaims")
+        (held,) = service.kube.list(claim, service.namespace)
+        assert held["status"]["allocation"]["devices"]["results"][0]["device"].startswith("gpu-2-mig-1g-10gb")
+        service.edit(accelerators=[{"cpu": {"cores": "1", "memory": "1Gi"}}])
+        eventually(lambda: templates_gone(service), "no template left")

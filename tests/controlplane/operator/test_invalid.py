@@ -1,0 +1,34 @@
+"""A service that an edit makes invalid is told so at once, and goes on as it was."""
+
+import time
+
+import pytest
+from kube import eventually
+from operator_process import USER, running_operator
+from pagoda_operator.state import EVENTS, SERVICES
+
+pytestmark = pytest.mark.cluster
+
+
+def test_what_becomes_invalid_is_told_at_its_event_and_touches_no_child(real, account):
+    """Long before the next resync: by the edit's own event. How many seconds that takes: bench/reaction.py."""
+    with running_operator(account, "--resync", "10m") as operator:
+        real.apply()
+        real.serve()
+        real.told(Ready="Available", Reconciling="Settled")
+        edited = time.time()
+        real.edit(podTemplate={"spec": {"hostNetwork": True}})
+        assert "spec.hostNetwork" in real.told(Stalled="PodTemplateForbidden")["Stalled"]["message"]
+        print("told_s", round(time.time() - edited, 2))
+
+        def written():
+            return {
+                (event["objectRef"]["resource"], event["objectRef"].get("subresource", ""))
+                for event in real.cluster.audit(user=USER, since=edited)
+                if event["objectRef"].get("namespace") == real.namespace
+            }
+
+        # Who reads may see a write before its writer has the answer, and only by then it is in the log.
+        eventually(lambda: (SERVICES.plural, "status") in written(), "the verdict in the audit log")
+        assert written() <= {(SERVICES.plural, "status"), (EVENTS.plural, "")}
+        assert operator.events("reconcile_bug") == []

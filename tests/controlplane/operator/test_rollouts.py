@@ -1,0 +1,205 @@
+"""Rollouts on a real API server: a canary that a real gateway's counters end, and a strategy that free devices choose."""
+
+import asyncio
+from collections import Counter
+
+import httpx
+import pytest
+from device_world import MIXED, WHOLE, device_node, inspected, replicas, tolerate
+from fake_api import running
+from fleets import gpu
+from gateway_process import start_gateway
+from kube import eventually
+from local_front import NAME as MODEL
+from operator_process import OperatorProcess, running_operator
+from pagoda_contracts.launch import Fault
+from pagoda_contracts.names import GRPC_SET_STATE, HEADER_ROUTE, LABEL_REVISION, PORT_DAEMON_HTTP, ROLE_OPERATOR
+from pagoda_contracts.route import parse_route
+from pagoda_daemon.api.access import METHODS
+from pagoda_daemon.api.caller import ROLE_ANYBODY
+from pagoda_operator.state import DEPLOYMENTS
+from paper_kubelet import in_loop, paper_kubelet
+from placing import ENGINE
+
+pytestmark = [pytest.mark.cluster]
+# Every step of a request that such a replica computes: each of its answers is an error, and it stays up.
+BAD = tuple(Fault(kind="nan", at_step=step) for step in range(20_000))
+CANARY = {"canary": {"steps": [{"weight": 50, "hold": "1h"}], "abortOn": {"errorRate": "10%"}}}
+PATIENCE_S = 300
+
+
+def revision(body):
+    return body["metadata"]["labels"][LABEL_REVISION]
+
+
+def staying(real):
+    return [pod for pod in real.pods() if "deletionTimestamp" not in pod["metadata"]]
+
+
+def deployments(real):
+    return {revision(body): body for body in real.kube.list(DEPLOYMENTS, real.namespace)}
+
+
+def ready(real):
+    status = real.service().get("status", {})
+    if status.get("observedGeneration") != real.service()["metadata"]["generation"]:
+        return "", ""
+    line = next(found for found in status["conditions"] if found["type"] == "Ready")
+    return line["reason"], line["message"]
+
+
+def weights(real):
+    return {one["hash"]: one.get("weight") for one in real.service()["status"].get("revisions", [])}
+
+
+async def until(look, what):
+    async with asyncio.timeout(PATIENCE_S):
+        while not (found := await asyncio.to_thread(look)):
+            await asyncio.sleep(0.1)
+    assert found, what
+    return found
+
+
+async def ask(client):
+    """The status of an answer, and who gave it."""
+    answer = await client.post("/v1/completions", json={"model": MODEL, "prompt": "x", "max_tokens": 2})
+    return answer.status_code, parse_route(answer.headers[HEADER_ROUTE]).endpoint
+
+
+async def clients(url, over):
+    """Asks one request after another until it is over; how many of each answer came from where."""
+    told = Counter()
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False) as client:
+        while not over.is_set():
+            told[await ask(client)] += 1
+    return told
+
+
+async def start(pod, ip, folder):
+    """Only the revision that tells itself by its labels is sound; the labels are the pod template's."""
+    return await in_loop(pod, ip, folder, faults=() if pod["metadata"]["labels"].get("sound") == "yes" else BAD)
+
+
+async def test_a_canary_that_answers_errors_is_ended_by_the_gateway_s_counters(real, account, tmp_path, monkeypatch):
+    monkeypatch.setitem(METHODS, GRPC_SET_STATE, frozenset((ROLE_ANYBODY, ROLE_OPERATOR)))
+    model = {"uri": "pvc://models", "servedNames": [MODEL]}
+    template = {"metadata": {"labels": {"sound": "yes"}}}
+    await asyncio.to_thread(real.apply, replicas=2, model=model, rollout=CANARY, podTemplate=template)
+    with start_gateway("--kubeconfig", str(real.cluster.kubeconfig)) as gateway:
+        operator = await asyncio.to_thread(OperatorProcess, account, "--resync", "5m", "--gateways", f"127.0.0.1:{gateway.demand}")
+        try:
+            async with paper_kubelet(real, tmp_path, start) as kubelet:
+                await until(lambda: ready(real)[0] == "Available", "the old revision serves")
+                await aborted(real, kubelet, gateway.url)
+        finally:
+            await asyncio.to_thread(operator.stop)
+        assert operator.events("reconcile_bug") == []
+
+
+async def aborted(real, kubelet, url):
+    ((old, before),) = (await asyncio.to_thread(deployments, real)).items()
+    mine = {pod["metadata"]["uid"] for pod in await asyncio.to_thread(staying, real)}
+    good = {f"{kubelet.containers[uid].ip}:{PORT_DAEMON_HTTP}" for uid in mine}
+    await asyncio.to_thread(real.edit, podTemplate={"metadata": {"labels": {"sound": "no"}}})
+
+    over = asyncio.Event()
+    asking = asyncio.create_task(clients(url, over))
+    try:
+        _, why = await until(lambda: (found := ready(real))[0] == "RolledBack" and found, "the canary is over")
+    finally:
+        over.set()
+        told = await asking
+    # Who told: the gateway, of requests that the new revision failed.
+    assert "requests failed within a minute, abortOn.errorRate is 10%" in why
+    assert why.startswith("canary at 50%: ")
+    assert {code for code, endpoint in told if endpoint in good} == {200}
+    assert min(code for code, endpoint in told if endpoint not in good) == 500
+    # Back: all requests to the old one, nothing of the new one left.
+    (new,) = (await asyncio.to_thread(deployments, real)).keys() - {old}
+    assert await asyncio.to_thread(weights, real) == {old: 100, new: 0}
+    await until(lambda: {pod["metadata"]["uid"] for pod in real.pods()} == mine, "the new revision's replica is gone")
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False) as client:
+        after = [await ask(client) for _ in range(20)]
+    assert {code for code, _ in after} == {200}
+    assert {endpoint for _, endpoint in after} <= good
+    # The old one was never touched: its Deployment's spec is the one of before, and its pods are the same.
+    assert (await asyncio.to_thread(deployments, real))[old]["metadata"]["generation"] == before["metadata"]["generation"]
+    status = (await asyncio.to_thread(real.service))["status"]
+    assert (status["rollout"]["phase"], status["rollout"]["reason"]) == ("RolledBack", why.partition(";")[0])
+
+
+@pytest.fixture
+def operator(account):
+    with running_operator(account, "--resync", "1s") as process:
+        yield process
+    assert process.events("reconcile_bug") == []
+
+
+def serve(real, paper, count):
+    """So many replicas have a node, and get ready."""
+    pods = replicas(real, paper, count)
+    for pod in pods:
+        real.node.tell(pod, running(ready=True))
+    return pods
+
+
+def asked(real):
+    """Replicas by revision."""
+    return {name: body["spec"]["replicas"] for name, body in deployments(real).items()}
+
+
+def sides(real, paper):
+    """Replicas by revision as they stand on the node: what the Deployments ask for may be ahead of that."""
+    return Counter(revision(pod) for pod in staying(real) if pod["spec"].get("nodeName") == paper.name)
+
+
+def settled(real, paper, old, count):
+    """Plays the kubelet until the service has arrived."""
+
+    def look():
+        for pod in staying(real):
+            if pod["spec"].get("nodeName") == paper.name and pod["status"]["phase"] == "Pending":
+                real.node.tell(pod, running(ready=True))
+        real.end_pods()
+        now = sides(real, paper)
+        return ready(real)[0] == "Available" and old not in now and now.total() == count == len(real.pods())
+
+    eventually(look, "the new revision alone")
+
+
+def strategy(real):
+    return real.service()["status"].get("rollout", {}).get("strategy")
+
+
+def first_revision(real, paper):
+    tolerate(real)
+    real.apply(accelerators=[gpu("H100")], engine=ENGINE, replicas=2)
+    inspected(real)
+    serve(real, paper, 2)
+    real.told(Ready="Available")
+    (old,) = deployments(real)
+    real.edit(engine={"maxModelLen": 2048})
+    return old
+
+
+def test_auto_replaces_where_no_device_is_free(real, operator):
+    with device_node(real.kube, MIXED, "h100-a") as paper:  # two whole GPUs
+        old = first_revision(real, paper)
+        # Held here until the test says that the new one is ready: an old replica made room for it, and the last old one stays.
+        eventually(lambda: not real.end_pods() and sorted(sides(real, paper).values()) == [1, 1], "one of each")
+        assert sorted(asked(real).values()) == [1, 1]
+        assert asked(real)[old] == 1
+        eventually(lambda: strategy(real) == "Replace", "the strategy is told")  # after it was acted on
+        assert sides(real, paper)[old] == 1
+        settled(real, paper, old, 2)
+
+
+def test_auto_surges_where_devices_are_free(real, operator):
+    with device_node(real.kube, WHOLE, "h100-b") as paper:  # eight whole GPUs
+        old = first_revision(real, paper)
+        # Held here until the test says that the new ones are ready: both beside both.
+        pods = replicas(real, paper, 4)
+        assert sorted(asked(real).values()) == [2, 2]
+        assert [revision(pod) for pod in pods].count(old) == 2
+        eventually(lambda: strategy(real) == "Surge", "the strategy is told")
+        settled(real, paper, old, 2)

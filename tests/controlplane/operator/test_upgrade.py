@@ -1,0 +1,143 @@
+"""Upgrades are quiet: from the operator of the version before to this one and back, with fifty services, no pod rolls until asked."""
+
+import os
+
+import pytest
+from earlier_operator import unpack
+from fake_api import running, service_body
+from kube import eventually
+from operator_process import USER, OperatorProcess, running_operator
+from pagoda_contracts.metrics import OPERATOR_RECONCILES
+from pagoda_contracts.names import LABEL_SERVICE
+from pagoda_devcluster import audit
+from pagoda_operator.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, PODS, PROFILES, SERVICES
+
+pytestmark = pytest.mark.cluster
+SERVICES_COUNT = 50
+RUNS = f"{OPERATOR_RECONCILES.name}_total"
+NAMES = [f"s{number:02}" for number in range(SERVICES_COUNT)]
+# What a service may ask for in ways that were rendered differently at some time: each kind of word once.
+VARIANTS = (
+    {},
+    {"engine": {"maxModelLen": 128, "kvCache": {"size": "64Mi"}}},
+    {"drain": {"timeout": "2m"}},
+    {"podTemplate": {"metadata": {"labels": {"team": "blue"}}}},
+    {"model": {"uri": "pvc://models/sub", "servedNames": []}},
+    {"health": {"progressTimeout": "10m"}, "slo": {"ttft": "800ms"}},
+)
+
+
+@pytest.fixture
+def earlier(tmp_path):
+    return unpack(tmp_path / "earlier")
+
+
+@pytest.fixture
+def fleet(real, earlier, account):
+    """Fifty services that the operator of the version before has made and that serve."""
+    with_earlier = OperatorProcess(account, "--resync", "10s", program=earlier)
+    try:
+        for number, name in enumerate(NAMES):
+            spec = {"profileRef": {"name": real.namespace}} | VARIANTS[number % len(VARIANTS)]
+            real.kube.create(SERVICES, real.namespace, service_body(name, real.namespace, **spec))
+        for pod in real.node.placed(real.namespace, SERVICES_COUNT):
+            real.node.tell(pod, running(ready=True))
+        eventually(lambda: settled(real), "all fifty serve under the earlier operator")
+    finally:
+        with_earlier.stop()
+    assert with_earlier.events("applied")
+    yield real
+    for name in NAMES:
+        real.kube.delete(SERVICES, real.namespace, name)
+    eventually(lambda: not real.end_pods() and not real.pods(), "all pods go")
+
+
+def settled(real):
+    """Whether every service is Ready and settled, by the word of an operator that has seen its newest generation."""
+    return all(is_settled(body) for body in real.kube.list(SERVICES, real.namespace))
+
+
+def is_settled(body):
+    status = body.get("status", {})
+    lines = {line["type"]: line["status"] for line in status.get("conditions", [])}
+    fresh = status.get("observedGeneration") == body["metadata"]["generation"]
+    return fresh and (lines.get("Ready"), lines.get("Reconciling")) == ("True", "False")
+
+
+def running_state(real):
+    """What must not change: templates and their Deployments, pods, and what pins and configures them."""
+    kept = {}
+    for resource in (DEPLOYMENTS, CONTROLLER_REVISIONS, CONFIG_MAPS, PODS):
+        for body in real.kube.list(resource, real.namespace, LABEL_SERVICE):
+            content = body.get("data") or body["spec"].get("template") or body["metadata"]["uid"]
+            kept[resource.kind, body["metadata"]["name"]] = (body["metadata"]["uid"], content)
+    return kept
+
+
+def look_at_all(real, operator, *, reads=False):
+    """Waits until this operator has looked at every service once more after it had nothing left to write: `reads` where each look reads
+    the service, else by how often it looked, thrice for each, since a look at rest reads nothing."""
+    seen, since, log = set(), operator.counted(RUNS) if not reads else 0, real.cluster.audit_log
+    with log.open() as lines:
+        lines.seek(0, os.SEEK_END)  # the log of fifty services is long: only what is new is parsed
+        rest = ""
+
+        def quiet():
+            nonlocal since, rest
+            *whole, rest = (rest + lines.read()).split("\n")  # the last one is being written
+            for event in audit.select(whole, USER, None, "all"):
+                about = event.get("objectRef", {})
+                if about.get("namespace") == real.namespace:
+                    if event["verb"] in audit.WRITES:
+                        seen.clear()
+                        since = operator.counted(RUNS) if not reads else 0
+                    elif about["resource"] == SERVICES.plural:
+                        seen.add(about.get("name"))
+            return seen >= set(NAMES) if reads else operator.counted(RUNS) - since >= 3 * SERVICES_COUNT
+
+        eventually(quiet, "fifty looks without a write")
+    assert operator.events("reconcile_bug") == []
+
+
+@pytest.mark.timeout(1800)
+def test_from_the_version_before_and_back_no_pod_rolls_until_asked(fleet, earlier, account):
+    before = running_state(fleet)
+    assert len(before) == 4 * SERVICES_COUNT
+    with running_operator(account, "--resync", "5s") as now:
+        look_at_all(fleet, now)
+        assert running_state(fleet) == before
+        assert settled(fleet)
+        told = {body["status"].get("outdated") for body in fleet.kube.list(SERVICES, fleet.namespace)}
+        today = "podTemplate.spec.containers[daemon].env"  # the pod's uid; and words of the spec that 0.1 sent to no daemon
+        assert told == {today, f"{today}, daemonConfig.health"}, "what would be rendered otherwise now is said of each"
+        image = {"spec": {"images": {"daemon": "localhost/daemon:2"}}}
+        fleet.kube.merge(PROFILES, "", fleet.namespace, image)
+        look_at_all(fleet, now)
+        assert running_state(fleet) == before
+    back = OperatorProcess(account, "--resync", "5s", program=earlier)
+    try:
+        look_at_all(fleet, back, reads=True)
+        assert running_state(fleet) == before
+        assert settled(fleet)
+    finally:
+        back.stop()
+    with running_operator(account, "--resync", "5s") as again:
+        look_at_all(fleet, again)
+        assert running_state(fleet) == before
+        asked(fleet, before)
+
+
+def asked(fleet, before):
+    """One service asks for what the profile says now: it rolls, the others do not."""
+    fleet.kube.merge(SERVICES, fleet.namespace, NAMES[0], {"spec": {"profileRef": {"adopt": "2"}}})
+    fresh = eventually(lambda: [pod for pod in fleet.pods() if pod["spec"]["containers"][0]["image"].endswith(":2")], "a new pod")
+    assert [pod["metadata"]["labels"][LABEL_SERVICE] for pod in fresh] == [NAMES[0]]
+    placed = fleet.node.placed(fleet.namespace, 2, f"{LABEL_SERVICE}={NAMES[0]}")
+    for pod in placed:
+        fleet.node.tell(pod, running(ready=True))
+    eventually(lambda: not fleet.end_pods() and len(fleet.pods()) == SERVICES_COUNT, "the old pod goes")
+    eventually(lambda: settled(fleet), "all settled")
+    told = {body["metadata"]["name"]: body["status"].get("outdated") for body in fleet.kube.list(SERVICES, fleet.namespace)}
+    assert [name for name, paths in told.items() if not paths] == [NAMES[0]]
+    others = {key: value for key, value in before.items() if not key[1].startswith(f"{NAMES[0]}-")}
+    assert others.items() <= running_state(fleet).items()

@@ -1,0 +1,115 @@
+"""A control plane with fake nodes, whose pods become ready by themselves, and the fault proxy between it and the operator."""
+
+import json
+import time
+import uuid
+
+import pytest
+from cluster import running_cluster
+from fault_capped import CHARGED, SLICES
+from fault_plan import Plan
+from fault_proxy import FaultProxy
+from fault_world import PROFILE, run, world_of
+from kube import Kube
+from operator_process import USER, PaperNode, install_role, kubeconfig
+from operator_world_real import Real
+from pagoda_contracts.names import ANNOTATION_DEVICES, API_VERSION
+from pagoda_devcluster.fake.plays import READY_AFTER, STOP_AFTER
+from pagoda_operator.state import PROFILES
+from rights import nothing_refused
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """A failure says how it is played again."""
+    report = yield
+    if report.failed:
+        more = " --all" if item.get_closest_marker("full") else ""
+        report.sections.append(("played again by", f"pytest -m ''{more} '{item.nodeid}'"))
+    return report
+
+
+@pytest.fixture(scope="package")
+def cluster():
+    with running_cluster(nodes="fake:2") as running:
+        install_role(running)
+        since = time.time()
+        yield running
+        nothing_refused(running, (USER,), since)
+
+
+@pytest.fixture(scope="package")
+def kube(cluster):
+    hands = Kube(cluster.kubeconfig)
+    yield hands
+    hands.close()
+
+
+@pytest.fixture(scope="package")
+def proxy(kube):
+    with FaultProxy(kube.server, kube.authority) as between:
+        yield between
+
+
+@pytest.fixture(scope="package")
+def accounts(kube, proxy, tmp_path_factory):
+    """The operator's own account, by way of each of the proxy's doors."""
+    files = [kubeconfig(kube, tmp_path_factory.mktemp("account")) for _ in proxy.addresses]
+    for file, address in zip(files, proxy.addresses, strict=True):
+        document = json.loads(file.read_text())
+        document["clusters"][0]["cluster"] = {"server": address}
+        file.write_text(json.dumps(document))
+    return tuple(files)
+
+
+@pytest.fixture(scope="package")
+def account(accounts):
+    return accounts[0]
+
+
+@pytest.fixture(scope="package")
+def profile(kube):
+    """Of all services here: their pods are ready 0.1 s after they are bound. A tenant's are charged for, and hold what
+    they have for 2 s more when they are deleted."""
+    for reference, more in ((PROFILE, {}), (CHARGED, {ANNOTATION_DEVICES: f"{SLICES}=1", STOP_AFTER: "2"})):
+        template = {"metadata": {"annotations": {READY_AFTER: "0.1"} | more}}
+        spec = {"images": {"daemon": "localhost/daemon:1"}, "podTemplate": template}
+        kube.create(PROFILES, "", {"apiVersion": API_VERSION, "kind": PROFILES.kind, "metadata": reference["profileRef"], "spec": spec})
+
+
+@pytest.fixture
+def place(cluster, kube, profile):
+    """Makes namespaces with a profile of their own; each is removed at the end."""
+    made = []
+
+    def make():
+        made.append(prepared(cluster, kube))
+        return made[-1]
+
+    yield make
+    for real in made:
+        real.clean()
+
+
+@pytest.fixture(scope="package")
+def undisturbed(cluster, kube, proxy, account, profile):
+    """What a scenario ends in where nothing goes wrong; each is run once."""
+    known = {}
+
+    def ask(name):
+        if name not in known:
+            real = prepared(cluster, kube)
+            with world_of(real, proxy, account) as world:
+                known[name] = run(name, world, Plan())
+            real.clean()
+            assert known[name].broken == []
+            assert known[name].deaths == 0
+        return known[name]
+
+    return ask
+
+
+def prepared(cluster, kube):
+    real = Real(cluster, kube, PaperNode(kube), f"fault-{uuid.uuid4().hex[:8]}")
+    real.prepare()
+    return real

@@ -1,0 +1,125 @@
+"""One fault each between the operator and a real API server: whatever it is, the service comes to be what was asked for, stays so, and
+nothing that must hold was broken on the way."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from control_plane import STORE, Part
+from fault_plan import LINES, AtLine, Away, EachKind, EveryWrite, Late, Plan, Reaction, Stale, Storm
+from fault_world import restart_as_of, run, world_of
+from kube import eventually
+from pokes import KINDS, Pokes
+
+pytestmark = [pytest.mark.cluster]
+
+SKEWED = (sys.executable, "-P", str(Path(__file__).parents[1] / "support/skewed_operator.py"))
+
+PLANS = {
+    "writes in a storm of conflicts": lambda: Storm(3, (409,), 0.34, only_writes=True),
+    "a storm of 429 and 5xx": lambda: Storm(18, (429, 500, 503, 504), 0.3, count=40),
+    "writes in a storm of 429 and 5xx": lambda: Storm(18, (429, 500, 503, 504), 0.3, only_writes=True),
+    "writes that are lost after they were made": lambda: EveryWrite(4, Reaction("lose")),
+    "writes that are made and answered with 500": lambda: EveryWrite(3, Reaction("commit_then_500")),
+    "pods that are seen late": lambda: Late("pods", 2.0),
+    "Deployments that are seen late": lambda: Late("deployments", 2.0),
+}
+POISON = [what for what in LINES if what not in ("drop", "twice")]
+# Those end the process again and again, two minutes each over every kind: without `--all` they strike at pods alone.
+SLOW = ("500", "504", "garbage", "empty object")
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_disturbed_life_ends_as_an_undisturbed_one(name, undisturbed, place, proxy, account):
+    with world_of(place(), proxy, account) as world:
+        outcome = run("whole_life", world, PLANS[name]())
+    struck = [entry for entry in proxy.journal if entry.act != "forward" and entry.seen.write >= ("writes" in name)]
+    assert len(struck) >= 5 or "late" in name, "hardly anything was struck"
+    assert outcome.broken == []
+    assert outcome.rests == undisturbed("whole_life").rests
+
+
+@pytest.mark.parametrize("what", SLOW)
+def test_a_poisoned_watch_is_outlived_or_ends_the_process(what, undisturbed, place, proxy, account):
+    with world_of(place(), proxy, account) as world:
+        outcome = run("grown", world, AtLine(1, what, "pods"))
+    assert outcome.broken == []
+    assert outcome.rests == undisturbed("grown").rests
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("what", [pytest.param(what, marks=[pytest.mark.full] if what in SLOW else []) for what in POISON])
+def test_every_kinds_watch_may_be_poisoned(what, undisturbed, place, proxy, account):
+    """One event of each, whatever the process does about the first of them."""
+    plan = EachKind(what)
+    with world_of(place(), proxy, account) as world:
+        pokes = Pokes(world.real)
+
+        def poison():
+            plan.armed = True
+            eventually(lambda: not [pokes.poke(kind) for kind in KINDS if kind.plural not in plan.struck], "every kind struck")
+            pokes.leave()
+
+        outcome = run("grown", world, plan, during=poison)
+        print(f"{what}: {outcome.deaths} deaths over {len(plan.struck)} kinds")
+    assert plan.struck == {kind.plural for kind in KINDS}, "a kind is watched that nobody pokes"
+    assert outcome.broken == []
+    assert outcome.rests == undisturbed("grown").rests
+
+
+@pytest.mark.parametrize("plural", ["pods", "deployments", "inferenceservices"])
+def test_an_event_that_never_comes_is_made_up_for_by_the_resync(plural, undisturbed, place, proxy, account):
+    with world_of(place(), proxy, account) as world:
+        outcome = run("grown", world, AtLine(1, "drop", plural))
+    assert outcome.broken == []
+    assert outcome.rests == undisturbed("grown").rests
+
+
+@pytest.mark.parametrize("seconds", [1, *(pytest.param(long, marks=[pytest.mark.sweep, pytest.mark.full]) for long in (30, 70))])
+def test_an_api_server_that_was_away_is_found_again_by_the_same_process(seconds, place, proxy, account):
+    plan = Away()
+    with world_of(place(), proxy, account) as world:
+
+        def away():
+            plan.away = True
+            proxy.cut_watches()
+            world.real.edit(replicas=2)
+            time.sleep(seconds)  # the fault itself: how long nobody answers
+            assert world.life.deaths == 0
+            plan.away = False
+
+        outcome = run("grown", world, plan, during=away)
+        assert outcome.broken == []
+        assert outcome.deaths == 0
+
+
+def test_a_restart_on_a_stale_view_makes_and_removes_nothing_wrong(undisturbed, place, proxy, account):
+    plan = Stale()
+    with world_of(place(), proxy, account) as world:
+        early = world.real.kube.version()
+        outcome = run("grown", world, plan, during=lambda: restart_as_of(world, plan, early))
+    assert outcome.broken == []
+    assert outcome.rests == undisturbed("grown").rests
+
+
+@pytest.mark.parametrize("skew", ["300", "-300"])
+def test_a_clock_that_is_five_minutes_wrong_changes_nothing(skew, undisturbed, place, proxy, account):
+    with world_of(place(), proxy, account, program=SKEWED, SKEW_S=skew) as world:
+        outcome = run("whole_life", world, Plan())
+    assert outcome.broken == []
+    assert outcome.deaths == 0
+    assert outcome.rests == undisturbed("whole_life").rests
+
+
+def test_a_store_that_stands_still_for_20_s_is_waited_for(cluster, place, proxy, account):
+    store = Part(cluster, STORE)
+
+    def pause(world):
+        world.real.edit(replicas=2)
+        with store.stopped():
+            time.sleep(20)  # the fault itself
+
+    with world_of(place(), proxy, account) as world:
+        outcome = run("grown", world, Plan(), during=lambda: pause(world))
+    assert outcome.broken == []

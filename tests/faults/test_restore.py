@@ -1,0 +1,42 @@
+"""The store is restored from a copy while operators run: versions go back, and an API server accepts a watch from a version that is not
+there yet and tells it nothing until it is. Nobody may stay blind, and what the restored objects ask for is what there must be."""
+
+import pytest
+from control_plane import copied, restore
+from fault_plan import Plan
+from fault_world import PROFILE, judged, leave, world_of
+from operator_world_real import NAMESPACES
+from pagoda_operator.state import CHILD_RESOURCES, PODS, SERVICES
+from recorded import Recorder
+
+pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
+# Writes that the copy does not have. Without them its versions would have caught up with the watches' in seconds, and nobody be blind.
+AGE = 400
+
+
+@pytest.mark.parametrize("lease", [pytest.param(True, marks=pytest.mark.full, id="on a Lease"), pytest.param(False, id="alone")])
+def test_after_a_restore_the_service_is_what_its_restored_spec_says_and_follows_its_user_again(
+    lease, cluster, kube, undisturbed, place, proxy, account, tmp_path
+):
+    with world_of(place(), proxy, account, lease=lease) as world:
+        proxy.begin(Plan())
+        world.real.apply(replicas=1, **PROFILE)
+        world.rest(1)
+        copy = copied(cluster, tmp_path)
+        world.real.edit(replicas=2, engine={"maxModelLen": 128})
+        world.rest(2)
+        for number in range(AGE):
+            kube.merge(NAMESPACES, "", world.real.namespace, {"metadata": {"annotations": {"age": str(number)}}})
+        late = int(kube.version())
+        restore(cluster, kube, copy)
+        assert int(kube.version()) < late
+        proxy.begin(Plan())
+        world.outcome.rests.clear()
+        with Recorder(kube, world.real.namespace, (SERVICES, PODS, *CHILD_RESOURCES)) as recorder:
+            world.rest(1, hold=True)
+            world.real.edit(replicas=2)
+            world.rest(2, hold=True)
+            leave(world)
+        assert judged(recorder.ordered(), proxy.journal) == []
+        assert world.outcome.rests == undisturbed("grown").rests
+        assert world.life.deaths <= lease

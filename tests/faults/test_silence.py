@@ -1,0 +1,111 @@
+"""The other side is gone and nobody was told: connections stay open and say nothing. No zombie may come of it: the operator ends, or says
+itself that it is not alive, or hears again."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fault_plan import Deaf, Plan, Silent, Slow
+from fault_world import run, world_of
+from kube import eventually
+from operator_process import NODES
+from pagoda_contracts.names import PATH_LIVE, PATH_READY
+
+pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
+HASTY = (sys.executable, "-P", str(Path(__file__).parents[1] / "support/hasty_operator.py"))
+# The issue's bound, and what the machine may take longer; where only its patience is a part of what it is, seconds judge nothing.
+RED_S, SLACK_S, PATIENCE_S = 180, 60, 300
+
+
+def test_a_leader_that_hears_nothing_ends_and_its_next_life_waits_for_an_answer(undisturbed, place, proxy, account):
+    plan = Silent()
+    with world_of(place(), proxy, account, lease=True) as world:
+
+        def silence():
+            plan.silent = True
+            proxy.mute_watches()
+            world.real.edit(replicas=2)
+            eventually(lambda: world.life.deaths, "the end of a leader that cannot renew")
+            eventually(lambda: world.life.probe(PATH_READY) == 503, "the next one says that it does no work")
+            assert world.life.probe(PATH_LIVE) == 200  # a restart would not bring the API server back
+            plan.silent = False
+
+        outcome = run("grown", world, plan, during=silence)
+    assert outcome.broken == []
+    assert outcome.deaths == 1
+    assert outcome.rests == undisturbed("grown").rests
+
+
+def test_watches_that_fell_silent_are_begun_anew(undisturbed, place, proxy, account):
+    """Its patience is a tenth of what it is: 7 s."""
+    with world_of(place(), proxy, account, lease=True, program=HASTY, HASTE="10") as world:
+
+        def silence():
+            since = time.monotonic()
+            before = proxy.watched(0)
+            proxy.mute_watches()
+            world.real.edit(replicas=2)
+            eventually(lambda: proxy.watched(since) >= before, "every watch anew")
+
+        outcome = run("grown", world, Plan(), during=silence)
+    assert outcome.broken == []
+    assert outcome.deaths == 0
+    assert outcome.rests == undisturbed("grown").rests
+
+
+@pytest.mark.parametrize("haste", [10, pytest.param(1, marks=[pytest.mark.full, pytest.mark.timeout(900)])])
+def test_an_operator_that_may_write_and_hears_no_watch_says_that_it_is_not_alive(haste, undisturbed, place, proxy, account):
+    """It holds its Lease and works by its resyncs: the zombie that looks alive. The test does what a kubelet does with a red probe."""
+    plan = Silent(watches_only=True)
+    with world_of(place(), proxy, account, lease=True, program=HASTY, HASTE=str(haste)) as world:
+
+        def silence():
+            eventually(lambda: world.life.probe(PATH_LIVE) == 200, "it is alive")
+            plan.silent = True
+            proxy.mute_watches()
+            since = time.monotonic()
+            eventually(lambda: world.life.probe(PATH_LIVE) == 503, "it says so", seconds=RED_S + SLACK_S if haste == 1 else PATIENCE_S)
+            print(f"red after {time.monotonic() - since:.0f} s, patience divided by {haste}")
+            plan.silent = False
+            world.life.kill()
+
+        outcome = run("grown", world, plan, during=silence)
+    assert outcome.broken == []
+    assert outcome.deaths == 1
+    assert outcome.rests == undisturbed("grown").rests
+
+
+@pytest.mark.parametrize("haste", [10, pytest.param(1, marks=[pytest.mark.full, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("plural", ["inferenceservices", pytest.param("nodes", marks=pytest.mark.full)])
+def test_a_watch_that_is_accepted_anew_each_time_and_told_nothing_makes_it_red(haste, plural, undisturbed, place, proxy, account):
+    """What an API server does whose store was restored. As long as nothing is kept back, silence is no fault."""
+    plan = Deaf(plural)
+    with world_of(place(), proxy, account, lease=True, program=HASTY, HASTE=str(haste)) as world:
+
+        def deafness():
+            eventually(lambda: world.life.probe(PATH_LIVE) == 200, "it is alive")
+            plan.deaf = True
+            since = time.monotonic()
+            world.real.edit(replicas=2)
+            (node, *_) = world.real.kube.list(NODES, "")
+            world.real.kube.merge(NODES, "", node["metadata"]["name"], {"metadata": {"labels": {"moved": f"{since}"}}})
+            eventually(lambda: world.life.probe(PATH_LIVE) == 503, "it says so", seconds=RED_S + SLACK_S if haste == 1 else PATIENCE_S)
+            print(f"red after {time.monotonic() - since:.0f} s, patience divided by {haste}")
+            assert plural in proxy.watched(since), "its watch was never begun anew"
+            assert world.life.deaths == 0
+            plan.deaf = False
+            world.life.kill()
+
+        outcome = run("grown", world, plan, during=deafness)
+    assert outcome.broken == []
+    assert outcome.deaths == 1
+    assert outcome.rests == undisturbed("grown").rests
+
+
+def test_a_slow_network_makes_it_slow_and_nothing_else(undisturbed, place, proxy, account):
+    with world_of(place(), proxy, account, lease=True) as world:
+        outcome = run("grown", world, Slow(0.3))
+    assert outcome.broken == []
+    assert outcome.deaths == 0
+    assert outcome.rests == undisturbed("grown").rests

@@ -1,0 +1,183 @@
+"""`pagoda why service/NAME` as a user types it, over objects as a cluster showed them; kubectl is a script that prints them."""
+
+import json
+import os
+import stat
+
+import pytest
+from pagoda_cli.commands import run
+from pagoda_cli.why import answer
+from pagoda_cli.why_text import text
+
+WHEN = "2026-01-01T10:00:00Z"
+STATUS = {
+    "observedGeneration": 3,
+    "replicas": 2,
+    "readyReplicas": 1,
+    "conditions": [
+        {
+            "type": "Ready",
+            "status": "False",
+            "reason": "WaitingForCapacity",
+            "message": "1 of 2 replicas ready",
+            "lastTransitionTime": WHEN,
+        },
+        {"type": "Reconciling", "status": "True", "reason": "WaitingForCapacity", "message": "gpu[0] is full", "lastTransitionTime": WHEN},
+        {"type": "Stalled", "status": "False", "reason": "NotStalled", "message": "", "lastTransitionTime": WHEN},
+    ],
+    "placement": {
+        "chosen": "mig[1]",
+        "device": "mig-3g.40gb, 39.5 GiB",
+        "rejected": [{"accelerator": "gpu[0]", "why": "NVIDIA-H100-80GB-HBM3: all in use of 8 there are"}],
+        "waiting": {"accelerator": "mig[1]", "entry": "ab", "since": WHEN, "why": "mig-3g.40gb: all in use of 2 there are"},
+        "warnings": ["node-7: 1 of 8 nvidia.com/gpu are unhealthy"],
+    },
+    "scaling": {
+        "desired": 2,
+        "reason": "queue 9",
+        "lastDecisions": [{"time": WHEN, "desired": 2, "reason": "9 requests wait, 4 a replica"}],
+    },
+    "revisions": [{"hash": "0123456789", "replicas": 2, "readyReplicas": 1, "weight": 10}],
+    "outdated": "podTemplate.spec.containers[daemon].image",
+}
+SERVICE = {"metadata": {"name": "chat", "namespace": "team", "generation": 3}, "status": STATUS}
+PODS = [
+    {
+        "metadata": {"name": "chat-a"},
+        "spec": {"nodeName": "n1"},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
+    },
+    {
+        "metadata": {"name": "chat-b"},
+        "status": {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "message": "0/4 nodes have room"}]},
+    },
+]
+QUOTAS = [
+    {
+        "metadata": {"name": "blue"},
+        "spec": {"subjects": {"namespaces": ["team"]}},
+        "status": {
+            "usage": {"gpus": 8, "mig": {"3g.40gb": 2}},
+            "conditions": [
+                {"type": "Ready", "status": "True", "reason": "Exhausted", "message": "8 of 8 GPUs are charged", "lastTransitionTime": WHEN}
+            ],
+        },
+    },
+    {"metadata": {"name": "green"}, "spec": {"subjects": {"namespaces": ["other"]}}},
+]
+KUBECTL = """#!/bin/sh
+echo "$@" >> "{log}"
+case "$2" in
+inferenceservices*) cat "{folder}/service.json" ;;
+pods) cat "{folder}/pods.json" ;;
+*) cat "{folder}/quotas.json" 2>/dev/null || {{ echo 'Error from server (Forbidden): no' >&2; exit 1; }} ;;
+esac
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """A kubectl that shows these objects; returns its log of calls."""
+    (tmp_path / "service.json").write_text(json.dumps(SERVICE))
+    (tmp_path / "pods.json").write_text(json.dumps({"items": PODS}))
+    (tmp_path / "quotas.json").write_text(json.dumps({"items": QUOTAS}))
+    program = tmp_path / "kubectl"
+    program.write_text(KUBECTL.format(log=tmp_path / "log", folder=tmp_path))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
+
+
+@pytest.fixture
+def ask(capsys):
+    def call(*arguments):
+        code = run(("why", *arguments))
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return call
+
+
+def test_it_tells_all_that_the_operator_said(ask, cluster):
+    code, out, err = ask("service/chat", "-n", "team")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "service team/chat: 1 of 2 replicas ready",
+        f"  Ready is False since {WHEN}: WaitingForCapacity",
+        "    1 of 2 replicas ready",
+        f"  Reconciling is True since {WHEN}: WaitingForCapacity",
+        "    gpu[0] is full",
+        "placement",
+        "  chosen: mig[1] (mig-3g.40gb, 39.5 GiB)",
+        f"  waiting for mig[1] since {WHEN}: mig-3g.40gb: all in use of 2 there are",
+        "  not gpu[0]: NVIDIA-H100-80GB-HBM3: all in use of 8 there are",
+        "  warning: node-7: 1 of 8 nvidia.com/gpu are unhealthy",
+        "scaling",
+        "  desired: 2 (queue 9)",
+        f"  {WHEN}  2 replicas: 9 requests wait, 4 a replica",
+        "revisions",
+        "  0123456789: 1 of 2 ready, 10 % of requests",
+        "  would be rendered otherwise now: podTemplate.spec.containers[daemon].image; a new word in spec.profileRef.adopt rolls it",
+        "pods that are not ready",
+        "  chat-b: Pending: 0/4 nodes have room",
+        "quota",
+        "  blue: gpus 8, mig.3g.40gb 2",
+        "    Exhausted: 8 of 8 GPUs are charged",
+    ]
+
+
+def test_scripts_get_one_object(ask, cluster):
+    code, out, _ = ask("service/chat", "-o", "json")
+    told = json.loads(out)
+    assert (code, told["service"], told["placement"]) == (0, "team/chat", STATUS["placement"])
+    assert [quota["name"] for quota in told["quotas"]] == ["blue"]
+
+
+def test_kubectl_is_asked_with_the_users_words(ask, cluster):
+    ask("service/chat", "-n", "team", "--context", "prod", "--kubeconfig", "k.yaml")
+    first, second, _ = (cluster / "log").read_text().splitlines()
+    assert first == "get inferenceservices.serving.pagoda.dev chat --output=json --namespace=team --context=prod --kubeconfig=k.yaml"
+    assert second.startswith("get pods --selector=serving.pagoda.dev/service=chat ")
+
+
+def test_quotas_that_may_not_be_read_are_said_to_be_so(ask, cluster):
+    (cluster / "quotas.json").unlink()
+    code, out, _ = ask("service/chat")
+    assert (code, out.splitlines()[-1]) == (0, "quota: you may not read TenantQuotas")
+
+
+def test_kubectls_refusal_is_passed_on(ask, cluster):
+    (cluster / "service.json").unlink()
+    code, out, err = ask("service/chat")
+    assert (code, out) == (2, "")
+    assert err.startswith("pagoda: kubectl get inferenceservices.serving.pagoda.dev chat: ")
+
+
+def test_a_missing_kubectl_is_named(ask, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert ask("service/chat") == (2, "", "pagoda: kubectl is not on the PATH; the cluster is read through it\n")
+
+
+@pytest.mark.parametrize("target", ["chat", "pod/chat", "service/", "service/--all", "service/a/b", "/chat"])
+def test_other_targets_are_refused(ask, target):
+    code, _, err = ask(target)
+    assert code == 2
+    assert "accepted is service/NAME" in err
+
+
+@pytest.mark.parametrize(
+    ("seen", "says"), [(None, "has not looked at it yet"), (2, "has not looked at the newest spec yet (generation 3, seen 2)")]
+)
+def test_a_stale_status_is_called_stale(seen, says):
+    status = {key: value for key, value in (STATUS | {"observedGeneration": seen}).items() if value is not None}
+    assert says in text(answer(SERVICE | {"status": status}, [], []))
+
+
+def test_a_service_without_status_has_a_page_too():
+    page = text(answer({"metadata": {"name": "chat", "namespace": "team", "generation": 1}}, [], []))
+    assert page.splitlines() == ["service team/chat: 0 of 0 replicas ready", "  the operator has not looked at it yet: is it running?"]
+
+
+def test_words_of_others_move_no_cursor():
+    status = STATUS | {"conditions": [STATUS["conditions"][0] | {"message": "bad\x1b[2Jmodel\nnew line"}]}
+    assert "    bad [2Jmodel new line" in text(answer(SERVICE | {"status": status}, [], []))

@@ -1,0 +1,21 @@
+"""How processes that play nodes speak with the API server: at a start until it answers."""
+
+import httpx
+import pytest
+from pagoda_devcluster import watching
+from pagoda_devcluster.errors import ApiError
+
+
+@pytest.mark.parametrize("failure", [httpx.ReadTimeout(""), httpx.ConnectError("refused"), ApiError("not yet", 403), ApiError("busy", 429)])
+async def test_whoever_is_too_busy_at_the_start_is_asked_until_he_answers(monkeypatch, failure):
+    monkeypatch.setattr(watching, "RETRY_SECONDS", 0)
+    asked = []
+
+    async def answer():
+        asked.append(1)
+        if len(asked) < 3:
+            raise failure
+        return "v1"
+
+    assert await watching.insist(answer) == "v1"
+    assert len(asked) == 3

@@ -1,0 +1,120 @@
+"""Events: one per change of the Ready reason, within a limit, counted where they come again."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+from fake_api import crashed
+from operator_world import World, now
+from pagoda_operator.errors import Denied, Unavailable
+from pagoda_operator.events import PER_MINUTE, Recorder, Word
+from pagoda_operator.state import EVENTS, PODS
+
+
+def reasons(world):
+    return [event["reason"] for event in world.api.of(EVENTS)]
+
+
+def status(reason, *, stalled=False, message="m"):
+    state = "True" if stalled else "False"
+    return {"conditions": [{"type": "Ready", "reason": reason, "message": message}, {"type": "Stalled", "status": state}]}
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+@pytest.fixture
+def tell(world):
+    """Tells a status as if it were the next one, `later` seconds after the start."""
+    recorder = Recorder(world.api, "operator-1")
+    observed = world.observed()
+
+    def record(reason, later=0.0, **more):
+        asyncio.run(recorder.record(observed, status(reason, **more), now() + timedelta(seconds=later)))
+
+    return record
+
+
+def test_a_start_tells_its_story_once(world):
+    world.settle()
+    world.make_ready()
+    assert reasons(world)[-1] == "Available"
+    assert len(set(reasons(world))) == len(reasons(world))
+    (last,) = [event for event in world.api.of(EVENTS) if event["reason"] == "Available"]
+    assert (last["type"], last["regarding"]["name"], last["note"]) == ("Normal", "tiny", "1 of 1 replicas ready")
+    assert last["regarding"]["uid"] == world.observed().meta.uid
+
+
+def test_at_rest_and_after_a_restart_nothing_is_told(world):
+    world.settle()
+    world.make_ready()
+    told = list(world.api.told)
+    world.restart()
+    world.settle()
+    assert world.api.told == told
+
+
+def test_bad_news_are_warnings(world):
+    world.settle()
+    world.api.of(PODS)[0]["status"] = crashed()
+    world.settle()
+    assert [(event["type"], event["reason"]) for event in world.api.of(EVENTS)][-1] == ("Warning", "ModelRejected")
+
+
+def test_what_comes_again_is_counted_in_the_series_of_the_first(world, tell):
+    for turn in range(3):
+        tell("LoadingModel", later=70 * turn)
+        tell("CrashLooping", later=70 * turn + 1)
+    first = next(event for event in world.api.of(EVENTS) if event["reason"] == "CrashLooping")
+    assert sorted(reasons(world)) == ["CrashLooping", "LoadingModel"]
+    assert first["series"]["count"] == 3
+    assert first["series"]["lastObservedTime"] > first["eventTime"]
+
+
+def test_after_six_quiet_minutes_it_is_a_new_event(world, tell):
+    tell("CrashLooping")
+    tell("CrashLooping", later=361)
+    assert reasons(world) == ["CrashLooping"] * 2
+
+
+def test_past_the_limit_of_a_minute_words_are_counted_and_told_later(world, tell):
+    for turn in range(20):
+        tell("CrashLooping", later=turn)
+    assert len(world.api.told) == PER_MINUTE
+    tell("CrashLooping", later=100)
+    (event,) = world.api.of(EVENTS)
+    assert event["series"]["count"] == 21
+
+
+@pytest.mark.parametrize("error", [Denied("403"), Unavailable("503")])
+def test_an_event_that_is_refused_changes_nothing_else(error):
+    calm, refused = World(), World()
+    refused.api.refuse["Event"] = error
+    for world in (calm, refused):
+        world.settle()
+        world.make_ready()
+    assert refused.api.journal == calm.api.journal
+    assert refused.api.of(EVENTS) == []
+
+
+def test_what_is_gone_is_forgotten(world):
+    world.settle()
+    assert world.operator._events._books
+    world.api.objects.pop(("InferenceService", "ns", "tiny"))
+    world.run()
+    assert not world.operator._events._books
+
+
+def test_a_note_of_any_length_fits(world, tell):
+    tell("InvalidSpec", stalled=True, message="x" * 5000)
+    (event,) = world.api.of(EVENTS)
+    assert (event["type"], len(event["note"])) == ("Warning", 1024)
+
+
+def test_words_are_told_apart_by_what_they_say(world, tell):
+    tell("ImagePull", message="a")
+    tell("ImagePull", message="b")
+    assert len(world.api.of(EVENTS)) == 2
+    assert Word("Warning", "ImagePull", "a") != Word("Warning", "ImagePull", "b")

@@ -1,0 +1,810 @@
+"""Sick replicas: who is, who is replaced and when, by rules first and then by a machine that breaks, mends and restarts at random."""
+
+import copy
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from fake_api import is_ready, running
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from operator_world import KEY, World, now
+from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, ANNOTATION_DRAIN_DEADLINE, LABEL_REVISION
+from pagoda_operator.ages import Ages
+from pagoda_operator.health import REPLACE_EVERY_S, judge, relief
+from pagoda_operator.plan import plan
+from pagoda_operator.quota.grant import Grant
+from pagoda_operator.senses import Senses
+from pagoda_operator.sickness import Sickness
+from pagoda_operator.signals_view import CONFIRM_S, MISSING_S, EndpointSignal, Seen, ServiceSignals
+from pagoda_operator.state import DEPLOYMENTS, PODS, Observed
+from pagoda_operator.writes import Annotate, Delete
+
+WELL = EndpointSignal(Seen.FRESH, "ready", phase="ready")
+SILENT = EndpointSignal(Seen.DEAD, "silent", bad_s=CONFIRM_S)
+STUCK = EndpointSignal(Seen.DEAD, "stuck", bad_s=CONFIRM_S)
+WRONG = EndpointSignal(Seen.DEAD, "deep-check", deep_failed=True, bad_s=CONFIRM_S)
+
+
+class Sickbay(World):
+    """A world whose replicas are as `said` says; those that are not in it are well."""
+
+    def __init__(self, replicas=3, **spec):
+        self.said: dict[str, EndpointSignal] = {}
+        self.deaf = self.nobody = False
+        # By how much somebody has set the clock on the wall.
+        self.jump = timedelta()
+        super().__init__(replicas=replicas, **spec)
+        self.settle()
+        self.make_ready()
+
+    def restart(self):
+        super().restart()
+        self.operator._senses = Senses(signals=self, ages=Ages(self.steady))
+        self.operator._clock = lambda: now() + self.later + self.jump
+
+    def steady(self):
+        return self.later.total_seconds()
+
+    def of(self, key, _now):
+        assert key == KEY
+        if self.deaf:
+            return None if self.nobody else ServiceSignals()
+        seen = {pod["metadata"]["name"]: self.said.get(pod["metadata"]["name"], WELL) for pod in self.api.of(PODS)}
+        return ServiceSignals(fresh=True, endpoints=seen)
+
+    @property
+    def pods(self):
+        return [pod["metadata"]["name"] for pod in self.api.of(PODS)]
+
+    def deleted(self):
+        return [name for verb, kind, name in self.api.journal if (verb, kind) == ("delete", "Pod")]
+
+    def pass_time(self, seconds):
+        self.later += type(self.later)(seconds=seconds)
+
+    def degraded(self):
+        return self.conditions().get("Degraded")
+
+    def patient(self, **changes) -> Observed:
+        """What a run observes, for the pure half."""
+        return replace(self.observed(), now=1_767_225_600.0, signals=self.of(KEY, 0), **changes)
+
+
+@pytest.mark.parametrize(
+    ("signal", "sickness"),
+    [
+        (WELL, None),
+        (SILENT, Sickness.SILENT),
+        (replace(SILENT, bad_s=CONFIRM_S - 1), None),
+        (STUCK, Sickness.STUCK),
+        (WRONG, Sickness.DEEP_CHECK),
+        (replace(WRONG, bad_s=CONFIRM_S - 1), None),
+        (EndpointSignal(Seen.SUSPECT, "suspect", bad_s=0), None),
+        (EndpointSignal(Seen.UNHEARD, "unheard", bad_s=MISSING_S - 1), None),
+        (EndpointSignal(Seen.UNHEARD, "unheard", bad_s=MISSING_S), Sickness.SILENT),
+        (replace(STUCK, reason="overdue", bad_s=89), None),
+        (replace(STUCK, reason="overdue", bad_s=90), Sickness.STUCK),
+    ],
+)
+def test_who_is_sick(signal, sickness):
+    world = Sickbay()
+    world.said[world.pods[0]] = signal
+    assert [one.sickness for one in judge(world.patient()).sick] == ([sickness] if sickness else [])
+
+
+def test_a_service_grants_a_step_its_own_time():
+    world = Sickbay(health={"progressTimeout": "10m"})
+    world.said[world.pods[0]] = replace(STUCK, reason="overdue", bad_s=569)
+    assert judge(world.patient()).sick == ()
+    world.said[world.pods[0]] = replace(STUCK, reason="overdue", bad_s=570)
+    assert len(judge(world.patient()).sick) == 1
+
+
+@pytest.mark.parametrize("fate", [running(), {"phase": "Failed"}])
+def test_a_pod_that_is_not_ready_is_the_kubelets(fate):
+    world = Sickbay()
+    world.api.of(PODS)[0]["status"] = fate
+    world.said[world.pods[0]] = SILENT
+    assert judge(world.patient()).sick == ()
+
+
+def test_a_faulty_device_is_a_sickness_of_those_who_hold_devices_there():
+    world = Sickbay()
+    for pod in world.api.of(PODS):
+        pod["spec"] = {"nodeName": "gpu-1"}
+    assert judge(world.patient(faults={"gpu-1": "Xid 79"})).sick == ()
+    world.api.of(PODS)[0]["spec"]["containers"] = [{"resources": {"requests": {"nvidia.com/gpu": "1"}}}]
+    (one,) = judge(world.patient(faults={"gpu-1": "Xid 79"})).sick
+    assert (one.sickness, one.pod.name, "Xid 79" in one.why) == (Sickness.DEVICE_FAULT, world.pods[0], True)
+
+
+def test_a_nodes_fault_is_marked_on_its_pods_for_gateways_and_taken_off_when_it_is_over():
+    world = Sickbay()
+    for pod in world.api.of(PODS):
+        pod["spec"] = {"nodeName": "gpu-1", "containers": [{"resources": {"requests": {"nvidia.com/gpu": "1"}}}]}
+    world.api.of(PODS)[2]["metadata"]["annotations"] = {ANNOTATION_DEVICE_FAULT: "Xid 48, says the vendor"}
+    marks = [write for write in judge(world.patient(faults={"gpu-1": "Xid 79"})).writes if isinstance(write, Annotate)]
+    ours = {ANNOTATION_DEVICE_FAULT: "node: Xid 79"}
+    assert [(mark.name, mark.annotations) for mark in marks] == [(name, ours) for name in world.pods[:2]]
+    for pod in world.api.of(PODS)[:2]:
+        pod["metadata"]["annotations"] = dict(ours)
+    found = judge(world.patient(faults={"gpu-1": "Xid 79"}))
+    assert ([one.pod.name for one in found.sick], found.writes) == (world.pods, ())
+    health = judge(world.patient())
+    off = [write for write in health.writes if isinstance(write, Annotate)]
+    assert [(mark.name, mark.annotations) for mark in off] == [(name, {ANNOTATION_DEVICE_FAULT: None}) for name in world.pods[:2]]
+    assert [one.pod.name for one in health.sick] == [world.pods[2]]
+
+
+def test_a_replica_that_drains_is_on_its_way_out_already():
+    world = Sickbay()
+    world.api.of(PODS)[0]["metadata"]["annotations"] = {ANNOTATION_DRAIN_DEADLINE: "1767225660000"}
+    world.said[world.pods[0]] = SILENT
+    assert judge(world.patient()).sick == ()
+
+
+def test_a_mark_on_the_pod_itself_is_enough():
+    world = Sickbay()
+    world.api.of(PODS)[1]["metadata"]["annotations"] = {ANNOTATION_DEVICE_FAULT: "Xid 48 on GPU 2"}
+    (one,) = judge(world.patient()).sick
+    assert (one.sickness, one.pod.name) == (Sickness.DEVICE_FAULT, world.pods[1])
+
+
+def test_a_sick_replica_is_recorded_then_deleted_then_made_anew():
+    world = Sickbay()
+    sick = world.pods[0]
+    world.said[sick] = SILENT
+    world.run()
+    assert world.deleted() == []
+    last = world.observed().status.health.last_replacement
+    assert (last.pod, last.why) == (sick, "Silent: no gateway hears it: silent")
+    world.run()
+    assert world.deleted() == [sick]
+    world.api.control()
+    assert len(world.pods) == 3
+    assert sick not in world.pods
+
+
+def test_a_second_sick_one_waits_two_minutes_across_a_restart():
+    world = Sickbay(4)
+    first, second = world.pods[:2]
+    world.said |= {first: SILENT, second: WRONG}
+    world.settle()
+    world.make_ready()
+    assert world.deleted() == [second]  # the canary's word is the surer one
+    assert (world.degraded()["status"], world.degraded()["reason"]) == ("True", "ReplacementHeld")
+    world.restart()
+    world.pass_time(REPLACE_EVERY_S - 1)
+    outcome = world.run()
+    assert (world.deleted(), outcome.again) == ([second], 1.0)
+    world.pass_time(1)
+    world.settle()
+    assert world.deleted() == [second, first]
+    assert (world.degraded()["status"], world.degraded()["reason"]) == ("False", "Well")
+
+
+@pytest.mark.parametrize("jump", [-300, 300])
+def test_a_second_sick_one_waits_two_minutes_whoever_sets_the_clock(jump):
+    world = Sickbay(4)
+    first, second = world.pods[:2]
+    world.said |= {first: SILENT, second: WRONG}
+    world.settle()
+    world.make_ready()
+    world.jump = timedelta(seconds=jump)
+    world.pass_time(REPLACE_EVERY_S - 1)
+    outcome = world.run()
+    assert (world.deleted(), outcome.again) == ([second], 1.0)
+    world.pass_time(1)
+    world.settle()
+    assert world.deleted() == [second, first]
+
+
+def test_a_replacement_of_the_future_is_waited_for_two_minutes_not_until_it_is_past():
+    world = Sickbay(4)
+    first, second = world.pods[:2]
+    world.said |= {first: SILENT, second: WRONG}
+    world.settle()
+    world.make_ready()
+    world.jump = timedelta(seconds=-300)
+    world.restart()
+    assert world.run().again == REPLACE_EVERY_S
+    world.pass_time(REPLACE_EVERY_S)
+    world.settle()
+    assert world.deleted() == [second, first]
+
+
+def test_one_that_is_well_again_before_its_deletion_is_spared():
+    world = Sickbay()
+    world.said[world.pods[0]] = SILENT
+    world.run()
+    world.said.clear()
+    world.settle()
+    assert world.deleted() == []
+
+
+def test_a_wrong_answer_sheet_takes_nobody_away_and_is_said():
+    world = Sickbay()
+    world.said = dict.fromkeys(world.pods, WRONG)
+    for _ in range(5):
+        world.pass_time(REPLACE_EVERY_S)
+        world.settle()
+    assert world.deleted() == []
+    line = world.degraded()
+    assert (line["status"], line["reason"]) == ("True", "ReplacementHeld")
+    assert "all 3 ready replicas" in line["message"]
+    assert world.conditions()["Ready"]["status"] == "True"
+
+
+def test_a_sole_replica_that_fails_is_replaced():
+    world = Sickbay(1)
+    (sick,) = world.pods
+    world.said[sick] = WRONG
+    world.settle()
+    assert world.deleted() == [sick]
+
+
+def break_device(world, *names):
+    for name in names:
+        world.api.edit(PODS, "ns", name, lambda body: body["metadata"].update(annotations={ANNOTATION_DEVICE_FAULT: "Xid 79"}))
+
+
+def served_throughout(world, least=1):
+    """Before each write that takes a replica away so many others serve."""
+
+    def judge(verb, kind, _name):
+        if (verb, kind) in {("delete", "Pod"), ("apply", "Deployment")}:
+            serving = [pod for pod in world.api.of(PODS) if pod.get("status", {}).get("phase") == "Running"]
+            replicas = world.api.of(DEPLOYMENTS)[0]["spec"]["replicas"]
+            assert verb != "delete" or len(serving) > least
+            assert len(serving) >= min(least, replicas)
+
+    world.api.before_write = judge
+
+
+@pytest.mark.parametrize("heard", [True, False])
+@pytest.mark.parametrize("restarts", [True, False])
+def test_a_sole_replica_on_a_faulty_device_that_answers_goes_after_another_one_serves(heard, restarts):
+    world = Sickbay(1)
+    (sick,) = world.pods
+    world.deaf = world.nobody = not heard
+    served_throughout(world)
+    break_device(world, sick)
+    world.settle()
+    assert (len(world.pods), world.pods[0], world.deleted()) == (2, sick, [])
+    line = world.degraded()
+    assert (line["status"], line["reason"]) == ("True", "DeviceFault")
+    assert "nobody else serves" in line["message"]
+    assert world.conditions()["Ready"]["status"] == "True"
+    world.pass_time(REPLACE_EVERY_S * 3)  # a large model
+    if restarts:
+        world.restart()
+    world.settle()
+    assert len(world.pods) == 2
+    world.make_ready()
+    assert len(world.pods) == 1
+    assert sick not in world.pods
+    assert world.api.of(DEPLOYMENTS)[0]["spec"]["replicas"] == 1
+    assert (world.degraded()["status"], world.degraded()["reason"]) == ("False", "Well")
+    assert world.observed().status.health.last_replacement.pod == sick
+
+
+def test_its_successor_is_waited_for_until_a_gateway_hears_it():
+    world = Sickbay(1)
+    (sick,) = world.pods
+    break_device(world, sick)
+    world.settle()
+    (new,) = set(world.pods) - {sick}
+    world.said[new] = EndpointSignal(Seen.UNHEARD, "unheard", bad_s=1)
+    world.make_ready()
+    assert set(world.pods) == {sick, new}
+    world.said[new] = WELL
+    world.settle()
+    assert world.pods == [new]
+
+
+def test_one_on_a_faulty_device_that_answers_no_more_is_not_waited_for():
+    world = Sickbay(1)
+    (sick,) = world.pods
+    break_device(world, sick)
+    world.said[sick] = replace(STUCK, bad_s=CONFIRM_S - 1)
+    world.settle()
+    assert world.deleted() == []
+    world.said[sick] = STUCK
+    world.settle()
+    assert sick not in world.pods
+
+
+def test_a_device_that_is_whole_again_keeps_its_replica_and_nothing_more():
+    world = Sickbay(1)
+    (sick,) = world.pods
+    break_device(world, sick)
+    world.settle()
+    assert len(world.pods) == 2
+    world.api.edit(PODS, "ns", sick, lambda body: body["metadata"]["annotations"].clear())
+    world.settle()
+    assert world.pods == [sick]
+
+
+def test_several_on_faulty_devices_get_one_more_and_go_one_in_two_minutes():
+    world = Sickbay(2)
+    sick = list(world.pods)
+    served_throughout(world, least=2)
+    break_device(world, *sick)
+    world.settle()
+    assert len(world.pods) == 3
+    world.pass_time(REPLACE_EVERY_S * 3)
+    world.make_ready()
+    assert len(set(world.pods) & set(sick)) == 1
+    assert len(world.pods) == 2
+    assert "one replica in 120 s" in world.degraded()["message"]
+    world.pass_time(REPLACE_EVERY_S)
+    world.api.before_write = lambda *_: None
+    world.settle()
+    world.make_ready()
+    assert len(world.pods) == 2
+    assert not set(world.pods) & set(sick)
+
+
+def start(world, name, *, assigned=True):
+    """It is on a node and loads, or waits for one."""
+    where = {"nodeName": "n"} if assigned else {}
+    world.api.edit(PODS, "ns", name, lambda body: (body.setdefault("spec", {}).update(where), body.update(status={"phase": "Pending"})))
+
+
+def relieved(replicas=1, *, assigned=True, waited=300):
+    """All on faulty devices, recorded, and one more that loads beside them."""
+    world = Sickbay(replicas)
+    sick = list(world.pods)
+    break_device(world, *sick)
+    world.settle()
+    (new,) = set(world.pods) - set(sick)
+    start(world, new, assigned=assigned)
+    world.pass_time(waited)
+    world.settle()
+    recorded = world.observed().status.health.last_replacement.pod
+    assert recorded in sick
+    assert world.api.of(DEPLOYMENTS)[0]["spec"]["replicas"] == replicas + 1
+    return world, recorded, new
+
+
+def ready(world, name, *, ready=True):
+    world.api.edit(PODS, "ns", name, lambda body: body.update(status=running(ready=ready)))
+
+
+def turns(world, count=8):
+    for _ in range(count):
+        world.run()
+        world.api.control()
+
+
+CRASHED = None
+
+
+def die(world, name, how):
+    if how is CRASHED:
+        ready(world, name, ready=False)
+    else:
+        world.said[name] = how
+
+
+@pytest.mark.parametrize("waited", [10, 300])
+@pytest.mark.parametrize("how", [STUCK, WRONG, replace(SILENT, bad_s=MISSING_S)])
+def test_the_only_one_that_answers_is_neither_drained_nor_deleted_when_the_recorded_one_answers_no_more(how, waited):
+    world, recorded, new = relieved(waited=waited)
+    break_device(world, new)
+    ready(world, new)
+    world.said |= {recorded: how, new: replace(WELL, in_flight=3)}
+    for _ in range(8):
+        turns(world, 1)
+        assert new in world.pods
+        (body,) = (pod for pod in world.api.of(PODS) if pod["metadata"]["name"] == new)
+        assert ANNOTATION_DRAIN_DEADLINE not in body["metadata"]["annotations"]
+    assert world.pods == [new]
+
+
+@pytest.mark.parametrize("waited", [10, 300])
+@pytest.mark.parametrize("how", [STUCK, WRONG, CRASHED])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_successor_that_loads_is_kept_when_the_one_it_relieves_dies(replicas, how, waited):
+    world, recorded, new = relieved(replicas, waited=waited)
+    die(world, recorded, how)
+    turns(world)
+    world.pass_time(REPLACE_EVERY_S * 3)
+    turns(world)
+    assert new in world.pods
+    assert len(world.pods) == replicas + 1
+    ready(world, new)
+    turns(world)
+    assert new in world.pods
+    assert (recorded in world.pods, len(world.pods)) == (False, replicas)
+
+
+def test_a_successor_without_a_node_does_not_keep_one_that_died():
+    world, recorded, _ = relieved(assigned=False)
+    world.said[recorded] = STUCK
+    turns(world)
+    assert recorded not in world.pods
+    assert len(world.pods) == 1
+
+
+@pytest.mark.parametrize(
+    "signal", [EndpointSignal(Seen.UNHEARD, "unheard", bad_s=MISSING_S - 1), replace(STUCK, reason="overdue", bad_s=89)]
+)
+def test_the_last_one_that_serves_has_the_same_patience_as_any_other(signal):
+    world, recorded, new = relieved()
+    world.said[recorded] = signal
+    turns(world)
+    assert set(world.pods) == {recorded, new}
+    assert "nobody else serves" in world.degraded()["message"]
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_where_the_successor_is_on_a_faulty_device_too_there_is_one_less_again_and_no_third_one(replicas, restarts):
+    world, recorded, new = relieved(replicas)
+    break_device(world, new)
+    ready(world, new)
+    served_throughout(world, least=replicas)
+    world.settle()
+    assert (len(world.pods), recorded in world.pods) == (replicas, False)
+    line, there = world.degraded(), list(world.pods)
+    assert (line["status"], line["reason"]) == ("True", "ReplacementHeld")
+    assert "the successor that was made beside it was sick too" in line["message"]
+    written = len(world.api.journal)
+    for _ in range(10):
+        if restarts:
+            world.restart()
+        world.pass_time(REPLACE_EVERY_S * 3)
+        world.settle()
+    assert (world.pods, len(world.api.journal)) == (there, written)
+    for name in there:
+        world.api.edit(PODS, "ns", name, lambda body: body["metadata"]["annotations"].clear())
+    world.settle()
+    break_device(world, *there)
+    world.settle()
+    assert len(world.pods) == replicas + 1, "another time it is tried again"
+
+
+def test_where_fewer_are_wanted_while_all_are_on_faulty_devices_no_drain_is_begun_and_turned_back_for_ever():
+    """One of them that drains is none that comes to relieve the others."""
+    world = Sickbay(2)
+    break_device(world, *world.pods)
+    world.edit(replicas=1)
+    turns(world, 12)
+    written = len(world.api.journal)
+    turns(world, 12)
+    assert len(world.api.journal) == written
+
+
+def test_the_record_of_a_relief_is_there_before_the_replica_that_relieves():
+    """Else an operator that dies in between leaves one beside it of which nobody knows why."""
+    world = Sickbay(1)
+    break_device(world, *world.pods)
+    (deployment,) = world.api.of(DEPLOYMENTS)
+    world.run()
+    assert world.observed().status.health.last_replacement.pod == world.pods[0]
+    assert deployment["spec"]["replicas"] == 1
+    turns(world, 2)
+    assert world.api.of(DEPLOYMENTS)[0]["spec"]["replicas"] == 2
+
+
+def test_a_successor_that_no_gateway_has_named_yet_is_waited_for_too():
+    """While they speak of others, they send it nobody."""
+    world, recorded, new = relieved(1, waited=10)
+    ready(world, new)
+    named = world.of
+    world.of = lambda key, at: replace(named(key, at), endpoints={recorded: WELL})
+    turns(world, 4)
+    assert recorded in world.pods
+
+
+def test_a_drain_under_way_is_turned_back_where_the_one_that_was_to_stay_answers_no_more():
+    """Also where the next replacement would have to wait for two minutes."""
+    world = Sickbay(2)
+    world.said[world.pods[0]] = STUCK
+    world.settle()
+    world.make_ready()
+    world.said.clear()
+    world.edit(replicas=1)
+    world.run()
+    draining = [
+        pod["metadata"]["name"] for pod in world.api.of(PODS) if ANNOTATION_DRAIN_DEADLINE in pod["metadata"].get("annotations", {})
+    ]
+    (stays,) = set(world.pods) - set(draining)
+    world.said[stays] = STUCK
+    world.pass_time(100)
+    turns(world, 6)
+    assert draining == [name for name in world.pods if name in draining]
+
+
+def test_until_the_one_too_many_is_gone_nobody_goes_in_its_place():
+    world, recorded, new = relieved()
+    break_device(world, new)
+    ready(world, new)
+    world.said |= {recorded: replace(WELL, in_flight=9), new: WELL}
+    for _ in range(8):
+        world.run()  # the ReplicaSet's controller is late
+    assert world.api.of(DEPLOYMENTS)[0]["spec"]["replicas"] == 1
+    assert not any(ANNOTATION_DRAIN_DEADLINE in pod["metadata"]["annotations"] for pod in world.api.of(PODS))
+    world.api.control()
+    assert world.pods == [new]
+
+
+def test_nothing_is_written_on_a_pod_that_is_deleted():
+    world = Sickbay()
+    sick = world.pods[0]
+    world.said[sick] = STUCK
+    world.run()
+    world.api.of(PODS)[0]["spec"] = {"nodeName": "gpu-1", "containers": [{"resources": {"requests": {"nvidia.com/gpu": "1"}}}]}
+    writes = plan(world.patient(faults={"gpu-1": "Xid 79"})).writes
+    assert [(type(write), write.name) for write in writes] == [(Delete, sick)]
+
+
+def test_who_answers_nobody_goes_before_the_last_one_that_serves_where_fewer_are_wanted():
+    world = Sickbay(2)
+    well, stuck = world.pods
+    break_device(world, well)
+    world.said |= {well: replace(WELL, in_flight=7), stuck: STUCK}
+    world.pass_time(300)
+    world.edit(replicas=1)
+    world.run()
+    drained = [pod["metadata"]["name"] for pod in world.api.of(PODS) if ANNOTATION_DRAIN_DEADLINE in pod["metadata"].get("annotations", {})]
+    assert drained == [stuck]
+
+
+def test_relief_asks_the_room_of_its_own_kind_alone():
+    world = Sickbay(1)
+    (deployment,) = world.names(DEPLOYMENTS)
+    break_device(world, *world.pods)
+    world.run()  # the record comes first
+    of_another_kind = world.patient(quota=Grant(replicas=1, room=1, why=""))
+    health = judge(of_another_kind)
+    assert health.relieved == deployment
+    assert relief(of_another_kind, health, {deployment: 1, "new": 1}, "new") == {deployment: 2, "new": 1}
+    assert relief(of_another_kind, health, {deployment: 1}, deployment) == {deployment: 1}, "a cap that shrank"
+    roomy = replace(of_another_kind, quota=Grant(replicas=2, room=2, why=""))
+    assert relief(roomy, health, {deployment: 1}, deployment) == {deployment: 2}
+
+
+def test_the_sick_of_one_revision_are_spared_and_those_of_another_are_not():
+    world = Sickbay(4)
+    pods = world.api.of(PODS)
+    for pod in pods[2:]:
+        pod["metadata"]["labels"][LABEL_REVISION] = "new"
+    names = world.pods
+    world.said = dict.fromkeys([names[0], *names[2:]], WRONG)
+    health = judge(world.patient())
+    assert health.record.last_replacement.pod == names[0]
+
+
+def test_a_healthy_service_has_no_line_of_it_and_writes_nothing():
+    world = Sickbay()
+    written = len(world.api.journal)
+    world.settle()
+    assert world.degraded() is None
+    assert len(world.api.journal) == written
+
+
+@pytest.mark.parametrize("deaf", [{}, {"endpoints": None}], ids=["heard of nobody", "heard of no gateway"])
+def test_what_was_sick_stays_said_after_a_restart_until_it_is_heard_to_be_well(deaf):
+    world = Sickbay(replicas=2)
+    world.said = dict.fromkeys(world.pods, STUCK)
+    world.settle()
+    before = world.degraded()
+    assert (before["status"], before["reason"]) == ("True", "ReplacementHeld")
+    world.restart()
+    world.deaf = True
+    world.nobody = "endpoints" in deaf
+    world.settle()
+    assert world.degraded() == before
+    world.deaf = False
+    world.said = dict.fromkeys(world.pods, replace(STUCK, bad_s=1.0))  # a verdict that began with this process
+    world.settle()
+    assert world.degraded() == before
+    world.said = {world.pods[0]: WELL, world.pods[1]: replace(STUCK, bad_s=1.0)}
+    world.settle()
+    assert world.degraded() == before
+    world.said = {}
+    world.settle()
+    assert (world.degraded()["status"], world.degraded()["reason"]) == ("False", "Well")
+
+
+def test_nothing_stays_said_of_who_is_gone_or_of_a_device_that_is_whole_again():
+    world = Sickbay(replicas=2)
+    name = world.pods[0]
+    world.api.edit(PODS, "ns", name, lambda body: body["metadata"]["annotations"].update({ANNOTATION_DEVICE_FAULT: "Xid 79"}))
+    world.operator._senses = Senses(signals=world)
+    world.run()
+    assert world.degraded()["reason"] == "DeviceFault"
+    world.deaf = True
+    world.api.edit(PODS, "ns", name, lambda body: body["metadata"]["annotations"].clear())
+    world.run()
+    assert world.degraded()["status"] == "False"
+    world.deaf, world.said = False, dict.fromkeys(world.pods, STUCK)
+    world.settle()
+    assert world.degraded()["reason"] == "ReplacementHeld"
+    world.deaf = True
+    for pod in list(world.pods):
+        del world.api.objects["Pod", "ns", pod]
+    world.settle()
+    assert world.degraded()["status"] == "False"
+
+
+def test_the_promised_pace():
+    assert REPLACE_EVERY_S == 120
+
+
+FATES = st.sampled_from([SILENT, STUCK, WRONG, WELL])
+
+
+class Epidemic(RuleBasedStateMachine):
+    """Replicas fall sick and mend, time passes, the operator is restarted or dies between two writes; kubelets start what is made."""
+
+    @initialize(replicas=st.integers(1, 4))
+    def begin(self, replicas):
+        self.world = Sickbay(replicas)
+        self.at: list[float] = []
+        self.jumped = timedelta()
+        self.world.api.before_write = self.judge
+
+    def judge(self, verb, kind, name):
+        """Before each deletion: the pod is sick, it is not one of several that are all sick, and two minutes have passed."""
+        if (verb, kind) != ("delete", "Pod"):
+            return
+        now = self.world.later.total_seconds()
+        assert self.world.said.get(name, WELL) is not WELL
+        ready = [pod["metadata"]["name"] for pod in self.world.api.of(PODS) if pod.get("status", {}).get("phase") == "Running"]
+        assert len(ready) == 1 or any(self.world.said.get(other, WELL) is WELL for other in ready)
+        assert all(now - other >= REPLACE_EVERY_S for other in self.at)
+        self.at.append(now)
+        self.jumped = self.world.jump
+
+    def begin_anew(self):
+        """A new process reads the time of the last replacement by its own clock: who set that in between has moved it."""
+        if self.jumped != self.world.jump:
+            self.at.clear()
+        self.world.restart()
+
+    @rule(jump=st.sampled_from([-300, 0, 300]))
+    def set_the_clock(self, jump):
+        self.world.jump = timedelta(seconds=jump)
+
+    @rule(fate=FATES, data=st.data())
+    def meet(self, fate, data):
+        if self.world.pods:
+            self.world.said[data.draw(st.sampled_from(self.world.pods))] = fate
+
+    @rule(seconds=st.sampled_from([1, 30, 119, 121]))
+    def wait(self, seconds):
+        self.world.pass_time(seconds)
+
+    @rule()
+    def restart(self):
+        self.begin_anew()
+
+    @rule(writes=st.integers(0, 2))
+    def run(self, writes):
+        self.world.api.crash_in = writes
+        try:
+            self.world.run()
+        except BaseException as error:
+            if type(error).__name__ != "Crash":
+                raise
+            self.begin_anew()
+        self.world.api.crash_in = None
+
+    @rule()
+    def kubelets(self):
+        self.world.api.control()
+        for pod in self.world.api.of(PODS):
+            pod["status"] = running(ready=True)
+        self.world.api.control()
+
+    @rule()
+    def everybody_mends_and_in_the_end_nobody_is_missing(self):
+        self.world.said.clear()
+        self.world.make_ready()
+        wanted = self.world.api.of(DEPLOYMENTS)[0]["spec"]["replicas"]
+        assert len(self.world.pods) == wanted
+        assert (self.world.degraded() or {"status": "False"})["status"] == "False"
+
+    @rule(data=st.data())
+    def one_sick_among_well_ones_is_gone_after_two_minutes(self, data):
+        self.world.said.clear()
+        self.kubelets()
+        if len(self.world.pods) < 2:
+            return
+        sick = data.draw(st.sampled_from(self.world.pods))
+        self.world.said[sick] = WRONG
+        self.world.run()
+        self.world.pass_time(REPLACE_EVERY_S)
+        for _ in range(3):
+            self.world.run()
+        assert sick not in self.world.pods
+
+
+TestEpidemic = Epidemic.TestCase
+TestEpidemic.settings = settings(max_examples=12, stateful_step_count=20, deadline=None)
+
+
+class Ward(RuleBasedStateMachine):
+    """Devices are called faulty and whole again, replicas stop answering, crash, come up; the operator may look at any moment and anew."""
+
+    @initialize(replicas=st.integers(1, 3))
+    def begin(self, replicas):
+        self.world, self.wanted = Sickbay(replicas), replicas
+        self.world.api.before_write = self.before
+        self.world.api.removed = lambda body: self.judge(body["metadata"]["name"], body)
+
+    def answers(self, body):
+        return is_ready(body) and not self.world.said.get(body["metadata"]["name"], WELL).bad
+
+    def before(self, verb, kind, name):
+        if (verb, kind) == ("delete", "Pod"):
+            self.judge(name, self.world.api.objects["Pod", "ns", name])
+
+    def judge(self, name, body):
+        """The last one that serves and answers goes by nobody's hand."""
+        others = [pod for pod in self.world.api.of(PODS) if pod["metadata"]["name"] != name]
+        assert not self.answers(body) or any(map(self.answers, others))
+
+    @invariant()
+    def there_is_at_most_one_too_many(self):
+        if hasattr(self, "world"):
+            (deployment,) = self.world.api.of(DEPLOYMENTS)
+            assert deployment["spec"]["replicas"] <= self.wanted + 1
+
+    def any_pod(self, data):
+        return data.draw(st.sampled_from(self.world.api.of(PODS)))
+
+    @rule(data=st.data())
+    def a_device_is_called_faulty(self, data):
+        self.any_pod(data)["metadata"].setdefault("annotations", {})[ANNOTATION_DEVICE_FAULT] = "Xid 79"
+
+    @rule(data=st.data())
+    def a_device_is_whole_again(self, data):
+        self.any_pod(data)["metadata"].setdefault("annotations", {}).pop(ANNOTATION_DEVICE_FAULT, None)
+
+    @rule(fate=FATES, data=st.data())
+    def a_gateway_says(self, fate, data):
+        self.world.said[self.any_pod(data)["metadata"]["name"]] = fate
+
+    @rule(data=st.data(), status=st.sampled_from([running(ready=True), running(ready=True), running(ready=False), {"phase": "Pending"}]))
+    def a_kubelet_says(self, data, status):
+        pod = self.any_pod(data)
+        pod["spec"] = {**pod.get("spec", {}), "nodeName": "n"}
+        pod["status"] = copy.deepcopy(status)
+
+    @rule(seconds=st.sampled_from([1, 30, 121]))
+    def wait(self, seconds):
+        self.world.pass_time(seconds)
+
+    @rule(times=st.integers(1, 4))
+    def look(self, times):
+        turns(self.world, times)
+
+    @rule()
+    def restart(self):
+        self.world.restart()
+
+    @rule()
+    def at_rest_nothing_is_written(self):
+        self.world.settle()
+        for _ in range(3):
+            self.world.pass_time(REPLACE_EVERY_S * 2)
+            self.world.settle()
+
+    @rule()
+    def all_mend_and_there_are_as_many_as_are_wanted(self):
+        self.world.said.clear()
+        for pod in self.world.api.of(PODS):
+            pod["metadata"].get("annotations", {}).pop(ANNOTATION_DEVICE_FAULT, None)
+        self.world.make_ready()
+        self.world.make_ready()
+        assert len(self.world.pods) == self.wanted
+
+
+TestWard = Ward.TestCase
+TestWard.settings = settings(max_examples=12, stateful_step_count=25, deadline=None)

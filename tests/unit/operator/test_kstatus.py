@@ -1,0 +1,114 @@
+"""Tools that wait: in every state that a service can be in, kstatus says what is true of it."""
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+from fake_api import crashed, running
+from history import Version, violations
+from kstatus import kstatus
+from operator_world import World
+from pagoda_contracts.resources.service import InferenceServiceStatus
+from pagoda_operator.state import PODS, SERVICES
+from status_states import STATES
+
+README = Path(__file__).parents[3] / "operator/README.md"
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_every_state_is_read_as_what_it_is(name):
+    state = STATES[name]
+    body = state.body()
+    reasons = {line["reason"] for line in body["status"]["conditions"] if line["type"] == "Ready"}
+    assert (reasons, kstatus(body)) == ({state.reason}, state.verdict)
+    assert violations([Version(body)]) == []
+    assert all(re.fullmatch("[A-Z][A-Za-z]+", line["reason"]) for line in body["status"]["conditions"])
+    assert InferenceServiceStatus.model_validate(body["status"]).wire() == body["status"]
+
+
+def test_every_reason_is_written_down():
+    written = set(re.findall(r"`([A-Z][A-Za-z `\n]+)`", README.read_text().partition("**Conditions.**")[2].partition("\n\n")[0]))
+    words = {word for group in written for word in group.split()}
+    assert {state.reason for state in STATES.values()} <= words
+
+
+def test_an_edited_service_is_under_way_before_the_operator_has_looked():
+    body = STATES["serving"].body()
+    body["metadata"]["generation"] += 1
+    assert kstatus(body) == "InProgress"
+
+
+def test_a_deleted_service_is_terminating_whatever_its_status_says():
+    body = STATES["serving"].body()
+    body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert kstatus(body) == "Terminating"
+
+
+class Recorded(World):
+    """Keeps every version of the service."""
+
+    def __init__(self, **spec):
+        self.versions, self.changes = [], 0
+        super().__init__(**spec)
+        touch = self.api._touch
+
+        def touched(live):
+            touch(live)
+            if live["kind"] == SERVICES.kind:
+                self.versions.append(Version(copy.deepcopy(live), self.changes))
+
+        self.api._touch = touched
+
+    def fate(self, status):
+        self.changes += 1
+        self.api.of(PODS)[-1]["status"] = copy.deepcopy(status)
+        self.settle()
+
+
+def test_through_start_crash_recovery_rollout_and_scale_the_status_stays_honest():
+    world = Recorded(replicas=2)
+    world.settle()
+    for status in (running(), running(ready=True), crashed(code=1), running(ready=True)):
+        world.fate(status)
+    world.make_ready()
+    for change in ({"engine": {"maxModelLen": 128}}, {"replicas": 3}, {"replicas": 0}, {"profileRef": {"name": "nobody"}}):
+        world.changes += 1
+        world.edit(**change)
+        world.settle()
+        world.make_ready()
+    assert len(world.versions) > 15
+    assert violations(world.versions) == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda status: status.update(readyReplicas=0), "Ready with 0 of 1"),
+        (lambda status: status.pop("observedGeneration"), "observedGeneration None"),
+        (lambda status: status["conditions"].pop(), "conditions"),
+        (lambda status: status["conditions"][2].update(status="True"), "all True"),
+        (lambda status: status["conditions"][0].update(status="False"), "neither ready nor"),
+        (lambda status: status["conditions"][0].update(observedGeneration=7), "another generation"),
+    ],
+)
+def test_a_dishonest_version_is_found(spoil, told):
+    body = STATES["serving"].body()
+    spoil(body["status"])
+    (fault, *_) = violations([Version(body)])
+    assert told in fault
+
+
+def test_flips_and_times_and_generations_are_judged_over_the_history():
+    versions = [copy.deepcopy(STATES["serving"].body()) for _ in range(5)]
+    for number, body in enumerate(versions):
+        body["status"]["conditions"][0].update(status="True" if number % 2 == 0 else "Unknown", lastTransitionTime=str(number))
+        body["status"]["conditions"][1].update(status="False" if number % 2 == 0 else "True", lastTransitionTime="0")
+    together = violations([Version(body, 1) for body in versions])
+    assert together == ["change 1: Ready flipped True → Unknown → True → Unknown → True"] + [
+        fault for fault in together if "Reconciling flipped" in fault
+    ]
+    assert violations([Version(body, number) for number, body in enumerate(versions)]) == []
+    versions[1]["status"]["conditions"][0].update(status="True")
+    versions[1]["status"]["conditions"][1].update(status="False")
+    assert "lastTransitionTime moved" in violations([Version(body, number) for number, body in enumerate(versions)])[0]

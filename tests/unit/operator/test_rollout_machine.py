@@ -1,0 +1,188 @@
+"""Revisions come one after another, good ones, ones that never start and ones that fail requests, on a fleet with or without a spare
+place; replicas die, operators die. Serving replicas are not taken away by us, and a quiet world comes to rest where it should."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from fake_api import Body, Crash, crashed, is_ready
+from fake_daemons import FakeDaemons
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from operator_world import World
+from pagoda_contracts.names import ANNOTATION_DRAIN_DEADLINE, LABEL_REVISION
+from pagoda_operator.errors import ClusterError
+from pagoda_operator.signals_view import RevisionSignal, ServiceSignals
+from pagoda_operator.state import DEPLOYMENTS, PODS, SERVICES, Key
+
+CANARY = {"steps": [{"weight": 40, "hold": "20s"}], "abortOn": {"errorRate": "1%"}}
+# good and better serve, bad never starts, failing serves errors.
+MODELS = st.sampled_from(["good", "better", "bad", "failing"])
+
+
+def model_of(body: Body) -> str:
+    volumes = body["spec"]["template"]["spec"]["volumes"]
+    return str(next(found["persistentVolumeClaim"]["claimName"] for found in volumes if "persistentVolumeClaim" in found))
+
+
+class FakeSignals:
+    """What gateways would count: requests to every revision, errors from the failing one."""
+
+    def __init__(self) -> None:
+        self.errors: Mapping[str, int] = {}
+
+    def of(self, _key: Key, _now: float) -> ServiceSignals:
+        return ServiceSignals(fresh=True, revisions={name: RevisionSignal(100, count, 0.1) for name, count in self.errors.items()})
+
+
+class Rollouts(RuleBasedStateMachine):
+    """One service, `places` for replicas (None: no bound)."""
+
+    @initialize(
+        replicas=st.integers(1, 3),
+        strategy=st.sampled_from(["Auto", "Surge", "Replace"]),
+        spare=st.none() | st.integers(0, 1),
+        canary=st.booleans(),
+    )
+    def start(self, replicas: int, strategy: str, spare: int | None, canary: bool) -> None:
+        self.strategy, self.canary = strategy, canary and strategy != "Replace"
+        rollout = {"strategy": strategy} | ({"canary": CANARY} if self.canary else {})
+        self.world = World(replicas=replicas, rollout=rollout, model={"uri": "pvc://good"})
+        self.api, self.places = self.world.api, None if spare is None else 3 + spare
+        self.api.graceful = True
+        self.daemons, self.world.signals = FakeDaemons(self.api), FakeSignals()
+        self.world.daemons = self.daemons
+        self.world.restart()
+        self.dead: set[str] = set()
+        self.quiet_down(12)
+
+    # The world
+
+    def active(self) -> list[Body]:
+        return [pod for pod in self.api.of(PODS) if "deletionTimestamp" not in pod["metadata"]]
+
+    def serving(self) -> int:
+        """Ready replicas that gateways choose."""
+        return sum(is_ready(pod) and ANNOTATION_DRAIN_DEADLINE not in pod["metadata"].get("annotations", {}) for pod in self.active())
+
+    def models(self) -> dict[str, str]:
+        """By revision."""
+        return {body["metadata"]["labels"][LABEL_REVISION]: model_of(body) for body in self.api.of(DEPLOYMENTS)}
+
+    def move(self) -> None:
+        """Scheduler and kubelets."""
+        models, taken = self.models(), sum("podIP" in pod["status"] for pod in self.api.of(PODS))
+        for pod in self.active():
+            if "podIP" not in pod["status"] and self.places is not None and taken >= self.places:
+                self.put_off(pod)
+                continue
+            taken += "podIP" not in pod["status"]
+            if models.get(pod["metadata"]["labels"][LABEL_REVISION]) == "bad" or pod["metadata"]["uid"] in self.dead:
+                pod["status"] = crashed() | {"podIP": "10.0.0.1"}
+            else:
+                self.daemons.bring_up(pod)
+
+    def put_off(self, pod: Body) -> None:
+        since = pod["status"].get("conditions", [{}])[0].get("lastTransitionTime") or self.now()
+        why = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."}
+        pod["status"] = {"phase": "Pending", "conditions": [why | {"lastTransitionTime": since}]}
+
+    def now(self) -> str:
+        return (self.world.operator._clock()).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    @rule(model=MODELS)
+    def edit(self, model: str) -> None:
+        self.world.edit(model={"uri": f"pvc://{model}"})
+
+    @rule(replicas=st.integers(0, 3))
+    def scale(self, replicas: int) -> None:
+        self.world.edit(replicas=replicas)
+
+    @rule()
+    def kubelets_look(self) -> None:
+        self.move()
+
+    @rule()
+    def control(self) -> None:
+        self.api.control()
+
+    @rule(seconds=st.sampled_from([1, 30, 90]))
+    def time_passes(self, seconds: int) -> None:
+        self.world.later += timedelta(seconds=seconds)
+
+    @rule()
+    def terminating_pods_end(self) -> None:
+        for pod in [pod for pod in self.api.of(PODS) if "deletionTimestamp" in pod["metadata"]]:
+            del self.api.objects[("Pod", "ns", pod["metadata"]["name"])]
+
+    @rule(data=st.data())
+    def dies(self, data: st.DataObject) -> None:
+        """One replica's container, for good: nothing but its removal helps."""
+        if pods := self.active():
+            self.dead.add(data.draw(st.sampled_from(pods))["metadata"]["uid"])
+
+    @rule(crash_in=st.none() | st.integers(0, 8))
+    def reconcile(self, crash_in: int | None) -> None:
+        self.look(crash_in)
+
+    @rule(rounds=st.integers(1, 6))
+    def a_while(self, rounds: int) -> None:
+        """Everything takes its turn."""
+        self.quiet_down(rounds)
+
+    # The operator
+
+    def look(self, crash_in: int | None = None) -> None:
+        failing = {name: 50 if model == "failing" else 0 for name, model in self.models().items()}
+        self.world.signals.errors = failing  # type: ignore[attr-defined]
+        before, wanted = self.serving(), self.world.observed().wanted
+        self.api.crash_in = crash_in
+        try:
+            self.world.run()
+        except (Crash, ClusterError):
+            self.world.restart()
+        self.api.crash_in = None
+        spared = 0 if self.strategy == "Surge" else 1
+        assert self.serving() >= min(before, wanted - spared), f"{before} served, {self.serving()} after the operator, {wanted} wanted"
+
+    def quiet_down(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self.look()
+            self.api.control()
+            self.move()
+            self.terminating_pods_end()
+            self.world.later += timedelta(seconds=15)
+
+    def teardown(self) -> None:
+        """Nobody dies any more. The current revision has all replicas, or it was turned back, or it cannot come and an older one serves."""
+        if not hasattr(self, "world"):
+            return
+        self.dead.clear()
+        self.quiet_down(40)
+        drafted, service = self.world.plan(), self.api.of(SERVICES)[0]
+        current, wanted = drafted.current.name if drafted.current else "", service["spec"]["replicas"]
+        asked = {body["metadata"]["name"]: body["spec"]["replicas"] for body in self.api.of(DEPLOYMENTS)}
+        record: dict[str, Any] = service["status"].get("rollout") or {}
+        model = service["spec"]["model"]["uri"].removeprefix("pvc://")
+        if record.get("phase") == "RolledBack":
+            assert (asked[current], self.serving()) == (0, wanted)
+        elif model != "bad" and not record:
+            assert (asked, self.serving()) == ({current: wanted}, wanted)
+        else:
+            assert model == "bad" or self.waits_for_room(), (record, model, asked)
+        written = len(self.api.journal)
+        self.quiet_down(3)
+        assert self.api.journal[written:] == []
+
+    def waits_for_room(self) -> bool:
+        """A surge on a full fleet, or a canary of a service's only replica: as asked for."""
+        return self.places is not None and (self.strategy == "Surge" or self.canary)
+
+
+TestRollouts = Rollouts.TestCase
+TestRollouts.pytestmark = [pytest.mark.deep]
+TestRollouts.settings = settings(
+    max_examples=25, stateful_step_count=25, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]
+)

@@ -1,0 +1,351 @@
+"""Gateways' frames become one view per service: what is counted once, what adds up, what silence means, and who is woken by what."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pagoda_contracts.pb import demand_pb2 as pb
+from pagoda_operator.asked import Bounds, Fleet, History, Targets
+from pagoda_operator.autoscale import autoscale
+from pagoda_operator.bins import BRIDGED, KEPT, Bins, Level
+from pagoda_operator.load import BIN_S
+from pagoda_operator.signals import Signals
+from pagoda_operator.signals_view import CONFIRM_S, MISSING_S, Seen
+from pagoda_operator.state import Key
+
+KEY, UNIX = Key("ns", "s"), 1_700_000_000.0
+
+
+class World:
+    """Signals with a clock that the test turns, and what they called for."""
+
+    def __init__(self):
+        self.now = 1_000.0
+        self.woken, self.measured = [], []
+        self.signals = Signals(lambda: self.now, self.woken.append, self.measured.append)
+
+    def hear(self, gateway="g1", *services, full=False):
+        self.signals.hear(gateway, pb.Demand(full=full, services=services or (service(),)))
+
+    def ticks(self, seconds, *gateways):
+        """Time passes by seconds; those gateways send a frame without news each second."""
+        for _ in range(round(seconds)):
+            self.now += 1
+            for gateway in gateways:
+                self.signals.hear(gateway, pb.Demand())
+            self.signals.tick()
+
+    def of(self):
+        return self.signals.of(KEY, UNIX)
+
+
+def pod(name="p1", verdict=pb.VERDICT_FRESH, reason="ready", **fields):
+    return pb.EndpointDemand(pod=name, verdict=verdict, reason=reason, **({"phase": 4} | fields))
+
+
+def service(*pods, name="s", **fields):
+    return pb.ServiceDemand(namespace="ns", name=name, endpoints=pods, **fields)
+
+
+def test_held_adds_up_over_gateways_and_what_replicas_say_is_taken_once():
+    world = World()
+    world.hear("g1", service(pod(), held=2, running=5, waiting=1, blocks_used=10, blocks_total=40), full=True)
+    world.hear("g2", service(pod(verdict=pb.VERDICT_DEAD, reason="silent"), held=1, wake=True, running=0), full=True)
+    world.ticks(BIN_S, "g1", "g2")
+    seen = world.of()
+    (measure,) = seen.measures
+    assert (seen.held, seen.wake, seen.fresh) == (3, True, True)
+    assert (measure.held, measure.running, measure.waiting, measure.kv_utilization) == (3, 5, 1, 0.25)
+    assert (measure.at, seen.watched_since) == (UNIX, UNIX - BIN_S)
+
+
+def test_an_endpoint_is_as_the_most_favourable_gateway_sees_it():
+    world = World()
+    world.hear("g1", service(pod(verdict=pb.VERDICT_DEAD, reason="silent")), full=True)
+    assert world.of().endpoints["p1"].bad
+    world.hear("g2", service(pod(in_flight=3)), full=True)
+    assert (world.of().endpoints["p1"].verdict, world.of().endpoints["p1"].in_flight) == (Seen.FRESH, 3)
+
+
+def test_requests_are_counted_from_when_a_gateway_is_first_heard_and_anew_where_it_restarted():
+    world = World()
+    world.hear("g1", service(requests_arrived=100, requests_ended=90), full=True)
+    world.hear("g1", service(requests_arrived=104, requests_ended=93))
+    world.hear("g1", service(requests_arrived=2, requests_ended=1), full=True)
+    world.hear("g1", service(requests_arrived=2, requests_ended=1), service(name="new", requests_arrived=1))
+    world.ticks(BIN_S, "g1")
+    (measure,) = world.of().measures
+    assert (measure.arrived, measure.ended) == (6, 4)
+    assert world.signals.of(Key("ns", "new"), UNIX).measures[0].arrived == 1
+
+
+def test_a_revisions_requests_add_up_and_its_worst_time_counts():
+    world = World()
+    for gateway, ttft in (("g1", 100), ("g2", 900)):
+        told = pb.RevisionDemand(revision="r", requests=10, errors=1, ttft_p95_ms=ttft)
+        world.hear(gateway, service(revisions=[told]), full=True)
+    seen = world.of().revisions["r"]
+    assert (seen.requests, seen.errors, seen.ttft_p95_s) == (20, 2, 0.9)
+
+
+def test_nothing_is_fresh_until_every_gateway_spoke_and_one_that_never_does_is_no_veto_for_ever():
+    world = World()
+    world.signals.follow("g1")
+    world.signals.follow("g2")
+    world.hear("g1", service(pod()), full=True)
+    assert not world.of().fresh
+    world.ticks(MISSING_S - 1, "g1")
+    assert not world.of().fresh
+    world.ticks(2, "g1")
+    assert world.of().fresh
+    assert not world.signals.of(KEY, UNIX).missing(["p1"])
+
+
+def test_a_gateway_that_falls_silent_makes_everything_stale_and_its_word_on_endpoints_worthless():
+    world = World()
+    world.hear("g1", service(pod()), full=True)
+    world.hear("g2", service(pod(verdict=pb.VERDICT_DEAD, reason="stuck"), held=1), full=True)
+    world.ticks(4, "g2")
+    assert not world.of().fresh
+    assert world.of().endpoints["p1"].bad
+    world.signals.forget("g1")
+    assert world.of().fresh
+
+
+def test_without_any_gateway_nothing_is_fresh_and_nothing_is_bad():
+    world = World()
+    assert world.of() is None
+    world.hear("g1", service(pod()), full=True)
+    world.ticks(10)
+    assert (world.of().fresh, world.of().endpoints) == (False, {})
+
+
+def test_badness_lasts_from_its_first_frame_and_ends_with_the_first_good_one():
+    world = World()
+    world.hear("g1", service(pod(verdict=pb.VERDICT_DEAD, reason="silent")), full=True)
+    world.ticks(4, "g1")
+    assert world.of().endpoints["p1"].bad_s == 4
+    world.hear("g1", service(pod()))
+    world.ticks(1, "g1")
+    world.hear("g1", service(pod(verdict=pb.VERDICT_DEAD, reason="silent")))
+    assert world.of().endpoints["p1"].bad_s == 0
+
+
+def test_a_ready_pod_that_is_not_heard_is_missing_for_a_minute_and_sick_after_it():
+    world = World()
+    world.hear("g1", service(pod(), pod("p2", pb.VERDICT_UNSPECIFIED, "unheard", phase=0)), full=True)
+    assert world.of().missing(["p1", "p2", "p3"]) == ("p2", "p3")
+    world.ticks(MISSING_S + 1, "g1")
+    assert world.of().missing(["p1", "p2"]) == ()
+
+
+# Who is woken
+
+
+def test_a_held_request_wakes_its_service_with_its_own_frame_and_more_of_the_same_does_not():
+    world = World()
+    world.hear("g1", service(), service(name="other"), full=True)
+    world.ticks(1, "g1")
+    world.woken.clear()
+    world.hear("g1", service(held=1, wake=True, requests_arrived=1))
+    assert world.woken == [KEY]
+    for held in range(2, 20):
+        world.hear("g1", service(held=held, wake=True, requests_arrived=held, oldest_held_ms=held))
+    assert world.woken == [KEY]
+    world.hear("g1", service(requests_arrived=20, requests_ended=20))
+    assert world.woken == [KEY, KEY]
+
+
+def test_load_and_suspicion_wake_nobody():
+    world = World()
+    world.hear("g1", service(pod()), full=True)
+    world.ticks(1, "g1")
+    world.woken.clear()
+    for running in range(200):
+        verdict = pb.VERDICT_SUSPECT if running % 3 else pb.VERDICT_FRESH
+        world.hear("g1", service(pod(verdict=verdict, in_flight=running), running=running, requests_arrived=running))
+        world.ticks(1, "g1")
+    assert world.woken == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"verdict": pb.VERDICT_DEAD, "reason": "silent"},
+        {"verdict": pb.VERDICT_DEAD, "reason": "deep-check", "deep_check_failed": True},
+        {"phase": 5},
+        {"draining": True, "in_flight": 2},
+    ],
+)
+def test_what_a_decision_may_hang_on_wakes_once(change):
+    world = World()
+    world.hear("g1", service(pod()), full=True)
+    world.ticks(1, "g1")
+    world.woken.clear()
+    world.hear("g1", service(pod(**change)))
+    world.hear("g1", service(pod(**change), running=1))
+    assert world.woken == [KEY]
+
+
+def test_the_end_of_a_drain_wakes():
+    world = World()
+    world.hear("g1", service(pod(draining=True, in_flight=2)), full=True)
+    world.ticks(1, "g1")
+    world.woken.clear()
+    world.hear("g1", service(pod(draining=True, in_flight=1)))
+    assert world.woken == []
+    world.hear("g1", service(pod(draining=True)))
+    assert world.woken == [KEY]
+
+
+def test_a_verdict_that_lasts_wakes_once_more_when_it_is_confirmed():
+    world = World()
+    world.hear("g1", service(pod(verdict=pb.VERDICT_DEAD, reason="silent")), full=True)
+    world.ticks(1, "g1")
+    world.woken.clear()
+    world.ticks(CONFIRM_S - 2, "g1")
+    assert world.woken == []
+    world.ticks(3, "g1")
+    assert world.woken == [KEY]
+
+
+def test_a_service_that_no_gateway_knows_any_more_is_forgotten():
+    world = World()
+    world.hear("g1", service(), full=True)
+    world.hear("g1", service(name="other"), full=True)
+    world.ticks(BIN_S + 1, "g1")
+    assert world.of() is None
+
+
+# Bins
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(1, BRIDGED + 1)), min_size=1, max_size=40))
+def test_bridged_gaps_lose_and_invent_no_request_and_leave_no_hole(steps):
+    bins, now = Bins(0.0), 0.0
+    for arrived, ended, gap in steps:
+        bins.count(arrived, ended)
+        now += gap * BIN_S
+        bins.close(now, Level())
+    measures = bins.measures(0.0)
+    assert [measure.at for measure in measures[-KEPT:]] == [now - i * BIN_S for i in range(min(KEPT, round(now / BIN_S)))][::-1]
+    if now / BIN_S <= KEPT:
+        assert (sum(m.arrived for m in measures), sum(m.ended for m in measures)) == (sum(s[0] for s in steps), sum(s[1] for s in steps))
+
+
+def test_a_long_gap_begins_the_record_anew():
+    bins = Bins(0.0)
+    bins.close(BIN_S, Level(running=1))
+    bins.close(BIN_S * 10, Level(running=2))
+    assert [measure.running for measure in bins.measures(0.0)] == [2]
+    assert bins.since == BIN_S * 9
+
+
+def test_the_beginning_of_a_long_idleness_is_kept_as_one_measure():
+    bins = Bins(0.0)
+    for number in range(1, 1_000):
+        bins.count(int(number == 3), 0)
+        bins.close(number * BIN_S, Level())
+    elder, *recent = bins.measures(0.0)
+    assert (elder.at, elder.arrived, len(recent)) == (3 * BIN_S, 1, KEPT)
+
+
+def test_idle_is_who_was_asked_for_nothing_in_all_of_the_record():
+    bins = Bins(0.0)
+    for number in range(1, KEPT + 1):
+        assert not bins.idle
+        bins.close(number * 5.0, Level())
+    assert bins.idle
+    bins.count(0, 1)  # the last one's end
+    bins.close((KEPT + 1) * 5.0, Level())
+    assert not bins.idle
+    for number in range(KEPT + 2, 2 * KEPT + 2):
+        bins.close(number * 5.0, Level())
+    assert bins.idle
+    bins.close(10_000.0, Level())  # after a silence the record is a new one
+    assert not bins.idle
+
+
+def test_idleness_ends_before_its_bin_does():
+    bins = Bins(0.0)
+    for number in range(1, KEPT + 1):
+        bins.close(number * BIN_S, Level())
+    assert bins.idle
+    assert bins.amend(Level(held=1))
+    assert not bins.idle
+
+
+def test_an_idleness_longer_than_the_record_is_known_to_its_second():
+    bins = Bins(0.0)
+    for number in range(1, 721):
+        bins.count(int(number == 3), 0)
+        bins.close(number * BIN_S, Level())
+    history = History(bins.measures(0.0), (), bins.since)
+    reasons = [autoscale(history, Fleet(1), Targets(8), Bounds(0, 4, idle_after_s=idle), 3_600.0).reason for idle in (3_580, 3_590)]
+    assert [reason.startswith("no request for") for reason in reasons] == [True, False]
+
+
+def test_a_queue_that_jumps_is_measured_within_a_second_and_not_at_the_bin_s_end():
+    world = World()
+    world.hear("g1", service(running=4), full=True)
+    world.ticks(BIN_S, "g1")
+    assert world.measured == [KEY]
+    world.hear("g1", service(running=9, requests_arrived=9))
+    world.ticks(1, "g1")
+    assert world.measured == [KEY], "more run, nobody waits"
+    world.hear("g1", service(running=4, waiting=6, held=1, requests_arrived=12))
+    world.ticks(1, "g1")
+    (measure,) = world.of().measures
+    assert (world.measured, measure.waiting, measure.held, measure.arrived) == ([KEY] * 2, 6, 1, 0)
+    world.ticks(1, "g1")
+    assert world.measured == [KEY] * 2, "no worse than at the last look"
+    world.ticks(2, "g1")
+    *_, last = world.of().measures
+    assert (world.measured, last.waiting, last.arrived, last.at) == ([KEY] * 3, 6, 12, UNIX)
+
+
+def test_a_kv_that_fills_is_measured_within_a_second():
+    world = World()
+    world.hear("g1", service(running=4, blocks_used=300, blocks_total=1000), full=True)
+    world.ticks(BIN_S, "g1")
+    for used, looks in ((690, 1), (710, 2), (750, 2), (770, 3)):
+        world.hear("g1", service(running=4, blocks_used=used, blocks_total=1000))
+        world.signals.tick()
+        assert (used, len(world.measured)) == (used, looks)
+
+
+def test_nothing_is_looked_at_early_while_a_gateway_is_silent():
+    world = World()
+    world.hear("g1", service(running=4), full=True)
+    world.hear("g2", service(running=4), full=True)
+    world.ticks(BIN_S, "g1", "g2")
+    world.ticks(4, "g1")
+    before = len(world.measured)
+    world.hear("g1", service(running=4, waiting=90))
+    world.signals.tick()
+    assert len(world.measured) == before
+
+
+def test_what_gateways_hold_is_looked_at_early_by_its_sum():
+    world = World()
+    for gateway in ("g1", "g2"):
+        world.hear(gateway, service(running=4, held=3), full=True)
+    world.ticks(BIN_S, "g1", "g2")
+    before = len(world.measured)
+    world.hear("g1", service(running=4, held=5))  # fewer than the six that both held, and eight in all
+    world.signals.tick()
+    assert (len(world.measured), world.of().measures[-1].held) == (before + 1, 8)
+
+
+def test_what_grew_while_a_gateway_was_silent_is_looked_at_as_soon_as_it_speaks_again():
+    world = World()
+    for gateway in ("g1", "g2"):
+        world.hear(gateway, service(running=4), full=True)
+    world.ticks(BIN_S + 1, "g1", "g2")
+    before = len(world.measured)
+    world.now += 3.5
+    world.hear("g1", service(running=4, waiting=90))
+    world.signals.tick()
+    assert len(world.measured) == before
+    world.signals.hear("g2", pb.Demand())  # that nothing is new
+    world.signals.tick()
+    assert len(world.measured) == before + 1
