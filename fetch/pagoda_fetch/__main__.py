@@ -80,7 +80,7 @@ def _log_to_stderr() -> None:
         structlog.processors.add_log_level,
         structlog.processors.format_exc_info,
     ]
-    structlog.configure(processors=[*stamps, renderer], logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    structlog.configure(processors=[*stamps, renderer], logger_factory=structlog.WriteLoggerFactory(sys.stderr))
     # Libraries' own lines may hold addresses with signatures in their query.
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
 

@@ -1,0 +1,41 @@
+"""Every line on the operator's stderr is one JSON object, whoever wrote it and from whatever thread."""
+
+import json
+import subprocess
+import sys
+
+TWO_WRITERS = """
+import logging, threading, structlog
+from pagoda_operator import logs
+
+logs.configure()
+logs.configure(logging.DEBUG)
+
+def library():
+    log = logging.getLogger("kopf")
+    for i in range(3000):
+        log.warning("Request attempt #%d failed", i)
+    log.info("not said")
+    try:
+        raise OSError("away")
+    except OSError:
+        log.exception("ended")
+
+thread = threading.Thread(target=library)
+thread.start()
+for i in range(3000):
+    structlog.get_logger().debug("ours", number=i)
+thread.join()
+"""
+
+
+def test_lines_of_libraries_and_ours_never_mix():
+    text = subprocess.run([sys.executable, "-P", "-c", TWO_WRITERS], capture_output=True, text=True, check=True, timeout=300).stderr
+    told = [json.loads(line) for line in text.splitlines()]
+    ours = [line for line in told if line["event"] == "ours"]
+    theirs = [line for line in told if line.get("logger") == "kopf"]
+    assert [line["number"] for line in ours] == list(range(3000))
+    assert [line["event"] for line in theirs] == [*(f"Request attempt #{i} failed" for i in range(3000)), "ended"]
+    assert {line["level"] for line in theirs} == {"warning", "error"}
+    assert "OSError: away" in theirs[-1]["exception"]
+    assert all("timestamp" in line for line in told)
