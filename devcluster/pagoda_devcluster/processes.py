@@ -17,6 +17,7 @@ from pagoda_devcluster.spec import ClusterSpec
 
 PROC = Path("/proc")
 LOG_LINES = 2
+EXEC_SECONDS = 1.0
 COMPLAINT = re.compile(r'^[EF]\d{4} |level=(error|fatal)|"level":"(error|fatal)"|^(panic|Error):')
 
 
@@ -78,10 +79,30 @@ def marked() -> Iterator[tuple[str, Running]]:
             continue
         # A process may end between two reads; then it is not running.
         with suppress(OSError):
-            marks = parse_environment((folder / "environ").read_bytes())
+            marks = parse_environment(environment_of(folder))
             if CLUSTER_MARK in marks and state_of(folder) not in "ZX":
                 command = (folder / "comm").read_text().strip()
                 yield marks[CLUSTER_MARK], Running(int(folder.name), marks.get(PROCESS_MARK, ""), command)
+
+
+def environment_of(folder: Path) -> bytes:
+    """What it was started with. A process in the middle of an execve has neither environment nor arguments, and it is so already when its
+    parent knows that the execve will succeed: looked at right after Popen, 1,087 of 3,000 had none yet."""
+    deadline = time.monotonic() + EXEC_SECONDS
+    while not (found := (folder / "environ").read_bytes()) and time.monotonic() < deadline:
+        if not in_execve(folder):
+            return (folder / "environ").read_bytes()  # it may have ended between the two looks
+        time.sleep(0.001)
+    return found
+
+
+def in_execve(folder: Path) -> bool:
+    """Or a program that removed its own arguments. The kernel's threads and who has ended run no program."""
+    try:
+        (folder / "exe").readlink()
+    except FileNotFoundError:
+        return False
+    return not (folder / "cmdline").read_bytes()
 
 
 def alive(pid: int) -> bool:

@@ -29,6 +29,26 @@ def test_a_process_is_found_by_its_mark_and_ended(sleeper, tmp_path: Path):
     assert not processes.alive(sleeper.pid)
 
 
+def test_a_process_in_the_middle_of_its_execve_is_not_overlooked(tmp_path: Path):
+    """Its parent goes on before it has its environment: without waiting for that a third of these are not seen."""
+    for _ in range(200):
+        with subprocess.Popen(["sleep", "60"], env=environment(str(tmp_path), "etcd")) as process:
+            try:
+                assert processes.environment_of(Path("/proc", str(process.pid))) != b""
+            finally:
+                process.kill()
+
+
+def test_who_runs_no_program_or_was_started_without_an_environment_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(processes, "EXEC_SECONDS", 1e9)
+    for file in ("environ", "cmdline"):  # what older kernels show of their own threads and of who has ended
+        (tmp_path / file).touch()
+    assert processes.environment_of(tmp_path) == b""
+    (tmp_path / "exe").symlink_to("/bin/sleep")
+    (tmp_path / "cmdline").write_bytes(b"sleep\x0060\x00")
+    assert processes.environment_of(tmp_path) == b""
+
+
 def test_ending_what_has_ended_is_no_error(sleeper):
     processes.end_all([sleeper.pid])
     sleeper.wait()
