@@ -111,15 +111,25 @@ class _Desk(Generic[T]):
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self) -> None:
-        while (batch := self._line.begin()) is not None:
-            try:
-                found = await self._read(batch)
-            except Exception as error:  # noqa: BLE001 (whose it is says who asked)
-                self._fail(batch, error)
-            else:
-                await self._answer(batch, found)
-            finally:
-                self._line.end(batch)
+        """One request. Who waits for the next does not wait until all of this one's are told: with 20 changes a second on a busy machine
+        that was as long as the request itself."""
+        if (batch := self._line.begin()) is None:
+            return
+        try:
+            found = await self._read(batch)
+        except Exception as error:  # noqa: BLE001 (whose it is says who asked)
+            self._after(batch)
+            self._fail(batch, error)
+        except asyncio.CancelledError:
+            self._line.end(batch)
+            raise
+        else:
+            self._after(batch)
+            await self._answer(batch, found)
+
+    def _after(self, batch: Batch) -> None:
+        self._line.end(batch)
+        self._attend()
 
     async def _answer(self, batch: Batch, found: Mapping[Key, T]) -> None:
         """One at a turn of the loop: 32 runs that went on in the same one would plan for half a second, and probes and watches wait."""

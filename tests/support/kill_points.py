@@ -60,10 +60,15 @@ def sliced(whole: Sequence[tuple[str, list[Point]]], part: str) -> Sequence[tupl
     return whole[int(first) - 1 :: int(step)]
 
 
+def length(journal: Sequence[Entry]) -> int:
+    """How many requests a life had."""
+    return max((entry.seen.number for entry in journal), default=0)
+
+
 def unplayed(points: Iterable[Point], journal: Sequence[Entry]) -> Iterator[str]:
     """Those of a life's points at which nobody was killed, and why."""
     came = {entry.seen.number: entry for entry in journal if entry.seen.number > 0}
-    last = max(came, default=0)
+    last = length(journal)
     for point in points:
         entry = came.get(point.number)
         if entry is None:

@@ -125,6 +125,29 @@ async def test_what_is_asked_while_a_list_is_under_way_is_answered_by_the_next(s
     assert [found["found"] for found in await second] == ["new"]
 
 
+async def test_the_next_list_is_asked_for_before_all_of_this_one_are_told(server, reader):
+    """One is told at each turn of the loop, and a turn may take a plan's time."""
+    first, asked = await under_way(server, reader), []
+
+    async def run(name):
+        await reader.list(PODS, "ns", selector(name))
+        asked.append(len(server.asked))
+
+    runs = [asyncio.create_task(run(f"s{number}")) for number in range(8)]
+    await turns()
+    server.holding = True
+    server.held.pop().set()
+    await first
+    await turns()
+    late = asyncio.create_task(run("late"))
+    await turns()
+    server.holding = False
+    server.held.pop().set()
+    await asyncio.gather(*runs, late)
+    assert len(server.asked) == 3
+    assert asked[3] == 3
+
+
 async def test_another_kind_waits_for_nobody(server, reader):
     await under_way(server, reader)
     assert await reader.list(DEPLOYMENTS, "ns", selector("first")) == []
