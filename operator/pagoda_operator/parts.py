@@ -41,6 +41,7 @@ from pagoda_operator.scaler import Scaler
 from pagoda_operator.senses import Senses
 from pagoda_operator.settings import Settings
 from pagoda_operator.signals import Signals
+from pagoda_operator.slack import keep_small, trimmer
 from pagoda_operator.state import QUOTAS, Json, Key, Resource
 from pagoda_operator.tokens import OwnToken
 from pagoda_operator.turns import Turns
@@ -101,7 +102,7 @@ def parts(made: Core, sink: Sink) -> list[Awaitable[None]]:
     check = Check(made.cluster, Shown(made.mirror, sink.world, sink.kinds), made.door, made.vitals.silences)
     gauges = Gauges(made.queue.depth, made.queue.oldest, made.lease.leads, lambda: made.lease.epoch, made.vitals.ages)
     checks = (check.run(made.settings.resync, random.Random()), check.listen())  # noqa: S311
-    beside = [made.metrics.sample(gauges), made.lease.run(), listener.run(), *checks]
+    beside = [made.metrics.sample(gauges), made.lease.run(), listener.run(), *([keep_small(trim)] if (trim := trimmer()) else []), *checks]
     leading = (_led(made.lease, keys.run), _led(made.lease, teller.run), _led(made.lease, fleet.run))
     run, start = made.metrics.timed(reconciler.reconcile), _Start(made, sink.intake, (fleet.load, check.caps))
     return [*beside, *leading, *(_work(start, made.queue, run) for _ in range(_WORKERS))]
