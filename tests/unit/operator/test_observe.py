@@ -25,10 +25,10 @@ class Slow:
         del self.open[resource]
         return answer
 
-    async def get(self, resource, namespace, name):
+    async def get(self, resource, *_):
         return await self._answer(resource, self.body if resource == SERVICES else None)
 
-    async def list(self, resource, namespace, selector):
+    async def list(self, resource, *_):
         return await self._answer(resource, [])
 
 
