@@ -290,7 +290,8 @@ async def local_replica(
             if serving.done():
                 await serving
             replica = LocalReplica(front, announced.result(), made[0], text)
-            await replica.until(lambda: front.replica.accepting)
+            # With the canary's answer sheet written: its steps would count among a test's own.
+            await replica.until(lambda: front.replica.accepting and front.replica.deep.good_at > 0)
             yield replica
         finally:
             for writer in replica.opened if announced.done() else ():

@@ -246,6 +246,7 @@ def stream_of(prompt: list[int]) -> bytes:
 async def leave_with_two_requests_under_way(replica: LocalReplica) -> None:
     _, writer = await replica.connect()
     writer.write(stream_of([1, 2]) + stream_of([3, 4]))
+    await replica.until(lambda: replica.engine.submitted)
     await replica.engine.steps(5)
     assert len(replica.engine.submitted) == 1
     writer.close()
