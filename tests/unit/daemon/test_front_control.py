@@ -33,6 +33,7 @@ from pagoda_contracts.pb.daemon_pb2 import (
     WatchStateRequest,
 )
 from pagoda_daemon.api import control, grpc_health, grpc_server
+from pagoda_daemon.api import front as front_module
 from pagoda_daemon.api.access import METHODS
 from pagoda_daemon.tokens import ModelText
 from tokens_world import STRANGER, Issuer
@@ -167,7 +168,7 @@ async def test_a_drain_that_is_turned_back_cuts_nobody(front, channel, metadata,
     clock = LoopClock()
     async with http(front, issuer) as client:
         running = asyncio.ensure_future(client.post("/v1/completions", json=LONG))
-        await front.until(lambda: front.front.replica.stats.running == 1)
+        await front.until(lambda: front.front.replica.in_flight == 1)  # written by this loop: however late it is, none is missed
         await set_state(channel, metadata, target=TARGET_DRAINING, deadline_unix_ms=in_ms(SOON), epoch=1)
         await set_state(channel, metadata, target=TARGET_SERVING, epoch=1)
         clock.skip(2 * SOON)
@@ -213,19 +214,21 @@ async def test_after_sigterm_an_idle_replica_refuses_in_words_until_its_watchers
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
         assert (await client.get("/health")).status_code == 503
         clock.go_on()
-        assert (await stream.read()).phase == Phase.PHASE_DRAINING
+        while (await stream.read()).phase != Phase.PHASE_DRAINING:  # of before the signal, read late; what has no phase is the end
+            pass
     await front.task
 
 
 async def test_the_time_in_which_the_process_was_stopped_gives_nobody_up_after_a_second_signal(front, issuer, monkeypatch):
     clock, given_up = LoopClock(), []
+    monkeypatch.setattr(front_module, "_SECOND_SIGNAL_S", 60.0)  # a busy machine may take a while to end in order
     monkeypatch.setattr(front.front, "_give_up", lambda: given_up.append(True))
     async with http(front, issuer) as client:
         running = asyncio.ensure_future(client.post("/v1/completions", json=ENDLESS))
         await front.until(lambda: front.front.replica.stats.running == 1)
         front.front.stop()
         front.front.stop()
-        clock.skip(10)  # before the loop has turned once
+        clock.skip(300)  # before the loop has turned once
         assert (await running).json()["error"]["code"] == "draining"
     await front.task
     assert given_up == []
