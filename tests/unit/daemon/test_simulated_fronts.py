@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from loopback import own_net
 from pagoda_contracts.names import PATH_READY
 from pagoda_daemon.errors import ConfigRejected
 from pagoda_daemon.simulated import fronts
@@ -19,6 +20,7 @@ from pagoda_daemon.simulated import fronts
 PATIENCE_S = 300.0
 HTTP, GRPC, PROBES = 18000, 19000, 18081
 NAME = "toy"
+ENDLESS = 60_000  # tokens of 2 ms each: it ends only by being ended
 
 
 class Process:
@@ -30,8 +32,13 @@ class Process:
         self.process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
         transport = httpx.HTTPTransport(uds=str(self.socket), retries=0)
         self.control = httpx.Client(transport=transport, base_url="http://fronts", timeout=PATIENCE_S)
-        self._given = 0
-        self.until(self.socket.exists)
+        self._net, self._given = own_net(), 0
+        self.until(self.answers)
+
+    def answers(self) -> bool:
+        """Its socket is there a moment before anybody listens on it."""
+        with socket.socket(socket.AF_UNIX) as client:
+            return client.connect_ex(str(self.socket)) == 0
 
     def until(self, holds: Any) -> None:
         deadline = time.monotonic() + PATIENCE_S
@@ -43,11 +50,12 @@ class Process:
     def address(self) -> str:
         """One of loopback's that no other test process uses."""
         self._given += 1
-        return f"127.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}.{self._given}"
+        return f"{self._net}.{self._given}"
 
     def order(self, name: str, address: str, load_s: float = 0.0, **config: Any) -> httpx.Response:
         listen = {"http": HTTP, "grpc": GRPC, "probes": PROBES}
-        body = {"model": {"path": "/nowhere", "servedNames": [NAME]}, "listen": listen, "testing": {"simulated": {"stepMs": 2}}} | config
+        body = {"model": {"path": "/nowhere", "servedNames": [NAME]}, "listen": listen, "testing": {"simulated": {"stepMs": 2}}}
+        body |= {"engine": {"maxModelLen": 65_536, "kvBytes": 2**22}} | config
         return self.control.put(f"/replicas/{name}", json={"address": address, "config": body, "load_s": load_s})
 
     def ready(self, name: str) -> str:
@@ -96,7 +104,7 @@ def test_two_replicas_answer_alike_and_count_apart(process):
 def test_a_replica_is_ready_only_when_it_has_loaded(process):
     address = process.address()
     process.order("slow", address, load_s=3600.0)
-    process.until(lambda: process.replicas()["slow"]["phase"] == "loading")
+    process.until(lambda: process.replicas()["slow"]["why"].startswith("loading"))  # its phase is that before its ports are open
     answer = httpx.get(url(address, PATH_READY, PROBES), timeout=PATIENCE_S)
     assert (answer.status_code, completed(address, 1).status_code) == (503, 503)
     assert process.replicas()["slow"]["ready"] is False
@@ -113,7 +121,7 @@ def test_one_that_is_told_to_end_finishes_its_stream_and_the_other_serves_on(pro
     leaving, staying = process.ready("leaving"), process.ready("staying")
     with (
         httpx.Client(timeout=PATIENCE_S) as client,
-        stream_of(client, leaving, 4000) as holds_it,
+        stream_of(client, leaving, ENDLESS) as holds_it,
         stream_of(client, leaving, 200) as answer,
     ):
         lines = answer.iter_lines()
@@ -131,7 +139,7 @@ def test_one_that_is_told_to_end_finishes_its_stream_and_the_other_serves_on(pro
 
 def test_one_that_is_killed_breaks_its_stream_off(process):
     address, staying = process.ready("victim"), process.ready("witness")
-    with httpx.Client(timeout=PATIENCE_S) as client, stream_of(client, address, 4000) as answer:
+    with httpx.Client(timeout=PATIENCE_S) as client, stream_of(client, address, ENDLESS) as answer:
         lines = answer.iter_lines()
         next(lines)
         process.control.delete("/replicas/victim", params={"kill": "true"})
