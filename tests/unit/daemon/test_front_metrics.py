@@ -15,7 +15,8 @@ FIXED = {"model_name": NAME, "engine": "0"}
 
 @pytest.fixture(scope="module")
 def replica(tmp_path_factory):
-    config = replica_config(tmp_path_factory.mktemp("front"), step_ms=2.0, slo=SloConfig(ttft="60s", itl="60s"))
+    engine = {"max_model_len": 65_536}
+    config = replica_config(tmp_path_factory.mktemp("front"), step_ms=2.0, engine=engine, slo=SloConfig(ttft="60s", itl="60s"))
     with start_replica(config) as started:
         yield started
 
@@ -90,7 +91,8 @@ def test_several_prompts_and_answers_are_counted_one_by_one(http):
 
 def test_who_leaves_is_an_abort_and_no_latency(http, replica):
     before = scrape(http)
-    with httpx.stream("POST", f"http://{replica.http}/v1/completions", json=body(max_tokens=400), timeout=PATIENCE_S) as answer:
+    endless = body(max_tokens=60_000)  # two minutes: it does not end before a busy machine has left it
+    with httpx.stream("POST", f"http://{replica.http}/v1/completions", json=endless, timeout=PATIENCE_S) as answer:
         next(answer.iter_lines())
     until(lambda: grown(before, scrape(http), "vllm:request_success_total", ("finished_reason", "abort")) == 1)
     assert grown(before, scrape(http), "vllm:e2e_request_latency_seconds_count") == 0
