@@ -13,7 +13,7 @@ END = b"\xff" * 8
 @contextmanager
 def requester(context, port, **options):
     with context.socket(zmq.DEALER) as made:
-        made.linger, made.rcvtimeo = 0, 30_000
+        made.linger, made.rcvtimeo = 0, 300_000  # for a publisher that is stuck: a busy machine is not
         for option, value in options.items():
             setattr(made, option, value)
         made.connect(f"tcp://127.0.0.1:{port}")

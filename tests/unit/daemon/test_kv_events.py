@@ -15,6 +15,7 @@ from pagoda_contracts.launch import KvEventsConfig
 from pagoda_daemon.engine.events import KvEvents, kv_events
 from pagoda_daemon.errors import ConfigRejected
 from pagoda_daemon.kv.ledger import Removed, Stored
+from pagoda_daemon.simulated.text import VOCAB
 
 
 @pytest.fixture
@@ -56,14 +57,23 @@ async def test_a_replicas_prompts_can_be_read_back_from_its_events(tmp_path, con
     listener.linger = 0
     listener.subscribe(b"kv")
     async with local_front(config, tmp_path / "text") as front, httpx.AsyncClient(timeout=60) as client:
-        (publisher,) = published
-        await subscribed(listener, publisher.port)
-        for prompt in prompts:
+
+        async def ask(prompt):
             body = {"model": NAME, "prompt": prompt, "max_tokens": 4, "ignore_eos": True}
             answer = await client.post(f"http://{front.http}/v1/completions", json=body)
             assert answer.status_code == 200
+
+        (publisher,) = published
+        await subscribed(listener, publisher.port)
+        heard = asyncio.ensure_future(listener.recv_multipart())
+        for first in range(VOCAB):  # the subscription is on its way: what is published until it is there is lost to it
+            await ask([first] * 20)
+            if heard.done():
+                break
+        for prompt in prompts:
+            await ask(prompt)
         async with asyncio.timeout(60):
-            topic, number, payload = await listener.recv_multipart()
+            topic, number, payload = await heard
         assert topic == b"kv"
         batches = await asyncio.to_thread(replay, context, publisher.replay_port, 0)
     listener.close()
