@@ -82,6 +82,7 @@ class CountedEngine(LocalEngine):
 
     def __init__(self, config: DaemonConfig, replica: Any, turns: int) -> None:
         self.submitted: list[Submit] = []
+        self.asked: set[tuple[int, ...]] = set()  # prompts
         self.aborted: list[str] = []
         self.computed: dict[str, list[int]] = defaultdict(list)
         self.planned = 0
@@ -131,6 +132,7 @@ class CountedEngine(LocalEngine):
     def _send(self, message: ToEngine) -> bool:
         if isinstance(message, Submit):
             self.submitted.append(message)
+            self.asked.add(message.prompt)
         elif isinstance(message, Abort):
             self.aborted.append(message.request_id)
         return super()._send(message)

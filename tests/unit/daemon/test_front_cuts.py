@@ -22,6 +22,7 @@ from pagoda_daemon.tokens import ModelText
 from toy_model import VOCAB
 
 MOST_WASTED = 2
+LET_IN = 10  # steps: who means to stay for so many counts them from when the engine has heard of him
 AT_ONCE = 32
 RST = struct.pack("ii", 1, 0)  # linger on, for no time: close() resets
 INNOCENTS = [[7, n] for n in range(4)]
@@ -64,10 +65,14 @@ def cuts(count: int, seed: int) -> list[Cut]:
 
 
 async def leave(replica: LocalReplica, cut: Cut) -> int:
-    """Asks and goes; the number of the step under way at that moment."""
+    """Asks and goes; the number of the step under way at that moment. No device waits for who renders a conversation in another process: of
+    those who count from their asking on, all may be gone before one is rendered."""
     _, writer = await replica.connect()
     raw = cut.raw()
     writer.write(raw if cut.after >= 0 else raw[: len(raw) // 2])
+    if cut.after >= LET_IN:
+        prompt = cut.ids(replica.text)
+        await replica.until(lambda: prompt in replica.engine.asked)
     if cut.after > 0:
         async with asyncio.timeout(PATIENCE_S):
             await replica.engine.steps(cut.after)
