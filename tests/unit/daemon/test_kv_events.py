@@ -11,6 +11,7 @@ import zmq
 import zmq.asyncio
 from kv_decoder import chain_to, decoded, picture, replay, requester
 from local_front import NAME, local_config, local_front
+from loopback import own_net
 from pagoda_contracts.launch import KvEventsConfig
 from pagoda_daemon.engine.events import KvEvents, kv_events
 from pagoda_daemon.errors import ConfigRejected
@@ -138,7 +139,7 @@ def test_a_reader_who_asks_and_does_not_read_holds_up_nobody_for_long(context):
 
 
 def test_closing_ends_every_thread_and_gives_the_ports_back():
-    own = "127.0.83.1"  # where nobody else is given the ports between the two
+    own = f"{own_net()}.1"  # where nobody else is given the ports between the two
     first = KvEvents(own, KvEventsConfig(port=0, replay_port=0))
     first.close()
     assert not first._thread.is_alive()
