@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,11 @@ from pagoda_contracts.names import HEADER_RETRY_AFTER, HEADER_ROUTE, HEADER_SHOU
 from pagoda_contracts.route import Route, parse_route
 from prometheus_client.parser import text_string_to_metric_families
 from scripted import Replica, running
+
+# The replicas answer and beat in the test's own process: by the real limits one stop of that process for a second changes whom the gateway
+# asks, and one for three seconds has it hold requests. Where those limits are the matter a test takes the gateway as it is.
+PATIENT = (str(Path(__file__).parents[2] / "support/patient_gateway.py"),)
+AS_IT_IS = ("-m", "pagoda_gateway")
 
 
 @dataclass
@@ -88,11 +93,18 @@ def options() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory, options: list[str]) -> Iterator[tuple[GatewayProcess, Path]]:
+def program(request: pytest.FixtureRequest) -> Sequence[str]:
+    return AS_IT_IS if getattr(request, "param", "") == "as it is" else PATIENT
+
+
+@pytest.fixture(scope="module")
+def process(
+    tmp_path_factory: pytest.TempPathFactory, options: list[str], program: Sequence[str]
+) -> Iterator[tuple[GatewayProcess, Path]]:
     """One for the module's tests: it takes seconds to start on a busy machine."""
     file = tmp_path_factory.mktemp("gateway") / "fleet.json"
     write_fleet(file, [])
-    with start_gateway("--fleet", str(file), *options) as gateway:
+    with start_gateway("--fleet", str(file), *options, program=program) as gateway:
         yield gateway, file
 
 

@@ -80,14 +80,17 @@ async def test_a_fault_before_the_first_byte_is_served_elsewhere(bench, replicas
 
 async def test_a_refusal_by_the_only_replica_waits_for_its_next_frame(bench, replicas):
     a, _ = replicas
+    refused = asyncio.Event()
 
     async def refuse_and_say_no_more(exchange: Exchange) -> None:
         a.silent = True  # no beat that happens to come now ends the wait before anybody saw it
         await exchange.refuse(ERROR_DRAINING)
+        refused.set()
 
     a.script = refuse_and_say_no_more
     await bench.serve(a)
     asked = asyncio.create_task(bench.ask())
+    await asyncio.wait_for(refused.wait(), 120)
     await bench.told("held_requests", 1)
     a.script, a.silent = say_ok, False
     a.say()
@@ -117,10 +120,11 @@ async def test_no_connection_is_served_elsewhere(bench, replicas):
 
 
 async def test_pooled_connections_that_died_everywhere_cost_one_retry_not_an_error(bench, replicas):
-    used, everywhere = set(), asyncio.Event()
+    used, died, everywhere = set(), [], asyncio.Event()
 
     async def only_once(exchange: Exchange) -> None:
         if exchange.writer in used and everywhere.is_set():
+            died.append(exchange)
             exchange.die()
             return
         used.add(exchange.writer)
@@ -129,12 +133,15 @@ async def test_pooled_connections_that_died_everywhere_cost_one_retry_not_an_err
     for replica in replicas:
         replica.script = only_once
     await bench.serve(*replicas)
-    asked = set()
-    while len(asked) < 2:
-        asked.add((await bench.ask())[1]["replica"])
-    everywhere.set()
-    status, _, route = await bench.ask()
-    assert (status, route.reason, route.attempt) == (200, "repick-closed", 2)
+    while not died:  # of a connection that idled for four seconds the gateway lets go, and this process may stop for longer
+        everywhere.clear()
+        asked = set()
+        while len(asked) < 2:
+            asked.add((await bench.ask())[1]["replica"])
+        everywhere.set()
+        status, _, route = await bench.ask()
+        assert status == 200
+    assert (len(died), route.reason, route.attempt) == (1, "repick-closed", 2)
 
 
 async def test_a_request_that_kills_replicas_kills_two_at_most(bench, replicas):
@@ -241,6 +248,7 @@ async def test_a_slow_stream_arrives_event_by_event(bench, replicas):
             assert await answer.content.read() == b""
 
 
+@pytest.mark.parametrize("program", ["as it is"], indirect=True)
 async def test_a_silent_replica_gets_no_request(bench, replicas):
     a, b = replicas
     await bench.serve(a, b)
@@ -249,6 +257,7 @@ async def test_a_silent_replica_gets_no_request(bench, replicas):
     assert {(await bench.ask())[1]["replica"] for _ in range(4)} == {"b"}
 
 
+@pytest.mark.parametrize("program", ["as it is"], indirect=True)
 async def test_a_replica_with_a_dead_engine_gets_no_request(bench, replicas):
     a, b = replicas
     await bench.serve(a, b)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import closing
 
 import pytest
 import yaml
@@ -39,16 +40,16 @@ class Server:
         self.server.close()
 
     async def serve(self, reader, writer):
-        await reader.readuntil(b"\r\n\r\n")
-        self.asked.set()
-        if self.answer:
-            body = self.answer.encode()
-            head = f"HTTP/1.1 {self.status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-            writer.write(head.encode() + body)
-            await writer.drain()
-        else:
-            await reader.read()
-        writer.close()
+        with closing(writer):  # also where the test is over before the client's end was seen
+            await reader.readuntil(b"\r\n\r\n")
+            self.asked.set()
+            if self.answer:
+                body = self.answer.encode()
+                head = f"HTTP/1.1 {self.status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+                writer.write(head.encode() + body)
+                await writer.drain()
+            else:
+                await reader.read()
 
 
 async def test_an_answered_write_and_a_read_without_an_answer_leave_nothing_open():
@@ -111,7 +112,7 @@ async def test_a_request_goes_the_way_that_watches_go_whatever_proxy_the_environ
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     async with Server('{"kind": "ConfigMap", "metadata": {"name": "a"}}') as server:
         address = f"http://127.0.0.1:{server.server.sockets[0].getsockname()[1]}"
-        cluster = KubeCluster(await connect(kubeconfig(tmp_path, address)), timeout=5.0)
+        cluster = KubeCluster(await connect(kubeconfig(tmp_path, address)), timeout=60.0)
         assert (await cluster.create(CONFIG_MAPS, MAP, "m"))["kind"] == "ConfigMap"
         await cluster.close()
 
