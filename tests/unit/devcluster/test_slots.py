@@ -1,5 +1,6 @@
 """Which slot a cluster gets on a machine that already has routes, ports and other clusters."""
 
+import secrets
 import socket
 from functools import partial
 from ipaddress import IPv4Network
@@ -41,8 +42,13 @@ def test_slots_of_other_clusters_are_taken_and_broken_state_takes_none(tmp_path:
     assert slots.held_by_others("self", tmp_path) == {4}
 
 
+def own_name() -> str:
+    """Claims are of the whole machine: another run of these tests does not begin its order of slots with ours."""
+    return f"test-{secrets.token_hex(4)}"
+
+
 def test_a_claimed_slot_is_given_to_nobody_else_until_it_is_released(tmp_path: Path):
-    claim = partial(slots.claimed, "one-test-name", tmp_path, needs_network=False)
+    claim = partial(slots.claimed, own_name(), tmp_path, needs_network=False)
     with claim() as first, claim() as second:
         assert first != second
     with claim() as third:
@@ -51,12 +57,13 @@ def test_a_claimed_slot_is_given_to_nobody_else_until_it_is_released(tmp_path: P
 
 @pytest.mark.parametrize("port", slots.PORTS)
 def test_a_slot_of_which_any_port_is_taken_is_not_free(tmp_path: Path, port: int):
-    with slots.claimed("another-test-name", tmp_path, needs_network=False) as slot:
+    name = own_name()
+    with slots.claimed(name, tmp_path, needs_network=False) as slot:
         pass
     with socket.socket() as listener:
         listener.bind((str(Addresses(slot).loopback), port))
         listener.listen()
-        with slots.claimed("another-test-name", tmp_path, needs_network=False) as other:
+        with slots.claimed(name, tmp_path, needs_network=False) as other:
             assert other != slot
 
 

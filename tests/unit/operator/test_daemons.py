@@ -61,10 +61,10 @@ async def test_a_daemon_drains_and_serves_again_as_often_as_it_is_told(front, vo
         assert not front.front.replica.drain.draining
 
 
-@pytest.mark.parametrize("skew_s", [-300, 300])
+@pytest.mark.parametrize("skew_s", [-3000, 3000])
 async def test_a_daemon_is_told_how_long_since_its_clock_is_another(skew_s, front, voice):
-    await voice(front).give(told(in_ms(30 + skew_s), 30_000))
-    assert 0 < front.front._control.left_s() <= 30
+    await voice(front).give(told(in_ms(300 + skew_s), 300_000))
+    assert 0 < front.front._control.left_s() <= 300
 
 
 async def test_an_order_of_a_leader_that_was_followed_by_another_ends_the_process_that_gave_it(front, voice):
