@@ -98,9 +98,7 @@ def program(request: pytest.FixtureRequest) -> Sequence[str]:
 
 
 @pytest.fixture(scope="module")
-def process(
-    tmp_path_factory: pytest.TempPathFactory, options: list[str], program: Sequence[str]
-) -> Iterator[tuple[GatewayProcess, Path]]:
+def process(tmp_path_factory: pytest.TempPathFactory, options: list[str], program: Sequence[str]) -> Iterator[tuple[GatewayProcess, Path]]:
     """One for the module's tests: it takes seconds to start on a busy machine."""
     file = tmp_path_factory.mktemp("gateway") / "fleet.json"
     write_fleet(file, [])
