@@ -1,4 +1,5 @@
-"""What the operator writes on stderr: whole lines, each one JSON object, ours and the libraries' alike."""
+"""What the operator logs on stderr: whole lines, each one JSON object, ours and the libraries' alike. Not what ends it before it begins: a
+wrong option, a kubeconfig that is not there."""
 
 from __future__ import annotations
 

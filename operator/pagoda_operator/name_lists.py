@@ -51,5 +51,5 @@ def parse_names(data: bytes) -> Names:
     """Of the server's answer; Unavailable where it is something else (a proxy's page)."""
     try:
         return _DECODER.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Unavailable(f"no list of names: {error}") from error

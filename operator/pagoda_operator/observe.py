@@ -7,7 +7,7 @@ From quorum reads (no resourceVersion) what is absent here is absent, so that ac
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
 
 from pagoda_contracts.names import DEFAULT_PROFILE, LABEL_SERVICE, LABEL_SERVICE_UID
@@ -51,9 +51,8 @@ async def observe(reader: Reader, key: Key) -> Observed | None:
     """The service as it is now; None where it is gone or going (garbage collection does the rest)."""
     selector = f"{LABEL_SERVICE}={key.name}"
     # All at once: where the API server is short of CPU each answer takes half a second, and the service's was waited for first.
-    (body, profile), (pods, *lists) = await asyncio.gather(
-        _with_profile(reader, key),
-        asyncio.gather(*(reader.list(resource, key.namespace, selector) for resource in (PODS, *CHILD_RESOURCES))),
+    (body, profile), (pods, *lists) = await _together(
+        _with_profile(reader, key), *(reader.list(resource, key.namespace, selector) for resource in (PODS, *CHILD_RESOURCES))
     )
     if body is None:
         return None
@@ -70,6 +69,18 @@ async def observe(reader: Reader, key: Key) -> Observed | None:
         holdings=holdings(lists[CHILD_RESOURCES.index(DEPLOYMENTS)], pods),
         pods=tuple(sorted((parse_pod(pod) for pod in pods if _uid_label(pod) == uid), key=lambda pod: pod.name)),
     )
+
+
+async def _together(
+    service: Coroutine[Any, Any, tuple[Json | None, Json | None]], *lists: Coroutine[Any, Any, Sequence[Json]]
+) -> tuple[tuple[Json | None, Json | None], list[Sequence[Json]]]:
+    """All, or the first error and no read goes on: an answer that came after the next run's would tell the mirror of an older state."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            first, others = group.create_task(service), [group.create_task(read) for read in lists]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return first.result(), [read.result() for read in others]
 
 
 async def _with_profile(reader: Reader, key: Key) -> tuple[Json | None, Json | None]:

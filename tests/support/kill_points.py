@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from fault_plan import KILLS
@@ -24,10 +24,12 @@ class Point(NamedTuple):
         return f"{self.number}={self.act}"
 
 
-def drawn(requests: int, count: int, seed: str) -> Iterator[list[Point]]:
-    """Distinct points of a scenario, those of a life together and at different requests: at one request only one can be played."""
+def drawn(requests: int, count: int, seed: str, known: Collection[Point] = ()) -> Iterator[list[Point]]:
+    """Distinct points of a scenario, none that is `known`, those of a life together and at different requests: at one request only one can
+    be played."""
     rng = random.Random(seed)
-    left = rng.sample([Point(number, act) for number in range(1, requests + 1) for act in KILLS], min(count, len(KILLS) * requests))
+    there = [point for number in range(1, requests + 1) for act in KILLS if (point := Point(number, act)) not in known]
+    left = rng.sample(there, min(count, len(there)))
     while left:
         life = {point.number: point for point in reversed(left[:IN_A_LIFE])}
         yield sorted(life.values())

@@ -44,7 +44,7 @@ class Server:
             await reader.readuntil(b"\r\n\r\n")
             self.asked.set()
             if self.answer:
-                body = self.answer.encode()
+                body = self.answer if isinstance(self.answer, bytes) else self.answer.encode()
                 head = f"HTTP/1.1 {self.status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
                 writer.write(head.encode() + body)
                 await writer.drain()
@@ -128,7 +128,19 @@ async def test_of_a_list_of_names_keys_and_versions_are_kept():
         assert await server.cluster.versions(PODS, "") == {Key("n", "a"): "7", Key("", "node"): "8"}
 
 
-@pytest.mark.parametrize(("answer", "status"), [("<html>", "200 OK"), ('{"items": []}', "200 OK"), ('{"message": "later"}', "503 x")])
+LATIN = b'{"message": "Zeit\xfcberschreitung"}'
+
+
+@pytest.mark.parametrize("answer", ["<html>", LATIN, '{"message": NaN}', ""])
+async def test_a_proxys_page_in_place_of_an_answer_is_an_error_of_ours_whatever_its_bytes(answer):
+    async with Server(answer or " ", "502 Bad Gateway") as server:
+        with pytest.raises(Unavailable, match="502"):
+            await server.cluster.get(PODS, "ns", "a")
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"), [("<html>", "200 OK"), (LATIN, "200 OK"), ('{"items": []}', "200 OK"), ('{"message": "later"}', "503 x")]
+)
 async def test_what_is_no_list_of_names_proves_nothing(answer, status):
     """Else all that is shown would be in doubt at once."""
     async with Server(answer, status) as server:

@@ -125,6 +125,9 @@ def test_points_are_drawn_once_each_and_at_a_request_of_a_life_once(requests):
     assert [life for life in lives if life != sorted(life)] == []
     assert {point.act for point in every_one} == {*KILLS}
     assert lives == list(drawn(requests, 27, "seed"))
+    others = {point for life in drawn(requests, 27, "seed", set(every_one)) for point in life}
+    assert len(others) == min(27, 3 * requests - 27)
+    assert others.isdisjoint(every_one)
 
 
 def test_a_sweep_is_whole_and_its_parts_and_shares_are_too():
