@@ -1,5 +1,5 @@
-"""The gateway that calls a replica suspect or silent after ten minutes instead of one and three seconds, and dials anew after twenty: a test
-of something else, whose replicas are in its own process, may be stopped for longer between two of its steps. Run as a script."""
+"""The gateway that calls a replica suspect or silent after ten minutes instead of one and three seconds, and dials anew after twenty: a
+test of something else, whose replicas are in its own process, may be stopped for longer between two of its steps. Run as a script."""
 
 from pagoda_contracts import names
 
