@@ -37,7 +37,7 @@ lint: setup  ## Format check, lint, types, import contracts, shell scripts, gene
 test-unit: setup  ## Unit tests: nothing but Python (3 min on 2 cores)
 	$(PYTEST) -n 2 --dist loadfile -m "not deep" tests/unit
 
-test: lint test-unit  ## All of it: lint, unit, parity, control plane and e2e on a dev cluster (root; an hour on 2 cores)
+test: lint test-unit  ## All of it: lint, unit, parity, control plane and e2e on a dev cluster (root; 50 minutes on 2 cores)
 	$(PYTEST) -n 2 --dist loadfile -m deep tests/unit
 	$(BIN)/pagoda-devcluster up --name test --provider native --install
 	PAGODA_TEST_CLUSTER=test $(PYTEST) tests --ignore tests/unit; code=$$?; $(BIN)/pagoda-devcluster down --name test; exit $$code
@@ -45,11 +45,11 @@ test: lint test-unit  ## All of it: lint, unit, parity, control plane and e2e on
 test-e2e: setup  ## Only the scenarios on a dev cluster (root)
 	$(PYTEST) tests/e2e
 
-test-ci: setup  ## Each extra alone in a clean environment; sweeps at CI size
+test-ci: setup  ## Each extra alone in a clean environment; faults and sweeps at CI size
 	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "extras or sweep" tests/extras tests/sweeps tests/faults
 
 test-full: setup  ## Sweeps at full size: the operator is killed at every request of a service's life (hours)
-	$(PYTEST) -m sweep tests/faults tests/controlplane/operator/test_bad_objects.py --all
+	$(PYTEST) -m sweep tests/faults tests/controlplane/operator/test_bad_objects.py tests/e2e/devcluster --all
 
 demo: setup  ## A cluster, an install, a model and a chat (root)
 	$(BIN)/pagoda-demo up

@@ -12,7 +12,7 @@ from fault_world import restart_as_of, run, world_of
 from kube import eventually
 from pokes import KINDS, Pokes
 
-pytestmark = [pytest.mark.cluster]
+pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
 
 SKEWED = (sys.executable, "-P", str(Path(__file__).parents[1] / "support/skewed_operator.py"))
 
@@ -48,7 +48,6 @@ def test_a_poisoned_watch_is_outlived_or_ends_the_process(what, undisturbed, pla
     assert outcome.rests == undisturbed("grown").rests
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("what", [pytest.param(what, marks=[pytest.mark.full] if what in SLOW else []) for what in POISON])
 def test_every_kinds_watch_may_be_poisoned(what, undisturbed, place, proxy, account):
     """One event of each, whatever the process does about the first of them."""
@@ -76,7 +75,7 @@ def test_an_event_that_never_comes_is_made_up_for_by_the_resync(plural, undistur
     assert outcome.rests == undisturbed("grown").rests
 
 
-@pytest.mark.parametrize("seconds", [1, *(pytest.param(long, marks=[pytest.mark.sweep, pytest.mark.full]) for long in (30, 70))])
+@pytest.mark.parametrize("seconds", [1, *(pytest.param(long, marks=pytest.mark.full) for long in (30, 70))])
 def test_an_api_server_that_was_away_is_found_again_by_the_same_process(seconds, place, proxy, account):
     plan = Away()
     with world_of(place(), proxy, account) as world:

@@ -7,10 +7,9 @@ from control_plane import API_SERVER, Part, away, compact
 from fault_plan import Away, Plan
 from fault_world import run, world_of
 
-pytestmark = [pytest.mark.cluster]
+pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
 
-THIRTY = pytest.param(30, marks=pytest.mark.sweep)
-SEVENTY = pytest.param(70, marks=[pytest.mark.sweep, pytest.mark.full])
+LONG = [pytest.param(seconds, marks=pytest.mark.full) for seconds in (30, 70)]
 
 
 @pytest.fixture
@@ -18,7 +17,7 @@ def server(cluster):
     return Part(cluster, API_SERVER)
 
 
-@pytest.mark.parametrize("seconds", [1, THIRTY, SEVENTY])
+@pytest.mark.parametrize("seconds", [1, *LONG])
 def test_an_api_server_that_was_killed_finds_the_operator_at_work_again(seconds, server, kube, undisturbed, place, proxy, account):
     """With a Lease, as installed: who cannot renew it ends, and is started again once at the most."""
     with world_of(place(), proxy, account, lease=True) as world:
@@ -34,7 +33,6 @@ def test_an_api_server_that_was_killed_finds_the_operator_at_work_again(seconds,
     assert outcome.rests == undisturbed("grown").rests
 
 
-@pytest.mark.sweep
 def test_versions_that_the_store_has_forgotten_are_not_asked_for_again(server, kube, undisturbed, place, proxy, account):
     """Watches that were cut want to go on from before a compaction, and a new API server has no memory of its own: 410 Gone."""
     plan = Away()

@@ -15,6 +15,7 @@ from kube import eventually
 from traces import changed, inventory, marked, tool, up_command
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(os.geteuid() != 0, reason="a kubelet node needs root")]
+FULL = (pytest.mark.sweep, pytest.mark.full)  # the tool that tests use, not what users run: one of each kind in `make test`
 
 
 def processes_of(name: str) -> dict[str, int]:
@@ -42,7 +43,7 @@ def kill_what_was_spawned(name: str) -> list[int]:
     return [pid_of(name, process) for process in ("kubelet", "containerd", "etcd")]
 
 
-@pytest.mark.parametrize("victims", [kill_all, kill_what_was_spawned])
+@pytest.mark.parametrize("victims", [kill_all, pytest.param(kill_what_was_spawned, marks=FULL)])
 def test_up_starts_cleanly_over_a_killed_cluster(name: str, victims: Callable[[str], list[int]]):
     assert tool("up", "--name", name).returncode == 0
     for pid in victims(name):
@@ -53,7 +54,7 @@ def test_up_starts_cleanly_over_a_killed_cluster(name: str, victims: Callable[[s
     assert tool("status", "--name", name).returncode == 0
 
 
-@pytest.mark.parametrize("victims", [kill_all, kill_what_was_spawned])
+@pytest.mark.parametrize("victims", [kill_all, pytest.param(kill_what_was_spawned, marks=FULL)])
 def test_the_folders_that_pods_had_mounted_outlive_the_cluster(
     name: str, victims: Callable[[str], list[int]], archives, new_namespace, tmp_path
 ):
@@ -75,7 +76,7 @@ def test_the_folders_that_pods_had_mounted_outlive_the_cluster(
     assert (tmp_path / "config.json").read_text() == "weights"
 
 
-@pytest.mark.parametrize("seconds", [0.4, 0.9, 1.6, 2.5, 4.0])
+@pytest.mark.parametrize("seconds", [0.9, 2.5, *(pytest.param(seconds, marks=FULL) for seconds in (0.4, 1.6, 4.0))])
 def test_down_removes_what_a_killed_up_had_begun(name: str, seconds: float):
     up = subprocess.Popen(up_command(name), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     time.sleep(seconds)

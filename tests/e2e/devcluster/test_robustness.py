@@ -18,6 +18,7 @@ from pagoda_devcluster.spec import Addresses, preferred_slots
 from traces import HOME, alive, in_namespaces_of, inventory, marked, tool, up_command
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(os.geteuid() != 0, reason="a kubelet node needs root")]
+FULL = (pytest.mark.sweep, pytest.mark.full)
 
 # As `up` announces them, each before it begins.
 PHASES = ("files and keys", "namespaces and link", "etcd and API server", "controllers", "node")
@@ -110,8 +111,8 @@ def kill_process(pid: int) -> None:
     ("nodes", "rounds"),
     [
         ("control-plane", [("kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd")]),
-        ("kubelet", [("coredns", "kube-proxy", "kubelet", "containerd"), ("node-init",)]),
-        ("fake:2 --serve", [("fake-kubelet", "fronts")]),
+        pytest.param("kubelet", [("coredns", "kube-proxy", "kubelet", "containerd"), ("node-init",)], marks=FULL),
+        pytest.param("fake:2 --serve", [("fake-kubelet", "fronts")], marks=FULL),
     ],
 )
 def test_every_process_that_is_killed_is_named_and_up_mends_it(name: str, nodes: str, rounds: list[tuple[str, ...]]):
