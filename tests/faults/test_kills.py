@@ -79,23 +79,21 @@ def sweep(undisturbed, place, proxy, account):
 def test_a_killed_operator_goes_on_where_it_stopped(sweep, undisturbed, request):
     option = request.config.getoption
     line, part = option("--points"), option("--slice")
+    swept, least = (line,) if line else SCENARIOS if option("--all") else DRAWN, 0.0
     if ":" in line:
         sweep.live(*points_of(line))
-        return sweep.judge()
-    swept = (line,) if line else SCENARIOS if option("--all") else DRAWN
-    if option("--all"):
+    elif option("--all"):
         whole = [(name, points) for name in swept for points in every(undisturbed(name).requests)]
         for name, points in sliced(whole, part):
             sweep.live(name, points)
-        sweep.judge()
-        assert sweep.struck >= STRUCK * (sweep.struck + len(sweep.spared)), sweep.spared
-        return None
-    assert part == "1/1", "--slice goes with --all"
-    for name, share in shares(swept, POINTS).items():
-        sweep.draw(name, share)
+        least = STRUCK * (sweep.struck + len(sweep.spared))
+    else:
+        assert part == "1/1", "--slice goes with --all"
+        for name, share in shares(swept, POINTS).items():
+            sweep.draw(name, share)
+        least = STRUCK * POINTS
     sweep.judge()
-    assert sweep.struck >= STRUCK * POINTS, sweep.spared
-    return None
+    assert sweep.struck >= least, sweep.spared
 
 
 def test_whoever_was_killed_over_a_write_makes_it_in_its_next_life(undisturbed, place, proxy, account):
