@@ -39,9 +39,9 @@ async def test_a_step_that_fails_says_nothing_of_the_device() -> None:
     def broken(*_: Any) -> Any:
         raise RuntimeError(SECRETS)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LockStep, "execute", broken)
-        async with local_replica() as replica:
+    async with local_replica() as replica:
+        with pytest.MonkeyPatch.context() as patch:  # once it is ready: it is not before its canary has been answered
+            patch.setattr(LockStep, "execute", broken)
             assert not LEAK.search(await failing(replica))
             await replica.at_rest()
 
