@@ -16,7 +16,7 @@ import structlog
 from pagoda_operator.apply import Writer, apply, apply_status
 from pagoda_operator.completion import TRUTH, VIEW, Run, complete
 from pagoda_operator.defaults import DEFAULT_KEY, keep
-from pagoda_operator.errors import ClusterError, Denied, Refused, SpecProblem, Unavailable, Unconverged
+from pagoda_operator.errors import ClusterError, Conflict, Denied, Refused, SpecProblem, Unavailable, Unconverged
 from pagoda_operator.events import Recorder
 from pagoda_operator.held import contested
 from pagoda_operator.manifests.pod import INVALID_SPEC
@@ -27,9 +27,10 @@ from pagoda_operator.outdated import alone
 from pagoda_operator.placement.place import NO_ACCELERATOR
 from pagoda_operator.plan import Plan, owner_of, plan
 from pagoda_operator.queue import Outcome
+from pagoda_operator.reading import EVERYTHING, REPLICAS, SERVICE, Partly, suffices
 from pagoda_operator.senses import Senses
 from pagoda_operator.settings import Settings
-from pagoda_operator.state import DEPLOYMENTS, Key, Observed
+from pagoda_operator.state import DEPLOYMENTS, SERVICES, Key, Observed, Resource
 from pagoda_operator.status import status
 from pagoda_operator.writes import Create
 
@@ -70,22 +71,34 @@ class Reconciler:
         """One run; ClusterError asks for another one later."""
         if not key.namespace:
             return await self._profile(key)
-        if (outcome := await self._from_view(key)) is not None:
-            return outcome
-        return await self._from_truth(key)
+        read = await self._from_view(key)
+        if isinstance(read, Outcome):
+            return read
+        return await self._from_truth(key, read)
 
     def unseen(self, key: Key) -> bool:
         """Whether a run would be this process's first look at a service."""
         return bool(key.namespace) and key not in self._verified
 
-    async def _from_truth(self, key: Key) -> Outcome:
-        """A run on quorum reads."""
-        observed = await observe(self._truth, key)
-        if self._senses.view is not None:
-            await self._senses.claims.follow(self._senses.view, key, sure=True)
-        if observed is None:
+    async def _from_truth(self, key: Key, read: frozenset[Resource]) -> Outcome:
+        """A run on quorum reads of these kinds, then of all where its deeds ask for that."""
+        view = self._senses.view
+        observed = await observe(Partly(self._truth, view or self._truth, read), key)
+        if view is not None:
+            await self._senses.claims.follow(view, key, sure=SERVICES in read)
+        if observed is None and SERVICES in read:
             return await self._forget(key)
-        observed, draft = await self._plan(key, observed)
+        planned = await self._plan(key, observed, read) if observed is not None else None
+        try:
+            if planned is not None:
+                return await self._deeds(key, *planned)
+        except Conflict:
+            if SERVICES in read:
+                raise  # else it is not the service that was shown
+        return await self._from_truth(key, EVERYTHING)
+
+    async def _deeds(self, key: Key, observed: Observed, draft: Plan) -> Outcome:
+        """What a plan asks for, and when to look again."""
         self._verified.add(key)
         self._senses.waits(key, waiting=_wants_devices(draft))
         if not observed.raw_status and await self._tell(observed, draft):
@@ -107,9 +120,11 @@ class Reconciler:
         await keep(self._cluster, self._cluster, self._settings.default_profile)
         return Outcome()
 
-    async def _plan(self, key: Key, observed: Observed) -> tuple[Observed, Plan]:
+    async def _plan(self, key: Key, observed: Observed, read: frozenset[Resource]) -> tuple[Observed, Plan] | None:
         observed = await complete(self._run(key), observed, TRUTH)
         draft = contested(observed, plan(observed))
+        if not suffices(read, draft):
+            return None
         if in_the_way := await strangers(self._cluster, key, draft):
             own = tuple(child for child in in_the_way if child.belongs_to(observed.meta.uid))
             others = tuple(child for child in in_the_way if child not in own)
@@ -121,23 +136,25 @@ class Reconciler:
         now, answers = self._clock().timestamp(), self._answers.get(key, {})
         return Run(key, self._senses, now, answers, self._settings.callers, self._cluster)
 
-    async def _from_view(self, key: Key) -> Outcome | None:
+    async def _from_view(self, key: Key) -> Outcome | frozenset[Resource]:
         """A run on what the watches have shown, at no cost: where that asks for nothing, there is nothing to do, or an event still comes.
-        None where the truth must be read: for the first look of this process, and for whatever would be written, told or booked."""
+        Else what must be read anew: for the first look of this process, and for whatever would be written, told or booked."""
         view = self._senses.view
         if view is None or key not in self._verified:
-            return None
+            return EVERYTHING
         await self._senses.claims.follow(view, key, sure=False)
         observed = await observe(view, key)
-        if observed is None or _unanswered(observed) or not self._senses.quota.booked(key, observed):
-            return None
+        if observed is None:
+            return EVERYTHING
+        if _unanswered(observed) or not self._senses.quota.booked(key, observed):
+            return SERVICE
         observed = await complete(self._run(key), observed, VIEW)
         draft = contested(observed, plan(observed))
         if draft.writes or draft.tells or draft.waiting:
-            return None
+            return SERVICE if suffices(SERVICE, draft) else EVERYTHING
         turn = self._turn(key, observed, draft)
         if turn == 0:
-            return None
+            return REPLICAS
         self._repeats.pop(key, None)
         self._senses.waits(key, waiting=_wants_devices(draft))
         await self._senses.scaling.keep(key, observed)
