@@ -66,6 +66,20 @@ def test_of_an_edit_that_was_not_shown_a_status_says_nothing(world: Mirrored) ->
     assert world.conditions()["Ready"]["status"] != "True"
 
 
+def test_by_a_service_that_was_shown_long_ago_no_number_is_written(world: Mirrored) -> None:
+    """Another operator has brought it to three, and of that only a pod was shown."""
+    for pod in world.api.of(PODS):
+        pod["status"] = {}
+        world.api._touch(pod)
+    world.show()
+    world.edit(replicas=3)
+    world.api.edit(DEPLOYMENTS, "ns", world.names(DEPLOYMENTS)[0], lambda body: body["spec"].update(replicas=3))
+    numbers: list[int] = []
+    world.api.wrote = lambda resource, _, body: numbers.append(body["spec"]["replicas"]) if resource == DEPLOYMENTS else None
+    world.run()
+    assert numbers == [3]
+
+
 def test_a_new_revision_is_made_of_what_is_not_of_what_was_shown(world: Mirrored) -> None:
     world.edit(engine={"maxModelLen": 64})
     assert asked(world) >= kinds(EVERYTHING)
