@@ -7,7 +7,6 @@ write of ours the server's answer is what is known, and older news of that objec
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+import msgspec
 from pagoda_contracts.names import LABEL_SERVICE
 
 from pagoda_operator.floors import Floors, as_number
@@ -39,7 +39,7 @@ class Entry(NamedTuple):
 
     def body(self) -> Json:
         """The object again."""
-        body: dict[str, Any] = json.loads(zlib.decompress(self.packed))
+        body: dict[str, Any] = msgspec.json.decode(zlib.decompress(self.packed))
         body["metadata"]["resourceVersion"] = self.version
         return body
 
@@ -254,7 +254,7 @@ def _packed(resource: Resource, body: Json) -> bytes:
         kept["spec"] = {name: spec[name] for name in _POD_SPEC if name in spec} | asked
         kept["status"] = {name: _quiet(value) for name, value in status.items()}
     # In the server's order: a ConfigMap's text is rendered from a ControllerRevision's data as they stand there.
-    return zlib.compress(json.dumps(kept, separators=(",", ":")).encode(), 1)
+    return zlib.compress(msgspec.json.encode(kept), 1)
 
 
 def _asked(container: Json) -> Json:

@@ -22,6 +22,7 @@ from pagoda_operator.cluster import Hooks, KubeCluster
 from pagoda_operator.daemons import Daemons, Voice
 from pagoda_operator.defaults import DEFAULT_KEY
 from pagoda_operator.door import Door
+from pagoda_operator.events import Recorder
 from pagoda_operator.handlers import Intake, Sink
 from pagoda_operator.keys import TokenKeys
 from pagoda_operator.lacking import Lacking
@@ -95,7 +96,8 @@ def parts(made: Core, sink: Sink) -> list[Awaitable[None]]:
     fleet = Remembered(made.cluster, senses.fleet, made.settings.lease_namespace, time.time)
     teller = Teller(made.cluster, lambda: sink.world.all(QUOTAS), quotas, lambda: datetime.now(UTC), _singles(made, fleet))
     senses = replace(senses, daemons=daemons, keys=keys, quota=quotas, fleet=fleet)
-    senses = replace(senses, ages=Ages(time.monotonic), lacking=Lacking(time.monotonic), turns=Turns(time.monotonic))
+    events = Recorder(made.cluster, made.settings.identity, beside=True)
+    senses = replace(senses, ages=Ages(time.monotonic), lacking=Lacking(time.monotonic), turns=Turns(time.monotonic), events=events)
     reconciler = Reconciler(made.cluster, made.settings, lambda: datetime.now(UTC), senses)
     made.queue.few(reconciler.unseen, _FIRST_LOOKS)
     made.queue.add(DEFAULT_KEY)
@@ -103,7 +105,7 @@ def parts(made: Core, sink: Sink) -> list[Awaitable[None]]:
     gauges = Gauges(made.queue.depth, made.queue.oldest, made.lease.leads, lambda: made.lease.epoch, made.vitals.ages)
     checks = (check.run(made.settings.resync, random.Random()), check.listen())  # noqa: S311
     beside = [made.metrics.sample(gauges), made.lease.run(), listener.run(), *([keep_small(trim)] if (trim := trimmer()) else []), *checks]
-    leading = (_led(made.lease, keys.run), _led(made.lease, teller.run), _led(made.lease, fleet.run))
+    leading = [_led(made.lease, one.run) for one in (keys, teller, fleet, events)]
     run, start = made.metrics.timed(reconciler.reconcile), _Start(made, sink.intake, (fleet.load, check.caps))
     return [*beside, *leading, *(_work(start, made.queue, run) for _ in range(_WORKERS))]
 

@@ -59,7 +59,7 @@ class Reconciler:
         self._truth: Reader = self._senses.view.learning(source) if self._senses.view else source
         self._settings = settings
         self._clock = clock
-        self._events = Recorder(cluster, settings.identity)
+        self._events = self._senses.events or Recorder(cluster, settings.identity)
         # What each service's daemons answered to their last order, by pod; asked anew after a restart.
         self._answers: dict[Key, dict[str, Answer]] = {}
         # What each service's last run wrote, and how many runs in a row wrote just that.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pagoda_operator.claims import Claims
+from pagoda_operator.events import Recorder
 from pagoda_operator.lacking import Lacking
 from pagoda_operator.manifests.children import Owner
 from pagoda_operator.observe import Reader
@@ -212,5 +213,7 @@ class Senses:
     fleet: Callable[[], Fleet] = Fleet
     ages: Ages = field(default_factory=WallAges)
     lacking: Lacking = field(default_factory=Lacking)
+    # None: each word is written by the run that says it.
+    events: Recorder | None = None
     # None: everything is written at once.
     turns: Turns | None = None

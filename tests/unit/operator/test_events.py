@@ -1,13 +1,16 @@
 """Events: one per change of the Ready reason, within a limit, counted where they come again."""
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from fake_api import crashed
-from operator_world import World, now
+from operator_world import KEY, World, now
+from pagoda_operator import events
 from pagoda_operator.errors import Denied, Unavailable
 from pagoda_operator.events import PER_MINUTE, Recorder, Word
+from pagoda_operator.observe import observe
 from pagoda_operator.state import EVENTS, PODS
 
 
@@ -118,3 +121,41 @@ def test_words_are_told_apart_by_what_they_say(world, tell):
     tell("ImagePull", message="b")
     assert len(world.api.of(EVENTS)) == 2
     assert Word("Warning", "ImagePull", "a") != Word("Warning", "ImagePull", "b")
+
+
+async def told_beside(world, words, until):
+    """Words that are written beside the runs, until so many Events were tried."""
+    recorder, tried = Recorder(world.api, "operator-1", beside=True), asyncio.Event()
+    observed, wrote = await observe(world.api, KEY), []
+
+    def count(verb, kind, _name):
+        wrote.append((verb, kind))
+        if len(wrote) == until:
+            tried.set()
+
+    world.api.before_write = count
+    for number, word in enumerate(words):
+        await recorder.record(replace(observed, meta=observed.meta.model_copy(update={"name": f"s{number // 2}"})), status(word), now())
+    assert not wrote  # nobody waited for one
+    running = asyncio.create_task(recorder.run())
+    async with asyncio.timeout(60):
+        await tried.wait()
+    running.cancel()
+
+
+async def test_beside_the_runs_words_are_written_in_their_order(world):
+    await told_beside(world, ["ScalingUp", "Available"], until=2)
+    assert reasons(world) == ["ScalingUp", "Available"]
+
+
+async def test_beside_the_runs_one_that_is_refused_keeps_back_no_other(world):
+    world.api.refuse["Event"] = Unavailable("503")
+    await told_beside(world, ["ScalingUp", "Available"], until=2)
+    assert reasons(world) == []
+
+
+async def test_of_too_many_the_oldest_words_are_lost_and_that_is_said(world, monkeypatch, capsys):
+    monkeypatch.setattr(events, "MOST_WAITING", 4)
+    await told_beside(world, [f"Reason{number}" for number in range(6)], until=4)
+    assert reasons(world) == [f"Reason{number}" for number in range(2, 6)]
+    assert capsys.readouterr().out.count("event_lost") == 2

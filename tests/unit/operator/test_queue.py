@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagoda_operator.door import Door
-from pagoda_operator.errors import Unavailable, Unconverged
-from pagoda_operator.queue import RETRY_DELAYS, KeyedQueue, Outcome, Schedule
+from pagoda_operator.errors import Conflict, Unavailable, Unconverged
+from pagoda_operator.queue import CONFLICT_DELAYS, RETRY_DELAYS, KeyedQueue, Outcome, Schedule
 from pagoda_operator.state import Key
 
 A, B = Key("ns", "a"), Key("ns", "b")
@@ -277,6 +277,19 @@ async def drive(outcomes, workers=2):
 async def test_whatever_a_run_ends_with_the_key_comes_back(outcome):
     _, runs = await drive([outcome])
     assert runs == [A, A]
+
+
+async def test_after_a_conflict_the_next_look_is_at_once_and_a_fight_is_waited_out(monkeypatch):
+    told, failed = [], Schedule.failed
+    monkeypatch.setattr(Schedule, "failed", lambda *given, **more: told.append(failed(*given, **more)) or told[-1])
+    await drive([Conflict("409")] * 2 + [Unavailable("down")])
+    assert told == [0.0, 0.0, RETRY_DELAYS[2]]
+    schedule, delays = Schedule(spacing=0.0), []
+    for _ in range(5):
+        schedule.add(A, 0.0)
+        schedule.take(1e9)
+        delays.append(schedule.failed(A, 0.0, delays=CONFLICT_DELAYS))
+    assert delays == [0.0, 0.0, 0.5, *RETRY_DELAYS[:2]]
 
 
 async def test_a_bug_in_one_service_stops_no_other():
