@@ -154,6 +154,17 @@ def test_what_is_urgent_goes_once_before_all_that_is_due_and_never_before_it_is_
     assert rest == [*others, A, None], "a second run of it waits its turn"
 
 
+def test_a_flood_of_edits_leaves_every_fourth_turn_to_who_has_waited_longest():
+    schedule, reports = Schedule(), [Key("ns", f"report-{number}") for number in range(2)]
+    for number, key in enumerate(reports):
+        schedule.add(key, float(number))
+    for number in range(9):
+        schedule.add(Key("ns", f"edit-{number}"), 2.0, urgent=True)
+    taken = [schedule.take(3.0) for _ in range(11)]
+    assert [key in reports for key in taken] == [False, False, False, True] * 2 + [False] * 3
+    assert [key for key in taken if key in reports] == reports
+
+
 def test_a_held_key_is_held_in_a_hurry_too():
     schedule = Schedule(spacing=0.0)
     schedule.add(A, 0.0)
