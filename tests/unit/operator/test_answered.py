@@ -2,6 +2,8 @@
 
 import pytest
 from answered import Change, Ran, Seen, Span, Written, answers, changes, share
+from operator_log import edits, known
+from operator_process import USER
 
 KINDS = ("deployments", "services")
 
@@ -48,3 +50,25 @@ def test_a_run_that_had_begun_before_the_change_does_not_answer_it():
 def test_news_is_in_the_queue_with_the_first_run_that_was_wanted_after_it():
     seen = {"a": Seen([], [Ran(0.5, 1.5, 2.0, 1), Ran(1.25, 2.0, 3.0, 1)], [])}
     assert answers([Change("a", 1.0, 9.0)], seen, KINDS, 9.0).news == [0.25]
+
+
+def asked(user, verb, resource, name, begun, done, subresource=""):
+    ref = {"resource": resource, "name": name, **({"subresource": subresource} if subresource else {})}
+    times = {"requestReceivedTimestamp": f"2026-01-01T00:00:{begun:05.2f}Z", "stageTimestamp": f"2026-01-01T00:00:{done:05.2f}Z"}
+    return {"user": {"username": user}, "verb": verb, "objectRef": ref, "requestURI": "/", **times}
+
+
+def test_a_run_that_an_edit_woke_before_it_was_answered_is_its_answer():
+    log = [
+        asked("admin", "patch", "inferenceservices", "s1", 1.0, 2.0),
+        asked("admin", "patch", "inferenceservices", "s1", 1.0, 2.0, "scale"),
+        asked(USER, "patch", "deployments", "s1-abc", 2.5, 2.75),
+        asked(USER, "patch", "inferenceservices", "s1", 3.0, 3.25, "status"),
+        {"user": {"username": "admin"}, "verb": "patch", "requestURI": "/healthz"},
+    ]
+    run = {"name": "s1", "timestamp": "2026-01-01T00:00:04Z", "took_s": 2.25, "queued_s": 0.0, "writes": 2}
+    ((_, at),) = edits(log)
+    seen = known({"s1"}, log, [run])
+    found = answers([Change("s1", at, at + 60.0)], seen, ("deployments", "inferenceservices"), at + 60.0)
+    assert found.ours == [pytest.approx(2.25 - 1.0 - 0.5)]
+    assert found.whole == [pytest.approx(2.25)]

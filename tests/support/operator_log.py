@@ -13,25 +13,24 @@ from pagoda_operator.state import SERVICES
 
 
 def edits(log: list[dict[str, Any]]) -> list[tuple[str, float]]:
-    """Whose spec a person changed, and when the API server had it."""
-    return [
-        (event["objectRef"]["name"], stamp(event["stageTimestamp"]))
-        for event in log
-        if event["user"]["username"] != USER
-        and event["verb"] == "patch"
-        and event["objectRef"]["resource"] == SERVICES.plural
-        and not event["objectRef"].get("subresource")
-    ]
+    """Whose spec a person changed, and when that reached the API server: a watch may tell of it before its request is answered."""
+    return [(event["objectRef"]["name"], stamp(event["requestReceivedTimestamp"])) for event in log if _edited(event)]
+
+
+def _edited(event: dict[str, Any]) -> bool:
+    ref = event.get("objectRef", {})
+    spec = ref.get("resource") == SERVICES.plural and not ref.get("subresource")
+    return bool(event["user"]["username"] != USER and event["verb"] == "patch" and spec)
 
 
 def known(names: set[str], log: list[dict[str, Any]], runs: list[dict[str, Any]]) -> dict[str, Seen]:
-    """Of each service what the operator wrote, its runs, and when the API server was at work for it."""
+    """Of each service what the operator wrote, its runs, and when the API server was at work on it: for us, or on the edit itself."""
     seen = {name: Seen([], [], []) for name in names}
-    for event in (event for event in log if event["user"]["username"] == USER):
+    for event in (event for event in log if event["user"]["username"] == USER or _edited(event)):
         done = stamp(event["stageTimestamp"])
         for name in concerned(event) & names:
             seen[name].served.append(Span(stamp(event["requestReceivedTimestamp"]), done))
-            if event["verb"] == "patch":
+            if event["verb"] == "patch" and event["user"]["username"] == USER:
                 seen[name].writes.append(Written(event["objectRef"]["resource"], done))
     for run in runs:
         if run["name"] in names:
