@@ -30,9 +30,9 @@ from pagoda_operator.queue import Outcome
 from pagoda_operator.reading import EVERYTHING, REPLICAS, SERVICE, Partly, suffices
 from pagoda_operator.senses import Senses
 from pagoda_operator.settings import Settings
-from pagoda_operator.state import DEPLOYMENTS, SERVICES, Key, Observed, Resource
+from pagoda_operator.state import DEPLOYMENTS, PODS, SERVICES, Key, Observed, Resource
 from pagoda_operator.status import status
-from pagoda_operator.writes import Create
+from pagoda_operator.writes import Annotate, Create
 
 # After a write the next look is at once; what is on its way out is looked for again.
 _AT_ONCE: Final = 0.0
@@ -200,6 +200,8 @@ class Reconciler:
             self._senses.quota.unanswered(key)
             raise
         news = await self._order(key, observed, draft)
+        if news and not draft.writes:
+            observed, draft = await self._released(key, observed, draft)
         told = await self._tell(observed, draft)
         writes = [f"{type(write).__name__} {write.resource.kind} {write.name}" for write in draft.writes] + ([told] if told else [])
         if not writes:
@@ -208,6 +210,16 @@ class Reconciler:
         log.info("applied", writes=writes)
         self._check_converging(key, writes)
         return Outcome(again=_AT_ONCE)
+
+    async def _released(self, key: Key, observed: Observed, draft: Plan) -> tuple[Observed, Plan]:
+        """What daemons have just answered may let replicas go: they are marked for it in this run. A look and a status for that step alone
+        were half of what a scale-down waited for."""
+        answered = replace(observed, answers=self._answers[key])
+        further = contested(answered, plan(answered))
+        if not further.writes or any(not isinstance(write, Annotate) or write.resource != PODS for write in further.writes):
+            return observed, draft
+        await apply(self._cluster, further.writes)
+        return answered, replace(further, over_quota=draft.over_quota)
 
     async def _have_keys(self, observed: Observed, draft: Plan) -> None:
         """Before a replica is made that mounts them: kubelet tries a missing volume again only after minutes. Without them those that run

@@ -35,7 +35,7 @@ class FakeApi:
         # Hears of each write that was answered, as Hooks.wrote does.
         self.wrote: Callable[[Resource, str, Body], None] = lambda *_: None
         # The kind of each read, in order.
-        self.asked: list[str] = []
+        self.kinds_read: list[str] = []
         self.crash_in: int | None = None
         # Whether removed pods stay, terminating, until the test takes them away; told of each removal.
         self.graceful = False
@@ -46,24 +46,24 @@ class FakeApi:
 
     @property
     def reads(self) -> int:
-        return len(self.asked)
+        return len(self.kinds_read)
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
-        self.asked.append(resource.kind)
+        self.kinds_read.append(resource.kind)
         return copy.deepcopy(self.objects.get((resource.kind, namespace, name)))
 
     async def list(self, resource: Resource, namespace: str, selector: str) -> list[Json]:
-        self.asked.append(resource.kind)
+        self.kinds_read.append(resource.kind)
         matches = _matcher(selector)
         found = [body for (kind, where, _), body in self.objects.items() if kind == resource.kind and namespace in ("", where)]
         return copy.deepcopy([body for body in found if matches(body["metadata"].get("labels", {}))])
 
     async def pages(self, resource: Resource) -> AsyncIterator[list[Json]]:
-        self.asked.append(resource.kind)
+        self.kinds_read.append(resource.kind)
         yield copy.deepcopy([body for (kind, _, _), body in self.objects.items() if kind == resource.kind])
 
     async def versions(self, resource: Resource, selector: str) -> dict[Key, str]:
-        self.asked.append(resource.kind)
+        self.kinds_read.append(resource.kind)
         metas = [body["metadata"] for (kind, _, _), body in self.objects.items() if kind == resource.kind]
         wanted = [meta for meta in metas if not selector or selector in meta.get("labels", {})]
         return {Key(meta.get("namespace", ""), meta["name"]): meta["resourceVersion"] for meta in wanted}

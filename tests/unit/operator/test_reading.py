@@ -22,9 +22,9 @@ def world() -> Mirrored:
 def asked(world: Mirrored) -> set[str]:
     """The kinds that one run reads, once the watches have caught up."""
     world.show()
-    begun = len(world.api.asked)
+    begun = len(world.api.kinds_read)
     world.run()
-    return set(world.api.asked[begun:])
+    return set(world.api.kinds_read[begun:])
 
 
 def kinds(read: frozenset) -> set[str]:
@@ -59,9 +59,9 @@ def test_of_an_edit_that_was_not_shown_a_status_says_nothing(world: Mirrored) ->
         get_ready(world, pod)
     world.show(PODS)
     world.edit(replicas=3)  # nobody has shown this yet
-    begun = len(world.api.asked)
+    begun = len(world.api.kinds_read)
     world.run()
-    assert set(world.api.asked[begun:]) == kinds(EVERYTHING)
+    assert set(world.api.kinds_read[begun:]) == kinds(EVERYTHING)
     assert world.api.of(SERVICES)[0]["status"]["observedGeneration"] == world.api.of(SERVICES)[0]["metadata"]["generation"]
     assert world.conditions()["Ready"]["status"] != "True"
 

@@ -5,6 +5,7 @@ import random
 
 import pytest
 from fake_api import FakeApi, profile_body, service_body
+from fake_daemons import FakeDaemons
 from operator_world import World, now
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_operator.defaults import DEFAULT_KEY
@@ -12,7 +13,7 @@ from pagoda_operator.errors import Denied, Refused, Unconverged
 from pagoda_operator.queue import KeyedQueue, Outcome
 from pagoda_operator.reconcile import Reconciler
 from pagoda_operator.settings import Settings
-from pagoda_operator.state import DEPLOYMENTS, PROFILES, SERVICES, Key
+from pagoda_operator.state import DEPLOYMENTS, PODS, PROFILES, SERVICES, Key
 
 
 def test_a_service_that_is_gone_or_going_is_left_alone():
@@ -133,3 +134,39 @@ async def test_of_first_looks_some_are_made_at_a_time_and_a_service_that_was_loo
     for worker in workers:
         worker.cancel()
     await asyncio.gather(*workers, return_exceptions=True)
+
+
+def test_a_replica_whose_daemon_has_nothing_left_is_let_go_in_three_looks():
+    """Marked; told and, since its answer says so, made the cheapest; one less is asked for: each is seen before the next is begun."""
+    world = World(replicas=2)
+    world.daemons = daemons = FakeDaemons(world.api)
+    world.restart()
+    world.settle()
+    daemons.probe()
+    world.settle()
+    world.edit(replicas=1)
+    written = len(world.api.journal)
+    steps = []
+    for _ in range(3):
+        world.run()
+        steps.append([entry[:2] for entry in world.api.journal[written:] if entry[1] != "InferenceService"])
+        written = len(world.api.journal)
+    assert steps == [[("annotate", "Pod")], [("annotate", "Pod")], [("apply", "Deployment")]]
+    assert [word for _, word in daemons.told] == ["drain"]
+
+
+def test_one_that_has_requests_left_is_only_told_again():
+    world = World(replicas=2)
+    world.daemons = daemons = FakeDaemons(world.api)
+    world.restart()
+    world.settle()
+    daemons.probe()
+    world.settle()
+    for pod in world.api.of(PODS):
+        daemons.of(pod).in_flight = 1
+    world.edit(replicas=1)
+    written = len(world.api.journal)
+    for _ in range(4):
+        world.run()
+    assert [entry[:2] for entry in world.api.journal[written:] if entry[1] != "InferenceService"] == [("annotate", "Pod")]
+    assert len(daemons.told) >= 2
