@@ -20,11 +20,13 @@ from pagoda_contracts.names import LABEL_SERVICE
 from pagoda_operator.floors import Floors, as_number
 from pagoda_operator.observe import Reader
 from pagoda_operator.pods import by_scheduler
-from pagoda_operator.state import CHILD_RESOURCES, PODS, PROFILES, SERVICES, Json, Key, Resource
+from pagoda_operator.state import CHILD_RESOURCES, CORE_SERVICES, DISRUPTION_BUDGETS, PODS, PROFILES, SERVICES, Json, Key, Resource
 from pagoda_operator.world import key_of
 
 MIRRORED: Final = (SERVICES, PROFILES, PODS, *CHILD_RESOURCES)
 _POD_SPEC: Final = ("nodeName", "priority", "schedulingGates", "terminationGracePeriodSeconds", "resourceClaims")
+# What these say of themselves decides nothing: each change of replicas changes a budget's status, and that was a run for nothing.
+_MUTE: Final = frozenset({DISRUPTION_BUDGETS, CORE_SERVICES})
 # Of a pod's containers, what devices they ask for.
 _POD_CONTAINERS: Final = ("initContainers", "containers")
 _NOISE: Final = frozenset({"containerID", "image", "imageID", "volumeMounts", "resources", "allocatedResources", "user", "lastProbeTime"})
@@ -246,6 +248,8 @@ def _packed(resource: Resource, body: Json) -> bytes:
     """All that a plan or a status compares, and of a pod not what its node alone cares for."""
     meta = {name: value for name, value in body["metadata"].items() if name not in ("managedFields", "resourceVersion")}
     kept = {**body, "apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta}
+    if resource in _MUTE:
+        kept.pop("status", None)
     if resource == PODS:
         if told := by_scheduler(body["metadata"]):
             kept["metadata"] = meta | {"managedFields": told}

@@ -29,7 +29,7 @@ from pagoda_operator.reconcile import Reconciler
 from pagoda_operator.senses import Senses
 from pagoda_operator.settings import Settings
 from pagoda_operator.silence import LOOKS, PATIENCE, Silences
-from pagoda_operator.state import CONFIG_MAPS, DEPLOYMENTS, NODES, PODS, PROFILES, QUOTAS, SERVICES, Key
+from pagoda_operator.state import CONFIG_MAPS, DEPLOYMENTS, DISRUPTION_BUDGETS, NODES, PODS, PROFILES, QUOTAS, SERVICES, Key
 from pagoda_operator.turns import EVERY_S, Turns
 from pagoda_operator.world import World as Whole
 
@@ -273,6 +273,16 @@ def test_noise_in_an_object_is_no_news(world):
     assert not world.mirror.put(PODS, pod)
     pod["status"]["podIP"] = "10.0.0.1"
     assert world.mirror.put(PODS, pod)
+
+
+def test_what_a_budget_says_of_itself_is_no_news_and_its_spec_is(world):
+    (budget,) = world.live(DISRUPTION_BUDGETS)
+    budget["metadata"]["resourceVersion"] = "99998"
+    budget["status"] = {"currentHealthy": 2, "desiredHealthy": 1}
+    assert not world.mirror.put(DISRUPTION_BUDGETS, budget)
+    budget["metadata"]["resourceVersion"] = "99999"
+    budget["spec"]["maxUnavailable"] = 2
+    assert world.mirror.put(DISRUPTION_BUDGETS, budget)
 
 
 def test_the_mirror_lists_by_service_only(world):
