@@ -198,6 +198,7 @@ OPERATOR_ERRORS: Final = Metric("pagoda_operator_errors", "counter", "Runs that 
 OPERATOR_LEADER: Final = Metric("pagoda_operator_leader", "gauge", "1 for the process that works, 0 for a standby")
 OPERATOR_EPOCH: Final = Metric("pagoda_operator_epoch", "gauge", "Changes of the leader that this process knows of")
 OPERATOR_WRITES: Final = Metric("pagoda_operator_writes", "counter", "Requests that write to the API server", ("kind", "verb"))
+OPERATOR_READS_AGAIN: Final = Metric("pagoda_operator_reads_again", "counter", "Reads that failed and were asked again at once")
 OPERATOR_WATCH_AGE: Final = Metric("pagoda_operator_watch_age_seconds", "gauge", "Since the last event or bookmark", ("kind",))
 SERVICE_REPLICAS: Final = Metric("pagoda_service_replicas", "gauge", "Replicas, by state", ("namespace", "service", "state"))
 OPERATOR: Final = (
@@ -207,6 +208,7 @@ OPERATOR: Final = (
     OPERATOR_QUEUE_AGE,
     OPERATOR_ERRORS,
     OPERATOR_WRITES,
+    OPERATOR_READS_AGAIN,
     OPERATOR_WATCH_AGE,
     OPERATOR_LEADER,
     OPERATOR_EPOCH,

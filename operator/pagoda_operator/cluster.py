@@ -9,19 +9,21 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from copy import copy
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 import aiohttp
-import msgspec
+import structlog
 from kubernetes.aio.client.api_client import ApiClient, RequestSerialized
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config.incluster_config import load_incluster_config
 from kubernetes.aio.config.kube_config import load_kube_config
 from pagoda_contracts.names import PATH_JWKS
 
-from pagoda_operator.errors import ClusterError, Conflict, Denied, Refused, Unavailable
-from pagoda_operator.name_lists import parse_names
+from pagoda_operator.again import Again
+from pagoda_operator.answers import NAMES, OBJECT, Answer, Wanted, checked
+from pagoda_operator.errors import Unavailable
 from pagoda_operator.paths import object_path, path_of, root_of
 from pagoda_operator.state import CONTROLLER_REVISIONS, RESOURCE_CLAIM_TEMPLATES, Json, Key, Resource
 from pagoda_operator.tally import sent, waiting
@@ -31,8 +33,6 @@ _JSON: Final = "application/json"
 _YAML: Final = "application/yaml"
 # What YAML takes only as an escape: what is not printable, and its own line breaks.
 _ESCAPED: Final = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
-# The second for the token keys alone: that path answers application/json with 406.
-_ACCEPT: Final = "application/json, application/jwk-set+json"
 _MERGE: Final = "application/merge-patch+json"
 _TIMEOUT: Final = 30.0
 _GIVEN_UP: Final = 60.0
@@ -41,14 +41,8 @@ _CONNECTIONS: Final = 256
 # Writes under way: where the server is short of CPU more of them only wait there, and with them all others' requests and the Lease's.
 _WRITES: Final = 32
 _PAGE: Final = 100  # a pod is 25 KB of dictionaries
-_ERRORS: Final[dict[int, type[ClusterError]]] = {
-    HTTPStatus.BAD_REQUEST: Refused,
-    HTTPStatus.UNPROCESSABLE_ENTITY: Refused,
-    HTTPStatus.UNAUTHORIZED: Denied,
-    HTTPStatus.FORBIDDEN: Denied,
-    HTTPStatus.CONFLICT: Conflict,
-    HTTPStatus.NOT_FOUND: Conflict,  # of a write: what was observed is gone
-}
+# No later attempt ends otherwise.
+_LASTING: Final = (aiohttp.ClientConnectorCertificateError, aiohttp.InvalidURL, aiohttp.TooManyRedirects)
 
 
 async def connect(kubeconfig: str | None) -> Configuration:
@@ -67,7 +61,7 @@ async def connect(kubeconfig: str | None) -> Configuration:
 
 
 def _anybody() -> None:
-    """Without a Lease every write is allowed."""
+    """Without a Lease every write is allowed; and nobody counts."""
 
 
 def _untold(resource: Resource, verb: str, body: Json) -> None:
@@ -76,30 +70,43 @@ def _untold(resource: Resource, verb: str, body: Json) -> None:
 
 
 class Hooks(NamedTuple):
-    """What stands around writes: `guard` before each, `wrote` after it with the object as the server answered."""
+    """What stands around writes: `guard` before each, `wrote` after it with the object as the server answered. `again`: a read is asked
+    once more."""
 
     guard: Callable[[], None] = _anybody
     wrote: Callable[[Resource, str, Json], None] = _untold
+    again: Callable[[], None] = _anybody
 
 
 _NO_HOOKS: Final = Hooks()
 
 
-class _Wanted(NamedTuple):
-    """What is asked for, and how a good answer is read."""
+async def _sent_once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    """The library sends a GET, PUT or DELETE whose connection broke a second time: at once, uncounted, and past `guard`. So it does after
+    these two errors, not after their base."""
+    try:
+        return await send(request)
+    except aiohttp.ClientConnectorError:
+        raise
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        raise aiohttp.ClientConnectionError(repr(error)) from error
 
-    accept: str
-    read: Callable[[bytes], Any]
 
-
-_NAMES: Final = _Wanted("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1", parse_names)
+def _only_once(configuration: Configuration) -> Configuration:
+    """The same for one client that asks again by itself."""
+    own = copy(configuration)
+    own.client_session_kwargs = (configuration.client_session_kwargs or {}) | {"middlewares": (_sent_once,)}
+    return own
 
 
 class KubeCluster:
-    """The verbs that observing and applying need."""
+    """The verbs that observing and applying need. `again`: which reads are asked again at once; None: none, as is the Lease's."""
 
-    def __init__(self, configuration: Configuration, hooks: Hooks = _NO_HOOKS, timeout: float = _TIMEOUT) -> None:
-        self._api = ApiClient(configuration)
+    def __init__(
+        self, configuration: Configuration, hooks: Hooks = _NO_HOOKS, timeout: float = _TIMEOUT, again: Again | None = None
+    ) -> None:
+        self._api = ApiClient(configuration if again is None else _only_once(configuration))
+        self._again = again
         self._api.user_agent = "pagoda-operator"
         self._hooks = hooks
         self._timeout = timeout
@@ -118,7 +125,7 @@ class KubeCluster:
     async def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
         """The object, None where there is none; a quorum read."""
         status, body = await self._call("GET", path_of(resource, namespace, name))
-        return None if status == HTTPStatus.NOT_FOUND else _checked(status, body)
+        return None if status == HTTPStatus.NOT_FOUND else checked(status, body)
 
     async def list(self, resource: Resource, namespace: str, selector: str) -> list[Json]:
         """The objects with these labels; a quorum read."""
@@ -127,13 +134,13 @@ class KubeCluster:
             return []  # an older cluster
         # Items of a list do not say what they are; everything else about them is as in a GET.
         kind = {"apiVersion": resource.api_version, "kind": resource.kind}
-        return [kind | item for item in _checked(status, body)["items"]]
+        return [kind | item for item in checked(status, body)["items"]]
 
     async def pages(self, resource: Resource) -> AsyncIterator[Sequence[Json]]:
         """All objects of the cluster, a page at a time; a quorum read for the first, its continuation for the rest."""
         query = {"limit": str(_PAGE)}
         while True:
-            page = _checked(*await self._call("GET", path_of(resource), query))
+            page = checked(*await self._call("GET", path_of(resource), query))
             yield tuple(page["items"] or ())
             if not (more := page["metadata"].get("continue")):
                 return
@@ -144,7 +151,7 @@ class KubeCluster:
         found: dict[Key, str] = {}
         query = {"limit": str(_PAGE)} | ({"labelSelector": selector} if selector else {})
         while True:
-            page: Any = _checked(*await self._call("GET", path_of(resource), query, wanted=_NAMES))
+            page: Any = checked(*await self._call("GET", path_of(resource), query, wanted=NAMES))
             found |= page.versions()
             if not page.more:
                 return found
@@ -152,12 +159,12 @@ class KubeCluster:
 
     async def token_keys(self) -> Json:
         """The keys that ServiceAccount tokens are verified by (JWKS)."""
-        return _checked(*await self._call("GET", PATH_JWKS))
+        return checked(*await self._call("GET", PATH_JWKS))
 
     async def serves(self, resource: Resource) -> bool:
         """Whether this cluster has the kind."""
         status, body = await self._call("GET", root_of(resource))
-        return status != HTTPStatus.NOT_FOUND and any(found["name"] == resource.plural for found in _checked(status, body)["resources"])
+        return status != HTTPStatus.NOT_FOUND and any(found["name"] == resource.plural for found in checked(status, body)["resources"])
 
     async def create(self, resource: Resource, manifest: Json, manager: str) -> Json:
         """POST; Conflict where the name is taken. The data of a ControllerRevision are kept as they are sent and compared byte by byte with
@@ -198,11 +205,11 @@ class KubeCluster:
             "propagationPolicy": "Background",
             "preconditions": {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]},
         }
-        _checked(*await self._call("DELETE", object_path(resource, meta), {}, body))
+        checked(*await self._call("DELETE", object_path(resource, meta), {}, body))
         self._hooks.wrote(resource, "delete", {"metadata": meta})
 
     def _wrote(self, resource: Resource, verb: str, answer: tuple[int, Any]) -> Json:
-        body = _checked(*answer)
+        body = checked(*answer)
         self._hooks.wrote(resource, verb, body)
         return body
 
@@ -218,37 +225,53 @@ class KubeCluster:
         body: Json | str | None = None,
         kind: str = _JSON,
         *,
-        wanted: _Wanted | None = None,
+        wanted: Wanted = OBJECT,
     ) -> tuple[int, Any]:
-        wanted = wanted or _Wanted(_ACCEPT, _parsed)
         headers = {"Accept": wanted.accept, "Content-Type": kind}
         prepared = await self._api.param_serialize(
             method, path, query_params=list((query or {}).items()), header_params=headers, body=body, auth_settings=["BearerToken"]
         )
+        if self._again is not None:
+            self._again.asked()
         if method == "GET":
             async with self._reads:
-                status, data = await self._send(method, path, prepared)
-        else:
-            async with self._writes:
-                self._hooks.guard()
-                status, data = await self._send(method, path, prepared)
-        return status, (wanted.read if status == HTTPStatus.OK else _parsed)(data)
+                return await self._read(path, prepared, wanted)
+        async with self._writes:
+            self._hooks.guard()
+            answer = await self._send(method, path, prepared, self._timeout)
+        return answer.status, answer.body(wanted)
 
-    async def _send(self, method: str, path: str, prepared: RequestSerialized) -> tuple[int, bytes]:
+    async def _read(self, path: str, prepared: RequestSerialized, wanted: Wanted) -> tuple[int, Any]:
+        """A failed attempt that another one follows is told by the log and the metrics alone. All together take no longer than one may."""
+        end, attempts = time.monotonic() + self._timeout, 0
+        while True:
+            try:
+                answer = (await self._send("GET", path, prepared, end - time.monotonic())).standing()
+                return answer.status, answer.body(wanted)
+            except Unavailable as error:
+                attempts, left = attempts + 1, end - time.monotonic()
+                pause = None if self._again is None else self._again.pause(error.soon, attempts, left)
+                if pause is None:
+                    raise
+                structlog.get_logger().debug("read_again", why=str(error), attempts=attempts, pause_s=round(pause, 3))
+            self._hooks.again()
+            await asyncio.sleep(pause)
+
+    async def _send(self, method: str, path: str, prepared: RequestSerialized, seconds: float) -> Answer:
         try:
             sent(write=method != "GET")
             with waiting():
-                response = await self._api.call_api(*prepared, _request_timeout=self._timeout)
+                response = await self._api.call_api(*prepared, _request_timeout=seconds)
                 data: bytes = await response.read()  # type: ignore[no-untyped-call]
             if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 self._lost(method)
-            return response.status, data
+            return Answer(response.status, data, response.headers.get("Retry-After"))
         except asyncio.CancelledError:
             self._lost(method)
             raise
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._lost(method)
-            raise Unavailable(f"{method} {path}: {error!r}") from error
+            raise Unavailable(f"{method} {path}: {error!r}", None if isinstance(error, _LASTING) else 0.0) from error
 
     def _lost(self, method: str) -> None:
         """A write without an answer may still be done, and one that failed in the server, or in a proxy before it, may be done already."""
@@ -260,18 +283,3 @@ def _yaml(body: Json) -> str:
     """JSON is YAML, but for some characters."""
     text = json.dumps(body, separators=(",", ":"), ensure_ascii=False)
     return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
-def _parsed(data: bytes) -> Any:
-    try:
-        return msgspec.json.decode(data)  # of a list of Deployments 1.5 times as fast as json.loads
-    except (msgspec.DecodeError, UnicodeDecodeError):  # a proxy's page instead of a Status
-        return {"message": data[:200].decode(errors="replace")}
-
-
-def _checked(status: int, body: Any) -> Json:
-    if 200 <= status < 300:
-        answer: Json = body
-        return answer
-    message = body.get("message", "") if isinstance(body, dict) else ""
-    raise _ERRORS.get(status, Unavailable)(f"{status}: {message}")

@@ -4,7 +4,7 @@ OperatorError
 ├── SpecProblem               only a change of objects cures it: Stalled with `reason`, no retry of its own
 ├── ClusterError
 │   ├── Unconverged           what was written does not stay: somebody else writes it too
-│   ├── Unavailable           no answer, 429 or 5xx: retried with growing delays
+│   ├── Unavailable           no answer, 429 or 5xx: a read is asked again at once, the run with growing delays
 │   ├── Conflict              409: somebody was faster; observe anew
 │   ├── Refused               400, 422: the API server does not take the object
 │   └── Denied                401, 403: RBAC, quota or admission says no; retried, and said
@@ -39,7 +39,12 @@ class Unconverged(ClusterError):
 
 
 class Unavailable(ClusterError):
-    """No answer, too many requests, or a fault of the server."""
+    """No answer, too many requests, or a fault of the server. `soon`: in how many seconds a read may be asked again (again.py), None where
+    that would not help."""
+
+    def __init__(self, message: str, soon: float | None = None) -> None:
+        super().__init__(message)
+        self.soon = soon
 
 
 class Conflict(ClusterError):

@@ -44,6 +44,7 @@ class Metrics:
         )
         self._errors = _counter(words.OPERATOR_ERRORS, self._registry)
         self._writes = _counter(words.OPERATOR_WRITES, self._registry)
+        self._again = _counter(words.OPERATOR_READS_AGAIN, self._registry)
         self._watch_age = _gauge(words.OPERATOR_WATCH_AGE, self._registry)
         self._queue = _gauge(words.OPERATOR_QUEUE, self._registry)
         self._queue_age = _gauge(words.OPERATOR_QUEUE_AGE, self._registry)
@@ -54,6 +55,10 @@ class Metrics:
         """A write that the API server took."""
         del body
         self._writes.labels(resource.kind, verb).inc()
+
+    def read_again(self) -> None:
+        """A read that failed and is asked once more within its call."""
+        self._again.inc()
 
     def timed(self, reconcile: Callable[[Key], Awaitable[Outcome]]) -> Callable[[Key], Awaitable[Outcome]]:
         """The same run, counted."""

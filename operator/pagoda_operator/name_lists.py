@@ -52,4 +52,4 @@ def parse_names(data: bytes) -> Names:
     try:
         return _DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Unavailable(f"no list of names: {error}") from error
+        raise Unavailable(f"no list of names: {error}", 0.0) from error

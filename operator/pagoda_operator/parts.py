@@ -79,7 +79,7 @@ class Core:
 def core(settings: Settings, lease: Leadership, connected: Callable[[Hooks], KubeCluster]) -> Core:
     """Asks nobody; `connected` makes the client that writes."""
     metrics, mirror = Metrics(), Mirror(time.monotonic)
-    cluster = connected(Hooks(guard=lease.guard, wrote=_both(mirror.wrote, metrics.wrote)))
+    cluster = connected(Hooks(lease.guard, _both(mirror.wrote, metrics.wrote), metrics.read_again))
     queue = KeyedQueue(settings.resync, random.Random())  # noqa: S311 (spreads load)
     return Core(settings, lease, cluster, queue, Door(queue), probes.Vitals(queue.oldest, lease.age), mirror, metrics)
 

@@ -6,6 +6,7 @@ Restart is the recovery path for what nobody expected, and the one tested most.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Coroutine
 from contextlib import suppress
@@ -16,6 +17,7 @@ import kopf
 import structlog
 
 from pagoda_operator import probes
+from pagoda_operator.again import Again
 from pagoda_operator.check import fill
 from pagoda_operator.claims import Claims
 from pagoda_operator.cluster import KubeCluster, connect
@@ -45,7 +47,8 @@ async def run(settings: Settings) -> int:
     ballots = await apart.do(_ballots(settings))
     means = Means(apart=apart.do)
     lease: Leadership = Lease(ballots, settings.lease_namespace, settings.identity, means) if settings.lease_namespace else Alone()
-    made = core(settings, lease, partial(KubeCluster, configuration))
+    again = Again(time.monotonic, random.Random())  # noqa: S311 (spreads load)
+    made = core(settings, lease, partial(KubeCluster, configuration, again=again))
     servers = [probes.serve(made.vitals, settings.probes_port), made.metrics.serve(settings.metrics_port)]
     structlog.get_logger().info("serving", probes=servers[0].server_address[1], metrics=servers[1].server_address[1])
     beat = asyncio.create_task(made.vitals.beat())  # before the first question to an API server that may be away

@@ -6,6 +6,7 @@ from contextlib import closing
 
 import pytest
 import yaml
+from failing_server import kubeconfig
 from kubernetes.aio.client.configuration import Configuration
 from pagoda_operator.cluster import KubeCluster, connect
 from pagoda_operator.errors import ClusterError, Unavailable
@@ -14,13 +15,6 @@ from pagoda_operator.state import CONFIG_MAPS, CONTROLLER_REVISIONS, PODS, Key
 from pagoda_operator.watching import watch_session
 
 MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "ns"}}
-
-
-def kubeconfig(folder, address):
-    parts = {"clusters": {"cluster": {"server": address}}, "contexts": {"context": {"cluster": "x", "user": "x"}}, "users": {"user": {}}}
-    document = {"apiVersion": "v1", "kind": "Config", "current-context": "x"}
-    (folder / "kubeconfig").write_text(json.dumps(document | {kind: [{"name": "x", **entry}] for kind, entry in parts.items()}))
-    return str(folder / "kubeconfig")
 
 
 class Server:

@@ -37,6 +37,7 @@ async def test_runs_errors_writes_and_gauges_are_told():
     with pytest.raises(Conflict):
         await run(Key("ns", "a"))
     metrics.wrote(DEPLOYMENTS, "patch", {})
+    metrics.read_again()
     sampling = asyncio.create_task(
         metrics.sample(Gauges(lambda: 3, lambda: 1.5, lambda: True, lambda: 7, lambda _: {"/apis/apps/v1/deployments": 2.0}))
     )
@@ -53,6 +54,7 @@ async def test_runs_errors_writes_and_gauges_are_told():
         "pagoda_operator_reconcile_seconds_count 4.0",
         'pagoda_operator_errors_total{class="Conflict"} 1.0',
         'pagoda_operator_writes_total{kind="Deployment",verb="patch"} 1.0',
+        "pagoda_operator_reads_again_total 1.0",
         'pagoda_operator_watch_age_seconds{kind="deployments"} 2.0',
         "pagoda_operator_queue 3.0",
         "pagoda_operator_queue_age_seconds 1.5",
