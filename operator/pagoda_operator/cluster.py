@@ -69,13 +69,19 @@ def _untold(resource: Resource, verb: str, body: Json) -> None:
     del resource, verb, body
 
 
+def _undated(date: str | None, asked: float, answered: float) -> None:
+    """Nobody learns the time."""
+    del date, asked, answered
+
+
 class Hooks(NamedTuple):
     """What stands around writes: `guard` before each, `wrote` after it with the object as the server answered. `again`: a read is asked
-    once more."""
+    once more. `dated`: a good answer's Date, and when it was asked for and came, by time.monotonic."""
 
     guard: Callable[[], None] = _anybody
     wrote: Callable[[Resource, str, Json], None] = _untold
     again: Callable[[], None] = _anybody
+    dated: Callable[[str | None, float, float], None] = _undated
 
 
 _NO_HOOKS: Final = Hooks()
@@ -261,7 +267,10 @@ class KubeCluster:
         try:
             sent(write=method != "GET")
             with waiting():
+                asked = time.monotonic()
                 response = await self._api.call_api(*prepared, _request_timeout=seconds)
+                if 200 <= response.status < 300:
+                    self._hooks.dated(response.headers.get("Date"), asked, time.monotonic())
                 data: bytes = await response.read()  # type: ignore[no-untyped-call]
             if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 self._lost(method)

@@ -10,7 +10,6 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 import structlog
 
@@ -40,6 +39,7 @@ from pagoda_operator.reconcile import Reconciler
 from pagoda_operator.remembered import Remembered
 from pagoda_operator.scaler import Scaler
 from pagoda_operator.senses import Senses
+from pagoda_operator.server_time import ServerTime
 from pagoda_operator.settings import Settings
 from pagoda_operator.signals import Signals
 from pagoda_operator.slack import keep_small, trimmer
@@ -74,14 +74,15 @@ class Core:
     vitals: probes.Vitals
     mirror: Mirror
     metrics: Metrics
+    time: ServerTime
 
 
 def core(settings: Settings, lease: Leadership, connected: Callable[[Hooks], KubeCluster]) -> Core:
     """Asks nobody; `connected` makes the client that writes."""
-    metrics, mirror = Metrics(), Mirror(time.monotonic)
-    cluster = connected(Hooks(lease.guard, _both(mirror.wrote, metrics.wrote), metrics.read_again))
+    metrics, mirror, server = Metrics(), Mirror(time.monotonic), ServerTime(time.monotonic, time.time)
+    cluster = connected(Hooks(lease.guard, _both(mirror.wrote, metrics.wrote), metrics.read_again, server.told))
     queue = KeyedQueue(settings.resync, random.Random())  # noqa: S311 (spreads load)
-    return Core(settings, lease, cluster, queue, Door(queue), probes.Vitals(queue.oldest, lease.age), mirror, metrics)
+    return Core(settings, lease, cluster, queue, Door(queue), probes.Vitals(queue.oldest, lease.age), mirror, metrics, server)
 
 
 def parts(made: Core, sink: Sink) -> list[Awaitable[None]]:
@@ -93,12 +94,12 @@ def parts(made: Core, sink: Sink) -> list[Awaitable[None]]:
     listener = Listener(made.settings.gateways, signals, made.settings.identity, own)
     daemons = Daemons(Voice(lambda: made.lease.epoch, own))
     senses = _senses(made, sink, signals)
-    fleet = Remembered(made.cluster, senses.fleet, made.settings.lease_namespace, time.time)
-    teller = Teller(made.cluster, lambda: sink.world.all(QUOTAS), quotas, lambda: datetime.now(UTC), _singles(made, fleet))
+    fleet = Remembered(made.cluster, senses.fleet, made.settings.lease_namespace, made.time.now)
+    teller = Teller(made.cluster, lambda: sink.world.all(QUOTAS), quotas, made.time.utc, _singles(made, fleet))
     senses = replace(senses, daemons=daemons, keys=keys, quota=quotas, fleet=fleet)
     events = Recorder(made.cluster, made.settings.identity, beside=True)
     senses = replace(senses, ages=Ages(time.monotonic), lacking=Lacking(time.monotonic), turns=Turns(time.monotonic), events=events)
-    reconciler = Reconciler(made.cluster, made.settings, lambda: datetime.now(UTC), senses)
+    reconciler = Reconciler(made.cluster, made.settings, made.time.utc, senses)
     made.queue.few(reconciler.unseen, _FIRST_LOOKS)
     made.queue.add(DEFAULT_KEY)
     check = Check(made.cluster, Shown(made.mirror, sink.world, sink.kinds), made.door, made.vitals.silences)
@@ -122,7 +123,7 @@ def _alone(made: Core) -> Callable[[Key], bool]:
 
 def _senses(made: Core, sink: Sink, signals: Signals) -> Senses:
     """Those that are told of things."""
-    scaler = Scaler(made.cluster, signals, asyncio.get_running_loop().time, time.time)
+    scaler = Scaler(made.cluster, signals, asyncio.get_running_loop().time, made.time.now)
     signals.measured = lambda key: made.door.child(key) if scaler.heard(key, idle=signals.idle(key)) else None
     fleet = View(sink.world)
     return Senses(
