@@ -8,6 +8,7 @@ from pathlib import Path
 import pagoda_operator.parts
 import pytest
 from failing_server import FailingServer
+from fleets import CPU, H100, fleet, gpu, node, pod, whole
 from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes.aio.client.configuration import Configuration
@@ -16,9 +17,12 @@ from pagoda_operator.cluster import KubeCluster
 from pagoda_operator.errors import ClusterError
 from pagoda_operator.leader import Alone
 from pagoda_operator.parts import core
+from pagoda_operator.reconcile import Reconciler
+from pagoda_operator.senses import Senses
 from pagoda_operator.server_time import ServerTime
 from pagoda_operator.settings import Settings
 from pagoda_operator.state import CONFIG_MAPS, PODS, Key
+from placing import placement, world
 
 KEY = Key("ns", "a")
 BEGIN = 1_767_225_600.25
@@ -169,6 +173,26 @@ def test_what_a_better_measure_takes_off_time_stands_still_for():
     assert machine.time.now() == before
     machine.true += 0.75
     assert before + 0.4 < machine.time.now() < before + 0.6
+
+
+@pytest.mark.parametrize("skews", [(300.0, -300.0), (-300.0, 300.0)])
+def test_a_successor_waits_for_an_accelerator_as_long_as_its_predecessor_would_have(skews):
+    """By clocks of their own the one would wait ten minutes longer, the other not at all."""
+    made = world(gpu("H100", fallbackAfter="5m"), CPU, there=fleet(node("a", H100, whole(8)), pods=(pod("a", gpu=8),)))
+
+    def leads(machine, later):
+        machine.true = BEGIN + later
+        machine.ask()
+        made.operator = Reconciler(made.api, Settings(), machine.time.utc, Senses(fleet=lambda: made.fleet, ages=machine.ages))
+        made.settle()
+
+    first, second = (Machine(skew) for skew in skews)
+    leads(first, 0.0)
+    assert abs(datetime.fromisoformat(placement(made)["waiting"]["since"]).timestamp() - BEGIN) <= 2.0
+    leads(second, 297.0)
+    assert placement(made)["chosen"] == "gpu[0]"
+    leads(second, 303.0)
+    assert placement(made)["chosen"] == "cpu[1]"
 
 
 @pytest.fixture
