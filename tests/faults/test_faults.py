@@ -3,6 +3,7 @@ nothing that must hold was broken on the way."""
 
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,18 @@ def test_a_clock_that_is_five_minutes_wrong_changes_nothing(skew, undisturbed, p
     assert outcome.broken == []
     assert outcome.deaths == 0
     assert outcome.rests == undisturbed("whole_life").rests
+
+
+@pytest.mark.parametrize("skew", ["300", "-300"])
+def test_where_the_server_says_what_time_it_is_a_wrong_clock_stamps_no_wrong_time(skew, undisturbed, place, proxy, account):
+    began = time.time()
+    with world_of(place(), proxy, account, program=SKEWED, SKEW_S=skew, DATES="kept") as world:
+        outcome = run("grown", world, Plan())
+        conditions = world.real.service()["status"]["conditions"]
+    assert outcome.broken == []
+    assert outcome.rests == undisturbed("grown").rests
+    stamps = [datetime.fromisoformat(condition["lastTransitionTime"]).timestamp() for condition in conditions]
+    assert began - 3 <= min(stamps) <= max(stamps) <= time.time() + 3
 
 
 def test_a_store_that_stands_still_for_20_s_is_waited_for(cluster, place, proxy, account):
