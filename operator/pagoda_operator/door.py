@@ -15,7 +15,7 @@ class Queue(Protocol):
     """Takes keys."""
 
     def add(self, key: Key, *, urgent: bool = False) -> None:
-        """Run the key now; an urgent one before all that are not."""
+        """Run the key now; an urgent one before those that are not, but for every fourth turn."""
 
 
 class Stand(NamedTuple):

@@ -57,8 +57,10 @@ class Schedule:
         self._queued: dict[Key, float] = {}
         # All of `_due` that is not in work, and some that is out of date: a look at 2,000 keys at each step was a tenth of a core.
         self._heap: list[tuple[float, Key]] = []
-        # Keys that go before all others that are due, and the same of them alone.
+        # Keys that go before others that are due, and the same of them alone.
         self._urgent: set[Key] = set()
+        # Of those in work, which were: one that fails is as urgent as before.
+        self._hurried: set[Key] = set()
         self._first: list[tuple[float, Key]] = []
         self._row = 0
         # Keys of which only some are in work at once; those, and who is due and waits for one of them: urgent ones, others.
@@ -83,7 +85,7 @@ class Schedule:
         self._plan(key, max(earliest, self._held.get(key, earliest)))
 
     def take(self, now: float) -> Key | None:
-        """The key that has waited longest and is not in work, of urgent ones where there are any."""
+        """The key that has waited longest and is not in work, of urgent ones where there are any and it is not the others' turn."""
         while (key := self._pop(now)) is not None and (scarce := self._scarce(key)) and len(self._counted) >= self._most:
             self._aside[key not in self._urgent][key] = None
         if key is None:
@@ -93,7 +95,9 @@ class Schedule:
         for line in self._aside:
             line.pop(key, None)
         del self._due[key]
-        self._urgent.discard(key)
+        if key in self._urgent:
+            self._urgent.discard(key)
+            self._hurried.add(key)
         self._started[key] = now
         self._queued[key] = now - self._asked.pop(key, now)
         return key
@@ -121,12 +125,15 @@ class Schedule:
         delay = delays[min(count, len(delays) - 1)]
         if hold:
             self._held[key] = now + delay
+        if key in self._hurried:
+            self._urgent.add(key)
         self._finish(key, now + delay)
         self._asked[key] = min(now, self._asked[key])
         return delay
 
     def _finish(self, key: Key, due: float | None) -> None:
         started = self._started.pop(key)
+        self._hurried.discard(key)
         self._queued.pop(key, None)
         if due is not None:
             self.add(key, due)
@@ -164,9 +171,12 @@ class Schedule:
 
     def _top(self, heap: list[tuple[float, Key]]) -> float | None:
         """The earliest that is not out of date."""
-        while heap and (self._due.get(heap[0][1]) != heap[0][0] or heap[0][1] in self._started):
+        while heap and self._passed(heap, *heap[0]):
             heapq.heappop(heap)
         return heap[0][0] if heap else None
+
+    def _passed(self, heap: list[tuple[float, Key]], due: float, key: Key) -> bool:
+        return self._due.get(key) != due or key in self._started or (heap is self._first and key not in self._urgent)
 
     def oldest(self, now: float, opened: float) -> float:
         """Seconds that the longest-waiting or longest-working key has been at it since work began."""
@@ -191,7 +201,7 @@ class KeyedQueue:
         self._turn = asyncio.Lock()
 
     def add(self, key: Key, *, urgent: bool = False) -> None:
-        """A trigger: run the key now; an urgent one before all that are not."""
+        """A trigger: run the key now; an urgent one before those that are not, but for every fourth turn."""
         self._schedule.add(key, _now(), urgent=urgent)
         self._changed.set()
 

@@ -27,7 +27,7 @@ from pagoda_operator.outdated import alone
 from pagoda_operator.placement.place import NO_ACCELERATOR
 from pagoda_operator.plan import Plan, owner_of, plan
 from pagoda_operator.queue import Outcome
-from pagoda_operator.reading import EVERYTHING, REPLICAS, SERVICE, Partly, suffices
+from pagoda_operator.reading import EVERYTHING, REPLICAS, SERVICE, Partly, needed, suffices
 from pagoda_operator.senses import Senses
 from pagoda_operator.settings import Settings
 from pagoda_operator.state import DEPLOYMENTS, PODS, SERVICES, Key, Observed, Resource
@@ -146,15 +146,15 @@ class Reconciler:
         observed = await observe(view, key)
         if observed is None:
             return EVERYTHING
-        if _unanswered(observed) or not self._senses.quota.booked(key, observed):
+        if not self._senses.quota.booked(key, observed):
             return SERVICE
         observed = await complete(self._run(key), observed, VIEW)
         draft = contested(observed, plan(observed))
-        if draft.writes or draft.tells or draft.waiting:
-            return SERVICE if suffices(SERVICE, draft) else EVERYTHING
-        turn = self._turn(key, observed, draft)
+        if read := needed(draft):
+            return read
+        turn = 0.0 if _unanswered(observed) else self._turn(key, observed, draft)
         if turn == 0:
-            return REPLICAS
+            return REPLICAS if suffices(REPLICAS, draft) else EVERYTHING
         self._repeats.pop(key, None)
         self._senses.waits(key, waiting=_wants_devices(draft))
         await self._senses.scaling.keep(key, observed)

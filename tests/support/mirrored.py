@@ -26,13 +26,15 @@ class Clock:
 
 
 class Mirrored(World):
-    """The fake API server and an operator that plans from a mirror; `show` is the watches."""
+    """The fake API server and an operator that plans from a mirror; `show` is the watches. `settings`: of the next process."""
+
+    settings = Settings()
 
     def restart(self) -> None:
         self.clock = Clock()
         self.mirror = Mirror(self.clock)
         self.api.wrote = self.mirror.wrote
-        self.operator = Reconciler(self.api, Settings(), lambda: now() + self.later, Senses(view=self.mirror, reader=Batched(self.api)))
+        self.operator = Reconciler(self.api, self.settings, lambda: now() + self.later, Senses(view=self.mirror, reader=Batched(self.api)))
 
     def live(self, resource: Resource) -> list[Body]:
         bodies = [copy.deepcopy(body) for body in self.api.of(resource)]

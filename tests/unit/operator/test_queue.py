@@ -165,6 +165,17 @@ def test_a_flood_of_edits_leaves_every_fourth_turn_to_who_has_waited_longest():
     assert [key for key in taken if key in reports] == reports
 
 
+def test_what_was_urgent_and_failed_is_urgent_still_and_not_once_it_is_done():
+    schedule, report = Schedule(spacing=0.0), Key("ns", "report")
+    schedule.add(A, 0.0, urgent=True)
+    assert schedule.take(0.0) == A
+    schedule.add(report, 0.0)
+    schedule.failed(A, 1.0, delays=CONFLICT_DELAYS)
+    assert schedule.take(1.0) == A
+    schedule.done(A, 0.5)
+    assert (schedule.take(2.0), schedule.take(2.0)) == (report, A)
+
+
 def test_a_held_key_is_held_in_a_hurry_too():
     schedule = Schedule(spacing=0.0)
     schedule.add(A, 0.0)

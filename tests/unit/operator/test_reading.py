@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import pytest
+from fake_api import profile_body
 from mirrored import Mirrored, get_ready
 from pagoda_contracts.names import LABEL_SERVICE_UID
+from pagoda_operator.callers import Callers
 from pagoda_operator.errors import Conflict
+from pagoda_operator.floors import EXPECTED
 from pagoda_operator.mirror import MIRRORED
-from pagoda_operator.reading import EVERYTHING, REPLICAS, SERVICE
-from pagoda_operator.state import CONFIG_MAPS, DEPLOYMENTS, DISRUPTION_BUDGETS, PODS, SERVICES
+from pagoda_operator.reading import EVERYTHING, GROWING, REPLICAS, SERVICE
+from pagoda_operator.settings import Settings
+from pagoda_operator.state import (
+    CONFIG_MAPS,
+    CONTROLLER_REVISIONS,
+    DEPLOYMENTS,
+    DISRUPTION_BUDGETS,
+    NETWORK_POLICIES,
+    PODS,
+    PROFILES,
+    SERVICES,
+)
 
 
 @pytest.fixture
@@ -35,10 +48,16 @@ def test_everything_is_all_that_the_watches_fill() -> None:
     assert set(MIRRORED) == EVERYTHING
 
 
-def test_another_number_of_replicas_reads_the_service_and_its_replicas(world: Mirrored) -> None:
+def test_more_replicas_read_the_service_its_replicas_and_what_fences_and_feeds_them(world: Mirrored) -> None:
     world.edit(replicas=2)
-    assert asked(world) == kinds(SERVICE)
+    assert asked(world) == kinds(GROWING)
     assert world.api.of(DEPLOYMENTS)[0]["spec"]["replicas"] == 2
+
+
+def test_fewer_replicas_read_the_service_and_its_replicas(world: Mirrored) -> None:
+    world.edit(replicas=0)
+    while world.api.of(DEPLOYMENTS)[0]["spec"]["replicas"]:
+        assert asked(world) == kinds(SERVICE)
 
 
 def test_a_replica_that_gets_ready_costs_a_look_at_the_replicas(world: Mirrored) -> None:
@@ -92,6 +111,65 @@ def test_what_stands_still_is_read_before_it_is_mended(world: Mirrored, resource
     written = len(world.api.journal)
     assert asked(world) >= kinds(EVERYTHING)
     assert resource.kind in {kind for _, kind, _ in world.api.journal[written:]}
+
+
+@pytest.mark.parametrize("resource", [NETWORK_POLICIES, CONFIG_MAPS])
+def test_no_replica_is_added_without_what_fences_or_feeds_it_though_its_end_was_not_shown(resource) -> None:
+    world = Mirrored()
+    world.settings = Settings(callers=Callers(gateway="pagoda-system/gateway", operator="pagoda-system/operator"))
+    world.restart()
+    world.settle()
+    world.make_ready()
+    world.edit(replicas=2)
+    world.show()
+    del world.api.objects[resource.kind, "ns", world.names(resource)[0]]
+    written = len(world.api.journal)
+    world.run()
+    made = [kind for _, kind, _ in world.api.journal[written:] if kind in (resource.kind, "Deployment")]
+    assert made == [resource.kind, "Deployment"]
+
+
+def test_by_a_rendering_that_was_shown_late_no_pod_is_rolled(world: Mirrored) -> None:
+    (revision,) = world.live(CONTROLLER_REVISIONS)
+    world.edit(replicas=2)
+    world.show()
+    world.clock.now += EXPECTED + 1  # from here on older news is believed
+    revision["data"]["podTemplate"]["spec"]["containers"][0]["image"] = "old:image"
+    world.mirror.put(CONTROLLER_REVISIONS, revision | {"metadata": revision["metadata"] | {"resourceVersion": "1"}})
+    before = world.api.of(DEPLOYMENTS)[0]["spec"]["template"]
+    world.run()
+    (deployment,) = world.api.of(DEPLOYMENTS)
+    assert (deployment["spec"]["template"], deployment["spec"]["replicas"]) == (before, 2)
+
+
+def test_a_profile_that_was_not_shown_yet_is_not_called_missing(world: Mirrored) -> None:
+    world.api.put(PROFILES, profile_body("p2"))
+    world.edit(profileRef={"name": "p2"}, engine={"maxModelLen": 99})
+    world.show(SERVICES)
+    world.run()
+    assert world.conditions()["Stalled"]["status"] != "True"
+
+
+def test_nor_is_one_that_came_with_its_service() -> None:
+    world = Mirrored()
+    world.run()
+    world.show(SERVICES)
+    world.run()
+    assert world.conditions()["Stalled"]["status"] != "True"
+
+
+def test_what_an_edited_profile_makes_of_a_rendering_is_told_once_though_it_is_shown_late(world: Mirrored) -> None:
+    world.api.edit(PROFILES, "", "default", lambda body: body["spec"]["images"].update(daemon="new:1"))
+    del world.api.objects["PodDisruptionBudget", "ns", "tiny"]
+    world.show(DISRUPTION_BUDGETS)
+    told: list[str | None] = []
+    for shown in (False, False, True, True):
+        if shown:
+            world.show()
+        world.run()
+        told.append(world.api.of(SERVICES)[0]["status"].get("outdated"))
+    assert told == [told[0]] * 4
+    assert told[0]
 
 
 def test_a_conflict_over_the_deployment_is_the_queues_to_try_again(world: Mirrored) -> None:
