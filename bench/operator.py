@@ -36,7 +36,7 @@ from kube import Kube, eventually
 from operator_log import edits, known, stamp
 from operator_process import OPERATOR, USER, OperatorProcess, PaperNode, install_role, kubeconfig
 from operator_world_real import Real
-from pagoda_contracts.metrics import OPERATOR_QUEUE, OPERATOR_RECONCILES
+from pagoda_contracts.metrics import OPERATOR_EVENTS_WAITING, OPERATOR_QUEUE, OPERATOR_RECONCILES
 from pagoda_operator.state import DEPLOYMENTS, PODS, SERVICES
 
 NAMESPACE = "bench"
@@ -173,6 +173,7 @@ class Bench:
         time.sleep(10)  # the last ones' writes
         spent = cpu_seconds(operator.process.pid) - before
         told = self.latencies(since, operator.events("run"))
+        told["events"] = {"waiting": operator.counted(OPERATOR_EVENTS_WAITING.name), "lost": len(operator.events("event_lost"))}
         cost = {"operator_cores": round(spent / (took + 10), 3), "cpu_ms_per_change": round(1000 * spent / told["changes"], 1)}
         return {"rate": round(rate * seconds / took, 1), **cost, **told}
 

@@ -25,7 +25,7 @@ from pagoda_operator.again import Again
 from pagoda_operator.answers import NAMES, OBJECT, Answer, Wanted, checked
 from pagoda_operator.errors import Unavailable
 from pagoda_operator.paths import object_path, path_of, root_of
-from pagoda_operator.state import CONTROLLER_REVISIONS, RESOURCE_CLAIM_TEMPLATES, Json, Key, Resource
+from pagoda_operator.state import CONTROLLER_REVISIONS, EVENTS, RESOURCE_CLAIM_TEMPLATES, Json, Key, Resource
 from pagoda_operator.tally import sent, waiting
 
 _APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
@@ -273,18 +273,19 @@ class KubeCluster:
                     self._hooks.dated(response.headers.get("Date"), asked, time.monotonic())
                 data: bytes = await response.read()  # type: ignore[no-untyped-call]
             if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-                self._lost(method)
+                self._lost(method, path)
             return Answer(response.status, data, response.headers.get("Retry-After"))
         except asyncio.CancelledError:
-            self._lost(method)
+            self._lost(method, path)
             raise
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            self._lost(method)
+            self._lost(method, path)
             raise Unavailable(f"{method} {path}: {error!r}", None if isinstance(error, _LASTING) else 0.0) from error
 
-    def _lost(self, method: str) -> None:
-        """A write without an answer may still be done, and one that failed in the server, or in a proxy before it, may be done already."""
-        if method != "GET":
+    def _lost(self, method: str, path: str) -> None:
+        """A write without an answer may still be done, and one that failed in the server, or in a proxy before it, may be done already. An
+        Event holds no device: nobody need wait for it."""
+        if method != "GET" and EVENTS.api_version not in path:
             self._unanswered_at = time.monotonic()
 
 

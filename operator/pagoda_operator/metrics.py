@@ -28,6 +28,7 @@ class Gauges(NamedTuple):
     leads: Callable[[], bool]
     epoch: Callable[[], float]
     watches: Callable[[float], Mapping[str, float]]
+    events: Callable[[], float]
 
 
 class Metrics:
@@ -48,6 +49,7 @@ class Metrics:
         self._watch_age = _gauge(words.OPERATOR_WATCH_AGE, self._registry)
         self._queue = _gauge(words.OPERATOR_QUEUE, self._registry)
         self._queue_age = _gauge(words.OPERATOR_QUEUE_AGE, self._registry)
+        self._events = _gauge(words.OPERATOR_EVENTS_WAITING, self._registry)
         self._leader = _gauge(words.OPERATOR_LEADER, self._registry)
         self._epoch = _gauge(words.OPERATOR_EPOCH, self._registry)
 
@@ -86,6 +88,7 @@ class Metrics:
         while True:
             self._queue.set(gauges.queue())
             self._queue_age.set(gauges.queue_age())
+            self._events.set(gauges.events())
             self._leader.set(gauges.leads())
             self._epoch.set(gauges.epoch())
             for path, seconds in gauges.watches(time.monotonic()).items():

@@ -103,7 +103,7 @@ def parts(made: Core, sink: Sink) -> list[Awaitable[None]]:
     made.queue.few(reconciler.unseen, _FIRST_LOOKS)
     made.queue.add(DEFAULT_KEY)
     check = Check(made.cluster, Shown(made.mirror, sink.world, sink.kinds), made.door, made.vitals.silences)
-    gauges = Gauges(made.queue.depth, made.queue.oldest, made.lease.leads, lambda: made.lease.epoch, made.vitals.ages)
+    gauges = Gauges(made.queue.depth, made.queue.oldest, made.lease.leads, lambda: made.lease.epoch, made.vitals.ages, events.waiting)
     checks = (check.run(made.settings.resync, random.Random()), check.listen())  # noqa: S311
     beside = [made.metrics.sample(gauges), made.lease.run(), listener.run(), *([keep_small(trim)] if (trim := trimmer()) else []), *checks]
     leading = [_led(made.lease, one.run) for one in (keys, teller, fleet, events)]

@@ -11,7 +11,7 @@ from kubernetes.aio.client.configuration import Configuration
 from pagoda_operator.cluster import KubeCluster, connect
 from pagoda_operator.errors import ClusterError, Unavailable
 from pagoda_operator.parts import _WORKERS
-from pagoda_operator.state import CONFIG_MAPS, CONTROLLER_REVISIONS, PODS, Key
+from pagoda_operator.state import CONFIG_MAPS, CONTROLLER_REVISIONS, EVENTS, Key, PODS
 from pagoda_operator.watching import watch_session
 
 MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "ns"}}
@@ -90,6 +90,17 @@ async def test_a_write_that_failed_in_the_server_may_be_done_and_one_that_was_re
     async with Server('{"kind": "Status", "message": "m"}', status) as server:
         with pytest.raises(ClusterError):
             await server.cluster.list(PODS, "ns", "a")
+        assert server.cluster.answered
+
+
+async def test_an_event_that_is_cut_off_leaves_nothing_open():
+    """It holds no device; with one under way at each end of a leader its successor let nothing grow for a minute."""
+    async with Server("") as server:
+        writing = asyncio.create_task(server.cluster.create(EVENTS, MAP, "m"))
+        await server.asked.wait()
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
         assert server.cluster.answered
 
 

@@ -134,13 +134,15 @@ async def told_beside(world, words, until):
             tried.set()
 
     world.api.before_write = count
-    for number, word in enumerate(words):
-        await recorder.record(replace(observed, meta=observed.meta.model_copy(update={"name": f"s{number // 2}"})), status(word), now())
+    for word in words:
+        await recorder.record(observed, status(word), now())
     assert not wrote  # nobody waited for one
+    before = recorder.waiting()
     running = asyncio.create_task(recorder.run())
     async with asyncio.timeout(60):
         await tried.wait()
     running.cancel()
+    assert (before, recorder.waiting()) == (until, 0)
 
 
 async def test_beside_the_runs_words_are_written_in_their_order(world):
@@ -148,14 +150,35 @@ async def test_beside_the_runs_words_are_written_in_their_order(world):
     assert reasons(world) == ["ScalingUp", "Available"]
 
 
-async def test_beside_the_runs_one_that_is_refused_keeps_back_no_other(world):
-    world.api.refuse["Event"] = Unavailable("503")
+@pytest.mark.parametrize("error", [Unavailable("503"), ValueError("a bug")])
+async def test_beside_the_runs_one_that_cannot_be_written_keeps_back_no_other(world, error):
+    world.api.refuse["Event"] = error
     await told_beside(world, ["ScalingUp", "Available"], until=2)
     assert reasons(world) == []
 
 
 async def test_of_too_many_the_oldest_words_are_lost_and_that_is_said(world, monkeypatch, capsys):
-    monkeypatch.setattr(events, "MOST_WAITING", 4)
+    monkeypatch.setattr(events, "MOST_WAITING", 16)
     await told_beside(world, [f"Reason{number}" for number in range(6)], until=4)
     assert reasons(world) == [f"Reason{number}" for number in range(2, 6)]
     assert capsys.readouterr().out.count("event_lost") == 2
+
+
+async def test_a_slow_word_of_one_service_keeps_back_no_others(world):
+    recorder, told, stuck = Recorder(world.api, "operator-1", beside=True), asyncio.Event(), asyncio.Event()
+    observed, create = await observe(world.api, KEY), world.api.create
+
+    async def slow(resource, manifest, manager):
+        if manifest["regarding"]["name"] == "s0":
+            await stuck.wait()
+        told.set()
+        return await create(resource, manifest, manager)
+
+    world.api.create = slow
+    for number in range(64):  # on a writer's own line by a hash that is another one in each process
+        service = replace(observed, meta=observed.meta.model_copy(update={"name": f"s{number}"}))
+        await recorder.record(service, status("ScalingUp"), now())
+    running = asyncio.create_task(recorder.run())
+    async with asyncio.timeout(60):
+        await told.wait()
+    running.cancel()

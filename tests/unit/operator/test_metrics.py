@@ -39,7 +39,7 @@ async def test_runs_errors_writes_and_gauges_are_told():
     metrics.wrote(DEPLOYMENTS, "patch", {})
     metrics.read_again()
     sampling = asyncio.create_task(
-        metrics.sample(Gauges(lambda: 3, lambda: 1.5, lambda: True, lambda: 7, lambda _: {"/apis/apps/v1/deployments": 2.0}))
+        metrics.sample(Gauges(lambda: 3, lambda: 1.5, lambda: True, lambda: 7, lambda _: {"/apis/apps/v1/deployments": 2.0}, lambda: 5))
     )
     await asyncio.sleep(0)
     sampling.cancel()
@@ -58,6 +58,7 @@ async def test_runs_errors_writes_and_gauges_are_told():
         'pagoda_operator_watch_age_seconds{kind="deployments"} 2.0',
         "pagoda_operator_queue 3.0",
         "pagoda_operator_queue_age_seconds 1.5",
+        "pagoda_operator_events_waiting 5.0",
         "pagoda_operator_leader 1.0",
         "pagoda_operator_epoch 7.0",
     ):

@@ -150,6 +150,14 @@ def test_a_profile_that_was_not_shown_yet_is_not_called_missing(world: Mirrored)
     assert world.conditions()["Stalled"]["status"] != "True"
 
 
+def test_a_rendering_whose_end_was_shown_and_whose_return_was_not_is_not_called_lost(world: Mirrored) -> None:
+    for resource in (CONTROLLER_REVISIONS, CONFIG_MAPS):
+        (body,) = world.live(resource)
+        world.mirror.drop(resource, body | {"metadata": body["metadata"] | {"resourceVersion": "99999"}})
+    world.run()
+    assert world.conditions()["Stalled"]["status"] != "True"
+
+
 def test_nor_is_one_that_came_with_its_service() -> None:
     world = Mirrored()
     world.run()
