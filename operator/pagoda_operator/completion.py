@@ -44,7 +44,8 @@ async def _process(run: Run, observed: Observed) -> Observed:
     signals = run.senses.signals.of(run.key, run.now)
     ages = run.senses.ages.of(run.key, observed.stamps, run.now)
     lacking = run.senses.lacking.of(run.key, observed.pods, run.now)
-    return replace(observed, now=run.now, ages=ages, lacking=lacking, signals=signals, answers=run.answers, callers=run.callers)
+    observed = replace(observed, now=run.now, ages=ages, lacking=lacking, signals=signals, answers=run.answers, callers=run.callers)
+    return replace(observed, unheard_s=run.senses.signals.unheard(run.key))
 
 
 async def _names(run: Run, observed: Observed) -> Observed:

@@ -27,6 +27,7 @@ from pagoda_operator.pods import Pod
 from pagoda_operator.replicas import pods_of
 from pagoda_operator.sickness import OURS, Sick, fault_of, sick_of, sound
 from pagoda_operator.sides import broken
+from pagoda_operator.signals_view import MISSING_S
 from pagoda_operator.state import DEPLOYMENTS, PODS, Child, Observed
 from pagoda_operator.writes import Annotate, Delete
 
@@ -78,6 +79,8 @@ def judge(observed: Observed) -> Health:
         record = record.model_copy(update={"successor_sick": None})
     kept = () if well else tuple(one for one in sick if one.serves and _deployment(observed, one.pod) is not None)
     health = _replacing(observed, Health(sick, record=record), kept) if sick else Health(record=record)
+    if kept and observed.unheard_s < MISSING_S and not health.again:
+        health = replace(health, again=MISSING_S - observed.unheard_s)
     turns = {one.pod.name: Turn.LAST if one in kept else Turn.FIRST for one in sick}
     return replace(health, writes=(*_marks(observed), *health.writes), turns=turns)
 

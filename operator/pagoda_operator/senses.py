@@ -6,6 +6,7 @@ not give is not there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -108,6 +109,9 @@ class Source(Protocol):
     def of(self, key: Key, now: float) -> ServiceSignals | None:
         """What is known now (`now`: seconds of the caller's clock); None where nothing was heard of the service yet."""
 
+    def unheard(self, key: Key) -> float:
+        """For how many seconds no gateway has told of any of its replicas."""
+
 
 class Silence:
     """Stand-in: nobody is heard."""
@@ -116,6 +120,11 @@ class Silence:
         """Nothing."""
         del key, now
         return None
+
+    def unheard(self, key: Key) -> float:
+        """For ever."""
+        del key
+        return math.inf
 
 
 class Ages(Protocol):

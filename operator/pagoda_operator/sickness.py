@@ -53,8 +53,8 @@ def sick_of(observed: Observed) -> tuple[Sick, ...]:
 
 
 def sound(observed: Observed, sick: Iterable[Sick]) -> bool:
-    """Whether anybody serves and answers at this moment of whom nothing bad is said; without a gateway kubelet's word counts. Of whom
-    gateways say nothing yet while they speak of others, they send nobody there either."""
+    """Whether anybody serves and answers at this moment of whom nothing bad is said. Kubelet's word counts without a gateway, and only once
+    none was heard for a minute: a pause of theirs, or a start of the operator's, vouches for nobody."""
     ill = {one.pod.name for one in sick}
     return any(pod.serves and pod.name not in ill and not _doubted(observed, pod) for pod in observed.pods)
 
@@ -62,7 +62,7 @@ def sound(observed: Observed, sick: Iterable[Sick]) -> bool:
 def _doubted(observed: Observed, pod: Pod) -> bool:
     signal = _signal(observed, pod)
     if signal is None:
-        return observed.signals is not None and bool(observed.signals.endpoints)
+        return observed.unheard_s < MISSING_S
     return signal.deep_failed or signal.bad
 
 

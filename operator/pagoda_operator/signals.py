@@ -63,7 +63,10 @@ class Signals:
         self._services: dict[Key, _Service] = {}
         self._fresh: frozenset[str] = frozenset()
         self._worse: set[Key] = set()
-        self._bin_ends = clock() + BIN_S
+        # When a gateway that is gone, or that says nothing of it any more, last told of a service's replicas.
+        self._told: dict[Key, float] = {}
+        self._began = clock()
+        self._bin_ends = self._began + BIN_S
 
     # Fed by whoever listens
 
@@ -75,15 +78,20 @@ class Signals:
         """It is gone for good."""
         gone = self._gateways.pop(gateway, None)
         if gone is not None:
+            for key, one in gone.told.items():
+                self._remember(key, one, gone.heard)
             self._review(gone.told)
 
     def hear(self, gateway: str, frame: pb.Demand) -> None:
         """A frame of it."""
         now = self._clock()
         known = self._gateways.setdefault(gateway, _Gateway(now))
-        first, known.heard = known.heard == float("-inf"), now
+        first, last = known.heard == float("-inf"), known.heard
+        known.heard = now
         told = {Key(one.namespace, one.name): one for one in frame.services}
         gone = known.told.keys() - told.keys() if frame.full else set()
+        for key in {*told, *gone} & known.told.keys():
+            self._remember(key, known.told[key], last)
         for key in gone:
             del known.told[key]
         for key, one in told.items():
@@ -125,12 +133,22 @@ class Signals:
             revisions=revisions(parts),
         )
 
+    def unheard(self, key: Key) -> float:
+        """For how many seconds no gateway has told of any of its replicas; as far as this process knows."""
+        told = [one.heard for one in self._gateways.values() if (of := one.told.get(key)) is not None and of.endpoints]
+        return self._clock() - max(self._began, self._told.get(key, self._began), *told)
+
     def idle(self, key: Key) -> bool:
         """Whether nothing was asked of it for as long as demand is remembered."""
         service = self._services.get(key)
         return service is not None and service.bins.idle
 
     # Inside
+
+    def _remember(self, key: Key, one: pb.ServiceDemand, at: float) -> None:
+        """That replicas of it were told of then, by somebody who may tell of none any more."""
+        if one.endpoints:
+            self._told[key] = max(at, self._told.get(key, at))
 
     def _living(self, now: float) -> list[_Gateway]:
         return [gateway for gateway in self._gateways.values() if gateway.lives(now)]
@@ -186,6 +204,7 @@ class Signals:
         if now - ended >= BIN_S:  # this process was not looking
             ended = now
         self._bin_ends = ended + BIN_S
+        self._told = {key: at for key, at in self._told.items() if now - at <= MISSING_S}  # what is older says no more than nothing does
         if not self._whole(now):
             return
         for key in tuple(self._services):

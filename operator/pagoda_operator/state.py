@@ -5,6 +5,7 @@ Written by `observe`, read by `plan` and `status`. Knows no client and no clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -184,6 +185,8 @@ class Observed:
     lacking: Mapping[str, float] = field(default_factory=dict)
     # What gateways say of it; None where nothing was heard since this process began.
     signals: ServiceSignals | None = None
+    # For how many seconds no gateway has told of any of its replicas.
+    unheard_s: float = math.inf
     # Replicas that have a place or would find one now; None where nobody can tell (room.py).
     placeable: int | None = None
     # Nodes whose devices are not to be trusted, with the reason.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from typing import Any
 
@@ -37,6 +38,9 @@ class Gateways:
             return None
         endpoints = {pod["metadata"]["name"]: EndpointSignal(Seen.FRESH) for pod in self.api.of(PODS)}
         return ServiceSignals(tuple(self.measures[-120:]), self.since, self.fresh, self.held, endpoints=endpoints)
+
+    def unheard(self, _key: Key) -> float:
+        return 0.0 if self.known else math.inf
 
     def idle(self) -> bool:
         """As bins.py finds it."""

@@ -1,6 +1,7 @@
 """Sick replicas: who is, who is replaced and when, by rules first and then by a machine that breaks, mends and restarts at random."""
 
 import copy
+import math
 from dataclasses import replace
 from datetime import timedelta
 
@@ -33,6 +34,8 @@ class Sickbay(World):
     def __init__(self, replicas=3, **spec):
         self.said: dict[str, EndpointSignal] = {}
         self.deaf = self.nobody = False
+        # For how long nobody has been heard, where `deaf`.
+        self.silent_s = math.inf
         # By how much somebody has set the clock on the wall.
         self.jump = timedelta()
         super().__init__(replicas=replicas, **spec)
@@ -53,6 +56,9 @@ class Sickbay(World):
             return None if self.nobody else ServiceSignals()
         seen = {pod["metadata"]["name"]: self.said.get(pod["metadata"]["name"], WELL) for pod in self.api.of(PODS)}
         return ServiceSignals(fresh=True, endpoints=seen)
+
+    def unheard(self, _key):
+        return self.silent_s if self.deaf else 0.0
 
     @property
     def pods(self):
@@ -302,6 +308,24 @@ def test_its_successor_is_waited_for_until_a_gateway_hears_it():
     world.said[new] = WELL
     world.settle()
     assert world.pods == [new]
+
+
+@pytest.mark.parametrize("cold", [True, False], ids=["the operator starts", "gateways pause"])
+def test_a_moment_without_gateways_vouches_for_no_successor(cold):
+    world, sick, new = relieved()
+    world.said[new] = EndpointSignal(Seen.UNHEARD, "unheard", bad_s=1)
+    ready(world, new)
+    turns(world, 3)
+    world.deaf, world.nobody, world.silent_s = True, cold, 0.0
+    if cold:
+        world.restart()
+    for world.silent_s in (1.0, 10.0, MISSING_S - 1):
+        turns(world, 4)
+        assert set(world.pods) == {sick, new}
+    assert world.run().again == 1.0
+    world.silent_s = MISSING_S
+    turns(world, 4)
+    assert world.pods == [new], "there may be no gateway at all"
 
 
 def test_one_on_a_faulty_device_that_answers_no_more_is_not_waited_for():

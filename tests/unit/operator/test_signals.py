@@ -111,6 +111,29 @@ def test_a_gateway_that_falls_silent_makes_everything_stale_and_its_word_on_endp
     assert world.of().fresh
 
 
+def test_for_how_long_nobody_told_of_a_replica():
+    world = World()
+    world.now += 10
+    assert world.signals.unheard(KEY) == 10, "since the process began"
+    world.hear("g1", service(pod()))
+    world.hear("g2", service())
+    world.ticks(5, "g1")
+    assert world.signals.unheard(KEY) == 0, "a frame without news stands by the last one's"
+    world.ticks(5, "g2")
+    assert world.signals.unheard(KEY) == 5, "one that knows of no replica says nothing of any"
+    world.signals.forget("g1")
+    world.ticks(5, "g2")
+    assert world.signals.unheard(KEY) == 10, "what a gateway said that is gone was said"
+    world.hear("g3", service(pod()))
+    world.now += 4
+    world.hear("g3", full=True)
+    assert world.signals.unheard(KEY) == 4
+    world.hear("g3", service(name="other"), full=True)
+    assert world.signals.unheard(KEY) == 4
+    world.hear("g3", service(pod()))
+    assert world.signals.unheard(KEY) == 0
+
+
 def test_without_any_gateway_nothing_is_fresh_and_nothing_is_bad():
     world = World()
     assert world.of() is None
