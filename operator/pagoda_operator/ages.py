@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pagoda_operator.orders import unix
 from pagoda_operator.state import Key
 
-# A service has two such times; a view that is late may show the ones before.
-_KEPT = 6
+# A service has three such times or four; a view that is late may show the ones before.
+_KEPT = 8
 
 
 class Ages:

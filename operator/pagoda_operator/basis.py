@@ -43,7 +43,7 @@ def _until_now(observed: Observed, mode: str, memory: Memory | None) -> int:
         return memory.wanted
     if mode == "Auto" and told is not None and told.desired is not None:
         return told.desired
-    there = [max(child.replicas, child.reserved) for child in observed.of(DEPLOYMENTS) if not child.deleting]
+    there = [child.ordered for child in observed.of(DEPLOYMENTS) if not child.deleting]
     return max(there, default=observed.spec.replicas if observed.spec else 0)
 
 

@@ -24,13 +24,14 @@ _UNHEARD: Final = 1 << 32
 
 
 class Turn(IntEnum):
-    """Whose turn it is among those that are as ready: who answers nobody goes first, the last that answers goes last. In their place one
-    that is on its way out is turned back."""
+    """Whose turn it is among those that are as ready: who answers nobody goes first, then who answers on a device called faulty; the last
+    that answers goes last. In their place one that is on its way out is turned back, unless it is as sick."""
 
     FIRST = 0
-    LEAVING = 1
-    ANY = 2
-    LAST = 3
+    FAULTY = 1
+    LEAVING = 2
+    ANY = 3
+    LAST = 4
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def _preference(crew: Crew, pod: Pod) -> tuple[int, int, int]:
     if pod.name in crew.sick:
         return removal_class(pod), -1, 0
     if pod.drain_deadline_ms is not None:
-        return _SERVING, min(Turn.LEAVING, crew.turns.get(pod.name, Turn.ANY)), 0
+        return _SERVING, min(Turn.LEAVING, crew.turns.get(pod.name, Turn.ANY)), -1
     return removal_class(pod), crew.turns.get(pod.name, Turn.ANY), crew.in_flight.get(pod.name, _UNHEARD)
 
 

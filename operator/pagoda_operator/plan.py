@@ -17,7 +17,7 @@ from pagoda_operator import inspection
 from pagoda_operator.converge import converge, wanted
 from pagoda_operator.earlier import named
 from pagoda_operator.errors import SpecProblem
-from pagoda_operator.health import Health, judge, relief
+from pagoda_operator.health import Health, judge
 from pagoda_operator.isolation import isolate
 from pagoda_operator.manifests import pod
 from pagoda_operator.manifests.children import Manifest, Owner
@@ -27,7 +27,7 @@ from pagoda_operator.pinning import Where, pin, told
 from pagoda_operator.placement.place import NO_ACCELERATOR, alternatives, place, spare
 from pagoda_operator.placement.types import Held, Placement
 from pagoda_operator.question import ask
-from pagoda_operator.replicas import steps
+from pagoda_operator.relief import relieved_steps
 from pagoda_operator.retire import rescaled, retire, retiring, running
 from pagoda_operator.rollout import Rollout, Scene, decide
 from pagoda_operator.schedules import refused
@@ -70,11 +70,9 @@ def plan(observed: Observed) -> Plan:
     """The writes that bring what is observed nearer to the spec, and replace what is sick; none when it is there and well."""
     health = judge(observed)
     draft = _converging(observed, health)
-    swapping = health.swapped or any(child.reserved for child in observed.of(DEPLOYMENTS))
+    swapping = health.swapped or health.relieved or any(child.reserved or child.relieved.written() for child in observed.of(DEPLOYMENTS))
     if swapping and draft.rollout is None:  # nothing is decided, and one on its way out still makes way for another
-        toward = steps(
-            observed, {child.name: max(child.replicas, child.reserved) for child in running(observed)}, health.swapped, health.turns
-        )
+        toward = relieved_steps(observed, health, {child.name: child.ordered for child in running(observed)}, "")
         draft = replace(draft, writes=(*draft.writes, *toward.annotate, *rescaled(observed, owner_of(observed), toward)))
     return replace(draft, writes=_once((*draft.writes, *health.writes)), health=health)
 
@@ -131,8 +129,8 @@ def _plan(observed: Observed, spec: InferenceServiceSpec, where: Where, health: 
         return Plan(problem=problem, current=current, retiring=retiring(observed, current))
     step = decide(_scene(observed, spec, current, where))
     # Quota may leave the new revision less than a rollout would give it.
-    targets = relief(observed, health, {**step.targets, current.name: min(step.targets[current.name], observed.room)}, current.name)
-    toward = steps(observed, targets, health.swapped, health.turns)
+    targets = {**step.targets, current.name: min(step.targets[current.name], observed.room)}
+    toward = relieved_steps(observed, health, targets, current.name)
     manifests = wanted(toward, owner, current, replace(pinned, stands_for=stands_for, text=told(observed, current, pinned.data)))
     if step.record is not None and not toward.replicas[current.name] and observed.find(DEPLOYMENTS, current.name) is None:
         # The Deployment controller calls one of no replicas complete, which "ever served" (sides.py) is read from.

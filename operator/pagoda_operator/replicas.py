@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pagoda_contracts.launch import DaemonConfig
-from pagoda_contracts.names import ANNOTATION_RESERVED, LABEL_ACCELERATOR, LABEL_REVISION
+from pagoda_contracts.names import ANNOTATION_RELIEVED, ANNOTATION_RESERVED, LABEL_ACCELERATOR, LABEL_REVISION
 from pagoda_contracts.units import parse_duration
 
 from pagoda_operator.drain import Crew, Drain, Turn
@@ -30,6 +30,13 @@ class Steps:
     leaving: tuple[str, ...]
     # What Deployments stay charged for that have fewer while a sick replica ends.
     reserved: Mapping[str, int]
+    # What stands on Deployments about one replica more beside faulty ones (relief.py).
+    relieved: Mapping[str, str] = field(default_factory=dict)
+
+    def notes(self, name: str) -> dict[str, str]:
+        """A Deployment's annotations that go with its number of replicas; empty texts for those that it has not."""
+        reserved = self.reserved.get(name, 0)
+        return {ANNOTATION_RESERVED: str(reserved) if reserved else "", ANNOTATION_RELIEVED: self.relieved.get(name, "")}
 
 
 def steps(observed: Observed, targets: Mapping[str, int], sick: str, turns: Mapping[str, Turn]) -> Steps:

@@ -41,9 +41,8 @@ def rescaled(observed: Observed, owner: Owner, toward: Steps) -> Iterator[Write]
 
 
 def _rescaled(observed: Observed, owner: Owner, live: Child, toward: Steps) -> Write | None:
-    count, reserved = toward.replicas[live.name], toward.reserved.get(live.name, 0)
-    noted = live.meta.get("annotations", {}).get(ANNOTATION_STANDS_FOR, "")
-    manifest = children.deployment(owner, live.name, template_of(observed, live), count, noted, reserved)
+    notes = {ANNOTATION_STANDS_FOR: live.meta.get("annotations", {}).get(ANNOTATION_STANDS_FOR, ""), **toward.notes(live.name)}
+    manifest = children.deployment(owner, live.name, template_of(observed, live), toward.replicas[live.name], notes)
     return Apply(DEPLOYMENTS, manifest, live) if lost(manifest, live.body) is not None else None
 
 

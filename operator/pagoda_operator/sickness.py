@@ -39,17 +39,23 @@ _RANK: Final = {sickness: rank for rank, sickness in enumerate(Sickness)}
 
 @dataclass(frozen=True, slots=True)
 class Sick:
-    """One sick replica. `serves`: it answers all the same, only its device is called faulty."""
+    """One sick replica. `answers`: it does all the same, only its device is called faulty."""
 
     pod: Pod
     sickness: Sickness
     why: str
-    serves: bool = False
+    answers: bool = False
 
 
 def sick_of(observed: Observed) -> tuple[Sick, ...]:
-    """All of them, the surest first."""
-    return tuple(sorted(_sick(observed), key=lambda one: (_RANK[one.sickness], one.pod.name)))
+    """All of them that stay, the surest first."""
+    found = (one for pod in observed.pods if pod.counts and pod.drain_deadline_ms is None for one in _sick(observed, pod))
+    return tuple(sorted(found, key=lambda one: (_RANK[one.sickness], one.pod.name)))
+
+
+def leaving(observed: Observed) -> tuple[Sick, ...]:
+    """Those that are on their way out by a drain, which may yet be turned back."""
+    return tuple(one for pod in observed.pods if pod.counts and pod.drain_deadline_ms is not None for one in _sick(observed, pod))
 
 
 def sound(observed: Observed, sick: Iterable[Sick]) -> bool:
@@ -66,15 +72,12 @@ def _doubted(observed: Observed, pod: Pod) -> bool:
     return signal.deep_failed or signal.bad
 
 
-def _sick(observed: Observed) -> Iterable[Sick]:
-    for pod in observed.pods:
-        if not pod.counts or pod.drain_deadline_ms is not None:
-            continue  # on its way out
-        heard = tuple(_by_signal(observed, pod)) if pod.ready else ()
-        if fault := fault_of(observed, pod):
-            yield Sick(pod, Sickness.DEVICE_FAULT, f"the device is faulty: {fault}"[:400], serves=pod.serves and not heard)
-        else:
-            yield from heard
+def _sick(observed: Observed, pod: Pod) -> Iterable[Sick]:
+    heard = tuple(_by_signal(observed, pod)) if pod.ready else ()
+    if fault := fault_of(observed, pod):
+        yield Sick(pod, Sickness.DEVICE_FAULT, f"the device is faulty: {fault}"[:400], answers=pod.ready and not heard)
+    else:
+        yield from heard
 
 
 def fault_of(observed: Observed, pod: Pod) -> str:

@@ -83,13 +83,14 @@ def _side(observed: Observed, deployment: Child) -> Side:
     refused = _refused(deployment)
     late = _late(deployment) or next((lack.why for lack in refused if lack.left(observed.now) <= 0), "")
     kept = observed.find(CONTROLLER_REVISIONS, deployment.name)
+    asked = deployment.ordered if deployment.extra else len(pods)  # one more for relief is nobody's that a rollout decides by
     return Side(
         name=deployment.name,
         hash=str(deployment.body["spec"]["template"]["metadata"]["labels"].get(LABEL_REVISION, "")),
-        replicas=max(deployment.replicas, deployment.reserved),
-        pods=len(pods),
-        ready=sum(pod.serves for pod in pods),
-        placed=sum(pod.assigned for pod in pods),
+        replicas=deployment.ordered,
+        pods=min(len(pods), asked),
+        ready=min(sum(pod.serves for pod in pods), asked),
+        placed=min(sum(pod.assigned for pod in pods), asked),
         broken=max(len(lost), 1 if late else 0),
         short=sum(pod.short for pod in pods),
         stuck=any(pod.short and observed.now - (pod.unscheduled_since or observed.now) >= STUCK_S for pod in pods),

@@ -8,6 +8,7 @@ wait than before: a queue that grows must not wait for five.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,6 +23,8 @@ from pagoda_operator.signals_view import CONFIRM_S, MISSING_S, EndpointSignal, S
 from pagoda_operator.state import Key
 
 FRESH_S: Final = STATE_DEAD_MS / 1000
+# Gateways' names are resolved at once and every 2 s; who found none in so long has none.
+_MEET_S: Final = 10.0
 
 
 @dataclass(slots=True)
@@ -65,13 +68,14 @@ class Signals:
         self._worse: set[Key] = set()
         # When a gateway that is gone, or that says nothing of it any more, last told of a service's replicas.
         self._told: dict[Key, float] = {}
-        self._began = clock()
+        self._began, self._met = clock(), False
         self._bin_ends = self._began + BIN_S
 
     # Fed by whoever listens
 
     def follow(self, gateway: str) -> None:
         """A gateway is there; until it speaks nothing is fresh."""
+        self._met = True
         self._gateways.setdefault(gateway, _Gateway(self._clock()))
 
     def forget(self, gateway: str) -> None:
@@ -85,7 +89,7 @@ class Signals:
     def hear(self, gateway: str, frame: pb.Demand) -> None:
         """A frame of it."""
         now = self._clock()
-        known = self._gateways.setdefault(gateway, _Gateway(now))
+        known, self._met = self._gateways.setdefault(gateway, _Gateway(now)), True
         first, last = known.heard == float("-inf"), known.heard
         known.heard = now
         told = {Key(one.namespace, one.name): one for one in frame.services}
@@ -134,7 +138,10 @@ class Signals:
         )
 
     def unheard(self, key: Key) -> float:
-        """For how many seconds no gateway has told of any of its replicas; as far as this process knows."""
+        """For how many seconds no gateway has told of any of its replicas, as far as this process knows; for ever where there never was any
+        gateway."""
+        if not self._met and self._clock() - self._began >= _MEET_S:
+            return math.inf
         told = [one.heard for one in self._gateways.values() if (of := one.told.get(key)) is not None and of.endpoints]
         return self._clock() - max(self._began, self._told.get(key, self._began), *told)
 

@@ -28,6 +28,7 @@ from pagoda_operator.placement.fleet import Fleet
 from pagoda_operator.pods import Pod, condition_of
 from pagoda_operator.quota.grant import Grant
 from pagoda_operator.quota.holdings import Holding, reserved
+from pagoda_operator.relieved import Relieved, relieved_of
 from pagoda_operator.signals_view import ServiceSignals
 
 Json = Mapping[str, Any]
@@ -132,6 +133,21 @@ class Child:
         """A Deployment's replicas that it stays charged for while it asks for fewer; 0 where it does not."""
         return reserved(self.meta)
 
+    @property
+    def relieved(self) -> Relieved:
+        """What stands on a Deployment about a replica that is beside faulty ones."""
+        return relieved_of(self.meta)
+
+    @property
+    def extra(self) -> int:
+        """1 where one of its replicas is that one, else 0: who changed the number since has undone it."""
+        return int(0 < self.relieved.replicas == self.replicas)
+
+    @property
+    def ordered(self) -> int:
+        """Replicas that it is to have: without one more for relief, with those that make way for a moment."""
+        return max(self.replicas - self.extra, self.reserved)
+
     def count(self, name: str) -> int:
         """A number of a Deployment's status, 0 where the controller has not seen the newest spec."""
         status: Json = self.body.get("status", {})
@@ -231,10 +247,10 @@ class Observed:
 
     @property
     def stamps(self) -> tuple[str, ...]:
-        """The times in it that something waits by."""
+        """The times in it, and on Deployments, that something waits by."""
         health, rollout = self.status.health, self.status.rollout
         found = (health.last_replacement.time if health and health.last_replacement else None, rollout.since if rollout else None)
-        return tuple(stamp for stamp in found if stamp)
+        return tuple(stamp for stamp in (*found, *(child.relieved.at for child in self.of(DEPLOYMENTS))) if stamp)
 
     def age(self, stamp: str) -> float:
         """Of one of them; by the clock on the wall where nothing else is known."""

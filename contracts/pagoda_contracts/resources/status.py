@@ -87,7 +87,7 @@ class HealthStatus(Model):
     last_replacement: Replacement | None = Field(default=None, description="The last replica that was taken away for being sick.")
     successor_sick: Literal[True] | None = Field(
         default=None,
-        description="The replica that was made beside the last ones that serve was sick too: none is made until one serves that is not.",
+        description="Of an older operator: the replica that was made beside the last ones that serve was sick too. Not written any more.",
     )
 
 

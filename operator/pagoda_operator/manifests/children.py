@@ -11,8 +11,6 @@ from typing import Any, Final, NamedTuple
 from pagoda_contracts.names import (
     ANNOTATION_PLACEMENT,
     ANNOTATION_RENDERED,
-    ANNOTATION_RESERVED,
-    ANNOTATION_STANDS_FOR,
     COMPONENT_REPLICA,
     DAEMON_CONFIG_KEY,
     LABEL_ACCELERATOR,
@@ -98,9 +96,9 @@ def config_map(owner: Owner, revision: Revision, text: str, placement: str = "")
 _PROGRESS_S: Final = 86_400
 
 
-def deployment(owner: Owner, name: str, template: Manifest, replicas: int, stands_for: str = "", reserved: int = 0) -> Manifest:
-    """Runs a revision. The template never changes, so its own history is of no use. `stands_for`: what else it is called; `reserved`: how
-    many replicas it stays charged for while it has fewer."""
+def deployment(owner: Owner, name: str, template: Manifest, replicas: int, notes: Mapping[str, str] | None = None) -> Manifest:
+    """Runs a revision. The template never changes, so its own history is of no use. `notes`: annotations that tell of it, not of what it
+    is; those without a text are left out."""
     labels = owner.labels | replica_selector(owner, template["metadata"]["labels"])
     spec = {
         "replicas": replicas,
@@ -111,10 +109,7 @@ def deployment(owner: Owner, name: str, template: Manifest, replicas: int, stand
         "template": template,
     }
     manifest = stamped(owner, DEPLOYMENTS, name, labels, {"spec": spec})
-    if stands_for:
-        manifest["metadata"]["annotations"][ANNOTATION_STANDS_FOR] = stands_for
-    if reserved:
-        manifest["metadata"]["annotations"][ANNOTATION_RESERVED] = str(reserved)
+    manifest["metadata"]["annotations"] |= {name: text for name, text in (notes or {}).items() if text}
     return manifest
 
 

@@ -1,26 +1,31 @@
 """Sick replicas: who is, who is replaced and when, by rules first and then by a machine that breaks, mends and restarts at random."""
 
+import contextlib
 import copy
+import json
 import math
+import os
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from fake_api import is_ready, running
-from hypothesis import settings
+from fake_api import Crash, is_ready, running
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from operator_world import KEY, World, now
-from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, ANNOTATION_DRAIN_DEADLINE, LABEL_REVISION
+from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, ANNOTATION_DRAIN_DEADLINE, ANNOTATION_RELIEVED, LABEL_REVISION
 from pagoda_operator.ages import Ages
-from pagoda_operator.health import REPLACE_EVERY_S, judge, relief
+from pagoda_operator.health import REPLACE_EVERY_S, judge
+from pagoda_operator.orders import unix
 from pagoda_operator.plan import plan
 from pagoda_operator.quota.grant import Grant
-from pagoda_operator.senses import Senses
+from pagoda_operator.relief import relief
+from pagoda_operator.senses import NoQuotas, Senses
 from pagoda_operator.sickness import Sickness
 from pagoda_operator.signals_view import CONFIRM_S, MISSING_S, EndpointSignal, Seen, ServiceSignals
-from pagoda_operator.state import DEPLOYMENTS, PODS, Observed
-from pagoda_operator.writes import Annotate, Delete
+from pagoda_operator.state import DEPLOYMENTS, PODS, SERVICES, Observed
+from pagoda_operator.writes import Annotate, Apply, Delete
 
 WELL = EndpointSignal(Seen.FRESH, "ready", phase="ready")
 SILENT = EndpointSignal(Seen.DEAD, "silent", bad_s=CONFIRM_S)
@@ -36,6 +41,7 @@ class Sickbay(World):
         self.deaf = self.nobody = False
         # For how long nobody has been heard, where `deaf`.
         self.silent_s = math.inf
+        self.crowd = NoQuotas()
         # By how much somebody has set the clock on the wall.
         self.jump = timedelta()
         super().__init__(replicas=replicas, **spec)
@@ -44,7 +50,7 @@ class Sickbay(World):
 
     def restart(self):
         super().restart()
-        self.operator._senses = Senses(signals=self, ages=Ages(self.steady))
+        self.operator._senses = Senses(signals=self, ages=Ages(self.steady), quota=self.crowd)
         self.operator._clock = lambda: now() + self.later + self.jump
 
     def steady(self):
@@ -378,7 +384,7 @@ def start(world, name, *, assigned=True):
 
 
 def relieved(replicas=1, *, assigned=True, waited=300):
-    """All on faulty devices, recorded, and one more that loads beside them."""
+    """All on faulty devices, the first of them, and one more that loads beside them."""
     world = Sickbay(replicas)
     sick = list(world.pods)
     break_device(world, *sick)
@@ -387,10 +393,9 @@ def relieved(replicas=1, *, assigned=True, waited=300):
     start(world, new, assigned=assigned)
     world.pass_time(waited)
     world.settle()
-    recorded = world.observed().status.health.last_replacement.pod
-    assert recorded in sick
+    assert world.observed().status.health is None, "nobody is replaced yet"
     assert world.api.of(DEPLOYMENTS)[0]["spec"]["replicas"] == replicas + 1
-    return world, recorded, new
+    return world, sick[0], new
 
 
 def ready(world, name, *, ready=True):
@@ -415,11 +420,11 @@ def die(world, name, how):
 
 @pytest.mark.parametrize("waited", [10, 300])
 @pytest.mark.parametrize("how", [STUCK, WRONG, replace(SILENT, bad_s=MISSING_S)])
-def test_the_only_one_that_answers_is_neither_drained_nor_deleted_when_the_recorded_one_answers_no_more(how, waited):
-    world, recorded, new = relieved(waited=waited)
+def test_the_only_one_that_answers_is_neither_drained_nor_deleted_when_the_one_it_relieves_answers_no_more(how, waited):
+    world, first, new = relieved(waited=waited)
     break_device(world, new)
     ready(world, new)
-    world.said |= {recorded: how, new: replace(WELL, in_flight=3)}
+    world.said |= {first: how, new: replace(WELL, in_flight=3)}
     for _ in range(8):
         turns(world, 1)
         assert new in world.pods
@@ -464,31 +469,195 @@ def test_the_last_one_that_serves_has_the_same_patience_as_any_other(signal):
     assert "nobody else serves" in world.degraded()["message"]
 
 
+def fail(world, replicas):
+    """The successor is on a faulty device as well, and there is one less again."""
+    for name in world.pods:
+        ready(world, name)
+    break_device(world, *world.pods)
+    world.settle()
+    assert len(world.pods) == replicas
+
+
 @pytest.mark.parametrize("restarts", [True, False])
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_where_the_successor_is_on_a_faulty_device_too_there_is_one_less_again_and_no_third_one(replicas, restarts):
-    world, recorded, new = relieved(replicas)
-    break_device(world, new)
-    ready(world, new)
+def test_where_the_successor_is_on_a_faulty_device_too_the_next_is_tried_after_a_pause_that_grows(replicas, restarts):
+    world, _, _ = relieved(replicas)
     served_throughout(world, least=replicas)
-    world.settle()
-    assert (len(world.pods), recorded in world.pods) == (replicas, False)
-    line, there = world.degraded(), list(world.pods)
-    assert (line["status"], line["reason"]) == ("True", "ReplacementHeld")
-    assert "the successor that was made beside it was sick too" in line["message"]
-    written = len(world.api.journal)
-    for _ in range(10):
+    for pause in (120, 240, 480, 960, 1920, 3600, 3600):
+        fail(world, replicas)
+        there = set(world.pods)
+        line = world.degraded()
+        assert (line["status"], line["reason"]) == ("True", "ReplacementHeld")
+        assert "the successor that was made beside it was sick too" in line["message"]
+        world.pass_time(pause - 1)
         if restarts:
             world.restart()
-        world.pass_time(REPLACE_EVERY_S * 3)
+        written = len(world.api.journal)
+        assert world.run().again == 1.0
+        assert len(world.api.journal) == written
+        world.pass_time(1)
         world.settle()
-    assert (world.pods, len(world.api.journal)) == (there, written)
-    for name in there:
-        world.api.edit(PODS, "ns", name, lambda body: body["metadata"]["annotations"].clear())
+        assert len(world.pods) == replicas + 1
+    world.make_ready()
+    world.api.before_write = lambda *_: None
+    for _ in range(replicas):
+        world.pass_time(REPLACE_EVERY_S)
+        world.settle()
+        world.make_ready()
+    assert (len(world.pods), there & set(world.pods)) == (replicas, set())
+    assert word(world) is None, "another time it begins anew"
+
+
+def test_a_successor_that_was_a_moment_late_is_followed_by_another():
+    world, first, new = relieved()
+    world.said[new] = replace(SILENT, bad_s=MISSING_S)
+    ready(world, new)
     world.settle()
-    break_device(world, *there)
+    assert world.pods == [first]
+    world.pass_time(120)
     world.settle()
-    assert len(world.pods) == replicas + 1, "another time it is tried again"
+    world.make_ready()
+    assert (len(world.pods), first in world.pods) == (1, False)
+
+
+def test_what_an_older_operator_gave_up_for_ever_is_tried_again():
+    world = Sickbay(1)
+    break_device(world, *world.pods)
+    status = world.api.of(SERVICES)[0]["status"]
+    status["health"] = {"successorSick": True}
+    world.settle()
+    assert len(world.pods) == 2
+    assert "successorSick" not in (world.api.of(SERVICES)[0]["status"].get("health") or {})
+
+
+@pytest.mark.parametrize(
+    "told", ["", "{", "7", "[]", '{"replicas": "2"}', '{"tries": 3, "at": "yesterday"}', '{"replicas": -1, "tries": 1}']
+)
+def test_a_word_about_relief_that_cannot_be_read_says_nothing(told):
+    world = Sickbay(1)
+    (name,) = world.names(DEPLOYMENTS)
+    world.api.edit(DEPLOYMENTS, "ns", name, lambda body: body["metadata"]["annotations"].update({ANNOTATION_RELIEVED: told}))
+    break_device(world, *world.pods)
+    world.settle()
+    assert (len(world.pods), word(world)) == (2, {"replicas": 2})
+
+
+@pytest.mark.parametrize("fewer", [1, 2])
+def test_where_fewer_are_wanted_while_the_successor_loads_it_is_kept_and_they_go(fewer):
+    world, _, new = relieved(3)
+    world.edit(replicas=fewer)
+    turns(world, 6)
+    assert new in world.pods
+    ready(world, new)
+    world.settle()
+    assert (new in world.pods, len(world.pods)) == (True, fewer)
+    assert word(world) is None
+
+
+def test_a_successor_without_a_node_that_goes_because_fewer_are_wanted_is_not_taken_for_sick():
+    world, _, new = relieved(3, assigned=False)
+    world.edit(replicas=2)
+    turns(world, 10)
+    assert (new in world.pods, len(world.pods), word(world)) == (False, 3, {"replicas": 3})
+
+
+def test_who_answers_nobody_goes_before_who_answers_on_a_faulty_device():
+    world = Sickbay(3)
+    stuck, faulty, _ = world.pods
+    break_device(world, faulty)
+    world.said |= {faulty: WELL, stuck: STUCK}
+    world.edit(replicas=2)
+    world.run()
+    drained = [pod["metadata"]["name"] for pod in world.api.of(PODS) if ANNOTATION_DRAIN_DEADLINE in pod["metadata"].get("annotations", {})]
+    assert drained == [stuck]
+
+
+def test_where_a_new_revision_comes_none_is_made_beside_the_old_ones():
+    world = Sickbay(1)
+    (old,) = world.names(DEPLOYMENTS)
+    first = world.pods[0]
+    world.edit(model={"uri": "pvc://models/other"})
+    world.settle()
+    (new,) = set(world.pods) - {first}
+    start(world, new)
+    break_device(world, first)
+    turns(world, 6)
+    assert set(world.pods) == {first, new}
+    ready(world, new)
+    world.settle()
+    assert (world.pods, old in world.names(DEPLOYMENTS)) == ([new], False)
+
+
+@pytest.mark.parametrize("jump", [-300, 300])
+def test_a_pause_is_as_long_whoever_sets_the_clock(jump):
+    world, _, _ = relieved()
+    fail(world, 1)
+    world.jump = timedelta(seconds=jump)
+    world.pass_time(119)
+    assert world.run().again == 1.0
+    world.pass_time(1)
+    world.settle()
+    assert len(world.pods) == 2
+
+
+def test_who_loads_anyway_is_the_successor_where_fewer_are_wanted():
+    world = Sickbay(2)
+    first, second = world.pods
+    start(world, second)
+    break_device(world, first)
+    world.edit(replicas=1)
+    turns(world, 6)
+    assert (world.pods, word(world)) == ([first, second], {"replicas": 2})
+    ready(world, second)
+    world.settle()
+    assert world.pods == [second]
+
+
+def test_a_third_one_that_answers_nobody_is_replaced_beside_the_one_that_is_kept_and_its_successor():
+    world = Sickbay(2)
+    first, third = world.pods
+    break_device(world, first, third)
+    world.settle()
+    (new,) = set(world.pods) - {first, third}
+    start(world, new)
+    world.said[third] = STUCK
+    turns(world, 4)
+    assert (world.deleted(), len(world.pods), new in world.pods) == ([third], 3, True)
+    for name in world.pods:
+        ready(world, name)
+    world.pass_time(REPLACE_EVERY_S)
+    world.settle()
+    assert (first in world.pods, new in world.pods, len(world.pods)) == (False, True, 2)
+
+
+def test_one_that_answers_nobody_is_replaced_though_the_only_other_one_is_on_a_faulty_device():
+    """That one shows that gateways hear and the answer sheet is right; its successor comes with the replacement."""
+    world = Sickbay(2)
+    kept, stuck = world.pods
+    break_device(world, kept)
+    world.said[stuck] = STUCK
+    world.settle()
+    assert (world.deleted(), len(world.pods), kept in world.pods) == ([stuck], 2, True)
+    assert world.api.of(DEPLOYMENTS)[0]["spec"]["replicas"] == 2
+
+
+BROKEN = {"model": {"uri": "ftp://nowhere"}}
+
+
+def test_the_one_too_many_goes_while_the_spec_is_invalid():
+    world, first, new = relieved()
+    world.edit(**BROKEN)
+    turns(world, 3)
+    assert len(world.pods) == 2
+    ready(world, new)
+    world.settle()
+    assert (world.pods, world.api.of(DEPLOYMENTS)[0]["spec"]["replicas"], word(world)) == ([new], 1, None)
+    assert world.deleted() == [], "without a second successor"
+    assert world.conditions()["Stalled"]["reason"] == "InvalidSpec"
+    break_device(world, new)
+    world.settle()
+    assert len(world.pods) == 2, "nor does a broken spec keep a sick replica"
+    assert first not in world.pods
 
 
 def test_where_fewer_are_wanted_while_all_are_on_faulty_devices_no_drain_is_begun_and_turned_back_for_ever():
@@ -502,16 +671,26 @@ def test_where_fewer_are_wanted_while_all_are_on_faulty_devices_no_drain_is_begu
     assert len(world.api.journal) == written
 
 
-def test_the_record_of_a_relief_is_there_before_the_replica_that_relieves():
+def test_what_relief_did_stands_on_the_deployment_in_the_same_write():
     """Else an operator that dies in between leaves one beside it of which nobody knows why."""
     world = Sickbay(1)
     break_device(world, *world.pods)
     (deployment,) = world.api.of(DEPLOYMENTS)
-    world.run()
-    assert world.observed().status.health.last_replacement.pod == world.pods[0]
-    assert deployment["spec"]["replicas"] == 1
-    turns(world, 2)
-    assert world.api.of(DEPLOYMENTS)[0]["spec"]["replicas"] == 2
+    world.api.crash_in = 1
+    with contextlib.suppress(Crash):
+        world.run()
+    assert (deployment["spec"]["replicas"], word(world)) == (2, {"replicas": 2})
+    world.restart()
+    world.settle()
+    assert len(world.pods) == 2
+    world.make_ready()
+    assert (len(world.pods), deployment["spec"]["replicas"], word(world)) == (1, 1, None)
+
+
+def word(world):
+    (deployment,) = world.api.of(DEPLOYMENTS)
+    told = deployment["metadata"]["annotations"].get(ANNOTATION_RELIEVED)
+    return json.loads(told) if told is not None else None
 
 
 def test_a_successor_that_no_gateway_has_named_yet_is_waited_for_too():
@@ -543,17 +722,41 @@ def test_a_drain_under_way_is_turned_back_where_the_one_that_was_to_stay_answers
     assert draining == [name for name in world.pods if name in draining]
 
 
+def test_a_canary_whose_every_replica_is_on_a_faulty_device_grows_by_one_and_no_more():
+    """Each successor is on one as well."""
+    steps = [{"weight": 25, "hold": "24h"}]
+    world = Sickbay(4, rollout={"strategy": "Surge", "canary": {"steps": steps}})
+    (old,) = world.names(DEPLOYMENTS)
+    world.edit(model={"uri": "pvc://models/other"})
+    world.settle()
+    world.make_ready()
+    (new,) = set(world.names(DEPLOYMENTS)) - {old}
+    numbers = {}
+    for _ in range(12):
+        for name in world.pods:
+            ready(world, name)
+        break_device(world, *world.pods)
+        world.pass_time(REPLACE_EVERY_S)
+        turns(world, 3)
+        for body in world.api.of(DEPLOYMENTS):
+            numbers.setdefault(body["metadata"]["name"], set()).add(body["spec"]["replicas"])
+    assert max(numbers[new]) + max(numbers[old]) == 6
+    assert (min(numbers[new]), min(numbers[old])) == (1, 4)
+    assert max(numbers[new]) <= 2
+
+
 def test_until_the_one_too_many_is_gone_nobody_goes_in_its_place():
-    world, recorded, new = relieved()
+    world, first, new = relieved()
     break_device(world, new)
     ready(world, new)
-    world.said |= {recorded: replace(WELL, in_flight=9), new: WELL}
+    world.said |= {first: replace(WELL, in_flight=9), new: WELL}
     for _ in range(8):
         world.run()  # the ReplicaSet's controller is late
     assert world.api.of(DEPLOYMENTS)[0]["spec"]["replicas"] == 1
-    assert not any(ANNOTATION_DRAIN_DEADLINE in pod["metadata"]["annotations"] for pod in world.api.of(PODS))
+    draining = [pod["metadata"]["name"] for pod in world.api.of(PODS) if ANNOTATION_DRAIN_DEADLINE in pod["metadata"]["annotations"]]
+    assert draining == [new]
     world.api.control()
-    assert world.pods == [new]
+    assert world.pods == [first]
 
 
 def test_nothing_is_written_on_a_pod_that_is_deleted():
@@ -753,61 +956,171 @@ TestEpidemic = Epidemic.TestCase
 TestEpidemic.settings = settings(max_examples=12, stateful_step_count=20, deadline=None)
 
 
+class Crowd(NoQuotas):
+    """Quotas that have no room for one replica more while `full`, of any Deployment."""
+
+    def __init__(self):
+        self.full = False
+
+    def cramped(self, key, observed):
+        del key
+        return frozenset(child.name for child in observed.of(DEPLOYMENTS)) if self.full else frozenset()
+
+    def admit(self, key, observed, draft):
+        del key
+        if not self.full:
+            return draft
+        return replace(draft, writes=tuple(write for write in draft.writes if not self.grows(observed, write)))
+
+    def grows(self, observed, write):
+        """Also where a pod is deleted: its Deployment makes another beside it."""
+        if isinstance(write, Delete):
+            return write.resource == PODS
+        if not isinstance(write, Apply) or write.resource != DEPLOYMENTS:
+            return False
+        live = observed.find(DEPLOYMENTS, write.name)
+        return write.manifest["spec"]["replicas"] > max(live.replicas, live.reserved)
+
+
+WHICH = st.integers(0, 3)
+SAID = {"silent": SILENT, "stuck": STUCK, "wrong": WRONG, "well": WELL}
+
+
 class Ward(RuleBasedStateMachine):
-    """Devices are called faulty and whole again, replicas stop answering, crash, come up; the operator may look at any moment and anew."""
+    """Devices are called faulty and whole again, replicas stop answering, crash, load and come up, gateways pause, a quota fills, more or
+    fewer are wanted, the spec is broken for a while; the operator looks at any moment, anew, or dies between two writes."""
 
     @initialize(replicas=st.integers(1, 3))
     def begin(self, replicas):
         self.world, self.wanted = Sickbay(replicas), replicas
+        self.crowd = self.world.crowd = Crowd()
+        self.world.restart()
+        self.most = replicas
+        # Who was deleted last, and when; the last record of it.
+        self.last, self.at = "", -math.inf
+        self.record = None
         self.world.api.before_write = self.before
         self.world.api.removed = lambda body: self.judge(body["metadata"]["name"], body)
+
+    # What is true, whatever the operator knows of it
 
     def answers(self, body):
         return is_ready(body) and not self.world.said.get(body["metadata"]["name"], WELL).bad
 
+    def faulty(self, body):
+        return ANNOTATION_DEVICE_FAULT in body["metadata"].get("annotations", {})
+
+    def loads(self, body):
+        return "nodeName" in body.get("spec", {}) and body["status"] == {"phase": "Pending"} and not self.faulty(body)
+
+    # Before a pod goes, by whosever hand
+
     def before(self, verb, kind, name):
         if (verb, kind) == ("delete", "Pod"):
             self.judge(name, self.world.api.objects["Pod", "ns", name])
+            died_before = self.last in self.world.pods
+            assert died_before or self.world.steady() - self.at >= REPLACE_EVERY_S, "one in two minutes"
+            self.last, self.at = name, self.world.steady()
 
     def judge(self, name, body):
-        """The last one that serves and answers goes by nobody's hand."""
         others = [pod for pod in self.world.api.of(PODS) if pod["metadata"]["name"] != name]
-        assert not self.answers(body) or any(map(self.answers, others))
+        if self.world.silent_s < MISSING_S or not self.world.deaf:
+            assert not self.answers(body) or any(map(self.answers, others)), "the last one that serves and answers goes by nobody's hand"
+        kept = [pod for pod in others if self.answers(pod) and self.faulty(pod)]
+        sound = [pod for pod in others if self.answers(pod) and not self.faulty(pod)]
+        if kept and not sound and self.loads(body):
+            assert any(map(self.loads, others)), "nobody who loads is thrown away while those that serve wait for him"
 
     @invariant()
     def there_is_at_most_one_too_many(self):
         if hasattr(self, "world"):
             (deployment,) = self.world.api.of(DEPLOYMENTS)
-            assert deployment["spec"]["replicas"] <= self.wanted + 1
+            assert deployment["spec"]["replicas"] <= self.most + 1
 
-    def any_pod(self, data):
-        return data.draw(st.sampled_from(self.world.api.of(PODS)))
+    @invariant()
+    def one_replacement_in_two_minutes(self):
+        if not hasattr(self, "world"):
+            return
+        health = self.world.observed().status.health
+        record = health.last_replacement if health else None
+        if record is not None and (self.record is None or record.time != self.record.time):
+            assert self.record is None or unix(record.time) - unix(self.record.time) >= REPLACE_EVERY_S
+            self.record = record
 
-    @rule(data=st.data())
-    def a_device_is_called_faulty(self, data):
-        self.any_pod(data)["metadata"].setdefault("annotations", {})[ANNOTATION_DEVICE_FAULT] = "Xid 79"
+    def pod(self, which):
+        if not self.world.pods:
+            self.world.api.control()
+        pods = self.world.api.of(PODS)
+        return pods[which % len(pods)]
 
-    @rule(data=st.data())
-    def a_device_is_whole_again(self, data):
-        self.any_pod(data)["metadata"].setdefault("annotations", {}).pop(ANNOTATION_DEVICE_FAULT, None)
+    @rule(which=WHICH)
+    def a_device_is_called_faulty(self, which):
+        self.pod(which)["metadata"].setdefault("annotations", {})[ANNOTATION_DEVICE_FAULT] = "Xid 79"
 
-    @rule(fate=FATES, data=st.data())
-    def a_gateway_says(self, fate, data):
-        self.world.said[self.any_pod(data)["metadata"]["name"]] = fate
+    @rule(which=WHICH)
+    def a_device_is_whole_again(self, which):
+        self.pod(which)["metadata"].setdefault("annotations", {}).pop(ANNOTATION_DEVICE_FAULT, None)
 
-    @rule(data=st.data(), status=st.sampled_from([running(ready=True), running(ready=True), running(ready=False), {"phase": "Pending"}]))
-    def a_kubelet_says(self, data, status):
-        pod = self.any_pod(data)
+    @rule()
+    def every_device_is_called_faulty(self):
+        break_device(self.world, *self.world.pods)
+
+    @rule(fate=st.sampled_from(list(SAID)), which=WHICH)
+    def a_gateway_says(self, fate, which):
+        self.world.said[self.pod(which)["metadata"]["name"]] = SAID[fate]
+
+    @precondition(lambda self: not self.world.deaf and not self.draining())
+    @rule(nobody=st.booleans())
+    def gateways_pause(self, nobody):
+        self.world.deaf, self.world.nobody, self.world.silent_s = True, nobody, 0.0
+
+    @precondition(lambda self: self.world.deaf)
+    @rule()
+    def gateways_speak(self):
+        self.world.deaf = False
+
+    @rule(which=WHICH, status=st.sampled_from([running(ready=True), running(ready=True), running(ready=False), {"phase": "Pending"}]))
+    def a_kubelet_says(self, which, status):
+        pod = self.pod(which)
         pod["spec"] = {**pod.get("spec", {}), "nodeName": "n"}
         pod["status"] = copy.deepcopy(status)
 
-    @rule(seconds=st.sampled_from([1, 30, 121]))
+    @rule()
+    def all_that_is_new_loads(self):
+        for pod in self.world.api.of(PODS):
+            if not pod["status"]:
+                start(self.world, pod["metadata"]["name"])
+
+    @precondition(lambda self: not self.world.deaf)
+    @rule(replicas=st.integers(1, 3))
+    def another_number_is_wanted(self, replicas):
+        self.world.edit(replicas=replicas)
+        self.wanted, self.most = replicas, max(replicas, self.most)
+
+    @rule(full=st.booleans())
+    def a_quota_fills(self, full):
+        self.crowd.full = full
+
+    @rule(broken=st.booleans())
+    def the_spec_is_edited(self, broken):
+        self.world.edit(model={"uri": "ftp://nowhere"} if broken else {"uri": "pvc://models/tiny"})
+
+    @rule(seconds=st.sampled_from([1, 30, 59, 121]))
     def wait(self, seconds):
         self.world.pass_time(seconds)
+        self.world.silent_s += seconds
 
     @rule(times=st.integers(1, 4))
     def look(self, times):
         turns(self.world, times)
+
+    @rule(writes=st.integers(0, 2))
+    def look_and_die(self, writes):
+        self.world.api.crash_in = writes
+        with contextlib.suppress(Crash):
+            self.world.run()
+        self.world.api.crash_in = None
+        self.world.restart()
 
     @rule()
     def restart(self):
@@ -820,15 +1133,41 @@ class Ward(RuleBasedStateMachine):
             self.world.pass_time(REPLACE_EVERY_S * 2)
             self.world.settle()
 
+    def draining(self):
+        return any(ANNOTATION_DRAIN_DEADLINE in pod["metadata"].get("annotations", {}) for pod in self.world.api.of(PODS))
+
+    def peace(self):
+        """Gateways speak, the spec is right, there is room."""
+        self.world.deaf, self.crowd.full = False, False
+        self.the_spec_is_edited(broken=False)
+        self.world.said.clear()
+
     @rule()
     def all_mend_and_there_are_as_many_as_are_wanted(self):
-        self.world.said.clear()
+        self.peace()
         for pod in self.world.api.of(PODS):
             pod["metadata"].get("annotations", {}).pop(ANNOTATION_DEVICE_FAULT, None)
         self.world.make_ready()
         self.world.make_ready()
         assert len(self.world.pods) == self.wanted
 
+    @rule()
+    def where_new_devices_are_sound_all_are_in_the_end(self):
+        self.peace()
+        for _ in range(2 * len(self.world.pods) + 2):
+            self.world.make_ready()
+            self.world.pass_time(3600)
+            self.world.settle()
+        self.world.make_ready()
+        assert not any(map(self.faulty, self.world.api.of(PODS)))
+        assert (len(self.world.pods), self.world.degraded() is None or self.world.degraded()["status"]) in (
+            (self.wanted, True),
+            (self.wanted, "False"),
+        )
+        self.most = self.wanted
+
 
 TestWard = Ward.TestCase
-TestWard.settings = settings(max_examples=12, stateful_step_count=25, deadline=None)
+TestWard.settings = settings(max_examples=int(os.environ.get("WARD", "12")), stateful_step_count=25, deadline=None)
+if "WARD" in os.environ:
+    TestWard.settings = settings(TestWard.settings, phases=[Phase.generate])

@@ -7,7 +7,7 @@ from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_RESERVED
 from pagoda_operator.quota.caps import Quota
 from pagoda_operator.quota.holdings import Holding
 from pagoda_operator.quota.ledger import Age, Ledger
-from pagoda_operator.state import DEPLOYMENTS, PROFILES, QUOTAS, SERVICES, Key
+from pagoda_operator.state import DEPLOYMENTS, PODS, PROFILES, QUOTAS, SERVICES, Key
 from quota_world import QuotaWorld
 
 
@@ -209,3 +209,45 @@ def test_a_process_that_has_counted_nothing_yet_remembers_nothing():
     world.later += 61
     world.round(key, 20)
     assert len(world.staying) == 3
+
+
+def load(world, pod):
+    """It is on a node and loads."""
+    world.api.edit(PODS, "ns", pod["metadata"]["name"], lambda body: body.update(spec={"nodeName": "n"}, status={"phase": "Pending"}))
+
+
+def test_under_a_full_quota_a_sick_replica_waits_for_those_that_load():
+    """To have fewer would take them first."""
+    world = QuotaWorld()
+    world.cap(3, "ns")
+    key = world.serve("ns", 3)
+    world.round(key, 4)
+    sick, *starting = world.staying
+    for pod in starting[1:]:
+        load(world, pod)
+    world.break_device(sick)
+    names = [pod["metadata"]["name"] for pod in world.staying]
+    for _ in range(5):
+        world.later += 60
+        world.run(key, 2)
+        assert ([pod["metadata"]["name"] for pod in world.staying], world.replicas(key)) == (names, 3)
+    told = world.condition(key, "Degraded")
+    assert (told["reason"], "those serve that start" in told["message"]) == ("ReplacementHeld", True)
+    world.control()  # they serve
+    world.round(key, 6)
+    left = [pod["metadata"]["name"] for pod in world.staying]
+    assert (len(left), set(left) & set(names)) == (3, set(names[1:]))
+
+
+def test_under_a_full_quota_a_sick_replica_does_not_wait_for_one_without_a_node():
+    world = QuotaWorld()
+    world.cap(3, "ns")
+    key = world.serve("ns", 3)
+    world.round(key, 4)
+    sick, _, pending = world.staying
+    world.api.edit(PODS, "ns", pending["metadata"]["name"], lambda body: body.update(status={}))
+    world.break_device(sick)
+    world.run(key, 3)
+    assert world.replicas(key) == 1
+    world.round(key, 6)
+    assert (len(world.staying), sick["metadata"]["name"] in {pod["metadata"]["name"] for pod in world.staying}) == (3, False)

@@ -1,5 +1,7 @@
 """Gateways' frames become one view per service: what is counted once, what adds up, what silence means, and who is woken by what."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -113,8 +115,12 @@ def test_a_gateway_that_falls_silent_makes_everything_stale_and_its_word_on_endp
 
 def test_for_how_long_nobody_told_of_a_replica():
     world = World()
-    world.now += 10
-    assert world.signals.unheard(KEY) == 10, "since the process began"
+    world.now += 9
+    assert world.signals.unheard(KEY) == 9, "since the process began"
+    world.now += 1
+    assert world.signals.unheard(KEY) == math.inf, "there is no gateway at all"
+    world.signals.follow("g1")
+    assert world.signals.unheard(KEY) == 10, "there is one"
     world.hear("g1", service(pod()))
     world.hear("g2", service())
     world.ticks(5, "g1")

@@ -1,0 +1,67 @@
+"""One replica more beside those that serve on devices called faulty: how many that makes of its Deployment, and what stands on it. Pure;
+called by `plan` with what `health` wants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from pagoda_contracts.names import ANNOTATION_RELIEVED
+
+from pagoda_operator.drain import removal_class
+from pagoda_operator.health import Health
+from pagoda_operator.orders import stamp
+from pagoda_operator.relieved import Relieved
+from pagoda_operator.replicas import Steps, pods_of, steps
+from pagoda_operator.state import DEPLOYMENTS, Child, Observed
+from pagoda_operator.successors import ill, loading
+from pagoda_operator.writes import Annotate
+
+
+def relief(observed: Observed, health: Health, targets: Mapping[str, int], current: str) -> dict[str, int]:
+    """The targets, with one replica beside those that are sick: no more than one, and none for what is to end. Whether it may be made is
+    for quotas to say of that Deployment (`cramped`, the ledger's `admit`); here only a cap that shrank takes it away again."""
+    target, live = targets.get(health.relieved, 0), observed.find(DEPLOYMENTS, health.relieved)
+    if live is None or not target:
+        return dict(targets)
+    capped = observed.quota is not None and health.relieved == current and target >= observed.quota.room
+    return {**targets, live.name: target if capped else _raised(observed, health, live, target)}
+
+
+def _raised(observed: Observed, health: Health, live: Child, target: int) -> int:
+    """Where fewer are wanted meanwhile they go once the one that loads serves: the ReplicaSet would take that one first."""
+    if not live.extra and ill(observed, live, health.sick) < target:
+        return target  # as many as are wanted are not sick, or come
+    active, coming = [pod for pod in pods_of(observed, live) if pod.counts], loading(observed, live, health.sick)
+    if not coming:
+        return target + (len(active) <= target + live.extra)  # fewer first
+    last = max(map(removal_class, coming))
+    return max(target + 1, min(live.replicas, 1 + sum(removal_class(pod) > last for pod in active)))
+
+
+def relieved_steps(observed: Observed, health: Health, targets: Mapping[str, int], current: str) -> Steps:
+    """The next steps to so many replicas, and to one more where the sick need it; with what is to stand on each Deployment about that."""
+    raised = relief(observed, health, targets, current)
+    toward = steps(observed, raised, health.swapped, health.turns)
+    live = [child for child in observed.of(DEPLOYMENTS) if child.name in targets]
+    more = {child.name: toward.replicas[child.name] > targets[child.name] < raised[child.name] for child in live}
+    notes = {child.name: _note(observed, health, child, toward.replicas[child.name], more=more[child.name]).written() for child in live}
+    return replace(toward, annotate=(*toward.annotate, *_off(live, notes, toward)), relieved=notes)
+
+
+def _note(observed: Observed, health: Health, live: Child, asked: int, *, more: bool) -> Relieved:
+    """By what is asked for now, and whether one of them is more than its target."""
+    last = live.relieved if health.kept else Relieved(live.relieved.replicas)
+    if more or (live.extra and asked == live.replicas):
+        return replace(last, replicas=asked)
+    if live.extra and health.given_up == live.name:
+        return last.given_up(stamp(observed.now))
+    return replace(last, replicas=0)
+
+
+def _off(live: list[Child], notes: Mapping[str, str], toward: Steps) -> Iterator[Annotate]:
+    """Where nothing else is written of it: who changes the number takes the word away in the same write."""
+    for child in live:
+        stands = ANNOTATION_RELIEVED in child.meta.get("annotations", {}) and not notes[child.name]
+        if stands and toward.replicas[child.name] == child.replicas:
+            yield Annotate(child, {ANNOTATION_RELIEVED: None})
