@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from pagoda_contracts.names import ANNOTATION_RELIEVED
-
 from pagoda_operator.drain import removal_class
 from pagoda_operator.health import Health
 from pagoda_operator.orders import stamp
@@ -46,7 +44,8 @@ def relieved_steps(observed: Observed, health: Health, targets: Mapping[str, int
     live = [child for child in observed.of(DEPLOYMENTS) if child.name in targets]
     more = {child.name: toward.replicas[child.name] > targets[child.name] < raised[child.name] for child in live}
     notes = {child.name: _note(observed, health, child, toward.replicas[child.name], more=more[child.name]).written() for child in live}
-    return replace(toward, annotate=(*toward.annotate, *_off(live, notes, toward)), relieved=notes)
+    toward = replace(toward, relieved=notes)
+    return replace(toward, annotate=(*toward.annotate, *_over(live, toward)))
 
 
 def _note(observed: Observed, health: Health, live: Child, asked: int, *, more: bool) -> Relieved:
@@ -59,9 +58,11 @@ def _note(observed: Observed, health: Health, live: Child, asked: int, *, more: 
     return replace(last, replicas=0)
 
 
-def _off(live: list[Child], notes: Mapping[str, str], toward: Steps) -> Iterator[Annotate]:
-    """Where nothing else is written of it: who changes the number takes the word away in the same write."""
+def _over(live: list[Child], toward: Steps) -> Iterator[Annotate]:
+    """Words that no number of replicas goes with any more, where nothing else is written of it: who changes the number takes them away in
+    the same write."""
     for child in live:
-        stands = ANNOTATION_RELIEVED in child.meta.get("annotations", {}) and not notes[child.name]
-        if stands and toward.replicas[child.name] == child.replicas:
-            yield Annotate(child, {ANNOTATION_RELIEVED: None})
+        there = child.meta.get("annotations", {})
+        stale = {word: None for word, text in toward.notes(child.name).items() if word in there and not text}
+        if stale and toward.replicas[child.name] == child.replicas:
+            yield Annotate(child, stale)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pagoda_contracts.launch import DaemonConfig
 from pagoda_contracts.names import ANNOTATION_RELIEVED, ANNOTATION_RESERVED, LABEL_ACCELERATOR, LABEL_REVISION
 from pagoda_contracts.units import parse_duration
 
-from pagoda_operator.drain import Crew, Drain, Turn
+from pagoda_operator.drain import Crew, Turn
 from pagoda_operator.orders import Tell
 from pagoda_operator.pods import Pod
 from pagoda_operator.signals_view import Seen
@@ -51,19 +51,11 @@ def steps(observed: Observed, targets: Mapping[str, int], sick: str, turns: Mapp
     reserved = {name: kept for name, (_, kept) in swaps.items() if kept}
     return Steps(
         replicas={**targets, **{name: one.replicas for name, one in drains.items()}},
-        annotate=(*(write for one in drains.values() for write in one.annotate), *_over(live, drains, reserved)),
+        annotate=tuple(write for one in drains.values() for write in one.annotate),
         tells=tuple(tell for one in drains.values() for tell in one.tells),
         leaving=tuple(name for one in drains.values() for name in one.leaving),
         reserved=reserved,
     )
-
-
-def _over(live: list[Child], drains: Mapping[str, Drain], reserved: Mapping[str, int]) -> Iterator[Annotate]:
-    """A word that no number of replicas goes with any more: who raises them takes it away in the same write."""
-    for child in live:
-        stands = ANNOTATION_RESERVED in child.meta.get("annotations", {}) and child.name not in reserved
-        if stands and drains[child.name].replicas == child.replicas:
-            yield Annotate(child, {ANNOTATION_RESERVED: None})
 
 
 def pods_of(observed: Observed, deployment: Child) -> tuple[Pod, ...]:

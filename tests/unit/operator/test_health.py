@@ -14,7 +14,13 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from operator_world import KEY, World, now
-from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, ANNOTATION_DRAIN_DEADLINE, ANNOTATION_RELIEVED, LABEL_REVISION
+from pagoda_contracts.names import (
+    ANNOTATION_DEVICE_FAULT,
+    ANNOTATION_DRAIN_DEADLINE,
+    ANNOTATION_RELIEVED,
+    ANNOTATION_RESERVED,
+    LABEL_REVISION,
+)
 from pagoda_operator.ages import Ages
 from pagoda_operator.health import REPLACE_EVERY_S, judge
 from pagoda_operator.orders import unix
@@ -540,6 +546,16 @@ def test_a_word_about_relief_that_cannot_be_read_says_nothing(told):
     break_device(world, *world.pods)
     world.settle()
     assert (len(world.pods), word(world)) == (2, {"replicas": 2})
+
+
+def test_two_words_on_a_deployment_that_nobody_needs_go_in_one_write():
+    """The second of two would be of a version that is past."""
+    world = Sickbay(1)
+    (name,) = world.names(DEPLOYMENTS)
+    words = {ANNOTATION_RELIEVED: "{}", ANNOTATION_RESERVED: "7"}
+    world.api.edit(DEPLOYMENTS, "ns", name, lambda body: body["metadata"]["annotations"].update(words))
+    world.run()
+    assert not words.keys() & world.api.of(DEPLOYMENTS)[0]["metadata"]["annotations"].keys()
 
 
 @pytest.mark.parametrize("fewer", [1, 2])
