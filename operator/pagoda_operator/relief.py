@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from pagoda_operator.drain import removal_class
 from pagoda_operator.health import Health
@@ -42,18 +43,26 @@ def relieved_steps(observed: Observed, health: Health, targets: Mapping[str, int
     raised = relief(observed, health, targets, current)
     toward = steps(observed, raised, health.swapped, health.turns)
     live = [child for child in observed.of(DEPLOYMENTS) if child.name in targets]
-    more = {child.name: toward.replicas[child.name] > targets[child.name] < raised[child.name] for child in live}
-    notes = {child.name: _note(observed, health, child, toward.replicas[child.name], more=more[child.name]).written() for child in live}
+    asked = {child.name: _Asked(targets[child.name], raised[child.name], toward.replicas[child.name]) for child in live}
+    notes = {child.name: _note(observed, health, child, asked[child.name]).written() for child in live}
     toward = replace(toward, relieved=notes)
     return replace(toward, annotate=(*toward.annotate, *_over(live, toward)))
 
 
-def _note(observed: Observed, health: Health, live: Child, asked: int, *, more: bool) -> Relieved:
-    """By what is asked for now, and whether one of them is more than its target."""
+class _Asked(NamedTuple):
+    """Replicas of a Deployment: its target, the same with relief, and what is asked for now."""
+
+    target: int
+    raised: int
+    now: int
+
+
+def _note(observed: Observed, health: Health, live: Child, asked: _Asked) -> Relieved:
+    """What is to stand on it. Who has as many as are wanted has none more, whatever stood there."""
     last = live.relieved if health.kept else Relieved(live.relieved.replicas)
-    if more or (live.extra and asked == live.replicas):
-        return replace(last, replicas=asked)
-    if live.extra and health.given_up == live.name:
+    if asked.now > asked.target and (asked.raised > asked.target or (live.extra and asked.now == live.replicas)):
+        return replace(last, replicas=asked.now)
+    if live.extra and health.given_up == live.name and asked.now < live.replicas:
         return last.given_up(stamp(observed.now))
     return replace(last, replicas=0)
 
