@@ -33,6 +33,9 @@ class FakeSignals:
     def __init__(self) -> None:
         self.errors: Mapping[str, int] = {}
 
+    def unheard(self, _key: Key) -> float:
+        return 0.0
+
     def of(self, _key: Key, _now: float) -> ServiceSignals:
         return ServiceSignals(fresh=True, revisions={name: RevisionSignal(100, count, 0.1) for name, count in self.errors.items()})
 
