@@ -11,7 +11,7 @@ from kubernetes.aio.client.configuration import Configuration
 from pagoda_operator.cluster import KubeCluster, connect
 from pagoda_operator.errors import ClusterError, Unavailable
 from pagoda_operator.parts import _WORKERS
-from pagoda_operator.state import CONFIG_MAPS, CONTROLLER_REVISIONS, EVENTS, Key, PODS
+from pagoda_operator.state import CONFIG_MAPS, CONTROLLER_REVISIONS, EVENTS, PODS, Key
 from pagoda_operator.watching import watch_session
 
 MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "ns"}}
