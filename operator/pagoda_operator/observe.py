@@ -1,7 +1,7 @@
 """Reads one service and all that belongs to it. Called by `reconcile`; decides nothing.
 
-From quorum reads (no resourceVersion) what is absent here is absent, so that acting on it is safe; from the mirror it may be late, and
-`reconcile` acts on nothing that it found there.
+From quorum reads (no resourceVersion) what is absent here is absent, so that acting on it is safe; from the mirror it may be late, and what
+`reconcile` does depends on nothing that it found only there (reading.py).
 """
 
 from __future__ import annotations

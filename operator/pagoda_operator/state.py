@@ -166,7 +166,7 @@ class Child:
 
 @dataclass(frozen=True)
 class Observed:
-    """One service and all that belongs to it, from quorum reads."""
+    """One service and all that belongs to it, as a reader shows it (observe.py)."""
 
     meta: ObjectMeta
     raw_status: Json
