@@ -1,8 +1,9 @@
 """What the watches have shown of our own objects: services, profiles, children, replicas. A `Reader`, so that a run can be planned from it.
 
 A run at rest then costs no request at all. What it shows may be a moment old and what it does not show may exist: a plan made from it that
-would write anything is made again from quorum reads of what that depends on (reading.py). Bodies are kept trimmed and packed: 1 KB where Kopf's dictionaries take 25. After a
-write of ours the server's answer is what is known, and older news of that object is not believed for a while (floors.py).
+would write anything is made again from quorum reads of what that depends on (reading.py). Bodies are kept trimmed and packed: 1 KB where
+Kopf's dictionaries take 25. After a write of ours the server's answer is what is known, and older news of that object is not believed for a
+while (floors.py).
 """
 
 from __future__ import annotations
