@@ -24,7 +24,7 @@ from pagoda_contracts.resources.status import HealthStatus, Replacement
 from pagoda_operator.drain import Turn
 from pagoda_operator.orders import stamp
 from pagoda_operator.pods import Pod
-from pagoda_operator.sickness import OURS, Sick, leaving, sick_of, sound
+from pagoda_operator.sickness import OURS, Sick, Sickness, leaving, sick_of, sound
 from pagoda_operator.signals_view import MISSING_S
 from pagoda_operator.state import DEPLOYMENTS, PODS, Child, Observed
 from pagoda_operator.successors import before, comes, comes_elsewhere, deployment_of, ill, more
@@ -181,8 +181,10 @@ def _replaced(observed: Observed, health: Health, pod: Pod) -> Health:
 
 def _all_at_once(observed: Observed, sick: tuple[Sick, ...]) -> tuple[tuple[Sick, ...], str]:
     """Those that are spared because all of several Ready replicas, of a revision or of the service, answer nobody; a sentence that says
-    so."""
-    bad, spared, told = {one.pod.name for one in sick if not one.answers}, set(), ""
+    so. Of whom the device is called faulty too there are two witnesses."""
+    bad = {one.pod.name for one in sick if not one.answers and one.sickness is not Sickness.DEVICE_FAULT}
+    spared: set[str] = set()
+    told = ""
     ready = [pod for pod in observed.pods if pod.counts and pod.ready]
     groups = {f"revision {revision}": [p for p in ready if p.revision == revision] for revision in sorted({p.revision for p in ready})}
     for name, alike in (groups | {"the service": ready}).items():

@@ -73,7 +73,8 @@ def plan(observed: Observed) -> Plan:
     swapping = health.swapped or health.relieved or any(child.reserved or child.relieved.written() for child in observed.of(DEPLOYMENTS))
     if swapping and draft.rollout is None:  # nothing is decided, and one on its way out still makes way for another
         toward = relieved_steps(observed, health, {child.name: child.ordered for child in running(observed)}, "")
-        draft = replace(draft, writes=(*draft.writes, *toward.annotate, *rescaled(observed, owner_of(observed), toward)))
+        writes = (*draft.writes, *toward.annotate, *rescaled(observed, owner_of(observed), toward))
+        draft = replace(draft, tells=toward.tells, leaving=toward.leaving, writes=writes)
     return replace(draft, writes=_once((*draft.writes, *health.writes)), health=health)
 
 
@@ -152,12 +153,14 @@ def _scene(observed: Observed, spec: InferenceServiceSpec, current: Revision, wh
     now, olds = current_side(observed, current), old_sides(observed, current)
     free = spare(ask(observed, spec), where.resolved, where.entry) if olds else None
     granted = max(0, observed.quota.room - now.held) if observed.quota is not None else None
-    record = observed.status.rollout
+    rooms, record = [room for room in (free, granted) if room is not None], observed.status.rollout
+    # One more for relief goes again: it makes no room scarce, or a rollout would drain the one that it stands beside.
+    relieving = sum(child.extra for child in observed.of(DEPLOYMENTS))
     return Scene(
         spec=spec.rollout or RolloutSpec(),
         wanted=observed.wanted,
         current=now,
-        room=min((room for room in (free, granted) if room is not None), default=None),
+        room=min(rooms) + relieving if rooms else None,
         olds=olds,
         record=record,
         signals=observed.signals,

@@ -17,6 +17,8 @@ from pagoda_operator.orders import unix
 _PAUSE_S: Final = 120.0
 _LONGEST_S: Final = 3600.0
 _MOST_TRIES: Final = 9
+# As somebody else may have written it: what nests deeply ends a parser.
+_LONGEST: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,9 @@ class Relieved:
 
 def relieved_of(meta: Mapping[str, Any]) -> Relieved:
     """What an object's annotation says; nothing where it cannot be read."""
+    text = (meta.get("annotations") or {}).get(ANNOTATION_RELIEVED, "{}")
     try:
-        told = json.loads((meta.get("annotations") or {}).get(ANNOTATION_RELIEVED, "{}"))
+        told = json.loads(text) if len(text) <= _LONGEST else {}
         at = str(told.get("at", ""))
         tries = _count(told.get("tries")) if unix(at) is not None else 0
         return Relieved(_count(told.get("replicas")), min(tries, _MOST_TRIES), at if tries else "")
@@ -54,4 +57,4 @@ def relieved_of(meta: Mapping[str, Any]) -> Relieved:
 
 
 def _count(told: object) -> int:
-    return told if isinstance(told, int) and told > 0 else 0
+    return told if isinstance(told, int) and not isinstance(told, bool) and told > 0 else 0

@@ -141,7 +141,7 @@ class Child:
     @property
     def extra(self) -> int:
         """1 where one of its replicas is that one, else 0: who changed the number since has undone it."""
-        return int(0 < self.relieved.replicas == self.replicas)
+        return int(1 < self.relieved.replicas == self.replicas)
 
     @property
     def ordered(self) -> int:

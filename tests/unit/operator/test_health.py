@@ -22,7 +22,7 @@ from pagoda_contracts.names import (
 )
 from pagoda_operator.ages import Ages
 from pagoda_operator.health import REPLACE_EVERY_S, judge
-from pagoda_operator.orders import unix
+from pagoda_operator.orders import Answer, Stand, unix
 from pagoda_operator.plan import plan
 from pagoda_operator.quota.grant import Grant
 from pagoda_operator.relief import relief
@@ -1199,3 +1199,80 @@ class Ward(RuleBasedStateMachine):
 
 TestWard = Ward.TestCase
 TestWard.settings = settings(max_examples=15, stateful_step_count=30, deadline=None)
+
+
+class Obeying:
+    """Daemons that obey at once, with nothing under way."""
+
+    def __init__(self):
+        self.told = []
+
+    async def give(self, tells):
+        self.told += [(tell.pod, tell.deadline_ms is not None) for tell in tells]
+        return {tell.uid: Answer(Stand.SERVING if tell.deadline_ms is None else Stand.DRAINING) for tell in tells}
+
+
+def addressed(world):
+    for pod in world.api.of(PODS):
+        if pod["status"].get("phase") == "Running":
+            pod["status"]["podIP"] = "10.0.0.1"
+
+
+def test_a_drain_that_began_while_the_spec_is_broken_is_told_to_its_daemon_and_can_be_turned_back():
+    """Nobody was told: the sound one stayed unrouted for ever, the stuck one in its place."""
+    world, first, new = relieved()
+    world.edit(**BROKEN)
+    turns(world, 2)
+    ready(world, new)
+    addressed(world)
+    world.api.edit(PODS, "ns", first, lambda body: body["metadata"]["annotations"].pop(ANNOTATION_DEVICE_FAULT))
+    daemons = Obeying()
+    world.operator._senses = replace(world.operator._senses, daemons=daemons)
+    for _ in range(2):
+        world.run()
+    assert daemons.told
+    assert daemons.told[0][1]
+    (stays,) = {first, new} - {daemons.told[0][0]}
+    world.said[stays] = STUCK
+    for _ in range(12):
+        world.pass_time(60)
+        turns(world, 3)
+        addressed(world)
+    assert stays not in world.pods
+    assert all(ANNOTATION_DRAIN_DEADLINE not in pod["metadata"].get("annotations", {}) for pod in world.api.of(PODS))
+
+
+@pytest.mark.parametrize("ways", [(STUCK, STUCK), (WRONG, STUCK), (STUCK, WRONG)])
+def test_the_last_one_and_the_one_beside_it_are_replaced_where_both_answer_nobody_and_a_device_is_faulty(ways):
+    world, first, new = relieved()
+    ready(world, new)
+    world.said |= dict(zip((first, new), ways, strict=True))
+    for _ in range(4):
+        turns(world, 3)
+        world.pass_time(130)
+    assert first not in world.pods
+
+
+def test_all_on_dead_devices_are_replaced_one_after_the_other():
+    world = Sickbay(2)
+    old = set(world.pods)
+    break_device(world, *old)
+    world.said = dict.fromkeys(old, STUCK)
+    left = []
+    for _ in range(4):
+        turns(world, 3)
+        left.append(len(old & set(world.pods)))
+        world.pass_time(130)
+    assert left[0] == 1
+    assert left[-1] == 0
+
+
+@pytest.mark.parametrize("text", ['{"replicas": 1}', '{"replicas": true}', "[" * 100_000])
+def test_a_word_that_is_none_of_ours_takes_no_replica_while_the_spec_is_broken(text):
+    world = Sickbay(1)
+    (name,) = world.names(DEPLOYMENTS)
+    world.edit(**BROKEN)
+    world.settle()
+    world.api.edit(DEPLOYMENTS, "ns", name, lambda body: body["metadata"]["annotations"].update({ANNOTATION_RELIEVED: text}))
+    world.settle()
+    assert world.api.of(DEPLOYMENTS)[0]["spec"]["replicas"] == 1

@@ -3,7 +3,7 @@
 from types import MappingProxyType
 
 import pytest
-from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_RESERVED
+from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_DRAIN_DEADLINE, ANNOTATION_RESERVED
 from pagoda_operator.quota.caps import Quota
 from pagoda_operator.quota.holdings import Holding
 from pagoda_operator.quota.ledger import Age, Ledger
@@ -251,3 +251,19 @@ def test_under_a_full_quota_a_sick_replica_does_not_wait_for_one_without_a_node(
     assert world.replicas(key) == 1
     world.round(key, 6)
     assert (len(world.staying), sick["metadata"]["name"] in {pod["metadata"]["name"] for pod in world.staying}) == (3, False)
+
+
+def test_an_edit_while_the_last_one_is_relieved_drains_it_for_no_lack_of_room():
+    """The one beside it goes again: what it holds is no reason to replace instead of to surge."""
+    world = QuotaWorld()
+    world.cap(2, "ns")
+    key = world.serve("ns", 1, rollout={"strategy": "Auto"})
+    world.round(key, 4)
+    world.break_device(world.staying[0])
+    while world.replicas(key) < 2:
+        world.run(key, 1)
+    world.api.edit(SERVICES, *key, lambda body: body["spec"].update(engine={"maxConcurrency": 3}))
+    world.run(key, 4)
+    rollout = world.api.of(SERVICES)[0]["status"].get("rollout") or {}
+    assert rollout.get("strategy") != "Replace"
+    assert not [pod for pod in world.api.of(PODS) if ANNOTATION_DRAIN_DEADLINE in pod["metadata"].get("annotations", {})]
