@@ -136,14 +136,20 @@ async def test_of_first_looks_some_are_made_at_a_time_and_a_service_that_was_loo
     await asyncio.gather(*workers, return_exceptions=True)
 
 
-def test_a_replica_whose_daemon_has_nothing_left_is_let_go_in_three_looks():
-    """Marked; told and, since its answer says so, made the cheapest; one less is asked for: each is seen before the next is begun."""
-    world = World(replicas=2)
+def serving(replicas):
+    """That many replicas serve; their daemons."""
+    world = World(replicas=replicas)
     world.daemons = daemons = FakeDaemons(world.api)
     world.restart()
     world.settle()
     daemons.probe()
     world.settle()
+    return world, daemons
+
+
+def test_a_replica_whose_daemon_has_nothing_left_is_let_go_in_three_looks():
+    """Marked; told and, since its answer says so, made the cheapest; one less is asked for: each is seen before the next is begun."""
+    world, daemons = serving(2)
     world.edit(replicas=1)
     written = len(world.api.journal)
     steps = []
@@ -156,12 +162,7 @@ def test_a_replica_whose_daemon_has_nothing_left_is_let_go_in_three_looks():
 
 
 def test_one_that_has_requests_left_is_only_told_again():
-    world = World(replicas=2)
-    world.daemons = daemons = FakeDaemons(world.api)
-    world.restart()
-    world.settle()
-    daemons.probe()
-    world.settle()
+    world, daemons = serving(2)
     for pod in world.api.of(PODS):
         daemons.of(pod).in_flight = 1
     world.edit(replicas=1)
