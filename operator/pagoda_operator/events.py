@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 import structlog
@@ -105,7 +107,7 @@ class _Lane(NamedTuple):
 
 
 class Recorder:
-    """Writes Events, each service's within its limit. `beside`: in `run`, by a few writers, each service's in their order; else at once."""
+    """Writes Events, each service's within its limit. `beside`: by a few `writers`, each service's in their order; else at once."""
 
     def __init__(self, writer: Writer, identity: str, *, beside: bool = False) -> None:
         self._writer = writer
@@ -133,9 +135,10 @@ class Recorder:
         """How many are to be written."""
         return sum(len(lane.lines) for lane in self._lanes)
 
-    async def run(self) -> None:
-        """What is to be written, until cancelled."""
-        await asyncio.gather(*(self._work(lane) for lane in self._lanes))
+    def writers(self) -> list[Callable[[], Awaitable[None]]]:
+        """Each writes what is on its line, until cancelled. Parts of their own: whatever task begins after Kopf, Kopf cancels first, and a
+        part that ends so ends the process badly."""
+        return [partial(self._work, lane) for lane in self._lanes]
 
     async def _work(self, lane: _Lane) -> None:
         while True:

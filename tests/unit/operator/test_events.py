@@ -1,6 +1,7 @@
 """Events: one per change of the Ready reason, within a limit, counted where they come again."""
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from datetime import timedelta
 
@@ -138,10 +139,12 @@ async def told_beside(world, words, until):
         await recorder.record(observed, status(word), now())
     assert not wrote  # nobody waited for one
     before = recorder.waiting()
-    running = asyncio.create_task(recorder.run())
+    running = asyncio.gather(*(write() for write in recorder.writers()))
     async with asyncio.timeout(60):
         await tried.wait()
     running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
     assert (before, recorder.waiting()) == (until, 0)
 
 
@@ -178,7 +181,9 @@ async def test_a_slow_word_of_one_service_keeps_back_no_others(world):
     for number in range(64):  # on a writer's own line by a hash that is another one in each process
         service = replace(observed, meta=observed.meta.model_copy(update={"name": f"s{number}"}))
         await recorder.record(service, status("ScalingUp"), now())
-    running = asyncio.create_task(recorder.run())
+    running = asyncio.gather(*(write() for write in recorder.writers()))
     async with asyncio.timeout(60):
         await told.wait()
     running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
