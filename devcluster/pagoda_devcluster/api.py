@@ -39,7 +39,8 @@ class Api:
             return False
 
     def get(self, path: str) -> dict[str, Any] | None:
-        answer = self._sent("GET", path)
+        # A schema's address holds its hash: one that changed since the index was read is at another, which the server tells (301, no body).
+        answer = self._sent("GET", path, follow_redirects=True)
         return None if answer.status_code == NOT_FOUND else self._judged(answer, path)
 
     def apply(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -60,7 +61,7 @@ class Api:
             raise NotRunningError(f"the API server at {self._client.base_url} does not answer: {error}") from error
 
     def _judged(self, answer: httpx.Response, path: str) -> dict[str, Any]:
-        if answer.is_error:
+        if not answer.is_success:
             raise ApiError(f"the API server refused {path}: {reason(answer)}", answer.status_code)
         document: dict[str, Any] = answer.json()
         return document
