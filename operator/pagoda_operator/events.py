@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 import structlog
@@ -30,8 +28,6 @@ PER_MINUTE: Final = 6
 SERIES_SECONDS: Final = 360.0
 # Of services that change for minutes faster than the API server takes words about it, the oldest words are lost: 4 MB.
 MOST_WAITING: Final = 2000
-# At once, and that leaves 28 of 32 writes to runs. One alone wrote 4 a second where the API server was short of CPU.
-_WRITERS: Final = 4
 _CONTROLLER: Final = f"{GROUP}/operator"
 _ACTION: Final = "Reconcile"
 _MAX_NOTE: Final = 1024
@@ -99,22 +95,18 @@ class _Line(NamedTuple):
     first: bool
 
 
-class _Lane(NamedTuple):
-    """What one writer is still to write."""
-
-    lines: deque[_Line]
-    news: asyncio.Event
-
-
 class Recorder:
-    """Writes Events, each service's within its limit. `beside`: by a few `writers`, each service's in their order; else at once."""
+    """Writes Events, each service's within its limit. `beside`: by `run`, one after the other, so that they give way: where the API server
+    is short of CPU they become as rare as its answers, and a hundred a second where it is not. Else at once. With four at a time
+    runs waited twice as long in the worst of a hundred changes."""
 
     def __init__(self, writer: Writer, identity: str, *, beside: bool = False) -> None:
         self._writer = writer
         self._identity = identity[:128] or FIELD_MANAGER  # required, and empty in a unit test
         self._beside = beside
         self._books: dict[Key, _Book] = {}
-        self._lanes = [_Lane(deque(), asyncio.Event()) for _ in range(_WRITERS)]
+        self._lines: deque[_Line] = deque()
+        self._news = asyncio.Event()
 
     async def record(self, observed: Observed, status: dict[str, Any], now: datetime) -> None:
         """The Event of a status that was just written, where it is worth one."""
@@ -133,32 +125,28 @@ class Recorder:
 
     def waiting(self) -> int:
         """How many are to be written."""
-        return sum(len(lane.lines) for lane in self._lanes)
+        return len(self._lines)
 
-    def writers(self) -> list[Callable[[], Awaitable[None]]]:
-        """Each writes what is on its line, until cancelled. Parts of their own: whatever task begins after Kopf, Kopf cancels first, and a
-        part that ends so ends the process badly."""
-        return [partial(self._work, lane) for lane in self._lanes]
-
-    async def _work(self, lane: _Lane) -> None:
+    async def run(self) -> None:
+        """Writes until cancelled. A part of its own: whatever task begins after Kopf, Kopf cancels first, and a part that ends so ends the
+        process badly."""
         while True:
-            while lane.lines:
-                line = lane.lines.popleft()
+            while self._lines:
+                line = self._lines.popleft()
                 try:
                     await self._write(line)
                 except OperatorError:
                     raise  # somebody else leads
                 except Exception as error:  # noqa: BLE001 (a word that cannot be written is no reason to end)
                     _lost(line, repr(error))
-            lane.news.clear()
-            await lane.news.wait()
+            self._news.clear()
+            await self._news.wait()
 
     def _put(self, line: _Line) -> None:
-        lane = self._lanes[hash(line.key) % _WRITERS]
-        if len(lane.lines) >= MOST_WAITING // _WRITERS:
-            _lost(lane.lines.popleft(), f"{len(lane.lines)} later ones wait")
-        lane.lines.append(line)
-        lane.news.set()
+        if len(self._lines) >= MOST_WAITING:
+            _lost(self._lines.popleft(), f"{len(self._lines)} later ones wait")
+        self._lines.append(line)
+        self._news.set()
 
     async def _write(self, line: _Line) -> None:
         try:

@@ -106,7 +106,7 @@ def parts(made: Core, sink: Sink) -> list[Awaitable[None]]:
     gauges = Gauges(made.queue.depth, made.queue.oldest, made.lease.leads, lambda: made.lease.epoch, made.vitals.ages, events.waiting)
     checks = (check.run(made.settings.resync, random.Random()), check.listen())  # noqa: S311
     beside = [made.metrics.sample(gauges), made.lease.run(), listener.run(), *([keep_small(trim)] if (trim := trimmer()) else []), *checks]
-    leading = [_led(made.lease, run) for run in (keys.run, teller.run, fleet.run, *events.writers())]
+    leading = [_led(made.lease, run) for run in (keys.run, teller.run, fleet.run, events.run)]
     run, start = made.metrics.timed(reconciler.reconcile), _Start(made, sink.intake, (fleet.load, check.caps))
     return [*beside, *leading, *(_work(start, made.queue, run) for _ in range(_WORKERS))]
 

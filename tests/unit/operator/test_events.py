@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -139,7 +138,7 @@ async def told_beside(world, words, until):
         await recorder.record(observed, status(word), now())
     assert not wrote  # nobody waited for one
     before = recorder.waiting()
-    running = asyncio.gather(*(write() for write in recorder.writers()))
+    running = asyncio.ensure_future(recorder.run())
     async with asyncio.timeout(60):
         await tried.wait()
     running.cancel()
@@ -161,29 +160,7 @@ async def test_beside_the_runs_one_that_cannot_be_written_keeps_back_no_other(wo
 
 
 async def test_of_too_many_the_oldest_words_are_lost_and_that_is_said(world, monkeypatch, capsys):
-    monkeypatch.setattr(events, "MOST_WAITING", 16)
+    monkeypatch.setattr(events, "MOST_WAITING", 4)
     await told_beside(world, [f"Reason{number}" for number in range(6)], until=4)
     assert reasons(world) == [f"Reason{number}" for number in range(2, 6)]
     assert capsys.readouterr().out.count("event_lost") == 2
-
-
-async def test_a_slow_word_of_one_service_keeps_back_no_others(world):
-    recorder, told, stuck = Recorder(world.api, "operator-1", beside=True), asyncio.Event(), asyncio.Event()
-    observed, create = await observe(world.api, KEY), world.api.create
-
-    async def slow(resource, manifest, manager):
-        if manifest["regarding"]["name"] == "s0":
-            await stuck.wait()
-        told.set()
-        return await create(resource, manifest, manager)
-
-    world.api.create = slow
-    for number in range(64):  # on a writer's own line by a hash that is another one in each process
-        service = replace(observed, meta=observed.meta.model_copy(update={"name": f"s{number}"}))
-        await recorder.record(service, status("ScalingUp"), now())
-    running = asyncio.gather(*(write() for write in recorder.writers()))
-    async with asyncio.timeout(60):
-        await told.wait()
-    running.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await running
