@@ -99,7 +99,7 @@ def write(arrivals: Iterable[Arrival]) -> Iterator[str]:
 
 
 def read(lines: Iterable[str]) -> Iterator[Arrival]:
-    """What `write` wrote, or a gateway recorded; TraceRefused names the line. Times must not go backwards."""
+    """What `write` wrote, or whoever records demand in this form; TraceRefused names the line. Times must not go backwards."""
     before = 0.0
     for number, line in enumerate(lines, 1):
         if not line.strip():
