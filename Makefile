@@ -46,7 +46,7 @@ test-e2e: setup  ## Only the scenarios on a dev cluster (root)
 	$(PYTEST) tests/e2e
 
 test-ci: setup  ## Each extra alone in a clean environment; faults and sweeps at CI size
-	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "extras or sweep" tests/extras tests/sweeps tests/faults
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "extras or sweep" tests/extras tests/sweeps tests/faults tests/controlplane/operator/test_bad_objects.py
 
 test-full: setup  ## Sweeps at full size: the operator is killed at every request of a service's life (hours)
 	$(PYTEST) -m sweep tests/faults tests/controlplane/operator/test_bad_objects.py tests/e2e/devcluster --all

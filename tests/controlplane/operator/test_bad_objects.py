@@ -61,9 +61,9 @@ def test_after_bad_objects_a_service_is_as_if_nothing_had_been(real, fresh, oper
 @pytest.mark.timeout(1800)
 def test_five_hundred_transitions(real, fresh, operator):
     """The wait of invalid objects is told, not judged: what is judged is that nothing but their status was written."""
-    used = run((real, fresh), operator, slots=12, rounds=21)
+    used = run((real, fresh), operator, slots=12, rounds=28)
     counts, waits = used.counts, sorted(used.waits)
     slow, slowest = waits[-len(waits) // 10], waits[-1]
     print(f"{dict(counts)}; invalid objects waited {median(waits):.3f} s, a tenth more than {slow:.3f}, at most {slowest:.3f}")
-    assert sum(counts.values()) >= 500, counts
+    assert sum(counts.values()) - counts["refused by the API server"] >= 500, counts  # that one changes nothing
     assert counts["refused by the operator"] >= 20, counts
