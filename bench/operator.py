@@ -37,7 +37,10 @@ from operator_log import edits, known, stamp
 from operator_process import OPERATOR, USER, OperatorProcess, PaperNode, install_role, kubeconfig
 from operator_world_real import Real
 from pagoda_contracts.metrics import OPERATOR_EVENTS_WAITING, OPERATOR_QUEUE, OPERATOR_RECONCILES
+from pagoda_devcluster.settings import from_environment
+from pagoda_devcluster.status import require_running
 from pagoda_operator.state import DEPLOYMENTS, PODS, SERVICES
+from paper_daemons import obeying
 
 NAMESPACE = "bench"
 RUNS = f"{OPERATOR_RECONCILES.name}_total"
@@ -206,11 +209,13 @@ def spread(values: list[float]) -> dict[str, float]:
 def world(nodes: int, nice: int) -> Iterator[Bench]:
     """A cluster of fake nodes with the operator's role in it."""
     with running_cluster(f"fake:{nodes}") as cluster, tempfile.TemporaryDirectory() as folder:
+        spec = require_running(from_environment(), cluster.name)
         install_role(cluster)
         kube = Kube(cluster.kubeconfig)
         bench = Bench(cluster, kube, kubeconfig(kube, Path(folder)), nice)
         bench.prepare()
-        yield bench
+        with obeying(spec):
+            yield bench
         kube.close()
 
 

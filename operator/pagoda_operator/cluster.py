@@ -41,6 +41,7 @@ _CONNECTIONS: Final = 256
 # Writes under way: where the server is short of CPU more of them only wait there, and with them all others' requests and the Lease's.
 _WRITES: Final = 32
 _PAGE: Final = 100  # a pod is 25 KB of dictionaries
+_NAMES: Final = 500  # of which names and versions are kept
 # No later attempt ends otherwise.
 _LASTING: Final = (aiohttp.ClientConnectorCertificateError, aiohttp.InvalidURL, aiohttp.TooManyRedirects)
 
@@ -155,7 +156,7 @@ class KubeCluster:
     async def versions(self, resource: Resource, selector: str) -> dict[Key, str]:
         """Every object of the kind with these labels, by version: metadata only."""
         found: dict[Key, str] = {}
-        query = {"limit": str(_PAGE)} | ({"labelSelector": selector} if selector else {})
+        query = {"limit": str(_NAMES)} | ({"labelSelector": selector} if selector else {})
         while True:
             page: Any = checked(*await self._call("GET", path_of(resource), query, wanted=NAMES))
             found |= page.versions()

@@ -39,12 +39,19 @@ class Life:
     """Operators one after another on the same account: the next starts at once when one dies."""
 
     def __init__(
-        self, account: Path, program: tuple[str, ...] = (OPERATOR,), identity: str = "faults", *, lease: bool = False, **environment: str
+        self,
+        account: Path,
+        program: tuple[str, ...] = (OPERATOR,),
+        identity: str = "faults",
+        *,
+        lease: bool = False,
+        resync: str = f"{RESYNC_S}s",
+        **environment: str,
     ) -> None:
         """`lease`: it strives for one, as an installed operator does; else it is the only one."""
         # One identity, as a pod's containers have: a restarted one goes on with its Lease.
         terms = ("--namespace", NAMESPACE) if lease else ()
-        argv = (account, "--resync", f"{RESYNC_S}s", "--identity", identity, *terms)
+        argv = (account, "--resync", resync, "--identity", identity, *terms)
         self.names = {0: identity} if lease else {}
         self._start = partial(OperatorProcess, *argv, program=program, **environment)
         self.all: list[OperatorProcess] = []
