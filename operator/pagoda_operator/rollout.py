@@ -1,5 +1,8 @@
 """From one revision to the next: how many replicas each should have, what share of requests the new one gets, and when it is turned back.
 
+An old replica goes only for a new one that answers: that kubelet calls it Ready is not enough where gateways say otherwise. Who is Ready
+all the same is not taken away for being doubted, on either side.
+
 Pure; called by `plan`. A decision is first written into the status and acted on by the next look, which reads it there: an operator that
 dies in between has decided nothing, one that dies later goes on. Surge makes new replicas beside the old ones, Replace first takes an old
 one away. Auto begins with a surge and becomes Replace, for good, where there is no room.
@@ -96,7 +99,7 @@ def decide(scene: Scene) -> Rollout:
 def _still(scene: Scene) -> dict[str, int]:
     """Every side as it is, as far as that many are wanted: those that serve most first."""
     targets, left = {}, scene.wanted
-    for side in (scene.current, *sorted(scene.olds, key=lambda side: (-side.ready, side.name))):
+    for side in (scene.current, *sorted(scene.olds, key=lambda side: (-side.up, side.name))):
         targets[side.name] = min(side.replicas, left)
         left -= targets[side.name]
     return targets
@@ -112,7 +115,7 @@ def _fallback(scene: Scene) -> Side | None:
     asleep = scene.wanted == 0 and scene.spec.canary is not None
     proven = [side for side in scene.olds if side.proven and (side.replicas > 0 or asleep)]
     unfinished = scene.record.revision if scene.record is not None and scene.record.phase != "Retiring" else None
-    return max(proven, key=lambda side: (side.ready > 0, side.hash != unfinished, side.ready, side.number, side.name), default=None)
+    return max(proven, key=lambda side: (side.up > 0, side.hash != unfinished, side.up, side.number, side.name), default=None)
 
 
 def _speaks_of(record: RolloutStatus | None, new: Side, old: Side) -> bool:
@@ -138,7 +141,7 @@ def _counts(scene: Scene, old: Side, record: RolloutStatus) -> tuple[int, int]:
     wanted, new = scene.wanted, scene.current
     if record.phase == "RolledBack":
         back, failing = _shift(scene, (old, new), record.strategy)
-        return min(failing, new.ready), back
+        return min(failing, new.up), back
     if record.phase == "Retiring":
         return wanted, min(wanted, new.broken)
     if wanted and (step := _steps(scene, record).now) is not None:
@@ -176,7 +179,7 @@ def _within_room(room: int, new: Side, goal: int) -> int:
 def _canary_counts(scene: Scene, old: Side, strategy: Strategy, goal: int) -> tuple[int, int]:
     """The step's share of the new side; the old one stays whole where there is room, so that going back costs nothing."""
     new, wanted = scene.current, scene.wanted
-    goal = max(goal, min(wanted, new.ready))  # who goes back to a revision that still serves takes nothing from it
+    goal = max(goal, min(wanted, new.up))  # who goes back to a revision that still serves takes nothing from it
     if strategy == "Surge":
         return goal if scene.room is None else _within_room(scene.room, new, goal), wanted
     asked = min(goal, max(new.held, wanted - max(old.pods, old.replicas)))
@@ -187,9 +190,9 @@ def _canary_counts(scene: Scene, old: Side, strategy: Strategy, goal: int) -> tu
 def _spares(scene: Scene, old: Side) -> dict[str, int]:
     """Older sides yet: as long as the two that count do not serve enough, those of them that do."""
     missing, kept = max(0, scene.wanted - scene.current.ready - old.ready), {}
-    for side in sorted(scene.olds, key=lambda side: (-side.ready, side.name)):
+    for side in sorted(scene.olds, key=lambda side: (-side.up, side.name)):
         if side.name != old.name:
-            kept[side.name] = min(side.ready, missing)
+            kept[side.name] = min(side.up, missing)
             missing -= kept[side.name]
     return kept
 
@@ -207,8 +210,9 @@ def _advance(scene: Scene, old: Side, record: RolloutStatus) -> tuple[RolloutSta
     step = _steps(scene, record).now
     if step is not None:
         return _next_step(scene, old, record, step) if scene.wanted else (record, "")
-    done = scene.current.ready >= scene.wanted
-    return (record.model_copy(update={"phase": "Retiring"}) if done else record), ""
+    if scene.current.ready < scene.wanted:
+        return record, scene.current.doubt
+    return record.model_copy(update={"phase": "Retiring"}), ""
 
 
 def _strategy(scene: Scene, record: RolloutStatus) -> Strategy:
@@ -235,7 +239,7 @@ def _turned_back(record: RolloutStatus, why: str) -> RolloutStatus:
 def _next_step(scene: Scene, old: Side, record: RolloutStatus, step: CanaryStep) -> tuple[RolloutStatus, str]:
     if (since := unix(record.since)) is None:
         there = scene.current.ready >= share(scene.wanted, step.weight)
-        return (record.model_copy(update={"since": _stamp(scene.now)}) if there else record), ""
+        return (record.model_copy(update={"since": _stamp(scene.now)}), "") if there else (record, scene.current.doubt)
     limits = scene.spec.canary.abort_on if scene.spec.canary else None
     if limits is not None:
         if scene.signals is None or not scene.signals.fresh:

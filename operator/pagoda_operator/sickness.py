@@ -62,14 +62,19 @@ def sound(observed: Observed, sick: Iterable[Sick]) -> bool:
     """Whether anybody serves and answers at this moment of whom nothing bad is said. Kubelet's word counts without a gateway, and only once
     none was heard for a minute: a pause of theirs, or a start of the operator's, vouches for nobody."""
     ill = {one.pod.name for one in sick}
-    return any(pod.serves and pod.name not in ill and not _doubted(observed, pod) for pod in observed.pods)
+    return any(pod.serves and pod.name not in ill and not doubt(observed, pod) for pod in observed.pods)
 
 
-def _doubted(observed: Observed, pod: Pod) -> bool:
+def doubt(observed: Observed, pod: Pod) -> str:
+    """Why nobody should lean on a replica that kubelet calls Ready, at this moment and however short that lasts; empty where he may."""
+    if fault := fault_of(observed, pod):
+        return f"its device is faulty: {fault}"[:400]
     signal = _signal(observed, pod)
     if signal is None:
-        return observed.unheard_s < MISSING_S
-    return signal.deep_failed or signal.bad
+        return "no gateway has told of it yet" if observed.unheard_s < MISSING_S else ""
+    if signal.deep_failed:
+        return "its canary token is wrong or late"
+    return f"no gateway can use it: {signal.reason or signal.verdict}" if signal.bad else ""
 
 
 def _sick(observed: Observed, pod: Pod) -> Iterable[Sick]:

@@ -13,6 +13,7 @@ from pagoda_operator.manifests.revision import Revision
 from pagoda_operator.orders import unix
 from pagoda_operator.pods import Pod
 from pagoda_operator.replicas import pods_of
+from pagoda_operator.sickness import doubt
 from pagoda_operator.state import CONTROLLER_REVISIONS, DEPLOYMENTS, Child, Observed
 
 # The scheduler tries again whenever something leaves a node; what is still without one after this is not helped by the next second,
@@ -28,6 +29,10 @@ _NOT_MADE: Final = frozenset({"CreateContainerConfigError", "CreateContainerErro
 _NOT_MADE_S: Final = 600.0
 
 
+# That no gateway was found is no event.
+_DOUBT_S: Final = 5.0
+
+
 class _Lack(NamedTuple):
     """Something is missing that may appear yet: since when, in Unix seconds, and a sentence."""
 
@@ -41,15 +46,17 @@ class _Lack(NamedTuple):
 
 @dataclass(frozen=True)
 class Side:
-    """One revision's Deployment. `ready` replicas serve and stay; `broken` ones cannot come up, `why` in a sentence; `placed` ones have
-    a node; `short` ones have none for lack of capacity, `stuck` where for long. `again`: in how many seconds one more may be broken though
-    no event comes."""
+    """One revision's Deployment. `up` replicas are Ready and stay; of those `ready` ones also answer, as far as anybody tells, and `doubt`
+    says of one that does not, why; `broken` ones cannot come up, `why` in a sentence; `placed` ones have a node; `short` ones have none for
+    lack of capacity, `stuck` where for long. `again`: in how many seconds something may be otherwise though no event comes."""
 
     name: str
     hash: str
     replicas: int = 0
     pods: int = 0
+    up: int = 0
     ready: int = 0
+    doubt: str = ""
     placed: int = 0
     broken: int = 0
     short: int = 0
@@ -62,7 +69,7 @@ class Side:
     @property
     def held(self) -> int:
         """What it has to give: somebody else may have asked for less than serve."""
-        return max(self.replicas, self.ready)
+        return max(self.replicas, self.up)
 
 
 def current_side(observed: Observed, current: Revision) -> Side:
@@ -83,13 +90,17 @@ def _side(observed: Observed, deployment: Child) -> Side:
     refused = _refused(deployment)
     late = _late(deployment) or next((lack.why for lack in refused if lack.left(observed.now) <= 0), "")
     kept = observed.find(CONTROLLER_REVISIONS, deployment.name)
+    doubts = {pod.name: doubt(observed, pod) for pod in pods if pod.serves}
+    timers = [left for lack in (*lacks, *refused) if (left := lack.left(observed.now)) > 0] + [_DOUBT_S] * any(doubts.values())
     asked = deployment.ordered if deployment.extra else len(pods)  # one more for relief is nobody's that a rollout decides by
     return Side(
         name=deployment.name,
         hash=str(deployment.body["spec"]["template"]["metadata"]["labels"].get(LABEL_REVISION, "")),
         replicas=deployment.ordered,
         pods=min(len(pods), asked),
-        ready=min(sum(pod.serves for pod in pods), asked),
+        up=min(len(doubts), asked),
+        ready=min(sum(not told for told in doubts.values()), asked),
+        doubt=next((f"{name} is Ready, and {told}" for name, told in doubts.items() if told), ""),
         placed=min(sum(pod.assigned for pod in pods), asked),
         broken=max(len(lost), 1 if late else 0),
         short=sum(pod.short for pod in pods),
@@ -97,7 +108,7 @@ def _side(observed: Observed, deployment: Child) -> Side:
         why=next(iter(lost.values()), late),
         proven=_proven(deployment),
         number=int(kept.body["revision"]) if kept else 0,
-        again=min((left for lack in (*lacks, *refused) if (left := lack.left(observed.now)) > 0), default=None),
+        again=min(timers, default=None),
     )
 
 

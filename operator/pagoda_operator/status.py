@@ -149,6 +149,8 @@ def _rejection(pod: Pod) -> str | None:
 
 def _arrived(plan: Plan, ready: int, wanted: int) -> Verdict:
     message = f"{ready} of {wanted} replicas ready" if wanted else "scaled to zero"
+    if plan.rollout is not None and plan.rollout.waits:
+        return Verdict("serving", "RollingOut", f"{message}; {plan.rollout.waits}")
     if plan.retiring:
         return Verdict("serving", "RollingOut", f"{message}; draining {', '.join(plan.retiring)}")
     if plan.leaving:
@@ -187,6 +189,8 @@ def _of_replicas(observed: Observed, plan: Plan, pods: list[Pod]) -> tuple[str, 
     failure: Json = deployment.condition("ReplicaFailure") if deployment else {}
     if failure.get("status") == "True":
         return "CreatingPods", failure.get("message", "")
+    if not told and plan.rollout is not None and plan.rollout.waits:
+        return "RollingOut", plan.rollout.waits
     if not told and plan.leaving:
         return "RollingOut" if plan.retiring else "Draining", f"draining {', '.join(plan.leaving)}"
     return told[0] if told else ("CreatingPods", "pods are being created")

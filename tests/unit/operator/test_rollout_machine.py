@@ -1,5 +1,6 @@
-"""Revisions come one after another, good ones, ones that never start and ones that fail requests, on a fleet with or without a spare
-place; replicas die, operators die. Serving replicas are not taken away by us, and a quiet world comes to rest where it should."""
+"""Revisions come one after another, good ones, ones that never start, ones that fail requests and ones that are Ready and answer nobody, on
+a fleet with or without a spare place; replicas die, operators die. Replicas that answer are not taken away by us, and a quiet world comes
+to rest where it should."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -14,12 +15,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from operator_world import World
 from pagoda_contracts.names import ANNOTATION_DRAIN_DEADLINE, LABEL_REVISION
 from pagoda_operator.errors import ClusterError
-from pagoda_operator.signals_view import RevisionSignal, ServiceSignals
+from pagoda_operator.signals_view import EndpointSignal, RevisionSignal, Seen, ServiceSignals
 from pagoda_operator.state import DEPLOYMENTS, PODS, SERVICES, Key
 
 CANARY = {"steps": [{"weight": 40, "hold": "20s"}], "abortOn": {"errorRate": "1%"}}
-# good and better serve, bad never starts, failing serves errors.
-MODELS = st.sampled_from(["good", "better", "bad", "failing"])
+# good and better serve, bad never starts, failing serves errors, mute is Ready to kubelet and answers no gateway.
+MODELS = st.sampled_from(["good", "better", "bad", "failing", "mute"])
+WELL, STUCK = EndpointSignal(Seen.FRESH, phase="ready"), EndpointSignal(Seen.DEAD, reason="stuck")
 
 
 def model_of(body: Body) -> str:
@@ -28,16 +30,18 @@ def model_of(body: Body) -> str:
 
 
 class FakeSignals:
-    """What gateways would count: requests to every revision, errors from the failing one."""
+    """What gateways would count: requests to every revision, errors from the failing one; and what they hear of replicas."""
 
     def __init__(self) -> None:
         self.errors: Mapping[str, int] = {}
+        self.heard: Mapping[str, EndpointSignal] = {}
 
     def unheard(self, _key: Key) -> float:
         return 0.0
 
     def of(self, _key: Key, _now: float) -> ServiceSignals:
-        return ServiceSignals(fresh=True, revisions={name: RevisionSignal(100, count, 0.1) for name, count in self.errors.items()})
+        revisions = {name: RevisionSignal(100, count, 0.1) for name, count in self.errors.items()}
+        return ServiceSignals(fresh=True, revisions=revisions, endpoints=self.heard)
 
 
 class Rollouts(RuleBasedStateMachine):
@@ -59,6 +63,7 @@ class Rollouts(RuleBasedStateMachine):
         self.world.daemons = self.daemons
         self.world.restart()
         self.dead: set[str] = set()
+        self.speaks = {"good", "better", "failing"}
         self.quiet_down(12)
 
     # The world
@@ -67,8 +72,15 @@ class Rollouts(RuleBasedStateMachine):
         return [pod for pod in self.api.of(PODS) if "deletionTimestamp" not in pod["metadata"]]
 
     def serving(self) -> int:
-        """Ready replicas that gateways choose."""
-        return sum(is_ready(pod) and ANNOTATION_DRAIN_DEADLINE not in pod["metadata"].get("annotations", {}) for pod in self.active())
+        """Ready replicas that answer, and that gateways choose."""
+        models = self.models()
+        return sum(
+            is_ready(pod) and ANNOTATION_DRAIN_DEADLINE not in pod["metadata"].get("annotations", {}) and self.answers(pod, models)
+            for pod in self.active()
+        )
+
+    def answers(self, pod: Body, models: dict[str, str]) -> bool:
+        return models.get(pod["metadata"]["labels"][LABEL_REVISION]) in self.speaks
 
     def models(self) -> dict[str, str]:
         """By revision."""
@@ -138,8 +150,11 @@ class Rollouts(RuleBasedStateMachine):
     # The operator
 
     def look(self, crash_in: int | None = None) -> None:
-        failing = {name: 50 if model == "failing" else 0 for name, model in self.models().items()}
+        models = self.models()
+        failing = {name: 50 if model == "failing" else 0 for name, model in models.items()}
         self.world.signals.errors = failing  # type: ignore[attr-defined]
+        heard = {pod["metadata"]["name"]: WELL if self.answers(pod, models) else STUCK for pod in self.active() if is_ready(pod)}
+        self.world.signals.heard = heard  # type: ignore[attr-defined]
         before, wanted = self.serving(), self.world.observed().wanted
         self.api.crash_in = crash_in
         try:
@@ -159,10 +174,12 @@ class Rollouts(RuleBasedStateMachine):
             self.world.later += timedelta(seconds=15)
 
     def teardown(self) -> None:
-        """Nobody dies any more. The current revision has all replicas, or it was turned back, or it cannot come and an older one serves."""
+        """Nobody dies any more, and all answer. The current revision has all replicas, or it was turned back, or it cannot come and an
+        older one serves."""
         if not hasattr(self, "world"):
             return
         self.dead.clear()
+        self.speaks.add("mute")
         self.quiet_down(40)
         drafted, service = self.world.plan(), self.api.of(SERVICES)[0]
         current, wanted = drafted.current.name if drafted.current else "", service["spec"]["replicas"]
@@ -182,6 +199,21 @@ class Rollouts(RuleBasedStateMachine):
     def waits_for_room(self) -> bool:
         """A surge on a full fleet, or a canary of a service's only replica: as asked for."""
         return self.places is not None and (self.strategy == "Surge" or self.canary)
+
+
+@pytest.mark.parametrize(("strategy", "spare", "left"), [("Surge", None, 2), ("Surge", 1, 2), ("Replace", None, 1)])
+def test_a_new_revision_that_is_ready_and_answers_nobody_takes_nobodys_place(strategy, spare, left):
+    world = Rollouts()
+    world.start(replicas=2, strategy=strategy, spare=spare, canary=False)
+    world.edit("mute")
+    world.quiet_down(12)
+    (service,) = world.api.of(SERVICES)
+    ready = next(line for line in service["status"]["conditions"] if line["type"] == "Ready")
+    assert (world.serving(), service["status"]["rollout"]["phase"]) == (left, "Progressing")
+    assert "is Ready, and no gateway can use it: stuck" in ready["message"]
+    world.speaks.add("mute")
+    world.quiet_down(12)
+    assert list(world.models().values()) == ["mute"]
 
 
 TestRollouts = Rollouts.TestCase
