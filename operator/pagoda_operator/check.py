@@ -2,7 +2,7 @@
 the leader and on a standby.
 
 A watch that is begun anew lists what is there and says nothing of what is not: a pod that went meanwhile would hold its GPU for ever. The
-check lists names and versions only, of everything: 5,000 pods are 60 ms of CPU in five minutes. What differs is read.
+check lists names and versions only, of everything: 5,000 pods are 60 ms of CPU. What differs is read.
 """
 
 from __future__ import annotations
@@ -167,9 +167,10 @@ class Check:
         self._silences.compared(resource.plural, doubts.at, agreed=agreed)
 
     async def _repair(self, resource: Resource, key: Key, version: str | None) -> bool:
-        body = await self._source.get(resource, *key)
-        if self._mirror.version(resource, key) != version:
-            return False  # told meanwhile
+        with self._mirror.reading(resource) as told:
+            body = await self._source.get(resource, *key)
+        if key in told or self._mirror.version(resource, key) != version:
+            return False  # one that came and went meanwhile stands as before, too
         service = self._mirror.service_of(resource, key)
         changed = self._mirror.forget(resource, key) if body is None else self._mirror.put(resource, body)
         if not changed:

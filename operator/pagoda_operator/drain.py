@@ -25,13 +25,15 @@ _UNHEARD: Final = 1 << 32
 
 class Turn(IntEnum):
     """Whose turn it is among those that are as ready: who answers nobody goes first, then who answers on a device called faulty; the last
-    that answers goes last. In their place one that is on its way out is turned back, unless it is as sick."""
+    that answers goes last. In their place one that is on its way out is turned back, unless it is as sick; not in the place of one of whom
+    something bad is said for a moment, or nothing yet."""
 
     FIRST = 0
     FAULTY = 1
     LEAVING = 2
-    ANY = 3
-    LAST = 4
+    DOUBTED = 3
+    ANY = 4
+    LAST = 5
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Kopf's side: the only file that registers with it. Events go to mirrors and become keys at the door; no logic, no write, no finalizer.
 
-Only `on.event`: Kopf then writes neither annotations nor finalizers, and a lost event costs one resync.
+Only `on.event`: Kopf then writes neither annotations nor finalizers, and a lost event costs a minute.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from pagoda_contracts.resources.status import HealthStatus, Replacement
 from pagoda_operator.drain import Turn
 from pagoda_operator.orders import stamp
 from pagoda_operator.pods import Pod
-from pagoda_operator.sickness import OURS, Sick, Sickness, leaving, sick_of, sound
+from pagoda_operator.sickness import OURS, Sick, Sickness, doubt, leaving, sick_of, sound
 from pagoda_operator.signals_view import MISSING_S
 from pagoda_operator.state import DEPLOYMENTS, PODS, Child, Observed
 from pagoda_operator.successors import before, comes, comes_elsewhere, deployment_of, ill, more
@@ -84,7 +84,8 @@ def judge(observed: Observed) -> Health:
     well = sound(observed, sick)
     kept = () if well else tuple(one for one in sick if one.answers and deployment_of(observed, one.pod) is not None)
     health = _replacing(observed, Health(sick, record=record, kept=bool(kept)), kept) if sick else Health(record=record)
-    turns = {one.pod.name: Turn.FAULTY if one.answers else Turn.FIRST for one in (*sick, *leaving(observed))}
+    turns = {pod.name: Turn.DOUBTED for pod in observed.pods if pod.serves and doubt(observed, pod)}
+    turns |= {one.pod.name: Turn.FAULTY if one.answers else Turn.FIRST for one in (*sick, *leaving(observed))}
     turns |= {one.pod.name: Turn.LAST for one in kept}
     return replace(health, writes=(*_marks(observed), *health.writes), turns=turns)
 

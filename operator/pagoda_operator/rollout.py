@@ -93,7 +93,7 @@ def decide(scene: Scene) -> Rollout:
     targets = {**_spares(scene, old), old.name: old_count, scene.current.name: new_count}
     kept = frozenset({old.name}) if record.phase != "Retiring" else frozenset[str]()
     advanced, waits = _advance(scene, old, record)
-    return Rollout(targets, advanced, _weights(scene, old, advanced), kept, _again(scene, record), waits)
+    return Rollout(targets, advanced, _weights(scene, old, advanced), kept, _again(scene, old, record), waits)
 
 
 def _still(scene: Scene) -> dict[str, int]:
@@ -110,7 +110,8 @@ def _fallback(scene: Scene) -> Side | None:
     recorded = next((side for side in scene.olds if _speaks_of(scene.record, scene.current, side)), None)
     if recorded is not None:
         return recorded
-    if scene.wanted and scene.current.ready >= scene.wanted:
+    # By kubelet's word: nobody goes back to what no record speaks of for a moment's doubt, under a canary with all of its requests.
+    if scene.wanted and scene.current.up >= scene.wanted:
         return None
     asleep = scene.wanted == 0 and scene.spec.canary is not None
     proven = [side for side in scene.olds if side.proven and (side.replicas > 0 or asleep)]
@@ -161,14 +162,20 @@ def _shift(scene: Scene, sides: tuple[Side, Side], strategy: Strategy) -> tuple[
         return wanted, 0
     if strategy == "Replace":
         asked = min(wanted, max(new.held, wanted - max(old.pods, old.replicas)))
-        return asked, max(0, min(old.held, wanted - new.ready - 1))
+        return asked, max(0, _left(old, wanted - new.up - 1, wanted - new.ready - 1))
     if scene.room is None:
         return wanted, wanted
     asked = _within_room(scene.room, new, wanted)
     # Between what the new side cannot bear and what it already does: its hiccups move nothing.
     least = max(0, wanted - max(0, asked - new.broken))
-    most = wanted if asked >= wanted else wanted - new.ready
-    return asked, max(least, min(old.held, most))
+    most = min(old.held, wanted) if asked >= wanted else _left(old, wanted - new.up, wanted - new.ready)
+    return asked, max(least, most)
+
+
+def _left(old: Side, needed: int, doubtful: int) -> int:
+    """Of what the old side has, as many as are needed, those that drain turned back for it; of those that stay as many as may be needed:
+    a doubt stops the next drain and recalls none."""
+    return max(min(old.held, needed), min(old.up, doubtful))
 
 
 def _within_room(room: int, new: Side, goal: int) -> int:
@@ -184,7 +191,7 @@ def _canary_counts(scene: Scene, old: Side, strategy: Strategy, goal: int) -> tu
         return goal if scene.room is None else _within_room(scene.room, new, goal), wanted
     asked = min(goal, max(new.held, wanted - max(old.pods, old.replicas)))
     # One at a time, and the last old one stays: a canary without an old side would be everybody's.
-    return asked, max(1, min(old.held, wanted - min(goal, new.ready + 1)))
+    return asked, max(1, _left(old, wanted - min(goal, new.up + 1), wanted - min(goal, new.ready + 1)))
 
 
 def _spares(scene: Scene, old: Side) -> dict[str, int]:
@@ -271,10 +278,10 @@ def _weights(scene: Scene, old: Side, record: RolloutStatus) -> dict[str, int]:
     return {**others, old.hash: 100 - mine, scene.current.hash: mine}
 
 
-def _again(scene: Scene, record: RolloutStatus) -> float | None:
+def _again(scene: Scene, old: Side, record: RolloutStatus) -> float | None:
     """When time alone may change the answer."""
     if record.phase != "Progressing":
-        return None
+        return old.again if record.phase == "RolledBack" and old.doubt and scene.current.up else None
     if _steps(scene, record).now is not None and record.since is not None:
         return _JUDGE_S
     short = _SHORT_S if scene.current.short and not scene.current.stuck else None

@@ -1,6 +1,5 @@
 """How often Python looks for garbage in cycles, seen in a process of its own: the setting is the process's."""
 
-import gc
 import json
 import subprocess
 import sys
@@ -18,19 +17,17 @@ print(json.dumps({{"looks": [now["collections"] - then for now, then in zip(gc.g
 """
 
 
-def looks(seldom: bool) -> tuple[int, int]:
-    """Looks at the young and at everything while 300,000 containers are made."""
+def looks(seldom: bool) -> int:
+    """At everything, while 300,000 containers are made."""
     argv = [sys.executable, "-P", "-c", PROGRAM.format(seldom=seldom)]
     found = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True, timeout=300).stdout)
     assert (found["left_out"] > 10_000) is seldom
-    return found["looks"][0], found["looks"][2]
+    looked: int = found["looks"][2]
+    return looked
 
 
 def test_what_is_imported_is_left_out_and_the_rest_is_looked_at_less_often():
-    young, everything = looks(seldom=True)
-    usual_young, usual_everything = looks(seldom=False)
-    assert young * 2 < usual_young
-    assert everything < usual_everything
+    assert looks(seldom=True) < looks(seldom=False)
 
 
 DOOR = """
@@ -49,5 +46,5 @@ door._operate(["--probes-port", "0"])
 def test_the_operator_begins_with_it():
     argv = [sys.executable, "-P", "-c", DOOR]
     threshold, left_out = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=300).stdout.split()
-    assert int(threshold) > gc.get_threshold()[0]
+    assert int(threshold) == 2000
     assert int(left_out) > 10_000

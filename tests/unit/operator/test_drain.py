@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from pagoda_contracts.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAIN_DEADLINE, LOWEST_DELETION_COST
-from pagoda_operator.drain import Crew, drain
+from pagoda_operator.drain import Crew, Turn, drain
 from pagoda_operator.orders import Answer, Stand, Tell
 from pagoda_operator.pods import Pod
 
@@ -40,6 +40,12 @@ def test_first_the_pod_is_annotated_and_its_daemon_is_not_told_yet():
     step = look(pod("a1"), pod("a2"), target=1)
     assert notes(step) == {"a2": {ANNOTATION_DRAIN_DEADLINE: str(int((NOW + 30) * 1000))}}
     assert (step.replicas, step.tells, step.leaving) == (2, (), ("a2",))
+
+
+def test_one_that_is_doubted_goes_before_one_that_answers_and_recalls_nobody_who_leaves():
+    doubted = {"turns": {"a1": Turn.DOUBTED}}
+    assert look(pod("a1"), pod("a2"), target=1, in_flight={"a2": 0}, **doubted).leaving == ("a1",)
+    assert look(pod("a1"), leaving("a2"), target=1, in_flight={"a2": 9}, **doubted).leaving == ("a2",)
 
 
 def test_then_its_daemon_is_told_the_annotations_deadline():

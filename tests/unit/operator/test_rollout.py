@@ -109,6 +109,35 @@ def test_replace_takes_one_old_one_away_then_makes_one_new_one():
     assert at(side("new", 2, 2), side("old", 0, 0)) == (3, 0)
 
 
+def test_a_moments_doubt_goes_back_to_nothing_that_no_record_speaks_of():
+    """Gone back from a canary to the revision before, which is whole: not to what was fled, and not through the steps again."""
+    fled = RolloutStatus(revision="hash-old", replaces="hash-new", strategy="Surge", phase="Progressing", step=0)
+    for ready in range(4):
+        told = decide(scene(replace(side("new", 3, 3), ready=ready), side("old", 1, 1), record=fled, spec=CANARY))
+        assert (told.targets, told.record, told.weights) == ({"old": 0, "new": 3}, None, {})
+
+
+@pytest.mark.parametrize(("strategy", "room", "old"), [("Replace", None, side("old", 1, 0)), ("Surge", 0, side("old", 2, 1))])
+def test_a_doubt_recalls_no_drain(strategy, room, old):
+    """One of the old side drains, for the one new replica there is."""
+    for ready in (1, 0):
+        new = replace(side("new", 1, 1), ready=ready)
+        assert counts(scene(new, old, wanted=2, record=record(strategy), room=room))[1] == old.replicas - 1
+
+
+def test_a_doubt_stops_the_next_drain():
+    for ready, left in ((1, 0), (0, 1)):
+        new = replace(side("new", 1, 1), ready=ready)
+        assert counts(scene(new, side("old", 1, 1), wanted=2, record=record("Replace")))[1] == left
+
+
+def test_turned_back_the_failing_side_is_looked_at_again_while_the_old_one_is_doubted():
+    back, doubted = record(phase="RolledBack", reason="x"), replace(side("old", 3, 3), ready=0, doubt="d", again=5.0)
+    told = decide(scene(side("new", 1, 1), doubted, record=back))
+    assert (told.targets, told.again) == ({"old": 3, "new": 1}, 5.0)
+    assert decide(scene(side("new", 1, 1), side("old", 3, 3), record=back)).targets == {"old": 3, "new": 0}
+
+
 def test_replace_with_a_bad_image_stops_at_the_first_and_brings_the_replaced_one_back():
     bad = side("new", 1, 0, broken=1, why="new-1: no such image")
     told = decide(scene(bad, side("old", 2, 2), record=record("Replace")))

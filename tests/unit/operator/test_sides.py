@@ -2,6 +2,8 @@
 
 import asyncio
 import copy
+import math
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -12,6 +14,7 @@ from pagoda_operator.lacking import Lacking
 from pagoda_operator.mirror import Mirror
 from pagoda_operator.pods import Pod, parse_pod
 from pagoda_operator.sides import current_side
+from pagoda_operator.signals_view import EndpointSignal, Seen, ServiceSignals
 from pagoda_operator.state import DEPLOYMENTS, PODS, SERVICES
 
 MADE = "2026-01-01T00:00:00Z"
@@ -243,3 +246,29 @@ def test_a_pod_that_lacks_something_has_waited_as_long_as_it_has_whoever_sets_th
     passed = 50.0
     now = 1_000_150.0 + jump
     assert now - lacking.of(KEY, [pod], now)["u"] == 150.0
+
+
+# For how long no gateway has told of the service, what one tells of its only replica, and what is held against it.
+WORDS = {
+    "nobody is there": (math.inf, None, ""),
+    "nobody has told for a minute": (61.0, None, ""),
+    "one tells of others": (59.0, None, "no gateway has told of it yet"),
+    "it answers": (0.0, EndpointSignal(Seen.FRESH), ""),
+    "one hiccup": (0.0, EndpointSignal(Seen.SUSPECT), ""),
+    "it stands still": (0.0, EndpointSignal(Seen.DEAD, reason="overdue"), "no gateway can use it: overdue"),
+    "it never spoke": (0.0, EndpointSignal(Seen.UNHEARD), "no gateway can use it: unheard"),
+    "a wrong canary": (0.0, EndpointSignal(Seen.FRESH, deep_failed=True), "its canary token is wrong or late"),
+}
+
+
+@pytest.mark.parametrize("case", WORDS)
+def test_who_is_ready_counts_unless_gateways_say_otherwise(case, world):
+    silent, signal, doubt = WORDS[case]
+    (pod,) = world.api.of(PODS)
+    befall(world, pod, running(ready=True))
+    name = pod["metadata"]["name"]
+    told = ServiceSignals(fresh=True, endpoints={name: signal} if signal else {})
+    found = current_side(replace(world.observed(), signals=told, unheard_s=silent), world.plan().current)
+    assert (found.up, found.ready) == (1, 0 if doubt else 1)
+    assert found.doubt == (f"{name} is Ready, and {doubt}" if doubt else "")
+    assert found.again == (5.0 if doubt else None)
