@@ -609,6 +609,27 @@ def test_a_deletion_that_a_new_watch_never_tells_restarts_nobody_and_what_it_wou
     assert whole.versions(NODES) == asyncio.run(world.api.versions(NODES, ""))
 
 
+def test_what_comes_and_goes_while_a_repair_reads_it_is_not_brought_back(world):
+    """It stands as before the comparison, as unknown, and what the repair reads is what it was."""
+    world.show()
+    check, _, _ = checked(world)
+    (name,), get = world.names(PODS), world.api.get
+    world.api.edit(PODS, "ns", name, lambda body: body["status"].update(phase="Running"))
+    (pod,) = world.api.of(PODS)
+    world.mirror.forget(PODS, Key("ns", name))  # nobody has told of it yet
+
+    async def read(resource, namespace, name):
+        body = await get(resource, namespace, name)
+        if resource == PODS:
+            world.mirror.put(PODS, pod)
+            world.mirror.drop(PODS, pod)
+        return body
+
+    world.api.get = read
+    asyncio.run(check.once())
+    assert world.mirror.versions(PODS) == {}
+
+
 def test_a_leader_decides_nothing_before_it_has_read_the_quotas_once(world, monkeypatch):
     """A list as of before the quota was made, and its events late: to a new process all seemed free."""
     monkeypatch.setattr("pagoda_operator.check._TRY_AGAIN", 0.0)
