@@ -13,6 +13,7 @@ from fake_api import Body, Crash, FakeApi, new_pod, profile_body, removal_rank, 
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, ANNOTATION_DEVICES, API_VERSION
 from pagoda_operator.ages import Ages
 from pagoda_operator.errors import Conflict
+from pagoda_operator.orders import Nobody, Orders
 from pagoda_operator.quota.caps import parse_quota
 from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.quota.teller import Teller
@@ -108,6 +109,7 @@ class QuotaWorld:
         self.single: frozenset[str] | None = frozenset()
         self.woken: list[Key] = []
         self._names = 0
+        self.daemons: Orders = Nobody()
         self.settled_at = 0.0
         self.restart()
 
@@ -116,7 +118,8 @@ class QuotaWorld:
         if crashed or self.later < self.settled_at:
             self.settled_at = self.later + LATE_S
         self.quotas = Quotas(self.api, self.seen, self.woken.append, lambda: self.later, lambda: self.later >= self.settled_at)
-        self.operator = Reconciler(self.api, Settings(), self.now, Senses(quota=self.quotas, ages=Ages(lambda: self.later)))
+        senses = Senses(quota=self.quotas, daemons=self.daemons, ages=Ages(lambda: self.later))
+        self.operator = Reconciler(self.api, Settings(), self.now, senses)
         self.teller = Teller(self.api, self.seen, self.quotas, self.now, lambda: self.single)
 
     def now(self) -> datetime:
