@@ -16,7 +16,7 @@ from pagoda_operator.placement.fleet import Fleet
 from pagoda_operator.plan import Plan, plan
 from pagoda_operator.queue import Outcome
 from pagoda_operator.reconcile import Reconciler
-from pagoda_operator.senses import Senses, Silence, Source
+from pagoda_operator.senses import NoQuotas, Quotas, Senses, Silence, Source
 from pagoda_operator.settings import Settings
 from pagoda_operator.state import PODS, PROFILES, SERVICES, Key, Observed, Resource
 
@@ -38,6 +38,7 @@ class World:
         self.fleet = Fleet()
         self.daemons: Orders = Nobody()
         self.signals: Source = Silence()
+        self.quota: Quotas = NoQuotas()
         self.restart()
 
     def tick(self) -> None:
@@ -46,7 +47,7 @@ class World:
 
     def restart(self) -> None:
         """A new process: nothing is remembered."""
-        senses = Senses(daemons=self.daemons, signals=self.signals, fleet=lambda: self.fleet)
+        senses = Senses(daemons=self.daemons, signals=self.signals, quota=self.quota, fleet=lambda: self.fleet)
         self.operator = Reconciler(self.api, Settings(), lambda: now() + self.later, senses)
 
     def observed(self) -> Observed:

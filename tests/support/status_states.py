@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fake_api import Body, crashed, running, service_body, waiting
+from fake_api import Body, crashed, fetching, running, service_body, waiting
+from fake_daemons import FakeDaemons
+from fleets import H100, fleet, gpu, mig, node, whole
+from fleets import pod as holder
 from kstatus import Verdict
 from operator_world import World
+from pagoda_contracts.names import ANNOTATION_DEVICES, API_VERSION
 from pagoda_operator.errors import ClusterError, Denied, Refused
-from pagoda_operator.state import CONFIG_MAPS, CONTROLLER_REVISIONS, CORE_SERVICES, DEPLOYMENTS, PODS, PROFILES, SERVICES
+from pagoda_operator.quota.caps import parse_quota
+from pagoda_operator.quota.keeper import Quotas
+from pagoda_operator.state import CONFIG_MAPS, CONTROLLER_REVISIONS, CORE_SERVICES, DEPLOYMENTS, PODS, PROFILES, QUOTAS, SERVICES
+from placing import MIXED
+from placing import world as inspected_world
 
+HUB = {"uri": "hf://acme/tiny"}
+READY = running(ready=True)
 UNSCHEDULABLE: Body = {"conditions": [{"type": "PodScheduled", "status": "False", "message": 'persistentvolumeclaim "models" not found'}]}
 
 
@@ -145,7 +155,75 @@ def still_retiring() -> World:
     return world
 
 
-READY = running(ready=True)
+def come_up(world: World, revision: str, status: Body) -> None:
+    """The kubelets of that Deployment's pods."""
+    for pod in world.api.of(PODS):
+        if pod["metadata"]["ownerReferences"][0]["name"] == revision:
+            pod["status"] = status
+
+
+def canary() -> World:
+    """Half of the requests go to the new revision, which has its replica."""
+    return rolled(pods(READY, READY, rollout={"canary": {"steps": [{"weight": 50, "hold": "5m"}]}})(), READY)
+
+
+def rolled_back() -> World:
+    """The new revision was refused in the place of an old replica, which is back."""
+    return rolled(pods(READY, READY, rollout={"strategy": "Replace"})(), crashed())
+
+
+def rolled(world: World, status: Body) -> World:
+    """Another revision, whose pods come up so; those of the old one are well."""
+    (old,) = world.names(DEPLOYMENTS)
+    world.edit(engine={"maxModelLen": 128})
+    for _ in range(5):
+        world.settle()
+        for name in world.names(DEPLOYMENTS):
+            come_up(world, name, READY if name == old else status)
+    world.settle()
+    return world
+
+
+def over_quota() -> World:
+    """Two replicas are asked for, and the tenant has devices for one, which serves."""
+    world, cap = World(replicas=2), [{"profile": "1g.10gb", "count": 1}]
+    template = {"metadata": {"annotations": {ANNOTATION_DEVICES: "mig-1g.10gb=1"}}}
+    world.api.edit(PROFILES, "", "default", lambda body: body["spec"].update(podTemplate=template))
+    capped = {"subjects": {"namespaces": ["ns"]}, "devices": {"migSlices": cap}}
+    world.api.put(QUOTAS, {"apiVersion": API_VERSION, "kind": QUOTAS.kind, "metadata": {"name": "team"}, "spec": capped})
+    world.quota = Quotas(world.api, lambda: map(parse_quota, world.api.of(QUOTAS)), lambda _: None, lambda: 0.0)
+    world.restart()
+    world.settle()
+    world.make_ready()
+    return world
+
+
+def all_in_use() -> World:
+    world = inspected_world(gpu("H100"), there=fleet(node("a", H100, whole(8)), pods=(holder("a", gpu=8),)))
+    world.settle()
+    return world
+
+
+def inspecting() -> World:
+    world = World(accelerators=[mig(least="1Gi")])
+    world.fleet = fleet(MIXED)
+    world.settle()
+    return world
+
+
+def draining() -> World:
+    """Of two replicas one is to go and has a request yet."""
+    world = pods(READY, READY)()
+    world.daemons = daemons = FakeDaemons(world.api)
+    world.restart()
+    for pod in world.api.of(PODS):
+        daemons.bring_up(pod)
+        daemons.of(pod).in_flight = 1
+    world.edit(replicas=1)
+    world.settle()
+    return world
+
+
 STATES: dict[str, State] = {
     "the first word": State(one_run, "CreatingPods", "InProgress"),
     "no pod made yet": State(no_pods, "CreatingPods", "InProgress"),
@@ -174,5 +252,15 @@ STATES: dict[str, State] = {
     "a forbidden overlay": State(spec(podTemplate={"spec": {"hostNetwork": True}}), "PodTemplateForbidden", "Failed"),
     "a name of another object": State(stranger, "NameConflict", "Failed"),
     "a served name of another service": State(namesake, "NameConflict", "Failed"),
+    "a canary under way": State(canary, "Canary", "InProgress"),
+    "turned back": State(rolled_back, "RolledBack", "Failed"),
+    "more than its tenant may have": State(over_quota, "QuotaExceeded", "Failed"),
+    "devices that no node has": State(spec(accelerators=[gpu("H100")]), "NoAccelerator", "Failed"),
+    "devices in use": State(all_in_use, "WaitingForCapacity", "InProgress"),
+    "a model of unknown size": State(inspecting, "InspectingModel", "InProgress"),
+    "fetching": State(pods(fetching(), model=HUB), "FetchingModel", "InProgress"),
+    "a fetch that failed and is repeated": State(pods(fetching(1, "NoRoom: /models"), model=HUB), "FetchingModel", "InProgress"),
+    "an address that nothing fetches from": State(spec(model={"uri": "az://account/name"}), "UnsupportedUri", "Failed"),
+    "a replica draining": State(draining, "Draining", "InProgress"),
     "a revision lost": State(then(pods(READY), lose_pins), "RevisionLost", "Failed"),
 }

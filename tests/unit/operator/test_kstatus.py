@@ -3,6 +3,7 @@
 import copy
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_api import crashed, running
@@ -10,7 +11,10 @@ from history import Version, violations
 from kstatus import kstatus
 from operator_world import World
 from pagoda_contracts.resources.service import InferenceServiceStatus
+from pagoda_operator.sickness import Sickness
 from pagoda_operator.state import PODS, SERVICES
+from pagoda_operator.status_health import HELD, WELL
+from reasons import reasons, reasons_in
 from status_states import STATES
 
 README = Path(__file__).parents[3] / "operator/README.md"
@@ -27,10 +31,50 @@ def test_every_state_is_read_as_what_it_is(name):
     assert InferenceServiceStatus.model_validate(body["status"]).wire() == body["status"]
 
 
-def test_every_reason_is_written_down():
-    written = set(re.findall(r"`([A-Z][A-Za-z `\n]+)`", README.read_text().partition("**Conditions.**")[2].partition("\n\n")[0]))
-    words = {word for group in written for word in group.split()}
-    assert {state.reason for state in STATES.values()} <= words
+def test_every_reason_that_the_code_can_write_is_in_the_table():
+    assert {state.reason for state in STATES.values()} == reasons()
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ('SpecProblem("NewFault", why)', {"NewFault"}),
+        ("SpecProblem(NEW, why)", {"Constant"}),
+        ('Held(reason="NewFault", message=why)', {"NewFault"}),
+        ('Verdict("settled", "One" if pods else elsewhere.NEW, "")', {"One", "Constant"}),
+        ('return ("NewStage", "said") if pods else None', {"NewStage"}),
+        ('return told[0] if told else ("Other", "said")', {"Other"}),
+        ('Verdict("stalled", problem.reason, "")', set()),
+    ],
+)
+def test_a_new_reason_is_found_however_it_is_written(line, found):
+    names = {"NEW": "Constant", "elsewhere": SimpleNamespace(NEW="Constant")}
+    assert set(reasons_in(f"def f(pods) -> tuple[str, str] | None:\n    {line}\n", names, pairs=True)) == found
+
+
+def test_a_reason_that_cannot_be_told_is_not_passed_over():
+    with pytest.raises(ValueError, match="line 2"):
+        set(reasons_in('def f():\n    Held(f"No{what}", "")\n', {}, pairs=False))
+
+
+def test_every_reason_is_written_down_under_its_condition():
+    """And nothing else is."""
+    told = README.read_text().partition("**Conditions.**")[2].partition("\n\n")[0]
+    parts = re.split(r"(Reconciling|Stalled|Ready|Degraded)[:( ]", told)[1:]
+    named = {
+        kind: {word for group in re.findall(r"`([^`]+)`", text) for word in group.split()}
+        for kind, text in zip(parts[::2], parts[1::2], strict=True)
+    }
+    spoken = {kind: set() for kind in ("Ready", "Reconciling", "Stalled")}
+    for state in STATES.values():
+        spoken[loudest(state.body())].add(state.reason)
+    assert named == spoken | {"Degraded": {*Sickness, HELD, WELL}}
+
+
+def loudest(body):
+    """The condition that a person looks for: a bad one where one is true."""
+    held = {line["type"] for line in body["status"]["conditions"] if line["status"] == "True"}
+    return next((kind for kind in ("Stalled", "Reconciling") if kind in held), "Ready")
 
 
 def test_an_edited_service_is_under_way_before_the_operator_has_looked():

@@ -1,6 +1,5 @@
 """A quota that shrinks takes replicas away as any scale-down does: their requests end first, or their time is over."""
 
-
 import pytest
 from fake_daemons import FakeDaemons
 from hypothesis import settings
