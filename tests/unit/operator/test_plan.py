@@ -15,6 +15,7 @@ from pagoda_operator.state import (
     CONTROLLER_REVISIONS,
     CORE_SERVICES,
     DEPLOYMENTS,
+    DISRUPTION_BUDGETS,
     NETWORK_POLICIES,
     PODS,
     PROFILES,
@@ -38,6 +39,30 @@ def test_every_child_is_owned_labelled_and_named_as_promised():
         assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (uid, True, True)
         assert write.manifest["metadata"]["labels"][LABEL_SERVICE_UID] == uid
     assert [write.name for write in drafted.writes] == [drafted.current.name] * 3 + ["tiny", "tiny"]
+
+
+def test_one_replica_at_a_time_may_be_evicted_and_one_that_is_not_ready_always():
+    """kubectl drain asks the budget: it holds for all replicas of the service and for nothing else."""
+    world = World(replicas=2)
+    world.settle()
+    (budget,) = world.api.of(DISRUPTION_BUDGETS)
+    selector = {LABEL_SERVICE: "tiny", LABEL_SERVICE_UID: world.observed().meta.uid}
+    assert budget["spec"] == {"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow", "selector": {"matchLabels": selector}}
+    assert (budget["apiVersion"], budget["metadata"]["namespace"], budget["metadata"]["name"]) == ("policy/v1", "ns", "tiny")
+    pods = world.api.of(PODS)
+    assert len(pods) == 2
+    assert all(selector.items() <= pod["metadata"]["labels"].items() for pod in pods)
+
+
+@pytest.mark.parametrize("change", [{"maxUnavailable": 2}, {"unhealthyPodEvictionPolicy": "IfHealthyBudget"}])
+def test_another_budget_in_its_place_is_put_right(change):
+    world = World()
+    world.settle()
+    (budget,) = world.api.of(DISRUPTION_BUDGETS)
+    asked = copy.deepcopy(budget["spec"])
+    world.api.edit(DISRUPTION_BUDGETS, "ns", "tiny", lambda body: body["spec"].update(change))
+    world.settle()
+    assert world.api.of(DISRUPTION_BUDGETS)[0]["spec"] == asked
 
 
 def test_at_rest_there_is_nothing_to_write():

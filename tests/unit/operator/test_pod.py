@@ -15,6 +15,7 @@ from pagoda_contracts.names import (
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_operator.errors import SpecProblem
+from pagoda_operator.manifests.children import Owner, core_service
 from pagoda_operator.manifests.pod import Inputs, daemon_config, pod_template
 from pagoda_operator.manifests.revision import identify
 from pagoda_operator.state import Key
@@ -76,6 +77,25 @@ def test_the_pod_is_confined_and_asks_for_what_the_accelerator_says():
     assert daemon["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert daemon["resources"] == {"requests": {"cpu": "2500m", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}
     assert spec["terminationGracePeriodSeconds"] == 32
+
+
+def test_kubelet_asks_where_the_daemon_answers_and_has_the_patience_of_its_probe():
+    daemon = container(pod_template(inputs()))
+    wanted = {"startupProbe": ("/startupz", 2, 300), "livenessProbe": ("/livez", 5, 6), "readinessProbe": ("/readyz", 1, 3)}
+    assert {name: probe for name, probe in daemon.items() if name.endswith("Probe")} == {
+        name: {"httpGet": {"path": path, "port": "probes"}, "periodSeconds": period, "failureThreshold": failures, "timeoutSeconds": 5}
+        for name, (path, period, failures) in wanted.items()
+    }
+
+
+def test_the_pod_s_ports_are_those_that_the_daemon_listens_on():
+    made = inputs()
+    ports = {port["name"]: port["containerPort"] for port in container(pod_template(made))["ports"]}
+    assert ports == {"http": 8000, "grpc": 9000, "probes": 8081}
+    listen = DaemonConfig.model_validate(daemon_config(made)).listen
+    assert ports == {"http": listen.http, "grpc": listen.grpc, "probes": listen.probes}
+    service = core_service(Owner("ns", "tiny", "uid"))["spec"]["ports"]
+    assert {(port["targetPort"], port["port"]) for port in service} == {("http", 8000), ("grpc", 9000)}
 
 
 def test_the_profile_is_the_base_of_the_template():
