@@ -1,4 +1,4 @@
-"""Carries out a plan: the operator's only writer. Called by `reconcile`; decides nothing.
+"""Carries out a plan: the operator's only writer but for Events (events.py) and the Lease (leader.py). Called by `reconcile`.
 
 What must not exist yet is created by POST (server-side apply would take over a stranger's object); what exists is applied
 or deleted at exactly the version that was observed, so that a stale view ends in a Conflict and never in a wrong write.

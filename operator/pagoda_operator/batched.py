@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 from pagoda_contracts.names import LABEL_SERVICE
 
 from pagoda_operator.joining import Batch, Line
-from pagoda_operator.observe import Reader
+from pagoda_operator.reader import Reader
 from pagoda_operator.state import PROFILES, Json, Key, Resource
 from pagoda_operator.tally import for_many, waiting
 

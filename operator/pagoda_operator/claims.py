@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from pagoda_contracts.claims import Claim, resolve
 
-from pagoda_operator.observe import Reader
+from pagoda_operator.reader import Reader
 from pagoda_operator.state import SERVICES, Json, Key, Taken
 from pagoda_operator.world import key_of
 

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from pagoda_operator.callers import Callers
-from pagoda_operator.observe import Reader
 from pagoda_operator.orders import Answer
 from pagoda_operator.placement.fleet import Fleet
 from pagoda_operator.plan import plan
+from pagoda_operator.reader import Reader
 from pagoda_operator.senses import Senses
 from pagoda_operator.state import Key, Observed
 

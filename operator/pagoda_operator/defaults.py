@@ -13,7 +13,7 @@ from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_operator.apply import Writer, apply_anew
 from pagoda_operator.manifests.overlay import lost
 from pagoda_operator.manifests.revision import digest
-from pagoda_operator.observe import Reader
+from pagoda_operator.reader import Reader
 from pagoda_operator.state import PROFILES, Key
 
 # In the queue like a service; no service has an empty namespace.

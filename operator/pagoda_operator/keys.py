@@ -26,7 +26,7 @@ from pagoda_contracts.names import (
 from pagoda_operator.apply import Writer, apply
 from pagoda_operator.errors import ClusterError, Denied
 from pagoda_operator.manifests.children import Manifest, Owner
-from pagoda_operator.observe import Reader
+from pagoda_operator.reader import Reader
 from pagoda_operator.state import CONFIG_MAPS, SERVICES, Child, Json, Key
 from pagoda_operator.writes import Apply, Create
 

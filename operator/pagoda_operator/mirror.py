@@ -19,8 +19,8 @@ import msgspec
 from pagoda_contracts.names import LABEL_SERVICE
 
 from pagoda_operator.floors import Floors, as_number
-from pagoda_operator.observe import Reader
 from pagoda_operator.pods import by_scheduler
+from pagoda_operator.reader import Reader
 from pagoda_operator.state import CHILD_RESOURCES, CORE_SERVICES, DISRUPTION_BUDGETS, PODS, PROFILES, SERVICES, Json, Key, Resource
 from pagoda_operator.world import key_of
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from pagoda_contracts.names import DEFAULT_PROFILE, LABEL_SERVICE, LABEL_SERVICE_UID
 from pagoda_contracts.resources.meta import ObjectMeta
@@ -21,6 +21,7 @@ from pagoda_operator.plan import Plan
 from pagoda_operator.pods import parse_pod
 from pagoda_operator.quota.caps import named
 from pagoda_operator.quota.holdings import holdings
+from pagoda_operator.reader import Reader
 from pagoda_operator.state import (
     CHILD_RESOURCES,
     DEPLOYMENTS,
@@ -31,20 +32,9 @@ from pagoda_operator.state import (
     Json,
     Key,
     Observed,
-    Resource,
     explain,
 )
 from pagoda_operator.writes import Create
-
-
-class Reader(Protocol):
-    """The reads that observing needs."""
-
-    async def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
-        """The object, None where there is none."""
-
-    async def list(self, resource: Resource, namespace: str, selector: str) -> Sequence[Json]:
-        """The objects with these labels."""
 
 
 async def observe(reader: Reader, key: Key) -> Observed | None:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from pagoda_operator.manifests.overlay import lost
-from pagoda_operator.observe import Reader
 from pagoda_operator.plan import Plan
+from pagoda_operator.reader import Reader
 from pagoda_operator.state import (
     CHILD_RESOURCES,
     CONFIG_MAPS,

@@ -21,12 +21,13 @@ from pagoda_operator.events import Recorder
 from pagoda_operator.held import contested
 from pagoda_operator.manifests.pod import INVALID_SPEC
 from pagoda_operator.manifests.revision import digest
-from pagoda_operator.observe import Reader, observe, strangers
+from pagoda_operator.observe import observe, strangers
 from pagoda_operator.orders import Answer
 from pagoda_operator.outdated import alone
 from pagoda_operator.placement.place import NO_ACCELERATOR
 from pagoda_operator.plan import Plan, owner_of, plan
 from pagoda_operator.queue import Outcome
+from pagoda_operator.reader import Reader
 from pagoda_operator.reading import EVERYTHING, REPLICAS, SERVICE, Partly, needed, suffices
 from pagoda_operator.senses import Senses
 from pagoda_operator.settings import Settings

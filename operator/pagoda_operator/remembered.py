@@ -16,12 +16,12 @@ from pagoda_contracts.names import NODE_POOLS_CONFIG_MAP, NODE_POOLS_KEY
 
 from pagoda_operator.apply import Writer, apply_anew
 from pagoda_operator.errors import ClusterError
-from pagoda_operator.observe import Reader
 from pagoda_operator.placement.fleet import Fleet
 from pagoda_operator.placement.nodes import Node
 from pagoda_operator.placement.pools import Pool, dressed, gone, read, seen, written
 from pagoda_operator.placement.published import as_slices
 from pagoda_operator.placement.slices import Slice
+from pagoda_operator.reader import Reader
 from pagoda_operator.state import CONFIG_MAPS, Json
 
 LOOK_EVERY_S: Final = 30.0

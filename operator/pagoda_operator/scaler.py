@@ -19,8 +19,8 @@ from pagoda_operator.basis import basis_of, lessons, page_manifest, page_name
 from pagoda_operator.errors import ClusterError, PageRefused
 from pagoda_operator.learned import Learned, decode, encode, loaded
 from pagoda_operator.next_look import next_look
-from pagoda_operator.observe import Reader
 from pagoda_operator.plan import owner_of
+from pagoda_operator.reader import Reader
 from pagoda_operator.room import placeable
 from pagoda_operator.scaling import Basis, Memory, Moment, decide
 from pagoda_operator.schedules import refused

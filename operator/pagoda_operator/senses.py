@@ -15,11 +15,11 @@ from pagoda_operator.claims import Claims
 from pagoda_operator.events import Recorder
 from pagoda_operator.lacking import Lacking
 from pagoda_operator.manifests.children import Owner
-from pagoda_operator.observe import Reader
 from pagoda_operator.orders import Nobody, Orders, unix
 from pagoda_operator.placement.fleet import Fleet
 from pagoda_operator.plan import Plan
 from pagoda_operator.quota.grant import Grant
+from pagoda_operator.reader import Reader
 from pagoda_operator.signals_view import ServiceSignals
 from pagoda_operator.state import Key, Observed
 from pagoda_operator.turns import Turns

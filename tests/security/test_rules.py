@@ -11,6 +11,7 @@ from source_rules import (
     Rule,
     breaks,
     broken,
+    cluster_writes,
     code_from_data,
     every_interface,
     forms_and_files,
@@ -30,6 +31,13 @@ FIXED = {
 }
 # Code that runs code on purpose: what is said there is ours, not a client's.
 DOORS = ("daemon/pagoda_daemon/template_worker.py",)
+# Who writes to the cluster: a plan's deeds, words beside the runs, and the Lease. Of the client itself only the door's own.
+WRITES = {
+    "apply.py": {"create(resource)", "apply(resource)", "delete(resource)", "annotate(write.resource)", "apply_status(SERVICES)"}
+    | {"apply_status(resource)"},
+    "events.py": {"create(EVENTS)"},
+    "leader.py": {"create(LEASES)", "replace(LEASES)"},
+}
 DECIDES_LISTENING = ("contracts/pagoda_contracts/launch.py",)
 
 
@@ -58,6 +66,16 @@ def test_keys_are_compared_in_constant_time() -> None:
 
 def test_nothing_is_decided_by_the_host_header() -> None:
     assert broken(host_header, list((ROOT / "daemon").rglob("*.py"))) == []
+
+
+def test_the_operator_writes_to_the_cluster_from_three_modules_only() -> None:
+    """What is written is planned, planned from quorum reads, and written at the version that was read: by `apply` alone."""
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "operator").rglob("*.py"):
+        if path.name != "cluster.py":
+            for line in broken(cluster_writes, [path]):
+                found.setdefault(path.name, set()).add(line.partition(" ")[2])
+    assert found == WRITES
 
 
 def versions(lock: Path) -> dict[str, tuple[int, ...]]:
@@ -102,6 +120,13 @@ def test_builds_have_one_index_and_hashes() -> None:
         (host_header, "headers['host']"),
         (host_header, "request.headers.get('Host')"),
         (host_header, "request.base_url"),
+        (cluster_writes, "await self._cluster.delete(PODS, meta)"),
+        (cluster_writes, "task = create_task(writer.apply_status(SERVICES, body, FIELD_MANAGER))"),
+        (cluster_writes, "await store.replace(LEASES, manifest, manager)"),
+        (cluster_writes, "await quickly(self._writer.create, EVENTS, line)"),
+        (cluster_writes, "await run(write=cluster.annotate(PODS, meta, notes, manager))"),
+        (cluster_writes, "await getattr(cluster, 'apply')(PODS, manifest, manager)"),
+        (cluster_writes, "await cluster._call('DELETE', path)"),
     ],
 )
 def test_each_rule_sees_its_bug(rule: Rule, source: str) -> None:

@@ -18,6 +18,9 @@ UNSAFE_CALLS = frozenset(
     )
 )
 CODE_CALLS = frozenset(("eval", "exec", "compile", "__import__", "os.system", "os.popen", "runpy.run_path", "importlib.import_module"))
+# The verbs of pagoda_operator.apply.Writer and election's store, and what their client is made of.
+WRITING_VERBS = frozenset(("create", "replace", "apply", "apply_status", "annotate", "delete"))
+CLIENT_INSIDES = ("_call", "_patch", "_send")
 FORM_NAMES = frozenset(("UploadFile", "FileResponse", "StaticFiles", "FormData", "FormParser", "MultiPartParser"))
 
 
@@ -123,3 +126,25 @@ def host_header(tree: ast.AST) -> Iterator[tuple[int, str]]:
         first = call.args[0] if call.args else None
         if name.endswith("headers.get") and isinstance(first, ast.Constant) and str(first.value).lower() == "host":
             yield call.lineno, "a header called host"
+
+
+def cluster_writes(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The cluster's writing verbs, with the kind that is written: called, or handed on to somebody who calls them."""
+    calls = list(_calls(tree))
+    called = {id(call.func) for call, _ in calls}
+    for call, name in calls:
+        verb = name.rpartition(".")[2]
+        if isinstance(call.func, ast.Attribute) and verb in WRITING_VERBS and not _of_text(call, verb):
+            yield call.lineno, f"{verb}({_dotted(call.args[0]) if call.args else ''})"
+        if verb in CLIENT_INSIDES and name != f"self.{verb}":
+            yield call.lineno, f"calls {name}"
+        if name == "getattr" and len(call.args) > 1 and isinstance(call.args[1], ast.Constant) and call.args[1].value in WRITING_VERBS:
+            yield call.lineno, f"getattr {call.args[1].value}"
+        for given in (*call.args, *(keyword.value for keyword in call.keywords)):
+            if isinstance(given, ast.Attribute) and given.attr in WRITING_VERBS - {"annotate"} and id(given) not in called:
+                yield call.lineno, f"hands on {given.attr}"
+
+
+def _of_text(call: ast.Call, verb: str) -> bool:
+    """`text.replace(old, new)`."""
+    return verb == "replace" and len(call.args) == 2

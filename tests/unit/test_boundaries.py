@@ -1,9 +1,15 @@
 """Every door opens with its forbidden packages made unimportable: the third guard besides import-linter and the single-extra installs."""
 
+import ast
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[2]
 
 GUARD = """
 import sys
@@ -56,3 +62,27 @@ def test_guard_sees_a_forbidden_import():
     )
     assert done.returncode != 0
     assert "ModuleNotFoundError: numpy" in done.stderr
+
+
+def contract(name):
+    """An import contract, by the beginning of its name."""
+    (found,) = [one for one in linter()["contracts"] if one["name"].startswith(name)]
+    return found
+
+
+def linter():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+
+
+def test_every_module_that_calls_itself_pure_is_held_to_it():
+    """A package's contract holds for its modules too. So a deciding module that is new is held from its first line on."""
+    held = contract("What the operator decides")["source_modules"]
+    assert {"time", "random", "asyncio", "socket", "kubernetes"} <= set(contract("What the operator decides")["forbidden_modules"])
+    pure = [
+        module
+        for module in (ROOT / "operator").rglob("*.py")
+        if re.search(r"\bPure\b", ast.get_docstring(ast.parse(module.read_text())) or "")
+    ]
+    names = [".".join(module.relative_to(ROOT / "operator").with_suffix("").parts).removesuffix(".__init__") for module in pure]
+    assert len(names) > 60
+    assert [name for name in names if not any(f"{name}.".startswith(f"{module}.") for module in held)] == []

@@ -14,13 +14,13 @@ from typing import Final
 
 from pagoda_contracts.names import LABEL_SERVICE
 
-from pagoda_operator.observe import Reader
 from pagoda_operator.plan import Plan
 from pagoda_operator.quota.caps import Quota, of_namespace
 from pagoda_operator.quota.devices import held
 from pagoda_operator.quota.grant import Grant
 from pagoda_operator.quota.holdings import Holding, holdings, mark_of, reserved
 from pagoda_operator.quota.ledger import Age, Ledger
+from pagoda_operator.reader import Reader
 from pagoda_operator.state import DEPLOYMENTS, PODS, SERVICES, Json, Key, Observed
 from pagoda_operator.writes import Annotate, Apply, Create, Delete, Write
 

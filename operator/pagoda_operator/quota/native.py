@@ -28,10 +28,10 @@ from pagoda_contracts.names import (
 from pagoda_operator.apply import Writer, apply
 from pagoda_operator.manifests.overlay import lost
 from pagoda_operator.manifests.revision import digest
-from pagoda_operator.observe import Reader
 from pagoda_operator.placement.fleet import Fleet
 from pagoda_operator.quota.caps import Quota
 from pagoda_operator.quota.devices import GPU, slice_word
+from pagoda_operator.reader import Reader
 from pagoda_operator.state import QUOTAS, RESOURCE_QUOTAS, SERVICES, Child, Json
 from pagoda_operator.writes import Apply, Create, Delete, Write
 
