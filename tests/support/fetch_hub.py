@@ -24,15 +24,16 @@ _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
 @dataclass
 class Fault:
-    """What goes wrong with a file's bytes, `times` times. A cut counts from where the answer begins, a trickle and a flip from the
-    file's beginning."""
+    """What goes wrong with a file's bytes, `times` times. A cut counts from where the answer begins, a trickle, a hold (nothing more comes)
+    and a flip from the file's beginning."""
 
     cut_after: int | None = None
     trickle_after: int | None = None
+    hold_after: int | None = None
     flip_at: int | None = None
     status: int | None = None
     times: int = 1
-    # Set when the fault begins; a trickle goes on until `released`; `ended` once nothing more of it is sent.
+    # Set when the fault begins; a trickle and a hold go on until `released`; `ended` once nothing more of it is sent.
     begun: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
@@ -156,7 +157,8 @@ class _Handler(BaseHTTPRequestHandler):
             at = fault.flip_at - start
             data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
         stop = fault.cut_after if fault is not None and fault.cut_after is not None else None
-        slow = max(0, fault.trickle_after - start) if fault is not None and fault.trickle_after is not None else None
+        late = next((at for at in (fault.trickle_after, fault.hold_after) if at is not None), None) if fault is not None else None
+        slow = max(0, late - start) if late is not None else None
         whole = next((limit for limit in (stop, slow) if limit is not None), len(data))
         self.send(name, data[:whole])
         if fault is not None and (stop is not None or slow is not None):
@@ -166,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.close()
         elif slow is not None and fault is not None:
             for byte in data[whole:]:
-                if fault.released.wait(0.02):
+                if fault.released.wait(0.02 if fault.hold_after is None else None):
                     break
                 self.send(name, bytes([byte]))
             self.close_connection = True

@@ -1,11 +1,9 @@
-"""s3:// against a real S3 server on loopback; gs:// against a double of Google's XML API (no package offers a server of it)."""
+"""s3:// against a real S3 server on loopback."""
 
 import asyncio
-import json
 import uuid
 
 import pytest
-from fetch_hub import Fault, running_hub
 from fetch_servers import fill_bucket, s3_server, wire
 from fetching import LARGE, TAKEN, Fetcher, contents, model_files
 from loop_clock import LoopClock
@@ -122,28 +120,3 @@ async def test_a_name_that_leaves_its_folder_refuses_the_whole_source(tmp_path, 
     with pytest.raises((Refused, Unreachable)):
         await fetcher.fetch(f"s3://{bucket}/llama", credential=keys(fetcher, line.address))
     assert fetcher.published() == []
-
-
-def shelve(hub, bucket):
-    """Google's XML API over the hub double's files: a listing, and objects that know ranges."""
-    entry = (
-        '<Contents><Key>llama/{0}</Key><Size>{1}</Size><ETag>"{0}"</ETag><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>'
-    )
-    entries = "".join(entry.format(name, len(body)) for name, body in hub.files.items())
-    listing = f"<ListBucketResult><Name>{bucket}</Name><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>".encode()
-    hub.extra[f"/{bucket}"] = lambda request: request.answer(200, listing)
-    for name in hub.files:
-        headers = {"last-modified": "Thu, 01 Jan 2026 00:00:00 GMT", "etag": f'"{name}"'}
-        hub.extra[f"/{bucket}/llama/{name}"] = lambda request, name=name, headers=headers: request.file(name, headers)
-
-
-async def test_gs_reads_from_its_endpoint_and_goes_on_after_a_cut(tmp_path):
-    with running_hub(FILES) as hub:
-        shelve(hub, "models")
-        hub.faults[LARGE] = Fault(cut_after=1_500_000)
-        fetcher = Fetcher(tmp_path)
-        account = {"gcs_base_url": hub.url, "disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
-        words = {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(account), "GOOGLE_BASE_URL": hub.url}
-        place = await fetcher.fetch("gs://models/llama", credential=fetcher.credential("google", **words))
-        assert contents(place) == {name: FILES[name] for name in TAKEN}
-        assert len(FILES[LARGE]) <= hub.sent[LARGE] < len(FILES[LARGE]) + 1_000_000
