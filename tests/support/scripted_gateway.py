@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 from pagoda_contracts.names import GRPC_DEMAND, GRPC_WATCH_DEMAND
@@ -20,13 +20,15 @@ _BLOCKS = 1000
 
 @dataclass
 class Traffic:
-    """What goes on at one service: `rate` requests per second come and end, so many run, wait and are held; share of the KV in use."""
+    """What goes on at one service: `rate` requests per second come and end, so many run, wait and are held; share of the KV in use. By
+    revision: requests of the last minute, and the 95th percentile of their time to first token in ms."""
 
     rate: float = 0.0
     running: int = 0
     waiting: int = 0
     held: int = 0
     kv: float = 0.0
+    revisions: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 class ScriptedGateway:
@@ -77,6 +79,9 @@ class ScriptedGateway:
                 requests_arrived=int(self._count),
                 requests_ended=int(self._count),
                 endpoints=ready,
+                revisions=[
+                    pb.RevisionDemand(revision=name, requests=count, ttft_p95_ms=ttft) for name, (count, ttft) in now.revisions.items()
+                ],
             )
 
 

@@ -1,4 +1,4 @@
-"""Rollouts on a real API server: a canary that a real gateway's counters end, and a strategy that free devices choose."""
+"""Rollouts on a real API server: canaries that gateways' counters end, and a strategy that free devices choose."""
 
 import asyncio
 from collections import Counter
@@ -6,12 +6,13 @@ from collections import Counter
 import httpx
 import pytest
 from device_world import MIXED, WHOLE, device_node, inspected, replicas, tolerate
-from fake_api import running
+from fake_api import is_ready, running
 from fleets import gpu
 from gateway_process import start_gateway
 from kube import eventually
 from local_front import NAME as MODEL
 from operator_process import OperatorProcess, running_operator
+from operator_world_real import NAME
 from pagoda_contracts.launch import Fault
 from pagoda_contracts.names import GRPC_SET_STATE, HEADER_ROUTE, LABEL_REVISION, PORT_DAEMON_HTTP, ROLE_OPERATOR
 from pagoda_contracts.route import parse_route
@@ -20,6 +21,7 @@ from pagoda_daemon.api.caller import ROLE_ANYBODY
 from pagoda_operator.state import DEPLOYMENTS
 from paper_kubelet import in_loop, paper_kubelet
 from placing import ENGINE
+from scripted_gateway import ScriptedGateway, Traffic, serving
 
 pytestmark = [pytest.mark.cluster]
 # Every step of a request that such a replica computes: each of its answers is an error, and it stays up.
@@ -126,6 +128,35 @@ async def aborted(real, kubelet, url):
     assert (await asyncio.to_thread(deployments, real))[old]["metadata"]["generation"] == before["metadata"]["generation"]
     status = (await asyncio.to_thread(real.service))["status"]
     assert (status["rollout"]["phase"], status["rollout"]["reason"]) == ("RolledBack", why.partition(";")[0])
+
+
+def late(limit, hold="1h"):
+    return {"canary": {"steps": [{"weight": 50, "hold": hold}], "abortOn": {"ttftP95": limit}}}
+
+
+def test_a_canary_whose_first_tokens_are_late_is_ended_by_the_ratio_that_a_gateway_tells(real, account):
+    gateway = ScriptedGateway(real.namespace, NAME, lambda: [pod["metadata"]["name"] for pod in real.pods() if is_ready(pod)])
+    with serving(gateway) as address, running_operator(account, "--resync", "1s", "--gateways", address) as operator:
+        real.apply(replicas=2, rollout=late("1.5x"))
+        mine = {pod["metadata"]["uid"] for pod in real.serve(2)}
+        real.told(Ready="Available")
+        (old,) = deployments(real)
+        real.edit(engine={"maxModelLen": 128})
+        real.serve(3)
+        real.told(Ready="Canary")
+        (new,) = deployments(real).keys() - {old}
+        assert weights(real) == {old: 50, new: 50}
+        gateway.tell(Traffic(revisions={old: (100, 1000), new: (100, 1400)}))
+        real.edit(rollout=late("1.5x", hold="50m"))  # answered by a look at what the gateway tells
+        real.told(Ready="Canary")
+        gateway.tell(Traffic(revisions={old: (100, 1000), new: (100, 1600)}))
+        told = real.told(Stalled="RolledBack")["Stalled"]
+        why = "canary at 50%: the first token took 1.60 s (p95 of 100 requests), abortOn.ttftP95 is 1.5x of the old one's 1.00 s"
+        assert told["message"].startswith(why)
+        assert weights(real) == {old: 100, new: 0}
+        assert real.service()["status"]["rollout"]["reason"] == why
+        eventually(lambda: not real.end_pods() and {pod["metadata"]["uid"] for pod in real.pods()} == mine, "the old replicas alone")
+    assert operator.events("reconcile_bug") == []
 
 
 @pytest.fixture
