@@ -1,5 +1,6 @@
 """A control plane of its own (no kubelet: the tests are the kubelet), the operator's account, a namespace per test."""
 
+import threading
 import uuid
 
 import pytest
@@ -7,6 +8,8 @@ from cluster import running_cluster
 from kube import Kube
 from operator_process import PaperNode, install_role, kubeconfig, running_operator
 from operator_world_real import Real
+from pagoda_daemon.api.control import Control
+from pagoda_daemon.runner.simulated import SimulatedWorker, simulated_limits
 
 
 @pytest.fixture(scope="package")
@@ -53,3 +56,27 @@ def operator(account):
     with running_operator(account, "--resync", "1s") as process:
         yield process
     assert process.events("reconcile_bug") == []
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Holds every step of the simulated engines while it is cleared."""
+    held = threading.Event()
+    held.set()
+    monkeypatch.setattr(SimulatedWorker, "of", lambda config: SimulatedWorker(simulated_limits(config), 1.0, lambda _: held.wait()))
+    yield held
+    held.set()
+
+
+@pytest.fixture
+def orders(monkeypatch):
+    """All that daemons were told, as it came."""
+    heard, obey = [], Control.set_state
+
+    async def noted(control, caller, request, context):
+        answer = await obey(control, caller, request, context)
+        heard.append(request)
+        return answer
+
+    monkeypatch.setattr(Control, "set_state", noted)
+    return heard

@@ -1,10 +1,12 @@
-"""From one replica to none and back with a real operator, gateway and daemon front: a request lands at every step, the operator dies at
-every step, and a leader that was followed by another gives up.
+"""From one replica to none and back with a real operator, gateway and daemon front: a request runs while the operator dies at every step,
+another lands there, and a leader that was followed by another gives up.
 
 Callers are not told apart here; the daemon's table of who may give orders is opened for everybody, as the operator's role stands in it.
 """
 
 import asyncio
+import json
+from contextlib import asynccontextmanager
 from functools import partial
 
 import httpx
@@ -22,12 +24,15 @@ from paper_kubelet import paper_kubelet
 # A life of an operator costs seconds, each step two of them.
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 TOKENS = 40
+# A replica that is asked so often how many requests are left was not let go at the first answer.
+_ASKED = 3
 
 
 @pytest.fixture
-async def kubelet(real, tmp_path, monkeypatch):
+async def kubelet(real, tmp_path, monkeypatch, gate, orders):
     monkeypatch.setitem(METHODS, GRPC_SET_STATE, frozenset((ROLE_ANYBODY, ROLE_OPERATOR)))
-    await asyncio.to_thread(real.apply, model={"uri": "pvc://models", "servedNames": [MODEL]}, drain={"timeout": "5m"})
+    model = {"uri": "pvc://models", "servedNames": [MODEL]}
+    await asyncio.to_thread(real.apply, model=model, drain={"timeout": "30m"}, health={"progressTimeout": "30m"})
     async with paper_kubelet(real, tmp_path) as made:
         yield made
 
@@ -65,43 +70,78 @@ async def live(real, account, look, what):
 
 
 async def ask(client):
+    """Its status, its last line, whether it tells of an error, and how many tokens came."""
     body = {"model": MODEL, "prompt": "x", "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
-    async with client.stream("POST", "/v1/completions", json=body) as answer:
+    async with client.stream("POST", "/v1/completions", json=body | {"stream_options": {"include_usage": True}}) as answer:
         lines = [line async for line in answer.aiter_lines() if line.startswith("data: ")]
-    return answer.status_code, lines[-1] if lines else "", "error" in "".join(lines)
+    tokens = json.loads(lines[-2].removeprefix("data: "))["usage"]["completion_tokens"] if len(lines) > 1 else 0
+    return answer.status_code, lines[-1] if lines else "", "error" in "".join(lines), tokens
 
 
-async def die(real, account, writes):
-    """An operator that is killed after so many writes, or that found no more to write; whether all was done."""
+WHOLE = (200, "data: [DONE]", False, TOKENS)
+
+
+@asynccontextmanager
+async def dying(account, writes):
+    """An operator that is killed after so many writes, or at the end."""
     operator = await asyncio.to_thread(OperatorProcess, account, "--resync", "1s", program=DYING, DIE_AFTER=str(writes))
     try:
-        await until(lambda: operator.process.poll() is not None or settled(real, "ScaledToZero"), "a death")
-        return operator.process.poll() is None
+        yield lambda: operator.process.poll() is not None
     finally:
         operator.process.kill()
         await asyncio.to_thread(operator.stop)
 
 
-async def test_a_request_at_every_step_of_one_to_none_is_answered(real, account, kubelet):
+async def at_work(replica, request):
+    """The request is on the replica, and runs there for as long as the gate is shut."""
+    async with asyncio.timeout(300):
+        while not replica.in_flight:
+            await asyncio.sleep(0.05)
+    assert not request.done()
+
+
+async def to_none(real, account, replica, hold, writes):
+    """An operator takes the only replica away, on which a request runs, and dies after so many writes: while it runs, or once it may end.
+    Whether there was nothing left to write."""
+    gate, orders = hold
+    orders.clear()
+    async with dying(account, writes) as dead:
+        await until(lambda: dead() or not replicas(real) or len(orders) >= _ASKED, "a death, or a wait for the request")
+        # However far it got: the request runs, and its replica has not been let go.
+        assert (replica.in_flight, await asyncio.to_thread(replicas, real)) == (1, 1)
+        if not dead():
+            assert replica.drain.draining
+            gate.set()
+            await until(lambda: dead() or settled(real, "ScaledToZero"), "a death")
+        return not dead()
+
+
+async def test_a_request_at_every_step_of_one_to_none_is_answered(real, account, kubelet, gate, orders):
     await live(real, account, partial(settled, real), "the first replica")
     seen = set()
     with start_gateway("--kubeconfig", str(real.cluster.kubeconfig), "--hold-timeout", "300s") as gateway:
-        async with httpx.AsyncClient(base_url=gateway.url, timeout=400) as client:
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=900) as client:
             for writes in range(1, 12):
                 (before,) = await asyncio.to_thread(staying, real)
-                running = asyncio.create_task(ask(client))  # lands before the first step
+                replica = kubelet.containers[before["metadata"]["uid"]].running.front.front.replica
+                gate.clear()
+                running = asyncio.create_task(ask(client))  # is there before the first step
+                await at_work(replica, running)
                 await asyncio.to_thread(real.edit, replicas=0)
-                finished = await die(real, account, writes)
+                finished = await to_none(real, account, replica, (gate, orders), writes)
                 landing = asyncio.create_task(ask(client))  # lands at this one
                 asked = await asyncio.to_thread(replicas, real)
                 # As the controllers leave it: a pod that is to go may bear its note still.
                 await until(lambda wanted=asked: len(staying(real)) == wanted, f"{asked} pods stay")
                 notes = [set(pod["metadata"].get("annotations", {})) for pod in await asyncio.to_thread(staying, real)]
-                seen.add((asked, any(ANNOTATION_DRAIN_DEADLINE in note for note in notes)))
+                seen.add((asked, any(ANNOTATION_DRAIN_DEADLINE in note for note in notes), gate.is_set()))
                 await asyncio.to_thread(real.edit, replicas=1)
                 await live(real, account, lambda: settled(real) and len(staying(real)) == 1, "the burst is served")
-                for answer in (await running, await landing):
-                    assert answer == (200, "data: [DONE]", False), f"after {writes} writes"
+                if not gate.is_set():  # it was turned back with the request on it
+                    assert replica.in_flight
+                    assert not running.done()
+                    gate.set()
+                assert [await running, await landing] == [WHOLE, WHOLE], f"after {writes} writes"
                 (after,) = await asyncio.to_thread(staying, real)
                 assert not {ANNOTATION_DRAIN_DEADLINE, ANNOTATION_DELETION_COST} & set(after["metadata"].get("annotations", {}))
                 if asked:  # nothing was removed yet: it was turned back, not replaced
@@ -110,7 +150,8 @@ async def test_a_request_at_every_step_of_one_to_none_is_answered(real, account,
                     break
             else:
                 pytest.fail("eleven writes did not suffice for one replica")
-    assert {(1, True), (0, False)} <= seen, seen
+    # It died with the request on a replica that was on its way out, and after that one was gone.
+    assert {(1, True, False), (0, False, True)} <= seen, seen
 
 
 async def test_an_operator_that_another_leader_followed_gives_up(real, account, kubelet):

@@ -7,7 +7,6 @@ Callers are not told apart here; the daemon's table of who may give orders is op
 import asyncio
 import json
 import sys
-import threading
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -19,8 +18,6 @@ from operator_process import OperatorProcess
 from pagoda_contracts.names import GRPC_SET_STATE, PORT_DAEMON_HTTP, ROLE_OPERATOR
 from pagoda_daemon.api.access import METHODS
 from pagoda_daemon.api.caller import ROLE_ANYBODY
-from pagoda_daemon.api.control import Control
-from pagoda_daemon.runner.simulated import SimulatedWorker, simulated_limits
 from paper_kubelet import in_loop, paper_kubelet
 
 pytestmark = [pytest.mark.cluster]
@@ -29,30 +26,6 @@ SKEWED = (sys.executable, "-P", str(Path(__file__).parents[2] / "support/skewed_
 # Shorter than the skew, so that a deadline of the wrong clock has passed; long enough for an operator to start on a slow machine.
 TIMEOUT_S = 240
 STREAM = {"model": MODEL, "prompt": "x", "max_tokens": 60, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
-
-
-@pytest.fixture
-def gate(monkeypatch):
-    """Holds every step of the simulated engines while it is cleared."""
-    held = threading.Event()
-    held.set()
-    monkeypatch.setattr(SimulatedWorker, "of", lambda config: SimulatedWorker(simulated_limits(config), 1.0, lambda _: held.wait()))
-    yield held
-    held.set()
-
-
-@pytest.fixture
-def orders(monkeypatch):
-    """All that daemons were told, as it came."""
-    heard, obey = [], Control.set_state
-
-    async def noted(control, caller, request, context):
-        answer = await obey(control, caller, request, context)
-        heard.append(request)
-        return answer
-
-    monkeypatch.setattr(Control, "set_state", noted)
-    return heard
 
 
 @pytest.fixture
