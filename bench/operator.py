@@ -159,17 +159,19 @@ class Bench:
         }
 
     def changes(self, operator: OperatorProcess, rate: float, seconds: float) -> dict[str, Any]:
-        """`replicas` of one service after another goes up by one, and down on the next round; each service's writes are timed by the
-        audit log."""
+        """`replicas` of one service after another goes up by one, or of every second one that has several down, and back on the next round;
+        each service's writes are timed by the audit log."""
         sizes = {item["metadata"]["name"]: item["spec"]["replicas"] for item in self.kube.list(SERVICES, NAMESPACE)}
+        steps = {name: -1 if place % 2 and sizes[name] > 1 else 1 for place, name in enumerate(sorted(sizes))}
         names, since, before = itertools.cycle(sorted(sizes)), time.time(), cpu_seconds(operator.process.pid)
         started = time.monotonic()
         with ThreadPoolExecutor(WRITERS) as pool:
             asked = []
             for number in range(int(rate * seconds)):
                 time.sleep(max(0.0, started + number / rate - time.monotonic()))
-                name, up = next(names), number // len(sizes) % 2 == 0
-                asked.append(pool.submit(self.kube.merge, SERVICES, NAMESPACE, name, {"spec": {"replicas": sizes[name] + up}}))
+                name, away = next(names), number // len(sizes) % 2 == 0
+                replicas = sizes[name] + (steps[name] if away else 0)
+                asked.append(pool.submit(self.kube.merge, SERVICES, NAMESPACE, name, {"spec": {"replicas": replicas}}))
         for change in asked:
             change.result()  # one that was refused is no change
         took = time.monotonic() - started
