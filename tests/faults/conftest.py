@@ -99,7 +99,7 @@ def undisturbed(cluster, kube, proxy, account, profile):
     def ask(name):
         if name not in known:
             real = prepared(cluster, kube)
-            with world_of(real, proxy, account) as world:
+            with world_of(real, proxy, account, lease=name != "capped") as world:
                 known[name] = run(name, world, Plan())
             real.clean()
             assert known[name].broken == []

@@ -10,7 +10,8 @@ import pytest
 from control_plane import STORE, Part
 from fault_plan import LINES, AtLine, Away, EachKind, EveryWrite, Late, Plan, Reaction, Stale, Storm
 from fault_world import restart_as_of, run, world_of
-from kube import eventually
+from kube import PATIENCE_S, eventually
+from pagoda_contracts.names import PATH_LIVE, PATH_READY
 from pokes import KINDS, Pokes
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
@@ -29,6 +30,8 @@ PLANS = {
 POISON = [what for what in LINES if what not in ("drop", "twice")]
 # Those end the process again and again, two minutes each over every kind: without `--all` they strike at pods alone.
 SLOW = ("500", "504", "garbage", "empty object")
+# The stream goes on, and whoever reads it may go on reading.
+GOES_ON = ("unknown type",)
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -41,10 +44,20 @@ def test_a_disturbed_life_ends_as_an_undisturbed_one(name, undisturbed, place, p
     assert outcome.rests == undisturbed("whole_life").rests
 
 
+def heard_again(proxy, what, plurals):
+    """Each of these kinds is watched anew since its watch was poisoned, by whichever process. The end of a life does not tell: the resync,
+    every second here, finds what no watch does."""
+    struck = dict(proxy.struck.copy()) if what not in GOES_ON else {}
+    assert what in GOES_ON or struck.keys() >= set(plurals)
+    for plural in plurals:
+        eventually(lambda kind=plural: proxy.listening(kind, struck.get(kind, 0.0)), f"{plural} are watched anew")
+
+
 @pytest.mark.parametrize("what", SLOW)
 def test_a_poisoned_watch_is_outlived_or_ends_the_process(what, undisturbed, place, proxy, account):
     with world_of(place(), proxy, account) as world:
         outcome = run("grown", world, AtLine(1, what, "pods"))
+        heard_again(proxy, what, ["pods"])
     assert outcome.broken == []
     assert outcome.rests == undisturbed("grown").rests
 
@@ -59,6 +72,7 @@ def test_every_kinds_watch_may_be_poisoned(what, undisturbed, place, proxy, acco
         def poison():
             plan.armed = True
             eventually(lambda: not [pokes.poke(kind) for kind in KINDS if kind.plural not in plan.struck], "every kind struck")
+            heard_again(proxy, what, plan.struck)
             pokes.leave()
 
         outcome = run("grown", world, plan, during=poison)
@@ -77,9 +91,10 @@ def test_an_event_that_never_comes_is_made_up_for_by_the_resync(plural, undistur
 
 
 @pytest.mark.parametrize("seconds", [1, *(pytest.param(long, marks=pytest.mark.full) for long in (30, 70))])
-def test_an_api_server_that_was_away_is_found_again_by_the_same_process(seconds, place, proxy, account):
+def test_an_api_server_that_was_away_is_found_again_by_the_same_process(seconds, undisturbed, place, proxy, account):
+    """Alone: who holds a Lease and cannot renew it ends (test_outages.py)."""
     plan = Away()
-    with world_of(place(), proxy, account) as world:
+    with world_of(place(), proxy, account, lease=False) as world:
 
         def away():
             plan.away = True
@@ -90,8 +105,9 @@ def test_an_api_server_that_was_away_is_found_again_by_the_same_process(seconds,
             plan.away = False
 
         outcome = run("grown", world, plan, during=away)
-        assert outcome.broken == []
-        assert outcome.deaths == 0
+    assert outcome.broken == []
+    assert outcome.deaths == 0
+    assert outcome.rests == undisturbed("grown").rests
 
 
 def test_a_restart_on_a_stale_view_makes_and_removes_nothing_wrong(undisturbed, place, proxy, account):
@@ -127,14 +143,26 @@ def test_where_the_server_says_what_time_it_is_a_wrong_clock_stamps_no_wrong_tim
     assert began - 5 <= min(stamps) <= max(stamps) <= time.time() + 5
 
 
-def test_a_store_that_stands_still_for_20_s_is_waited_for(cluster, place, proxy, account):
+@pytest.mark.parametrize("lease", [pytest.param(True, id="as installed"), pytest.param(False, id="alone")])
+def test_a_store_that_stands_still_for_20_s_is_waited_for(lease, cluster, undisturbed, place, proxy, account):
+    """Whoever leads cannot renew its Lease and ends before another one could lead; its next life waits, does no work and says so. Who is
+    alone lives on."""
     store = Part(cluster, STORE)
+    with world_of(place(), proxy, account, lease=lease) as world:
 
-    def pause(world):
-        world.real.edit(replicas=2)
-        with store.stopped():
-            time.sleep(20)  # the fault itself
+        def pause():
+            leader, began = world.life.now, time.monotonic()
+            world.real.edit(replicas=2)
+            with store.stopped():
+                if lease:
+                    assert leader.process.wait(PATIENCE_S) == 1
+                    eventually(lambda: world.life.probe(PATH_READY) == 503, "the next one says that it does no work")
+                    assert world.life.probe(PATH_LIVE) == 200
+                time.sleep(max(0.0, began + 20 - time.monotonic()))  # the fault itself
+            if lease:
+                eventually(lambda: world.life.now.events("leading"), "it leads")
 
-    with world_of(place(), proxy, account) as world:
-        outcome = run("grown", world, Plan(), during=lambda: pause(world))
+        outcome = run("grown", world, Plan(), during=pause)
     assert outcome.broken == []
+    assert outcome.deaths == lease
+    assert outcome.rests == undisturbed("grown").rests

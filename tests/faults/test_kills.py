@@ -31,7 +31,7 @@ class Sweep:
 
     def live(self, name, points):
         """One life; how many requests it had, and at how many of its points nobody was killed. None where it came to no rest."""
-        with world_of(self.place(), self.proxy, self.account) as world:
+        with world_of(self.place(), self.proxy, self.account, lease=name != "capped") as world:
             try:
                 outcome = run(name, world, AtRequests({number: Reaction(act) for number, act in points}))
             except AssertionError as error:

@@ -35,7 +35,7 @@ def group(controller):
 def test_little_of_a_machine_makes_it_slow_and_nothing_else(controller, undisturbed, place, proxy, account):
     with group(controller) as tasks:
         program = ("sh", "-c", f'echo $$ > {tasks} && exec "$0" "$@"', OPERATOR)
-        with world_of(place(), proxy, account, program=program) as world:
+        with world_of(place(), proxy, account, program=program, lease=False) as world:
             outcome = run("whole_life", world, Plan())
     assert outcome.broken == []
     assert outcome.deaths == 0
@@ -44,7 +44,7 @@ def test_little_of_a_machine_makes_it_slow_and_nothing_else(controller, undistur
 
 def test_few_file_descriptors_are_enough(undisturbed, place, proxy, account):
     program = ("prlimit", "--nofile=64", OPERATOR)
-    with world_of(place(), proxy, account, program=program) as world:
+    with world_of(place(), proxy, account, program=program, lease=False) as world:
         outcome = run("whole_life", world, Plan())
     assert outcome.broken == []
     assert outcome.deaths == 0

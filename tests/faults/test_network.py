@@ -36,7 +36,7 @@ def test_what_was_on_the_wire_comes_late_and_changes_nothing(way, lease, seconds
 @pytest.mark.full
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_a_network_that_loses_a_tenth_of_all_makes_it_slow_and_nothing_else(seed, undisturbed, place, proxy, account):
-    with world_of(place(), proxy, account, lease=True) as world:
+    with world_of(place(), proxy, account) as world:
         outcome = run("whole_life", world, Lossy(seed, 0.1))
     assert outcome.broken == []
     assert outcome.rests == undisturbed("whole_life").rests

@@ -20,7 +20,7 @@ def server(cluster):
 @pytest.mark.parametrize("seconds", [1, *LONG])
 def test_an_api_server_that_was_killed_finds_the_operator_at_work_again(seconds, server, kube, undisturbed, place, proxy, account):
     """With a Lease, as installed: who cannot renew it ends, and is started again once at the most."""
-    with world_of(place(), proxy, account, lease=True) as world:
+    with world_of(place(), proxy, account) as world:
 
         def killed():
             world.real.edit(replicas=2)
@@ -36,7 +36,7 @@ def test_an_api_server_that_was_killed_finds_the_operator_at_work_again(seconds,
 def test_versions_that_the_store_has_forgotten_are_not_asked_for_again(server, kube, undisturbed, place, proxy, account):
     """Watches that were cut want to go on from before a compaction, and a new API server has no memory of its own: 410 Gone."""
     plan = Away()
-    with world_of(place(), proxy, account) as world:
+    with world_of(place(), proxy, account, lease=False) as world:
 
         def forget():
             plan.away = True

@@ -15,7 +15,7 @@ RUNS = f"{OPERATOR_RECONCILES.name}_total"
 
 def test_twenty_restarts_at_rest_ask_for_no_write(undisturbed, place, proxy, account):
     """On a Lease, as installed. Each life is killed once it has looked at the service by an event and by a resync."""
-    with world_of(place(), proxy, account, lease=True) as world:
+    with world_of(place(), proxy, account) as world:
 
         def restart(number):
             world.life.kill()

@@ -20,7 +20,7 @@ RED_S, SLACK_S, PATIENCE_S = 180, 60, 300
 
 def test_a_leader_that_hears_nothing_ends_and_its_next_life_waits_for_an_answer(undisturbed, place, proxy, account):
     plan = Silent()
-    with world_of(place(), proxy, account, lease=True) as world:
+    with world_of(place(), proxy, account) as world:
 
         def silence():
             plan.silent = True
@@ -39,7 +39,7 @@ def test_a_leader_that_hears_nothing_ends_and_its_next_life_waits_for_an_answer(
 
 def test_watches_that_fell_silent_are_begun_anew(undisturbed, place, proxy, account):
     """Its patience is a tenth of what it is: 7 s."""
-    with world_of(place(), proxy, account, lease=True, program=HASTY, HASTE="10") as world:
+    with world_of(place(), proxy, account, program=HASTY, HASTE="10") as world:
 
         def silence():
             since = time.monotonic()
@@ -58,7 +58,7 @@ def test_watches_that_fell_silent_are_begun_anew(undisturbed, place, proxy, acco
 def test_an_operator_that_may_write_and_hears_no_watch_says_that_it_is_not_alive(haste, undisturbed, place, proxy, account):
     """It holds its Lease and works by its resyncs: the zombie that looks alive. The test does what a kubelet does with a red probe."""
     plan = Silent(watches_only=True)
-    with world_of(place(), proxy, account, lease=True, program=HASTY, HASTE=str(haste)) as world:
+    with world_of(place(), proxy, account, program=HASTY, HASTE=str(haste)) as world:
 
         def silence():
             eventually(lambda: world.life.probe(PATH_LIVE) == 200, "it is alive")
@@ -81,7 +81,7 @@ def test_an_operator_that_may_write_and_hears_no_watch_says_that_it_is_not_alive
 def test_a_watch_that_is_accepted_anew_each_time_and_told_nothing_makes_it_red(haste, plural, undisturbed, place, proxy, account):
     """What an API server does whose store was restored. As long as nothing is kept back, silence is no fault."""
     plan = Deaf(plural)
-    with world_of(place(), proxy, account, lease=True, program=HASTY, HASTE=str(haste)) as world:
+    with world_of(place(), proxy, account, program=HASTY, HASTE=str(haste)) as world:
 
         def deafness():
             eventually(lambda: world.life.probe(PATH_LIVE) == 200, "it is alive")
@@ -104,7 +104,7 @@ def test_a_watch_that_is_accepted_anew_each_time_and_told_nothing_makes_it_red(h
 
 
 def test_a_slow_network_makes_it_slow_and_nothing_else(undisturbed, place, proxy, account):
-    with world_of(place(), proxy, account, lease=True) as world:
+    with world_of(place(), proxy, account) as world:
         outcome = run("grown", world, Slow(0.3))
     assert outcome.broken == []
     assert outcome.deaths == 0

@@ -63,6 +63,10 @@ class FaultProxy:
         self._lives: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._muted: set[int] = set()
         self._watches: dict[int, web.Request] = {}
+        # Of the watches that are open: the kind, and since when.
+        self._open: dict[int, tuple[str, float]] = {}
+        # Events that were not handed on as they came: the kind, and when.
+        self.struck: list[tuple[str, float]] = []
         self._server = server
         self._tls = ssl.create_default_context(cadata=base64.b64decode(authority).decode())
         self._loop = asyncio.new_event_loop()
@@ -88,7 +92,7 @@ class FaultProxy:
     def begin(self, plan: Plan) -> None:
         """A new run: counts and journal begin anew, but for who holds the Lease."""
         holds = [entry for entry in self.journal if entry.seen.plural == "leases" and entry.seen.write and entry.code // 100 == 2][-1:]
-        self.journal, self.requests, self.events, self.forgotten, self.plan = holds, 0, 0, 0, plan
+        self.journal, self.requests, self.events, self.forgotten, self.plan, self.struck = holds, 0, 0, 0, plan, []
 
     def cut_watches(self) -> None:
         """Every open watch ends in the middle, as when its server dies."""
@@ -102,6 +106,10 @@ class FaultProxy:
     def watched(self, since: float) -> set[str]:
         """The kinds of which a watch was begun since then."""
         return {entry.seen.plural for entry in self.journal.copy() if entry.seen.watch and entry.at > since}
+
+    def listening(self, plural: str, since: float = 0.0) -> bool:
+        """Whether a watch of that kind is open now that was begun since then: one whose reader is gone is not."""
+        return any(kind == plural and begun > since for kind, begun in list(self._open.values()))
 
     def listed(self, plural: str) -> bool:
         """Whether that kind was listed, over all namespaces, under the present plan's query."""
@@ -217,7 +225,7 @@ class FaultProxy:
     async def _watched(self, request: web.Request, seen: Seen, answer: aiohttp.ClientResponse) -> web.StreamResponse:
         response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
         await response.prepare(request)
-        self._watches[id(request)] = request
+        self._watches[id(request)], self._open[id(request)] = request, (seen.plural, time.monotonic())
         try:
             async for part in self._lines(seen, answer):
                 if id(request) in self._muted:
@@ -228,7 +236,7 @@ class FaultProxy:
                     return _hang_up(request)
                 await response.write(part)
         finally:
-            del self._watches[id(request)]
+            del self._watches[id(request)], self._open[id(request)]
             self._muted.discard(id(request))
         return response
 
@@ -249,7 +257,10 @@ class FaultProxy:
             return [line]
         self.events += 1
         self.forgotten += line.startswith(b'{"type":"ERROR"') and b'"code":410' in line
-        return self.plan.lines(seen, self.events, line)
+        handed = self.plan.lines(seen, self.events, line)
+        if handed != [line]:
+            self.struck.append((seen.plural, time.monotonic()))
+        return handed
 
 
 def lists(seen: Seen) -> bool:

@@ -17,8 +17,9 @@ import httpx
 from fault_capped import SLICES, YOUNGER, Tenant
 from fault_plan import Plan, Stale
 from fault_proxy import Entry, FaultProxy
-from invariants import overdrawn, rivals, violations
-from kube import Body, eventually
+from honest import is_ready
+from invariants import fallen, overdrawn, rivals, violations
+from kube import Asked, Body, eventually
 from operator_process import NAMESPACE, OPERATOR, OperatorProcess
 from operator_world_real import NAME, Real
 from pacing import flips, hot, slow
@@ -44,11 +45,12 @@ class Life:
         program: tuple[str, ...] = (OPERATOR,),
         identity: str = "faults",
         *,
-        lease: bool = False,
+        lease: bool = True,
         resync: str = f"{RESYNC_S}s",
         **environment: str,
     ) -> None:
-        """`lease`: it strives for one, as an installed operator does; else it is the only one."""
+        """`lease`: it strives for one, as an installed operator does; else it is the only one, and nothing ends it that keeps it from
+        renewing one."""
         # One identity, as a pod's containers have: a restarted one goes on with its Lease.
         terms = ("--namespace", NAMESPACE) if lease else ()
         argv = (account, "--resync", resync, "--identity", identity, *terms)
@@ -124,6 +126,8 @@ class Outcome:
 
     broken: list[str] = field(default_factory=list)
     rests: list[dict[str, Any]] = field(default_factory=list)
+    # Seconds that each rest was waited for, from the user's change on or the end of what struck it: for people, the machine's too.
+    took: list[float] = field(default_factory=list)
     deaths: int = 0
     requests: int = 0
 
@@ -141,7 +145,9 @@ class World:
 
     def rest(self, replicas: int, *, hold: bool = False) -> None:
         """All is as the spec wants it, and, with `hold`, stays so: nothing is written for a while."""
+        since = time.monotonic()
         eventually(lambda: self.settled(replicas), f"{replicas} replicas ready and settled")
+        self.outcome.took.append(time.monotonic() - since)
         if hold:
             eventually(lambda: self.quiet_for(HOLD * RESYNC_S), "quiet")
             assert self.settled(replicas), "what had settled did not stay so"
@@ -154,7 +160,7 @@ class World:
         pods = [pod for pod in self.real.pods() if "deletionTimestamp" not in pod["metadata"]]
         fresh = status.get("observedGeneration") == service["metadata"]["generation"]
         right = told == {"Ready": "True", "Reconciling": "False", "Stalled": "False"}
-        return fresh and right and len(pods) == replicas == status.get("readyReplicas", 0)
+        return fresh and right and len(pods) == replicas == sum(map(is_ready, pods)) == status.get("readyReplicas", 0)
 
     def quiet_for(self, seconds: float) -> bool:
         writes = self.proxy.writes()
@@ -271,15 +277,17 @@ def run(name: str, world: World, plan: Plan, during: Callable[[], None] = lambda
         SCENARIOS[name](world)
     outcome, journal = world.outcome, world.proxy.journal.copy()
     events = recorder.ordered()
-    outcome.broken += judged(events, journal) + list(overdrawn(events, world.real.namespace, SLICES))
-    outcome.broken += rivals(journal, world.life.names) if world.life.names else []
+    outcome.broken += judged(events, journal, world.real.kube.asked) + list(overdrawn(events, world.real.namespace, SLICES))
+    if world.life.names:
+        outcome.broken += [*rivals(journal, world.life.names), *fallen(journal)]
     outcome.deaths, outcome.requests = world.life.deaths, world.proxy.requests
+    print(f"{name}: at rest after {', '.join(f'{seconds:.1f}' for seconds in outcome.took)} s")
     return outcome
 
 
-def judged(events: Sequence[Event], journal: Sequence[Entry]) -> list[str]:
-    """All that no fault excuses, in words."""
-    return [*violations(events, journal), *flips(events), *hot(events, journal), *slow(journal, MOST_REQUESTS)]
+def judged(events: Sequence[Event], journal: Sequence[Entry], asked: Sequence[Asked] = ()) -> list[str]:
+    """All that no fault excuses, in words. `asked`: what users asked for, and were told is done."""
+    return [*violations(events, journal, asked), *flips(events), *hot(events, journal), *slow(journal, MOST_REQUESTS)]
 
 
 def _ours(body: Body) -> bool:

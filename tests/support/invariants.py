@@ -1,8 +1,8 @@
 """What must hold over everything that happened, whatever went wrong: pure functions from a recorded history to violations in words.
 
-Numbers as in the fault matrix: I1 no orphan, I2 no double replica, I3 no lost update, I4 quota never exceeded, I8 honest status, I9 safe
-deletes, I10 one writer. How often something may happen (I6, I7, I12, and I8's flips) is in pacing.py; that what is right stays so (I5) is
-seen by the scenarios' rests.
+Numbers as in the fault matrix: I1 no orphan, I2 no double replica, I3 no lost update (users_words.py), I4 quota never exceeded, I8 honest
+status (honest.py), I9 safe deletes (deletes.py), I10 one writer. How often something may happen (I6, I7, I12, and I8's flips) is in
+pacing.py; that what is right stays so (I5) is seen by the scenarios' rests.
 """
 
 from __future__ import annotations
@@ -10,21 +10,25 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
+from deletes import unplanned, unsafe_deletes
 from fault_proxy import Entry
-from kube import Body
+from honest import dishonest
+from kube import Asked, Body
 from pagoda_contracts.names import ANNOTATION_DEVICES, LABEL_ACCELERATOR, LABEL_REVISION, LABEL_SERVICE_UID
 from pagoda_operator.state import DEPLOYMENTS, LEASES, PODS, QUOTAS, SERVICES, Resource
 from recorded import Event
+from users_words import foreign_writes, lost
 
 SURGE = 1
 State = dict[tuple[str, str], Body]
 
 
-def violations(events: Sequence[Event], journal: Sequence[Entry]) -> list[str]:
-    """All that was broken; empty where nothing was."""
-    found = [*orphans(events), *doubles(events), *crowds(events), *foreign_writes(journal), *dishonest(events), *unsafe_deletes(journal)]
-    return sorted(set(found))
+def violations(events: Sequence[Event], journal: Sequence[Entry], asked: Iterable[Asked] = ()) -> list[str]:
+    """All that was broken; empty where nothing was. `asked`: what users asked for and were told is done."""
+    over_objects = [*orphans(events), *doubles(events), *crowds(events), *dishonest(events), *unplanned(events), *lost(events, asked)]
+    return sorted({*over_objects, *foreign_writes(journal), *unsafe_deletes(journal)})
 
 
 def orphans(events: Sequence[Event]) -> Iterator[str]:
@@ -68,43 +72,6 @@ def _settled(body: Body) -> bool:
     return bool(fresh and told.get("Ready") == "True" and told.get("Reconciling") == "False")
 
 
-def foreign_writes(journal: Iterable[Entry]) -> Iterator[str]:
-    """I3: a service is its user's; the operator writes its status alone."""
-    for entry in journal:
-        if entry.seen.write and entry.seen.plural == SERVICES.plural and not entry.seen.path.endswith("/status"):
-            yield f"I3: {entry.seen.method} {entry.seen.path}"
-
-
-def dishonest(events: Sequence[Event]) -> Iterator[str]:
-    """I8: generations only grow, and Ready is True only with as many ready replicas as wanted."""
-    last: dict[str, int] = defaultdict(int)
-    for event in events:
-        if event.kind != SERVICES.kind or event.change == "DELETED":
-            continue
-        status, uid = event.body.get("status", {}), event.body["metadata"]["uid"]
-        seen = status.get("observedGeneration", 0)
-        if seen < last[uid]:
-            yield f"I8: observedGeneration fell from {last[uid]} to {seen}"
-        last[uid] = seen
-        yield from _lies(event.body, status)
-
-
-def _lies(body: Body, status: Body) -> Iterator[str]:
-    ready = any(condition["type"] == "Ready" and condition["status"] == "True" for condition in status.get("conditions", []))
-    fresh = status.get("observedGeneration") == body["metadata"]["generation"]
-    if ready and fresh and status.get("readyReplicas", 0) < body["spec"].get("replicas", 1):
-        yield f"I8: Ready with {status.get('readyReplicas', 0)} of {body['spec'].get('replicas', 1)} ready replicas"
-
-
-def unsafe_deletes(journal: Iterable[Entry]) -> Iterator[str]:
-    """I9: every delete names the very object that was meant."""
-    for entry in journal:
-        if entry.seen.method == "DELETE":
-            conditions = json.loads(entry.body or b"{}").get("preconditions") or {}
-            if not conditions.get("uid"):
-                yield f"I9: DELETE {entry.seen.path} without preconditions.uid"
-
-
 def overdrawn(events: Sequence[Event], quota: str, word: str) -> Iterator[str]:
     """I4, at every instant: what is held and promised grows only within the cap; above a lowered one it may stay, but not grow."""
     before = 0
@@ -140,20 +107,51 @@ def _caps(quota: Body) -> dict[str, int]:
 
 
 def rivals(journal: Sequence[Entry], identities: Mapping[int, str]) -> Iterator[str]:
-    """I10: nobody writes before his own name is on the Lease, or once another one's is. `identities`: who speaks through which door."""
-    taken = [(entry.done, _holder(entry)) for entry in journal if _on_lease(entry)]
+    """I10: nobody writes before he has put his own name on the Lease, or once another one has, be it his own next life under the same
+    name. `identities`: who speaks through which door."""
+    taken = [(entry.done, _holder(entry), entry.life) for entry in journal if _on_lease(entry)]
+    began = _began(journal)
     for entry in journal:
-        held = [holder for done, holder in taken if done < entry.at] or [""]
-        if entry.seen.write and entry.seen.number and 200 <= entry.code < 300 and held[-1] != identities[entry.seen.door]:
-            yield f"I10: {entry.seen.method} {entry.seen.path} by {identities[entry.seen.door]} while {held[-1] or 'nobody'} leads"
+        if not (entry.seen.write and entry.seen.number and 200 <= entry.code < 300):
+            continue
+        who = identities[entry.seen.door]
+        holder, life = ([(name, life) for done, name, life in taken if done < entry.at] or [("", entry.life)])[-1]
+        if holder != who:
+            yield f"I10: {entry.seen.method} {entry.seen.path} by {who} while {holder or 'nobody'} leads"
+        elif life != entry.life and entry.seen.number > 0 and entry.at >= began.get(entry.life, 0.0):
+            yield f"I10: {entry.seen.method} {entry.seen.path} by life {entry.life} of {who}, life {life} leads"
+
+
+def _began(journal: Sequence[Entry]) -> dict[int, float]:
+    """When each life first asked for the Lease, the first thing that it does. What seems to be its own before was the killed one's: on the
+    wire, on a connection that the proxy had not looked at yet."""
+    asked = [entry for entry in reversed(journal) if entry.seen.plural == LEASES.plural]
+    return {entry.life: entry.at for entry in asked}
+
+
+def fallen(journal: Sequence[Entry]) -> Iterator[str]:
+    """I10: whoever comes to lead has a higher epoch than all before, and keeps it. Where somebody has deleted the Lease it begins anew."""
+    for before, after in pairwise(sorted(filter(_on_lease, journal), key=lambda entry: entry.version)):
+        old, new = _lease(before), _lease(after)
+        if after.seen.method == "POST" or not _holder(after):
+            continue
+        renewed = (_holder(before), old["acquireTime"]) == (_holder(after), new["acquireTime"])
+        more = new["leaseTransitions"] - old["leaseTransitions"]
+        if more if renewed else more < 1:
+            yield f"I10: {_holder(after)} leads with epoch {new['leaseTransitions']} after {old['leaseTransitions']} of {_holder(before)}"
 
 
 def _on_lease(entry: Entry) -> bool:
     return entry.seen.write and 200 <= entry.code < 300 and entry.seen.plural == LEASES.plural
 
 
+def _lease(entry: Entry) -> Body:
+    spec: Body = json.loads(entry.body)["spec"]
+    return spec
+
+
 def _holder(entry: Entry) -> str:
-    return str(json.loads(entry.body)["spec"].get("holderIdentity") or "")
+    return str(_lease(entry).get("holderIdentity") or "")
 
 
 def states(events: Sequence[Event]) -> Iterator[State]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 from pagoda_operator.state import Resource
@@ -21,8 +21,16 @@ Found = TypeVar("Found")
 PATIENCE_S = 300.0
 
 
+class Asked(NamedTuple):
+    """A spec, or a part of one, as it was sent, of an object that has it since that version."""
+
+    uid: str
+    version: int
+    spec: Body
+
+
 class Kube:
-    """The verbs a test uses, as the cluster's admin."""
+    """The verbs a test uses, as the cluster's admin. `asked`: what was written of specs, and answered."""
 
     def __init__(self, kubeconfig: Path) -> None:
         document = json.loads(kubeconfig.read_text())
@@ -34,6 +42,7 @@ class Kube:
             pair.write(base64.b64decode(user["client-certificate-data"]) + b"\n" + base64.b64decode(user["client-key-data"]))
             pair.flush()
             self._context.load_cert_chain(pair.name)
+        self.asked: list[Asked] = []
         self._made: list[httpx.Client] = []
         self._idle: list[httpx.Client] = []
 
@@ -67,10 +76,15 @@ class Kube:
         return body["items"], body["metadata"]["resourceVersion"]
 
     def create(self, resource: Resource, namespace: str, body: Body) -> Body:
-        return _body(self.request("POST", _path(resource, namespace), json=body))
+        return self._noted(body, _body(self.request("POST", _path(resource, namespace), json=body)))
 
     def merge(self, resource: Resource, namespace: str, name: str, patch: Body, subresource: str = "") -> Body:
-        return _body(self._merged(resource, namespace, name, patch, subresource))
+        return self._noted(patch, _body(self._merged(resource, namespace, name, patch, subresource)))
+
+    def _noted(self, sent: Body, done: Body) -> Body:
+        if "spec" in sent and "uid" in done.get("metadata", {}):
+            self.asked.append(Asked(done["metadata"]["uid"], int(done["metadata"]["resourceVersion"]), sent["spec"]))
+        return done
 
     def merge_where_it_is(self, resource: Resource, namespace: str, name: str, patch: Body, subresource: str = "") -> None:
         """Nothing where it is gone meanwhile."""

@@ -7,7 +7,7 @@ import json
 import pytest
 from fault_plan import LINES, AtLine, AtRequests, EveryWrite, Held, Reaction, Seen, Silent, Storm, poisoned
 from fault_proxy import Entry, lists
-from invariants import final, overdrawn, rivals, violations
+from invariants import fallen, final, overdrawn, rivals, violations
 from pagoda_contracts.names import ANNOTATION_DEVICES, API_VERSION, LABEL_ACCELERATOR, LABEL_REVISION, LABEL_SERVICE_UID
 from pagoda_operator.state import DEPLOYMENTS, PODS, QUOTAS, SERVICES
 from recorded import Event
@@ -41,7 +41,11 @@ def ready(count=1, **more):
     return {"observedGeneration": 1, "readyReplicas": count, **condition("Ready", "True"), **more}
 
 
-WHOLE = [service(), deployment("tiny-1"), event(PODS.kind, "p1"), service(2, change="MODIFIED", **ready())]
+def ready_pod(name):
+    return event(PODS.kind, name, status=condition("Ready", "True"))
+
+
+WHOLE = [service(), deployment("tiny-1"), ready_pod("p1"), service(2, change="MODIFIED", **ready())]
 SAFE = [entry("DELETE", f"{ROOT}/pods/p1", {"preconditions": {"uid": "p1"}}), entry("PATCH", f"{ROOT}/inferenceservices/tiny/status")]
 
 BREACHES = {
@@ -69,7 +73,7 @@ def test_every_judge_finds_its_breach_and_only_that(name):
 
 def test_what_a_smaller_number_leaves_over_is_right_until_all_is_settled():
     """Two serve, one is wanted, then none."""
-    two = [service(replicas=2), deployment("tiny-1", 2), event(PODS.kind, "p1"), event(PODS.kind, "p2")]
+    two = [service(replicas=2), deployment("tiny-1", 2), ready_pod("p1"), ready_pod("p2")]
     none = service(2, replicas=0, change="MODIFIED", generation=2, **ready(2))
     assert violations([*two, none], []) == []
     done = {**condition("Ready", "True"), "observedGeneration": 2}
@@ -124,13 +128,22 @@ def test_a_cap_is_judged_at_every_instant(events, breaches):
     assert list(overdrawn(events, "another", WORD)) == []
 
 
-def on_lease(at, holder, door):
-    body = json.dumps({"spec": {"holderIdentity": holder}}).encode()
-    return Entry(at, Seen(0, "PUT", "/apis/coordination.k8s.io/v1/namespaces/n/leases/l", door=door), "forward", 200, body, done=at + 0.1)
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/n/leases/l"
 
 
-def written(at, door, code=200):
-    return Entry(at, Seen(1, "PATCH", "/apis/apps/v1/namespaces/ns/deployments/d", door=door), "forward", code, done=at + 0.1)
+def on_lease(at, holder, door, life=0, epoch=1, taken="", method="PUT"):
+    spec = {"holderIdentity": holder, "leaseTransitions": epoch, "acquireTime": taken or holder}
+    body = json.dumps({"spec": spec}).encode()
+    return Entry(at, Seen(0, method, LEASE, door=door), "forward", 200, body, done=at + 0.1, version=int(10 * at), life=life)
+
+
+def asked_for(at, life):
+    return Entry(at, Seen(0, "GET", LEASE), "forward", 200, done=at + 0.1, life=life)
+
+
+def written(at, door, code=200, life=0, number=1):
+    seen = Seen(number, "PATCH", "/apis/apps/v1/namespaces/ns/deployments/d", door=door)
+    return Entry(at, seen, "forward", code, done=at + 0.1, life=life)
 
 
 @pytest.mark.parametrize(
@@ -144,10 +157,34 @@ def written(at, door, code=200):
         # On its way while the other one took over: it was the leader's when it was sent.
         ([on_lease(1, "a", 0), on_lease(3, "b", 1), written(3.05, 0)], 0),
         ([on_lease(1, "a", 0), on_lease(2, "", 0), written(3, 0)], 1),
+        # Its next life under the same name.
+        ([on_lease(1, "a", 0), asked_for(2, 1), on_lease(3, "a", 0, 1), written(4, 0, life=1)], 0),
+        ([on_lease(1, "a", 0), asked_for(2, 1), written(2.5, 0, life=1), on_lease(3, "a", 0, 1)], 1),
+        ([on_lease(1, "a", 0), asked_for(2, 1), on_lease(3, "a", 0, 1), written(4, 0)], 1),
+        ([on_lease(1, "a", 0), written(4, 0, life=1)], 1),
+        # What a killed one had on the wire is nobody's next write.
+        ([on_lease(1, "a", 0), asked_for(2, 1), on_lease(3, "a", 0, 1), written(4, 0, number=-1)], 0),
+        ([on_lease(1, "a", 0), written(1.5, 0, life=1), asked_for(2, 1), on_lease(3, "a", 0, 1)], 0),
     ],
 )
 def test_nobody_writes_beside_the_leader(journal, breaches):
     assert len(list(rivals(journal, {0: "a", 1: "b"}))) == breaches
+
+
+@pytest.mark.parametrize(
+    ("journal", "breaches"),
+    [
+        ([on_lease(1, "a", 0), on_lease(2, "a", 0), on_lease(3, "b", 1, epoch=2)], 0),
+        ([on_lease(1, "a", 0), on_lease(2, "", 0), on_lease(3, "b", 1, epoch=2)], 0),
+        ([on_lease(1, "a", 0), on_lease(3, "b", 1)], 1),
+        ([on_lease(1, "a", 0), on_lease(3, "a", 0, taken="again")], 1),
+        ([on_lease(1, "a", 0), on_lease(3, "a", 0, epoch=2)], 1),
+        ([on_lease(1, "a", 0, epoch=3), on_lease(2, "a", 0, epoch=3), on_lease(3, "b", 1, epoch=2)], 1),
+        ([on_lease(1, "a", 0, epoch=3), on_lease(3, "b", 1, method="POST")], 0),
+    ],
+)
+def test_epochs_rise_with_each_leader_and_stay_while_it_leads(journal, breaches):
+    assert len(list(fallen(journal))) == breaches
 
 
 def test_the_end_of_one_object_is_not_that_of_the_next_with_its_name():
