@@ -12,6 +12,7 @@ from fault_plan import LINES, AtLine, Away, EachKind, EveryWrite, Late, Plan, Re
 from fault_world import restart_as_of, run, world_of
 from kube import PATIENCE_S, eventually
 from pagoda_contracts.names import PATH_LIVE, PATH_READY
+from pagoda_operator.state import PODS
 from pokes import KINDS, Pokes
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
@@ -44,20 +45,33 @@ def test_a_disturbed_life_ends_as_an_undisturbed_one(name, undisturbed, place, p
     assert outcome.rests == undisturbed("whole_life").rests
 
 
-def heard_again(proxy, what, plurals):
-    """Each of these kinds is watched anew since its watch was poisoned, by whichever process. The end of a life does not tell: the resync,
-    every second here, finds what no watch does."""
-    struck = dict(proxy.struck.copy()) if what not in GOES_ON else {}
-    assert what in GOES_ON or struck.keys() >= set(plurals)
-    for plural in plurals:
-        eventually(lambda kind=plural: proxy.listening(kind, struck.get(kind, 0.0)), f"{plural} are watched anew")
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["a storm of 429 and 5xx", "writes that are made and answered with 500", "pods that are seen late"])
+def test_what_came_to_rest_stays_so_for_two_minutes(name, undisturbed, place, proxy, account):
+    """120 resyncs, none of which asks for a write."""
+    with world_of(place(), proxy, account) as world:
+        world.hold_s = 120
+        outcome = run("grown", world, PLANS[name]())
+    assert outcome.broken == []
+    assert outcome.rests == undisturbed("grown").rests
+
+
+def heard_again(proxy, pokes, what, kinds):
+    """Each of these kinds is watched anew since its watch was poisoned, by whichever process, and told of. A life that ends well does not
+    show it: the resync, every second here, finds what no watch tells."""
+    struck, anew = dict(proxy.struck.copy()), what not in GOES_ON
+
+    def silent():
+        return [kind for kind in kinds if not proxy.hears(kind.plural, struck[kind.plural], anew=anew)]
+
+    eventually(lambda: not [pokes.poke(kind) for kind in silent()], "every watch is begun anew and tells")
 
 
 @pytest.mark.parametrize("what", SLOW)
 def test_a_poisoned_watch_is_outlived_or_ends_the_process(what, undisturbed, place, proxy, account):
     with world_of(place(), proxy, account) as world:
-        outcome = run("grown", world, AtLine(1, what, "pods"))
-        heard_again(proxy, what, ["pods"])
+        pokes = Pokes(world.real)
+        outcome = run("grown", world, AtLine(1, what, "pods"), during=lambda: heard_again(proxy, pokes, what, [PODS]))
     assert outcome.broken == []
     assert outcome.rests == undisturbed("grown").rests
 
@@ -72,7 +86,7 @@ def test_every_kinds_watch_may_be_poisoned(what, undisturbed, place, proxy, acco
         def poison():
             plan.armed = True
             eventually(lambda: not [pokes.poke(kind) for kind in KINDS if kind.plural not in plan.struck], "every kind struck")
-            heard_again(proxy, what, plan.struck)
+            heard_again(proxy, pokes, what, KINDS)
             pokes.leave()
 
         outcome = run("grown", world, plan, during=poison)

@@ -26,6 +26,10 @@ _PATIENCE_S = 300
 _LOOK_S = 0.02
 _DOORS = 2
 _GONE = 410
+# As an API server begins lines of a watch that tell of no object.
+_BOOKMARK, _ERROR = b'{"type":"BOOKMARK"', b'{"type":"ERROR"'
+# And that do; what a plan makes of one is written otherwise.
+_EVENTS = (b'{"type":"ADDED"', b'{"type":"MODIFIED"', b'{"type":"DELETED"')
 
 
 @dataclass
@@ -63,8 +67,8 @@ class FaultProxy:
         self._lives: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._muted: set[int] = set()
         self._watches: dict[int, web.Request] = {}
-        # Of the watches that are open: the kind, and since when.
-        self._open: dict[int, tuple[str, float]] = {}
+        # Of the open watches that have told something as it came: the kind, since when each is open, and when it told the last.
+        self._told: dict[int, tuple[str, float, float]] = {}
         # Events that were not handed on as they came: the kind, and when.
         self.struck: list[tuple[str, float]] = []
         self._server = server
@@ -107,9 +111,10 @@ class FaultProxy:
         """The kinds of which a watch was begun since then."""
         return {entry.seen.plural for entry in self.journal.copy() if entry.seen.watch and entry.at > since}
 
-    def listening(self, plural: str, since: float = 0.0) -> bool:
-        """Whether a watch of that kind is open now that was begun since then: one whose reader is gone is not."""
-        return any(kind == plural and begun > since for kind, begun in list(self._open.values()))
+    def hears(self, plural: str, since: float, *, anew: bool) -> bool:
+        """Whether a watch of that kind is open, begun since then where `anew`, and has told an event since then: one whose reader is gone
+        is not open, and one that goes on from a version which nobody has reached tells nothing."""
+        return any(kind == plural and told > since and (begun > since or not anew) for kind, begun, told in list(self._told.values()))
 
     def listed(self, plural: str) -> bool:
         """Whether that kind was listed, over all namespaces, under the present plan's query."""
@@ -225,7 +230,8 @@ class FaultProxy:
     async def _watched(self, request: web.Request, seen: Seen, answer: aiohttp.ClientResponse) -> web.StreamResponse:
         response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
         await response.prepare(request)
-        self._watches[id(request)], self._open[id(request)] = request, (seen.plural, time.monotonic())
+        begun = time.monotonic()
+        self._watches[id(request)] = request
         try:
             async for part in self._lines(seen, answer):
                 if id(request) in self._muted:
@@ -235,8 +241,11 @@ class FaultProxy:
                 if part == "end":
                     return _hang_up(request)
                 await response.write(part)
+                if part.startswith(_EVENTS):
+                    self._told[id(request)] = (seen.plural, begun, time.monotonic())
         finally:
-            del self._watches[id(request)], self._open[id(request)]
+            del self._watches[id(request)]
+            self._told.pop(id(request), None)
             self._muted.discard(id(request))
         return response
 
@@ -253,10 +262,10 @@ class FaultProxy:
     def _line(self, seen: Seen, line: bytes) -> Any:
         if self.plan.mute(seen):
             return []
-        if b'"type":"BOOKMARK"' in line[:40]:
+        if line.startswith(_BOOKMARK):
             return [line]
         self.events += 1
-        self.forgotten += line.startswith(b'{"type":"ERROR"') and b'"code":410' in line
+        self.forgotten += line.startswith(_ERROR) and b'"code":410' in line
         handed = self.plan.lines(seen, self.events, line)
         if handed != [line]:
             self.struck.append((seen.plural, time.monotonic()))

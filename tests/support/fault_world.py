@@ -30,8 +30,8 @@ from recorded import Event, Recorder
 PROFILE: dict[str, Any] = {"profileRef": {"name": "faults"}}
 # One resync of the operator's: what has not come right by an event is looked for again this often.
 RESYNC_S = 1
-# Nothing may be written for so many resyncs once all is well.
-HOLD = 3
+# Nothing may be written for so many seconds once all is well: by default three resyncs.
+HOLD_S = 3.0 * RESYNC_S
 # Requests of a life before the first write that it owes: 48 to 73 were seen, which is every kind listed, twice, and the service looked at.
 MOST_REQUESTS = 200
 
@@ -142,6 +142,7 @@ class World:
     outcome: Outcome = field(default_factory=Outcome)
     # What a test does in the middle of a scenario.
     during: Callable[[], None] = lambda: None
+    hold_s: float = HOLD_S
 
     def rest(self, replicas: int, *, hold: bool = False) -> None:
         """All is as the spec wants it, and, with `hold`, stays so: nothing is written for a while."""
@@ -149,7 +150,7 @@ class World:
         eventually(lambda: self.settled(replicas), f"{replicas} replicas ready and settled")
         self.outcome.took.append(time.monotonic() - since)
         if hold:
-            eventually(lambda: self.quiet_for(HOLD * RESYNC_S), "quiet")
+            eventually(lambda: self.quiet_for(self.hold_s), "quiet")
             assert self.settled(replicas), "what had settled did not stay so"
         self.outcome.rests.append(self.shape())
 

@@ -1,22 +1,28 @@
 """Every version of a status that the API server showed was honest: through start, scaling, rollout, a bad image, and recovery."""
 
 import pytest
+import recorded
+from deletes import unplanned
 from fake_api import crashed, running, waiting
 from history import Recorder, violations
+from honest import unfounded
 from kube import Body, eventually
 from operator_process import USER
 from operator_world_real import NAME
 from pagoda_contracts.names import API_VERSION
-from pagoda_operator.state import EVENTS, SERVICES
+from pagoda_operator.state import EVENTS, PODS, SERVICES
 
 pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture
 def history(real):
-    recorder = Recorder(real.kube, SERVICES, real.namespace, NAME)
-    yield recorder
-    recorder.stop()
+    """Judged by its own words in the test, and by the pods in the end."""
+    with recorded.Recorder(real.kube, real.namespace, (SERVICES, PODS)) as record:
+        recorder = Recorder(real.kube, SERVICES, real.namespace, NAME)
+        yield recorder
+        recorder.stop()
+    assert [*unfounded(record.ordered()), *unplanned(record.ordered())] == []
 
 
 def serve_new(real, count: int, status: Body) -> None:
