@@ -23,11 +23,11 @@ def going(at, name="p1", **meta):
     return pod(at, name, deletionTimestamp="now", **meta)
 
 
-def service(at, told=None, wanted=2, generation=1, change="MODIFIED", version=1, kind=SERVICES.kind, **spec):
+def service(at, told=None, wanted=2, generation=1, change="MODIFIED", version=1, observed=None, **spec):
     """`told`: the ready replicas that it says it has, all that are wanted."""
-    status = {} if told is None else {**READY, "observedGeneration": generation, "readyReplicas": told}
+    status = {} if told is None else {**READY, "observedGeneration": observed or generation, "readyReplicas": told}
     meta = {"name": "s", "uid": "u", "generation": generation, "resourceVersion": str(version)}
-    return Event(at, kind, change, {"metadata": meta, "spec": {"replicas": wanted, **spec}, "status": status})
+    return Event(at, SERVICES.kind, change, {"metadata": meta, "spec": {"replicas": wanted, **spec}, "status": status})
 
 
 BEGUN = [service(0), pod(1), pod(1, "p2")]
@@ -50,6 +50,8 @@ BEGUN = [service(0), pod(1), pod(1, "p2")]
         ([*BEGUN, service(2, 2), service(3, generation=2, wanted=3), service(4, 3, generation=2, wanted=3)], 2),
         ([*BEGUN, service(2, 2), going(3), service(4, generation=2), service(5, 2, generation=2)], 2),
         ([*BEGUN, service(2, 2), service(4, generation=2), service(5, 2, generation=2)], 0),
+        # What it said before the edit is no answer either.
+        ([*BEGUN, service(2, 2), service(3, 2, generation=2, observed=1), pod(4, ready=False), pod(99, ready=False)], 0),
         # Nor what was so for the service of that name before.
         ([*BEGUN, service(2, 2), service(3, change="DELETED"), pod(4)], 0),
     ],
@@ -113,14 +115,16 @@ def test_no_ready_pod_goes_unless_it_stands_on_it(events, breaches):
         ),
         ([service(0, version=1), service(1, version=6, wanted=1)], ["spec.engine is None"]),
         ([service(0, version=1), service(1, version=6, wanted=1, engine={"length": 5, "more": 1})], []),
-        ([service(0, version=1), service(1, version=6, wanted=1, engine={"length": 4})], ["spec.engine.length is 4"]),
-        ([service(0, version=1), service(1, version=6, wanted=1, engine={"length": 5}), service(2, version=7, change="DELETED")], []),
+        ([service(0, version=1), service(1, version=6, wanted=1, engine={"length": 4, "more": 1})], ["spec.engine.length is 4"]),
+        ([service(0, version=1), service(1, version=6, wanted=1, engine={"length": 5})], ["spec.engine.more is None"]),
+        ([service(0, version=1), service(1, version=7, change="DELETED")], []),
     ],
 )
 @pytest.mark.parametrize("kind", [SERVICES.kind, QUOTAS.kind])
 def test_what_a_user_last_asked_for_is_what_there_is(kind, events, breaches):
     asked = [
         Asked("u", 6, {"engine": {"length": 5}}),
+        Asked("u", 5, {"engine": {"more": 1, "length": 4}}),
         Asked("u", 1, {"replicas": 2}),
         Asked("u", 2, {"replicas": 1}),
         Asked("v", 1, {"a": 1}),

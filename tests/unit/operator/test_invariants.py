@@ -8,6 +8,7 @@ import pytest
 from fault_plan import LINES, AtLine, AtRequests, EveryWrite, Held, Reaction, Seen, Silent, Storm, poisoned
 from fault_proxy import Entry, lists
 from invariants import fallen, final, overdrawn, rivals, violations
+from kube import Asked
 from pagoda_contracts.names import ANNOTATION_DEVICES, API_VERSION, LABEL_ACCELERATOR, LABEL_REVISION, LABEL_SERVICE_UID
 from pagoda_operator.state import DEPLOYMENTS, PODS, QUOTAS, SERVICES
 from recorded import Event
@@ -53,10 +54,12 @@ BREACHES = {
     "I2: 2 Deployments": ([*WHOLE, deployment("tiny-2")], []),
     "I2: 3 replicas ordered": ([*WHOLE, deployment("tiny-1", 3, "MODIFIED")], []),
     "I2: 3 pods": ([*WHOLE, event(PODS.kind, "p2"), event(PODS.kind, "p3")], []),
-    "I3": (WHOLE, [entry("PATCH", f"{ROOT}/inferenceservices/tiny")]),
+    "I3: PATCH": (WHOLE, [entry("PATCH", f"{ROOT}/inferenceservices/tiny")]),
     "I8: observedGeneration": ([*WHOLE, service(3, change="MODIFIED", observedGeneration=0)], []),
     "I8: Ready": ([*WHOLE, service(3, change="MODIFIED", **ready(0))], []),
-    "I9": (WHOLE, [entry("DELETE", f"{ROOT}/pods/p1")]),
+    "I9: DELETE": (WHOLE, [entry("DELETE", f"{ROOT}/pods/p1")]),
+    "I3: InferenceService": (WHOLE, [], [Asked("u", 1, {"replicas": 2})]),
+    "I9: Pod": ([*WHOLE, event(PODS.kind, "p1", "MODIFIED", meta={"deletionTimestamp": "now"})], []),
 }
 
 
