@@ -131,7 +131,9 @@ def _began(journal: Sequence[Entry]) -> dict[int, float]:
 
 def fallen(journal: Sequence[Entry]) -> Iterator[str]:
     """I10: whoever comes to lead has a higher epoch than all before, and keeps it. Where somebody has deleted the Lease it begins anew."""
-    for before, after in pairwise(sorted(filter(_on_lease, journal), key=lambda entry: entry.version)):
+    # Of one that was killed over its answer nobody knows which version it made.
+    known = [entry for entry in journal if _on_lease(entry) and entry.version]
+    for before, after in pairwise(sorted(known, key=lambda entry: entry.version)):
         old, new = _lease(before), _lease(after)
         if after.seen.method == "POST" or not _holder(after):
             continue

@@ -184,6 +184,7 @@ def test_nobody_writes_beside_the_leader(journal, breaches):
         ([on_lease(1, "a", 0), on_lease(3, "a", 0, epoch=2)], 1),
         ([on_lease(1, "a", 0, epoch=3), on_lease(2, "a", 0, epoch=3), on_lease(3, "b", 1, epoch=2)], 1),
         ([on_lease(1, "a", 0, epoch=3), on_lease(3, "b", 1, method="POST")], 0),
+        ([on_lease(1, "a", 0), on_lease(0, "a", 0, epoch=2), on_lease(2, "a", 0, epoch=3, taken="again")], 0),
     ],
 )
 def test_epochs_rise_with_each_leader_and_stay_while_it_leads(journal, breaches):
