@@ -72,7 +72,7 @@ class _Level(NamedTuple):
     """So many pods were Ready from then on."""
 
     at: float
-    count: int
+    ready: int
 
 
 @dataclass
@@ -96,14 +96,14 @@ class _Told:
             self.generation, self.levels = event.body["metadata"]["generation"], self.levels[-1:]
 
     def count(self, at: float, count: int) -> None:
-        if count != self.levels[-1].count:
+        if count != self.levels[-1].ready:
             self.levels.append(_Level(at, count))
 
     def unfounded(self, oldest: float) -> Iterator[str]:
         if self.body is None or not self.witnessed or not _fresh(self.body):
             return
         ends = [level.at for level in self.levels[1:]]
-        most = max(level.count for level, end in zip(self.levels, [*ends, oldest], strict=True) if end >= oldest)
+        most = max(level.ready for level, end in zip(self.levels, [*ends, oldest], strict=True) if end >= oldest)
         told, desired = self.body["status"].get("readyReplicas", 0), _desired(self.body)
         if most < desired:
             yield f"I8: Ready with {most} Ready pods, {desired} are wanted"
