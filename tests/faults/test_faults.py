@@ -71,7 +71,9 @@ def heard_again(world, what, kinds):
         silent = [kind for kind in kinds if not world.proxy.hears(kind.plural, struck[kind.plural], anew=anew)]
         return not [pokes.poke(kind) for kind in silent]
 
+    since = time.monotonic()
     eventually(hears, "every watch is begun anew and tells")
+    print(f"{what}: heard again after {time.monotonic() - since:.1f} s and {world.life.deaths} deaths")
 
 
 @pytest.mark.parametrize("what", SLOW)
@@ -96,7 +98,6 @@ def test_every_kinds_watch_may_be_poisoned(what, undisturbed, place, proxy, acco
             pokes.leave()
 
         outcome = run("grown", world, plan, during=poison)
-        print(f"{what}: {outcome.deaths} deaths over {len(plan.struck)} kinds")
     assert plan.struck == {kind.plural for kind in KINDS}, "a kind is watched that nobody pokes"
     assert outcome.broken == []
     assert outcome.rests == undisturbed("grown").rests
