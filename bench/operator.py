@@ -6,7 +6,8 @@ Needs root and compiled binaries. Goals: 0 writes at rest and over restarts; 500
 Of a change it is told when the last write of its Deployment and of its status was done (`all_writes_s`: with the Deployment's controller,
 the scheduler and the fake kubelet, whose pod the status speaks of last); our share of that: until its first run that wrote ended, and
 later as long as a run was wanted or at work, but for when the API server was at work on that service's requests, by its own audit log
-(tests/support/answered.py); and until its news was in our queue. CPU is the operator's, all of it, over the changes.
+(tests/support/answered.py), or had not yet told a witness's watch of the edit (`told_s`); and until its news was in our queue. CPU is the
+operator's, all of it, over the changes.
 
 `--nice -15` lets the operator have the CPU before all others, as a core of its own would: on few cores our share counts else also the
 time for which API server, etcd, controllers and this bench held them.
@@ -22,7 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +34,7 @@ from answered import answers, changes
 from cluster import Cluster, running_cluster
 from fake_api import service_body
 from kube import Kube, eventually
-from operator_log import edits, known, stamp
+from operator_log import announced, edits, known, stamp
 from operator_process import OPERATOR, USER, OperatorProcess, PaperNode, install_role, kubeconfig
 from operator_world_real import Real
 from pagoda_contracts.metrics import OPERATOR_EVENTS_WAITING, OPERATOR_QUEUE, OPERATOR_RECONCILES
@@ -41,6 +42,7 @@ from pagoda_devcluster.settings import from_environment
 from pagoda_devcluster.status import require_running
 from pagoda_operator.state import DEPLOYMENTS, PODS, SERVICES
 from paper_daemons import obeying
+from witness import witness
 
 NAMESPACE = "bench"
 RUNS = f"{OPERATOR_RECONCILES.name}_total"
@@ -165,35 +167,38 @@ class Bench:
         steps = {name: -1 if place % 2 and sizes[name] > 1 else 1 for place, name in enumerate(sorted(sizes))}
         names, since, before = itertools.cycle(sorted(sizes)), time.time(), cpu_seconds(operator.process.pid)
         started = time.monotonic()
-        with ThreadPoolExecutor(WRITERS) as pool:
+        with witness(self.cluster.kubeconfig, NAMESPACE, self.nice) as told_at, ThreadPoolExecutor(WRITERS) as pool:
             asked = []
             for number in range(int(rate * seconds)):
                 time.sleep(max(0.0, started + number / rate - time.monotonic()))
                 name, away = next(names), number // len(sizes) % 2 == 0
                 replicas = sizes[name] + (steps[name] if away else 0)
                 asked.append(pool.submit(self.kube.merge, SERVICES, NAMESPACE, name, {"spec": {"replicas": replicas}}))
-        for change in asked:
-            change.result()  # one that was refused is no change
-        took = time.monotonic() - started
-        time.sleep(10)  # the last ones' writes
+            for change in asked:
+                change.result()  # one that was refused is no change
+            took = time.monotonic() - started
+            time.sleep(10)  # the last ones' writes
         spent = cpu_seconds(operator.process.pid) - before
-        told = self.latencies(since, operator.events("run"))
+        told = self.latencies(since, operator.events("run"), told_at)
         told["events"] = {"waiting": operator.counted(OPERATOR_EVENTS_WAITING.name), "lost": len(operator.events("event_lost"))}
         cost = {"operator_cores": round(spent / (took + 10), 3), "cpu_ms_per_change": round(1000 * spent / told["changes"], 1)}
         return {"rate": round(rate * seconds / took, 1), **cost, **told}
 
-    def latencies(self, since: float, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    def latencies(self, since: float, runs: list[dict[str, Any]], told_at: Mapping[str, Sequence[float]]) -> dict[str, Any]:
         """Per change: until the last write of the Deployment and of the status; of that, our share."""
         end, log = time.time(), self.cluster.audit(since=since, verbs="all")
         asked = edits(log)
         recent = [run for run in runs if stamp(run["timestamp"]) >= since]
-        seen = known({name for name, _ in asked}, log, recent)
+        seen, quiet = known({name for name, _ in asked}, log, recent), announced(asked, told_at)
+        for name, span in quiet:
+            seen[name].served.append(span)
         found = answers(changes(asked, end), seen, (DEPLOYMENTS.plural, SERVICES.plural), end)
         return {
             "changes": len(asked),
             "unanswered": found.unanswered,
             "all_writes_s": spread(found.whole),
             "our_share_s": spread(found.ours),
+            "told_s": spread([span.end - span.begin for _, span in quiet]),
             "news_s": spread(found.news),
             "runs": {name: spread([run[name] for run in recent]) for name in ("queued_s", "took_s", "waited_s")},
         }

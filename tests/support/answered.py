@@ -4,9 +4,9 @@ A change's writes are those of its service until the service's next change, and 
 of some kind was not answered before the run's end, which is the least that it took.
 
 Our share of it: until its first run that wrote is done, and from then on as long as a run for the service is wanted (in the queue, held
-back, backing off) or at work, but for those moments at which the API server was at work on a request of the service's. What is left out is
-the time in which nothing was asked of us: the Deployment's controller, the scheduler, the kubelet; and how long their news took to reach
-us, which the edit's own news tells (`news`).
+back, backing off) or at work, but for those moments at which the API server was at work on a request of the service's, or had told no
+watch of the edit yet. What is left out is the time in which nothing was asked of us: the Deployment's controller, the scheduler, the
+kubelet; and how long their news took to reach us, which the edit's own news tells (`news`).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from urllib.parse import unquote
@@ -38,6 +39,15 @@ def known(names: set[str], log: list[dict[str, Any]], runs: list[dict[str, Any]]
             began = ended - run["took_s"]
             seen[run["name"]].runs.append(Ran(began - run["queued_s"], began, ended, run["writes"]))
     return seen
+
+
+def announced(asked: list[tuple[str, float]], told: Mapping[str, Sequence[float]]) -> list[tuple[str, Span]]:
+    """Until when the API server had told nobody of each edit: `told` are the times at which a witness saw new generations."""
+    spans = []
+    for name, at in asked:
+        later = [moment for moment in told.get(name, ()) if moment >= at]
+        spans += [(name, Span(at, min(later)))] if later else []
+    return spans
 
 
 def concerned(event: dict[str, Any]) -> set[str]:
