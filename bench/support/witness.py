@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from subprocess import PIPE, Popen
 
+import kube
 from kube import Kube
 from pagoda_operator.state import SERVICES
 
@@ -25,9 +26,8 @@ _LONG_S = 3600
 def witness(kubeconfig: Path, namespace: str, nice: int) -> Iterator[dict[str, list[float]]]:
     """By service the Unix times at which each new generation was told; filled in at the end."""
     told: dict[str, list[float]] = defaultdict(list)
-    path = ":".join([str(Path(__file__).parent), *sys.path])
     argv = ["setsid", "nice", "-n", str(nice), sys.executable, "-P", __file__, str(kubeconfig), namespace]
-    with Popen(argv, stdout=PIPE, text=True, env={"PYTHONPATH": path}) as process:
+    with Popen(argv, stdout=PIPE, text=True, env={"PYTHONPATH": str(Path(kube.__file__).parent)}) as process:
         assert process.stdout is not None
         if process.stdout.readline() != "ready\n":
             raise RuntimeError(f"the witness ended with {process.wait()}")
@@ -40,15 +40,15 @@ def witness(kubeconfig: Path, namespace: str, nice: int) -> Iterator[dict[str, l
             told[name].append(float(at))
 
 
-def _watch(kube: Kube, namespace: str) -> None:
-    items, version = kube.listed(SERVICES, namespace)
+def _watch(api: Kube, namespace: str) -> None:
+    items, version = api.listed(SERVICES, namespace)
     known = {item["metadata"]["name"]: item["metadata"]["generation"] for item in items}
     told = []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     try:
         sys.stdout.write("ready\n")
         sys.stdout.flush()
-        for line in kube.watch(SERVICES, namespace, version, seconds=_LONG_S):
+        for line in api.watch(SERVICES, namespace, version, seconds=_LONG_S):
             at, meta = time.time(), json.loads(line)["object"]["metadata"]
             if meta.get("name") in known and known[meta["name"]] != meta["generation"]:
                 known[meta["name"]] = meta["generation"]
