@@ -76,6 +76,7 @@ def test_operators_are_upgraded_and_rolled_back_under_requests(pagoda, namespace
         eventually(lambda: asking.answered > asked, "an answer after all of it")
     assert asking.wrong == []
     assert replicas(pagoda, namespace) == before
+    assert pagoda.running.audit(user=OPERATOR, since=since), "not even the Lease: the audit log counts nothing"
     assert written(pagoda, namespace, since) == []
     pagoda.running.kubectl("scale", "inferenceservice", NAME, "-n", namespace, "--replicas=2")
     eventually(lambda: len(replicas(pagoda, namespace)) == 2, "the new leader obeys")
