@@ -204,7 +204,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.inactivity_timeout = 70  # bookmarks come every ~60 s
     settings.watching.server_timeout, settings.watching.client_timeout = 300, 330
     settings.watching.connect_timeout = 10
-    settings.watching.chunk_size = 100
+    settings.watching.chunk_size = 100  # a page is in memory as text and as objects at once, and a start is where memory peaks
     # For so long after its last event Kopf keeps each object's body: over 5 s, 500 services' were all in memory at once after a start.
     settings.queueing.idle_timeout = 0.5
     # Pods have none: placement needs to know what others hold.
