@@ -4,18 +4,19 @@ import pytest
 from operator_world import KEY
 from pagoda_contracts.names import LABEL_REVISION
 from pagoda_contracts.pb import demand_pb2 as pb
+from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_gateway.demand import Facts, Line, describe
 from pagoda_gateway.fleet import Service
 from pagoda_gateway.tally import Tally
 from pagoda_operator.signals import Signals
-from pagoda_operator.state import DEPLOYMENTS, SERVICES
+from pagoda_operator.state import DEPLOYMENTS, PODS, SERVICES
 from status_states import READY, pods, rolled
 
 WHERE = f"{KEY.namespace}/{KEY.name}"
 
 
 class Canary:
-    """Half of the requests go to the new revision; no gateway has told of it yet."""
+    """Half of the requests go to the new revision, whose replica answers; no gateway has told of requests yet."""
 
     def __init__(self, limit):
         self.now = 1000.0
@@ -27,6 +28,8 @@ class Canary:
         (self.old,) = self.revisions()
         rolled(self.world, READY)
         (self.new,) = self.revisions() - {self.old}
+        self.tell((0, 0), (0, 0))
+        self.world.settle()
         assert self.world.reason() == "Canary"
 
     def revisions(self):
@@ -40,6 +43,10 @@ class Canary:
                 tally.tried(WHERE, revision, now_ms, failed=False)
                 tally.first_token(WHERE, revision, took_ms, now_ms)
         told = describe(Facts(Service(WHERE, "uid", "2026", (KEY.name,)), (), Line(0, None), tally.of(WHERE)), now_ms)
+        told.endpoints.extend(
+            pb.EndpointDemand(pod=pod["metadata"]["name"], verdict=pb.VERDICT_FRESH, reason="ready", phase=Phase.PHASE_READY)
+            for pod in self.world.api.of(PODS)
+        )
         frame = pb.Demand(gateway=gateway, sequence=1, full=True, services=[told]).SerializeToString()
         self.signals.hear(gateway, pb.Demand.FromString(frame))
         self.signals.tick()
