@@ -12,7 +12,6 @@ from typing import Final, NamedTuple
 
 from pagoda_operator.callers import Callers
 from pagoda_operator.orders import Answer
-from pagoda_operator.placement.fleet import Fleet
 from pagoda_operator.plan import plan
 from pagoda_operator.reader import Reader
 from pagoda_operator.senses import Senses
@@ -57,9 +56,9 @@ async def _shown_names(run: Run, observed: Observed) -> Observed:
 
 
 async def _devices(run: Run, observed: Observed) -> Observed:
-    """Who runs on CPU alone need not compare 1,000 nodes."""
+    """Who runs on CPU alone need not put 5,000 pods in order."""
     wanted = observed.spec is not None and any(entry.cpu is None for entry in observed.spec.accelerators)
-    return replace(observed, faults=run.senses.faults(), fleet=run.senses.fleet() if wanted else Fleet())
+    return replace(observed, faults=run.senses.faults(), fleet=run.senses.fleet() if wanted else run.senses.cores())
 
 
 async def _booked(run: Run, observed: Observed) -> Observed:

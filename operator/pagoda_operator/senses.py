@@ -220,6 +220,8 @@ class Senses:
     scaling: Scaling = field(default_factory=Unscaled)
     faults: Callable[[], Mapping[str, str]] = dict
     fleet: Callable[[], Fleet] = Fleet
+    # The same without pods, for who asks for no devices.
+    cores: Callable[[], Fleet] = Fleet
     ages: Ages = field(default_factory=WallAges)
     lacking: Lacking = field(default_factory=Lacking)
     # None: each word is written by the run that says it.

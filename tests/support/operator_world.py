@@ -47,7 +47,7 @@ class World:
 
     def restart(self) -> None:
         """A new process: nothing is remembered."""
-        senses = Senses(daemons=self.daemons, signals=self.signals, quota=self.quota, fleet=lambda: self.fleet)
+        senses = Senses(daemons=self.daemons, signals=self.signals, quota=self.quota, fleet=lambda: self.fleet, cores=lambda: self.fleet)
         self.operator = Reconciler(self.api, Settings(), lambda: now() + self.later, senses)
 
     def observed(self) -> Observed:

@@ -9,7 +9,8 @@ from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_contracts.resources.status import PlacementStatus
 from pagoda_contracts.units import parse_duration
 
-from pagoda_operator.placement.fleet import Fleet, Terms
+from pagoda_operator.placement.blocks import Terms
+from pagoda_operator.placement.fleet import Fleet
 from pagoda_operator.placement.options import Option, merged
 from pagoda_operator.placement.shape import Shape
 from pagoda_operator.placement.types import Held, Pin, Resolved

@@ -6,6 +6,7 @@ a kubelet's heartbeat is no news.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -56,6 +57,9 @@ PASSING_TAINTS: Final = (
 )
 # Labels read off the node's devices and driver, which count by themselves.
 _MEASURED: Final = ("nvidia.com/", "feature.node.kubernetes.io/")
+# What names the machine: each of hundreds of nodes on whose cores anybody runs would be a kind of its own.
+_OWN: Final = re.compile("hostname|instance-id|uuid|serial|machine-id", re.IGNORECASE)
+PLAIN: Final = "cores-"
 
 
 class Taint(NamedTuple):
@@ -126,13 +130,30 @@ class Node:
     @cached_property
     def pool(self) -> str:
         """Names what nodes have in common that one can stand for; empty where the node says nothing that lasts. Kept: 1,000 take 40 ms."""
+        if self.plain:
+            return self._plain_pool
         labelled = all(offer.memory or offer.profile for offer in self.offers)
-        if not (self.offers or self.published) or not labelled or not self.ready or self.mig.state in (*MIG_AT_WORK, MIG_FAILED):
+        if not labelled or not self.ready or self.mig.state in (*MIG_AT_WORK, MIG_FAILED):
             return ""
         offers = [[one.resource, one.label, one.memory, one.capacity, one.shared] for one in self.offers]
         common = [(key, value) for key, value in lasting_labels(self) if not key.startswith(_MEASURED)]
         by_drivers = [[one.identity for one in self.published]] if self.published else []
         return digest([offers, common, lasting_taints(self), *by_drivers])
+
+    @property
+    def _plain_pool(self) -> str:
+        """By its size in whole cores and GiB: what the system leaves of memory is another number on each. None of a node whose GPUs nobody
+        offers yet."""
+        labels = lasting_labels(self)
+        if not (self.ready and self.millicores and self.memory) or any(key.startswith(_MEASURED[0]) for key, _ in labels):
+            return ""
+        common = [(key, value) for key, value in labels if not key.startswith(_MEASURED) and not _OWN.search(key)]
+        return PLAIN + digest([self.millicores // 1000, self.memory >> 30, common, lasting_taints(self)])
+
+    @property
+    def plain(self) -> bool:
+        """Whether it has no devices that anybody offers."""
+        return not (self.offers or self.published)
 
     @property
     def bare(self) -> bool:

@@ -14,12 +14,13 @@ from pagoda_contracts.resources.placement import Accelerator, DraAccelerator, Gp
 from pagoda_contracts.units import parse_quantity
 from pagoda_sizing.devices import catalogue
 
-from pagoda_operator.placement.fleet import DeviceClass, Fleet, Room, Terms, claimable, classes
+from pagoda_operator.placement.blocks import Terms
+from pagoda_operator.placement.cpu import judge
+from pagoda_operator.placement.fleet import DeviceClass, Fleet, Room, claimable, classes
 from pagoda_operator.placement.mig import matches, parse_profile
 from pagoda_operator.placement.shape import Asked, gib, why_not
 from pagoda_operator.placement.types import Resolved
 
-UNBOUNDED: Final = 1 << 20
 # Of the GB in a profile's name, where no label says what a slice has: NVIDIA's own tables are between 0.93 and 1.06 of it.
 _NAMED_SHARE: Final = 0.93
 
@@ -32,6 +33,8 @@ class Demand(NamedTuple):
     asked: Asked | None
     known: tuple[DeviceClass, ...]
     """What device plugins offer."""
+    enough: int = 1
+    """Replicas that places on CPU are counted for: no more are asked for, and nodes may be many."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +56,17 @@ class _Wish(NamedTuple):
     refusal: str = ""
 
 
-def demanded(fleet: Fleet, terms: Terms, asked: Asked | None) -> Demand:
-    """With the classes there are, once for all entries."""
-    return Demand(fleet, terms, asked, classes(fleet, terms))
+def demanded(fleet: Fleet, terms: Terms, entries: Iterable[Accelerator], asked: Asked | None = None, enough: int = 1) -> Demand:
+    """With the classes there are, once for all entries; none where none of them asks for devices."""
+    known = classes(fleet, terms) if any(entry.cpu is None for entry in entries) else ()
+    return Demand(fleet, terms, asked, known, max(1, enough))
 
 
 def options(entry: Accelerator, demand: Demand) -> tuple[Option, ...]:
     """Every class that the entry could mean, small ones first; none where no node offers anything of the kind."""
     if entry.cpu is not None:
-        return (Option(Resolved(), None, ever=True, free=UNBOUNDED, why=""),)
+        found = judge(entry.cpu, demand.fleet, demand.terms, demand.asked, demand.enough)
+        return (Option(Resolved(), None, found.ever, found.free, found.why),)
     return tuple(_judged(wish, entry, demand) for wish in _wishes(entry, demand))
 
 

@@ -41,10 +41,9 @@ def place(question: Question) -> Placement:
     home = _home(question)
     if home is not None and (home.running or question.wanted == 0):
         return _stay(question, home.position, home.resolved, told)
-    judged = _judge_all(question)
-    if question.shape is None and question.unknown and any(option.kind and option.ever for one in judged for option in one.options):
+    judged = heeded(question, _judge_all(question, home), home)
+    if question.shape is None and question.unknown and _asks_for_shape(judged):
         return Placement(None, PlacementStatus(warnings=told), held=question.unknown)
-    judged = heeded(question, judged, home)
     if home is not None and _room_at_home(judged, home.position, home.resolved):
         return _stay(question, home.position, home.resolved, told)
     return _as_pinned(question, _decide(question, judged, told, home))
@@ -60,9 +59,10 @@ def _as_pinned(question: Question, placed: Placement) -> Placement:
 
 
 def spare(question: Question, resolved: Resolved, entry: Accelerator) -> int | None:
-    """How many more replicas fit beside all that run now, the service's own included: what a surge may take. None on CPU, and where none
-    fits and none would if the service's own went (nodes are cordoned, or offer nothing now): to take one away would then help nobody."""
-    if entry.cpu is not None:
+    """How many more replicas fit beside all that run now, the service's own included: what a surge may take; on CPU up to what is wanted.
+    None on CPU where no node is known, and where none fits and none would if the service's own went (nodes are cordoned, or offer nothing
+    now): to take one away would then help nobody."""
+    if entry.cpu is not None and not question.fleet.nodes:
         return None
     beside = _free(question, resolved, entry, "")
     return beside if beside or _free(question, resolved, entry, question.terms.service_uid) else None
@@ -81,7 +81,7 @@ def room(question: Question) -> Room | None:
     if home is None or question.spec.accelerators[home.position].cpu is not None:
         return None
     entry, resolved = question.spec.accelerators[home.position], home.resolved
-    found = options(entry, demanded(question.fleet, question.terms._replace(service_uid=""), None))
+    found = options(entry, demanded(question.fleet, question.terms._replace(service_uid=""), [entry]))
     same = [one for one in found if one.ever and one.kind and one.resolved.identity == resolved.identity]
     mine = [one for one in same if not resolved.labels or (one.kind and one.kind.label in resolved.labels)]
     rooms = [place for one in mine if one.kind for place in one.kind.rooms if not place.node.gone]
@@ -90,24 +90,34 @@ def room(question: Question) -> Room | None:
 
 def _free(question: Question, resolved: Resolved, entry: Accelerator, mine: str) -> int:
     """Places for the same devices; what pods of that service hold counts as free."""
-    demand = demanded(question.fleet, question.terms._replace(service_uid=mine), None)
+    demand = demanded(question.fleet, question.terms._replace(service_uid=mine), [entry], enough=question.wanted)
     same = (option for option in merged(one for one in options(entry, demand) if one.ever) if option.resolved.identity == resolved.identity)
     return next((option.free for option in same), 0)
 
 
-def _judge_all(question: Question) -> tuple[Judged, ...]:
-    """Up to the first entry on CPU, which can always be had."""
+def _judge_all(question: Question, home: Home | None) -> tuple[Judged, ...]:
     asked = Asked(question.shape, question.spec.engine) if question.shape else None
-    demand = demanded(question.fleet, question.terms, asked)
+    demand = demanded(question.fleet, question.terms, question.spec.accelerators, asked, question.wanted)
     found = []
     for index, entry in enumerate(question.spec.accelerators):
-        seen = options(entry, demand)
+        # What was placed on CPU once is not unsaid for its size: an older operator did not ask, and it may have served.
+        lived = entry.cpu is not None and home is not None and home.position == index
+        seen = options(entry, demand._replace(asked=None) if lived else demand)
         if asked is None and question.unknowable:
             seen = tuple(_unsized(option, question.unknowable) for option in seen)
         found.append(Judged(index, entry, seen, "" if seen else absent(entry, demand)))
-        if entry.cpu is not None:
-            break
     return tuple(found)
+
+
+def _asks_for_shape(judged: tuple[Judged, ...]) -> bool:
+    """Whether some devices could be had and the model's size says which. Those after an entry on CPU that has room are not asked for; who
+    runs on CPU does not wait for an inspection: the daemon says what does not fit."""
+    for one in judged:
+        if any(option.kind and option.ever for option in one.options):
+            return True
+        if one.entry.cpu is not None and any(option.free for option in one.able):
+            return False
+    return False
 
 
 def _unsized(option: Option, why: str) -> Option:

@@ -1,7 +1,7 @@
 """A pod as an occupant of its node: what it asks for, and whether it still does. Pure.
 
-`parse_occupant` is the parser of the mirror of pods (`world.py`): it keeps pods that hold devices or claims, and ours. A pod that is being
-deleted occupies until it is gone; one that has finished does not.
+`parse_occupant` is the parser of the mirror of pods (`world.py`): it keeps pods that hold devices or claims, ours, and whatever else has a
+node and holds cores or memory of it. A pod that is being deleted occupies until it is gone; one that has finished does not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _EXACT: Final[dict[str, Decimal | int]] = {
 Requests = Counter[str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Occupant:
     """One pod. `devices` and the rest are what the scheduler counts for it; `node` is empty until it is bound."""
 
@@ -47,6 +47,11 @@ class Occupant:
     claims: tuple[str, ...]
     terminating: bool
 
+    @property
+    def plain(self) -> bool:
+        """Nobody's of ours, with cores and memory alone: summed up by node (cores.py), and no news to who waits. Most pods are."""
+        return not (self.devices or self.claims or self.service)
+
 
 def parse_occupant(body: Json) -> Occupant | None:
     """None where it holds nothing that is decided by."""
@@ -56,9 +61,9 @@ def parse_occupant(body: Json) -> Occupant | None:
     labels = meta.get("labels") or {}
     devices = _effective(spec, _devices)
     claims = tuple(sorted(_claims(spec, status)))
-    if not devices and not claims and LABEL_SERVICE not in labels:
-        return None
     cores = _effective(spec, _amounts)
+    if not devices and not claims and LABEL_SERVICE not in labels and not (spec.get("nodeName") and (cores[CPU] or cores[MEMORY])):
+        return None
     return Occupant(
         namespace=meta.get("namespace", ""),
         name=meta["name"],
@@ -72,6 +77,12 @@ def parse_occupant(body: Json) -> Occupant | None:
         claims=claims,
         terminating="deletionTimestamp" in meta,
     )
+
+
+def amounts(spec: Json) -> tuple[int, int]:
+    """Millicores and bytes that the scheduler counts for a pod."""
+    found = _effective(spec, _amounts)
+    return found[CPU], found[MEMORY]
 
 
 def _effective(spec: Json, read: Callable[[Json], Requests]) -> Requests:

@@ -18,6 +18,7 @@ from pagoda_sizing.devices import Device
 from pagoda_sizing.errors import SizingError
 from pagoda_sizing.families import parse_model
 from pagoda_sizing.fit import Demand, Fit, default_reserve, fit
+from pagoda_sizing.host import cache_room, host_reserve
 from pagoda_sizing.model import Model
 from pagoda_sizing.published import published
 
@@ -91,34 +92,54 @@ def why_not(asked: Asked, memory: int, count: int = 1) -> str:
 
     A slice never has peers; that is the caller's to know: it asks with count 1.
     """
+    memory = _usable(asked.engine, memory)
     try:
-        told = _terms(asked, _usable(asked.engine, memory), count)
+        told = _terms(asked, memory, default_reserve(memory), count)
     except SizingError as refused:
         return str(refused)
-    needed = needed_bytes(asked, told)
+    return _short(asked, told, _weights(asked, told) + told.reserve_bytes + _cache_bytes(asked, told))
+
+
+def why_not_on_cores(asked: Asked, memory: int) -> str:
+    """The same of a container with so much memory. A cache of a given size is made as it is; any other gets a share of what is left."""
+    memory = _usable(asked.engine, memory)
+    try:
+        told = _terms(asked, memory, host_reserve(asked.shape.model, asked.engine.max_concurrency))
+    except SizingError as refused:
+        return str(refused)
+    cache = _cache_bytes(asked, told)
+    room = cache if asked.engine.kv_cache.size else cache_room(cache)
+    return _short(asked, told, _weights(asked, told) + told.reserve_bytes + room)
+
+
+def _short(asked: Asked, told: Fit, needed: int) -> str:
     if needed <= told.memory_bytes:
         return ""
-    each = f" on each of {count}" if count > 1 else ""
+    each = f" on each of {told.degree}" if told.degree > 1 else ""
     return f"needs {gib(needed)} for weights + {_cache(asked)}{each}, has {gib(told.memory_bytes)}"
 
 
-def needed_bytes(asked: Asked, told: Fit) -> int:
-    """Weights, cache and reserve of one device."""
+def _weights(asked: Asked, told: Fit) -> int:
+    return told.weight_bytes * (_width(asked) if asked.engine.quantization == "none" else 1)
+
+
+def _cache_bytes(asked: Asked, told: Fit) -> int:
     size = asked.engine.kv_cache.size
-    wide = 2 if asked.engine.dtype == _WIDE else 1
-    cache_bytes = int(parse_quantity(size)) if size else told.concurrency * told.kv_bytes_per_request * wide
-    weights = told.weight_bytes * (wide if asked.engine.quantization == "none" else 1)
-    return weights + told.reserve_bytes + cache_bytes
+    return int(parse_quantity(size)) if size else told.concurrency * told.kv_bytes_per_request * _width(asked)
 
 
-def _terms(asked: Asked, memory: int, count: int) -> Fit:
+def _width(asked: Asked) -> int:
+    return 2 if asked.engine.dtype == _WIDE else 1
+
+
+def _terms(asked: Asked, memory: int, reserve: int, count: int = 1) -> Fit:
     engine = asked.engine
     demand = Demand(
         context=asked.context,
         concurrency=engine.max_concurrency,
         quantisation=_WEIGHTS.get(engine.quantization, engine.quantization),
         kv_dtype=_KV,
-        reserve_bytes=default_reserve(memory),
+        reserve_bytes=reserve,
     )
     return fit(asked.shape.model, _device(memory), demand, count)
 
@@ -142,4 +163,4 @@ def _cache(asked: Asked) -> str:
 
 def gib(count: int) -> str:
     """For people."""
-    return f"{count / (1 << 30):.1f} GiB"
+    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 29 else f"{count / (1 << 20):.1f} MiB"

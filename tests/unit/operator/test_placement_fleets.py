@@ -28,7 +28,8 @@ from fleets import (
     spec,
     whole,
 )
-from pagoda_operator.placement.fleet import Fleet, Terms
+from pagoda_operator.placement.blocks import Terms
+from pagoda_operator.placement.fleet import Fleet
 from pagoda_operator.placement.place import place
 
 OLD = {"driver": "535.216.01", "cuda": "12.2"}

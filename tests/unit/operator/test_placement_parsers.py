@@ -10,7 +10,7 @@ from pagoda_operator.placement.mig import of_product, of_resource, parse_profile
 from pagoda_operator.placement.nodes import parse_node
 from pagoda_operator.placement.pods import parse_occupant, quantity
 from pagoda_operator.placement.slices import devices, holds, parse_claim, parse_slice
-from pagoda_operator.placement.view import View, fleet
+from pagoda_operator.placement.view import View
 from pagoda_operator.state import NODES, PODS, Key
 from pagoda_operator.world import World
 from pagoda_operator.world_parsers import PARSERS
@@ -187,7 +187,7 @@ async def test_the_mirrors_are_full_before_anything_is_decided(monkeypatch):
     monkeypatch.setattr("pagoda_operator.check._TRY_AGAIN", 0)
     world = World(PARSERS, lambda: 0.0)
     await fill(Pages([named("a")], [named("b")], failures=2), world, [PODS])
-    assert [found.name for found in fleet(world).occupants] == ["a", "b"]
+    assert [found.name for found in View(world)().occupants] == ["a", "b"]
 
 
 async def test_what_a_broken_watch_did_not_tell_is_forgotten_and_what_it_told_since_is_not():

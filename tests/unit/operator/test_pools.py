@@ -13,7 +13,7 @@ from pagoda_contracts.names import NODE_POOLS_CONFIG_MAP, NODE_POOLS_KEY
 from pagoda_operator.errors import Unavailable
 from pagoda_operator.placement.fleet import Fleet
 from pagoda_operator.placement.pools import FORGET_S, STALE_S, dressed, gone, read, seen, written
-from pagoda_operator.remembered import Remembered, with_gone
+from pagoda_operator.remembered import Remembered, Seen, with_gone
 from pagoda_operator.state import CONFIG_MAPS, DEPLOYMENTS, PODS
 from placing import ENGINE, placement
 
@@ -289,7 +289,7 @@ class Memory:
 
     def __init__(self, api):
         self.api, self.fleet, self.at = api, Fleet(), 0.0
-        self.remembered = Remembered(api, lambda: self.fleet, MINE, lambda: self.at)
+        self.remembered = Remembered(api, Seen(lambda: self.fleet, lambda: self.fleet), MINE, lambda: self.at)
 
     def run(self, *steps):
         for step in steps:
