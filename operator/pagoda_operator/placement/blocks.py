@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -72,23 +73,25 @@ class Ground:
     def _found(self, terms: Terms, need: Amount) -> Holding:
         blocks, able = self.blocks(terms), [node for node in self.nodes if holds(node, need)]
         barred = [(node.name, block) for node in able if (block := blocks[node.name])]
-        small = [node for node in self.nodes if not holds(node, need) and ((block := blocks[node.name]) is None or block.passing)]
+        usable = tuple(node for node in able if blocks[node.name] is None)
         return Holding(
-            open=tuple(node for node in able if blocks[node.name] is None),
+            open=usable,
             passing=tuple(sorted((name, block.why) for name, block in barred if block.passing)),
             lasting=tuple(sorted((name, block.why) for name, block in barred if not block.passing)),
-            small=tuple(small),
+            small=tuple(node for node in self.nodes if not holds(node, need)),
+            youngest=max((node.joined for node in usable), default=math.inf),
         )
 
 
 class Holding(NamedTuple):
     """Nodes as they answer to a pod of so many cores and so much memory: those that may take it, those large enough that may not, for now
-    or ever, with the reason, and those that might but are too small."""
+    or ever, with the reason, and those that are too small; and when the last of the first joined, in Unix seconds."""
 
     open: tuple[Node, ...]
     passing: tuple[tuple[str, str], ...]
     lasting: tuple[tuple[str, str], ...]
     small: tuple[Node, ...]
+    youngest: float
 
 
 def blocked(node: Node, terms: Terms) -> Block | None:

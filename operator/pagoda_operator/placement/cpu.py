@@ -42,6 +42,11 @@ def judge(cpu: CpuAccelerator, fleet: Fleet, terms: Terms, asked: Asked | None, 
     return Verdict(ever=True, free=free, why="" if free else _occupied(found, need))
 
 
+def youngest(cpu: CpuAccelerator, fleet: Fleet, terms: Terms) -> float:
+    """When the last of the nodes joined that may take such a replica now, in Unix seconds; ahead of any where there is none."""
+    return fleet.ground.holding(terms._replace(devices=False), needed(cpu, terms)).youngest
+
+
 def needed(cpu: CpuAccelerator, terms: Terms) -> Amount:
     """What a replica's pod asks for, its other containers included."""
     asked = {"requests": {"cpu": cpu.cores, "memory": cpu.memory}}

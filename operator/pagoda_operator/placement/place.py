@@ -16,6 +16,7 @@ from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_contracts.resources.status import PlacementStatus, RejectedAccelerator, WaitingAccelerator
 
 from pagoda_operator.manifests.revision import digest, entry_digest, identify
+from pagoda_operator.placement.cpu import youngest
 from pagoda_operator.placement.judged import Home, Judged, Question
 from pagoda_operator.placement.options import Option, absent, demanded, merged, options
 from pagoda_operator.placement.shape import Asked
@@ -25,6 +26,8 @@ from pagoda_operator.placement.warnings import warnings
 
 NO_ACCELERATOR: Final = "NoAccelerator"
 WAITING_FOR_CAPACITY: Final = "WaitingForCapacity"
+# Nodes that joined within a day: somebody adds them, by hand or a node autoscaler, whose pools mostly shrink at night.
+GROWS_S: Final = 86_400.0
 _MAX_REJECTED: Final = 32
 _MAX_WHY: Final = 1000
 _MAX_DEVICE: Final = 250
@@ -60,9 +63,9 @@ def _as_pinned(question: Question, placed: Placement) -> Placement:
 
 def spare(question: Question, resolved: Resolved, entry: Accelerator) -> int | None:
     """How many more replicas fit beside all that run now, the service's own included: what a surge may take; on CPU up to what is wanted.
-    None on CPU where no node is known, and where none fits and none would if the service's own went (nodes are cordoned, or offer nothing
-    now): to take one away would then help nobody."""
-    if entry.cpu is not None and not question.fleet.nodes:
+    None on CPU where nodes come for pods that wait, and where none fits and none would if the service's own went (nodes are cordoned, or
+    offer nothing now): to take one away would then help nobody."""
+    if entry.cpu is not None and question.now - youngest(entry.cpu, question.fleet, question.terms) < GROWS_S:
         return None
     beside = _free(question, resolved, entry, "")
     return beside if beside or _free(question, resolved, entry, question.terms.service_uid) else None
