@@ -51,7 +51,7 @@ PASSING = [
 TOLERANT = Terms(tolerations=({"key": "nvidia.com/gpu", "operator": "Exists"},), service_uid="mine")
 BESIDE = Terms(
     pod={
-        "containers": [{"name": "daemon", "resources": {"requests": {"cpu": "99"}}}],
+        "containers": [{"name": "daemon", "resources": {"requests": {"cpu": "99"}}}, {"name": "c", "resources": {"limits": {"cpu": 1}}}],
         "initContainers": [{"name": "f", "restartPolicy": "Always", "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}}}],
     }
 )
@@ -532,7 +532,7 @@ ROWS = [
                 fleet(plain_node("a", "8")),
                 spec(CPU),
                 None,
-                {"why": ("needs 8.05 cores on one node, the largest has 8 cores",), "terms": BESIDE},
+                {"why": ("needs 9.05 cores on one node, the largest has 8 cores",), "terms": BESIDE},
             ),
         )
     ),

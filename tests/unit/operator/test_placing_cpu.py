@@ -148,6 +148,15 @@ def test_sums_that_follow_every_change_are_those_of_all_pods():
         assert loads.held() == held_by(pod for body in there.values() if (pod := parse_occupant(body)))
 
 
+def test_sums_that_were_given_out_do_not_change():
+    loads = Loads()
+    one, two = (parse_occupant(plain("n", name, "a", cpu="1")) for name in "xy")
+    loads.heard(None, one)
+    given = loads.held()
+    loads.heard(None, two)
+    assert (given.by_node, given.own) == ({"n": (1000, 0)}, {"a": {"n": (1000, 0)}})
+
+
 def test_a_pod_that_comes_or_goes_asks_nothing_of_the_nodes_again():
     loads = Loads()
     mirrored = Mirrored(PARSERS, lambda: 0.0, {PODS: loads.heard})

@@ -426,6 +426,10 @@ def test_a_node_whose_plugin_starts_anew_takes_no_promise_away_and_is_none_of_co
     bare = h100(1)
     bare["status"]["capacity"] = bare["status"]["allocatable"] = {"cpu": "64", "memory": "512Gi"}
     assert seen(pools, nodes(bare), 1.0) == pools
+    sliced = node("m", H100, cut(1, p1g_10gb=7))
+    sliced["metadata"]["labels"] = {}
+    pools = seen({}, nodes(sliced), 0.0)
+    assert pools.keys() < seen(pools, nodes(plain_node("m")), 1.0).keys()
 
 
 def test_a_service_on_cpu_waits_for_a_node_like_one_that_was_there():
