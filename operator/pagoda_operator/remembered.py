@@ -59,15 +59,19 @@ class Remembered:
         """As it is now, and what came and went; the same object while nothing changed."""
         fleet = self._seen.fleet()
         if self._made[0] is not fleet:
-            self._made = (fleet, self._dressed(fleet))
+            self._made = (fleet, self._anew(*self._made, fleet))
         return self._made[1]
 
     def cores(self) -> Fleet:
         """The same without pods."""
         fleet = self._seen.cores()
         if self._bare[0] is not fleet:
-            self._bare = (fleet, self._dressed(fleet))
+            self._bare = (fleet, self._anew(*self._bare, fleet))
         return self._bare[1]
+
+    def _anew(self, last: Fleet, made: Fleet, fleet: Fleet) -> Fleet:
+        """What was worked out of all but the sums stays where only they changed: with each pod of the cluster they do."""
+        return made.with_sums(fleet.held) if fleet.same_but_sums(last) else self._dressed(fleet)
 
     def _dressed(self, fleet: Fleet) -> Fleet:
         if (fleet.nodes, fleet.slices) != self._looked:
@@ -92,7 +96,7 @@ class Remembered:
                 return
             self._loaded, self._kept = True, body is not None
             self._text = _text(body)
-            self._pools = read(self._text) | self._pools
+            self._pools |= read(self._text)  # its own times of these would be a write for each start
             self._see(self._nodes)
             self._made = self._bare = (Fleet(), Fleet())
 

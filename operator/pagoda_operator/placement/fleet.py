@@ -20,6 +20,7 @@ from pagoda_operator.placement.nodes import MIG_AT_WORK, MIG_FAILED, Node, Offer
 from pagoda_operator.placement.pods import Occupant
 from pagoda_operator.placement.slices import Claim, Slice, SliceDevice, Where, devices, holds
 
+_READ: Final = ("nodes", "occupants", "slices", "claims")
 _WORKED: Final = ("ground", "used", "own", "troubled", "kinds")
 
 
@@ -43,6 +44,10 @@ class Fleet:
     def ground(self) -> Ground:
         """What its nodes alone say."""
         return Ground(self.nodes) if self.worked is None else self.worked
+
+    def same_but_sums(self, other: Fleet) -> bool:
+        """Whether it was made of the other by `with_sums`."""
+        return self.sums is not None and other.sums is not None and all(getattr(self, name) is getattr(other, name) for name in _READ)
 
     def with_sums(self, sums: Held) -> Fleet:
         """The same with other sums; what was worked out of the rest stays."""

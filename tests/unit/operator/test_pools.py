@@ -446,9 +446,34 @@ async def test_what_runs_on_cores_alone_sees_the_same_pools():
     there = [fleet(large(1))]
     remembered = Remembered(FakeApi(), Seen(lambda: there[-1], lambda: there[-1]), MINE, lambda: 0.0)
     assert [node.gone for node in remembered.cores().nodes] == [False]
-    there.append(fleet(large(2, "8")))
+    there.append(fleet(large(2, "8")).with_sums(Held()))
     first = remembered.cores()
     assert ([node.gone for node in first.nodes], len(first.ground.nodes)) == ([False, True], 2)
     assert (first is remembered.cores(), first.ground is remembered().ground, remembered().nodes == first.nodes) == (True, True, True)
+    used = first.used
     there.append(there[-1].with_sums(Held({NAMED + "2": Amount(1000, 0)})))
-    assert (remembered.cores().ground is first.ground, remembered.cores().held.by_node) == (True, {NAMED + "2": (1000, 0)})
+    second = remembered.cores()
+    assert (second.ground is first.ground, second.used is used, second.held.by_node) == (True, True, {NAMED + "2": (1000, 0)})
+    there.append(fleet(large(2, "8"), large(3, "16")))
+    assert [node.gone for node in remembered.cores().nodes] == [False, False, True]
+
+
+async def test_a_cluster_that_has_no_node_at_a_start_still_has_its_pools():
+    api, empty = FakeApi(), Fleet(sums=Held())
+    data = {NODE_POOLS_KEY: written(seen({}, nodes(large(1)), 0.0))}
+    api.put(CONFIG_MAPS, {"metadata": {"name": NODE_POOLS_CONFIG_MAP, "namespace": MINE}, "data": data})
+    remembered = Remembered(api, Seen(lambda: empty, lambda: empty), MINE, lambda: 1.0)
+    await remembered.load()
+    assert [node.gone for fleet_ in (remembered.cores(), remembered()) for node in fleet_.nodes] == [True, True]
+
+
+async def test_a_start_that_sees_what_was_kept_writes_nothing():
+    api, there = FakeApi(), fleet(large(1))
+    api.put(CONFIG_MAPS, {"metadata": {"name": NODE_POOLS_CONFIG_MAP, "namespace": MINE}})
+    for at, writes in ((0.0, 1), (100.0, 0)):
+        remembered = Remembered(api, Seen(lambda: there, lambda: there), MINE, lambda at=at: at)
+        remembered()
+        await remembered.load()
+        await remembered.keep()
+        assert len(api.journal) == writes
+        api.journal.clear()
