@@ -29,6 +29,18 @@ _SCALE: Final = {
     "Gi": Decimal(2) ** 30,
     "Ti": Decimal(2) ** 40,
 }
+_SUFFIXES: Final = _SCALE | {
+    "n": Decimal("1e-9"),
+    "u": Decimal("1e-6"),
+    "P": Decimal(10) ** 15,
+    "E": Decimal(10) ** 18,
+    "Pi": Decimal(2) ** 50,
+    "Ei": Decimal(2) ** 60,
+}
+# No longer than the API server keeps: nobody's object makes us count to 10 to the billionth.
+_ANY_QUANTITY: Final = re.compile(
+    r"^([+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40}))(?:[eE]([+-]?[0-9]{1,2})|([numkMGTPE]|[KMGTPE]i)?)$", re.ASCII
+)
 
 
 def parse_duration(text: str) -> float:
@@ -44,6 +56,15 @@ def parse_quantity(text: str) -> Decimal:
     if match is None:
         raise ValueError(f"{text!r} is not a quantity: use a number with m, k, M, G, T, Ki, Mi, Gi or Ti, such as 250m or 4Gi")
     return Decimal(match[1]) * _SCALE[match[2]]
+
+
+def read_quantity(value: Any) -> Decimal:
+    """What other people's objects say, in all that Kubernetes allows: `.5`, `+1`, `1e3`, `2Ei`. Nothing, or what is no quantity, is 0."""
+    match = _ANY_QUANTITY.match(str(value)) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
+    if match is None:
+        return Decimal(0)
+    number, exponent, suffix = match.groups()
+    return Decimal(number) * (Decimal(10) ** int(exponent) if exponent else _SUFFIXES[suffix or ""])
 
 
 def _duration(text: str) -> str:

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from pagoda_operator.callers import Callers
 from pagoda_operator.orders import Answer
+from pagoda_operator.placement.fleet import Fleet
 from pagoda_operator.plan import plan
 from pagoda_operator.reader import Reader
 from pagoda_operator.senses import Senses
@@ -56,9 +57,9 @@ async def _shown_names(run: Run, observed: Observed) -> Observed:
 
 
 async def _devices(run: Run, observed: Observed) -> Observed:
-    """Who runs on CPU alone need not put 5,000 pods in order."""
-    wanted = observed.spec is not None and any(entry.cpu is None for entry in observed.spec.accelerators)
-    return replace(observed, faults=run.senses.faults(), fleet=run.senses.fleet() if wanted else run.senses.cores())
+    """Who runs on CPU alone need not compare 1,000 nodes."""
+    fleet = run.senses.fleet() if observed.asks_for_devices else Fleet()
+    return replace(observed, faults=run.senses.faults(), fleet=fleet, sizes=run.senses.sizes())
 
 
 async def _booked(run: Run, observed: Observed) -> Observed:

@@ -29,7 +29,6 @@ from pagoda_operator.leader import Leadership
 from pagoda_operator.listen import Listener
 from pagoda_operator.metrics import Gauges, Metrics
 from pagoda_operator.mirror import Mirror
-from pagoda_operator.placement.cores import Loads
 from pagoda_operator.placement.fleet import Fleet
 from pagoda_operator.placement.view import View
 from pagoda_operator.queue import KeyedQueue, Reconcile
@@ -37,7 +36,7 @@ from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.quota.native import singles
 from pagoda_operator.quota.teller import Teller
 from pagoda_operator.reconcile import Reconciler
-from pagoda_operator.remembered import Remembered, Seen
+from pagoda_operator.remembered import Remembered
 from pagoda_operator.scaler import Scaler
 from pagoda_operator.senses import Senses
 from pagoda_operator.server_time import ServerTime
@@ -89,18 +88,18 @@ def core(settings: Settings, lease: Leadership, connected: Callable[[Hooks], Kub
     return Core(settings, lease, cluster, queue, Door(queue), probes.Vitals(queue.oldest, lease.age), mirror, metrics, server)
 
 
-def parts(made: Core, sink: Sink, loads: Loads) -> list[Awaitable[None]]:
-    """All that runs beside Kopf. `loads` hears of the world's pods."""
+def parts(made: Core, sink: Sink) -> list[Awaitable[None]]:
+    """All that runs beside Kopf."""
     own = OwnToken(made.settings.token) if made.settings.token is not None else None
     signals = Signals(asyncio.get_running_loop().time, made.door.child)
     keys = TokenKeys(made.cluster, own.newest_key if own else lambda: "")
     quotas = Quotas(made.cluster, lambda: sink.world.all(QUOTAS), made.queue.add, time.monotonic, made.lease.settled)
     listener = Listener(made.settings.gateways, signals, made.settings.identity, own)
     daemons = Daemons(Voice(lambda: made.lease.epoch, own))
-    senses = _senses(made, sink, View(sink.world, loads), signals)
-    fleet = Remembered(made.cluster, Seen(senses.fleet, senses.cores), made.settings.lease_namespace, made.time.now)
+    senses = _senses(made, sink, signals)
+    fleet = Remembered(made.cluster, senses.fleet, made.settings.lease_namespace, made.time.now)
     teller = Teller(made.cluster, lambda: sink.world.all(QUOTAS), quotas, made.time.utc, _singles(made, fleet))
-    senses = replace(senses, daemons=daemons, keys=keys, quota=quotas, fleet=fleet, cores=fleet.cores)
+    senses = replace(senses, daemons=daemons, keys=keys, quota=quotas, fleet=fleet)
     events = Recorder(made.cluster, made.settings.identity, beside=True)
     senses = replace(senses, ages=Ages(time.monotonic), lacking=Lacking(time.monotonic), turns=Turns(time.monotonic), events=events)
     reconciler = Reconciler(made.cluster, made.settings, made.time.utc, senses)
@@ -125,10 +124,11 @@ def _alone(made: Core) -> Callable[[Key], bool]:
     return lambda key: made.vitals.complete.is_set() and made.mirror.alone(key)
 
 
-def _senses(made: Core, sink: Sink, fleet: View, signals: Signals) -> Senses:
+def _senses(made: Core, sink: Sink, signals: Signals) -> Senses:
     """Those that are told of things."""
     scaler = Scaler(made.cluster, signals, asyncio.get_running_loop().time, made.time.now)
     signals.measured = lambda key: made.door.child(key) if scaler.heard(key, idle=signals.idle(key)) else None
+    fleet = View(sink.world)
     return Senses(
         waits=made.door.waits,
         signals=signals,
@@ -138,7 +138,7 @@ def _senses(made: Core, sink: Sink, fleet: View, signals: Signals) -> Senses:
         scaling=scaler,
         faults=fleet.faults,
         fleet=fleet,
-        cores=fleet.cores,
+        sizes=fleet.sizes,
     )
 
 

@@ -10,7 +10,7 @@ from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_operator.earlier import named
 from pagoda_operator.inspection import inspect
 from pagoda_operator.manifests.pod import scheduling
-from pagoda_operator.placement.blocks import Terms
+from pagoda_operator.placement.fleet import Terms
 from pagoda_operator.placement.judged import Question, Run
 from pagoda_operator.placement.types import Pin, read_pin
 from pagoda_operator.pods import Pod
@@ -32,6 +32,7 @@ def ask(observed: Observed, spec: InferenceServiceSpec) -> Question:
         kept=observed.status.placement,
         wanted=observed.wanted,
         now=observed.now,
+        sizes=observed.sizes,
     )
 
 
@@ -46,8 +47,6 @@ def terms(observed: Observed, spec: InferenceServiceSpec) -> Terms:
         tolerations=tuple(said.get("tolerations") or ()),
         cuda=profile.min_cuda or DAEMON_CUDA,
         service_uid=observed.meta.uid,
-        pod=said,
-        devices=any(entry.cpu is None for entry in spec.accelerators),
     )
 
 

@@ -101,7 +101,7 @@ class Reconciler:
     async def _deeds(self, key: Key, observed: Observed, draft: Plan) -> Outcome:
         """What a plan asks for, and when to look again."""
         self._verified.add(key)
-        self._senses.waits(key, waiting=_wants_devices(draft))
+        self._senses.waits(key, waiting=_wants_devices(observed, draft))
         if not observed.raw_status and await self._tell(observed, draft):
             return Outcome(again=_AT_ONCE)  # said before anything is made: kstatus takes silence for success
         outcome = await self._carry_out(key, observed, draft)
@@ -157,7 +157,7 @@ class Reconciler:
         if turn == 0:
             return REPLICAS if suffices(REPLICAS, draft) else EVERYTHING
         self._repeats.pop(key, None)
-        self._senses.waits(key, waiting=_wants_devices(draft))
+        self._senses.waits(key, waiting=_wants_devices(observed, draft))
         await self._senses.scaling.keep(key, observed)
         waits = [wait for wait in (_again(observed, draft), turn) if wait is not None]
         return self._in_time(key, Outcome(again=min(waits, default=None)))
@@ -266,8 +266,10 @@ def _unanswered(observed: Observed) -> bool:
     return bool(observed.raw_status.get("observedGeneration") != observed.meta.generation)
 
 
-def _wants_devices(draft: Plan) -> bool:
+def _wants_devices(observed: Observed, draft: Plan) -> bool:
     """Whether news of devices may change what was decided."""
+    if not observed.asks_for_devices:
+        return False
     none = draft.problem is not None and draft.problem.reason == NO_ACCELERATOR
     return none or (draft.placement is not None and draft.placement.status.waiting is not None)
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 from pagoda_contracts.names import NODE_POOLS_CONFIG_MAP, NODE_POOLS_KEY
 
 from pagoda_operator.apply import Writer, apply_anew
 from pagoda_operator.errors import ClusterError
-from pagoda_operator.placement.blocks import Ground
 from pagoda_operator.placement.fleet import Fleet
 from pagoda_operator.placement.nodes import Node
 from pagoda_operator.placement.pools import Pool, dressed, gone, read, seen, written
@@ -32,57 +31,29 @@ class Cluster(Reader, Writer, Protocol):
     """What the ConfigMap is read from and written to."""
 
 
-class Seen(NamedTuple):
-    """What is there: all of it, and without pods."""
-
-    fleet: Callable[[], Fleet]
-    cores: Callable[[], Fleet]
-
-
 class Remembered:
-    """`seen`: what is there; `namespace`: the operator's own, None where it has none."""
+    """`fleet`: what is there; `namespace`: the operator's own, None where it has none."""
 
-    def __init__(self, cluster: Cluster, seen: Seen, namespace: str | None, wall: Callable[[], float]) -> None:
-        self._cluster, self._seen, self._namespace, self._wall = cluster, seen, namespace, wall
+    def __init__(self, cluster: Cluster, fleet: Callable[[], Fleet], namespace: str | None, wall: Callable[[], float]) -> None:
+        self._cluster, self._fleet, self._namespace, self._wall = cluster, fleet, namespace, wall
         self._pools: dict[str, Pool] = {}
         self._looked: tuple[tuple[Node, ...], tuple[Slice, ...]] = ((), ())
         self._nodes: tuple[Node, ...] = ()
         self._gone: tuple[Node, ...] = ()
-        self._made = self._bare = (Fleet(), Fleet())
-        # The nodes that are there, those that are gone, and what was worked out of both.
-        self._ground: tuple[tuple[Node, ...], tuple[Node, ...], Ground] = ((), (), Ground(()))
+        self._made = (Fleet(), Fleet())
         self._text = ""
         self._loaded = self._kept = False
         self._loading = asyncio.Lock()
 
     def __call__(self) -> Fleet:
         """As it is now, and what came and went; the same object while nothing changed."""
-        fleet = self._seen.fleet()
+        fleet = self._fleet()
         if self._made[0] is not fleet:
-            self._made = (fleet, self._anew(*self._made, fleet))
+            if (fleet.nodes, fleet.slices) != self._looked:
+                self._looked = fleet.nodes, fleet.slices
+                self._see(dressed(fleet.nodes, fleet.slices, {node.name: node for node in self._nodes}))
+            self._made = (fleet, with_gone(fleet, self._gone))
         return self._made[1]
-
-    def cores(self) -> Fleet:
-        """The same without pods."""
-        fleet = self._seen.cores()
-        if self._bare[0] is not fleet:
-            self._bare = (fleet, self._anew(*self._bare, fleet))
-        return self._bare[1]
-
-    def _anew(self, last: Fleet, made: Fleet, fleet: Fleet) -> Fleet:
-        """What was worked out of all but the sums stays where only they changed: with each pod of the cluster they do."""
-        return made.with_sums(fleet.held) if fleet.same_but_sums(last) else self._dressed(fleet)
-
-    def _dressed(self, fleet: Fleet) -> Fleet:
-        if (fleet.nodes, fleet.slices) != self._looked:
-            self._looked = fleet.nodes, fleet.slices
-            self._see(dressed(fleet.nodes, fleet.slices, {node.name: node for node in self._nodes}))
-        if not self._gone:
-            return fleet
-        made = with_gone(fleet, self._gone)
-        if self._ground[0] is not fleet.nodes or self._ground[1] is not self._gone:
-            self._ground = (fleet.nodes, self._gone, Ground(made.nodes))
-        return replace(made, worked=self._ground[2])
 
     async def load(self) -> None:
         """Before the first decision of a leader: a standby knows a predecessor's of long ago. What could not be read is tried again."""
@@ -96,9 +67,9 @@ class Remembered:
                 return
             self._loaded, self._kept = True, body is not None
             self._text = _text(body)
-            self._pools |= read(self._text)  # its own times of these would be a write for each start
+            self._pools = read(self._text) | self._pools
             self._see(self._nodes)
-            self._made = self._bare = (Fleet(), Fleet())
+            self._made = (Fleet(), Fleet())
 
     async def run(self) -> None:
         """Keeps the ConfigMap, for ever; of the leader only."""
@@ -131,7 +102,7 @@ def with_gone(fleet: Fleet, gone: tuple[Node, ...]) -> Fleet:
     if not gone:
         return fleet
     slices = (one for node in gone for one in as_slices(node.name, node.published))
-    return replace(fleet, nodes=(*fleet.nodes, *gone), slices=(*fleet.slices, *slices), worked=None)
+    return replace(fleet, nodes=(*fleet.nodes, *gone), slices=(*fleet.slices, *slices))
 
 
 def manifest(namespace: str, text: str) -> dict[str, Any]:

@@ -5,9 +5,14 @@ A pool that grows has no such number: its nodes come because pods wait, and as m
 
 from __future__ import annotations
 
-from pagoda_operator.placement.place import GROWS_S, room
+from typing import Final
+
+from pagoda_operator.placement.place import room
 from pagoda_operator.question import ask
 from pagoda_operator.state import Observed
+
+# Nodes that joined within a day: somebody adds them, by hand or a node autoscaler, whose pools mostly shrink at night.
+GROWS_S: Final = 86_400.0
 
 
 def placeable(observed: Observed) -> int | None:

@@ -17,6 +17,7 @@ from pagoda_operator.lacking import Lacking
 from pagoda_operator.manifests.children import Owner
 from pagoda_operator.orders import Nobody, Orders, unix
 from pagoda_operator.placement.fleet import Fleet
+from pagoda_operator.placement.sizes import Size
 from pagoda_operator.plan import Plan
 from pagoda_operator.quota.grant import Grant
 from pagoda_operator.reader import Reader
@@ -220,8 +221,7 @@ class Senses:
     scaling: Scaling = field(default_factory=Unscaled)
     faults: Callable[[], Mapping[str, str]] = dict
     fleet: Callable[[], Fleet] = Fleet
-    # The same without pods, for who asks for no devices.
-    cores: Callable[[], Fleet] = Fleet
+    sizes: Callable[[], tuple[Size, ...]] = tuple
     ages: Ages = field(default_factory=WallAges)
     lacking: Lacking = field(default_factory=Lacking)
     # None: each word is written by the run that says it.

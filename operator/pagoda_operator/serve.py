@@ -26,9 +26,8 @@ from pagoda_operator.handlers import PERHAPS, Intake, Sink, register
 from pagoda_operator.leader import Alone, Leadership, Lease, Means
 from pagoda_operator.own_loop import OwnLoop
 from pagoda_operator.parts import core, parts
-from pagoda_operator.placement.cores import Loads
 from pagoda_operator.settings import Settings
-from pagoda_operator.state import PODS, Resource
+from pagoda_operator.state import Resource
 from pagoda_operator.watching import watch_session
 from pagoda_operator.world import World
 from pagoda_operator.world_parsers import PARSERS
@@ -53,15 +52,14 @@ async def run(settings: Settings) -> int:
     servers = [probes.serve(made.vitals, settings.probes_port), made.metrics.serve(settings.metrics_port)]
     structlog.get_logger().info("serving", probes=servers[0].server_address[1], metrics=servers[1].server_address[1])
     beat = asyncio.create_task(made.vitals.beat())  # before the first question to an API server that may be away
-    loads, intake = Loads(), Intake(made.vitals.silences.heard)
-    world = World(PARSERS, time.monotonic, {PODS: loads.heard})
+    world, intake = World(PARSERS, time.monotonic), Intake(made.vitals.silences.heard)
     sink = Sink(made.door, world, made.mirror, intake, Claims(made.queue.add), await _present(made.cluster))
     made.vitals.expect(len(sink.kinds) + 1)  # and the definitions that Kopf looks for
     registry = kopf.OperatorRegistry()
     register(registry, sink, configuration.host, lambda: watch_session(configuration, made.vitals.watched, made.vitals.heard))
     await fill(made.cluster, sink.world, [resource for resource in PARSERS if resource in sink.kinds])
     try:
-        return await _first_end(kopf.operator(registry=registry, clusterwide=True, standalone=True), [beat, *parts(made, sink, loads)])
+        return await _first_end(kopf.operator(registry=registry, clusterwide=True, standalone=True), [beat, *parts(made, sink)])
     finally:
         await lease.release(answered=made.cluster.answered)
         for server in servers:

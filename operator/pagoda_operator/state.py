@@ -25,6 +25,7 @@ from pagoda_operator.autoscale import Decision
 from pagoda_operator.callers import Callers
 from pagoda_operator.orders import Answer, unix
 from pagoda_operator.placement.fleet import Fleet
+from pagoda_operator.placement.sizes import Size
 from pagoda_operator.pods import Pod, condition_of
 from pagoda_operator.quota.grant import Grant
 from pagoda_operator.quota.holdings import Holding, reserved
@@ -186,6 +187,8 @@ class Observed:
     ages: Mapping[str, float] = field(default_factory=dict)
     # The cluster's devices and who holds them, as the watches have shown them.
     fleet: Fleet = field(default=Fleet())
+    # Of the largest nodes, for who asks for cores.
+    sizes: tuple[Size, ...] = ()
     # Who may call replicas, as the installation says.
     callers: Callers | None = None
     # What all that bears the service's name holds, and what TenantQuotas let it have; None where none caps what it needs.
@@ -207,6 +210,11 @@ class Observed:
     placeable: int | None = None
     # Nodes whose devices are not to be trusted, with the reason.
     faults: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def asks_for_devices(self) -> bool:
+        """Whether any entry is not on CPU."""
+        return self.spec is not None and any(entry.cpu is None for entry in self.spec.accelerators)
 
     @property
     def asked(self) -> int:

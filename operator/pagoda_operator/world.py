@@ -14,8 +14,6 @@ from pagoda_operator.floors import Floors
 from pagoda_operator.state import Json, Key, Resource
 
 Parser = Callable[[Json], Any]
-# Hears of each change of a kind, before and after (None: not kept), and says whether that is news.
-Hearer = Callable[[Any, Any], bool]
 
 
 class _Heard(NamedTuple):
@@ -29,11 +27,8 @@ class World:
     """One mirror per kind. A parser keeps only what is decided by, as a value that compares equal where nothing of that changed; what it
     returns None for is not kept."""
 
-    def __init__(
-        self, parsers: Mapping[Resource, Parser], clock: Callable[[], float], hearers: Mapping[Resource, Hearer] | None = None
-    ) -> None:
+    def __init__(self, parsers: Mapping[Resource, Parser], clock: Callable[[], float]) -> None:
         self._parsers = parsers
-        self._hearers = hearers or {}
         self._floors = Floors(clock)
         self._kept: dict[Resource, dict[Key, Any]] = {resource: {} for resource in parsers}
         # Of every object, kept or not, what was last heard.
@@ -82,20 +77,13 @@ class World:
         parsed = self._parsers[resource](body)
         self._news += 1
         self._heard[resource][key] = _Heard(self._news, version)
-        before = self._kept[resource].get(key)
+        changed = bool(self._kept[resource].get(key) != parsed)
         if parsed is None:
             self._kept[resource].pop(key, None)
         else:
             self._kept[resource][key] = parsed
-        return self._changed(resource, before, parsed)
-
-    def _changed(self, resource: Resource, before: Any, after: Any) -> bool:
-        if before == after:
-            return False
-        hearer = self._hearers.get(resource)
-        news = hearer is None or hearer(before, after)
-        self._changes[resource] += news
-        return news
+        self._changes[resource] += changed
+        return changed
 
     def drop(self, resource: Resource, body: Json) -> bool:
         """An object is gone; whether it was kept."""
@@ -135,7 +123,9 @@ class World:
     def forget(self, resource: Resource, key: Key) -> bool:
         """It is not there; whether it was kept."""
         self._heard[resource].pop(key, None)
-        return self._changed(resource, self._kept[resource].pop(key, None), None)
+        gone = self._kept[resource].pop(key, None) is not None
+        self._changes[resource] += gone
+        return gone
 
 
 def _version(body: Json) -> str:

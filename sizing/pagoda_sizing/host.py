@@ -1,41 +1,75 @@
-"""What a daemon on CPU takes of its container beside weights and KV cache. Called by the operator's placement.
+"""The least memory in which a daemon starts on CPU. Called by the operator's placement.
 
-No CUDA context and no graphs, so the reserve of a device is not it: the processes, and a step's activations, logits and sampling, which a
-large vocabulary makes the most of. An intermediate width is not known here, and what a step holds for each token of context is left out:
-the daemon itself counts a little more (`runner/kv_size.py`).
+The daemon's own inequality (`runner/kv_size.py`), as far as a shape tells its terms: never more than what the daemon asks for, so
+that nothing is refused beforehand that would start. The width of an MLP is not known here, nor what its processes take.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from pagoda_sizing.errors import positive
 from pagoda_sizing.model import Model
+from pagoda_sizing.quant import weight_format
 
+LEAST_CONTEXT: Final = 2048
+"""What a daemon whose context nobody set must at least hold."""
 KV_SHARE: Final = 0.8
-"""Of what is left beside weights and a step; the front's buffers and the allocator's holes take the rest."""
-STEP_TOKENS: Final = 512
-"""The daemon's token budget, where nobody sets another."""
-_PROCESSES: Final = 100 << 20  # measured before the first weight: 102.5 MiB
+"""Of what is left beside weights and a step, where nobody gave the cache a size."""
 _STEP_FLOOR: Final = 32 << 20
 _SAMPLER_BYTES: Final = 96  # per logit of a row
 _SCORED_BYTES: Final = 24  # per logit of a slice
 _SLICE: Final = 1 << 22  # logits that are scored at a time
 
 
-def host_reserve(model: Model, concurrency: int, tokens: int = STEP_TOKENS) -> int:
-    """Bytes for the processes and a step of so many tokens for so many requests."""
-    positive("concurrency", concurrency)
-    width = max(4 * model.hidden, 3 * (model.attention.heads + 2 * model.attention.kv_heads) * model.attention.query_dim)
-    return _PROCESSES + _STEP_FLOOR + 4 * tokens * width + (_logits(model, concurrency, tokens) if model.decodes else 0)
+@dataclass(frozen=True)
+class Launch:
+    """What a daemon is started with. `context`, `cache_bytes`: None where nobody set them; `tokens`: most of a step."""
+
+    quantisation: str = "bf16"
+    item_bytes: int = 2
+    context: int | None = None
+    cache_bytes: int | None = None
+    concurrency: int = 1
+    tokens: int = 512
+
+    def context_of(self, model: Model) -> int:
+        """Tokens of the one request that must fit."""
+        return self.context or (1 if self.cache_bytes is not None else min(model.max_context, LEAST_CONTEXT))
 
 
-def _logits(model: Model, concurrency: int, tokens: int) -> int:
-    vocabulary, rows = model.parameters.embedding // model.hidden, min(concurrency, tokens)
-    sampled, scored = rows * vocabulary * _SAMPLER_BYTES, min(tokens * vocabulary, _SLICE) * _SCORED_BYTES
-    return 4 * tokens * vocabulary + max(sampled, scored)
+def least_memory(model: Model, launch: Launch) -> int:
+    """Bytes: weights, a step, and the cache of one request or of the given size."""
+    positive("concurrency", launch.concurrency)
+    fixed = _weights(model, launch) + _step(model, launch)
+    if launch.cache_bytes is not None:
+        return fixed + launch.cache_bytes
+    return fixed + int(_request(model, launch) / KV_SHARE)
 
 
-def cache_room(cache_bytes: int) -> int:
-    """Bytes that must be left for the daemon to make a cache of so many of them."""
-    return int(cache_bytes / KV_SHARE)
+def _weights(model: Model, launch: Launch) -> int:
+    """Matrices alone: of norms and biases families differ. A quantised head may be the embedding, which else stays as it is."""
+    counted = model.parameters
+    matrices = counted.dense + counted.experts
+    if launch.quantisation == "bf16":
+        return launch.item_bytes * (matrices + counted.embedding + counted.head)
+    read = launch.item_bytes * counted.embedding if counted.head else 0
+    return (matrices + (counted.head or counted.embedding)) * weight_format(launch.quantisation).bits // 8 + read
+
+
+def _step(model: Model, launch: Launch) -> int:
+    attention, tokens, item = model.attention, launch.tokens, launch.item_bytes
+    activations = 4 * tokens * (4 * model.hidden + 3 * (attention.heads + 2 * attention.kv_heads) * attention.query_dim)
+    vocabulary, rows = model.parameters.embedding // model.hidden, min(launch.concurrency, tokens)
+    logits = item * tokens * vocabulary + max(rows * vocabulary * _SAMPLER_BYTES, min(tokens * vocabulary, _SLICE) * _SCORED_BYTES)
+    per_token = tokens * (item + 2) + 2 * attention.query_dim * item * (1 + attention.kv_heads)
+    return _STEP_FLOOR + activations + logits + per_token * launch.context_of(model)
+
+
+def _request(model: Model, launch: Launch) -> int:
+    """The daemon's cache is one for all layers: it forgets only what lies outside every layer's window."""
+    context, windows = launch.context_of(model), [window for window in model.windows if window is not None]
+    if len(windows) == model.layers:
+        context = min(context, max(windows) + max(launch.tokens, launch.concurrency))
+    return context * model.kv_bytes_per_token() * launch.item_bytes // 2

@@ -12,8 +12,7 @@ from pagoda_devcluster.gpus import dra
 from pagoda_devcluster.gpus.devices import allocatable
 from pagoda_devcluster.gpus.labels import labels_of
 from pagoda_devcluster.gpus.layout import Group, NodeClass, Product, Profile
-from pagoda_operator.placement.blocks import Terms
-from pagoda_operator.placement.fleet import Fleet
+from pagoda_operator.placement.fleet import Fleet, Terms
 from pagoda_operator.placement.judged import Question
 from pagoda_operator.placement.nodes import parse_node
 from pagoda_operator.placement.pods import parse_occupant
@@ -60,8 +59,7 @@ B200 = _product("NVIDIA-B200", 183359, "10.0", p1g_23gb=(22016, 1), p1g_45gb=(45
 
 
 def node(name: str, product: Product, *groups: Group, **more: Any) -> Body:
-    """`strategy`, `config`, `state` and `since` of MIG; `labels`, `taints`, `cordoned`, `ready`, `driver`, `cuda`, `gone` (by resource),
-    `room` (cores and memory)."""
+    """`strategy`, `config`, `state` and `since` of MIG; `labels`, `taints`, `cordoned`, `ready`, `driver`, `cuda`, `gone` (by resource)."""
     given = {key: more[key] for key in ("driver", "cuda") if key in more}
     sliced = any(group.mig is not None for group in groups)
     played = NodeClass(
@@ -80,7 +78,7 @@ def node(name: str, product: Product, *groups: Group, **more: Any) -> Body:
     if "since" in more:
         fields = {"f:metadata": {"f:labels": {"f:nvidia.com/mig.config.state": {}}}}
         meta["managedFields"] = [{"manager": "mig-manager", "time": more["since"], "fieldsV1": fields}]
-    room = more.get("room", {"cpu": "64", "memory": "512Gi"})
+    room = {"cpu": "64", "memory": "512Gi"}
     return {
         "metadata": meta,
         "spec": {"taints": more.get("taints", []), "unschedulable": more.get("cordoned", False)},
@@ -110,21 +108,10 @@ def pod(where: str, name: str = "other", uid: str = "", **resources: int) -> Bod
     return {"metadata": meta, "spec": {"nodeName": where, "containers": [container]}, "status": {"phase": "Running"}}
 
 
-def plain_node(name: str, cpu: str | None = "64", memory: str | None = "512Gi", **more: Any) -> Body:
-    """A node without devices, of that size where it says one: `labels`, `taints`, `cordoned`, `ready`."""
+def plain_node(name: str, cpu: str | None = "64", memory: str | None = "512Gi") -> Body:
+    """A node without devices, of that size where it says one."""
     room = {key: value for key, value in (("cpu", cpu), ("memory", memory)) if value is not None}
-    return {
-        "metadata": {"name": name, "labels": more.get("labels", {})},
-        "spec": {"taints": more.get("taints", []), "unschedulable": more.get("cordoned", False)},
-        "status": {"allocatable": room, "conditions": [{"type": "Ready", "status": "True" if more.get("ready", True) else "False"}]},
-    }
-
-
-def plain(where: str, name: str = "web", uid: str = "", **requests: str) -> Body:
-    """A pod without devices: `cpu="2"`, `memory="1Gi"`."""
-    made = pod(where, name, uid)
-    made["spec"]["containers"][0]["resources"] = {"requests": requests}
-    return made
+    return {"metadata": {"name": name}, "status": {"allocatable": room, "conditions": [{"type": "Ready", "status": "True"}]}}
 
 
 def resource_slice(name: str, product: Product, *groups: Group) -> Body:

@@ -13,6 +13,7 @@ from fake_api import FakeApi, profile_body, running, service_body
 from pagoda_operator.observe import observe
 from pagoda_operator.orders import Nobody, Orders
 from pagoda_operator.placement.fleet import Fleet
+from pagoda_operator.placement.sizes import Size
 from pagoda_operator.plan import Plan, plan
 from pagoda_operator.queue import Outcome
 from pagoda_operator.reconcile import Reconciler
@@ -36,6 +37,7 @@ class World:
         self.api.put(SERVICES, service_body(**spec))
         self.later = timedelta()
         self.fleet = Fleet()
+        self.sizes: tuple[Size, ...] = ()
         self.daemons: Orders = Nobody()
         self.signals: Source = Silence()
         self.quota: Quotas = NoQuotas()
@@ -47,13 +49,13 @@ class World:
 
     def restart(self) -> None:
         """A new process: nothing is remembered."""
-        senses = Senses(daemons=self.daemons, signals=self.signals, quota=self.quota, fleet=lambda: self.fleet, cores=lambda: self.fleet)
+        senses = Senses(daemons=self.daemons, signals=self.signals, quota=self.quota, fleet=lambda: self.fleet, sizes=lambda: self.sizes)
         self.operator = Reconciler(self.api, Settings(), lambda: now() + self.later, senses)
 
     def observed(self) -> Observed:
         found = asyncio.run(observe(self.api, KEY))
         assert found is not None
-        return replace(found, fleet=self.fleet, now=(now() + self.later).timestamp())
+        return replace(found, fleet=self.fleet, sizes=self.sizes, now=(now() + self.later).timestamp())
 
     def plan(self) -> Plan:
         return plan(self.observed())

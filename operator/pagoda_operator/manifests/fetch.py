@@ -36,8 +36,6 @@ _MODEL: Final = "--model"
 _PROBE: Final = "fetch-probes"
 # A day: the sidecar itself tells a stall from a large model over a thin line, the probe must not. A restart loses nothing either way.
 _STARTUP_FAILURES: Final = 86_400
-# Idle after the fetch; while it fetches, what it hashes at full speed is a core.
-_RESOURCES: Final = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
 
 
 def fetched(spec: InferenceServiceSpec) -> bool:
@@ -64,7 +62,8 @@ def defaults(spec: InferenceServiceSpec) -> dict[str, Any]:
     """What a profile may change: confinement, resources, and what kind of volume holds a model that is not cached."""
     container = {
         "name": CONTAINER_FETCH,
-        "resources": _RESOURCES,
+        # Idle after the fetch; while it fetches, what it hashes at full speed is a core.
+        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -76,12 +75,6 @@ def defaults(spec: InferenceServiceSpec) -> dict[str, Any]:
         return pod | {"volumes": [{"name": "model", "emptyDir": {}}]}
     # A fresh volume belongs to root. Only its root is looked at: a full one is not walked through at every start.
     return pod | {"securityContext": {"fsGroup": _GROUP, "fsGroupChangePolicy": "OnRootMismatch"}}
-
-
-def beside(spec: InferenceServiceSpec) -> dict[str, Any]:
-    """The pod's template as far as it says what the sidecar asks of a node; a profile may say otherwise."""
-    container = {"name": CONTAINER_FETCH, "restartPolicy": "Always", "resources": _RESOURCES}
-    return {"spec": {"initContainers": [container]} if fetched(spec) else {}}
 
 
 def fixed(spec: InferenceServiceSpec, profile: ServingProfileSpec) -> dict[str, Any]:

@@ -108,9 +108,8 @@ def pod_template(inputs: Inputs) -> dict[str, Any]:
 
 
 def scheduling(profile: ServingProfileSpec, spec: InferenceServiceSpec) -> dict[str, Any]:
-    """The pod spec as far as it says which nodes may be used, and what is asked of them beside the daemon's part."""
-    own = merge(fetch.beside(spec), _profile(profile))
-    merged: dict[str, Any] = merge(merge(own, profile.pod_template or {}), spec.pod_template or {})
+    """The pod spec as far as it says which nodes may be used."""
+    merged: dict[str, Any] = merge(merge(_profile(profile), profile.pod_template or {}), spec.pod_template or {})
     found: dict[str, Any] = merged["spec"] or {}
     return found
 

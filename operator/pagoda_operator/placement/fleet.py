@@ -7,53 +7,30 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-from pagoda_contracts.names import DEVICE_CLASS_GPU, DEVICE_CLASS_MIG
+from pagoda_contracts.names import DAEMON_CUDA, DEVICE_CLASS_GPU, DEVICE_CLASS_MIG, MIG_INVALID
 
-from pagoda_operator.placement.blocks import Block, Ground, Terms
-from pagoda_operator.placement.cores import Held, held_by
 from pagoda_operator.placement.mig import Profile, parse_profile
-from pagoda_operator.placement.nodes import MIG_AT_WORK, MIG_FAILED, Node, Offer
+from pagoda_operator.placement.nodes import MIG_AT_WORK, MIG_FAILED, PASSING_TAINTS, Node, Offer, Taint, parse_version
 from pagoda_operator.placement.pods import Occupant
 from pagoda_operator.placement.slices import Claim, Slice, SliceDevice, Where, devices, holds
 
-_READ: Final = ("nodes", "occupants", "slices", "claims")
-_WORKED: Final = ("ground", "used", "own", "troubled", "kinds")
+_HARD: Final = ("NoSchedule", "NoExecute")
+# Each answers for every node: with as many selectors as services they would be most of our memory.
+_MAX_BLOCKS: Final = 32
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """All that placement knows of the cluster. `sums` and `worked` are what the view keeps of `occupants` and `nodes`, where it does."""
+    """All that placement knows of the cluster."""
 
     nodes: tuple[Node, ...] = ()
     occupants: tuple[Occupant, ...] = ()
     slices: tuple[Slice, ...] = ()
     claims: tuple[Claim, ...] = ()
-    sums: Held | None = field(default=None, compare=False)
-    worked: Ground | None = field(default=None, compare=False, repr=False)
-
-    @cached_property
-    def held(self) -> Held:
-        """Cores and memory that pods hold."""
-        return held_by(self.occupants) if self.sums is None else self.sums
-
-    @cached_property
-    def ground(self) -> Ground:
-        """What its nodes alone say."""
-        return Ground(self.nodes) if self.worked is None else self.worked
-
-    def same_but_sums(self, other: Fleet) -> bool:
-        """Whether it was made of the other by `with_sums`."""
-        return self.sums is not None and other.sums is not None and all(getattr(self, name) is getattr(other, name) for name in _READ)
-
-    def with_sums(self, sums: Held) -> Fleet:
-        """The same with other sums; what was worked out of the rest stays."""
-        made = replace(self, sums=sums)
-        vars(made).update({name: vars(self)[name] for name in _WORKED if name in vars(self)})
-        return made
 
     # Worked out once for all services that are placed by the same view: at 1,000 nodes and 5,000 pods they take 25 ms.
     @cached_property
@@ -78,8 +55,17 @@ class Fleet:
         return tuple(sorted(found, key=lambda node: node.name))
 
     def blocks(self, terms: Terms) -> Mapping[str, Block | None]:
-        """What keeps such pods off each node."""
-        return self.ground.blocks(terms)
+        """What keeps such pods off each node. Few terms are different: a fleet has a handful of profiles."""
+        key = repr((sorted(terms.selector.items()), [sorted(one.items(), key=str) for one in terms.tolerations], terms.cuda))
+        if key not in self._blocks:
+            if len(self._blocks) >= _MAX_BLOCKS:
+                self._blocks.clear()
+            self._blocks[key] = {node.name: blocked(node, terms) for node in self.nodes}
+        return self._blocks[key]
+
+    @cached_property
+    def _blocks(self) -> dict[str, Mapping[str, Block | None]]:
+        return {}
 
     @cached_property
     def kinds(self) -> Mapping[DeviceClass, list[tuple[Node, Offer]]]:
@@ -90,6 +76,23 @@ class Fleet:
                 kind = DeviceClass(offer.resource, offer.product, offer.label, offer.profile, offer.memory, offer.shared)
                 found[kind].append((node, offer))
         return found
+
+
+class Terms(NamedTuple):
+    """What a pod brings along: labels it asks of nodes, taints it bears, the CUDA version of its image."""
+
+    selector: Mapping[str, str] = {}
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    cuda: str = DAEMON_CUDA
+    # The service's own pods: what they hold is the service's to use.
+    service_uid: str = ""
+
+
+class Block(NamedTuple):
+    """Why a node is of no use: `passing` where that ends without anybody's edit of the service."""
+
+    why: str
+    passing: bool
 
 
 @dataclass(frozen=True)
@@ -188,3 +191,59 @@ def sum_by_node(occupants: Iterable[Occupant]) -> Counter[tuple[str, str]]:
 def _held(fleet: Fleet, mine: str) -> set[Where]:
     own = {(pod.namespace, name) for pod in fleet.occupants if mine and pod.service_uid == mine for name in pod.claims}
     return {where for claim in fleet.claims if (claim.namespace, claim.name) not in own for where in claim.devices}
+
+
+def blocked(node: Node, terms: Terms) -> Block | None:
+    """What keeps the service's pods off a node; what does not pass comes first, since it is what somebody must cure."""
+    found = [*_lasting(node, terms), *_passing(node, terms)]
+    return found[0] if found else None
+
+
+def _lasting(node: Node, terms: Terms) -> list[Block]:
+    told = []
+    missing = [f"{key}={value}" for key, value in terms.selector.items() if node.labels.get(key) != value]
+    if missing:
+        told.append(f"lacks the label {missing[0]} that the profile or podTemplate selects by")
+    hard = (taint for taint in node.taints if taint.effect in _HARD and not taint.key.startswith(PASSING_TAINTS))
+    told += [f"taint {_written(taint)} is not tolerated" for taint in hard if not tolerated(taint, terms.tolerations)]
+    needed = parse_version(terms.cuda)
+    if node.cuda is not None and needed is not None and node.cuda < needed:
+        told.append(f"driver {node.driver} offers CUDA {node.cuda[0]}.{node.cuda[1]}, the daemon needs {terms.cuda}")
+    if node.mig.state == MIG_FAILED:
+        told.append(f"MIG configuration {node.mig.config or MIG_INVALID.lstrip('-')} has failed")
+    return [Block(why, passing=False) for why in told]
+
+
+def _passing(node: Node, terms: Terms) -> list[Block]:
+    if node.gone:
+        return [Block("gone, and one like it may come for who waits", passing=True)]
+    told = []
+    if node.unschedulable:
+        told.append("cordoned")
+    if not node.ready:
+        told.append("not ready")
+    # Beside the two above, whose taints they are.
+    passing = (taint for taint in node.taints if taint.effect in _HARD and taint.key.startswith(PASSING_TAINTS))
+    told += [f"tainted {taint.key}, which passes" for taint in passing if not tolerated(taint, terms.tolerations)]
+    if node.mig.state in MIG_AT_WORK:
+        told.append(f"in mig-manager's hands (mig.config.state is {node.mig.state})")
+    return [Block(why, passing=True) for why in told]
+
+
+def _written(taint: Taint) -> str:
+    value = f"={taint.value}" if taint.value else ""
+    return f"{taint.key}{value}:{taint.effect}"
+
+
+def tolerated(taint: Taint, tolerations: Iterable[Mapping[str, Any]]) -> bool:
+    """Kubernetes' rule: no key with Exists bears all, no effect all effects."""
+    return any(_bears(one, taint) for one in tolerations)
+
+
+def _bears(toleration: Mapping[str, Any], taint: Taint) -> bool:
+    key, effect = toleration.get("key"), toleration.get("effect")
+    if effect and effect != taint.effect:
+        return False
+    if toleration.get("operator", "Equal") == "Exists":
+        return not key or key == taint.key
+    return bool(key == taint.key and (toleration.get("value") or "") == taint.value)

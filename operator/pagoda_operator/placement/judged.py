@@ -9,10 +9,10 @@ from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_contracts.resources.status import PlacementStatus
 from pagoda_contracts.units import parse_duration
 
-from pagoda_operator.placement.blocks import Terms
-from pagoda_operator.placement.fleet import Fleet
+from pagoda_operator.placement.fleet import Fleet, Terms
 from pagoda_operator.placement.options import Option, merged
 from pagoda_operator.placement.shape import Shape
+from pagoda_operator.placement.sizes import Size
 from pagoda_operator.placement.types import Held, Pin, Resolved
 
 
@@ -43,6 +43,8 @@ class Question(NamedTuple):
     kept: PlacementStatus | None = None
     wanted: int = 1
     now: float = 0.0
+    # The largest nodes there are, for reasons.
+    sizes: tuple[Size, ...] = ()
 
 
 class Home(NamedTuple):

@@ -6,7 +6,6 @@ a kubelet's heartbeat is no news.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,11 +28,11 @@ from pagoda_contracts.names import (
     RESOURCE_GPU,
     RESOURCE_MIG_PREFIX,
 )
+from pagoda_contracts.units import read_quantity
 
 from pagoda_operator.device_health import device_fault
 from pagoda_operator.manifests.revision import digest
 from pagoda_operator.placement.mig import SHARED, Profile, of_product, of_resource
-from pagoda_operator.placement.pods import quantity
 from pagoda_operator.placement.published import Published
 from pagoda_operator.placement.types import Json
 
@@ -57,9 +56,6 @@ PASSING_TAINTS: Final = (
 )
 # Labels read off the node's devices and driver, which count by themselves.
 _MEASURED: Final = ("nvidia.com/", "feature.node.kubernetes.io/")
-# What names the machine: each of hundreds of nodes on whose cores anybody runs would be a kind of its own.
-_OWN: Final = re.compile("hostname|instance-id|uuid|serial|machine-id", re.IGNORECASE)
-PLAIN: Final = "cores-"
 
 
 class Taint(NamedTuple):
@@ -130,30 +126,13 @@ class Node:
     @cached_property
     def pool(self) -> str:
         """Names what nodes have in common that one can stand for; empty where the node says nothing that lasts. Kept: 1,000 take 40 ms."""
-        if self.plain:
-            return self._plain_pool
         labelled = all(offer.memory or offer.profile for offer in self.offers)
-        if not labelled or not self.ready or self.mig.state in (*MIG_AT_WORK, MIG_FAILED):
+        if not (self.offers or self.published) or not labelled or not self.ready or self.mig.state in (*MIG_AT_WORK, MIG_FAILED):
             return ""
         offers = [[one.resource, one.label, one.memory, one.capacity, one.shared] for one in self.offers]
         common = [(key, value) for key, value in lasting_labels(self) if not key.startswith(_MEASURED)]
         by_drivers = [[one.identity for one in self.published]] if self.published else []
         return digest([offers, common, lasting_taints(self), *by_drivers])
-
-    @property
-    def _plain_pool(self) -> str:
-        """By its size in whole cores and GiB: what the system leaves of memory is another number on each. None of a node whose GPUs nobody
-        offers yet."""
-        labels = lasting_labels(self)
-        if not (self.ready and self.millicores and self.memory) or any(key.startswith(_MEASURED[0]) for key, _ in labels):
-            return ""
-        common = [(key, value) for key, value in labels if not key.startswith(_MEASURED) and not _OWN.search(key)]
-        return PLAIN + digest([self.millicores // 1000, self.memory >> 30, common, lasting_taints(self)])
-
-    @property
-    def plain(self) -> bool:
-        """Whether it has no devices that anybody offers."""
-        return not (self.offers or self.published)
 
     @property
     def bare(self) -> bool:
@@ -199,8 +178,8 @@ def parse_node(body: Json) -> Node | None:
         mig=_mig(labels, meta.get("managedFields") or ()),
         driver=_version(labels, LABEL_DRIVER),
         cuda=parse_version(_version(labels, LABEL_CUDA)),
-        millicores=int(quantity(allocatable.get("cpu", 0)) * 1000),
-        memory=int(quantity(allocatable.get("memory", 0))),
+        millicores=int(read_quantity(allocatable.get("cpu")) * 1000),
+        memory=int(read_quantity(allocatable.get("memory"))),
         gpus=_whole_number(labels.get(LABEL_GPU_COUNT)),
         joined=datetime.fromisoformat(stamp).timestamp() if (stamp := meta.get("creationTimestamp")) else 0.0,
         fault=device_fault(body),
@@ -213,7 +192,7 @@ def _offers(labels: Mapping[str, str], status: Json) -> Iterator[Offer]:
         plain = resource.removesuffix(SHARED)
         if plain != RESOURCE_GPU and not plain.startswith(RESOURCE_MIG_PREFIX):
             continue
-        have, healthy = _whole_number(capacity.get(resource)) or 0, _whole_number(allocatable.get(resource)) or 0
+        have, healthy = int(read_quantity(capacity.get(resource))), int(read_quantity(allocatable.get(resource)))
         if have or healthy:
             yield _offer(labels, resource, max(have, healthy), healthy)
 
@@ -270,4 +249,4 @@ def parse_version(text: str) -> tuple[int, int] | None:
 
 
 def _whole_number(text: Any) -> int | None:
-    return int(str(text)) if text is not None and str(text).isdigit() else None
+    return int(str(text)) if text is not None and str(text).isdecimal() else None

@@ -10,17 +10,16 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from pagoda_contracts.names import DEVICE_CLASS_MIG
-from pagoda_contracts.resources.placement import Accelerator, DraAccelerator, GpuAccelerator, MigAccelerator
+from pagoda_contracts.resources.placement import Accelerator, CpuAccelerator, DraAccelerator, GpuAccelerator, MigAccelerator
 from pagoda_contracts.units import parse_quantity
 from pagoda_sizing.devices import catalogue
 
-from pagoda_operator.placement.blocks import Terms
-from pagoda_operator.placement.cpu import judge
-from pagoda_operator.placement.fleet import DeviceClass, Fleet, Room, claimable, classes
+from pagoda_operator.placement.fleet import DeviceClass, Fleet, Room, Terms, claimable, classes
 from pagoda_operator.placement.mig import matches, parse_profile
-from pagoda_operator.placement.shape import Asked, gib, why_not
+from pagoda_operator.placement.shape import Asked, gib, why_not, why_not_on_cpu
 from pagoda_operator.placement.types import Resolved
 
+UNBOUNDED: Final = 1 << 20
 # Of the GB in a profile's name, where no label says what a slice has: NVIDIA's own tables are between 0.93 and 1.06 of it.
 _NAMED_SHARE: Final = 0.93
 
@@ -33,8 +32,6 @@ class Demand(NamedTuple):
     asked: Asked | None
     known: tuple[DeviceClass, ...]
     """What device plugins offer."""
-    enough: int = 1
-    """Replicas that places on CPU are counted for: no more are asked for, and nodes may be many."""
 
 
 @dataclass(frozen=True)
@@ -56,18 +53,22 @@ class _Wish(NamedTuple):
     refusal: str = ""
 
 
-def demanded(fleet: Fleet, terms: Terms, entries: Iterable[Accelerator], asked: Asked | None = None, enough: int = 1) -> Demand:
-    """With the classes there are, once for all entries; none where none of them asks for devices."""
-    known = classes(fleet, terms) if any(entry.cpu is None for entry in entries) else ()
-    return Demand(fleet, terms, asked, known, max(1, enough))
+def demanded(fleet: Fleet, terms: Terms, asked: Asked | None) -> Demand:
+    """With the classes there are, once for all entries."""
+    return Demand(fleet, terms, asked, classes(fleet, terms))
 
 
 def options(entry: Accelerator, demand: Demand) -> tuple[Option, ...]:
     """Every class that the entry could mean, small ones first; none where no node offers anything of the kind."""
     if entry.cpu is not None:
-        found = judge(entry.cpu, demand.fleet, demand.terms, demand.asked, demand.enough)
-        return (Option(Resolved(), None, found.ever, found.free, found.why),)
+        return (_on_cpu(entry.cpu, demand.asked),)
     return tuple(_judged(wish, entry, demand) for wish in _wishes(entry, demand))
+
+
+def _on_cpu(cpu: CpuAccelerator, asked: Asked | None) -> Option:
+    """The model against its own memory. Of nodes nothing is said beforehand: larger ones may come, and for a pod that waits they do."""
+    why = why_not_on_cpu(asked, int(parse_quantity(cpu.memory))) if asked else ""
+    return Option(Resolved(), None, ever=not why, free=0 if why else UNBOUNDED, why=why)
 
 
 def absent(entry: Accelerator, demand: Demand) -> str:

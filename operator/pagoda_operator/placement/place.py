@@ -16,7 +16,6 @@ from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_contracts.resources.status import PlacementStatus, RejectedAccelerator, WaitingAccelerator
 
 from pagoda_operator.manifests.revision import digest, entry_digest, identify
-from pagoda_operator.placement.cpu import youngest
 from pagoda_operator.placement.judged import Home, Judged, Question
 from pagoda_operator.placement.options import Option, absent, demanded, merged, options
 from pagoda_operator.placement.shape import Asked
@@ -26,8 +25,6 @@ from pagoda_operator.placement.warnings import warnings
 
 NO_ACCELERATOR: Final = "NoAccelerator"
 WAITING_FOR_CAPACITY: Final = "WaitingForCapacity"
-# Nodes that joined within a day: somebody adds them, by hand or a node autoscaler, whose pools mostly shrink at night.
-GROWS_S: Final = 86_400.0
 _MAX_REJECTED: Final = 32
 _MAX_WHY: Final = 1000
 _MAX_DEVICE: Final = 250
@@ -44,12 +41,22 @@ def place(question: Question) -> Placement:
     home = _home(question)
     if home is not None and (home.running or question.wanted == 0):
         return _stay(question, home.position, home.resolved, told)
-    judged = heeded(question, _judge_all(question, home), home)
-    if question.shape is None and question.unknown and _asks_for_shape(judged):
-        return Placement(None, PlacementStatus(warnings=told), held=question.unknown)
+    judged = heeded(question, _judge_all(question), home)
     if home is not None and _room_at_home(judged, home.position, home.resolved):
-        return _stay(question, home.position, home.resolved, told)
-    return _as_pinned(question, _decide(question, judged, told, home))
+        placed = _stay(question, home.position, home.resolved, told)
+    else:
+        placed = _as_pinned(question, _decide(question, judged, told, home))
+    if question.shape is None and question.unknown and _asks_for_shape(judged, placed):
+        # A wait that came this far does not begin anew.
+        waiting = question.kept.waiting if question.kept else None
+        return Placement(None, PlacementStatus(waiting=waiting, warnings=told), held=question.unknown)
+    return placed
+
+
+def _asks_for_shape(judged: tuple[Judged, ...], placed: Placement) -> bool:
+    """Whether some devices could be had and the model's size says which. Not of those after the entry on CPU that is taken."""
+    last = next((one.position for one in judged if one.entry is placed.entry), len(judged))
+    return any(option.kind and option.ever for one in judged if one.position <= last for option in one.options)
 
 
 def _as_pinned(question: Question, placed: Placement) -> Placement:
@@ -62,10 +69,9 @@ def _as_pinned(question: Question, placed: Placement) -> Placement:
 
 
 def spare(question: Question, resolved: Resolved, entry: Accelerator) -> int | None:
-    """How many more replicas fit beside all that run now, the service's own included: what a surge may take; on CPU up to what is wanted.
-    None on CPU where nodes come for pods that wait, and where none fits and none would if the service's own went (nodes are cordoned, or
-    offer nothing now): to take one away would then help nobody."""
-    if entry.cpu is not None and question.now - youngest(entry.cpu, question.fleet, question.terms) < GROWS_S:
+    """How many more replicas fit beside all that run now, the service's own included: what a surge may take. None on CPU, and where none
+    fits and none would if the service's own went (nodes are cordoned, or offer nothing now): to take one away would then help nobody."""
+    if entry.cpu is not None:
         return None
     beside = _free(question, resolved, entry, "")
     return beside if beside or _free(question, resolved, entry, question.terms.service_uid) else None
@@ -84,7 +90,7 @@ def room(question: Question) -> Room | None:
     if home is None or question.spec.accelerators[home.position].cpu is not None:
         return None
     entry, resolved = question.spec.accelerators[home.position], home.resolved
-    found = options(entry, demanded(question.fleet, question.terms._replace(service_uid=""), [entry]))
+    found = options(entry, demanded(question.fleet, question.terms._replace(service_uid=""), None))
     same = [one for one in found if one.ever and one.kind and one.resolved.identity == resolved.identity]
     mine = [one for one in same if not resolved.labels or (one.kind and one.kind.label in resolved.labels)]
     rooms = [place for one in mine if one.kind for place in one.kind.rooms if not place.node.gone]
@@ -93,34 +99,24 @@ def room(question: Question) -> Room | None:
 
 def _free(question: Question, resolved: Resolved, entry: Accelerator, mine: str) -> int:
     """Places for the same devices; what pods of that service hold counts as free."""
-    demand = demanded(question.fleet, question.terms._replace(service_uid=mine), [entry], enough=question.wanted)
+    demand = demanded(question.fleet, question.terms._replace(service_uid=mine), None)
     same = (option for option in merged(one for one in options(entry, demand) if one.ever) if option.resolved.identity == resolved.identity)
     return next((option.free for option in same), 0)
 
 
-def _judge_all(question: Question, home: Home | None) -> tuple[Judged, ...]:
+def _judge_all(question: Question) -> tuple[Judged, ...]:
+    """Up to the first entry on CPU that is waited for without end."""
     asked = Asked(question.shape, question.spec.engine) if question.shape else None
-    demand = demanded(question.fleet, question.terms, question.spec.accelerators, asked, question.wanted)
+    demand = demanded(question.fleet, question.terms, asked)
     found = []
     for index, entry in enumerate(question.spec.accelerators):
-        # What was placed on CPU once is not unsaid for its size: an older operator did not ask, and it may have served.
-        lived = entry.cpu is not None and home is not None and home.position == index
-        seen = options(entry, demand._replace(asked=None) if lived else demand)
+        seen = options(entry, demand)
         if asked is None and question.unknowable:
             seen = tuple(_unsized(option, question.unknowable) for option in seen)
         found.append(Judged(index, entry, seen, "" if seen else absent(entry, demand)))
+        if entry.cpu is not None and found[-1].able and found[-1].wait is None:
+            break
     return tuple(found)
-
-
-def _asks_for_shape(judged: tuple[Judged, ...]) -> bool:
-    """Whether some devices could be had and the model's size says which. Those after an entry on CPU that has room are not asked for; who
-    runs on CPU does not wait for an inspection: the daemon says what does not fit."""
-    for one in judged:
-        if any(option.kind and option.ever for option in one.options):
-            return True
-        if one.entry.cpu is not None and any(option.free for option in one.able):
-            return False
-    return False
 
 
 def _unsized(option: Option, why: str) -> Option:

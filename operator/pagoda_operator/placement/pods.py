@@ -1,7 +1,7 @@
 """A pod as an occupant of its node: what it asks for, and whether it still does. Pure.
 
-`parse_occupant` is the parser of the mirror of pods (`world.py`): it keeps pods that hold devices or claims, ours, and whatever else has a
-node and holds cores or memory of it. A pod that is being deleted occupies until it is gone; one that has finished does not.
+`parse_occupant` is the parser of the mirror of pods (`world.py`): it keeps pods that hold devices or claims, and ours. A pod that is being
+deleted occupies until it is gone; one that has finished does not.
 """
 
 from __future__ import annotations
@@ -9,29 +9,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from decimal import Decimal
-from typing import Any, Final
+from typing import Final
 
 from pagoda_contracts.names import LABEL_SERVICE, LABEL_SERVICE_UID, RESOURCE_GPU, RESOURCE_MIG_PREFIX
-from pagoda_contracts.units import parse_quantity
+from pagoda_contracts.units import read_quantity
 
 from pagoda_operator.placement.types import Json
 
 CPU: Final = "cpu"
 MEMORY: Final = "memory"
-_EXACT: Final[dict[str, Decimal | int]] = {
-    "u": Decimal("1e-6"),
-    "n": Decimal("1e-9"),
-    "E": Decimal(10) ** 18,
-    "P": Decimal(10) ** 15,
-    "Ei": 1 << 60,
-    "Pi": 1 << 50,
-}
 
 Requests = Counter[str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Occupant:
     """One pod. `devices` and the rest are what the scheduler counts for it; `node` is empty until it is bound."""
 
@@ -47,11 +38,6 @@ class Occupant:
     claims: tuple[str, ...]
     terminating: bool
 
-    @property
-    def plain(self) -> bool:
-        """Nobody's of ours, with cores and memory alone: summed up by node (cores.py), and no news to who waits. Most pods are."""
-        return not (self.devices or self.claims or self.service)
-
 
 def parse_occupant(body: Json) -> Occupant | None:
     """None where it holds nothing that is decided by."""
@@ -61,9 +47,9 @@ def parse_occupant(body: Json) -> Occupant | None:
     labels = meta.get("labels") or {}
     devices = _effective(spec, _devices)
     claims = tuple(sorted(_claims(spec, status)))
-    cores = _effective(spec, _amounts)
-    if not devices and not claims and LABEL_SERVICE not in labels and not (spec.get("nodeName") and (cores[CPU] or cores[MEMORY])):
+    if not devices and not claims and LABEL_SERVICE not in labels:
         return None
+    cores = _effective(spec, _amounts)
     return Occupant(
         namespace=meta.get("namespace", ""),
         name=meta["name"],
@@ -77,12 +63,6 @@ def parse_occupant(body: Json) -> Occupant | None:
         claims=claims,
         terminating="deletionTimestamp" in meta,
     )
-
-
-def amounts(spec: Json) -> tuple[int, int]:
-    """Millicores and bytes that the scheduler counts for a pod."""
-    found = _effective(spec, _amounts)
-    return found[CPU], found[MEMORY]
 
 
 def _effective(spec: Json, read: Callable[[Json], Requests]) -> Requests:
@@ -116,22 +96,13 @@ def _wanted(container: Json) -> Json:
 
 def _devices(container: Json) -> Requests:
     wanted = _wanted(container).items()
-    return Counter({name: int(str(count)) for name, count in wanted if name.startswith((RESOURCE_GPU, RESOURCE_MIG_PREFIX))})
+    return Counter({name: int(read_quantity(count)) for name, count in wanted if name.startswith((RESOURCE_GPU, RESOURCE_MIG_PREFIX))})
 
 
 def _amounts(container: Json) -> Requests:
     wanted = _wanted(container)
-    cpu, memory = quantity(wanted.get(CPU, 0)), quantity(wanted.get(MEMORY, 0))
+    cpu, memory = read_quantity(wanted.get(CPU)), read_quantity(wanted.get(MEMORY))
     return Counter({CPU: int(-(-cpu * 1000 // 1)), MEMORY: int(-(-memory // 1))})
-
-
-def quantity(value: Any) -> Decimal:
-    """Other people's quantities: the units that services may not use, and exponents, occur there."""
-    text = str(value)
-    for unit in sorted(_EXACT, key=len, reverse=True):
-        if text.endswith(unit):
-            return Decimal(text.removesuffix(unit)) * Decimal(_EXACT[unit])
-    return Decimal(text) if "e" in text.lower() else parse_quantity(text)
 
 
 def _claims(spec: Json, status: Json) -> list[str]:

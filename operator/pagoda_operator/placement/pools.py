@@ -1,9 +1,8 @@
-"""Kinds of nodes that were there: what a node autoscaler that took the last of them away would bring back. Pure.
+"""Kinds of nodes with devices that were there: what a node autoscaler that took the last of them away would bring back. Pure.
 
 A node's devices are those of device plugins, which it says itself, and those that DRA drivers publish for it (`dressed`). Of each pool
 one node is kept, as an object that `parse_node` reads, without what is its own alone. While no node like it is there it stands in the
-fleet as one that is gone: nothing is free on it, and whoever would fit waits instead of being told that nothing ever will. Nodes without
-devices are remembered by their cores and memory, beside the others and in no one's place: they are the most, and of the most kinds.
+fleet as one that is gone: nothing is free on it, and whoever would fit waits instead of being told that nothing ever will.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from pagoda_operator.placement.nodes import PLAIN, Node, lasting_labels, lasting_taints, parse_node
+from pagoda_operator.placement.nodes import Node, lasting_labels, lasting_taints, parse_node
 from pagoda_operator.placement.published import Published, published
 from pagoda_operator.placement.published import read as read_published
 from pagoda_operator.placement.slices import Slice
@@ -24,7 +23,6 @@ FORGET_S: Final = 30 * 86_400.0
 # How old the time at which a pool was seen may get before it is written anew: each is a write.
 STALE_S: Final = 7 * 86_400.0
 _MAX: Final = 32
-_MAX_PLAIN: Final = 16
 
 
 class Pool(NamedTuple):
@@ -60,10 +58,8 @@ def seen(kept: Pools, nodes: Iterable[Node], now: float) -> dict[str, Pool]:
     for name, node in there.items():
         if name not in found or _outdated(found[name], node, live, now):
             found[name] = Pool(_body(node), now, node.published)
-    latest = sorted(found, key=lambda name: (name in there, found[name].seen, name), reverse=True)
-    devices = [name for name in latest if not name.startswith(PLAIN)][:_MAX]
-    plain = [name for name in latest if name.startswith(PLAIN)][:_MAX_PLAIN]
-    return {name: found[name] for name in sorted((*devices, *plain))}
+    latest = sorted(found, key=lambda name: (name in there, found[name].seen, name), reverse=True)[:_MAX]
+    return {name: found[name] for name in sorted(latest)}
 
 
 def gone(kept: Pools, nodes: Iterable[Node]) -> tuple[Node, ...]:
@@ -98,12 +94,11 @@ def _read(one: Any) -> Pool:
 
 
 def _body(node: Node) -> dict[str, Any]:
-    size = {"cpu": f"{node.millicores}m", "memory": str(node.memory)} if node.millicores and node.memory else {}
-    offered = {one.resource: str(one.capacity) for one in node.offers} | size
+    devices = {one.resource: str(one.capacity) for one in node.offers}
     return {
         "metadata": {"name": node.name, "labels": dict(lasting_labels(node))},
         "spec": {"taints": [taint._asdict() for taint in lasting_taints(node)]},
-        "status": {"capacity": offered, "allocatable": offered, "conditions": [{"type": "Ready", "status": "True"}]},
+        "status": {"capacity": devices, "allocatable": devices, "conditions": [{"type": "Ready", "status": "True"}]},
     }
 
 
@@ -112,24 +107,23 @@ def _example(pool: Pool) -> Node | None:
         node = parse_node(pool.body)
     except (KeyError, TypeError, AttributeError, ValueError):
         return None
-    if node is None or (node.plain and not (pool.published or node.millicores)):
+    if node is None or not (node.offers or pool.published):
         return None
     return replace(node, gone=True, published=pool.published)
 
 
 def _changed(name: str, pool: Pool, live: Mapping[str, Node]) -> bool:
     """Whether the example is there and is of another kind now (partitioned anew, moved): then nothing says that one like it will come.
-    A driver that publishes nothing, or a plugin that offers nothing, is one that starts, or starts anew."""
+    A driver that publishes nothing is one that starts, or starts anew."""
     node = live.get(pool.body["metadata"]["name"])
-    if node is None or (pool.published and not node.published) or (node.plain and not name.startswith(PLAIN)):
+    if node is None or (pool.published and not node.published):
         return False
     return node.pool not in ("", name)
 
 
 def _outdated(pool: Pool, node: Node, live: Mapping[str, Node], now: float) -> bool:
-    """Whether another example is better: it is there, with the driver of today, seen this week, and says its size."""
+    """Whether another example is better: it is there, with the driver of today, seen this week."""
     example = _example(pool)
     if example is None or example.name not in live or now - pool.seen >= STALE_S:
         return True
-    sized = bool(example.memory), bool(node.memory)
-    return (example.cuda, example.published) != (node.cuda, node.published) or sized == (False, True)
+    return (example.cuda, example.published) != (node.cuda, node.published)

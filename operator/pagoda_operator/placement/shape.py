@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
+from pagoda_contracts.launch import EngineConfig
 from pagoda_contracts.resources.service import EngineSpec, InferenceServiceSpec
 from pagoda_contracts.units import parse_quantity
 from pagoda_sizing.devices import Device
 from pagoda_sizing.errors import SizingError
 from pagoda_sizing.families import parse_model
 from pagoda_sizing.fit import Demand, Fit, default_reserve, fit
-from pagoda_sizing.host import cache_room, host_reserve
+from pagoda_sizing.host import Launch, least_memory
 from pagoda_sizing.model import Model
 from pagoda_sizing.published import published
 
@@ -92,54 +93,54 @@ def why_not(asked: Asked, memory: int, count: int = 1) -> str:
 
     A slice never has peers; that is the caller's to know: it asks with count 1.
     """
-    memory = _usable(asked.engine, memory)
     try:
-        told = _terms(asked, memory, default_reserve(memory), count)
+        told = _terms(asked, _usable(asked.engine, memory), count)
     except SizingError as refused:
         return str(refused)
-    return _short(asked, told, _weights(asked, told) + told.reserve_bytes + _cache_bytes(asked, told))
-
-
-def why_not_on_cores(asked: Asked, memory: int) -> str:
-    """The same of a container with so much memory. A cache of a given size is made as it is; any other gets a share of what is left."""
-    memory = _usable(asked.engine, memory)
-    try:
-        told = _terms(asked, memory, host_reserve(asked.shape.model, asked.engine.max_concurrency))
-    except SizingError as refused:
-        return str(refused)
-    cache = _cache_bytes(asked, told)
-    room = cache if asked.engine.kv_cache.size else cache_room(cache)
-    return _short(asked, told, _weights(asked, told) + told.reserve_bytes + room)
-
-
-def _short(asked: Asked, told: Fit, needed: int) -> str:
+    needed = needed_bytes(asked, told)
     if needed <= told.memory_bytes:
         return ""
-    each = f" on each of {told.degree}" if told.degree > 1 else ""
+    each = f" on each of {count}" if count > 1 else ""
     return f"needs {gib(needed)} for weights + {_cache(asked)}{each}, has {gib(told.memory_bytes)}"
 
 
-def _weights(asked: Asked, told: Fit) -> int:
-    return told.weight_bytes * (_width(asked) if asked.engine.quantization == "none" else 1)
+def why_not_on_cpu(asked: Asked, memory: int) -> str:
+    """Why a daemon that may use so much memory cannot start on CPU. By the daemon's own rule: one request has to fit, not all that there may
+    be, and a share of the memory is not heeded."""
+    engine = asked.engine
+    size = engine.kv_cache.size
+    launch = Launch(
+        quantisation=_WEIGHTS.get(engine.quantization, engine.quantization),
+        item_bytes=4 if engine.dtype == _WIDE else 2,
+        context=engine.max_model_len,
+        cache_bytes=int(parse_quantity(size)) if size else None,
+        concurrency=engine.max_concurrency,
+        tokens=EngineConfig().token_budget,
+    )
+    least = least_memory(asked.shape.model, launch)
+    if least <= memory:
+        return ""
+    cache = f"{size} of KV cache" if size else f"1 request at {launch.context_of(asked.shape.model):,} tokens"
+    return f"needs {tenths(least, up=True)} for weights + {cache}, has {tenths(memory)}"
 
 
-def _cache_bytes(asked: Asked, told: Fit) -> int:
+def needed_bytes(asked: Asked, told: Fit) -> int:
+    """Weights, cache and reserve of one device."""
     size = asked.engine.kv_cache.size
-    return int(parse_quantity(size)) if size else told.concurrency * told.kv_bytes_per_request * _width(asked)
+    wide = 2 if asked.engine.dtype == _WIDE else 1
+    cache_bytes = int(parse_quantity(size)) if size else told.concurrency * told.kv_bytes_per_request * wide
+    weights = told.weight_bytes * (wide if asked.engine.quantization == "none" else 1)
+    return weights + told.reserve_bytes + cache_bytes
 
 
-def _width(asked: Asked) -> int:
-    return 2 if asked.engine.dtype == _WIDE else 1
-
-
-def _terms(asked: Asked, memory: int, reserve: int, count: int = 1) -> Fit:
+def _terms(asked: Asked, memory: int, count: int) -> Fit:
     engine = asked.engine
     demand = Demand(
         context=asked.context,
         concurrency=engine.max_concurrency,
         quantisation=_WEIGHTS.get(engine.quantization, engine.quantization),
         kv_dtype=_KV,
-        reserve_bytes=reserve,
+        reserve_bytes=default_reserve(memory),
     )
     return fit(asked.shape.model, _device(memory), demand, count)
 
@@ -163,4 +164,11 @@ def _cache(asked: Asked) -> str:
 
 def gib(count: int) -> str:
     """For people."""
-    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 29 else f"{count / (1 << 20):.1f} MiB"
+    return f"{count / (1 << 30):.1f} GiB"
+
+
+def tenths(count: int, *, up: bool = False) -> str:
+    """For people, in tenths of GiB or MiB; what is needed rounded up and what there is down, so that they never read the same."""
+    unit, name = (1 << 30, "GiB") if count >= 1 << 29 else (1 << 20, "MiB")
+    found = -(-10 * count // unit) if up else 10 * count // unit
+    return f"{found / 10:.1f} {name}"

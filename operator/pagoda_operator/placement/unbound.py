@@ -1,7 +1,8 @@
 """What the scheduler says goes before what is believed: devices that it finds no node with have no room for a replica, whatever is free.
 
 Pure; called by `place`. The scheduler knows what is not counted here: memory and cores of nodes, zones of volumes, affinity of pods.
-Only who may take other devices is moved by it; anybody else waits where it is, with the scheduler's words as the reason.
+Only who may take other devices is moved by it; anybody else waits where it is, with the scheduler's words as the reason. An entry on CPU has
+no room where nodes lack something: nothing of what is free of them is counted here.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from typing import Final
 
 from pagoda_operator.placement.judged import Home, Judged, Question
 from pagoda_operator.placement.options import Option
+from pagoda_operator.placement.sizes import too_small
 
 _SAID: Final = "the scheduler finds no node: "
+# Of what more or larger nodes would cure; a volume or a pod that is missing is none of these.
+_LACKING: Final = ("Insufficient", "Too many pods", "no nodes available")
 
 
 def heeded(question: Question, judged: tuple[Judged, ...], home: Home | None) -> tuple[Judged, ...]:
@@ -26,7 +30,7 @@ def heeded(question: Question, judged: tuple[Judged, ...], home: Home | None) ->
     before = tuple(_remembered(one, [why for name, why in said if name == one.name], home) for one in judged)
     here = before[home.position]
     if home.refused and (before != judged or _may_move(before, here, home)):
-        here = here._replace(options=_without_room(here.options, home))
+        here = here._replace(options=_without_room(here.options, home, _why(question, here, home)))
     return tuple(here if one.position == home.position else one for one in before)
 
 
@@ -36,7 +40,9 @@ def given_up(why: str) -> bool:
 
 
 def _may_move(judged: tuple[Judged, ...], here: Judged, home: Home) -> bool:
-    """To another entry in a while, or to another class of the same one that has room."""
+    """To another entry in a while, or to another class of the same one that has room; or it waits for room on CPU."""
+    if here.entry.cpu is not None and any(words in home.refused for words in _LACKING):
+        return True
     later = here.wait is not None and any(one.able for one in judged[home.position + 1 :])
     return later or any(option.free and option.resolved.identity != home.resolved.identity for option in here.able)
 
@@ -55,12 +61,18 @@ def _forgone(option: Option, said: Sequence[str]) -> Option:
     return replace(option, free=0, why=why) if option.ever and why else option
 
 
-def _without_room(options: Sequence[Option], home: Home) -> tuple[Option, ...]:
+def _why(question: Question, here: Judged, home: Home) -> str:
+    """The scheduler tells what is in use from what never was there in no way."""
+    small = too_small(question.sizes, here.entry.cpu) if here.entry.cpu is not None else ""
+    return f"{small}; {home.refused}" if small else home.refused
+
+
+def _without_room(options: Sequence[Option], home: Home, why: str) -> tuple[Option, ...]:
     """None of the home's devices free now, where any were; who had no room keeps the reason for that. Other classes are not refused."""
     mine = [option for option in options if option.ever and option.resolved.identity == home.resolved.identity]
     if not any(option.free for option in mine):
         return tuple(options)
-    return tuple(replace(one, free=0, why=_mark(one) + home.refused) if one in mine else one for one in options)
+    return tuple(replace(one, free=0, why=_mark(one) + why) if one in mine else one for one in options)
 
 
 def _mark(option: Option) -> str:

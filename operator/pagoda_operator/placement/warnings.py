@@ -24,8 +24,6 @@ _MAX: Final = 8
 def warnings(fleet: Fleet, entries: Iterable[Accelerator], now: float) -> Iterator[str]:
     """At most nine, by node; of those nodes only that an entry might mean."""
     asked = tuple(entry for entry in entries if entry.cpu is None)
-    if not asked:
-        return
     there = (node for node in fleet.troubled if any(_meant(node, entry) for entry in asked))
     found = [told for node in there for told in _of(node, now)]
     yield from found[:_MAX]

@@ -67,7 +67,7 @@ def test_slices_that_others_hold_are_waited_for_and_taken_when_they_are_free(ser
         holder = {"name": "c", "image": "i", "resources": {"limits": {"nvidia.com/mig-3g.40gb": "2"}}}
         body = {"metadata": {"name": "holder"}, "spec": {"nodeName": "h100-a", "containers": [holder]}}
         service.kube.create(PODS, "default", body)
-        service.apply(accelerators=[mig("3g.40gb"), {"cpu": {"cores": "1", "memory": "8Gi"}}], engine=ENGINE)
+        service.apply(accelerators=[mig("3g.40gb"), {"cpu": {"cores": "1", "memory": "1Gi"}}], engine=ENGINE)
         inspected(service)
         waiting = service.told(Reconciling="WaitingForCapacity")["Reconciling"]["message"]
         assert "mig[0] since " in waiting
@@ -93,5 +93,5 @@ def test_a_claim_is_made_for_each_pod_and_the_scheduler_allocates_the_slice_that
         claim = Resource(dra.API, "ResourceClaim", "resourceclaims")
         (held,) = service.kube.list(claim, service.namespace)
         assert held["status"]["allocation"]["devices"]["results"][0]["device"].startswith("gpu-2-mig-1g-10gb")
-        service.edit(accelerators=[{"cpu": {"cores": "1", "memory": "8Gi"}}])
+        service.edit(accelerators=[{"cpu": {"cores": "1", "memory": "1Gi"}}])
         eventually(lambda: templates_gone(service), "no template left")

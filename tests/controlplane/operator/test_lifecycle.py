@@ -11,16 +11,6 @@ from pagoda_contracts.metrics import OPERATOR_RECONCILES
 from pagoda_operator.state import CHILD_RESOURCES, CONTROLLER_REVISIONS, CORE_SERVICES, DEPLOYMENTS, EVENTS, PODS, PROFILES, SERVICES
 
 pytestmark = pytest.mark.cluster
-# Beside a pod that there is not.
-ALONE = {
-    "affinity": {
-        "podAffinity": {
-            "requiredDuringSchedulingIgnoredDuringExecution": [
-                {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"nobody": "has"}}}
-            ]
-        }
-    }
-}
 RUNS = f"{OPERATOR_RECONCILES.name}_total"
 
 
@@ -62,37 +52,13 @@ def test_status_is_honest_through_the_phases_of_a_start(real, operator):
     assert len(real.kube.list(PODS, real.namespace, status["selector"])) == 1
 
 
-def test_cores_that_no_node_has_stall_and_fewer_get_a_pod(real, operator):
-    real.apply(accelerators=[{"cpu": {"cores": 1000, "memory": "1Gi"}}])
-    told = real.told(Stalled="NoAccelerator")["Stalled"]["message"]
-    assert "cpu[0]: needs 1,000 cores on one node, the largest has 64 cores" in told
-    (rejected,) = real.service()["status"]["placement"]["rejected"]
-    assert (rejected["accelerator"], real.pods()) == ("cpu[0]", [])
-    real.edit(accelerators=[{"cpu": {"cores": 1, "memory": "1Gi"}}])
-    real.node.placed(real.namespace, 1)
-    assert real.told(Reconciling="PullingImage")["Stalled"]["status"] == "False"
-
-
-def test_cores_that_others_hold_are_waited_for_and_taken_when_they_are_free(real, operator):
-    holder = {"name": "c", "image": "i", "resources": {"requests": {"cpu": "60"}}}
-    body = {"metadata": {"name": "holder"}, "spec": {"nodeName": real.node.name, "containers": [holder]}}
-    real.kube.create(PODS, "default", body)
-    real.apply(accelerators=[{"cpu": {"cores": 8, "memory": "1Gi"}}])
-    # The pod may come to the operator's eyes after the service.
-    waiting = eventually(lambda: real.told(Reconciling="WaitingForCapacity"), "the holder is seen")["Reconciling"]["message"]
-    assert "cpu[0] since " in waiting
-    assert "no node has 8 cores and 1.0 GiB free of 1 that could hold it" in waiting
-    real.kube.delete(PODS, "default", "holder", grace=0)
-    real.node.placed(real.namespace, 1)
-    real.told(Reconciling="PullingImage")
-    assert "waiting" not in real.service()["status"]["placement"]
-
-
 def test_an_unschedulable_pod_says_why(real, operator):
-    """Of what is not judged: where other pods may stand."""
-    real.kube.merge(PROFILES, "", real.namespace, {"spec": {"podTemplate": {"spec": ALONE}}})
-    real.apply()
-    eventually(lambda: "pod affinity" in real.told(Reconciling="Scheduling")["Reconciling"]["message"], "the scheduler's reason")
+    real.apply(accelerators=[{"cpu": {"cores": 1000, "memory": "1Gi"}}])
+    told = eventually(lambda: real.told(Reconciling="WaitingForCapacity"), "the scheduler's reason")["Reconciling"]["message"]
+    assert "cpu[0] since " in told
+    assert "needs 1,000 cores on one node, the largest has 64 cores; " in told
+    assert "Insufficient cpu" in told
+    assert len(real.pods()) == 1
 
 
 def test_a_rejected_model_stalls_with_the_daemons_words_and_a_mended_one_serves(real, operator):

@@ -10,7 +10,6 @@ from pagoda_operator.claims import Claims
 from pagoda_operator.door import Door
 from pagoda_operator.handlers import EndlessJitter, Intake, Sink, configure, register
 from pagoda_operator.mirror import Mirror
-from pagoda_operator.placement.cores import Loads
 from pagoda_operator.state import CHILD_RESOURCES, NODES, PODS, PROFILES, QUOTAS, RESOURCE_SLICES, SERVICES, Key
 from pagoda_operator.world import World
 from pagoda_operator.world_parsers import PARSERS
@@ -32,8 +31,7 @@ class Harness:
     def __init__(self, *present):
         self.woken = Woken()
         self.door = Door(self.woken)
-        self.loads = Loads()
-        self.world = World(PARSERS, lambda: 0.0, {PODS: self.loads.heard})
+        self.world = World(PARSERS, lambda: 0.0)
         self.registry = kopf.OperatorRegistry()
         self.mirror = Mirror(lambda: 0.0)
         sink = Sink(self.door, self.world, self.mirror, Intake(), Claims(self.woken.add), frozenset(present))
@@ -127,13 +125,11 @@ async def test_a_changed_profile_wakes_all_who_use_it_though_one_of_them_has_rea
     assert await harness.throw(PROFILES, changed) == []
 
 
-async def test_of_foreign_pods_only_those_that_hold_devices_wake_who_waits_and_the_cores_of_all_are_summed_up(harness):
+async def test_of_foreign_pods_only_those_that_hold_devices_are_kept_and_wake_who_waits(harness):
     waiting = Key("ns", "waits")
     harness.door.waits(waiting, waiting=True)
-    assert await harness.throw(PODS, pod("web", requests={"cpu": "2", "memory": "1Gi"})) == []
-    assert harness.loads.held().by_node == {"n1": (2000, 1 << 30)}
-    assert await harness.throw(PODS, pod("web", "Succeeded")) == []
-    assert (harness.loads.held().by_node, harness.world.changes_of(PODS)) == ({}, 0)
+    assert await harness.throw(PODS, pod("web")) == []
+    assert harness.world.all(PODS) == ()
     holder = pod("holder", requests={"nvidia.com/gpu": "1"})
     assert await harness.throw(PODS, holder) == [waiting]
     assert await harness.throw(PODS, holder) == []

@@ -22,16 +22,13 @@ from fleets import (
     gpu,
     mig,
     node,
-    plain,
-    plain_node,
     pod,
     question,
     resource_slice,
     spec,
     whole,
 )
-from pagoda_operator.placement.blocks import Terms
-from pagoda_operator.placement.fleet import Fleet
+from pagoda_operator.placement.fleet import Fleet, Terms
 from pagoda_operator.placement.place import place
 
 OLD = {"driver": "535.216.01", "cuda": "12.2"}
@@ -49,20 +46,10 @@ PASSING = [
     ("node.kubernetes.io/disk-pressure", "", "NoSchedule"),
 ]
 TOLERANT = Terms(tolerations=({"key": "nvidia.com/gpu", "operator": "Exists"},), service_uid="mine")
-BESIDE = Terms(
-    pod={
-        "containers": [{"name": "daemon", "resources": {"requests": {"cpu": "99"}}}, {"name": "c", "resources": {"limits": {"cpu": 1}}}],
-        "initContainers": [{"name": "f", "restartPolicy": "Always", "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}}}],
-    }
-)
 H100_MIXED = node("a", H100, whole(2), cut(2, p3g_40gb=1, p2g_20gb=1, p1g_10gb=2))
 H100_SLICE = resource_slice("a", H100, cut(1, p3g_40gb=1, p1g_10gb=2))
 H100_DRA = node("a", H100, cut(1, p3g_40gb=1, p1g_10gb=2))
 WHOLE_SLICE = resource_slice("a", H200, whole(2))
-
-
-def cores(count, memory):
-    return {"cpu": {"cores": count, "memory": memory}}
 
 
 class Row(NamedTuple):
@@ -433,108 +420,6 @@ ROWS = [
         "dra[0]",
         why=("mig-1g.10gb: needs 19.9 GiB",),
         waits="mig-3g.40gb: all in use of 1",
-    ),
-    *(
-        Row(f"CPU: {title}", there, asked, chosen, **more)
-        for title, there, asked, chosen, more in (
-            ("no node is known, so nothing is said of nodes", fleet(), spec(CPU), "cpu[0]", {}),
-            (
-                "a model that its memory cannot hold, whatever the nodes",
-                fleet(),
-                spec(cores("1000", "16Mi"), model=LLAMA70),
-                None,
-                {"why": ("needs 144.4 GiB for weights + 8 requests at 4,096 tokens, has 16.0 MiB",)},
-            ),
-            ("a model that nobody knows is not judged", fleet(plain_node("a")), spec(cores("1", "16Mi"), model="pvc://m"), "cpu[0]", {}),
-            (
-                "more cores than any node has",
-                fleet(plain_node("a"), plain_node("b", "8")),
-                spec(cores("1000", "32Gi")),
-                None,
-                {"why": ("needs 1,000 cores on one node, the largest has 64 cores",)},
-            ),
-            (
-                "more memory than any node has",
-                fleet(plain_node("a")),
-                spec(cores("250m", "600Gi")),
-                None,
-                {"why": ("needs 600.0 GiB on one node, the largest has 512.0 GiB",)},
-            ),
-            (
-                "cores on one node and memory on another",
-                fleet(plain_node("a", "64", "16Gi"), plain_node("b", "4", "512Gi")),
-                spec(CPU),
-                None,
-                {"why": ("needs 8 cores and 32.0 GiB on one node, and none has both",)},
-            ),
-            ("a node that says nothing of its size", fleet(plain_node("a", None, None)), spec(cores("1000", "32Gi")), "cpu[0]", {}),
-            ("a node that says nothing of its memory", fleet(plain_node("a", "8", None)), spec(CPU), "cpu[0]", {}),
-            (
-                "too small a node, and a large one that is barred",
-                fleet(plain_node("a", "4"), plain_node("b", taints=DEDICATED), plain_node("c", taints=DEDICATED)),
-                spec(CPU),
-                None,
-                {"why": ("needs 8 cores on one node, the largest has 4 cores; 2 nodes: taint nvidia.com/gpu=present:NoSchedule is not",)},
-            ),
-            ("a taint that is tolerated", fleet(plain_node("a", taints=DEDICATED)), spec(CPU), "cpu[0]", {"terms": TOLERANT}),
-            (
-                "a label that the profile selects by",
-                fleet(plain_node("a")),
-                spec(CPU),
-                None,
-                {"why": ("a: lacks the label pool=serving",), "terms": Terms({"pool": "serving"}, service_uid="mine")},
-            ),
-            ("drivers and partitions are nothing to it", fleet(node("a", H100, cut(1), state="failed", **OLD)), spec(CPU), "cpu[0]", {}),
-            (
-                "cordoned, and not ready: waited for",
-                fleet(plain_node("a", cordoned=True), plain_node("b", ready=False)),
-                spec(CPU),
-                "cpu[0]",
-                {"waits": "a is cordoned; b is not ready"},
-            ),
-            (
-                "occupied: waited for, beside a node that is too small",
-                fleet(plain_node("a"), plain_node("b", "4"), pods=(plain("a", cpu="57"),)),
-                spec(CPU),
-                "cpu[0]",
-                {"waits": "no node has 8 cores and 32.0 GiB free of 1 that could hold it"},
-            ),
-            (
-                "memory is in use though cores are not",
-                fleet(plain_node("a"), pods=(plain("a", cpu="1", memory="500Gi"),)),
-                spec(CPU),
-                "cpu[0]",
-                {"waits": "no node has 8 cores and 32.0 GiB free"},
-            ),
-            (
-                "own pods do not stand in the way",
-                fleet(plain_node("a", "8"), pods=(plain("a", uid="mine", cpu="8", memory="32Gi"),)),
-                spec(CPU),
-                "cpu[0]",
-                {},
-            ),
-            (
-                "one that never does is passed over for a later entry",
-                fleet(plain_node("a"), node("b", H100, whole(1), taints=DEDICATED)),
-                spec(cores("1000", "32Gi"), gpu("H100")),
-                "gpu[1]",
-                {"why": ("needs 1,000 cores on one node, the largest has 64 cores",), "terms": TOLERANT},
-            ),
-            (
-                "occupied, without patience: the next entry",
-                fleet(plain_node("a", "8"), plain_node("b", "4", "512Gi"), pods=(plain("a", cpu="1"),)),
-                spec(cores("8", "32Gi") | {"fallbackAfter": "0s"}, cores("4", "32Gi")),
-                "cpu[1]",
-                {"why": ("no node has 8 cores and 32.0 GiB free of 1 that could hold it",)},
-            ),
-            (
-                "other containers of the pod need room too",
-                fleet(plain_node("a", "8")),
-                spec(CPU),
-                None,
-                {"why": ("needs 9.05 cores on one node, the largest has 8 cores",), "terms": BESIDE},
-            ),
-        )
     ),
     Row(
         "order: the first that can be had, though a later one has room",

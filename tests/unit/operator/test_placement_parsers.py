@@ -1,16 +1,17 @@
 """What placement reads of nodes, pods, slices and MIG profiles, and the mirrors that keep it."""
 
-from decimal import Decimal
-
 import pytest
 from fleets import A100_40, H100, claim, cut, node, pod, resource_slice, whole
+from hypothesis import given
+from hypothesis import strategies as some
 from pagoda_operator.check import fill
 from pagoda_operator.errors import Unavailable
+from pagoda_operator.placement.fleet import Fleet, Terms
 from pagoda_operator.placement.mig import of_product, of_resource, parse_profile
 from pagoda_operator.placement.nodes import parse_node
-from pagoda_operator.placement.pods import parse_occupant, quantity
+from pagoda_operator.placement.pods import parse_occupant
 from pagoda_operator.placement.slices import devices, holds, parse_claim, parse_slice
-from pagoda_operator.placement.view import View
+from pagoda_operator.placement.view import View, fleet
 from pagoda_operator.state import NODES, PODS, Key
 from pagoda_operator.world import World
 from pagoda_operator.world_parsers import PARSERS
@@ -124,11 +125,34 @@ def test_claims_are_named_by_the_pod_or_by_its_status():
     assert parse_occupant({"metadata": {"name": "p"}, "spec": spec, "status": status}).claims == ("given", "made")
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("100u", "0.0001"), ("1Ei", str(1 << 60)), ("2E", "2000000000000000000"), ("1e3", "1000"), ("5Gi", str(5 << 30))]
+QUANTITIES = (
+    some.none()
+    | some.text(max_size=6)
+    | some.integers()
+    | some.from_regex(r"\A[+-]?[0-9]{0,3}\.?[0-9]{0,3}([eE]-?[0-9]|[EPGMk]i?|[mun])?\Z")
 )
-def test_other_peoples_quantities_are_read(text, value):
-    assert quantity(text) == Decimal(value)
+RESOURCES = some.dictionaries(some.sampled_from(["cpu", "memory", "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"]), QUANTITIES)
+
+
+@given(RESOURCES, RESOURCES)
+def test_no_quantity_of_a_node_or_a_pod_is_an_error(given_, asked):
+    made = parse_node({"metadata": {"name": "n"}, "status": {"capacity": given_, "allocatable": asked}})
+    assert (made is not None, isinstance(made.millicores, int), isinstance(made.memory, int)) == (True, True, True)
+    containers = [{"resources": {"requests": asked, "limits": given_}}]
+    body = {"metadata": {"name": "p", "labels": {"serving.pagoda.dev/service": "s"}}, "spec": {"containers": containers, "overhead": asked}}
+    assert all(count >= 0 for _, count in parse_occupant(body).devices)
+
+
+def test_quantities_that_services_may_not_write_count():
+    made = parse_node({"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": ".5", "memory": "+1e3", "nvidia.com/gpu": "8e0"}}})
+    assert (made.millicores, made.memory, made.offers[0].allocatable) == (500, 1000, 8)
+
+
+def test_answers_for_nodes_are_kept_for_so_many_selectors_only():
+    there = Fleet(tuple(parse_node(node(name, H100, whole(1))) for name in "ab"))
+    for number in range(1000):
+        assert len(there.blocks(Terms(selector={"pool": str(number)}))) == 2
+    assert len(there._blocks) <= 32
 
 
 PIECE = resource_slice("a", H100, cut(1, p3g_40gb=1, p1g_10gb=2))
@@ -187,7 +211,7 @@ async def test_the_mirrors_are_full_before_anything_is_decided(monkeypatch):
     monkeypatch.setattr("pagoda_operator.check._TRY_AGAIN", 0)
     world = World(PARSERS, lambda: 0.0)
     await fill(Pages([named("a")], [named("b")], failures=2), world, [PODS])
-    assert [found.name for found in View(world)().occupants] == ["a", "b"]
+    assert [found.name for found in fleet(world).occupants] == ["a", "b"]
 
 
 async def test_what_a_broken_watch_did_not_tell_is_forgotten_and_what_it_told_since_is_not():

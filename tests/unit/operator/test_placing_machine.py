@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from operator_world import World
 from pagoda_operator.state import DEPLOYMENTS, PODS, PROFILES, SERVICES
+from scheduler import refuse
 
 BUSY = pod("a", gpu=8)
 FLEETS = {
@@ -31,6 +32,7 @@ LISTS = [
     [mig(least="1Gi"), gpu("H100")],
     [mig(least="1Gi", fallbackAfter="1m"), gpu("H100", fallbackAfter="1m"), CPU],
     [CPU, gpu("H100")],
+    [CPU | {"fallbackAfter": "2m"}, gpu("H100")],
 ]
 
 
@@ -102,6 +104,10 @@ class Placements(RuleBasedStateMachine):
         for body in self.world.api.of(PODS):
             body["status"] = waiting("ErrImagePull")
         self.world.settle()
+
+    @rule()
+    def refuse(self) -> None:
+        refuse(self.world, words="0/3 nodes are available: 3 Insufficient cpu.")
 
     @invariant()
     def nothing_is_written_at_rest_nor_by_a_new_process(self) -> None:

@@ -6,24 +6,11 @@ import pytest
 from fleets import A100_40, A100_80, CPU, H100, H200, cut, fleet, gpu, mig, node, pod, whole
 from pagoda_operator.state import DEPLOYMENTS, PODS, SERVICES
 from placing import bind, placement, world
+from scheduler import NO_ROOM as WORDS
+from scheduler import refuse, refuse_once
 
-WORDS = "0/2 nodes are available: 2 node(s) had volume node affinity conflict."
 EMPTY_NODES = node("a", H100, whole(8)), node("b", H200, whole(8))
 EMPTY = fleet(*EMPTY_NODES)
-
-
-def refuse(made, reason="Unschedulable", words=WORDS):
-    """The scheduler's verdict on each pod that has no node."""
-    refuse_once(made, words, reason)
-    made.settle()
-
-
-def refuse_once(made, words=WORDS, reason="Unschedulable"):
-    """The verdict alone."""
-    for body in made.api.of(PODS):
-        if not body["status"].get("phase"):
-            verdict = {"type": "PodScheduled", "status": "False", "reason": reason, "message": words}
-            body["status"] = {"phase": "Pending", "conditions": [verdict]}
 
 
 @pytest.fixture

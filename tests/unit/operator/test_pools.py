@@ -7,14 +7,13 @@ from itertools import count
 
 import pytest
 from fake_api import FakeApi, running
-from fleets import A100_80, CPU, H100, LLAMA70, TINY, cut, dra_of, fleet, gpu, mig, node, plain_node, pod, resource_slice, whole
+from fleets import A100_80, CPU, H100, LLAMA70, TINY, cut, dra_of, fleet, gpu, mig, node, pod, resource_slice, whole
 from operator_world import World
 from pagoda_contracts.names import NODE_POOLS_CONFIG_MAP, NODE_POOLS_KEY
 from pagoda_operator.errors import Unavailable
-from pagoda_operator.placement.cores import Amount, Held
 from pagoda_operator.placement.fleet import Fleet
 from pagoda_operator.placement.pools import FORGET_S, STALE_S, dressed, gone, read, seen, written
-from pagoda_operator.remembered import Remembered, Seen, with_gone
+from pagoda_operator.remembered import Remembered, with_gone
 from pagoda_operator.state import CONFIG_MAPS, DEPLOYMENTS, PODS
 from placing import ENGINE, placement
 
@@ -290,7 +289,7 @@ class Memory:
 
     def __init__(self, api):
         self.api, self.fleet, self.at = api, Fleet(), 0.0
-        self.remembered = Remembered(api, Seen(lambda: self.fleet, lambda: self.fleet), MINE, lambda: self.at)
+        self.remembered = Remembered(api, lambda: self.fleet, MINE, lambda: self.at)
 
     def run(self, *steps):
         for step in steps:
@@ -394,86 +393,3 @@ def test_what_cannot_be_written_is_tried_again(api):
     api.refuse.clear()
     memory.run(memory.remembered.keep)
     assert NODE_POOLS_KEY in api.objects["ConfigMap", MINE, NODE_POOLS_CONFIG_MAP]["data"]
-
-
-# What is remembered of nodes without devices
-
-
-def large(number=1, cpu="64", memory="512Gi", **more):
-    labels = {"kubernetes.io/hostname": f"{NAMED}{number}", "alpha.eksctl.io/instance-id": f"i-{number}", "pool": "cores"}
-    return plain_node(f"{NAMED}{number}", cpu, memory, labels=labels | more.pop("labels", {}), **more)
-
-
-def test_nodes_without_devices_are_remembered_once_for_each_size_whatever_the_system_leaves_of_it():
-    there = nodes(large(1), large(2, "63900m", "512.3Gi"), large(3, "63950m", "512.7Gi"), large(4, "8", "32Gi"))
-    assert len(seen({}, there, 0.0)) == 3
-    pools = seen({}, nodes(large(1), large(2)), 0.0)
-    assert (len(pools), gone(pools, nodes(large(2)))) == (1, ())
-    (example,) = gone(pools, ())
-    assert (example.millicores, example.memory, example.gone) == (64_000, 512 << 30, True)
-    assert read(written(pools)) == pools
-
-
-def test_they_take_no_pool_of_devices_its_place():
-    pools = seen({}, nodes(h100(1)), 0.0)
-    many = nodes(*(large(number, labels={"unlike": str(number)}) for number in range(100, 200)))
-    pools = seen(pools, many, 1.0)
-    assert (len(pools), names(gone(pools, many))) == (1 + 16, [f"{NAMED}1"])
-
-
-def test_a_node_whose_plugin_starts_anew_takes_no_promise_away_and_is_none_of_cores():
-    pools = seen({}, nodes(h100(1)), 0.0)
-    bare = h100(1)
-    bare["status"]["capacity"] = bare["status"]["allocatable"] = {"cpu": "64", "memory": "512Gi"}
-    assert seen(pools, nodes(bare), 1.0) == pools
-    sliced = node("m", H100, cut(1, p1g_10gb=7))
-    sliced["metadata"]["labels"] = {}
-    pools = seen({}, nodes(sliced), 0.0)
-    assert pools.keys() < seen(pools, nodes(plain_node("m")), 1.0).keys()
-
-
-def test_a_service_on_cpu_waits_for_a_node_like_one_that_was_there():
-    there = seen({}, nodes(large(1)), 0.0)
-    made = World(accelerators=[{"cpu": {"cores": "48", "memory": "1Gi"}}], engine=ENGINE)
-    few = fleet(plain_node("a", "8"))
-    made.fleet = with_gone(few, gone(there, few.nodes))
-    made.settle()
-    assert (made.reason(), len(made.api.of(PODS))) == ("WaitingForCapacity", 1)
-    assert f"{NAMED}1 is gone, and one like it may come for who waits" in made.conditions()["Reconciling"]["message"]
-
-
-async def test_what_runs_on_cores_alone_sees_the_same_pools():
-    there = [fleet(large(1))]
-    remembered = Remembered(FakeApi(), Seen(lambda: there[-1], lambda: there[-1]), MINE, lambda: 0.0)
-    assert [node.gone for node in remembered.cores().nodes] == [False]
-    there.append(fleet(large(2, "8")).with_sums(Held()))
-    first = remembered.cores()
-    assert ([node.gone for node in first.nodes], len(first.ground.nodes)) == ([False, True], 2)
-    assert (first is remembered.cores(), first.ground is remembered().ground, remembered().nodes == first.nodes) == (True, True, True)
-    used = first.used
-    there.append(there[-1].with_sums(Held({NAMED + "2": Amount(1000, 0)})))
-    second = remembered.cores()
-    assert (second.ground is first.ground, second.used is used, second.held.by_node) == (True, True, {NAMED + "2": (1000, 0)})
-    there.append(fleet(large(2, "8"), large(3, "16")))
-    assert [node.gone for node in remembered.cores().nodes] == [False, False, True]
-
-
-async def test_a_cluster_that_has_no_node_at_a_start_still_has_its_pools():
-    api, empty = FakeApi(), Fleet(sums=Held())
-    data = {NODE_POOLS_KEY: written(seen({}, nodes(large(1)), 0.0))}
-    api.put(CONFIG_MAPS, {"metadata": {"name": NODE_POOLS_CONFIG_MAP, "namespace": MINE}, "data": data})
-    remembered = Remembered(api, Seen(lambda: empty, lambda: empty), MINE, lambda: 1.0)
-    await remembered.load()
-    assert [node.gone for fleet_ in (remembered.cores(), remembered()) for node in fleet_.nodes] == [True, True]
-
-
-async def test_a_start_that_sees_what_was_kept_writes_nothing():
-    api, there = FakeApi(), fleet(large(1))
-    api.put(CONFIG_MAPS, {"metadata": {"name": NODE_POOLS_CONFIG_MAP, "namespace": MINE}})
-    for at, writes in ((0.0, 1), (100.0, 0)):
-        remembered = Remembered(api, Seen(lambda: there, lambda: there), MINE, lambda at=at: at)
-        remembered()
-        await remembered.load()
-        await remembered.keep()
-        assert len(api.journal) == writes
-        api.journal.clear()

@@ -6,8 +6,7 @@ import pytest
 from fake_api import running
 from fleets import A100_80, CPU, H100, TINY, fleet, gpu, node, pod, whole
 from operator_world import World
-from pagoda_operator.placement.place import GROWS_S
-from pagoda_operator.room import placeable
+from pagoda_operator.room import GROWS_S, placeable
 from pagoda_operator.state import PODS
 from placing import ENGINE
 

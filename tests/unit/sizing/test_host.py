@@ -1,36 +1,126 @@
-"""What a daemon on CPU takes, as placement counts it, against what the daemon counts itself: less, and not by much."""
+"""The least memory on CPU against the daemon's own word: what it refuses the daemon refuses, and it is most of what the daemon wants."""
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as some
 from pagoda_contracts.launch import EngineConfig
+from pagoda_daemon.errors import ConfigRejected
 from pagoda_daemon.model.config import FAMILIES, parse_spec
-from pagoda_daemon.runner.kv_size import _SHARE_OF_CONTAINER, needs
+from pagoda_daemon.model.packed import KINDS, packed_weight_bytes
+from pagoda_daemon.model.weights import weight_bytes
+from pagoda_daemon.runner.host import Memory
+from pagoda_daemon.runner.kv_size import kv_shape, needs
 from pagoda_sizing.errors import SizingError
 from pagoda_sizing.families import parse_model
-from pagoda_sizing.host import KV_SHARE, STEP_TOKENS, cache_room, host_reserve
+from pagoda_sizing.host import Launch, least_memory
 from pagoda_sizing.published import published
-
-PROCESSES = 100 << 20
-
 
 LOADABLE = {family.model_type: name for name, family in FAMILIES.items()}
 PUBLISHED = [entry for entry in published() if entry.config["model_type"] in LOADABLE]
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@some.composite
+def configs(draw):
+    """A config.json as publishers write them; keys that they omit are omitted."""
+    kind, kv_heads, group = draw(some.sampled_from(sorted(LOADABLE))), draw(some.integers(1, 8)), draw(some.integers(1, 4))
+    head_dim, layers = 2 * draw(some.integers(1, 64)), draw(some.integers(1, 6))
+    found = {
+        "model_type": kind,
+        "architectures": [LOADABLE[kind]],
+        "hidden_size": kv_heads * group * head_dim,
+        "head_dim": head_dim,
+        "num_hidden_layers": layers,
+        "num_attention_heads": kv_heads * group,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": draw(some.integers(1, 8192)),
+        "vocab_size": draw(some.integers(1, 200_000)),
+        "max_position_embeddings": draw(some.sampled_from([1, 100, 2047, 2048, 2049, 4096, 32_768, 131_072])),
+        "tie_word_embeddings": draw(some.booleans()),
+        "attention_bias": draw(some.booleans()),
+        "mlp_bias": draw(some.booleans()),
+        "use_sliding_window": draw(some.booleans()),
+        "max_window_layers": draw(some.integers(0, layers)),
+        "num_experts" if kind == "qwen3_moe" else "num_local_experts": draw(some.integers(1, 4)),
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": draw(some.integers(1, 2048)),
+    }
+    if kind not in ("mixtral", "qwen3_moe"):
+        found = {key: value for key, value in found.items() if "experts" not in key}
+    window = draw(some.sampled_from(["absent", None, 1, 512, 4096]))
+    return found if window == "absent" else {**found, "sliding_window": window}
+
+
+@some.composite
+def engines(draw):
+    return EngineConfig(
+        max_model_len=draw(some.none() | some.integers(1, 40_000)),
+        max_concurrency=draw(some.sampled_from([1, 8, 64, 600])),
+        dtype=draw(some.sampled_from(sorted(DTYPES))),
+        kv_bytes=draw(some.none() | some.integers(1, 1 << 34)),
+        quantization=draw(some.sampled_from([None, None, "int8"])),
+        block_size=draw(some.sampled_from([16, 32])),
+    )
+
+
+def launch(engine):
+    return Launch(
+        quantisation=engine.quantization or "bf16",
+        item_bytes=DTYPES[engine.dtype].itemsize,
+        context=engine.max_model_len,
+        cache_bytes=engine.kv_bytes,
+        concurrency=engine.max_concurrency,
+        tokens=engine.token_budget,
+    )
+
+
+def terms(config, engine):
+    """As the daemon counts: by torch, and by the native ops where these might do it."""
+    spec, dtype = parse_spec(config), DTYPES[engine.dtype]
+    if engine.quantization is None:
+        yield needs(spec, engine, weight_bytes(spec, dtype), dtype.itemsize)
+    if engine.dtype == "bfloat16" and spec.experts is None:
+        yield needs(spec, engine, packed_weight_bytes(spec, KINDS[engine.quantization]), 2, 4)
+
+
+def starts(engine, own, memory):
+    try:
+        kv_shape(engine, own, Memory(memory, memory, limited=True))
+    except ConfigRejected:
+        return False
+    return True
+
+
+def daemons_least(engine, own):
+    low, high = 0, 1 << 48
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if starts(engine, own, middle) else (middle, high)
+    return high
+
+
+@settings(deadline=None, max_examples=500)
+@given(config=configs(), engine=engines())
+def test_a_daemon_never_starts_in_less(config, engine):
+    try:
+        model = parse_model(config)
+    except SizingError:
+        return
+    least = least_memory(model, launch(engine))
+    for own in terms(config, engine):
+        assert not starts(engine, own, least - 1)
 
 
 @pytest.mark.parametrize("entry", PUBLISHED, ids=[entry.name for entry in PUBLISHED])
-@pytest.mark.parametrize("rows", [1, 8, 64])
-def test_a_step_is_no_more_than_the_daemon_counts_and_most_of_it(entry, rows):
+@pytest.mark.parametrize("engine", [EngineConfig(), EngineConfig(max_concurrency=8, max_model_len=2048), EngineConfig(kv_bytes=1 << 30)])
+def test_it_is_most_of_what_the_daemon_asks_for(entry, engine):
     raw = {key: value for key, value in entry.config.items() if key != "quantization_config"}
-    spec, model = parse_spec({**raw, "architectures": [LOADABLE[raw["model_type"]]]}), parse_model(entry.config)
-    engine = EngineConfig(max_concurrency=rows)
-    own = needs(spec, engine, 0, 2, 4).fixed(4096)
-    assert own * 0.45 <= host_reserve(model, rows) - PROCESSES <= own
-
-
-def test_it_is_the_daemons_budget_and_share():
-    assert (EngineConfig().token_budget, _SHARE_OF_CONTAINER) == (STEP_TOKENS, KV_SHARE)
-    assert cache_room(800) == 1000
+    config = {**raw, "architectures": [LOADABLE[raw["model_type"]]]}
+    least = least_memory(parse_model(config), launch(engine))
+    assert all(least >= 0.85 * daemons_least(engine, own) for own in terms(config, engine))
 
 
 def test_no_requests_are_refused():
     with pytest.raises(SizingError):
-        host_reserve(parse_model(PUBLISHED[0].config), 0)
+        least_memory(parse_model(PUBLISHED[0].config), Launch(concurrency=0))
