@@ -105,8 +105,8 @@ def why_not(asked: Asked, memory: int, count: int = 1) -> str:
 
 
 def why_not_on_cpu(asked: Asked, memory: int) -> str:
-    """Why a daemon that may use so much memory cannot start on CPU. By the daemon's own rule: one request has to fit, not all that there may
-    be, and a share of the memory is not heeded."""
+    """Why a daemon that may use so much memory cannot start on CPU. By the daemon's own rule: one request has to fit, not all that there
+    may be, and a share of the memory is not heeded."""
     engine = asked.engine
     size = engine.kv_cache.size
     launch = Launch(

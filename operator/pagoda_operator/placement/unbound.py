@@ -1,8 +1,8 @@
 """What the scheduler says goes before what is believed: devices that it finds no node with have no room for a replica, whatever is free.
 
 Pure; called by `place`. The scheduler knows what is not counted here: memory and cores of nodes, zones of volumes, affinity of pods.
-Only who may take other devices is moved by it; anybody else waits where it is, with the scheduler's words as the reason. An entry on CPU has
-no room where nodes lack something: nothing of what is free of them is counted here.
+Only who may take other devices is moved by it; anybody else waits where it is, with the scheduler's words as the reason. An entry on CPU
+has no room where nodes lack something: nothing of what is free of them is counted here.
 """
 
 from __future__ import annotations
