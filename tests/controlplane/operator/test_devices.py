@@ -93,5 +93,6 @@ def test_a_claim_is_made_for_each_pod_and_the_scheduler_allocates_the_slice_that
         claim = Resource(dra.API, "ResourceClaim", "resourceclaims")
         (held,) = service.kube.list(claim, service.namespace)
         assert held["status"]["allocation"]["devices"]["results"][0]["device"].startswith("gpu-2-mig-1g-10gb")
-        service.edit(accelerators=[{"cpu": {"cores": "1", "memory": "1Gi"}}])
+        # What the model that was inspected really takes: 2.8 GiB.
+        service.edit(accelerators=[{"cpu": {"cores": "1", "memory": "4Gi"}}])
         eventually(lambda: templates_gone(service), "no template left")

@@ -35,7 +35,7 @@ from rights import Right, forbidden, granted, refused, used
 pytestmark = pytest.mark.cluster
 # Asked by admission (OwnerReferencesPermissionEnforcement), never by a request of ours.
 BY_ADMISSION = {Right(SERVICES.api_version.partition("/")[0], "inferenceservices/finalizers", "update")}
-CPU = {"cpu": {"cores": "1", "memory": "1Gi"}}
+CPU = {"cpu": {"cores": "1", "memory": "4Gi"}}  # the model that is inspected takes 2.8 GiB
 GATEWAY = "pagoda-gateway"
 OPTIONS = ("--resync", "1s", "--namespace", NAMESPACE, "--identity", "rights")
 

@@ -92,6 +92,11 @@ def starts(engine, own, memory):
     return True
 
 
+def loadable(entry):
+    raw = {key: value for key, value in entry.config.items() if key != "quantization_config"}
+    return {**raw, "architectures": [LOADABLE[raw["model_type"]]]}
+
+
 def daemons_least(engine, own):
     low, high = 0, 1 << 48
     while high - low > 1:
@@ -115,10 +120,20 @@ def test_a_daemon_never_starts_in_less(config, engine):
 @pytest.mark.parametrize("entry", PUBLISHED, ids=[entry.name for entry in PUBLISHED])
 @pytest.mark.parametrize("engine", [EngineConfig(), EngineConfig(max_concurrency=8, max_model_len=2048), EngineConfig(kv_bytes=1 << 30)])
 def test_it_is_most_of_what_the_daemon_asks_for(entry, engine):
-    raw = {key: value for key, value in entry.config.items() if key != "quantization_config"}
-    config = {**raw, "architectures": [LOADABLE[raw["model_type"]]]}
+    config = loadable(entry)
     least = least_memory(parse_model(config), launch(engine))
     assert all(least >= 0.85 * daemons_least(engine, own) for own in terms(config, engine))
+
+
+@pytest.mark.parametrize("entry", PUBLISHED, ids=[entry.name for entry in PUBLISHED])
+@pytest.mark.parametrize("more", [{}, {"quantization": "int8"}, {"dtype": "float32"}, {"kv_bytes": 1 << 30}])
+@pytest.mark.parametrize("omitted", ["", "sliding_window"])
+def test_it_is_no_more_for_published_models_at_their_longest(entry, more, omitted):
+    config = {key: value for key, value in loadable(entry).items() if key != omitted}
+    model = parse_model(config)
+    engine = EngineConfig(max_model_len=model.max_context, **more)
+    least = least_memory(model, launch(engine))
+    assert not any(starts(engine, own, least - 1) for own in terms(config, engine))
 
 
 def test_no_requests_are_refused():
