@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pagoda_contracts.names import ANNOTATION_PLACEMENT, DAEMON_CUDA, LABEL_ACCELERATOR, LABEL_REVISION
+from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_PLACEMENT, DAEMON_CUDA, LABEL_ACCELERATOR, LABEL_REVISION
 from pagoda_contracts.resources.service import InferenceServiceSpec
 
 from pagoda_operator.earlier import named
@@ -14,7 +14,7 @@ from pagoda_operator.placement.fleet import Terms
 from pagoda_operator.placement.judged import Question, Run
 from pagoda_operator.placement.types import Pin, read_pin
 from pagoda_operator.pods import Pod
-from pagoda_operator.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, Observed
+from pagoda_operator.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, Child, Observed
 
 
 def ask(observed: Observed, spec: InferenceServiceSpec) -> Question:
@@ -64,7 +64,7 @@ def _runs(observed: Observed, spec: InferenceServiceSpec) -> Iterator[Run]:
             pin=_pin(observed, deployment.name),
             running=_has_node(observed, labels),
             accelerator=labels.get(LABEL_ACCELERATOR, ""),
-            refused=_refused(observed, spec, labels),
+            refused=_refused(observed, spec, deployment),
         )
     yield from _to_come(observed)
 
@@ -90,11 +90,15 @@ def _has_node(observed: Observed, labels: Mapping[str, str]) -> bool:
     return any(pod.scheduled for pod in _pods(observed, labels))
 
 
-def _refused(observed: Observed, spec: InferenceServiceSpec, labels: Mapping[str, str]) -> str:
+def _refused(observed: Observed, spec: InferenceServiceSpec, deployment: Child) -> str:
     """What the scheduler says of one for which it found no node. While another of the same Deployment drains, a lack of room is no word
-    on the entry: the successor waits for what its predecessor holds, which counts as free to it."""
+    on the entry: the successor waits for what its predecessor holds, which counts as free to it. On CPU, where nothing is counted, no more
+    is it while another revision of the service holds a node."""
+    meta = deployment.body["spec"]["template"]["metadata"]
+    labels, on_cpu = meta["labels"], ANNOTATION_DEVICES not in (meta.get("annotations") or {})
     tried = [pod for pod in _pods(observed, labels) if pod.unschedulable]
-    makes_room = any(pod.short for pod in tried) and _makes_room(observed, spec, labels)
+    held = on_cpu and any(pod.assigned and not pod.finished for pod in _others(observed, labels))
+    makes_room = any(pod.short for pod in tried) and (held or _makes_room(observed, spec, labels))
     return next((pod.unscheduled for pod in tried if not (makes_room and pod.short)), "")
 
 
@@ -108,6 +112,11 @@ def _makes_room(observed: Observed, spec: InferenceServiceSpec, labels: Mapping[
 def _pods(observed: Observed, labels: Mapping[str, str]) -> list[Pod]:
     mine = _mine(labels)
     return [pod for pod in observed.pods if pod.counts and (pod.revision, pod.accelerator) == mine]
+
+
+def _others(observed: Observed, labels: Mapping[str, str]) -> list[Pod]:
+    mine = _mine(labels)
+    return [pod for pod in observed.pods if (pod.revision, pod.accelerator) != mine]
 
 
 def _mine(labels: Mapping[str, str]) -> tuple[str | None, str | None]:

@@ -24,8 +24,6 @@ class Family:
 
     windows: Any
     defaults: dict[str, Any] = field(default_factory=dict)
-    absent: dict[str, Any] = field(default_factory=dict)
-    """Where a key is not there at all; null says that there is none."""
     norms: int = 2
     qk_norm: bool = False
     qkv_bias: bool = False
@@ -33,7 +31,6 @@ class Family:
     """num_key_value_heads must be given; where False its absence means one per head."""
 
 
-WINDOW: Final = {"sliding_window": 4096}
 GEMMA: Final = {"tie_word_embeddings": True, "head_dim": 256}
 GEMMA3: Final = {
     **GEMMA,
@@ -46,11 +43,11 @@ GEMMA3: Final = {
 }
 FAMILIES: Final = {
     "llama": Family(all_layers, grouped=False),
-    "mistral": Family(all_layers, absent=WINDOW),
-    "mixtral": Family(all_layers, absent=WINDOW),
-    "qwen2": Family(qwen_upper, absent=WINDOW, qkv_bias=True),
-    "qwen3": Family(qwen_upper, defaults={"head_dim": 128}, absent=WINDOW, qk_norm=True),
-    "qwen3_moe": Family(qwen_all, defaults={"decoder_sparse_step": 1}, absent=WINDOW, qk_norm=True),
+    "mistral": Family(all_layers),
+    "mixtral": Family(all_layers),
+    "qwen2": Family(qwen_upper, qkv_bias=True),
+    "qwen3": Family(qwen_upper, defaults={"head_dim": 128}, qk_norm=True),
+    "qwen3_moe": Family(qwen_all, defaults={"decoder_sparse_step": 1}, qk_norm=True),
     "gemma": Family(all_layers, defaults=GEMMA),
     "gemma2": Family(alternate, defaults={**GEMMA, "sliding_window": 4096}, norms=4),
     "gemma3_text": Family(every_nth_full, defaults=GEMMA3, norms=4, qk_norm=True),
@@ -69,7 +66,7 @@ def parse_model(raw: dict[str, Any]) -> Model:
         return OTHERS[kind](Config(raw, {}))
     if kind not in FAMILIES:
         raise UnknownArchitecture(f"model_type {kind!r}: accepted are {', '.join(ACCEPTED)}")
-    return _decoder(kind, FAMILIES[kind], Config({**FAMILIES[kind].absent, **raw}, FAMILIES[kind].defaults))
+    return _decoder(kind, FAMILIES[kind], Config(raw, FAMILIES[kind].defaults))
 
 
 def _with_vision(raw: dict[str, Any]) -> Model:

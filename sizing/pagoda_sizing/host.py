@@ -21,6 +21,9 @@ _STEP_FLOOR: Final = 32 << 20
 _SAMPLER_BYTES: Final = 96  # per logit of a row
 _SCORED_BYTES: Final = 24  # per logit of a slice
 _SLICE: Final = 1 << 22  # logits that are scored at a time
+# The daemon takes a window that config.json does not name at all for this one, one that is null for none; a Model does not tell them apart.
+_WINDOW: Final = 4096
+_WINDOW_WHERE_ABSENT: Final = ("mistral", "qwen2", "qwen3", "qwen3_moe")
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ def _step(model: Model, launch: Launch) -> int:
 def _request(model: Model, launch: Launch) -> int:
     """The daemon's cache is one for all layers: it forgets only what lies outside every layer's window."""
     context, windows = launch.context_of(model), [window for window in model.windows if window is not None]
+    if not windows and model.kind in _WINDOW_WHERE_ABSENT:
+        windows = [_WINDOW] * model.layers
     if len(windows) == model.layers:
         context = min(context, max(windows) + max(launch.tokens, launch.concurrency))
     return context * model.kv_bytes_per_token() * launch.item_bytes // 2

@@ -47,9 +47,9 @@ def place(question: Question) -> Placement:
     else:
         placed = _as_pinned(question, _decide(question, judged, told, home))
     if question.shape is None and question.unknown and _asks_for_shape(judged, placed):
-        # A wait that came this far does not begin anew.
+        # A wait that came this far does not begin anew, and what was given up on the way is not gone back to.
         waiting = question.kept.waiting if question.kept else None
-        return Placement(None, PlacementStatus(waiting=waiting, warnings=told), held=question.unknown)
+        return Placement(None, PlacementStatus(waiting=waiting, rejected=placed.status.rejected, warnings=told), held=question.unknown)
     return placed
 
 

@@ -6,6 +6,7 @@ deleted occupies until it is gone; one that has finished does not.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def _devices(container: Json) -> Requests:
 def _amounts(container: Json) -> Requests:
     wanted = _wanted(container)
     cpu, memory = read_quantity(wanted.get(CPU)), read_quantity(wanted.get(MEMORY))
-    return Counter({CPU: int(-(-cpu * 1000 // 1)), MEMORY: int(-(-memory // 1))})
+    return Counter({CPU: math.ceil(cpu * 1000), MEMORY: math.ceil(memory)})
 
 
 def _claims(spec: Json, status: Json) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from pagoda_operator.manifests.revision import entry_digest
 from pagoda_operator.placement.judged import Home, Judged, Question
 from pagoda_operator.placement.options import Option
 from pagoda_operator.placement.sizes import too_small
@@ -29,9 +30,25 @@ def heeded(question: Question, judged: tuple[Judged, ...], home: Home | None) ->
     said = [(one.accelerator, one.why) for one in kept if given_up(one.why)]
     before = tuple(_remembered(one, [why for name, why in said if name == one.name], home) for one in judged)
     here = before[home.position]
-    if home.refused and (before != judged or _may_move(before, here, home)):
-        here = here._replace(options=_without_room(here.options, home, _why(question, here, home)))
+    if why := _refused(question, judged, before, home):
+        here = here._replace(options=_without_room(here.options, home, why))
     return tuple(here if one.position == home.position else one for one in before)
+
+
+def _refused(question: Question, judged: tuple[Judged, ...], before: tuple[Judged, ...], home: Home) -> str:
+    """Why there is no room at home, as far as anything follows from it. Who waits on CPU does so until it has a node, whatever the
+    scheduler says meanwhile or does not say for a moment: a wait that begins anew may never end."""
+    here, waited = before[home.position], _waited_for(question, before[home.position])
+    if home.refused and (waited or before != judged or _may_move(before, here, home)):
+        return _why(question, here, home)
+    return waited
+
+
+def _waited_for(question: Question, here: Judged) -> str:
+    kept = question.kept.waiting if question.kept else None
+    if here.entry.cpu is None or kept is None or (kept.accelerator, kept.entry) != (here.name, entry_digest(here.entry)):
+        return ""
+    return (kept.why or "").removeprefix(_SAID)
 
 
 def given_up(why: str) -> bool:

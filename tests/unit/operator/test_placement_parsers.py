@@ -128,6 +128,7 @@ def test_claims_are_named_by_the_pod_or_by_its_status():
 QUANTITIES = (
     some.none()
     | some.text(max_size=6)
+    | some.sampled_from(["1e30", "9" * 32])
     | some.integers()
     | some.from_regex(r"\A[+-]?[0-9]{0,3}\.?[0-9]{0,3}([eE]-?[0-9]|[EPGMk]i?|[mun])?\Z")
 )

@@ -167,6 +167,66 @@ def test_an_entry_on_cpu_that_finds_no_node_is_left_after_its_patience_and_not_g
     assert (placement(made)["chosen"], made.reason()) == ("cpu[1]", "Available")
 
 
+def test_what_was_given_up_is_not_gone_back_to_while_a_model_is_read():
+    made = world(CPU | {"fallbackAfter": "5m"}, cores("4", "16Gi", fallbackAfter="5m"), gpu("H100"), model=UNHEARD_OF, there=EMPTY)
+    made.settle()
+    for _ in range(2):
+        refuse(made, words=LACKS)
+        made.later += timedelta(minutes=5, seconds=1)
+        made.settle()
+    assert (made.reason(), len(inspections(made))) == ("InspectingModel", 1)
+    assert [one["accelerator"] for one in placement(made)["rejected"]] == ["cpu[0]", "cpu[1]"]
+    made.api.journal.clear()
+    for _ in range(3):
+        made.restart()
+        made.later += timedelta(minutes=5)
+        made.settle()
+    assert (made.api.journal, made.reason()) == ([], "InspectingModel")
+    inspected(made)
+    made.settle()
+    assert placement(made)["chosen"] == "gpu[2]"
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"), [("SchedulerError", "timeout"), ("Unschedulable", "0/3 nodes are available: 3 node(s) were unschedulable.")]
+)
+def test_other_words_for_a_moment_do_not_begin_a_wait_anew(reason, words):
+    made = world(CPU | {"fallbackAfter": "5m"}, cores("4", "16Gi"))
+    made.settle()
+    refuse(made, words=LACKS)
+    since = placement(made)["waiting"]["since"]
+    made.later += timedelta(minutes=4)
+    say(made, reason, words)
+    assert (made.reason(), placement(made)["waiting"]["since"]) == ("WaitingForCapacity", since)
+    say(made, "Unschedulable", LACKS)
+    made.later += timedelta(minutes=2)
+    made.settle()
+    assert placement(made)["chosen"] == "cpu[1]"
+
+
+def say(made, reason, words):
+    """The verdict on each pod, whatever it was before."""
+    for body in made.api.of(PODS):
+        body["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": reason, "message": words}]
+    made.settle()
+
+
+def test_a_rollout_on_a_full_cluster_waits_for_its_own_old_replicas_and_leaves_no_entry_for_them():
+    made = world(CPU | {"fallbackAfter": "1m"}, cores("4", "16Gi"), replicas=2)
+    made.settle()
+    bind(made)
+    for body in made.api.of(PODS):
+        body["spec"] = body.get("spec", {}) | {"nodeName": "a"}
+    made.edit(engine={"maxModelLen": 128})
+    made.settle()
+    refuse(made, words=LACKS)
+    made.later += timedelta(seconds=50)
+    made.settle()
+    made.later += timedelta(seconds=50)
+    made.settle()
+    assert placement(made)["chosen"] == "cpu[0]"
+
+
 def test_a_replica_more_that_finds_no_node_moves_nobody():
     made = world(CPU | {"fallbackAfter": "1m"}, cores("4"), replicas=1)
     made.settle()
