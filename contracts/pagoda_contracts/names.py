@@ -22,6 +22,7 @@ LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 LABEL_NAME: Final = "app.kubernetes.io/name"
 COMPONENT_REPLICA: Final = "replica"
 COMPONENT_INSPECT: Final = "inspect"
+COMPONENT_TRIAL: Final = "trial"
 COMPONENT_GATEWAY: Final = "gateway"
 COMPONENT_OPERATOR: Final = "operator"
 LABEL_NAMESPACE_NAME: Final = "kubernetes.io/metadata.name"  # the API server sets it on every namespace

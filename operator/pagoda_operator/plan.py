@@ -13,7 +13,7 @@ from typing import Final
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_contracts.resources.traffic import RolloutSpec
 
-from pagoda_operator import inspection
+from pagoda_operator import inspection, trial
 from pagoda_operator.converge import converge, wanted
 from pagoda_operator.earlier import named
 from pagoda_operator.errors import SpecProblem
@@ -29,7 +29,8 @@ from pagoda_operator.placement.types import Held, Placement
 from pagoda_operator.question import ask
 from pagoda_operator.relief import relieved_steps
 from pagoda_operator.retire import rescaled, retire, retiring, running
-from pagoda_operator.rollout import Rollout, Scene, decide
+from pagoda_operator.rollout import decide
+from pagoda_operator.scene import Rollout, Scene
 from pagoda_operator.schedules import refused
 from pagoda_operator.sides import current_side, old_sides
 from pagoda_operator.state import DEPLOYMENTS, PODS, Child, Observed
@@ -103,7 +104,7 @@ def _undecided(observed: Observed, spec: InferenceServiceSpec, placement: Placem
     held, owner = placement.held, owner_of(observed)
     read = tuple(inspection.steps(observed, owner, spec))
     fence = isolate(observed, owner, inspecting=any(isinstance(step, Create) and step.resource == PODS for step in read))
-    draft = Plan((*fence, *read), held=held, placement=placement)
+    draft = Plan((*fence, *read, *trial.steps(observed, None)), held=held, placement=placement)
     if held is not None and held.stalled:
         draft = replace(draft, problem=SpecProblem(held.reason, held.message), held=None)
     return _fenced(observed, draft)
@@ -111,7 +112,7 @@ def _undecided(observed: Observed, spec: InferenceServiceSpec, placement: Placem
 
 def _nowhere(observed: Observed, placement: Placement) -> Plan:
     """What runs is left alone. What it may call still follows the profile, and an inspection that told all it could goes."""
-    writes = (*isolate(observed, owner_of(observed)), *inspection.tidy(observed))
+    writes = (*isolate(observed, owner_of(observed)), *inspection.tidy(observed), *trial.steps(observed, None))
     return _fenced(observed, Plan(writes, SpecProblem(NO_ACCELERATOR, placement.why_none), placement=placement))
 
 
@@ -128,7 +129,8 @@ def _plan(observed: Observed, spec: InferenceServiceSpec, where: Where, health: 
         pinned = pin(observed, owner, current, where)
     except SpecProblem as problem:
         return Plan(problem=problem, current=current, retiring=retiring(observed, current))
-    step = decide(_scene(observed, spec, current, where))
+    attempt = trial.attempt(observed, owner, current, pinned.data)
+    step = decide(replace(_scene(observed, spec, current, where), tried=trial.look(observed, attempt)))
     # Quota may leave the new revision less than a rollout would give it.
     targets = {**step.targets, current.name: min(step.targets[current.name], observed.room)}
     toward = relieved_steps(observed, health, targets, current.name)
@@ -139,10 +141,11 @@ def _plan(observed: Observed, spec: InferenceServiceSpec, where: Where, health: 
     kept = step.kept | {name for name, replicas in targets.items() if replicas}
     writes = (
         *toward.annotate,
-        *isolate(observed, owner),
+        *isolate(observed, owner, inspecting=step.tries),
         *converge(observed, manifests),
         *retire(observed, owner, current, toward, kept),
         *inspection.tidy(observed),
+        *trial.steps(observed, attempt if step.tries else None),
     )
     draft = Plan(writes, None, current, pinned.data["podTemplate"], retiring(observed, current), rollout=step)
     return _fenced(observed, replace(draft, tells=toward.tells, leaving=toward.leaving))

@@ -5,76 +5,32 @@ all the same is not taken away for being doubted, on either side.
 
 Pure; called by `plan`. A decision is first written into the status and acted on by the next look, which reads it there: an operator that
 dies in between has decided nothing, one that dies later goes on. Surge makes new replicas beside the old ones, Replace first takes an old
-one away. Auto begins with a surge and becomes Replace, for good, where there is no room.
+one away; the last that serves it takes once a trial has shown that the new revision's image and model are there (trial.py). Auto begins
+with a surge and becomes Replace, for good, where there is no room.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final, Literal, NamedTuple
+from typing import Final
 
 from pagoda_contracts.resources.status import RolloutStatus
-from pagoda_contracts.resources.traffic import CanaryStep, RolloutSpec
+from pagoda_contracts.resources.traffic import CanaryStep
 from pagoda_contracts.units import parse_duration
 
 from pagoda_operator.canary import judge
-from pagoda_operator.orders import unix
+from pagoda_operator.counts import counts, spares, takes_the_last, tries
+from pagoda_operator.scene import Rollout, Scene, Strategy, held_s, share, steps_of
 from pagoda_operator.sides import Side
-from pagoda_operator.signals_view import RevisionSignal, ServiceSignals
-
-Strategy = Literal["Surge", "Replace"]
+from pagoda_operator.signals_view import RevisionSignal
+from pagoda_operator.trial import PATIENCE_S
 
 _MAX_REASON: Final = 500
 # How often a canary is judged: gateways count over a minute.
 _JUDGE_S: Final = 5.0
 # How often one without a node is looked at until it counts as stuck.
 _SHORT_S: Final = 10.0
-
-
-@dataclass(frozen=True)
-class Scene:
-    """All that is decided by. `room`: how many more replicas find a place now, None where nobody knows."""
-
-    spec: RolloutSpec
-    wanted: int
-    current: Side
-    olds: tuple[Side, ...] = ()
-    record: RolloutStatus | None = None
-    room: int | None = None
-    signals: ServiceSignals | None = None
-    now: float = 0.0
-    # How long the canary's step has lasted, where anybody has counted.
-    held: float | None = None
-    # Nobody can tell whether the new side may have anything, and no replica of an old one makes room for one of it.
-    stays: bool = False
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """Replicas by Deployment, the record to keep in the status, percent of requests by revision (empty: by load), and what must not be
-    deleted though it has no replicas."""
-
-    targets: Mapping[str, int]
-    record: RolloutStatus | None = None
-    weights: Mapping[str, int] = field(default_factory=dict)
-    kept: frozenset[str] = frozenset()
-    again: float | None = None
-    waits: str = ""
-
-
-class _Steps(NamedTuple):
-    """The canary's steps as they apply now; none where there is nothing to try the new revision against."""
-
-    all: tuple[CanaryStep, ...]
-    at: int | None
-
-    @property
-    def now(self) -> CanaryStep | None:
-        """The step under way."""
-        return self.all[self.at] if self.at is not None and self.at < len(self.all) else None
 
 
 def decide(scene: Scene) -> Rollout:
@@ -89,11 +45,12 @@ def decide(scene: Scene) -> Rollout:
         return Rollout(frozen, begun, _weights(scene, old, begun), frozenset({old.name}))
     if scene.stays:
         return Rollout(_still(scene), record, _weights(scene, old, record), frozenset(side.name for side in scene.olds))
-    new_count, old_count = _counts(scene, old, record)
-    targets = {**_spares(scene, old), old.name: old_count, scene.current.name: new_count}
+    new_count, old_count = counts(scene, old, record)
+    targets = {**spares(scene, old), old.name: old_count, scene.current.name: new_count}
     kept = frozenset({old.name}) if record.phase != "Retiring" else frozenset[str]()
     advanced, waits = _advance(scene, old, record)
-    return Rollout(targets, advanced, _weights(scene, old, advanced), kept, _again(scene, old, record), waits)
+    weights, again = _weights(scene, old, advanced), _again(scene, old, record)
+    return Rollout(targets, advanced, weights, kept, again, waits, tries=tries(scene, old, record))
 
 
 def _still(scene: Scene) -> dict[str, int]:
@@ -130,78 +87,14 @@ def _begin(scene: Scene, old: Side) -> RolloutStatus:
     return RolloutStatus(revision=scene.current.hash, replaces=old.hash, strategy=chosen, phase="Progressing", step=step)
 
 
-def _steps(scene: Scene, record: RolloutStatus) -> _Steps:
-    return _Steps(scene.spec.canary.steps if scene.spec.canary else (), record.step)
-
-
-# How many
-
-
-def _counts(scene: Scene, old: Side, record: RolloutStatus) -> tuple[int, int]:
-    """Replicas of the new and of the old side."""
-    wanted, new = scene.wanted, scene.current
-    if record.phase == "RolledBack":
-        back, failing = _shift(scene, (old, new), record.strategy)
-        return min(failing, new.up), back
-    if record.phase == "Retiring":
-        return wanted, min(wanted, new.broken)
-    if wanted and (step := _steps(scene, record).now) is not None:
-        return _canary_counts(scene, old, record.strategy, share(wanted, step.weight))
-    return _shift(scene, (new, old), record.strategy)
-
-
-def share(wanted: int, weight: int) -> int:
-    """Replicas that bear so many percent of the load, one at least."""
-    return max(1, math.ceil(wanted * weight / 100))
-
-
-def _shift(scene: Scene, sides: tuple[Side, Side], strategy: Strategy) -> tuple[int, int]:
-    """All of the first side, none of the second, and never fewer that serve than can be helped on the way."""
-    (new, old), wanted = sides, scene.wanted
-    if new.ready >= wanted:
-        return wanted, 0
-    if strategy == "Replace":
-        asked = min(wanted, max(new.held, wanted - max(old.pods, old.replicas)))
-        return asked, max(0, _left(old, wanted - new.up - 1, wanted - new.ready - 1))
-    if scene.room is None:
-        return wanted, wanted
-    asked = _within_room(scene.room, new, wanted)
-    # Between what the new side cannot bear and what it already does: its hiccups move nothing.
-    least = max(0, wanted - max(0, asked - new.broken))
-    most = min(old.held, wanted) if asked >= wanted else _left(old, wanted - new.up, wanted - new.ready)
-    return asked, max(least, most)
-
-
-def _left(old: Side, needed: int, doubtful: int) -> int:
-    """Of what the old side has, as many as are needed, those that drain turned back for it; of those that stay as many as may be needed:
-    a doubt stops the next drain and recalls none."""
-    return max(min(old.held, needed), min(old.up, doubtful))
-
-
-def _within_room(room: int, new: Side, goal: int) -> int:
-    """As many as have a place or find one, and always one that asks for it: who adds nodes goes by pods that wait."""
-    return min(goal, max(1, new.held, new.placed + room))
-
-
-def _canary_counts(scene: Scene, old: Side, strategy: Strategy, goal: int) -> tuple[int, int]:
-    """The step's share of the new side; the old one stays whole where there is room, so that going back costs nothing."""
-    new, wanted = scene.current, scene.wanted
-    goal = max(goal, min(wanted, new.up))  # who goes back to a revision that still serves takes nothing from it
-    if strategy == "Surge":
-        return goal if scene.room is None else _within_room(scene.room, new, goal), wanted
-    asked = min(goal, max(new.held, wanted - max(old.pods, old.replicas)))
-    # One at a time, and the last old one stays: a canary without an old side would be everybody's.
-    return asked, max(1, _left(old, wanted - min(goal, new.up + 1), wanted - min(goal, new.ready + 1)))
-
-
-def _spares(scene: Scene, old: Side) -> dict[str, int]:
-    """Older sides yet: as long as the two that count do not serve enough, those of them that do."""
-    missing, kept = max(0, scene.wanted - scene.current.ready - old.ready), {}
-    for side in sorted(scene.olds, key=lambda side: (-side.up, side.name)):
-        if side.name != old.name:
-            kept[side.name] = min(side.up, missing)
-            missing -= kept[side.name]
-    return kept
+def _on_trial(scene: Scene, record: RolloutStatus) -> tuple[RolloutStatus, str]:
+    """Turned back by what the trial found, or what is waited for, and since when it has no place."""
+    tried = scene.tried
+    if tried.failed:
+        return _turned_back(record, f"the trial before the last old replica goes has failed: {tried.failed}"), ""
+    since = None if tried.placed else record.since or _stamp(scene.now)
+    waits = "" if tried.passed else f"the old replica stays until a trial has passed: {tried.told}"
+    return record.model_copy(update={"since": since}), waits
 
 
 # What next
@@ -214,9 +107,13 @@ def _advance(scene: Scene, old: Side, record: RolloutStatus) -> tuple[RolloutSta
     record = record.model_copy(update={"strategy": _strategy(scene, record)})
     if why := _broken(scene, record):
         return _turned_back(record, why), ""
-    step = _steps(scene, record).now
+    step = steps_of(scene, record).now
     if step is not None:
         return _next_step(scene, old, record, step) if scene.wanted else (record, "")
+    if tries(scene, old, record):
+        return _on_trial(scene, record)
+    if record.since is not None and not takes_the_last(scene, old, record):
+        record = record.model_copy(update={"since": None})
     if scene.current.ready < scene.wanted:
         return record, scene.current.doubt
     return record.model_copy(update={"phase": "Retiring"}), ""
@@ -225,7 +122,7 @@ def _advance(scene: Scene, old: Side, record: RolloutStatus) -> tuple[RolloutSta
 def _strategy(scene: Scene, record: RolloutStatus) -> Strategy:
     if scene.spec.strategy != "Auto":
         return scene.spec.strategy
-    step = _steps(scene, record).now
+    step = steps_of(scene, record).now
     goal = share(scene.wanted, step.weight) if step is not None else scene.wanted
     if scene.current.stuck or (scene.room == 0 and scene.current.placed < goal):
         return "Replace"
@@ -235,7 +132,7 @@ def _strategy(scene: Scene, record: RolloutStatus) -> Strategy:
 def _broken(scene: Scene, record: RolloutStatus) -> str:
     """Why the new side is given up: it fails where it took the old one's place, or after it had begun to serve. One that fails beside a
     whole old side is left to mend itself."""
-    serving = record.since is not None and _steps(scene, record).now is not None
+    serving = record.since is not None and steps_of(scene, record).now is not None
     return scene.current.why if scene.current.broken and (record.strategy == "Replace" or serving) else ""
 
 
@@ -244,7 +141,7 @@ def _turned_back(record: RolloutStatus, why: str) -> RolloutStatus:
 
 
 def _next_step(scene: Scene, old: Side, record: RolloutStatus, step: CanaryStep) -> tuple[RolloutStatus, str]:
-    if (since := unix(record.since)) is None:
+    if record.since is None:
         there = scene.current.ready >= share(scene.wanted, step.weight)
         return (record.model_copy(update={"since": _stamp(scene.now)}), "") if there else (record, scene.current.doubt)
     limits = scene.spec.canary.abort_on if scene.spec.canary else None
@@ -254,7 +151,7 @@ def _next_step(scene: Scene, old: Side, record: RolloutStatus, step: CanaryStep)
         of = scene.signals.revisions
         if why := judge(limits, of.get(scene.current.hash, RevisionSignal()), of.get(old.hash, RevisionSignal())):
             return _turned_back(record, f"canary at {step.weight}%: {why}"), ""
-    if (scene.now - since if scene.held is None else scene.held) < parse_duration(step.hold):
+    if held_s(scene, record) < parse_duration(step.hold):
         return record, ""
     return record.model_copy(update={"step": (record.step or 0) + 1, "since": None}), ""
 
@@ -266,7 +163,7 @@ def _stamp(now: float) -> str:
 
 def _weights(scene: Scene, old: Side, record: RolloutStatus) -> dict[str, int]:
     """A step's share from the moment that its replicas are there; until then the one before."""
-    steps = _steps(scene, record)
+    steps = steps_of(scene, record)
     if steps.at is None or not steps.all:
         return {}
     if record.phase != "Progressing":
@@ -282,7 +179,13 @@ def _again(scene: Scene, old: Side, record: RolloutStatus) -> float | None:
     """When time alone may change the answer."""
     if record.phase != "Progressing":
         return old.again if record.phase == "RolledBack" and old.doubt and scene.current.up else None
-    if _steps(scene, record).now is not None and record.since is not None:
+    if steps_of(scene, record).now is not None and record.since is not None:
         return _JUDGE_S
     short = _SHORT_S if scene.current.short and not scene.current.stuck else None
-    return min((wait for wait in (short, scene.current.again) if wait is not None), default=None)
+    waits = (short, scene.current.again, *(_trial_again(scene, record) if tries(scene, old, record) else ()))
+    return min((wait for wait in waits if wait is not None), default=None)
+
+
+def _trial_again(scene: Scene, record: RolloutStatus) -> tuple[float | None, float | None]:
+    """Its own, and when it is not waited for any longer."""
+    return scene.tried.again, None if scene.tried.placed else PATIENCE_S - held_s(scene, record)

@@ -125,6 +125,12 @@ def broken(observed: Observed, pod: Pod) -> str:
     return next((lack.why for lack in _lacks(observed, pod) if lack.left(observed.now) <= 0), "")
 
 
+def patience(observed: Observed, pod: Pod) -> float | None:
+    """In how many seconds it counts as one that cannot come up though no event comes."""
+    waits = [left for lack in _lacks(observed, pod) if (left := lack.left(observed.now)) > 0]
+    return min(waits, default=None)
+
+
 def _waits(pod: Pod) -> str:
     return f"{pod.name}: {pod.waiting_message or pod.waiting}"
 

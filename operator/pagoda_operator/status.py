@@ -133,7 +133,7 @@ def _rollout(observed: Observed, plan: Plan) -> Verdict | None:
     if record.phase == "RolledBack":
         return Verdict("stalled", ROLLED_BACK, clean(record.reason or "turned back") + _serving(observed, plan))
     ready = sum(pod.serves for pod in observed.pods)
-    if record.phase != "Progressing" or record.since is None or ready < observed.wanted:
+    if record.phase != "Progressing" or record.since is None or not plan.rollout.weights or ready < observed.wanted:
         return None
     share = f"{plan.rollout.weights.get(record.revision, 0)}% of requests to the new revision"
     waits = f"; {plan.rollout.waits}" if plan.rollout.waits else ""
@@ -200,6 +200,8 @@ def _held_up(plan: Plan, pods: list[Pod]) -> tuple[str, str] | None:
     """Something must go first; devices would do and are all in use, but a pod that has a node after all has got its own."""
     if plan.waiting:
         return "Waiting", f"waiting until {plan.waiting} is gone"
+    if plan.rollout is not None and plan.rollout.tries and plan.rollout.waits:
+        return "RollingOut", plan.rollout.waits
     awaited = plan.placement.status.waiting if plan.placement else None
     if awaited is None or any(pod.scheduled for pod in pods):
         return None

@@ -10,7 +10,15 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
-from pagoda_contracts.names import ANNOTATION_DELETION_COST, API_VERSION, CONTAINER_DAEMON, CONTAINER_FETCH, EXIT_PERMANENT
+from pagoda_contracts.names import (
+    ANNOTATION_DELETION_COST,
+    API_VERSION,
+    COMPONENT_TRIAL,
+    CONTAINER_DAEMON,
+    CONTAINER_FETCH,
+    EXIT_PERMANENT,
+    LABEL_COMPONENT,
+)
 from pagoda_operator.errors import Conflict, OperatorError
 from pagoda_operator.state import DEPLOYMENTS, EVENTS, PODS, PROFILES, SERVICES, Json, Key, Resource
 
@@ -40,6 +48,8 @@ class FakeApi:
         # Whether removed pods stay, terminating, until the test takes them away; told of each removal.
         self.graceful = False
         self.removed: Callable[[Body], None] = lambda _: None
+        # What a kubelet makes of a new trial's pod.
+        self.trial: Callable[[Body], Body] = lambda _: passed()
         self._numbers = itertools.count(1)
 
     # Reads
@@ -180,6 +190,9 @@ class FakeApi:
                 mine.remove(pod)
             mine += [self.put(PODS, new_pod(deployment, next(self._numbers))) for _ in range(wanted - len(mine))]
             self._tell(deployment, mine)
+        for pod in self.of(PODS):
+            if is_trial(pod) and "status" not in pod:
+                pod["status"] = self.trial(pod)
         self.collect_garbage()
 
     def remove(self, pod: Body) -> None:
@@ -272,6 +285,10 @@ def new_pod(deployment: Body, number: int) -> Body:
     return {"metadata": {"name": name, "namespace": meta["namespace"], "ownerReferences": [owner], **told}, "status": {}}
 
 
+def is_trial(pod: Body) -> bool:
+    return bool(pod["metadata"]["labels"].get(LABEL_COMPONENT) == COMPONENT_TRIAL)
+
+
 def is_ready(pod: Body) -> bool:
     return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
 
@@ -292,6 +309,13 @@ def crashed(code: int = EXIT_PERMANENT, message: str = "config.json: unknown arc
     back_off = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
     container = {"name": CONTAINER_DAEMON, "state": back_off, "lastState": ended, "restartCount": 1}
     return {"phase": "Running", "conditions": scheduled(False), "containerStatuses": [container]}
+
+
+def passed() -> Body:
+    """Of a trial's pod: model and image are there."""
+    done = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+    both = [{"name": name, "state": done, "restartCount": 0} for name in (CONTAINER_FETCH, CONTAINER_DAEMON)]
+    return {"phase": "Succeeded", "conditions": scheduled(False), "initContainerStatuses": both[:1], "containerStatuses": both[1:]}
 
 
 def fetching(code: int | None = None, message: str = "", started: bool = False) -> Body:

@@ -112,6 +112,11 @@ def model_of(arguments: Sequence[str]) -> str:
     return arguments[before + 1] if before is not None else ""
 
 
+def inspecting(arguments: Sequence[str]) -> list[str]:
+    """A sidecar's arguments, for reading the model's config.json and nothing else of it."""
+    return ["inspect", *arguments[arguments.index(_MODEL) + 1 :]]
+
+
 def _volumes(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
     volumes: list[dict[str, Any]] = [{"name": "fetched", "emptyDir": {}}]
     if spec.model.cache is not None:

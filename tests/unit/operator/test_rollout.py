@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pagoda_contracts.resources.status import RolloutStatus
 from pagoda_contracts.resources.traffic import AbortOn, RolloutSpec
 from pagoda_operator.canary import judge
-from pagoda_operator.rollout import Scene, decide, share
+from pagoda_operator.rollout import decide
+from pagoda_operator.scene import Scene, share
 from pagoda_operator.sides import Side
 from pagoda_operator.signals_view import RevisionSignal, ServiceSignals
 

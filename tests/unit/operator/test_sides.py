@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from fake_api import crashed, fetching, running, waiting
+from fake_api import crashed, fetching, is_trial, running, waiting
 from operator_world import KEY, World
 from pagoda_contracts.names import LABEL_SERVICE
 from pagoda_operator.lacking import Lacking
@@ -146,11 +146,11 @@ def test_a_bad_revision_is_no_days_outage(state, strategy):
     world.make_ready()
     (old,) = world.names(DEPLOYMENTS)
     world.edit(engine={"maxConcurrency": 3})
-    step(world, old, status, rounds=5)
+    step(world, old, status, rounds=8)
     again, phase = world.run().again, rollout(world)["phase"]
     assert (phase, again) == ("Progressing", 600.0)
     world.later = timedelta(seconds=again)
-    step(world, old, status, rounds=5)
+    step(world, old, status, rounds=8)
     assert [pod["metadata"]["name"].startswith(old) for pod in world.api.of(PODS) if pod["status"].get("phase") == "Running"] == [True]
     if strategy == "Replace":
         assert rollout(world)["phase"] == "RolledBack"
@@ -167,6 +167,8 @@ def step(world, old, status, *, rounds):
         world.run()
         world.api.control()
         for pod in world.api.of(PODS):
+            if is_trial(pod):
+                continue  # passes: what a replica alone can show is the matter here
             if pod["metadata"]["name"].startswith(old):
                 pod["status"] = running(ready=True)
             else:
@@ -224,7 +226,7 @@ def test_a_pod_that_waited_for_devices_and_then_lacks_something_else_has_ten_min
     world.make_ready()
     (old,) = world.names(DEPLOYMENTS)
     world.edit(engine={"maxConcurrency": 3})
-    step(world, old, unscheduled(SHORT), rounds=5)
+    step(world, old, unscheduled(SHORT), rounds=8)
     world.later = timedelta(hours=3)
     assert waits(world, SHORT)[1] == "Progressing"
     world.later += timedelta(seconds=1)

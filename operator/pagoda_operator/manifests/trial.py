@@ -1,0 +1,136 @@
+"""A trial: the pod of one run that has a new revision's image start and its model found, before the last old replica goes. Pure.
+
+Made of what the revision is pinned to, so that it is pulled, read and confined as a replica of it is, but without any device, and as nobody
+whom Service, gateway or quota would take for a replica: of their labels it has what an inspection has (inspect.py).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Final
+
+from pagoda_contracts.names import (
+    ANNOTATION_DELETION_COST,
+    CLAIMS_MOUNT,
+    COMPONENT_TRIAL,
+    CONTAINER_DAEMON,
+    CONTAINER_FETCH,
+    GROUP,
+    LABEL_COMPONENT,
+    LABEL_SERVICE_UID,
+)
+
+from pagoda_operator.manifests.children import Manifest, Owner, stamped
+from pagoda_operator.manifests.fetch import CLAIM, claim, inspecting
+from pagoda_operator.manifests.inspect import inspector_uid
+from pagoda_operator.manifests.overlay import merge
+from pagoda_operator.manifests.revision import digest
+from pagoda_operator.state import PODS
+
+# Of a replica's pod: where it may run, how it is confined, and whom it can reach there.
+_POD: Final = (
+    *("tolerations", "nodeSelector", "runtimeClassName", "schedulerName", "priorityClassName", "securityContext"),
+    *("imagePullSecrets", "serviceAccountName", "automountServiceAccountToken", "enableServiceLinks"),
+    *("hostAliases", "dnsConfig", "dnsPolicy"),
+)
+_CONTAINER: Final = ("name", "image", "imagePullPolicy", "command", "env", "envFrom", "securityContext", "terminationMessagePolicy")
+# The model itself is not its business; of all else what is part of the cluster's objects, and scratch space: where such a volume is missing
+# a replica does not start either. A claim may be one node's alone.
+_MODEL_VOLUMES: Final = ("model", "fetched")
+_VOLUMES: Final = ("configMap", "secret", "projected", "downwardAPI", "emptyDir")
+_SOURCE: Final = "source"
+# The last word of the daemon's command line: tells the version, and on the way whether it can read its DaemonConfig (exit code 78).
+# A daemon that is too old for that tells the version alone.
+_TELL: Final = "--version"
+# A runtime that hands out devices by an image's own word hands out none.
+_NO_DEVICES: Final = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
+_RESOURCES: Final = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
+
+
+def trial_pod(owner: Owner, revision: str, data: Manifest, uri: str, node: str) -> Manifest:
+    """`data`: what the revision is pinned to; `uri`: its model's address; `node`: where the replica runs whose place it is to get, if
+    anybody knows: the image is there then. One that would be made otherwise is another pod, but for the node."""
+    spec, notes = _spec(data, uri), _notes(data)
+    labels = owner.labels | {LABEL_COMPONENT: COMPONENT_TRIAL, LABEL_SERVICE_UID: inspector_uid(owner.uid)}
+    made = stamped(owner, PODS, f"{revision}-trial-{digest([spec, notes])}", labels, {"spec": _near(spec, node)})
+    made["metadata"]["annotations"] |= notes
+    return made
+
+
+def _notes(data: Manifest) -> dict[str, str]:
+    """What others act on (a mesh that is to leave the pod alone); what we act on is said of replicas."""
+    said: dict[str, str] = data["podTemplate"]["metadata"].get("annotations") or {}
+    return {name: text for name, text in said.items() if not name.startswith(f"{GROUP}/") and name != ANNOTATION_DELETION_COST}
+
+
+def _spec(data: Manifest, uri: str) -> dict[str, Any]:
+    pinned: dict[str, Any] = data["podTemplate"]["spec"]
+    daemon, (reader, claims) = _daemon(pinned), _reader(data, uri)
+    mounted = {mount["name"] for container in (daemon, *reader) for mount in container["volumeMounts"]}
+    return {
+        **{name: pinned[name] for name in _POD if name in pinned},
+        **_required(pinned),
+        "restartPolicy": "OnFailure",
+        "terminationGracePeriodSeconds": 5,
+        **({"initContainers": reader} if reader else {}),
+        "containers": [daemon],
+        "volumes": [*(volume for volume in pinned.get("volumes") or () if volume["name"] in mounted), *claims],
+    }
+
+
+def _daemon(pinned: dict[str, Any]) -> dict[str, Any]:
+    """Any of its own words that the daemon cannot take (an argument of the profile's) is found, too."""
+    own = _named(pinned["containers"], CONTAINER_DAEMON)
+    daemon: dict[str, Any] = merge(_of(own, pinned), {"env": [_NO_DEVICES]})
+    return daemon | {"args": [*own.get("args", ()), _TELL]}
+
+
+def _reader(data: Manifest, uri: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What reads the model's config.json, first of all; and a volume that the pinned template does not have. Nobody where nothing here
+    can read it."""
+    pinned: dict[str, Any] = data["podTemplate"]["spec"]
+    sidecar = _named(pinned.get("initContainers") or (), CONTAINER_FETCH)
+    if sidecar:
+        return [_of(sidecar, pinned) | {"args": inspecting(sidecar["args"])}], []
+    image = ((data.get("profile") or {}).get("images") or {}).get("fetch")
+    if not image or not uri.startswith(CLAIM):
+        return [], []
+    daemon, name = _named(pinned["containers"], CONTAINER_DAEMON), claim(uri)
+    own = {part: copy.deepcopy(daemon[part]) for part in ("imagePullPolicy", "securityContext") if part in daemon}
+    mount = {"name": _SOURCE, "mountPath": f"{CLAIMS_MOUNT}/{name}", "readOnly": True}
+    reader = {"name": CONTAINER_FETCH, "image": image, "args": ["inspect", uri], "resources": _RESOURCES, "volumeMounts": [mount]}
+    return [own | reader], [{"name": _SOURCE, "persistentVolumeClaim": {"claimName": name, "readOnly": True}}]
+
+
+def _of(container: dict[str, Any], pinned: dict[str, Any]) -> dict[str, Any]:
+    """As the replica has it, without what a replica is looked at by and without what a device would be asked for with."""
+    mountable = {volume["name"] for volume in pinned.get("volumes") or () if _mountable(volume)}
+    mounts = [copy.deepcopy(mount) for mount in container.get("volumeMounts") or () if mount["name"] in mountable]
+    own = {part: copy.deepcopy(container[part]) for part in _CONTAINER if part in container}
+    return own | {"resources": _RESOURCES, "volumeMounts": mounts}
+
+
+def _mountable(volume: dict[str, Any]) -> bool:
+    return volume["name"] not in _MODEL_VOLUMES and (volume["name"] == _SOURCE or any(kind in volume for kind in _VOLUMES))
+
+
+def _named(containers: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
+    return next((container for container in containers if container["name"] == name), {})
+
+
+def _required(pinned: dict[str, Any]) -> dict[str, Any]:
+    """On which nodes a replica can run; that it keeps away from other pods is no matter here."""
+    nodes = (pinned.get("affinity") or {}).get("nodeAffinity") or {}
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    return {"affinity": {"nodeAffinity": {required: nodes[required]}}} if required in nodes else {}
+
+
+def _near(spec: dict[str, Any], node: str) -> dict[str, Any]:
+    """Rather on that node than on any other."""
+    if not node:
+        return spec
+    term = {"weight": 100, "preference": {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}}
+    wish = {"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}}
+    near: dict[str, Any] = merge(spec, wish)
+    return near

@@ -1,0 +1,92 @@
+"""A trial of a new revision's image and model, before Replace takes the last old replica away: what it has shown, and its pod. Pure.
+
+The pod is the memory: it stays until the old replica is gone, so that a restarted operator reads what the one before knew. What it finds
+wrong is judged as with a replica (sides.py). Asked by `plan`, decided by in `rollout`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from pagoda_contracts.names import COMPONENT_TRIAL, CONTAINER_DAEMON, LABEL_COMPONENT
+
+from pagoda_operator.fetching import tell
+from pagoda_operator.manifests.children import Manifest, Owner
+from pagoda_operator.manifests.revision import Revision
+from pagoda_operator.manifests.trial import trial_pod
+from pagoda_operator.pods import Pod, parse_pod
+from pagoda_operator.sides import broken, patience
+from pagoda_operator.stages import STAGES
+from pagoda_operator.state import PODS, Observed
+from pagoda_operator.writes import Create, Delete, Write
+
+# It asks for almost nothing: where it has no node after this, or may not be made, it will tell nothing, and the rollout goes on without.
+PATIENCE_S: Final = 120.0
+# As long as an image may be on its way to a replica (children.py).
+_DAY_S: Final = 86_400.0
+# The runtime found no such program, or may not run it.
+_NOT_RUN: Final = (126, 127, 128)
+
+
+class Trial(NamedTuple):
+    """`there`: its pod is; `placed`: on a node, where it will come to an end; `failed`: why the revision cannot come up; `told`: how far it
+    is, in a sentence; `again`: in how many seconds that may be otherwise though no event comes."""
+
+    there: bool = False
+    placed: bool = False
+    passed: bool = False
+    failed: str = ""
+    told: str = ""
+    again: float | None = None
+
+
+def attempt(observed: Observed, owner: Owner, current: Revision, data: Manifest) -> Manifest:
+    """The pod that would try the revision as it is pinned."""
+    uri = observed.spec.model.uri if observed.spec else ""
+    olds = [pod for pod in observed.pods if pod.counts and pod.node and pod.revision != current.hash]
+    nodes = [pod.node for pod in sorted(olds, key=lambda pod: (not pod.serves, pod.name))]
+    return trial_pod(owner, current.name, data, uri, nodes[0] if nodes else "")
+
+
+def look(observed: Observed, wanted: Manifest) -> Trial:
+    """What its pod shows."""
+    live = observed.find(PODS, wanted["metadata"]["name"])
+    if live is None or live.deleting:
+        return Trial(told="a pod for it is being made")
+    pod = parse_pod(live.body)
+    if _passed(pod, wanted):
+        return Trial(there=True, placed=True, passed=True)
+    placed = pod.assigned and not pod.finished  # one that was evicted comes to no end of its own
+    late = f"{pod.name} has come to no end within a day" if observed.now - pod.created > _DAY_S else ""
+    failed = (broken(observed, pod) or late) if placed else ""
+    return Trial(True, placed, failed=failed, told=_at(pod), again=patience(observed, pod))
+
+
+def _passed(pod: Pod, wanted: Manifest) -> bool:
+    """A command of the profile's own may take no `--version`: that its image is there and runs is all that can be known."""
+    daemon = next(one for one in wanted["spec"]["containers"] if one["name"] == CONTAINER_DAEMON)
+    if "command" in daemon and (pod.running or pod.exit_code not in (None, *_NOT_RUN)):
+        return True
+    return pod.exit_code == 0
+
+
+def _at(pod: Pod) -> str:
+    """Without words of the moment: each change would be a write."""
+    if pod.finished:
+        return f"{pod.name} was ended before it told anything"
+    if pod.fetching.exit_code:
+        return tell(pod.name, pod.fetching)
+    troubles = (found[1] for found in (stage(pod) for stage in STAGES[:4]) if found is not None)
+    quiet = "pulls its image and reads the model's config.json" if pod.assigned else "has no node yet"
+    return next(troubles, f"{pod.name} {quiet}")
+
+
+def steps(observed: Observed, wanted: Manifest | None) -> Iterator[Write]:
+    """The next write: one is made, and others go; all where none is wanted."""
+    keep = wanted["metadata"]["name"] if wanted is not None else ""
+    for pod in observed.of(PODS):
+        if pod.meta["labels"][LABEL_COMPONENT] == COMPONENT_TRIAL and pod.name != keep and not pod.deleting:
+            yield Delete(PODS, pod)
+    if wanted is not None and observed.find(PODS, keep) is None:
+        yield Create(PODS, wanted)
