@@ -1,6 +1,7 @@
 """Command line and environment, resolved once into a frozen `Settings`. The only reader of the environment.
 
-`--config FILE` is how a pod starts it (the operator wrote the file); `serve MODEL_DIR` makes the same file for a person.
+`--config FILE` is how a pod starts it (the operator wrote the file); `serve MODEL_DIR` makes the same file for a person. `--config FILE
+--version` is how a rollout tries an image before a replica goes for it: the version, and on the way whether this one can read the file.
 """
 
 from __future__ import annotations
@@ -8,12 +9,13 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import pydantic
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, Listen, ModelConfig
@@ -25,6 +27,7 @@ from pagoda_daemon.errors import ConfigRejected, NotStarted
 VERSION: Final = version("pagoda")
 SIMULATE_FRONTS: Final = "simulate-fronts"  # a door of its own: simulated/fronts.py
 _MAX_PORT: Final = 65535
+_DEFAULT: Final = Path(DAEMON_CONFIG_DIR) / DAEMON_CONFIG_KEY
 _TERMINATION_LOG: Final = "/dev/termination-log"  # where kubelet mounts a pod's terminationMessagePath by default
 
 
@@ -55,12 +58,14 @@ def termination_log(environ: Mapping[str, str] = os.environ) -> Path | None:
 def resolve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Settings:
     """Settings of a command line; exits with argparse's message on a malformed one, ConfigRejected on an impossible one."""
     arguments = _parser().parse_args(argv)
+    if arguments.version:
+        _tell_version(arguments.config)
     if arguments.command == "serve":
         config = _stand_alone(arguments)
         path = Path(config.listen.run_dir) / DAEMON_CONFIG_KEY
         _write(path, config.model_dump_json(by_alias=True, exclude_none=True))
     else:
-        path = arguments.config
+        path = arguments.config or _DEFAULT
         config = _read(path)
     human, uid = arguments.command == "serve", environ.get(ENV_POD_UID, "")
     return Settings(config, path, parse_duration(config.drain_timeout), human=human, pod_uid=uid)
@@ -72,9 +77,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Serves one large language model over the OpenAI API.",
         epilog="`pagoda-daemon simulate --help`: a trace through the scheduler on a simulated device, without a model.",
     )
-    parser.add_argument("--version", action="version", version=f"pagoda-daemon {VERSION}")
-    default = Path(DAEMON_CONFIG_DIR) / DAEMON_CONFIG_KEY
-    parser.add_argument("--config", type=Path, default=default, help="DaemonConfig as JSON (default: %(default)s)")
+    parser.add_argument("--version", action="store_true", help="tell the version, after reading the DaemonConfig where --config is given")
+    parser.add_argument("--config", type=Path, help=f"DaemonConfig as JSON (default: {_DEFAULT})")
     commands = parser.add_subparsers(dest="command", metavar="{serve,simulate-fronts}")
     commands.add_parser(SIMULATE_FRONTS, help="play many replicas in one process, for a cluster whose nodes only pretend", add_help=False)
     serve = commands.add_parser("serve", help="serve a model directory without Kubernetes")
@@ -84,6 +88,14 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--port", type=_port, default=PORT_DAEMON_HTTP, help="HTTP port, 0 for a free one (default: %(default)s)")
     serve.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="numerics (default: %(default)s)")
     return parser
+
+
+def _tell_version(config: Path | None) -> NoReturn:
+    """ConfigRejected where a configuration is named that this version cannot read."""
+    if config is not None:
+        _read(config)
+    sys.stdout.write(f"pagoda-daemon {VERSION}\n")
+    sys.exit(0)
 
 
 def _port(text: str) -> int:

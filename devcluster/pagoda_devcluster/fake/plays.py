@@ -91,10 +91,15 @@ def seconds(pod: Object, name: str, otherwise: float) -> tuple[float, str]:
     return (number, "") if 0 <= number < float("inf") else (otherwise, f"{name}: {text!r} is no number of seconds")
 
 
+def tells_version(pod: Object) -> bool:
+    """A program that is only asked for its version ends, whatever it is."""
+    return all((container.get("args") or [""])[-1] == "--version" for container in pod["spec"]["containers"])
+
+
 def scene_of(pod: Object, node: Object, drawn_seconds: float, addresses: tuple[str, str]) -> Scene:
     plays = pod_plays(pod, node)
     ready, ready_complaint = seconds(pod, READY_AFTER, drawn_seconds)
-    complete, complete_complaint = seconds(pod, COMPLETE_AFTER, -1)
+    complete, complete_complaint = seconds(pod, COMPLETE_AFTER, drawn_seconds if tells_version(pod) else -1)
     stop, stop_complaint = seconds(pod, STOP_AFTER, 0)
     complaints = [complaint_of(plays, PodPlay), ready_complaint, complete_complaint, stop_complaint]
     return Scene(

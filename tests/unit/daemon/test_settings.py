@@ -24,3 +24,28 @@ def test_ctrl_c_while_it_still_imports_is_no_traceback():
     code = "import os, signal; from pagoda_daemon import __main__ as door; door._end_quietly(); os.kill(os.getpid(), signal.SIGINT)"
     ended = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (130, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "No such file or directory"),
+        ("{", "the file: Invalid JSON"),
+        ('{"model": {"path": "/m", "servedNames": ["m"]}, "drainTimeout": "soon"}', "drainTimeout: "),
+    ],
+)
+def test_asked_for_its_version_it_tells_on_the_way_what_it_cannot_read(tmp_path, text, told):
+    path = tmp_path / "daemon.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigRejected, match=told):
+        settings.resolve(["--config", str(path), "--version"])
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_asked_for_its_version_it_tells_that_and_ends(tmp_path, capsys, given):
+    path = tmp_path / "daemon.json"
+    path.write_text('{"model": {"path": "/nowhere", "servedNames": ["m"]}}')
+    with pytest.raises(SystemExit) as ended:
+        settings.resolve([*(["--config", str(path)] if given else []), "--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"pagoda-daemon {settings.VERSION}\n")
