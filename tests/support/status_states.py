@@ -172,6 +172,17 @@ def rolled_back() -> World:
     return rolled(pods(READY, READY, rollout={"strategy": "Replace"})(), crashed())
 
 
+def on_trial(status: Body) -> Callable[[], World]:
+    """The only replica serves until a trial has passed, whose pod is in that state."""
+
+    def make() -> World:
+        world = pods(READY, rollout={"strategy": "Replace"})()
+        world.api.trial = lambda _: status
+        return rolled(world, READY)
+
+    return make
+
+
 def rolled(world: World, status: Body) -> World:
     """Another revision, whose pods come up so; those of the old one are well."""
     (old,) = world.names(DEPLOYMENTS)
@@ -253,6 +264,8 @@ STATES: dict[str, State] = {
     "a name of another object": State(stranger, "NameConflict", "Failed"),
     "a served name of another service": State(namesake, "NameConflict", "Failed"),
     "a canary under way": State(canary, "Canary", "InProgress"),
+    "a revision on trial": State(on_trial(waiting("ContainerCreating")), "RollingOut", "InProgress"),
+    "a revision that its trial refused": State(on_trial(waiting("ImagePullBackOff", "no such image")), "RolledBack", "Failed"),
     "turned back": State(rolled_back, "RolledBack", "Failed"),
     "more than its tenant may have": State(over_quota, "QuotaExceeded", "Failed"),
     "devices that no node has": State(spec(accelerators=[gpu("H100")]), "NoAccelerator", "Failed"),

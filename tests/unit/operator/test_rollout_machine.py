@@ -1,13 +1,13 @@
 """Revisions come one after another, good ones, ones that never start, ones that fail requests and ones that are Ready and answer nobody, on
-a fleet with or without a spare place; replicas die, operators die. Replicas that answer are not taken away by us, and a quiet world comes
-to rest where it should."""
+a fleet with or without a spare place; replicas die, operators die. Replicas that answer are not taken away by us, the last one not even
+under Replace where a trial can know that the new revision is bad, and a quiet world comes to rest where it should."""
 
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from fake_api import Body, Crash, crashed, is_ready
+from fake_api import Body, Crash, crashed, fetching, is_ready, is_trial, passed, waiting
 from fake_daemons import FakeDaemons
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -19,8 +19,9 @@ from pagoda_operator.signals_view import EndpointSignal, RevisionSignal, Seen, S
 from pagoda_operator.state import DEPLOYMENTS, PODS, SERVICES, Key
 
 CANARY = {"steps": [{"weight": 40, "hold": "20s"}], "abortOn": {"errorRate": "1%"}}
-# good and better serve, bad never starts, failing serves errors, mute is Ready to kubelet and answers no gateway.
-MODELS = st.sampled_from(["good", "better", "bad", "failing", "mute"])
+# good and better serve, bad never starts, failing serves errors, mute is Ready to kubelet and answers no gateway; of absent there is no
+# model, which a trial finds out, as it does that slow's image takes a minute.
+MODELS = st.sampled_from(["good", "better", "bad", "failing", "mute", "absent", "slow"])
 WELL, STUCK = EndpointSignal(Seen.FRESH, phase="ready"), EndpointSignal(Seen.DEAD, reason="stuck")
 
 
@@ -63,13 +64,14 @@ class Rollouts(RuleBasedStateMachine):
         self.world.daemons = self.daemons
         self.world.restart()
         self.dead: set[str] = set()
-        self.speaks = {"good", "better", "failing"}
+        self.speaks = {"good", "better", "failing", "slow"}
+        self.tried: dict[str, int] = {}
         self.quiet_down(12)
 
     # The world
 
     def active(self) -> list[Body]:
-        return [pod for pod in self.api.of(PODS) if "deletionTimestamp" not in pod["metadata"]]
+        return [pod for pod in self.api.of(PODS) if "deletionTimestamp" not in pod["metadata"] and not is_trial(pod)]
 
     def serving(self) -> int:
         """Ready replicas that answer, and that gateways choose."""
@@ -88,16 +90,26 @@ class Rollouts(RuleBasedStateMachine):
 
     def move(self) -> None:
         """Scheduler and kubelets."""
-        models, taken = self.models(), sum("podIP" in pod["status"] for pod in self.api.of(PODS))
+        models, taken = self.models(), sum("podIP" in pod["status"] for pod in self.api.of(PODS) if not is_trial(pod))
+        self.try_out()
         for pod in self.active():
             if "podIP" not in pod["status"] and self.places is not None and taken >= self.places:
                 self.put_off(pod)
                 continue
             taken += "podIP" not in pod["status"]
-            if models.get(pod["metadata"]["labels"][LABEL_REVISION]) == "bad" or pod["metadata"]["uid"] in self.dead:
+            if models.get(pod["metadata"]["labels"][LABEL_REVISION]) in ("bad", "absent") or pod["metadata"]["uid"] in self.dead:
                 pod["status"] = crashed() | {"podIP": "10.0.0.1"}
             else:
                 self.daemons.bring_up(pod)
+
+    def try_out(self) -> None:
+        """What kubelets make of trials: a pod for each look at an image that is slow to pull."""
+        for pod in [pod for pod in self.api.of(PODS) if is_trial(pod) and "deletionTimestamp" not in pod["metadata"]]:
+            model = pod["spec"]["initContainers"][0]["args"][1].removeprefix("pvc://")
+            uid = pod["metadata"]["uid"]
+            self.tried[uid] = self.tried.get(uid, 0) + 1
+            slow = model == "slow" and self.tried[uid] < 4
+            pod["status"] = waiting("ContainerCreating") if slow else fetching(78, "NotFound") if model == "absent" else passed()
 
     def put_off(self, pod: Body) -> None:
         since = pod["status"].get("conditions", [{}])[0].get("lastTransitionTime") or self.now()
@@ -162,8 +174,12 @@ class Rollouts(RuleBasedStateMachine):
         except (Crash, ClusterError):
             self.world.restart()
         self.api.crash_in = None
-        spared = 0 if self.strategy == "Surge" else 1
+        spared = 0 if self.strategy == "Surge" or (self.asks() == "absent" and wanted == 1) else 1
         assert self.serving() >= min(before, wanted - spared), f"{before} served, {self.serving()} after the operator, {wanted} wanted"
+
+    def asks(self) -> str:
+        """The model of the spec."""
+        return str(self.api.of(SERVICES)[0]["spec"]["model"]["uri"].removeprefix("pvc://"))
 
     def quiet_down(self, rounds: int) -> None:
         for _ in range(rounds):
@@ -185,13 +201,14 @@ class Rollouts(RuleBasedStateMachine):
         current, wanted = drafted.current.name if drafted.current else "", service["spec"]["replicas"]
         asked = {body["metadata"]["name"]: body["spec"]["replicas"] for body in self.api.of(DEPLOYMENTS)}
         record: dict[str, Any] = service["status"].get("rollout") or {}
-        model = service["spec"]["model"]["uri"].removeprefix("pvc://")
+        model = self.asks()
         if record.get("phase") == "RolledBack":
             assert (asked[current], self.serving()) == (0, wanted)
-        elif model != "bad" and not record:
+        elif model not in ("bad", "absent") and not record:
             assert (asked, self.serving()) == ({current: wanted}, wanted)
         else:
-            assert model == "bad" or self.waits_for_room(), (record, model, asked)
+            assert model in ("bad", "absent") or self.waits_for_room(), (record, model, asked)
+        assert not [pod for pod in self.api.of(PODS) if is_trial(pod)]
         written = len(self.api.journal)
         self.quiet_down(3)
         assert self.api.journal[written:] == []
@@ -214,6 +231,24 @@ def test_a_new_revision_that_is_ready_and_answers_nobody_takes_nobodys_place(str
     world.speaks.add("mute")
     world.quiet_down(12)
     assert list(world.models().values()) == ["mute"]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("strategy", ["Replace", "Auto"])
+def test_a_service_of_one_replica_on_one_device_is_served_through_a_model_that_nobody_has(strategy, restarted):
+    world = Rollouts()
+    world.start(replicas=1, strategy=strategy, spare=None, canary=False)
+    world.places = 1
+    world.edit("absent")
+    for _ in range(12):
+        world.quiet_down(1)
+        assert world.serving() == 1
+        if restarted:
+            world.world.restart()
+    assert world.api.of(SERVICES)[0]["status"]["rollout"]["phase"] == "RolledBack"
+    world.edit("slow")
+    world.quiet_down(25)
+    assert list(world.models().values()) == ["slow"]
 
 
 TestRollouts = Rollouts.TestCase
