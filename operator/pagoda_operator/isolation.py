@@ -20,7 +20,7 @@ from pagoda_operator.writes import Delete, Write
 
 def isolate(observed: Observed, owner: Owner, *, inspecting: bool = False) -> Iterator[Write]:
     """Nothing where the installation says nothing, or while the profile cannot be read; what was made goes where it says no.
-    `inspecting`: a pod that inspects the model is about to be made; its policy stays until that pod is gone."""
+    `inspecting`: a pod that inspects the model, or tries a revision, is about to be made; its policy stays until that pod is gone."""
     callers = observed.callers
     if callers is None:
         return

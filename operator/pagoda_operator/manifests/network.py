@@ -2,8 +2,8 @@
 
 Default deny both ways. In: gateways and the operator on the replica's two ports, readers of metrics on one. Out: nothing, but where
 models come from elsewhere DNS and the profile's `egress`. Kubelet's probes are not a NetworkPolicy's business. Policies add up: an admin
-opens more with one of his own. The pod that inspects a model is no replica, has the model's credential and serves nobody: its own policy
-lets it fetch and nothing else.
+opens more with one of his own. The pod that inspects a model, as the one that tries a revision (trial.py), is no replica, has the model's
+credential and serves nobody: their own policy lets them fetch and nothing else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rollouts on a real API server: canaries that gateways' counters end, and a strategy that free devices choose."""
+"""Rollouts on a real API server: canaries that gateways' counters end, a strategy that free devices choose, a trial of a bad image."""
 
 import asyncio
 from collections import Counter
@@ -6,7 +6,7 @@ from collections import Counter
 import httpx
 import pytest
 from device_world import MIXED, WHOLE, device_node, inspected, replicas, tolerate
-from fake_api import is_ready, running
+from fake_api import is_ready, is_trial, passed, running, waiting
 from fleets import gpu
 from gateway_process import start_gateway
 from kube import eventually
@@ -18,7 +18,7 @@ from pagoda_contracts.names import GRPC_SET_STATE, HEADER_ROUTE, LABEL_REVISION,
 from pagoda_contracts.route import parse_route
 from pagoda_daemon.api.access import METHODS
 from pagoda_daemon.api.caller import ROLE_ANYBODY
-from pagoda_operator.state import DEPLOYMENTS
+from pagoda_operator.state import DEPLOYMENTS, PROFILES
 from paper_kubelet import in_loop, paper_kubelet
 from placing import ENGINE
 from scripted_gateway import ScriptedGateway, Traffic, serving
@@ -234,3 +234,51 @@ def test_auto_surges_where_devices_are_free(real, operator):
         assert [revision(pod) for pod in pods].count(old) == 2
         eventually(lambda: strategy(real) == "Surge", "the strategy is told")
         settled(real, paper, old, 2)
+
+
+def on_trial(real):
+    """The trial's pod that stays, where it has a node."""
+    found = [pod for pod in staying(real) if is_trial(pod) and pod["spec"].get("nodeName")]
+    return found[0] if found else None
+
+
+def try_out(real, daemon, length):
+    """Another revision with that image; its trial's pod."""
+    real.kube.merge(PROFILES, "", real.namespace, {"spec": {"images": {"daemon": daemon}}})
+    real.edit(engine={"maxModelLen": length})
+    return eventually(lambda: on_trial(real), "a trial on a node")
+
+
+def test_a_trial_keeps_a_bad_image_from_the_only_replica_on_the_only_device(real, operator):
+    with device_node(real.kube, WHOLE, "h100-c", **{"nvidia.com/gpu": "1"}) as paper:
+        tolerate(real)
+        real.apply(accelerators=[gpu("H100")], engine=ENGINE, replicas=1, rollout={"strategy": "Replace"})
+        inspected(real)
+        (old,) = serve(real, paper, 1)
+        real.told(Ready="Available")
+
+        def served():
+            (pod,) = [pod for pod in real.pods() if not is_trial(pod)]
+            return pod["metadata"]["uid"] == old["metadata"]["uid"] and is_ready(pod) and "deletionTimestamp" not in pod["metadata"]
+
+        pod = try_out(real, "localhost/daemon:nope", 2048)
+        # Pod Security `restricted` let it in; it is where the image is needed, though the device there is in use.
+        assert pod["spec"]["nodeName"] == paper.name
+        told = real.told(Reconciling="RollingOut")["Reconciling"]["message"]
+        assert "the old replica stays until a trial has passed" in told
+        assert served()
+        real.node.tell(pod, waiting("ImagePullBackOff", 'Back-off pulling image "localhost/daemon:nope": not found'))
+        told = real.told(Stalled="RolledBack")["Stalled"]["message"]
+        assert "localhost/daemon:nope" in told
+        assert told.endswith("1 ready of an older revision keep serving")
+        eventually(lambda: not real.end_pods() and len(real.pods()) == 1, "the trial is gone")
+        assert served()
+        assert len(deployments(real)) == 1
+
+        pod = try_out(real, "localhost/daemon:2", 1024)
+        assert served()
+        real.node.tell(pod, passed())
+        settled(real, paper, revision(old), 1)
+        (new,) = real.pods()
+        assert [container["image"] for container in new["spec"]["containers"]] == ["localhost/daemon:2"]
+        assert real.service()["status"].get("rollout") is None
