@@ -35,7 +35,8 @@ def revision(body):
 
 
 def staying(real):
-    return [pod for pod in real.pods() if "deletionTimestamp" not in pod["metadata"]]
+    """Replicas."""
+    return [pod for pod in real.pods() if "deletionTimestamp" not in pod["metadata"] and not is_trial(pod)]
 
 
 def deployments(real):
@@ -238,7 +239,7 @@ def test_auto_surges_where_devices_are_free(real, operator):
 
 def on_trial(real):
     """The trial's pod that stays, where it has a node."""
-    found = [pod for pod in staying(real) if is_trial(pod) and pod["spec"].get("nodeName")]
+    found = [pod for pod in real.pods() if is_trial(pod) and pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"]]
     return found[0] if found else None
 
 
