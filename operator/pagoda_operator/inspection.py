@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from pagoda_contracts.names import COMPONENT_INSPECT, EXIT_PERMANENT, LABEL_COMPONENT
+from pagoda_contracts.names import COMPONENT_TRIAL, EXIT_PERMANENT, LABEL_COMPONENT
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_sizing.errors import SizingError
 
@@ -125,5 +125,5 @@ def tidy(observed: Observed) -> Iterator[Write]:
 def _obsolete(observed: Observed, keep: str) -> Iterator[Write]:
     """A rollout's trial is not its own."""
     for pod in observed.of(PODS):
-        if pod.meta["labels"][LABEL_COMPONENT] == COMPONENT_INSPECT and pod.name != keep and not pod.deleting:
+        if pod.meta["labels"].get(LABEL_COMPONENT) != COMPONENT_TRIAL and pod.name != keep and not pod.deleting:
             yield Delete(PODS, pod)

@@ -193,7 +193,7 @@ class Reconciler:
         except Refused as error:
             log.warning("child_refused", error=str(error))
             await self._tell(observed, replace(draft, problem=SpecProblem(INVALID_SPEC, str(error))))
-            return Outcome()
+            return Outcome(again=draft.rollout.again if draft.rollout is not None else None)  # a trial's refusal is not waited out for ever
         except Denied as error:
             await self._tell(observed, replace(draft, denied=str(error)))
             raise

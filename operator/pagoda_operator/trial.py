@@ -18,7 +18,7 @@ from pagoda_operator.manifests.trial import trial_pod
 from pagoda_operator.pods import Pod, parse_pod
 from pagoda_operator.sides import broken, patience
 from pagoda_operator.stages import STAGES
-from pagoda_operator.state import PODS, Observed
+from pagoda_operator.state import DEPLOYMENTS, PODS, Observed
 from pagoda_operator.writes import Create, Delete, Write
 
 # It asks for almost nothing: where it has no node after this, or may not be made, it will tell nothing, and the rollout goes on without.
@@ -41,18 +41,20 @@ class Trial(NamedTuple):
     again: float | None = None
 
 
-def attempt(observed: Observed, owner: Owner, current: Revision, data: Manifest) -> Manifest:
-    """The pod that would try the revision as it is pinned."""
+def attempt(observed: Observed, owner: Owner, current: Revision, data: Manifest) -> Manifest | None:
+    """The pod that would try the revision as it is pinned; None where there is no other."""
+    if all(child.name == current.name for child in observed.of(DEPLOYMENTS)):
+        return None
     uri = observed.spec.model.uri if observed.spec else ""
     olds = [pod for pod in observed.pods if pod.counts and pod.node and pod.revision != current.hash]
     nodes = [pod.node for pod in sorted(olds, key=lambda pod: (not pod.serves, pod.name))]
     return trial_pod(owner, current.name, data, uri, nodes[0] if nodes else "")
 
 
-def look(observed: Observed, wanted: Manifest) -> Trial:
+def look(observed: Observed, wanted: Manifest | None) -> Trial:
     """What its pod shows."""
-    live = observed.find(PODS, wanted["metadata"]["name"])
-    if live is None or live.deleting:
+    live = observed.find(PODS, wanted["metadata"]["name"]) if wanted is not None else None
+    if wanted is None or live is None or live.deleting:
         return Trial(told="a pod for it is being made")
     pod = parse_pod(live.body)
     if _passed(pod, wanted):
@@ -86,7 +88,7 @@ def steps(observed: Observed, wanted: Manifest | None) -> Iterator[Write]:
     """The next write: one is made, and others go; all where none is wanted."""
     keep = wanted["metadata"]["name"] if wanted is not None else ""
     for pod in observed.of(PODS):
-        if pod.meta["labels"][LABEL_COMPONENT] == COMPONENT_TRIAL and pod.name != keep and not pod.deleting:
+        if pod.meta["labels"].get(LABEL_COMPONENT) == COMPONENT_TRIAL and pod.name != keep and not pod.deleting:
             yield Delete(PODS, pod)
     if wanted is not None and observed.find(PODS, keep) is None:
         yield Create(PODS, wanted)

@@ -286,7 +286,7 @@ def new_pod(deployment: Body, number: int) -> Body:
 
 
 def is_trial(pod: Body) -> bool:
-    return bool(pod["metadata"]["labels"].get(LABEL_COMPONENT) == COMPONENT_TRIAL)
+    return bool(pod["metadata"].get("labels", {}).get(LABEL_COMPONENT) == COMPONENT_TRIAL)
 
 
 def is_ready(pod: Body) -> bool:

@@ -99,7 +99,7 @@ def tells_version(pod: Object) -> bool:
 def scene_of(pod: Object, node: Object, drawn_seconds: float, addresses: tuple[str, str]) -> Scene:
     plays = pod_plays(pod, node)
     ready, ready_complaint = seconds(pod, READY_AFTER, drawn_seconds)
-    complete, complete_complaint = seconds(pod, COMPLETE_AFTER, drawn_seconds if tells_version(pod) else -1)
+    complete, complete_complaint = seconds(pod, COMPLETE_AFTER, ready if tells_version(pod) else -1)
     stop, stop_complaint = seconds(pod, STOP_AFTER, 0)
     complaints = [complaint_of(plays, PodPlay), ready_complaint, complete_complaint, stop_complaint]
     return Scene(

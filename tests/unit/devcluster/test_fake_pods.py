@@ -150,6 +150,15 @@ def test_a_job_completes_after_its_time_and_a_service_never_does():
     assert (shown(job)[:2], shown(service)[:2]) == (("Succeeded", "Completed"), ("Running", "running"))
 
 
+def test_a_program_that_is_only_asked_for_its_version_ends():
+    asked, daemon = new_pod("OnFailure", ready_after="3"), new_pod("OnFailure", ready_after="3")
+    asked["spec"]["containers"] = [{"name": "daemon", "image": "i", "args": ["--config", "f", "--version"]}]
+    for pod in (asked, daemon):
+        after(pod, 0)
+        after(pod, 3)
+    assert (shown(asked)[:2], shown(daemon)[:2]) == (("Succeeded", "Completed"), ("Running", "running"))
+
+
 @pytest.mark.parametrize(
     ("annotations", "complaint"),
     [

@@ -287,9 +287,11 @@ def test_a_trial_that_nobody_may_make_holds_nothing_up_for_long(error):
     def looks():
         for _ in range(6):
             try:
-                made.run()
+                outcome = made.run()
             except ClusterError:
                 made.restart()
+            else:
+                assert not made.conditions()["Ready"]["message"].startswith("422") or outcome.again == PATIENCE_S
             made.api.control()
 
     looks()
