@@ -233,6 +233,25 @@ def test_a_new_revision_that_is_ready_and_answers_nobody_takes_nobodys_place(str
     assert list(world.models().values()) == ["mute"]
 
 
+class Alone(Rollouts):
+    """One replica and one place: here a trial decides about every revision."""
+
+    @initialize(strategy=st.sampled_from(["Auto", "Replace"]))
+    def start(self, strategy: str) -> None:  # type: ignore[override]
+        super().start(1, strategy, None, False)
+        self.places = 1
+
+    @rule(model=st.sampled_from(["absent", "good", "slow"]), rounds=st.integers(0, 6))
+    def edit(self, model: str, rounds: int = 0) -> None:
+        """And looks at it for a while: edits alone seldom meet one."""
+        super().edit(model)
+        self.quiet_down(rounds)
+
+    @rule(replicas=st.integers(0, 1))
+    def scale(self, replicas: int) -> None:
+        super().scale(replicas)
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("strategy", ["Replace", "Auto"])
 def test_a_service_of_one_replica_on_one_device_is_served_through_a_model_that_nobody_has(strategy, restarted):
@@ -251,8 +270,8 @@ def test_a_service_of_one_replica_on_one_device_is_served_through_a_model_that_n
     assert list(world.models().values()) == ["slow"]
 
 
-TestRollouts = Rollouts.TestCase
-TestRollouts.pytestmark = [pytest.mark.deep]
-TestRollouts.settings = settings(
-    max_examples=25, stateful_step_count=25, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]
-)
+PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]
+TestRollouts, TestAlone = Rollouts.TestCase, Alone.TestCase
+TestRollouts.pytestmark = TestAlone.pytestmark = [pytest.mark.deep]
+TestRollouts.settings = settings(max_examples=25, stateful_step_count=25, deadline=None, phases=PHASES)
+TestAlone.settings = settings(max_examples=60, stateful_step_count=20, deadline=None, phases=PHASES)
