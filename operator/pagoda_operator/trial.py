@@ -46,7 +46,8 @@ def attempt(observed: Observed, owner: Owner, current: Revision, data: Manifest)
     if all(child.name == current.name for child in observed.of(DEPLOYMENTS)):
         return None
     uri = observed.spec.model.uri if observed.spec else ""
-    olds = [pod for pod in observed.pods if pod.counts and pod.node and pod.revision != current.hash]
+    mine = (current.hash, current.accelerator)
+    olds = [pod for pod in observed.pods if pod.counts and pod.node and (pod.revision, pod.accelerator) != mine]
     nodes = [pod.node for pod in sorted(olds, key=lambda pod: (not pod.serves, pod.name))]
     return trial_pod(owner, current.name, data, uri, nodes[0] if nodes else "")
 
