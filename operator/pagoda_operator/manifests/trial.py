@@ -35,11 +35,13 @@ _POD: Final = (
     *("hostAliases", "dnsConfig", "dnsPolicy"),
 )
 _CONTAINER: Final = ("name", "image", "imagePullPolicy", "command", "env", "envFrom", "securityContext", "terminationMessagePolicy")
-# The model itself is not its business; of all else what is part of the cluster's objects, and scratch space: where such a volume is missing
-# a replica does not start either. A claim may be one node's alone.
+# The model itself is not its business. All else that a replica mounts is: the program itself may lie on a volume.
 _MODEL_VOLUMES: Final = ("model", "fetched")
-_VOLUMES: Final = ("configMap", "secret", "projected", "downwardAPI", "emptyDir")
+# Made for each pod, and empty.
+_SCRATCH: Final = "ephemeral"
+_CLAIMED: Final = "persistentVolumeClaim"
 _SOURCE: Final = "source"
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 # The last word of the daemon's command line: tells the version, and on the way whether it can read its DaemonConfig (exit code 78).
 # A daemon that is too old for that tells the version alone.
 _TELL: Final = "--version"
@@ -112,7 +114,7 @@ def _of(container: dict[str, Any], pinned: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mountable(volume: dict[str, Any]) -> bool:
-    return volume["name"] not in _MODEL_VOLUMES and (volume["name"] == _SOURCE or any(kind in volume for kind in _VOLUMES))
+    return volume["name"] not in _MODEL_VOLUMES and _SCRATCH not in volume
 
 
 def _named(containers: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
@@ -122,15 +124,21 @@ def _named(containers: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
 def _required(pinned: dict[str, Any]) -> dict[str, Any]:
     """On which nodes a replica can run; that it keeps away from other pods is no matter here."""
     nodes = (pinned.get("affinity") or {}).get("nodeAffinity") or {}
-    required = "requiredDuringSchedulingIgnoredDuringExecution"
-    return {"affinity": {"nodeAffinity": {required: nodes[required]}}} if required in nodes else {}
+    return {"affinity": {"nodeAffinity": {_REQUIRED: nodes[_REQUIRED]}}} if _REQUIRED in nodes else {}
 
 
 def _near(spec: dict[str, Any], node: str) -> dict[str, Any]:
-    """Rather on that node than on any other."""
+    """Rather on that node than on any other; with a claim, which the replica there may hold for its node alone, on no other."""
     if not node:
         return spec
-    term = {"weight": 100, "preference": {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}}
-    wish = {"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}}
-    near: dict[str, Any] = merge(spec, wish)
-    return near
+    own = {"key": "metadata.name", "operator": "In", "values": [node]}
+    if not any(_CLAIMED in volume for volume in spec["volumes"]):
+        term = {"weight": 100, "preference": {"matchFields": [own]}}
+        return _with_nodes(spec, {"preferredDuringSchedulingIgnoredDuringExecution": [term]})
+    said = (spec.get("affinity") or {}).get("nodeAffinity", {}).get(_REQUIRED, {}).get("nodeSelectorTerms") or [{}]
+    terms = [term | {"matchFields": [*term.get("matchFields", ()), own]} for term in said]
+    return _with_nodes(spec, {_REQUIRED: {"nodeSelectorTerms": terms}})
+
+
+def _with_nodes(spec: dict[str, Any], wish: dict[str, Any]) -> dict[str, Any]:
+    return spec | {"affinity": {"nodeAffinity": (spec.get("affinity") or {}).get("nodeAffinity", {}) | wish}}

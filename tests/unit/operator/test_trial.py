@@ -1,5 +1,6 @@
 """Under Replace the last old replica that serves goes once a pod without devices has shown the new revision's image and model."""
 
+import copy
 from dataclasses import replace
 from datetime import timedelta
 
@@ -423,7 +424,7 @@ TEMPLATE = {
         "volumes": [
             {"name": "ca", "configMap": {"name": "ca"}},
             {"name": "model", "emptyDir": {}},
-            {"name": "host", "hostPath": {"path": "/"}},
+            {"name": "scratch", "ephemeral": {}},
         ],
         "containers": [
             {
@@ -432,7 +433,7 @@ TEMPLATE = {
                 "args": ["--config", "f"],
                 "env": [{"name": "A", "value": "1"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}],
                 "resources": {"limits": {"nvidia.com/gpu": "1"}, "claims": [{"name": "devices"}]},
-                "volumeMounts": [{"name": name, "mountPath": f"/{name}"} for name in ("ca", "model", "host")],
+                "volumeMounts": [{"name": name, "mountPath": f"/{name}"} for name in ("ca", "model", "scratch")],
             }
         ],
     },
@@ -454,6 +455,17 @@ def test_of_a_replica_it_has_what_may_fail_and_nothing_that_it_would_hold():
     assert ("podAntiAffinity" in spec["affinity"], len(spec["affinity"]["nodeAffinity"])) == (False, 2)
     assert made["metadata"]["annotations"].items() >= {"mesh/inject": "false"}.items()
     assert ANNOTATION_DEVICES not in made["metadata"]["annotations"]
+
+
+def test_a_program_on_a_claim_is_tried_on_the_node_that_holds_it():
+    pinned = copy.deepcopy(TEMPLATE)
+    pinned["spec"]["volumes"][0] = {"name": "ca", "persistentVolumeClaim": {"claimName": "deps"}}
+    spec = made_of(pinned, "node-1")["spec"]
+    assert spec["volumes"] == pinned["spec"]["volumes"][:1]
+    own = {"key": "metadata.name", "operator": "In", "values": ["node-1"]}
+    nodes = spec["affinity"]["nodeAffinity"]
+    (before,) = TEMPLATE["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert nodes == {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [before | {"matchFields": [own]}]}}
 
 
 def test_where_the_old_one_runs_is_not_part_of_what_is_tried():
