@@ -1,4 +1,4 @@
-"""Before the only replica goes, a pod of one run shows that the new revision's image starts and its model is there: real image, real kubelet."""
+"""Before the only replica goes, a pod of one run shows that image and model of the new revision are there: a real image, a real kubelet."""
 
 import json
 
