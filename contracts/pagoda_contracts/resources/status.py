@@ -67,7 +67,9 @@ class RolloutStatus(Model):
         default=None, description="Which canary step, from 0; their number once all are passed; absent without a canary."
     )
     since: Annotated[str, StringConstraints(max_length=64)] | None = Field(
-        default=None, description="When that step's replicas were ready; under Replace, since when a trial finds no place.", json_schema_extra={"format": "date-time"}
+        default=None,
+        description="When that step's replicas were ready; under Replace, since when a trial finds no place.",
+        json_schema_extra={"format": "date-time"},
     )
     reason: Annotated[str, StringConstraints(max_length=512)] | None = Field(default=None, description="Why it was turned back.")
 
