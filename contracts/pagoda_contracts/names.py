@@ -31,6 +31,8 @@ MANAGED_BY: Final = "pagoda-operator"
 # Hash of the object as rendered; equal hash and no drift means no request (compare, then apply).
 ANNOTATION_RENDERED: Final = f"{GROUP}/rendered"
 # Epoch milliseconds of the drain deadline; set before the pod is asked to drain, removed when the drain is turned back.
+# On a trial whose program may need what it does not have.
+ANNOTATION_ONLY_RUNS: Final = f"{GROUP}/trial-only-runs"
 ANNOTATION_DRAIN_DEADLINE: Final = f"{GROUP}/drain-deadline-ms"
 # What one replica is charged for by TenantQuotas: `gpu=2`, `mig-1g.10gb=1`. On its pod template.
 ANNOTATION_DEVICES: Final = f"{GROUP}/devices"

@@ -43,6 +43,7 @@ def decide(scene: Scene) -> Rollout:
         frozen = {side.name: side.replicas for side in (*scene.olds, scene.current)}
         begun = _begin(scene, old)
         return Rollout(frozen, begun, _weights(scene, old, begun), frozenset({old.name}))
+    record = _uncanaried(scene, record)
     if scene.stays:
         return Rollout(_still(scene), record, _weights(scene, old, record), frozenset(side.name for side in scene.olds))
     new_count, old_count = counts(scene, old, record)
@@ -51,6 +52,13 @@ def decide(scene: Scene) -> Rollout:
     advanced, waits = _advance(scene, old, record)
     weights, again = _weights(scene, old, advanced), _again(scene, old, record)
     return Rollout(targets, advanced, weights, kept, again, waits, tries=tries(scene, old, record))
+
+
+def _uncanaried(scene: Scene, record: RolloutStatus) -> RolloutStatus:
+    """Where the canary was taken out of the spec, its times are no trial's."""
+    steps = steps_of(scene, record)
+    left = record.phase == "Progressing" and steps.at is not None and not steps.all
+    return record.model_copy(update={"step": None, "since": None}) if left else record
 
 
 def _still(scene: Scene) -> dict[str, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from pagoda_contracts.names import COMPONENT_TRIAL, CONTAINER_DAEMON, LABEL_COMPONENT
+from pagoda_contracts.names import ANNOTATION_ONLY_RUNS, COMPONENT_TRIAL, LABEL_COMPONENT
 
 from pagoda_operator.fetching import tell
 from pagoda_operator.manifests.children import Manifest, Owner
@@ -27,6 +27,11 @@ PATIENCE_S: Final = 120.0
 _DAY_S: Final = 86_400.0
 # The runtime found no such program, or may not run it.
 _NOT_RUN: Final = (126, 127, 128)
+# Killed, for memory most likely, of which a trial has less than a replica.
+_KILLED: Final = 137
+# What a registry says of an image that it will not give; anything else may pass, and the old replica serves meanwhile.
+_CERTAIN: Final = ("not found", "manifest unknown", "denied", "unauthorized", "no match")
+_PASSING_S: Final = 600.0
 
 
 class Trial(NamedTuple):
@@ -60,16 +65,31 @@ def look(observed: Observed, wanted: Manifest | None) -> Trial:
     pod = parse_pod(live.body)
     if _passed(pod, wanted):
         return Trial(there=True, placed=True, passed=True)
-    placed = pod.assigned and not pod.finished  # one that was evicted comes to no end of its own
+    placed = pod.assigned and not pod.finished and not _tells_nothing(observed, pod)  # one that was evicted comes to no end of its own
     late = f"{pod.name} has come to no end within a day" if observed.now - pod.created > _DAY_S else ""
-    failed = (broken(observed, pod) or late) if placed else ""
-    return Trial(True, placed, failed=failed, told=_at(pod), again=patience(observed, pod))
+    failed = (_broken(observed, pod) or late) if placed else ""
+    waits = (patience(observed, pod), left if (left := pod.created + _PASSING_S - observed.now) > 0 else None)
+    return Trial(True, placed, failed=failed, told=_at(pod), again=min((wait for wait in waits if wait is not None), default=None))
+
+
+def _broken(observed: Observed, pod: Pod) -> str:
+    """As of a replica, but that a registry which only stumbles is given ten minutes."""
+    said = pod.waiting_message.lower()
+    passing = pod.waiting == "ImagePullBackOff" and not any(word in said for word in _CERTAIN)
+    return "" if passing and observed.now - pod.created < _PASSING_S else broken(observed, pod)
+
+
+def _tells_nothing(observed: Observed, pod: Pod) -> bool:
+    """What ended it is no word on the revision: it had too little memory, or nobody answers who is asked for a model that may be cached."""
+    cached = observed.spec is not None and observed.spec.model.cache is not None
+    unanswered = pod.fetching.exit_code not in (None, 0) and not pod.fetching.permanent
+    return pod.exit_code == _KILLED or (cached and unanswered and observed.now - pod.created >= _PASSING_S)
 
 
 def _passed(pod: Pod, wanted: Manifest) -> bool:
-    """A command of the profile's own may take no `--version`: that its image is there and runs is all that can be known."""
-    daemon = next(one for one in wanted["spec"]["containers"] if one["name"] == CONTAINER_DAEMON)
-    if "command" in daemon and (pod.running or pod.exit_code not in (None, *_NOT_RUN)):
+    """A command of the profile's own may take no `--version`, and what init containers of its own bring is not there: that its image is
+    there and runs is all that can be known."""
+    if ANNOTATION_ONLY_RUNS in wanted["metadata"]["annotations"] and (pod.running or pod.exit_code not in (None, *_NOT_RUN)):
         return True
     return pod.exit_code == 0
 

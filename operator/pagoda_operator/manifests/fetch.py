@@ -113,8 +113,8 @@ def model_of(arguments: Sequence[str]) -> str:
 
 
 def inspecting(arguments: Sequence[str]) -> list[str]:
-    """A sidecar's arguments, for reading the model's config.json and nothing else of it."""
-    return ["inspect", *arguments[arguments.index(_MODEL) + 1 :]]
+    """A sidecar's arguments, for reading the model's config.json and nothing else of it; none where they name no model."""
+    return ["inspect", *arguments[arguments.index(_MODEL) + 1 :]] if model_of(arguments) else []
 
 
 def _volumes(spec: InferenceServiceSpec) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from pagoda_contracts.names import (
     ANNOTATION_DELETION_COST,
+    ANNOTATION_ONLY_RUNS,
     CLAIMS_MOUNT,
     COMPONENT_TRIAL,
     CONTAINER_DAEMON,
@@ -39,7 +40,6 @@ _CONTAINER: Final = ("name", "image", "imagePullPolicy", "command", "env", "envF
 _MODEL_VOLUMES: Final = ("model", "fetched")
 # Made for each pod, and empty.
 _SCRATCH: Final = "ephemeral"
-_CLAIMED: Final = "persistentVolumeClaim"
 _SOURCE: Final = "source"
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 # The last word of the daemon's command line: tells the version, and on the way whether it can read its DaemonConfig (exit code 78).
@@ -52,12 +52,21 @@ _RESOURCES: Final = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"
 
 def trial_pod(owner: Owner, revision: str, data: Manifest, uri: str, node: str) -> Manifest:
     """`data`: what the revision is pinned to; `uri`: its model's address; `node`: where the replica runs whose place it is to get, if
-    anybody knows: the image is there then. One that would be made otherwise is another pod, but for the node."""
+    anybody knows: the image is there then, too. One that would be made otherwise is another pod, but for the node."""
     spec, notes = _spec(data, uri), _notes(data)
     labels = owner.labels | {LABEL_COMPONENT: COMPONENT_TRIAL, LABEL_SERVICE_UID: inspector_uid(owner.uid)}
     made = stamped(owner, PODS, f"{revision}-trial-{digest([spec, notes])}", labels, {"spec": _near(spec, node)})
-    made["metadata"]["annotations"] |= notes
+    made["metadata"]["annotations"] |= notes | ({ANNOTATION_ONLY_RUNS: "true"} if _loose(data["podTemplate"]["spec"]) else {})
     return made
+
+
+def _loose(pinned: dict[str, Any]) -> bool:
+    """Whether the program may need what a trial does not have: a command of its own, or what other init containers or scratch bring."""
+    others = [one for one in pinned.get("initContainers") or () if one["name"] != CONTAINER_FETCH]
+    daemon = _named(pinned["containers"], CONTAINER_DAEMON)
+    mounted = {mount["name"] for mount in daemon.get("volumeMounts") or ()} - set(_MODEL_VOLUMES)
+    scratch = any(_SCRATCH in volume for volume in pinned.get("volumes") or () if volume["name"] in mounted)
+    return "command" in daemon or bool(others) or scratch
 
 
 def _notes(data: Manifest) -> dict[str, str]:
@@ -94,7 +103,8 @@ def _reader(data: Manifest, uri: str) -> tuple[list[dict[str, Any]], list[dict[s
     pinned: dict[str, Any] = data["podTemplate"]["spec"]
     sidecar = _named(pinned.get("initContainers") or (), CONTAINER_FETCH)
     if sidecar:
-        return [_of(sidecar, pinned) | {"args": inspecting(sidecar["args"])}], []
+        read = inspecting(sidecar["args"])
+        return ([_of(sidecar, pinned) | {"args": read}] if read else []), []
     image = ((data.get("profile") or {}).get("images") or {}).get("fetch")
     if not image or not uri.startswith(CLAIM):
         return [], []
@@ -128,17 +138,10 @@ def _required(pinned: dict[str, Any]) -> dict[str, Any]:
 
 
 def _near(spec: dict[str, Any], node: str) -> dict[str, Any]:
-    """Rather on that node than on any other; with a claim, which the replica there may hold for its node alone, on no other."""
+    """On that node and no other: another one's architecture, runtime and claims are no word on the revision."""
     if not node:
         return spec
     own = {"key": "metadata.name", "operator": "In", "values": [node]}
-    if not any(_CLAIMED in volume for volume in spec["volumes"]):
-        term = {"weight": 100, "preference": {"matchFields": [own]}}
-        return _with_nodes(spec, {"preferredDuringSchedulingIgnoredDuringExecution": [term]})
     said = (spec.get("affinity") or {}).get("nodeAffinity", {}).get(_REQUIRED, {}).get("nodeSelectorTerms") or [{}]
     terms = [term | {"matchFields": [*term.get("matchFields", ()), own]} for term in said]
-    return _with_nodes(spec, {_REQUIRED: {"nodeSelectorTerms": terms}})
-
-
-def _with_nodes(spec: dict[str, Any], wish: dict[str, Any]) -> dict[str, Any]:
-    return spec | {"affinity": {"nodeAffinity": (spec.get("affinity") or {}).get("nodeAffinity", {}) | wish}}
+    return spec | {"affinity": {"nodeAffinity": {_REQUIRED: {"nodeSelectorTerms": terms}}}}

@@ -10,6 +10,7 @@ from operator_world import World
 from pagoda_contracts.names import (
     ANNOTATION_DEVICES,
     ANNOTATION_DRAIN_DEADLINE,
+    ANNOTATION_ONLY_RUNS,
     CONTAINER_DAEMON,
     CONTAINER_FETCH,
     LABEL_COMPONENT,
@@ -241,6 +242,53 @@ def test_what_only_takes_long_is_waited_for_and_said(case):
     assert made.old not in [pod["metadata"]["uid"] for pod in replicas(made)]
 
 
+def test_a_registry_that_stumbles_has_ten_minutes():
+    made = world(waiting("ImagePullBackOff", "toomanyrequests: you have reached your pull rate limit"))
+    roll(made)
+    made.later += timedelta(minutes=9)
+    made.settle()
+    assert (untouched(made), rollout(made)["phase"]) == (True, "Progressing")
+    made.later += timedelta(minutes=2)
+    made.settle()
+    assert (untouched(made), rollout(made)["phase"], "toomanyrequests" in rollout(made)["reason"]) == (True, "RolledBack", True)
+
+
+OOM = crashed(137, "")
+OOM["containerStatuses"][0]["restartCount"] = 5
+CACHED = {"uri": "hf://acme/tiny", "cache": {"pvc": "models"}}
+
+
+@pytest.mark.parametrize(
+    ("status", "model", "goes_on"),
+    [
+        (OOM, None, True),
+        (fetching(1, "no route to host"), CACHED, True),
+        (fetching(1, "no route to host"), CACHED | {"cache": None}, False),
+    ],
+)
+def test_what_is_no_word_on_the_revision_turns_nothing_back(status, model, goes_on):
+    made = world(status, model=model)
+    roll(made)
+    for _ in range(4):
+        made.later += timedelta(minutes=5)
+        made.settle()
+    assert rollout(made)["phase"] == "Progressing"
+    assert (not untouched(made) if replicas(made) else True) is goes_on
+
+
+def test_of_a_program_that_may_need_what_a_trial_lacks_it_is_enough_that_it_runs():
+    bare = {"spec": {"containers": [{"name": "daemon", "args": []}]}, "metadata": {}}
+    filled = {"spec": {**bare["spec"], "initContainers": [{"name": "fill"}]}, "metadata": {}}
+    assert ANNOTATION_ONLY_RUNS not in made_of(bare)["metadata"]["annotations"]
+    assert made_of(filled)["metadata"]["annotations"][ANNOTATION_ONLY_RUNS] == "true"
+
+
+def test_a_canary_s_time_is_no_trial_s():
+    told = decided(record=record(step=0, since="1970-01-01T00:00:00Z"))
+    assert (targets(told), told.tries, told.record.step) == ((0, 1), True, None)
+    assert told.record.since != "1970-01-01T00:00:00Z"
+
+
 def test_a_trial_that_comes_to_no_end_within_a_day_has_failed():
     made = world(PULLS)
     roll(made)
@@ -370,7 +418,7 @@ def test_it_runs_the_image_for_its_version_and_reads_the_model_and_asks_for_no_d
     assert [mount["mountPath"] for mount in fetch["volumeMounts"]] == ["/etc/pagoda-credentials/hub"]
     assert not any("Probe" in word or word in ("restartPolicy", "ports") for one in (daemon, fetch) for word in one)
     assert {name for one in (daemon, fetch) for name in one["resources"]["requests"]} == {"cpu", "memory"}
-    near = spec["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"][0]["preference"]
+    (near,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert near["matchFields"] == [{"key": "metadata.name", "operator": "In", "values": ["node-1"]}]
     assert {volume["name"] for volume in spec["volumes"]} == {"config", "run", "tmp", "credential-0"}
 
@@ -452,7 +500,7 @@ def test_of_a_replica_it_has_what_may_fail_and_nothing_that_it_would_hold():
     assert (daemon["volumeMounts"], spec["volumes"]) == ([{"name": "ca", "mountPath": "/ca"}], TEMPLATE["spec"]["volumes"][:1])
     assert ("claims" in daemon["resources"], "resourceClaims" in spec, "initContainers" in spec) == (False, False, False)
     assert (spec["runtimeClassName"], spec["tolerations"]) == ("nvidia", [{"key": "gpu"}])
-    assert ("podAntiAffinity" in spec["affinity"], len(spec["affinity"]["nodeAffinity"])) == (False, 2)
+    assert ("podAntiAffinity" in spec["affinity"], len(spec["affinity"]["nodeAffinity"])) == (False, 1)
     assert made["metadata"]["annotations"].items() >= {"mesh/inject": "false"}.items()
     assert ANNOTATION_DEVICES not in made["metadata"]["annotations"]
 
