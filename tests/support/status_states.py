@@ -265,7 +265,7 @@ STATES: dict[str, State] = {
     "a served name of another service": State(namesake, "NameConflict", "Failed"),
     "a canary under way": State(canary, "Canary", "InProgress"),
     "a revision on trial": State(on_trial(waiting("ContainerCreating")), "RollingOut", "InProgress"),
-    "a revision that its trial refused": State(on_trial(waiting("ImagePullBackOff", "no such image")), "RolledBack", "Failed"),
+    "a revision that its trial refused": State(on_trial(waiting("ImagePullBackOff", "daemon:2: not found")), "RolledBack", "Failed"),
     "turned back": State(rolled_back, "RolledBack", "Failed"),
     "more than its tenant may have": State(over_quota, "QuotaExceeded", "Failed"),
     "devices that no node has": State(spec(accelerators=[gpu("H100")]), "NoAccelerator", "Failed"),
