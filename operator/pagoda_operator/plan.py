@@ -194,7 +194,8 @@ def _fenced(observed: Observed, draft: Plan) -> Plan:
 
 
 def _going(owned: tuple[Child, ...]) -> str:
-    return next((_named(child) for child in owned if child.deleting), "")
+    """Nobody waits for the end of a pod that reads or tries something."""
+    return next((_named(child) for child in owned if child.deleting and child.resource != PODS), "")
 
 
 def _named(child: Child) -> str:

@@ -230,7 +230,7 @@ class Reconciler:
         try:
             await self._senses.keys.ensure(owner_of(observed))
         except ClusterError:
-            if any(isinstance(write, Create) and write.resource == DEPLOYMENTS for write in draft.writes):
+            if any(isinstance(write, Create) and write.resource in (DEPLOYMENTS, PODS) for write in draft.writes):
                 raise
 
     async def _order(self, key: Key, observed: Observed, draft: Plan) -> bool:

@@ -61,7 +61,7 @@ def look(observed: Observed, wanted: Manifest | None) -> Trial:
     """What its pod shows."""
     live = observed.find(PODS, wanted["metadata"]["name"]) if wanted is not None else None
     if wanted is None or live is None or live.deleting:
-        return Trial(told="a pod for it is being made")
+        return Trial(there=live is not None, told="a pod for it is being made")
     pod = parse_pod(live.body)
     if _passed(pod, wanted):
         return Trial(there=True, placed=True, passed=True)
@@ -83,7 +83,8 @@ def _tells_nothing(observed: Observed, pod: Pod) -> bool:
     """What ended it is no word on the revision: it had too little memory, or nobody answers who is asked for a model that may be cached."""
     cached = observed.spec is not None and observed.spec.model.cache is not None
     unanswered = pod.fetching.exit_code not in (None, 0) and not pod.fetching.permanent
-    return pod.exit_code == _KILLED or (cached and unanswered and observed.now - pod.created >= _PASSING_S)
+    late = observed.now - pod.created >= _PASSING_S
+    return _KILLED in (pod.exit_code, pod.fetching.exit_code) or (cached and unanswered and late)
 
 
 def _passed(pod: Pod, wanted: Manifest) -> bool:
@@ -106,10 +107,12 @@ def _at(pod: Pod) -> str:
 
 
 def steps(observed: Observed, wanted: Manifest | None) -> Iterator[Write]:
-    """The next write: one is made, and others go; all where none is wanted."""
+    """The next write: one is made, and others go; all where none is wanted. It is made once the status says since when it has no place:
+    one that nobody may make, for whatever reason, is not waited for without end."""
+    begun = observed.status.rollout is not None and observed.status.rollout.since is not None
     keep = wanted["metadata"]["name"] if wanted is not None else ""
     for pod in observed.of(PODS):
         if pod.meta["labels"].get(LABEL_COMPONENT) == COMPONENT_TRIAL and pod.name != keep and not pod.deleting:
             yield Delete(PODS, pod)
-    if wanted is not None and observed.find(PODS, keep) is None:
+    if begun and wanted is not None and observed.find(PODS, keep) is None:
         yield Create(PODS, wanted)

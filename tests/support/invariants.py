@@ -16,7 +16,7 @@ from deletes import unplanned, unsafe_deletes
 from fault_proxy import Entry
 from honest import dishonest
 from kube import Asked, Body
-from pagoda_contracts.names import ANNOTATION_DEVICES, LABEL_ACCELERATOR, LABEL_REVISION, LABEL_SERVICE_UID
+from pagoda_contracts.names import ANNOTATION_DEVICES, COMPONENT_INSPECT, LABEL_ACCELERATOR, LABEL_REVISION, LABEL_SERVICE_UID
 from pagoda_operator.state import DEPLOYMENTS, LEASES, PODS, QUOTAS, SERVICES, Resource
 from recorded import Event
 from users_words import foreign_writes, lost
@@ -35,7 +35,7 @@ def orphans(events: Sequence[Event]) -> Iterator[str]:
     """I1, at the end: nothing is labelled with the uid of a service that is gone, unless it is going too."""
     alive = {body["metadata"]["uid"] for (kind, _), body in final(events).items() if kind == SERVICES.kind}
     for (kind, name), body in final(events).items():
-        owner = body["metadata"].get("labels", {}).get(LABEL_SERVICE_UID)
+        owner = body["metadata"].get("labels", {}).get(LABEL_SERVICE_UID, "").removeprefix(f"{COMPONENT_INSPECT}-")
         if kind != SERVICES.kind and owner and owner not in alive and "deletionTimestamp" not in body["metadata"]:
             yield f"I1: {kind} {name} belongs to a service that is gone"
 

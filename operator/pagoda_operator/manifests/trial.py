@@ -31,11 +31,14 @@ from pagoda_operator.state import PODS
 
 # Of a replica's pod: where it may run, how it is confined, and whom it can reach there.
 _POD: Final = (
-    *("tolerations", "nodeSelector", "runtimeClassName", "schedulerName", "priorityClassName", "securityContext"),
-    *("imagePullSecrets", "serviceAccountName", "automountServiceAccountToken", "enableServiceLinks"),
-    *("hostAliases", "dnsConfig", "dnsPolicy"),
+    *("tolerations", "nodeSelector", "runtimeClassName", "schedulerName", "priorityClassName", "securityContext", "hostUsers"),
+    *("imagePullSecrets", "serviceAccountName", "automountServiceAccountToken", "enableServiceLinks", "shareProcessNamespace"),
+    *("hostAliases", "hostNetwork", "dnsConfig", "dnsPolicy"),
 )
-_CONTAINER: Final = ("name", "image", "imagePullPolicy", "command", "env", "envFrom", "securityContext", "terminationMessagePolicy")
+_CONTAINER: Final = (
+    *("name", "image", "imagePullPolicy", "command", "workingDir", "env", "envFrom"),
+    *("securityContext", "terminationMessagePolicy"),
+)
 # The model itself is not its business. All else that a replica mounts is: the program itself may lie on a volume.
 _MODEL_VOLUMES: Final = ("model", "fetched")
 # Made for each pod, and empty.

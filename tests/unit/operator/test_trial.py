@@ -1,6 +1,7 @@
 """Under Replace the last old replica that serves goes once a pod without devices has shown the new revision's image and model."""
 
 import copy
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 
@@ -20,7 +21,7 @@ from pagoda_contracts.names import (
 from pagoda_contracts.resources.status import RolloutStatus
 from pagoda_contracts.resources.traffic import RolloutSpec
 from pagoda_operator.callers import Callers
-from pagoda_operator.errors import ClusterError, Denied, Refused
+from pagoda_operator.errors import ClusterError, Denied, Refused, Unavailable
 from pagoda_operator.manifests.children import Owner
 from pagoda_operator.manifests.inspect import inspector_uid
 from pagoda_operator.manifests.network import inspection_policy
@@ -253,6 +254,48 @@ def test_a_registry_that_stumbles_has_ten_minutes():
     assert (untouched(made), rollout(made)["phase"], "toomanyrequests" in rollout(made)["reason"]) == (True, "RolledBack", True)
 
 
+def test_a_trial_whose_making_fails_without_a_reason_holds_nothing_up_for_long():
+    """A webhook that cannot be called is a 500."""
+    made = world()
+
+    def fail(verb, kind, name):
+        if (verb, kind) == ("create", "Pod") and "-trial-" in name:
+            raise Unavailable("500: failed calling webhook")
+
+    made.api.before_write = fail
+    made.edit(engine={"maxModelLen": 128})
+    for turn in range(12):
+        with suppress(Unavailable):
+            made.run()
+        made.api.control()
+        assert turn > 3 or untouched(made)
+        made.later += timedelta(seconds=30)
+    assert not [pod for pod in replicas(made) if pod["metadata"]["uid"] == made.old]
+
+
+def test_a_trial_that_ends_while_the_old_replica_stumbles_loses_nobody():
+    made = world(PULLS)
+    roll(made)
+    made.api.graceful = True
+    for pod in trials(made):
+        made.api.remove(pod)
+    replicas(made)[0]["status"] = running(ready=False)
+    for _ in range(4):
+        made.run()
+        made.api.control()
+    assert [pod["metadata"]["uid"] for pod in replicas(made)] == [made.old]
+
+
+def test_nobody_waits_for_the_end_of_a_trial():
+    made = world(passed())
+    made.api.graceful = True
+    roll(made)
+    for _ in range(6):
+        made.run()
+        made.api.control()
+    assert "-trial-" not in made.conditions()["Reconciling"]["message"] or made.reason() != "Waiting"
+
+
 OOM = crashed(137, "")
 OOM["containerStatuses"][0]["restartCount"] = 5
 CACHED = {"uri": "hf://acme/tiny", "cache": {"pvc": "models"}}
@@ -281,6 +324,14 @@ def test_of_a_program_that_may_need_what_a_trial_lacks_it_is_enough_that_it_runs
     filled = {"spec": {**bare["spec"], "initContainers": [{"name": "fill"}]}, "metadata": {}}
     assert ANNOTATION_ONLY_RUNS not in made_of(bare)["metadata"]["annotations"]
     assert made_of(filled)["metadata"]["annotations"][ANNOTATION_ONLY_RUNS] == "true"
+
+
+def test_how_a_program_is_run_is_part_of_what_is_tried():
+    pinned = copy.deepcopy(TEMPLATE)
+    pinned["spec"] |= {"hostNetwork": True}
+    pinned["spec"]["containers"][0] |= {"workingDir": "/opt"}
+    spec = made_of(pinned)["spec"]
+    assert (spec["hostNetwork"], spec["containers"][0]["workingDir"]) == (True, "/opt")
 
 
 def test_a_canary_s_time_is_no_trial_s():
@@ -367,8 +418,8 @@ def test_another_image_is_another_trial_and_the_one_before_goes():
     made = world(BACK_OFF)
     made.api.trial = lambda pod: BACK_OFF if pod["spec"]["containers"][0]["image"].endswith(":1") else PULLS
     made.edit(engine={"maxModelLen": 128})
-    made.run()
-    made.run()
+    for _ in range(3):
+        made.run()
     assert len(trials(made)) == 1
     made.api.edit(PROFILES, "", "default", lambda body: body["spec"]["images"].update(daemon="localhost/daemon:2"))
     made.settle()
