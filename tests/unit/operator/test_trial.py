@@ -305,6 +305,7 @@ CACHED = {"uri": "hf://acme/tiny", "cache": {"pvc": "models"}}
     ("status", "model", "goes_on"),
     [
         (OOM, None, True),
+        (fetching(137, ""), CACHED | {"cache": None}, True),
         (fetching(1, "no route to host"), CACHED, True),
         (fetching(1, "no route to host"), CACHED | {"cache": None}, False),
     ],
