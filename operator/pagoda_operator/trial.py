@@ -107,12 +107,10 @@ def _at(pod: Pod) -> str:
 
 
 def steps(observed: Observed, wanted: Manifest | None) -> Iterator[Write]:
-    """The next write: one is made, and others go; all where none is wanted. It is made once the status says since when it has no place:
-    one that nobody may make, for whatever reason, is not waited for without end."""
-    begun = observed.status.rollout is not None and observed.status.rollout.since is not None
+    """The next write: one is made, and others go; all where none is wanted."""
     keep = wanted["metadata"]["name"] if wanted is not None else ""
     for pod in observed.of(PODS):
         if pod.meta["labels"].get(LABEL_COMPONENT) == COMPONENT_TRIAL and pod.name != keep and not pod.deleting:
             yield Delete(PODS, pod)
-    if begun and wanted is not None and observed.find(PODS, keep) is None:
+    if wanted is not None and observed.find(PODS, keep) is None:
         yield Create(PODS, wanted)

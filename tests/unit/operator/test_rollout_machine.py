@@ -203,7 +203,7 @@ class Rollouts(RuleBasedStateMachine):
         record: dict[str, Any] = service["status"].get("rollout") or {}
         model = self.asks()
         if record.get("phase") == "RolledBack":
-            assert (asked[current], self.serving()) == (0, wanted)
+            assert (asked.get(current, 0), self.serving()) == (0, wanted)
         elif model not in ("bad", "absent") and not record:
             assert (asked, self.serving()) == ({current: wanted}, wanted)
         else:
