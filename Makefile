@@ -10,9 +10,13 @@ export GOMP_SPINCOUNT ?= 1000
 PYTHON ?= python3
 BIN := .venv/bin
 UV := $(BIN)/uv
-PYTEST := $(BIN)/pytest
+START := $(shell date +%s)
+PYTEST := $(BIN)/pytest --durations 10
+# Tests on a cluster wait for three quarters of their time, so that more of them run than there are cores.
+WORKERS ?= 4
+POOL := $(PYTEST) -n $(WORKERS) --dist loadfile
 
-.PHONY: help setup lint test test-unit test-e2e test-ci test-full demo demo-down generate verify images bench lock clean
+.PHONY: help setup lint test test-unit test-deep test-cluster test-ci test-full full-planted full-properties full-sweeps demo demo-down generate verify images bench lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -34,22 +38,37 @@ lint: setup  ## Format check, lint, types, import contracts, shell scripts, gene
 	$(BIN)/shellcheck .ci/run $$(git ls-files '*.sh')
 	$(MAKE) --no-print-directory verify
 
-test-unit: setup  ## Unit tests: nothing but Python (3 min on 2 cores)
-	$(PYTEST) -n 2 --dist loadfile -m "not deep" tests/unit
+test-unit: setup  ## Unit tests: nothing but Python (budget: 2 min on 2 cores)
+	$(PYTEST) -n 2 --dist loadfile -m "not deep" --budget "make test-unit=120" tests/unit tests/equipment
 
-test: lint test-unit  ## All of it: lint, unit, parity, control plane and e2e on a dev cluster (root; 50 minutes on 2 cores)
-	$(PYTEST) -n 2 --dist loadfile -m deep tests/unit
-	$(BIN)/pagoda-devcluster up --name test --provider native --install
-	PAGODA_TEST_CLUSTER=test $(PYTEST) tests --ignore tests/unit; code=$$?; $(BIN)/pagoda-devcluster down --name test; exit $$code
+test: lint test-unit  ## All of it: lint, unit, parity, control plane and e2e on a dev cluster (root; budget: 25 min on 2 cores)
+	$(MAKE) --no-print-directory -j 2 --output-sync=target test-deep test-cluster
+	@echo "make test: $$(($$(date +%s) - $(START))) s, its budget is 1500 s"
 
-test-e2e: setup  ## Only the scenarios on a dev cluster (root)
-	$(PYTEST) tests/e2e
+test-deep: setup  ## Tests that compute: properties at size, parity with other libraries, hostile requests
+	$(PYTEST) -n 2 --dist loadfile -m "not unit and not extras and not sweep" --budget "make test-deep=600" tests/unit tests/equipment tests/parity tests/security
 
-test-ci: setup  ## Each extra alone in a clean environment; faults and sweeps at CI size
-	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "extras or sweep" tests/extras tests/sweeps tests/faults tests/controlplane/operator/test_bad_objects.py
+test-cluster: setup  ## Tests on a dev cluster: control plane and e2e (root)
+	name=test-$$$$; trap 'code=$$?; $(BIN)/pagoda-devcluster down --name $$name || code=1; exit $$code' EXIT; \
+	  $(BIN)/pagoda-devcluster up --name $$name --provider native --install && \
+	  PAGODA_TEST_CLUSTER=$$name $(POOL) --budget "make test-cluster=900" tests/controlplane tests/e2e
 
-test-full: setup  ## Sweeps at full size: the operator is killed at every request of a service's life (hours)
-	$(PYTEST) -m sweep tests/faults tests/controlplane/operator/test_bad_objects.py tests/e2e/devcluster --all
+test-ci: setup  ## Each extra alone in a clean environment; faults and sweeps at CI size (root; budget: 15 min on 2 cores)
+	$(POOL) -m "extras or sweep" --budget "make test-ci=900" tests/extras tests/sweeps tests/faults tests/controlplane/operator/test_bad_objects.py
+
+test-full: SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
+test-full: setup  ## Planted faults; properties on ten times as many new examples; sweeps at full size (hours)
+	@echo "Properties are tried on the examples of SEED=$(SEED); make test-full SEED=$(SEED) draws the same."
+	$(MAKE) -k --no-print-directory SEED=$(SEED) full-planted full-properties full-sweeps
+
+full-planted:
+	$(PYTEST) -n 2 --dist load -m full tests/planted --all
+
+full-properties:
+	$(PYTEST) -n 2 --dist loadfile -m "hypothesis or deep" --hypothesis-profile full --hypothesis-seed $(SEED) --timeout 7200 tests/unit tests/security
+
+full-sweeps:
+	$(PYTEST) -m sweep tests/faults tests/sweeps tests/controlplane/operator/test_bad_objects.py tests/e2e/devcluster --all
 
 demo: setup  ## A cluster, an install, a model and a chat (root)
 	$(BIN)/pagoda-demo up

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent / "support"))
+sys.path.insert(0, str(Path(__file__).parent / "common"))
 
 from engine_models import MODELS, Bare, Model, bandwidth, make_model
 from local_engine import Ours, Run

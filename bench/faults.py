@@ -25,11 +25,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "support")]
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]
 
-from fault_kinds import BODY, FATAL, FROZEN, LOCAL, Fatal, Local, config, full_disk, one_of_many, strike
-from replica import Replica, start_replica
-from told import Crowd, Told
+from support.clients.fault_kinds import BODY, FATAL, FROZEN, LOCAL, Fatal, Local, config, full_disk, one_of_many, strike
+from support.clients.told import Crowd, Told
+from support.servers.replica import Replica, start_replica
 
 GOAL_S: Final = 1.0
 STRUCK: Final = "fault_injected"

@@ -1,7 +1,7 @@
 """What a storm of refused hostile requests costs the streams beside it: their tokens per engine CPU-second, and by the clock. Prints JSON.
 
 A real replica (two processes) with a device that computes nothing, so that the engine's CPU is its own work alone. Rounds alternate,
-A B A B: 32 streams alone, and the same beside clients that send without a pause what `tests/support/hostile_requests.py` draws from a seed.
+A B A B: 32 streams alone, and the same beside clients that send without a pause what `clients/hostile_requests.py` draws from a seed.
 Of these only what is refused is sent (found out beforehand, one by one): what is served computes tokens, and its cost is its own. Client,
 front and engine share the machine: by the clock, the storm's client costs as much as the storm.
 """
@@ -20,12 +20,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tests" / "support")]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tests")]
 
 import httpx
-from hostile_requests import Hostile, hostile_requests
-from replica import Replica, replica_config, start_replica
 from slow_readers import engine_cpu_s, read_all
+from support.clients.hostile_requests import Hostile, hostile_requests
+from support.servers.replica import Replica, replica_config, start_replica
 
 STREAMS, ANSWER, SEED, OTHERS = 32, 400, 20, 200
 

@@ -6,7 +6,7 @@ Needs root and compiled binaries. Goals: 0 writes at rest and over restarts; 500
 Of a change it is told when the last write of its Deployment and of its status was done (`all_writes_s`: with the Deployment's controller,
 the scheduler and the fake kubelet, whose pod the status speaks of last); our share of that: until its first run that wrote ended, and
 later as long as a run was wanted or at work, but for when the API server was at work on that service's requests, by its own audit log
-(tests/support/answered.py), or had not yet told a witness's watch of the edit (`told_s`); and until its news was in our queue. CPU is the
+(support/judges/answered.py), or had not yet told a witness's watch of the edit (`told_s`); and until its news was in our queue. CPU is the
 operator's, all of it, over the changes.
 
 `--nice -15` lets the operator have the CPU before all others, as a core of its own would: on few cores our share counts else also the
@@ -29,19 +29,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "support"), str(Path(__file__).parent / "support")]
-from answered import answers, changes
-from cluster import Cluster, running_cluster
-from fake_api import service_body
-from kube import Kube, eventually
-from operator_log import announced, edits, known, stamp
-from operator_process import OPERATOR, USER, OperatorProcess, PaperNode, install_role, kubeconfig
-from operator_world_real import Real
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parent / "common")]
 from pagoda_contracts.metrics import OPERATOR_EVENTS_WAITING, OPERATOR_QUEUE, OPERATOR_RECONCILES
 from pagoda_devcluster.settings import from_environment
 from pagoda_devcluster.status import require_running
 from pagoda_operator.state import DEPLOYMENTS, PODS, SERVICES
 from paper_daemons import obeying
+from support.judges.answered import answers, changes
+from support.judges.operator_log import announced, edits, known, stamp
+from support.kube.client import Kube, eventually
+from support.kube.cluster import Cluster, running_cluster
+from support.kube.fake_api import service_body
+from support.kube.namespace import Real
+from support.kube.operator_process import OPERATOR, USER, OperatorProcess, PaperNode, install_role, kubeconfig
 from witness import witness
 
 NAMESPACE = "bench"

@@ -49,10 +49,10 @@ class Seen:
 
 
 def model_dir(wanted: str, folder: Path) -> Path:
-    """A directory is taken as it is; a name of bench/support's models is made with random weights and a tokenizer of bytes."""
+    """A directory is taken as it is; a name of bench/common's models is made with random weights and a tokenizer of bytes."""
     if Path(wanted).is_dir():
         return Path(wanted)
-    from support.engine_models import MODELS, make_model
+    from common.engine_models import MODELS, make_model
 
     made = tiny_model_dir(folder / "model")
     make_model(MODELS[wanted], made)

@@ -26,18 +26,18 @@ from typing import Any, Final
 
 import httpx
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "support")]
-from cluster import Cluster, running_cluster
-from fake_api import is_ready, service_body
-from gateway_process import GatewayProcess, start_gateway
-from kube import Body, Kube, eventually
-from operator_process import PaperNode, install_role, kubeconfig, running_operator
-from operator_world_real import NAME, Real
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]
 from pagoda_contracts.launch import Fault
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, LABEL_SERVICE
 from pagoda_operator.state import DEPLOYMENTS, PODS, SERVICES, Resource
-from scripted_gateway import Chorus, ScriptedGateway, Traffic, serving
-from ward import Ward, endpoints
+from support.kube.client import Body, Kube, eventually
+from support.kube.cluster import Cluster, running_cluster
+from support.kube.fake_api import is_ready, service_body
+from support.kube.namespace import NAME, Real
+from support.kube.operator_process import PaperNode, install_role, kubeconfig, running_operator
+from support.kube.ward import Ward, endpoints
+from support.servers.gateway_process import GatewayProcess, start_gateway
+from support.servers.scripted_gateway import Chorus, ScriptedGateway, Traffic, serving
 
 GOALS: Final = {"decision": 2.0, "unrouted": 5.0, "replaced": 10.0}
 BIN_S: Final = 5.0

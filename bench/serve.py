@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any, Final
 
 HERE: Final = Path(__file__).parent
-sys.path[:0] = [str(HERE / "support"), str(HERE.parent / "tests" / "support")]
+sys.path[:0] = [str(HERE / "common"), str(HERE.parent / "tests")]
 
-import lean_client
 from engine_models import MODELS, Model, make_model, write_tokenizer
-from lean_client import Answer, Ask
 from pagoda_daemon.engine.client import ENGINE_ENV
 from servers import NAME, Pagoda, Server, Vllm, cpu_seconds
+from support.clients import lean_client
+from support.clients.lean_client import Answer, Ask
 from workers import Worker
 
 PATH: Final = "/v1/completions"
@@ -77,7 +77,7 @@ def of_model(model: Model, arguments: argparse.Namespace) -> dict[str, Any]:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pagoda-bench-")))
         make_model(model, directory)
         client = worker(stack, __file__, "--client")
-        bare = worker(stack, str(HERE / "support" / "local_engine.py"), str(directory))
+        bare = worker(stack, str(HERE / "common" / "local_engine.py"), str(directory))
         servers: dict[str, Server] = {"pagoda": Pagoda(directory)}
         stack.callback(servers["pagoda"].close)
         for name, python in arguments.peer:
@@ -93,7 +93,7 @@ def of_model(model: Model, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def worker(stack: ExitStack, *argv: str) -> Worker:
-    made = Worker([sys.executable, "-P", *argv], {**ENGINE_ENV, "PYTHONPATH": str(HERE / "support")})
+    made = Worker([sys.executable, "-P", *argv], {**ENGINE_ENV, "PYTHONPATH": str(HERE / "common")})
     stack.callback(made.close)
     return made
 

@@ -18,9 +18,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "support")]
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]
 
-from replica import NAME, Replica, replica_config, start_replica
+from support.servers.replica import NAME, Replica, replica_config, start_replica
 
 READERS, ANSWER, ROUNDS = 32, 400, 3
 COMPANION_TOKENS = 300

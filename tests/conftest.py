@@ -1,14 +1,17 @@
-"""Settings for all tests: examples are the same in every run, and no example is judged by the wall clock of a busy machine."""
+"""Settings for all tests: the examples of properties (support/suite/profiles.py), what takes long, and what ends a test that hangs."""
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from support.suite import profiles
+from support.suite.pool import Bill, Groups, longest_first
 
-settings.register_profile("pagoda", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("pagoda")
+profiles.register()
 
-UNIT = Path(__file__).parent / "unit"
+HERE = Path(__file__).parent
+UNIT = {HERE / "unit", HERE / "equipment"}
 # What ends a test that hangs where it starts processes, or computes for a minute (deep): the first one of a file pays for its cluster
 # and images too, and a busy machine gives a thousand seeds of a race a fifth of a core.
 LONG_S = 1800
@@ -17,16 +20,50 @@ LONG_S = 1800
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="every point of a sweep, not a drawn share (make test-full)")
     parser.addoption("--points", default="", help="one line that a failed sweep printed, SCENARIO:N=ACT,…; SCENARIO alone: all of it")
+    parser.addoption("--budget", default="", help="NAME=SECONDS: print what the run took beside what it may take")
     parser.addoption("--slice", default="1/1", help="K/N: of the lives of a sweep every N-th from the K-th on, so that hours can be split")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    # A shell has its background jobs ignore SIGINT, and all that they start: tests of Ctrl-C would wait for ever.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if budget := config.getoption("--budget"):
+        config.pluginmanager.register(Bill(budget), "bill")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Groups | None:
+    if config.option.dist != "loadfile":
+        return None
+    config.option.loadscopereorder = False  # the order is that of pytest_collection_modifyitems
+    return Groups(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """What takes minutes by itself is for `make test-full`."""
     for item in items:
-        long = UNIT not in item.path.parents or item.get_closest_marker("deep")
-        if long and item.get_closest_marker("timeout") is None:
+        if UNIT & set(item.path.parents) and not item.get_closest_marker("deep"):
+            item.add_marker(pytest.mark.unit)
+        elif item.get_closest_marker("timeout") is None and config.getoption("timeout") is None:
             item.add_marker(pytest.mark.timeout(LONG_S))
+    yield  # -m takes its share
     if not config.getoption("--all"):
         long = [item for item in items if item.get_closest_marker("full")]
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
+    if hasattr(config, "workerinput"):
+        key = longest_first([item.nodeid for item in items])
+        items.sort(key=lambda item: key(item.nodeid))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Without the unit tier, its files are not read: to collect them takes every worker half a minute."""
+    without = (
+        "not unit" in config.option.markexpr
+        and UNIT & set(collection_path.parents)
+        and collection_path.name.startswith("test_")
+        and collection_path.is_file()
+    )
+    return True if without and "mark.deep" not in collection_path.read_text() else None

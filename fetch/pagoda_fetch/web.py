@@ -39,7 +39,7 @@ class Web:
     @asynccontextmanager
     async def open(self, url: str, headers: Headers, *, take: frozenset[int] = frozenset()) -> AsyncIterator[httpx2.Response]:
         """A successful answer, its body unread; answers with a status in `take` are given back too."""
-        current, sent = httpx2.URL(url), dict(headers)
+        current, sent = url_of(url), dict(headers)
         for _ in range(_MAX_HOPS + 1):
             try:
                 request = self._client.build_request("GET", current, headers=sent)
@@ -103,6 +103,16 @@ def parsed(body: bytes, whence: str) -> Any:
         return json.loads(body)
     except (ValueError, RecursionError):
         raise Refused(f"{whence} is no JSON") from None
+
+
+def url_of(text: str) -> httpx2.URL:
+    """Parses an address. Raises Refused if it is not valid, such as one with a word for its port; its credentials are not repeated."""
+    try:
+        return httpx2.URL(text)
+    except httpx2.InvalidURL:
+        scheme, _, rest = text.partition("?")[0].partition("://")
+        shown = f"{scheme}://{rest.rpartition('@')[2]}"[:200]
+        raise Refused(f"{shown!r} is not a valid address; it must be https://HOST[:PORT]/PATH") from None
 
 
 def place(url: httpx2.URL) -> str:

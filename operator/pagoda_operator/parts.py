@@ -82,7 +82,7 @@ class Core:
 
 def core(settings: Settings, lease: Leadership, connected: Callable[[Hooks], KubeCluster]) -> Core:
     """Asks nobody; `connected` makes the client that writes."""
-    metrics, mirror, server = Metrics(), Mirror(time.monotonic), ServerTime(time.monotonic, time.time)
+    metrics, mirror, server = Metrics(time.monotonic), Mirror(time.monotonic), ServerTime(time.monotonic, time.time)
     cluster = connected(Hooks(lease.guard, _both(mirror.wrote, metrics.wrote), metrics.read_again, server.told))
     queue = KeyedQueue(settings.resync, random.Random())  # noqa: S311 (spreads load)
     return Core(settings, lease, cluster, queue, Door(queue), probes.Vitals(queue.oldest, lease.age), mirror, metrics, server)
@@ -106,12 +106,29 @@ def parts(made: Core, sink: Sink) -> list[Awaitable[None]]:
     made.queue.few(reconciler.unseen, _FIRST_LOOKS)
     made.queue.add(DEFAULT_KEY)
     check = Check(made.cluster, Shown(made.mirror, sink.world, sink.kinds), made.door, made.vitals.silences)
-    gauges = Gauges(made.queue.depth, made.queue.oldest, made.lease.leads, lambda: made.lease.epoch, made.vitals.ages, events.waiting)
     checks = (check.run(min(made.settings.resync, _COMPARED_EVERY), random.Random()), check.listen())  # noqa: S311
-    beside = [made.metrics.sample(gauges), made.lease.run(), listener.run(), *([keep_small(trim)] if (trim := trimmer()) else []), *checks]
+    beside = [
+        made.metrics.sample(gauges(made, events.waiting)),
+        made.lease.run(),
+        listener.run(),
+        *([keep_small(trim)] if (trim := trimmer()) else []),
+        *checks,
+    ]
     leading = [_led(made.lease, run) for run in (keys.run, teller.run, fleet.run, events.run)]
     run, start = made.metrics.timed(reconciler.reconcile), _Start(made, sink.intake, (fleet.load, check.caps))
     return [*beside, *leading, *(_work(start, made.queue, run) for _ in range(_WORKERS))]
+
+
+def gauges(made: Core, events: Callable[[], float]) -> Gauges:
+    """What is sampled every second."""
+    return Gauges(
+        queue=made.queue.depth,
+        queue_age=made.queue.oldest,
+        leads=made.lease.leads,
+        epoch=lambda: made.lease.epoch,
+        watches=made.vitals.ages,
+        events=events,
+    )
 
 
 def _singles(made: Core, fleet: Callable[[], Fleet]) -> Callable[[], frozenset[str] | None]:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, running_cluster
 from pagoda_devcluster.demo import install
 from pagoda_devcluster.demo.build import Workshop
 from pagoda_devcluster.demo.show import Line, watch
-from rights import GATEWAY, OPERATOR, nothing_refused
-from services import service
+from support.judges.rights import GATEWAY, OPERATOR, nothing_refused
+from support.kube.cluster import Cluster, running_cluster
+from support.kube.services import service
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,18 +5,18 @@ import time
 import uuid
 
 import pytest
-from cluster import running_cluster
-from fault_capped import CHARGED, SLICES
-from fault_plan import Plan
-from fault_proxy import FaultProxy
-from fault_world import PROFILE, run, world_of
-from kube import Kube
-from operator_process import USER, PaperNode, install_role, kubeconfig
-from operator_world_real import Real
 from pagoda_contracts.names import ANNOTATION_DEVICES, API_VERSION
 from pagoda_devcluster.fake.plays import READY_AFTER, STOP_AFTER
 from pagoda_operator.state import PROFILES
-from rights import nothing_refused
+from support.judges.rights import nothing_refused
+from support.kube.client import Kube
+from support.kube.cluster import running_cluster
+from support.kube.fault_plan import Plan
+from support.kube.fault_proxy import FaultProxy
+from support.kube.namespace import Real
+from support.kube.operator_process import USER, PaperNode, install_role, kubeconfig
+from support.worlds.capped_services import CHARGED, SLICES
+from support.worlds.service_life import PROFILE, run, world_of
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,8 +4,8 @@ Alone: on a Lease that it took from a life that ended without a word an operator
 """
 
 import pytest
-from fault_plan import EveryWrite, Late, Reaction, Stale, Storm
-from fault_world import restart_as_of, run, world_of
+from support.kube.fault_plan import EveryWrite, Late, Reaction, Stale, Storm
+from support.worlds.service_life import restart_as_of, run, world_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
 

@@ -1,23 +1,20 @@
 """One fault each between the operator and a real API server: whatever it is, the service comes to be what was asked for, stays so, and
 nothing that must hold was broken on the way."""
 
-import sys
 import time
 from datetime import datetime
-from pathlib import Path
 
 import pytest
-from control_plane import STORE, Part
-from fault_plan import LINES, AtLine, Away, EachKind, EveryWrite, Late, Plan, Reaction, Stale, Storm
-from fault_world import restart_as_of, run, world_of
-from kube import PATIENCE_S, eventually
 from pagoda_contracts.names import PATH_LIVE, PATH_READY
 from pagoda_operator.state import PODS
-from pokes import KINDS, Pokes
+from support.clients.pokes import KINDS, Pokes
+from support.kube.client import PATIENCE_S, eventually
+from support.kube.control_plane import STORE, Part
+from support.kube.fault_plan import LINES, AtLine, Away, EachKind, EveryWrite, Late, Plan, Reaction, Stale, Storm
+from support.kube.operator_under_test import under_test
+from support.worlds.service_life import restart_as_of, run, world_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
-
-SKEWED = (sys.executable, "-P", str(Path(__file__).parents[1] / "support/skewed_operator.py"))
 
 PLANS = {
     "writes in a storm of conflicts": lambda: Storm(3, (409,), 0.34, only_writes=True),
@@ -36,7 +33,6 @@ GOES_ON = ("unknown type",)
 # Watches go on from a version that the server has not reached, which accepts them and tells them nothing: the probe finds that, here in a
 # tenth of the time.
 DEAFENS = ("far version",)
-HASTY = (sys.executable, "-P", str(Path(__file__).parents[1] / "support/hasty_operator.py"))
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -88,7 +84,7 @@ def test_a_poisoned_watch_is_outlived_or_ends_the_process(what, undisturbed, pla
 def test_every_kinds_watch_may_be_poisoned(what, undisturbed, place, proxy, account):
     """One event of each, whatever the process does about the first of them."""
     plan = EachKind(what)
-    with world_of(place(), proxy, account, **({"program": HASTY, "HASTE": "10"} if what in DEAFENS else {})) as world:
+    with world_of(place(), proxy, account, **({"program": under_test(haste=10)} if what in DEAFENS else {})) as world:
         pokes = Pokes(world.real)
 
         def poison():
@@ -140,16 +136,16 @@ def test_a_restart_on_a_stale_view_makes_and_removes_nothing_wrong(undisturbed, 
     assert outcome.rests == undisturbed("grown").rests
 
 
-@pytest.mark.parametrize("skew", ["300", "-300"])
+@pytest.mark.parametrize("skew", [300, -300])
 def test_a_clock_that_is_five_minutes_wrong_changes_nothing(skew, undisturbed, place, proxy, account):
-    with world_of(place(), proxy, account, program=SKEWED, SKEW_S=skew) as world:
+    with world_of(place(), proxy, account, program=under_test(skew_s=skew)) as world:
         outcome = run("whole_life", world, Plan())
     assert outcome.broken == []
     assert outcome.deaths == 0
     assert outcome.rests == undisturbed("whole_life").rests
 
 
-@pytest.mark.parametrize("skew", ["300", "-300"])
+@pytest.mark.parametrize("skew", [300, -300])
 def test_where_the_server_says_what_time_it_is_a_wrong_clock_stamps_no_wrong_time(skew, undisturbed, place, proxy, account):
     began, stamps = time.time(), []
 
@@ -157,7 +153,7 @@ def test_where_the_server_says_what_time_it_is_a_wrong_clock_stamps_no_wrong_tim
         told = [condition["lastTransitionTime"] for condition in world.real.service()["status"]["conditions"]]
         stamps.extend(datetime.fromisoformat(stamp).timestamp() for stamp in told)
 
-    with world_of(place(), proxy, account, program=SKEWED, SKEW_S=skew, DATES="kept") as world:
+    with world_of(place(), proxy, account, program=under_test(skew_s=skew, dates_kept=True)) as world:
         outcome = run("grown", world, Plan(), during=look)
     assert outcome.broken == []
     assert outcome.rests == undisturbed("grown").rests

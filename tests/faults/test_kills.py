@@ -1,5 +1,5 @@
 """kill -9 of the operator before, after and between its requests, at points all over a service's life: nothing is made twice, nothing is
-lost, and the end is that of an undisturbed life. `make test-ci` draws 100 points, `--all` (make test-full) takes every one.
+lost, and the end is that of an undisturbed life. `make test-ci` draws 24 points, `--all` (make test-full) takes every one.
 
 A failure names its line: `pytest -m sweep tests/faults/test_kills.py --points SCENARIO:N=ACT,N=ACT…` plays it again. Hours are split by
 `--all --points SCENARIO --slice K/N`.
@@ -8,13 +8,13 @@ A failure names its line: `pytest -m sweep tests/faults/test_kills.py --points S
 import statistics
 
 import pytest
-from fault_plan import AtRequests, EveryWrite, Reaction
-from fault_world import SCENARIOS, run, world_of
-from kill_points import drawn, every, length, line_of, nth, points_of, shares, sliced, unplayed
-from pacing import recoveries
+from support.judges.pacing import recoveries
+from support.kube.fault_plan import AtRequests, EveryWrite, Reaction
+from support.kube.kill_points import drawn, every, length, line_of, nth, points_of, shares, sliced, unplayed
+from support.worlds.service_life import SCENARIOS, run, world_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep, pytest.mark.timeout(3 * 3600)]
-SEED, POINTS = 20261121, 100
+SEED, POINTS = 20261121, 24
 # Of the points: one may come after the end of a life that was quicker than the undisturbed one. Those are drawn again, so often at most.
 STRUCK = 0.9
 TURNS = 4

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from fault_plan import Plan
-from fault_world import run, world_of
-from operator_process import OPERATOR
+from support.kube.fault_plan import Plan
+from support.kube.operator_process import OPERATOR
+from support.worlds.service_life import run, world_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep, pytest.mark.full]
 # Control groups of version 1, as the native dev cluster's.

@@ -3,8 +3,8 @@
 import time
 
 import pytest
-from fault_plan import Lossy, OneWay
-from fault_world import run, world_of
+from support.kube.fault_plan import Lossy, OneWay
+from support.worlds.service_life import run, world_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
 # Which way, on a Lease or alone, and for how long.

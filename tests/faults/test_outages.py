@@ -3,9 +3,9 @@
 import time
 
 import pytest
-from control_plane import API_SERVER, Part, away, compact
-from fault_plan import Away, Plan
-from fault_world import run, world_of
+from support.kube.control_plane import API_SERVER, Part, away, compact
+from support.kube.fault_plan import Away, Plan
+from support.worlds.service_life import run, world_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
 

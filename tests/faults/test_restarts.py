@@ -1,20 +1,21 @@
 """Restarts at rest: a process that begins where all is well finds nothing to write."""
 
 import pytest
-from fault_plan import Plan
-from fault_world import run, world_of
-from kube import eventually
-from pacing import stirred
 from pagoda_contracts.metrics import OPERATOR_RECONCILES
 from pagoda_operator.state import CHILD_RESOURCES, PODS, SERVICES
+from support.judges.pacing import stirred
+from support.kube.client import eventually
+from support.kube.fault_plan import Plan
+from support.worlds.service_life import run, world_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
-RESTARTS = 20
+RESTARTS, ALL_RESTARTS = 5, 20
 RUNS = f"{OPERATOR_RECONCILES.name}_total"
 
 
-def test_twenty_restarts_at_rest_ask_for_no_write(undisturbed, place, proxy, account):
+def test_restarts_at_rest_ask_for_no_write(undisturbed, place, proxy, account, request):
     """On a Lease, as installed. Each life is killed once it has looked at the service by an event and by a resync."""
+    times = ALL_RESTARTS if request.config.getoption("--all") else RESTARTS
     with world_of(place(), proxy, account) as world:
 
         def restart(number):
@@ -24,14 +25,14 @@ def test_twenty_restarts_at_rest_ask_for_no_write(undisturbed, place, proxy, acc
         def restarts():
             restart(1)  # does what the life before, which was not at its end, may have left undone
             before, begun = versions(world.real), len(proxy.journal)
-            for number in range(2, RESTARTS + 2):
+            for number in range(2, times + 2):
                 restart(number)
             assert list(stirred(proxy.journal[begun:])) == []
             assert versions(world.real) == before
 
         outcome = run("grown", world, Plan(), during=restarts)
     assert outcome.broken == []
-    assert outcome.deaths == RESTARTS + 1
+    assert outcome.deaths == times + 1
     assert outcome.rests == undisturbed("grown").rests
 
 

@@ -2,12 +2,12 @@
 there yet and tells it nothing until it is. Nobody may stay blind, and what the restored objects ask for is what there must be."""
 
 import pytest
-from control_plane import copied, restore
-from fault_plan import Plan
-from fault_world import PROFILE, judged, leave, world_of
-from operator_world_real import NAMESPACES
 from pagoda_operator.state import CHILD_RESOURCES, PODS, SERVICES
-from recorded import Recorder
+from support.kube.control_plane import copied, restore
+from support.kube.fault_plan import Plan
+from support.kube.namespace import NAMESPACES
+from support.kube.recorded import Recorder
+from support.worlds.service_life import PROFILE, judged, leave, world_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
 # Writes that the copy does not have. Without them its versions would have caught up with the watches' in seconds, and nobody be blind.

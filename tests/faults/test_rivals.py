@@ -3,11 +3,11 @@
 import signal
 
 import pytest
-from fault_plan import Held, Plan
-from fault_world import Rivals, living, run
-from kube import eventually
-from operator_process import LEASES, NAMESPACE
 from pagoda_contracts.names import LEASE_OPERATOR
+from support.kube.client import eventually
+from support.kube.fault_plan import Held, Plan
+from support.kube.operator_process import LEASES, NAMESPACE
+from support.worlds.service_life import Rivals, living, run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
 NAMES = ("first", "second")

@@ -1,19 +1,17 @@
 """The other side is gone and nobody was told: connections stay open and say nothing. No zombie may come of it: the operator ends, or says
 itself that it is not alive, or hears again."""
 
-import sys
 import time
-from pathlib import Path
 
 import pytest
-from fault_plan import Deaf, Plan, Silent, Slow
-from fault_world import run, world_of
-from kube import eventually
-from operator_process import NODES
 from pagoda_contracts.names import PATH_LIVE, PATH_READY
+from support.kube.client import eventually
+from support.kube.fault_plan import Deaf, Plan, Silent, Slow
+from support.kube.operator_process import NODES
+from support.kube.operator_under_test import under_test
+from support.worlds.service_life import run, world_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
-HASTY = (sys.executable, "-P", str(Path(__file__).parents[1] / "support/hasty_operator.py"))
 # The issue's bound, and what the machine may take longer; where only its patience is a part of what it is, seconds judge nothing.
 RED_S, SLACK_S, PATIENCE_S = 180, 60, 300
 
@@ -39,7 +37,7 @@ def test_a_leader_that_hears_nothing_ends_and_its_next_life_waits_for_an_answer(
 
 def test_watches_that_fell_silent_are_begun_anew(undisturbed, place, proxy, account):
     """Its patience is a tenth of what it is: 7 s."""
-    with world_of(place(), proxy, account, program=HASTY, HASTE="10") as world:
+    with world_of(place(), proxy, account, program=under_test(haste=10)) as world:
 
         def silence():
             since = time.monotonic()
@@ -58,7 +56,7 @@ def test_watches_that_fell_silent_are_begun_anew(undisturbed, place, proxy, acco
 def test_an_operator_that_may_write_and_hears_no_watch_says_that_it_is_not_alive(haste, undisturbed, place, proxy, account):
     """It holds its Lease and works by its resyncs: the zombie that looks alive. The test does what a kubelet does with a red probe."""
     plan = Silent(watches_only=True)
-    with world_of(place(), proxy, account, program=HASTY, HASTE=str(haste)) as world:
+    with world_of(place(), proxy, account, program=under_test(haste=haste)) as world:
 
         def silence():
             eventually(lambda: world.life.probe(PATH_LIVE) == 200, "it is alive")
@@ -81,7 +79,7 @@ def test_an_operator_that_may_write_and_hears_no_watch_says_that_it_is_not_alive
 def test_a_watch_that_is_accepted_anew_each_time_and_told_nothing_makes_it_red(haste, plural, undisturbed, place, proxy, account):
     """What an API server does whose store was restored. As long as nothing is kept back, silence is no fault."""
     plan = Deaf(plural)
-    with world_of(place(), proxy, account, program=HASTY, HASTE=str(haste)) as world:
+    with world_of(place(), proxy, account, program=under_test(haste=haste)) as world:
 
         def deafness():
             eventually(lambda: world.life.probe(PATH_LIVE) == 200, "it is alive")

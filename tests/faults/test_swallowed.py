@@ -2,8 +2,8 @@
 comparison with the API server."""
 
 import pytest
-from fault_plan import AtLine
-from fault_world import run, world_of
+from support.kube.fault_plan import AtLine
+from support.worlds.service_life import run, world_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
 

@@ -4,9 +4,9 @@ written for ever, and what must hold held, but for the pods that he himself aske
 import time
 
 import pytest
-from fault_plan import Plan
-from fault_world import run, world_of
-from vandal import Vandal
+from support.clients.vandal import Vandal
+from support.kube.fault_plan import Plan
+from support.worlds.service_life import run, world_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
 

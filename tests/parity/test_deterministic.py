@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_drive import Drive
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
 from pagoda_daemon.batch import StepPlan, StepResult
 from pagoda_daemon.engine.messages import Sampling
@@ -19,7 +18,8 @@ from pagoda_daemon.model.config import read_spec
 from pagoda_daemon.runner.answer import wanted_logits
 from pagoda_daemon.runner.fixed import passes
 from pagoda_daemon.runner.model_worker import ModelWorker
-from tiny_families import VOCAB, make_model
+from support.engine.drive import Drive
+from support.engine.tiny_families import VOCAB, make_model
 
 pytestmark = pytest.mark.parity
 

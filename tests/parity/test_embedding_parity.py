@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_drive import Drive
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
 from pagoda_daemon.engine.messages import Sampling
 from pagoda_daemon.runner.model_worker import ModelWorker
 from pagoda_kernels.cpu.native import missing
-from tiny_families import VOCAB, make_model
+from support.engine.drive import Drive
+from support.engine.tiny_families import VOCAB, make_model
 from transformers import PreTrainedModel
 
 pytestmark = pytest.mark.parity

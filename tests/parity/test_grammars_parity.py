@@ -5,13 +5,13 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from constrained import drawn_schema, local_engine, schema_grammar
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
 from pagoda_daemon.engine.messages import Grammar, Sampling, Submit
 from pagoda_daemon.runner.host import Host
 from pagoda_daemon.runner.model_worker import ModelWorker
-from tiny_families import make_model
-from toy_model import EOS, VOCAB, tiny_model_dir
+from support.engine.constrained import drawn_schema, local_engine, schema_grammar
+from support.engine.tiny_families import make_model
+from support.engine.toy_model import EOS, VOCAB, tiny_model_dir
 
 pytestmark = pytest.mark.parity
 

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_drive import Drive
-from engine_front import engine_process
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
 from pagoda_daemon.batch import LAST_SAMPLED, StepPlan, StepResult
 from pagoda_daemon.engine.messages import Loading, Ready, Sampling, Shutdown, StepOutput, Submit
 from pagoda_daemon.runner.model_worker import ModelWorker
 from pagoda_daemon.runner.worker import Worker
 from pagoda_daemon.scheduler.plan import plan
-from tiny_families import FAMILIES, VOCAB, Case, make_model, wide_cases, write_config_as_v4
+from support.engine.drive import Drive
+from support.engine.front import engine_process
+from support.engine.tiny_families import FAMILIES, VOCAB, Case, make_model, wide_cases, write_config_as_v4
 from transformers import PreTrainedModel
 
 pytestmark = pytest.mark.parity

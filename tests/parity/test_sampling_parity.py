@@ -15,7 +15,7 @@ from pagoda_daemon.batch import ShapedRow, Shaping
 from pagoda_daemon.runner.draw import Drawing, _least
 from pagoda_daemon.runner.logprobs import answer_logprobs
 from pagoda_daemon.runner.shaping import Shaper
-from sampling_rows import places, random_rows, shaped_row
+from support.engine.sampling_rows import places, random_rows, shaped_row
 from transformers import (
     LogitsProcessor,
     MinNewTokensLengthLogitsProcessor,

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from engine_drive import Drive
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
 from pagoda_daemon.batch import LAST_SAMPLED
 from pagoda_daemon.engine.messages import Sampling, TokenLogprob
 from pagoda_daemon.runner.model_worker import ModelWorker
-from tiny_families import VOCAB, make_model
+from support.engine.drive import Drive
+from support.engine.tiny_families import VOCAB, make_model
 from transformers import PreTrainedModel
 
 pytestmark = pytest.mark.parity

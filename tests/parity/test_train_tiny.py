@@ -4,9 +4,9 @@ import json
 import stat
 
 import pytest
-import tiny_model as support
 import torch
 from pydoc_answers import questions
+from support.engine import tiny_model as support
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 pytestmark = [pytest.mark.parity]

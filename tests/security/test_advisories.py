@@ -11,10 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import local_replica
 import pytest
-import refusals
-from plants import PLANTS
+from support.judges import refusals
+from support.servers import local_replica
+from support.suite.advisory_bugs import PLANTS
 
 ROOT = Path(__file__).parents[2]
 TABLE = tomllib.loads((Path(__file__).parent / "advisories.toml").read_text())["advisory"]

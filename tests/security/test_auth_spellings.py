@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from local_replica import LocalReplica, local_replica, request
 from pagoda_contracts.launch import AuthConfig
 from pagoda_daemon.api.access import OPEN, ROUTES
+from support.servers.local_replica import LocalReplica, local_replica, request
 
 KEY = "a-key-of-the-tests"
 HOSTS = ("x", "x/health", "x/health?", "x/health#", "x/version?a=", "x@/health?", "127.0.0.1:8081/health?", "a/v1", "[::1]/health?", "")

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from local_replica import LocalReplica, LockStep, local_replica, request
 from pagoda_daemon.api.generation import Generator
-from refusals import CHAT, COMPLETIONS, LEAK, PATIENCE_S, all_refused, chat, completion, error_of, served
+from support.judges.refusals import CHAT, COMPLETIONS, LEAK, PATIENCE_S, all_refused, chat, completion, error_of, served
+from support.servers.local_replica import LocalReplica, LockStep, local_replica, request
 
 SECRETS = "/models/secret/weights.bin at 0x7f3a5c001230 in shm_pagoda_17"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refusals import CHAT, all_refused, chat, completion, raw_json
+from support.judges.refusals import CHAT, all_refused, chat, completion, raw_json
 
 
 async def test_the_number_of_answers_is_capped() -> None:

@@ -1,13 +1,13 @@
 """Reproducers of advisories about grammars that explode, as far as they are refused before anything compiles them.
 
-What compiles within the limits and still grows is killed in a process of its own: tests/unit/daemon/test_engine_grammars.py.
+What compiles within the limits and still grows is killed in a process of its own: tests/unit/daemon/engine/test_grammars.py.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from refusals import CHAT, all_refused, chat
+from support.judges.refusals import CHAT, all_refused, chat
 
 
 def schema(inner: Any) -> dict[str, Any]:

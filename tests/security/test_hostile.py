@@ -13,18 +13,18 @@ from typing import Any
 import httpx
 import pytest
 import schemathesis
-from constrained import BOMBS, SLOW_BOMBS
-from hostile_requests import KEY_CANARY, PROMPT_CANARY, Hostile, hostile_requests
 from hypothesis import HealthCheck, Phase, given, settings
-from local_replica import texts
 from pagoda_daemon.runner.simulated import expected_tokens
 from pagoda_daemon.tokens import ModelText
-from refusals import LEAK, error_of
-from replica import NAME, PATIENCE_S, Replica, replica_config, start_replica
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance, status_code_conformance
-from toy_model import VOCAB
+from support.clients.hostile_requests import KEY_CANARY, PROMPT_CANARY, Hostile, hostile_requests
+from support.engine.constrained import BOMBS, SLOW_BOMBS
+from support.engine.toy_model import VOCAB
+from support.judges.refusals import LEAK, error_of
+from support.servers.local_replica import texts
+from support.servers.replica import NAME, PATIENCE_S, Replica, replica_config, start_replica
 
 SEED, OTHERS, AT_ONCE, EXAMPLES = 20, 1000, 24, 120
 LEAST = 3000

@@ -7,11 +7,11 @@ import json
 from contextlib import suppress
 
 import pytest
-from local_replica import HOST, LocalReplica, local_replica, read_answer, request
-from loop_clock import LoopClock
 from pagoda_daemon.api import requests
 from pagoda_daemon.api.connection import Bounds
-from refusals import COMPLETIONS, PATIENCE_S, completion, error_of, served
+from support.judges.refusals import COMPLETIONS, PATIENCE_S, completion, error_of, served
+from support.servers.local_replica import HOST, LocalReplica, local_replica, read_answer, request
+from support.servers.loop_clock import LoopClock
 
 BODY = json.dumps(completion()).encode()
 POST = b"POST /v1/completions HTTP/1.1\r\n"

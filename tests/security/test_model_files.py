@@ -18,7 +18,7 @@ from pagoda_daemon.model.config import read_spec
 from pagoda_daemon.model.files import read_header
 from pagoda_daemon.template_worker import environment
 from pagoda_daemon.tokens import ModelText
-from toy_model import tiny_model_dir
+from support.engine.toy_model import tiny_model_dir
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

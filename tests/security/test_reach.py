@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_replica import HOST, NAME, LocalReplica, local_replica
-from refusals import CHAT, COMPLETIONS, chat, completion, error_of, refused
+from support.judges.refusals import CHAT, COMPLETIONS, chat, completion, error_of, refused
+from support.servers.local_replica import HOST, NAME, LocalReplica, local_replica
 
 CANARY = "canary-of-the-tests"
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from source_rules import (
+from support.judges.source_rules import (
     ROOT,
     Rule,
     breaks,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from engine_drive import Drive
-from local_replica import local_replica
 from pagoda_contracts.prefix import Scope, root, token_hashes
 from pagoda_daemon.batch import WorkerLimits
 from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
-from refusals import COMPLETIONS, PATIENCE_S, completion
-from toy_model import VOCAB
+from support.engine.drive import Drive
+from support.engine.toy_model import VOCAB
+from support.judges.refusals import COMPLETIONS, PATIENCE_S, completion
+from support.servers.local_replica import local_replica
 
 BLOCK = 4
 

@@ -1,4 +1,4 @@
-"""Fifty starts and stops of real replicas, front and engine process, stopped in five phases of their lives: none leaves a process, a
+"""Starts and stops of real replicas, front and engine process, stopped in five phases of their lives: none leaves a process, a
 socket, a file or shared memory. `make test-ci`."""
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from leftovers import ends_clean, gives_back_all_but, held_by_nobody
 from pagoda_contracts.names import PATH_READY
-from replica import NAME, PATIENCE_S, Replica, replica_config, start_daemon
-from told import Crowd
+from support.clients.told import Crowd
+from support.judges.leftovers import ends_clean, gives_back_all_but, held_by_nobody
+from support.servers.replica import NAME, PATIENCE_S, Replica, replica_config, start_daemon
 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(1800)]
 
-LIVES = 10  # in each of the five phases
+LIVES, ALL_LIVES = 3, 10  # in each of the five phases; with --all
 BODY = {"model": NAME, "max_tokens": 100, "ignore_eos": True, "temperature": 0}
 
 
@@ -91,9 +91,11 @@ async def stop_twice(replica: Replica) -> None:
 
 
 @pytest.mark.parametrize("stop", [stop_at_birth, stop_while_loading, stop_idle, stop_with_streams, stop_twice])
-async def test_starts_and_stops_leave_nothing(tmp_path: Path, stop: Callable[[Replica], Awaitable[None]]) -> None:
+async def test_starts_and_stops_leave_nothing(
+    tmp_path: Path, request: pytest.FixtureRequest, stop: Callable[[Replica], Awaitable[None]]
+) -> None:
     before = held_by_nobody()
-    for number in range(LIVES):
+    for number in range(ALL_LIVES if request.config.getoption("--all") else LIVES):
         config = replica_config(tmp_path, step_ms=5 + number, drain_timeout="10m", engine={"max_model_len": 16_384})
         with start_daemon(config) as replica:
             await stop(replica)

@@ -2,6 +2,7 @@
 
 import ast
 import statistics
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,20 @@ COMPONENTS = ("contracts", "sizing", "kernels", "daemon", "operator", "gateway",
 MAX_FUNCTION, P90_FUNCTION, MEDIAN_FUNCTION, MAX_FILE = 60, 30, 10, 300
 
 
+@cache
 def sources() -> list[Path]:
     found = [path for component in COMPONENTS for path in (ROOT / component).rglob("*.py") if "pb" not in path.parts]
     return [*found, *(ROOT / "examples").rglob("*.py"), *(ROOT / "bench").rglob("*.py")]
 
 
+@cache
+def parsed(path: Path) -> list[ast.AST]:
+    """Every node, the module first."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def functions(path: Path) -> list[tuple[str, int]]:
-    tree = ast.parse(path.read_text())
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    found = [node for node in parsed(path) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return [(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", (node.end_lineno or 0) - node.lineno + 1) for node in found]
 
 
@@ -36,11 +43,7 @@ def test_functions_stay_short():
 
 
 def test_modules_say_what_they_are():
-    silent = [
-        str(path.relative_to(ROOT))
-        for path in sources()
-        if path.read_text().strip() and ast.get_docstring(ast.parse(path.read_text())) is None
-    ]
+    silent = [str(path.relative_to(ROOT)) for path in sources() if path.read_text().strip() and ast.get_docstring(parsed(path)[0]) is None]
     assert silent == []
 
 
@@ -50,16 +53,21 @@ def test_words_that_cross_processes_are_written_once(word):
     assert holders == ["contracts/pagoda_contracts/names.py"]
 
 
+@cache
 def strings(path: Path) -> list[str]:
     """String constants other than docstrings: prose may name a word, code may not retype it."""
-    tree = ast.parse(path.read_text())
-    prose = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
-    return [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in prose]
+    nodes = parsed(path)
+    prose = {node.value for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
+    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in prose]
 
 
 def test_no_init_file_shadows_the_standard_library():
     stray = [path for component in COMPONENTS if (path := ROOT / component / "__init__.py").exists()]
     assert stray + list((ROOT / "tests").rglob("__init__.py")) == []
+
+
+def test_equipment_of_tests_lies_in_its_packages():
+    assert list((ROOT / "tests/support").glob("*.py")) == []
 
 
 def test_nothing_loads_code_from_data():
@@ -72,7 +80,7 @@ def test_nothing_loads_code_from_data():
 
 def called(path: Path) -> list[tuple[str, str]]:
     out = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in parsed(path):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
             out.append((node.func.value.id, node.func.attr))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -41,6 +42,17 @@ def _broken(message: str, field: str) -> PydanticCustomError:
     return PydanticCustomError(RULE_BROKEN, "{message}", {"message": message, "field": field})
 
 
+@cache
+def _lists_without_repeats(model: type[BaseModel]) -> tuple[tuple[str, str, Any], ...]:
+    """Name, alias and keys of the fields that are lists of type map or set."""
+    marked = [(name, field.alias or name, field.json_schema_extra) for name, field in model.model_fields.items()]
+    return tuple(
+        (name, alias, extra.get("x-kubernetes-list-map-keys"))
+        for name, alias, extra in marked
+        if isinstance(extra, dict) and "x-kubernetes-list-type" in extra
+    )
+
+
 def _check_unique(name: str, entries: Sequence[Any], keys: Any) -> None:
     """What the API server holds of lists that it treats as a set or a map."""
     seen = set()
@@ -64,9 +76,8 @@ class Model(BaseModel):
         for rule in type(self).rules:
             if not rule.holds(self):
                 raise _broken(rule.message, rule.field)
-        for name, field in type(self).model_fields.items():
-            if isinstance(extra := field.json_schema_extra, dict) and "x-kubernetes-list-type" in extra:
-                _check_unique(field.alias or name, getattr(self, name), extra.get("x-kubernetes-list-map-keys"))
+        for name, alias, keys in _lists_without_repeats(type(self)):
+            _check_unique(alias, getattr(self, name), keys)
         return self
 
     def wire(self) -> dict[str, Any]:

@@ -13,14 +13,12 @@ from collections.abc import AsyncGenerator, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
-import httpx2
-
 from pagoda_fetch.address import Address
 from pagoda_fetch.credentials import Credential
 from pagoda_fetch.errors import Forbidden, Mismatch, Refused, Unsupported
 from pagoda_fetch.limits import Limits
 from pagoda_fetch.listing import Checksum, Listing, RemoteFile, select
-from pagoda_fetch.web import Web, parsed
+from pagoda_fetch.web import Web, parsed, url_of
 
 _MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
 _DOCKER: Final = "application/vnd.docker.distribution.manifest.v2+json"
@@ -82,7 +80,7 @@ class Registry:
         if scheme.lower() != "bearer" or not (realm.startswith("https://") or own):
             raise Forbidden(f"{self._base} asks for {scheme or 'a proof'!r} and no credential fits")
         query = {"service": words.get("service", ""), "scope": words.get("scope") or f"repository:{self._repository}:pull"}
-        _, body = await self._web.document(str(httpx2.URL(realm, params=query)), basic)
+        _, body = await self._web.document(str(url_of(realm).copy_merge_params(query)), basic)
         answer = parsed(body, "the registry's token")
         token = (answer.get("token") or answer.get("access_token")) if isinstance(answer, dict) else None
         if not isinstance(token, str):

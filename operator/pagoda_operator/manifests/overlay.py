@@ -84,14 +84,18 @@ def lost(wanted: Any, result: Any, path: tuple[str, ...] = (), field: str = "") 
     More in `result` is fine (defaults, other writers). Absent equals Go's zero value, quantities compare by value,
     because the API server stores neither as they were sent; otherwise each comparison would end in a needless write.
     """
+    if type(wanted) is str and wanted == result:  # most leaves end here
+        return None
     if isinstance(wanted, dict):
         if wanted and not isinstance(result, dict):
             return path
-        missing = (lost(item, (result or {}).get(key), (*path, key), key) for key, item in wanted.items())
-        return next((found for found in missing if found is not None), None)
+        for key, item in wanted.items():
+            if (found := lost(item, (result or {}).get(key), (*path, key), key)) is not None:
+                return found
+        return None
     if isinstance(wanted, list) and wanted and isinstance(result, list):
         return _lost_in_list(wanted, result, path, field)
-    return None if _same(wanted, result) or (_QUANTITIES & set(path) and _same_quantity(wanted, result)) else path
+    return None if _same(wanted, result) or (not _QUANTITIES.isdisjoint(path) and _same_quantity(wanted, result)) else path
 
 
 def _lost_in_list(wanted: list[Any], result: list[Any], path: tuple[str, ...], field: str) -> tuple[str, ...] | None:

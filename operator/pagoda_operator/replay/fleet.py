@@ -60,6 +60,7 @@ class Fleet:
         self.kind = kind
         self.tally = Tally()
         self.members = [Member(0.0, 0.0) for _ in range(replicas)]
+        self._all_ready_at = 0.0
         self.held: deque[Arrival] = deque()
         self.ttfts: deque[tuple[float, float]] = deque()
         self.arrived = 0
@@ -86,7 +87,8 @@ class Fleet:
     def until(self, now: float) -> None:
         """Let time pass: answers end, replicas become ready."""
         while True:
-            coming = min((m.ready_at for m in self.members if self.now < m.ready_at <= now), default=None)
+            starting = self.members if self.now < self._all_ready_at else []
+            coming = min((m.ready_at for m in starting if self.now < m.ready_at <= now), default=None)
             ending = self._ends[0][0] if self._ends and self._ends[0][0] <= now else None
             if coming is None and ending is None:
                 break
@@ -103,7 +105,8 @@ class Fleet:
         """Have so many replicas: new ones start; of those there are, what does not serve yet leaves first, then who has least to do."""
         there = self.wanted
         for _ in range(wanted - len(there)):
-            self.members.append(Member(self.now, self.now + self.kind.start_s))
+            self._all_ready_at = self.now + self.kind.start_s
+            self.members.append(Member(self.now, self._all_ready_at))
         for member in sorted(there, key=lambda m: (m.ready_at <= self.now, m.load))[: max(0, len(there) - wanted)]:
             member.leaving = True
             self._bury(member)
@@ -113,15 +116,23 @@ class Fleet:
         self.now = to
 
     def _place(self, arrival: Arrival) -> None:
-        ready = self.ready
-        if not ready:
+        member = self._idlest()
+        if member is None:
             self.held.append(arrival)
-            return
-        member = min(ready, key=lambda m: m.load)
-        if member.running < self.kind.rows:
+        elif member.running < self.kind.rows:
             self._begin(member, arrival)
         else:
             member.queue.append(arrival)
+
+    def _idlest(self) -> Member | None:
+        """Returns the first serving member with the least load. It runs for each arrival."""
+        found, least = None, 0
+        for member in self.members:
+            if not member.leaving and member.ready_at <= self.now:
+                load = member.running + len(member.queue)
+                if found is None or load < least:
+                    found, least = member, load
+        return found
 
     def _release(self) -> None:
         held, self.held = self.held, deque()

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from chart import CHART, NAMESPACE, metric_names, of_kind, rendered, the
-from cluster import Cluster, running_cluster
-from kube import Kube, eventually
 from pagoda_contracts import metrics
 from pagoda_contracts.names import GROUP, LABEL_COMPONENT, LABEL_NAME, PORT_METRICS, VERSION
 from pagoda_operator.state import Resource
+from support.kube.chart import CHART, NAMESPACE, metric_names, of_kind, rendered, the
+from support.kube.client import Kube, eventually
+from support.kube.cluster import Cluster, running_cluster
 
 pytestmark = pytest.mark.cluster
 MONITORING_SCHEMAS = Path(__file__).parents[2] / "data/monitoring"

@@ -4,12 +4,6 @@ import uuid
 from pathlib import Path
 
 import pytest
-from chart import CHART, NAMESPACE, RELEASE
-from cluster import running_cluster
-from fake_api import service_body
-from kube import Kube, eventually
-from operator_process import USER, PaperNode, kubeconfig, running_operator
-from operator_world_real import NAME, NAMESPACES, Real
 from pagoda_contracts.metrics import OPERATOR_RECONCILES
 from pagoda_contracts.names import GROUP, LABEL_SERVICE, LEASE_OPERATOR
 from pagoda_operator.state import (
@@ -23,6 +17,12 @@ from pagoda_operator.state import (
     SERVICES,
     Resource,
 )
+from support.kube.chart import CHART, NAMESPACE, RELEASE
+from support.kube.client import Kube, eventually
+from support.kube.cluster import running_cluster
+from support.kube.fake_api import service_body
+from support.kube.namespace import NAME, NAMESPACES, Real
+from support.kube.operator_process import USER, PaperNode, kubeconfig, running_operator
 
 pytestmark = pytest.mark.cluster
 

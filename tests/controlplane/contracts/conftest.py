@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from cluster import running_cluster
-from kube import Kube, eventually
 from pagoda_contracts.crdgen import KINDS
 from pagoda_contracts.names import GROUP
+from support.kube.client import Kube, eventually
+from support.kube.cluster import running_cluster
 
 CRDS = Path(__file__).parents[3] / "crds"
 NAMESPACE = "contracts"

@@ -5,9 +5,9 @@ import re
 
 import pytest
 import yaml
-from object_table import Row
 from pagoda_contracts.crdgen import KINDS
 from pagoda_contracts.names import API_VERSION
+from support.kube.object_table import Row
 
 pytestmark = pytest.mark.cluster
 NAMESPACE = "contracts"

@@ -6,15 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from cluster import Cluster, running_cluster
-from gateway_process import start_gateway
-from kube import Kube, eventually
 from openai import OpenAI
-from operator_process import PaperNode, install_role, kubeconfig, running_operator
-from operator_world_real import NAME, Real
 from pagoda_contracts.names import HEADER_ROUTE, PORT_DAEMON_HTTP
 from pagoda_operator.state import SERVICES
-from ward import endpoints
+from support.kube.client import Kube, eventually
+from support.kube.cluster import Cluster, running_cluster
+from support.kube.namespace import NAME, Real
+from support.kube.operator_process import PaperNode, install_role, kubeconfig, running_operator
+from support.kube.ward import endpoints
+from support.servers.gateway_process import start_gateway
 
 pytestmark = pytest.mark.cluster
 

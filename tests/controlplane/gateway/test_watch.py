@@ -11,9 +11,6 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
-from cluster import Cluster, running_cluster
-from gateway_process import GatewayProcess, start_gateway
-from loopback import own_net
 from pagoda_contracts.names import (
     ANNOTATION_DRAIN_DEADLINE,
     API_VERSION,
@@ -25,7 +22,10 @@ from pagoda_contracts.names import (
 )
 from pagoda_contracts.pb.daemon_pb2 import Phase, State
 from pagoda_contracts.resources.service import INFERENCE_SERVICE
-from scripted import Replica, running
+from support.kube.cluster import Cluster, running_cluster
+from support.servers.gateway_process import GatewayProcess, start_gateway
+from support.servers.loopback import own_net
+from support.servers.scripted_replica import Replica, running
 
 pytestmark = pytest.mark.cluster
 

@@ -4,12 +4,12 @@ import threading
 import uuid
 
 import pytest
-from cluster import running_cluster
-from kube import Kube
-from operator_process import PaperNode, install_role, kubeconfig, running_operator
-from operator_world_real import Real
 from pagoda_daemon.api.control import Control
 from pagoda_daemon.runner.simulated import SimulatedWorker, simulated_limits
+from support.kube.client import Kube
+from support.kube.cluster import running_cluster
+from support.kube.namespace import Real
+from support.kube.operator_process import PaperNode, install_role, kubeconfig, running_operator
 
 
 @pytest.fixture(scope="package")

@@ -9,10 +9,10 @@ from statistics import median
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from operator_world_real import Real
 from pagoda_contracts.resources.service import INFERENCE_SERVICE
-from schema_objects import edits, schema_of
-from transitions import Transitions
+from support.clients.transitions import Transitions
+from support.kube.namespace import Real
+from support.kube.schema_objects import edits, schema_of
 
 pytestmark = pytest.mark.cluster
 EDITS = st.tuples(edits(schema_of(INFERENCE_SERVICE)), st.booleans())

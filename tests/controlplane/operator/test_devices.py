@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from device_world import MIXED, WHOLE, device_driver, device_node, inspected, replicas, templates_gone, tolerate
-from fake_api import running
-from fleets import dra_of, gpu, mig
-from kube import eventually
 from pagoda_devcluster.gpus import dra
 from pagoda_operator.state import DEPLOYMENTS, PODS, RESOURCE_CLAIM_TEMPLATES, Resource
-from placing import ENGINE
+from support.kube.client import eventually
+from support.kube.fake_api import running
+from support.kube.played_nodes import MIXED, WHOLE, device_driver, device_node, inspected, replicas, templates_gone, tolerate
+from support.worlds.fleets import dra_of, gpu, mig
+from support.worlds.placing import ENGINE
 
 pytestmark = pytest.mark.cluster
 

@@ -11,15 +11,16 @@ from functools import partial
 
 import httpx
 import pytest
-from gateway_process import start_gateway
-from local_front import NAME as MODEL
-from operator_process import DYING, OperatorProcess
 from pagoda_contracts.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAIN_DEADLINE, GRPC_SET_STATE, ROLE_OPERATOR
 from pagoda_daemon.api.access import METHODS
 from pagoda_daemon.api.caller import ROLE_ANYBODY
 from pagoda_daemon.drain import Until
 from pagoda_operator.state import DEPLOYMENTS
-from paper_kubelet import paper_kubelet
+from support.kube.operator_process import OperatorProcess
+from support.kube.operator_under_test import under_test
+from support.kube.paper_kubelet import paper_kubelet
+from support.servers.gateway_process import start_gateway
+from support.servers.local_front import NAME as MODEL
 
 # A life of an operator costs seconds, each step two of them.
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
@@ -84,7 +85,7 @@ WHOLE = (200, "data: [DONE]", False, TOKENS)
 @asynccontextmanager
 async def dying(account, writes):
     """An operator that is killed after so many writes, or at the end."""
-    operator = await asyncio.to_thread(OperatorProcess, account, "--resync", "1s", program=DYING, DIE_AFTER=str(writes))
+    operator = await asyncio.to_thread(OperatorProcess, account, "--resync", "1s", program=under_test(die_after_writes=writes))
     try:
         yield lambda: operator.process.poll() is not None
     finally:

@@ -11,12 +11,6 @@ from functools import partial
 import grpc
 import httpx
 import pytest
-from earlier_daemon import EarlierDaemons
-from earlier_operator import unpack
-from gateway_process import start_gateway
-from kube import eventually
-from operator_process import ACCOUNT, LEASES, NAMESPACE, OperatorProcess
-from operator_world_real import NAME
 from pagoda_contracts.names import (
     ANNOTATION_DRAIN_DEADLINE,
     GRPC_SET_STATE,
@@ -29,8 +23,14 @@ from pagoda_contracts.names import (
 from pagoda_contracts.pb.daemon_pb2 import PHASE_READY, TARGET_SERVING, SetStateRequest, SetStateResponse
 from pagoda_contracts.route import parse_route
 from pagoda_operator.state import CONTROLLER_REVISIONS
-from paper_kubelet import paper_kubelet
-from ward import endpoints
+from support.kube.client import eventually
+from support.kube.earlier_operator import unpack
+from support.kube.namespace import NAME
+from support.kube.operator_process import ACCOUNT, LEASES, NAMESPACE, OperatorProcess
+from support.kube.paper_kubelet import paper_kubelet
+from support.kube.ward import endpoints
+from support.servers.earlier_daemon import EarlierDaemons
+from support.servers.gateway_process import start_gateway
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 GATEWAY = "pagoda-gateway"

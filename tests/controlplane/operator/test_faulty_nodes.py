@@ -5,17 +5,17 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from device_world import WHOLE, device_node, inspected, tolerate
-from fleets import gpu
-from gateway_process import start_gateway
-from kube import eventually
-from operator_process import PaperNode, running_operator
-from operator_world_real import NAME
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, HEADER_ROUTE
 from pagoda_contracts.route import REASON_ONLY_UNSOUND, parse_route
 from pagoda_operator.state import DEPLOYMENTS, NODES, PODS
-from placing import ENGINE
-from ward import Ward, endpoints
+from support.kube.client import eventually
+from support.kube.namespace import NAME
+from support.kube.operator_process import PaperNode, running_operator
+from support.kube.played_nodes import WHOLE, device_node, inspected, tolerate
+from support.kube.ward import Ward, endpoints
+from support.servers.gateway_process import start_gateway
+from support.worlds.fleets import gpu
+from support.worlds.placing import ENGINE
 
 pytestmark = pytest.mark.cluster
 

@@ -1,10 +1,10 @@
 """A replica whose model is fetched, on a real API server that enforces Pod Security `restricted`."""
 
 import pytest
-from fake_api import fetching, running
-from kube import eventually
 from pagoda_contracts.names import CONTAINER_FETCH, EXIT_PERMANENT
 from pagoda_operator.state import DEPLOYMENTS
+from support.kube.client import eventually
+from support.kube.fake_api import fetching, running
 
 pytestmark = pytest.mark.cluster
 

@@ -1,23 +1,23 @@
 """Frozen replicas: real daemons at the pods' addresses, a real gateway that hears them, the operator that hears the gateway."""
 
-import sys
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
 import httpx
 import pytest
-from gateway_process import start_gateway
-from kube import eventually
-from operator_process import running_operator
-from operator_world_real import NAME
 from pagoda_contracts.launch import Fault
 from pagoda_contracts.names import HEADER_ROUTE
 from pagoda_contracts.route import parse_route
-from ward import Ward, endpoints
+from support.kube.client import eventually
+from support.kube.namespace import NAME
+from support.kube.operator_process import running_operator
+from support.kube.operator_under_test import under_test
+from support.kube.ward import Ward, endpoints
+from support.servers.gateway_process import start_gateway
 
 pytestmark = pytest.mark.cluster
-PATIENT = (sys.executable, "-P", str(Path(__file__).parents[2] / "support/patient_operator.py"))
+# A test on a slow machine may outlast the two minutes that are between two replacements.
+PATIENT = under_test(replace_every_s=1200)
 
 
 def ask(gateway):
@@ -39,7 +39,7 @@ def test_a_frozen_replica_is_out_of_routing_and_replaced_and_the_next_one_waits(
     with ExitStack() as stack:
         gateway = stack.enter_context(start_gateway("--kubeconfig", str(cluster.kubeconfig)))
         options = ("--resync", "5m", "--gateways", f"127.0.0.1:{gateway.demand}")
-        operator = stack.enter_context(running_operator(account, *options, program=PATIENT, EVERY_S="1200"))
+        operator = stack.enter_context(running_operator(account, *options, program=PATIENT))
         ward = Ward(real, tmp_path, stack)
         real.apply(replicas=2)
         first, second = ward.admit(2)
@@ -65,7 +65,7 @@ def test_a_frozen_replica_is_out_of_routing_and_replaced_and_the_next_one_waits(
         line = real.told(Degraded="ReplacementHeld")["Degraded"]
         assert "one replica in 1200 s" in line["message"]
         operator.stop()
-        stack.enter_context(running_operator(account, *options, program=PATIENT, EVERY_S="1200"))
+        stack.enter_context(running_operator(account, *options, program=PATIENT))
         eventually(lambda: endpoints(gateway, "silent") == 1, "still silent")
         assert ward.names() == {second, third}
         assert ask(gateway) == ward.daemons[third].http

@@ -3,9 +3,9 @@
 import time
 
 import pytest
-from kube import eventually
-from operator_process import USER, running_operator
 from pagoda_operator.state import EVENTS, SERVICES
+from support.kube.client import eventually
+from support.kube.operator_process import USER, running_operator
 
 pytestmark = pytest.mark.cluster
 

@@ -2,7 +2,7 @@
 test is the kubelet: it renews tokens and mounted keys."""
 
 import json
-import sys
+import subprocess
 import threading
 import time
 from contextlib import ExitStack
@@ -12,27 +12,50 @@ import grpc
 import httpx
 import jwt
 import pytest
-from cluster import running_cluster
-from gateway_process import start_gateway
-from hasty import SETTLE_S
-from kube import Kube, eventually
-from operator_process import ACCOUNT, NAMESPACE, OperatorProcess, PaperNode, install_role
-from operator_world_real import NAME, Real
 from pagoda_contracts.bearer import subject
 from pagoda_contracts.launch import AuthConfig, TokensConfig
 from pagoda_contracts.names import GRPC_SET_STATE, JWKS_CONFIG_MAP, JWKS_KEY, ROLE_GATEWAY, ROLE_OPERATOR, TOKEN_AUDIENCE
 from pagoda_contracts.pb.daemon_pb2 import TARGET_DRAINING, SetStateRequest, SetStateResponse
 from pagoda_operator.state import CONFIG_MAPS
-from signing_keys import ApiServer
-from ward import Ward, endpoints
+from support.kube.client import Kube, eventually
+from support.kube.cluster import running_cluster
+from support.kube.control_plane import API_SERVER, Part, away
+from support.kube.namespace import NAME, Real
+from support.kube.operator_process import ACCOUNT, NAMESPACE, OperatorProcess, PaperNode, install_role
+from support.kube.operator_under_test import under_test
+from support.kube.ward import Ward, endpoints
+from support.servers.gateway_process import start_gateway
+from support.servers.gateway_under_test import under_test as gateway_under_test
 
 # A cluster of its own, two restarts of its API server and half a minute of waiting: 3 min on two cores that others use too.
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 GATEWAY = "pagoda-gateway"
 ACCOUNTS = {ROLE_GATEWAY: f"{NAMESPACE}/{GATEWAY}", ROLE_OPERATOR: f"{NAMESPACE}/{ACCOUNT}"}
-HASTY = str(Path(__file__).parents[2] / "support/hasty.py")
+# Half of it is what mounted keys may lag; the rest is for operator, API server and slow machines, two of whose pauses 10 s had room for.
+SETTLE_S = 40.0
 # A mounted ConfigMap is renewed within 90 s where a token shown by a new key waits 180 s (contracts/bearer.py): the same share of both.
 MOUNT_LAG_S = SETTLE_S / 2
+SIGNING, PUBLISHED = "service-account-signing-key-file", "service-account-key-file"
+
+
+class ApiServer:
+    """The one process of a cluster's control plane that signs. An administrator rotates its keys: it starts with other key files."""
+
+    def __init__(self, cluster, kube):
+        self.kube, self._part = kube, Part(cluster, API_SERVER)
+        self.old_key = Path(self._part.option(SIGNING))
+
+    def new_key(self, name):
+        key = self.old_key.with_name(f"{name}.key")
+        make = ["openssl", "genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048", "-out", str(key)]
+        subprocess.run(make, check=True, capture_output=True)
+        return key
+
+    def restart(self, *published):
+        """Signs with the first of the keys and publishes all of them."""
+        kept = [word for word in self._part.argv if not word.startswith((f"--{SIGNING}=", f"--{PUBLISHED}="))]
+        with away(self._part, self.kube):
+            self._part.argv = [*kept, f"--{SIGNING}={published[0]}", *(f"--{PUBLISHED}={key}" for key in published)]
 
 
 class Kubelet:
@@ -158,7 +181,7 @@ def kubelet(world, tmp_path):
 @pytest.fixture
 def gateway(rotating, kubelet):
     known = ("--token", str(kubelet.token(GATEWAY)), "--token-keys", str(kubelet.keys), "--operator", ACCOUNTS[ROLE_OPERATOR])
-    with start_gateway("--kubeconfig", str(rotating.kubeconfig), *known, program=(HASTY, "pagoda_gateway")) as running:
+    with start_gateway("--kubeconfig", str(rotating.kubeconfig), *known, program=gateway_under_test(key_settle_s=SETTLE_S)) as running:
         yield running
 
 
@@ -168,7 +191,8 @@ def operator(rotating, kubelet, gateway, tmp_path):
     callers.write_text(json.dumps(ACCOUNTS))
     environment = {"PAGODA_TOKEN": str(kubelet.token(ACCOUNT)), "PAGODA_CALLERS": str(callers)}
     options = ("--resync", "1s", "--gateways", f"127.0.0.1:{gateway.demand}")
-    running = OperatorProcess(rotating.kubeconfig, *options, program=(sys.executable, "-P", HASTY, "pagoda_operator"), **environment)
+    program = under_test(key_settle_s=SETTLE_S, key_look_s=0.5)
+    running = OperatorProcess(rotating.kubeconfig, *options, program=program, **environment)
     yield running
     running.stop()
 

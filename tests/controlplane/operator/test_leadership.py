@@ -1,14 +1,18 @@
-"""Two operators and one Lease on a real API server: one works, and after its death, its pause or its farewell the other does."""
+"""Two operators and one Lease on a real API server: one works, and after its death, its pause or its farewell the other does.
+
+A leader that is killed at any of its requests is in tests/faults/test_kills.py.
+"""
 
 import contextlib
 import signal
 import time
 
 import pytest
-from kube import eventually
-from operator_process import LEASES, NAMESPACE, USER, OperatorProcess, by, kubeconfig
 from pagoda_contracts.metrics import OPERATOR_RECONCILES
 from pagoda_contracts.names import LEASE_OPERATOR
+from support.kube.client import eventually
+from support.kube.namespace import NAME
+from support.kube.operator_process import LEASES, NAMESPACE, USER, OperatorProcess, by, kubeconfig
 
 pytestmark = pytest.mark.cluster
 RUNS = f"{OPERATOR_RECONCILES.name}_total"
@@ -114,3 +118,11 @@ def test_a_leader_that_ends_in_an_orderly_way_is_followed_without_waiting_for_it
     assert lease(kube)[0] in ("", "second")  # given back before it ended, else it would still bear its name
     eventually(lambda: second.events("leading"), "the second one leads")
     assert second.events("leading")[0]["epoch"] == 2
+
+
+def test_a_terminated_operator_leaves_at_once_and_cleanly(real, account):
+    operator = OperatorProcess(account)
+    real.apply()
+    eventually(lambda: operator.events("applied"), "the first write")
+    assert operator.stop() == 0
+    assert NAME in {child.split()[1] for child in real.children()} or real.children() == []

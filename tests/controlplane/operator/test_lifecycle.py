@@ -3,12 +3,12 @@
 import time
 
 import pytest
-from fake_api import crashed, running, waiting
-from kube import eventually
-from operator_process import USER
-from operator_world_real import NAME
 from pagoda_contracts.metrics import OPERATOR_RECONCILES
 from pagoda_operator.state import CHILD_RESOURCES, CONTROLLER_REVISIONS, CORE_SERVICES, DEPLOYMENTS, EVENTS, PODS, PROFILES, SERVICES
+from support.kube.client import eventually
+from support.kube.fake_api import crashed, running, waiting
+from support.kube.namespace import NAME
+from support.kube.operator_process import USER
 
 pytestmark = pytest.mark.cluster
 RUNS = f"{OPERATOR_RECONCILES.name}_total"

@@ -4,10 +4,10 @@ import re
 import uuid
 
 import pytest
-from kube import eventually
-from operator_world_real import Real
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, ANNOTATION_DEVICES, ANNOTATION_RESERVED, API_VERSION
 from pagoda_operator.state import DEPLOYMENTS, PODS, PROFILES, QUOTAS, RESOURCE_CLAIMS, RESOURCE_QUOTAS
+from support.kube.client import eventually
+from support.kube.namespace import Real
 
 pytestmark = pytest.mark.cluster
 SLICE = "1g.10gb"

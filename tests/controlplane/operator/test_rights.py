@@ -6,14 +6,6 @@ from functools import partial
 
 import pytest
 import yaml
-from chart import CHART, NAMESPACE, RELEASE
-from device_world import MIXED, device_driver, device_node, inspected, templates_gone, tolerate
-from fake_api import crashed, running
-from fleets import dra_of
-from gateway_process import start_gateway
-from kube import eventually
-from operator_process import LEASES, USER, OperatorProcess, kubeconfig
-from operator_world_real import NAME
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, DEFAULT_PROFILE, JWKS_CONFIG_MAP, LEASE_OPERATOR
 from pagoda_operator.state import (
     CONFIG_MAPS,
@@ -29,8 +21,16 @@ from pagoda_operator.state import (
     RESOURCE_QUOTAS,
     SERVICES,
 )
-from placing import ENGINE
-from rights import Right, forbidden, granted, refused, used
+from support.judges.rights import Right, forbidden, granted, refused, used
+from support.kube.chart import CHART, NAMESPACE, RELEASE
+from support.kube.client import eventually
+from support.kube.fake_api import crashed, running
+from support.kube.namespace import NAME
+from support.kube.operator_process import LEASES, USER, OperatorProcess, kubeconfig
+from support.kube.played_nodes import MIXED, device_driver, device_node, inspected, templates_gone, tolerate
+from support.servers.gateway_process import start_gateway
+from support.worlds.fleets import dra_of
+from support.worlds.placing import ENGINE
 
 pytestmark = pytest.mark.cluster
 # Asked by admission (OwnerReferencesPermissionEnforcement), never by a request of ours.

@@ -5,23 +5,23 @@ from collections import Counter
 
 import httpx
 import pytest
-from device_world import MIXED, WHOLE, device_node, inspected, replicas, tolerate
-from fake_api import is_ready, is_trial, passed, running, waiting
-from fleets import gpu
-from gateway_process import start_gateway
-from kube import eventually
-from local_front import NAME as MODEL
-from operator_process import OperatorProcess, running_operator
-from operator_world_real import NAME
 from pagoda_contracts.launch import Fault
 from pagoda_contracts.names import GRPC_SET_STATE, HEADER_ROUTE, LABEL_REVISION, PORT_DAEMON_HTTP, ROLE_OPERATOR
 from pagoda_contracts.route import parse_route
 from pagoda_daemon.api.access import METHODS
 from pagoda_daemon.api.caller import ROLE_ANYBODY
 from pagoda_operator.state import DEPLOYMENTS, PROFILES
-from paper_kubelet import in_loop, paper_kubelet
-from placing import ENGINE
-from scripted_gateway import ScriptedGateway, Traffic, serving
+from support.kube.client import eventually
+from support.kube.fake_api import is_ready, is_trial, passed, running, waiting
+from support.kube.namespace import NAME
+from support.kube.operator_process import OperatorProcess, running_operator
+from support.kube.paper_kubelet import in_loop, paper_kubelet
+from support.kube.played_nodes import MIXED, WHOLE, device_node, inspected, replicas, tolerate
+from support.servers.gateway_process import start_gateway
+from support.servers.local_front import NAME as MODEL
+from support.servers.scripted_gateway import ScriptedGateway, Traffic, serving
+from support.worlds.fleets import gpu
+from support.worlds.placing import ENGINE
 
 pytestmark = [pytest.mark.cluster]
 # Every step of a request that such a replica computes: each of its answers is an error, and it stays up.

@@ -5,12 +5,12 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from fake_api import is_ready, running
-from kube import eventually
-from operator_process import USER, running_operator
-from operator_world_real import NAME
 from pagoda_operator.state import DEPLOYMENTS, PODS, SERVICES, Resource
-from scripted_gateway import ScriptedGateway, Traffic, serving
+from support.kube.client import eventually
+from support.kube.fake_api import is_ready, running
+from support.kube.namespace import NAME
+from support.kube.operator_process import USER, running_operator
+from support.servers.scripted_gateway import ScriptedGateway, Traffic, serving
 
 pytestmark = pytest.mark.cluster
 

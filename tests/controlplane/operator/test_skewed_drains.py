@@ -6,23 +6,21 @@ Callers are not told apart here; the daemon's table of who may give orders is op
 
 import asyncio
 import json
-import sys
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 
 import httpx
 import pytest
-from local_front import NAME as MODEL
-from operator_process import OperatorProcess
 from pagoda_contracts.names import GRPC_SET_STATE, PORT_DAEMON_HTTP, ROLE_OPERATOR
 from pagoda_daemon.api.access import METHODS
 from pagoda_daemon.api.caller import ROLE_ANYBODY
-from paper_kubelet import in_loop, paper_kubelet
+from support.kube.operator_process import OperatorProcess
+from support.kube.operator_under_test import under_test
+from support.kube.paper_kubelet import in_loop, paper_kubelet
+from support.servers.local_front import NAME as MODEL
 
 pytestmark = [pytest.mark.cluster]
 
-SKEWED = (sys.executable, "-P", str(Path(__file__).parents[2] / "support/skewed_operator.py"))
 # Shorter than the skew, so that a deadline of the wrong clock has passed; long enough for an operator to start on a slow machine.
 TIMEOUT_S = 240
 STREAM = {"model": MODEL, "prompt": "x", "max_tokens": 60, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
@@ -39,7 +37,7 @@ async def kubelet(real, tmp_path, monkeypatch, gate, orders):
 
 @asynccontextmanager
 async def skewed(account, seconds):
-    operator = await asyncio.to_thread(OperatorProcess, account, "--resync", "1s", program=SKEWED, SKEW_S=str(seconds))
+    operator = await asyncio.to_thread(OperatorProcess, account, "--resync", "1s", program=under_test(skew_s=seconds))
     try:
         yield operator
     finally:

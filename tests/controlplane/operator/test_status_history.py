@@ -1,16 +1,16 @@
 """Every version of a status that the API server showed was honest: through start, scaling, rollout, a bad image, and recovery."""
 
 import pytest
-import recorded
-from deletes import unplanned
-from fake_api import crashed, running, waiting
-from history import Recorder, violations
-from honest import unfounded
-from kube import Body, eventually
-from operator_process import USER
-from operator_world_real import NAME
 from pagoda_contracts.names import API_VERSION
 from pagoda_operator.state import EVENTS, PODS, SERVICES
+from support.judges.deletes import unplanned
+from support.judges.history import Recorder, violations
+from support.judges.honest import unfounded
+from support.kube import recorded
+from support.kube.client import Body, eventually
+from support.kube.fake_api import crashed, running, waiting
+from support.kube.namespace import NAME
+from support.kube.operator_process import USER
 
 pytestmark = pytest.mark.cluster
 

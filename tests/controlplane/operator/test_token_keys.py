@@ -4,12 +4,12 @@ import json
 import time
 
 import pytest
-from kube import eventually
-from operator_process import ACCOUNT, NAMESPACE, OperatorProcess
-from operator_world_real import NAME
 from pagoda_contracts.jwks import BadToken, parse, verify
 from pagoda_contracts.names import DAEMON_CONFIG_KEY, JWKS_CONFIG_MAP, JWKS_KEY, ROLE_OPERATOR, TOKEN_AUDIENCE
 from pagoda_operator.state import CONFIG_MAPS, DEPLOYMENTS, SERVICES
+from support.kube.client import eventually
+from support.kube.namespace import NAME
+from support.kube.operator_process import ACCOUNT, NAMESPACE, OperatorProcess
 
 pytestmark = pytest.mark.cluster
 

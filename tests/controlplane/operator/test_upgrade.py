@@ -1,19 +1,19 @@
-"""Upgrades are quiet: from the operator of the version before to this one and back, with fifty services, no pod rolls until asked."""
+"""Upgrades are quiet: from the operator of the version before to this one and back, no pod of twelve services rolls until asked."""
 
 import os
 
 import pytest
-from earlier_operator import unpack
-from fake_api import running, service_body
-from kube import eventually
-from operator_process import USER, OperatorProcess, running_operator
 from pagoda_contracts.metrics import OPERATOR_RECONCILES
 from pagoda_contracts.names import LABEL_SERVICE
 from pagoda_devcluster import audit
 from pagoda_operator.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, PODS, PROFILES, SERVICES
+from support.kube.client import eventually
+from support.kube.earlier_operator import unpack
+from support.kube.fake_api import running, service_body
+from support.kube.operator_process import USER, OperatorProcess, running_operator
 
 pytestmark = pytest.mark.cluster
-SERVICES_COUNT = 50
+SERVICES_COUNT = 12  # each variant twice
 RUNS = f"{OPERATOR_RECONCILES.name}_total"
 NAMES = [f"s{number:02}" for number in range(SERVICES_COUNT)]
 # What a service may ask for in ways that were rendered differently at some time: each kind of word once.
@@ -34,7 +34,7 @@ def earlier(tmp_path):
 
 @pytest.fixture
 def fleet(real, earlier, account):
-    """Fifty services that the operator of the version before has made and that serve."""
+    """Services that the operator of the version before has made and that serve."""
     with_earlier = OperatorProcess(account, "--resync", "10s", program=earlier)
     try:
         for number, name in enumerate(NAMES):
@@ -42,7 +42,7 @@ def fleet(real, earlier, account):
             real.kube.create(SERVICES, real.namespace, service_body(name, real.namespace, **spec))
         for pod in real.node.placed(real.namespace, SERVICES_COUNT):
             real.node.tell(pod, running(ready=True))
-        eventually(lambda: settled(real), "all fifty serve under the earlier operator")
+        eventually(lambda: settled(real), "all serve under the earlier operator")
     finally:
         with_earlier.stop()
     assert with_earlier.events("applied")
@@ -79,7 +79,7 @@ def look_at_all(real, operator, *, reads=False):
     the service, else by how often it looked, thrice for each, since a look at rest reads nothing."""
     seen, since, log = set(), operator.counted(RUNS) if not reads else 0, real.cluster.audit_log
     with log.open() as lines:
-        lines.seek(0, os.SEEK_END)  # the log of fifty services is long: only what is new is parsed
+        lines.seek(0, os.SEEK_END)  # the log is long: only what is new is parsed
         rest = ""
 
         def quiet():
@@ -95,7 +95,7 @@ def look_at_all(real, operator, *, reads=False):
                         seen.add(about.get("name"))
             return seen >= set(NAMES) if reads else operator.counted(RUNS) - since >= 3 * SERVICES_COUNT
 
-        eventually(quiet, "fifty looks without a write")
+        eventually(quiet, "a look at each without a write")
     assert operator.events("reconcile_bug") == []
 
 

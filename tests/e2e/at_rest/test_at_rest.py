@@ -5,9 +5,9 @@ import time
 
 import httpx
 import pytest
-from kube import eventually
 from pydoc_answers import questions
-from rights import GATEWAY, OPERATOR
+from support.judges.rights import GATEWAY, OPERATOR
+from support.kube.client import eventually
 
 pytestmark = pytest.mark.cluster
 

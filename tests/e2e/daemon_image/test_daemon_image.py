@@ -9,10 +9,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from container import Container, Image, running, unpack
 from pagoda_devcluster.demo import build, recipe
 from pydoc_answers import questions
-from tiny_model import tiny_model
+from support.engine.tiny_model import tiny_model
+from support.servers.container import Container, Image, running, unpack
 
 ROOT = Path(__file__).parents[3]
 lacking = [tool for tool in ("buildah", "runc", "mmdebstrap") if shutil.which(tool) is None]

@@ -14,9 +14,9 @@ from typing import Any
 
 import httpx
 import pytest
-from cluster import Cluster, running_cluster
-from kube import eventually
-from traces import inventory, tool
+from support.kube.client import eventually
+from support.kube.cluster import Cluster, running_cluster
+from support.kube.traces import inventory, tool
 
 PROBE = "pagoda-probe:1"
 # Else a resolver that is not answered for 5 s asks again, and whether one was answered at once would be the machine's affair.

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from cluster import Cluster, running_cluster
-from kube import eventually
 from pagoda_devcluster import recipe, waiting
 from pagoda_devcluster.fake.plays import PLAY, PLAY_PODS
+from support.kube.client import eventually
+from support.kube.cluster import Cluster, running_cluster
 
 pytestmark = pytest.mark.cluster
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import Cluster, running_cluster
-from kube import Kube, eventually
-from operator_process import PaperNode
 from pagoda_devcluster import processes, recipe
 from pagoda_devcluster.gpus import devices, layout
 from pagoda_devcluster.status import load_spec
+from support.kube.client import Kube, eventually
+from support.kube.cluster import Cluster, running_cluster
+from support.kube.operator_process import PaperNode
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(os.geteuid() != 0, reason="a kubelet node needs root")]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from cluster import Cluster
+from support.kube.cluster import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(os.geteuid() != 0, reason="a kubelet node needs root")]
 

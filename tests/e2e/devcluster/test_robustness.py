@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-import cluster as support
 import pytest
 from pagoda_devcluster import network, recipe, slots, waiting
 from pagoda_devcluster.errors import EXIT_STOPPED
 from pagoda_devcluster.spec import Addresses, preferred_slots
-from traces import HOME, alive, in_namespaces_of, inventory, marked, tool, up_command
+from support.kube import cluster as support
+from support.kube.traces import HOME, alive, in_namespaces_of, inventory, marked, tool, up_command
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(os.geteuid() != 0, reason="a kubelet node needs root")]
 FULL = (pytest.mark.sweep, pytest.mark.full)

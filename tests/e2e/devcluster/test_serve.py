@@ -11,8 +11,6 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from cluster import Cluster, running_cluster
-from kube import eventually
 from openai import APIConnectionError, OpenAI
 from pagoda_contracts import launch
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig, SimulatedWorker
@@ -28,6 +26,8 @@ from pagoda_contracts.names import (
 from pagoda_contracts.pb.daemon_pb2 import State, WatchStateRequest
 from pagoda_devcluster import processes
 from pagoda_devcluster.fake.plays import PLAY
+from support.kube.client import eventually
+from support.kube.cluster import Cluster, running_cluster
 
 pytestmark = pytest.mark.cluster
 

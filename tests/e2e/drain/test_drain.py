@@ -5,10 +5,10 @@ import json
 import time
 
 import pytest
-from kube import Kube
 from pagoda_operator.state import PODS
 from pydoc_answers import questions
-from streams import Load, alone, open_client, open_loop, stream_chat
+from support.clients.streams import Load, alone, open_client, open_loop, stream_chat
+from support.kube.client import Kube
 
 pytestmark = pytest.mark.cluster
 

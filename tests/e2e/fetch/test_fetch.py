@@ -6,12 +6,12 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 import yaml
-from device_world import MIXED, TOLERATION, device_node
-from fetch_hub import Fault, running_hub
-from kube import Kube
 from pagoda_contracts.names import API_VERSION
 from pydoc_answers import questions
-from services import service
+from support.kube.client import Kube
+from support.kube.played_nodes import MIXED, TOLERATION, device_node
+from support.kube.services import service
+from support.servers.fetch_hub import Fault, running_hub
 
 pytestmark = pytest.mark.cluster
 

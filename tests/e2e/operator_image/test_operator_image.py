@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from container import Container, Image, running, unpack
 from pagoda_devcluster.demo import build, recipe
+from support.servers.container import Container, Image, running, unpack
 
 ROOT = Path(__file__).parents[3]
 lacking = [tool for tool in ("buildah", "runc", "mmdebstrap") if shutil.which(tool) is None]

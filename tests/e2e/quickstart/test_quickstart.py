@@ -10,7 +10,7 @@ from pagoda_contracts.names import HEADER_ROUTE, PORT_DAEMON_HTTP
 from pagoda_contracts.route import parse_route
 from pagoda_devcluster.demo import install
 from pydoc_answers import questions
-from streams import alone, together
+from support.clients.streams import alone, together
 
 pytestmark = pytest.mark.cluster
 

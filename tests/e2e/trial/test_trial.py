@@ -4,9 +4,9 @@ import json
 
 import httpx
 import pytest
-from kube import eventually
 from pydoc_answers import questions
-from rights import OPERATOR
+from support.judges.rights import OPERATOR
+from support.kube.client import eventually
 
 pytestmark = pytest.mark.cluster
 

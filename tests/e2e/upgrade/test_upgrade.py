@@ -6,10 +6,10 @@ import time
 
 import httpx
 import pytest
-from kube import eventually
 from pagoda_devcluster.demo.install import NAMESPACE, RELEASE
 from pydoc_answers import questions
-from rights import OPERATOR
+from support.judges.rights import OPERATOR
+from support.kube.client import eventually
 
 pytestmark = pytest.mark.cluster
 

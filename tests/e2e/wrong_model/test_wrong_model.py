@@ -6,7 +6,7 @@ import shutil
 import pytest
 from pagoda_devcluster.demo import install
 from pagoda_devcluster.demo.show import watch
-from services import service
+from support.kube.services import service
 
 pytestmark = pytest.mark.cluster
 

@@ -148,6 +148,14 @@ def test_cost_counts_only_what_met_its_objective_and_what_was_used(ask):
     assert json.loads(out)["dollars_per_million_tokens"] == pytest.approx(4 * 10 / 3400 / 3600 * 1e6)
 
 
+def test_the_price_with_ops_pays_for_people_too(ask):
+    """$7,200 of hardware and $7,200 of people a month: $20 an hour."""
+    _, out, _ = ask("cost", "--price", "10", "--ops-hours", "72", "--ops-rate", "100", "--throughput", "1000", "--json")
+    found = json.loads(out)
+    assert found["dollars_per_million_tokens"] == pytest.approx(10 / 3.6)
+    assert found["dollars_per_million_tokens_with_ops"] == pytest.approx(20 / 3.6)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

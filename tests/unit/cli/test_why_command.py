@@ -181,3 +181,9 @@ def test_a_service_without_status_has_a_page_too():
 def test_words_of_others_move_no_cursor():
     status = STATUS | {"conditions": [STATUS["conditions"][0] | {"message": "bad\x1b[2Jmodel\nnew line"}]}
     assert "    bad [2Jmodel new line" in text(answer(SERVICE | {"status": status}, [], []))
+
+
+@pytest.mark.parametrize("char", ["\x7f", "\x9b", "\u202e", "\u200b"], ids=["delete", "8-bit CSI", "right to left", "zero width"])
+def test_a_control_character_above_ascii_does_not_reach_the_terminal(char):
+    status = STATUS | {"conditions": [STATUS["conditions"][0] | {"message": f"bad{char}31m"}]}
+    assert "    bad 31m" in text(answer(SERVICE | {"status": status}, [], []))

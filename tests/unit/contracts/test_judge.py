@@ -1,8 +1,8 @@
 """The offline verdict on the table that tests/controlplane/contracts holds against the API server."""
 
 import pytest
-from object_table import FULL, INVALID, VALID, Row
-from pagoda_contracts.judge import judge, judge_update
+from pagoda_contracts.judge import is_ours, judge, judge_update
+from support.kube.object_table import FULL, INVALID, VALID, Row
 
 
 def test_the_table_is_as_large_as_promised_and_says_nothing_twice():
@@ -33,6 +33,26 @@ def test_an_unknown_field_is_answered_with_the_known_ones():
 def test_what_is_no_object_of_ours_is_named(field, value):
     (problem,) = judge(Row("InferenceService", ((field, value),)).body("a"))
     assert problem.where.startswith(field)
+
+
+def test_an_empty_list_is_refused_although_another_field_is_refused_too():
+    """Of a list whose entry was refused nothing more is said; a fault elsewhere hides nothing."""
+    row = Row("InferenceService", (("spec.accelerators", []), ("spec.model.uri", "ftp://host/x")))
+    assert {problem.where for problem in judge(row.body("a"))} == {"spec.accelerators", "spec.model.uri"}
+
+
+@pytest.mark.parametrize(
+    ("version", "ours"),
+    [
+        ("serving.pagoda.dev/v1alpha1", True),
+        ("serving.pagoda.dev/v9", True),
+        ("serving.pagoda.dev.example.com/v1", False),
+        ("serving.pagoda.devel/v1", False),
+        ("v1", False),
+    ],
+)
+def test_an_object_is_ours_by_its_whole_group(version, ours):
+    assert is_ours({"apiVersion": version, "kind": "InferenceService"}) is ours
 
 
 def test_a_generated_name_is_judged_with_its_suffix():

@@ -1,6 +1,7 @@
 """Prefix hashes: the vectors for other languages, and what a chain promises."""
 
 import json
+import struct
 import subprocess
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from pagoda_contracts.prefix import (
     chat_text,
     from_header,
     normalise,
+    packed_hashes,
     root,
     text_hashes,
     to_header,
@@ -62,6 +64,12 @@ def test_a_chain_goes_on_where_it_stopped(tokens, blocks):
     whole, cut = token_hashes(TENANT, tokens, 16), min(blocks, len(tokens) // 16)
     parent = whole[cut - 1] if cut else None
     assert whole[:cut] + token_hashes(TENANT, tokens[cut * 16 :], 16, parent) == whole
+
+
+@given(TOKENS, st.sampled_from([1, 4, 16]))
+def test_packed_tokens_have_the_hashes_of_the_tokens(tokens, size):
+    packed = struct.pack(f"<{len(tokens)}I", *tokens)
+    assert packed_hashes(root(TENANT, "tokens", size), packed, size) == token_hashes(TENANT, tokens, size)
 
 
 @pytest.mark.parametrize("tokens", [[-1], [2**32]])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from pagoda_contracts.crdgen import files
-from pagoda_contracts.resources.meta import Model
+from pagoda_contracts.resources.meta import Model, Transition
 from pagoda_contracts.resources.profile import ServingProfile
 from pagoda_contracts.resources.service import InferenceService
 from pagoda_contracts.schema import SchemaError, structural
@@ -188,6 +188,22 @@ def test_the_chart_ships_every_kind_and_every_schema_says_no_null():
     ]  # fmt: skip
     assert all("null" not in text for text in made.values())
     assert not any("shortNames" in text for text in made.values())
+
+
+class Bound(Model):
+    """It has a transition and no rule."""
+
+    transitions = (Transition("self.number == oldSelf.number", "number is immutable", lambda new, old: new.number == old.number, "number"),)
+    number: int = Field(default=0, description="stays as it is")
+
+
+class Bounded(Model):
+    spec: Bound = Field(description="the only part")
+
+
+def test_a_transition_reaches_the_schema_without_a_rule_beside_it():
+    told = {"rule": "self.number == oldSelf.number", "message": "number is immutable", "fieldPath": ".number"}
+    assert structural(Bounded)["properties"]["spec"]["x-kubernetes-validations"] == [told]
 
 
 class Unbounded(Model):

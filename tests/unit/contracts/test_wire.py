@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pagoda_contracts import names
 from pagoda_contracts.launch import DaemonConfig
-from wire_rules import compiled, proto_breaks, schema_breaks, word_breaks
+from support.judges.wire_rules import compiled, proto_breaks, schema_breaks, word_breaks
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT / "tests/data/v0.1"

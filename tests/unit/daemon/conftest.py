@@ -3,7 +3,7 @@
 import httpx
 import openai
 import pytest
-from replica import PATIENCE_S
+from support.servers.replica import PATIENCE_S
 
 
 @pytest.fixture

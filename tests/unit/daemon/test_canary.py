@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_drive import Drive
 from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_daemon.api.watch import Identity, frame
 from pagoda_daemon.batch import StepPlan, StepResult, WorkerLimits
@@ -20,6 +19,8 @@ from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
 from pagoda_daemon.scheduler.canary import take_in
 from pagoda_daemon.scheduler.commit import fail_step
 from pagoda_daemon.scheduler.plan import plan
+from support.engine.drive import Drive
+from support.servers.loop_clock import LoopClock
 
 VOCAB = 256
 LOADED = Ready(max_model_len=64, vocab_size=VOCAB, block_size=16, blocks_total=4, max_concurrency=2)
@@ -107,6 +108,24 @@ async def test_an_answer_that_does_not_come_is_late_and_still_waited_for():
     singer.pending[0].set_result(CanaryAnswer(1, 65))
     while replica.deep.failed:
         await asyncio.sleep(0.001)
+    task.cancel()
+
+
+async def test_no_answer_is_late_before_twenty_steps_of_the_model_have_passed():
+    """A canary each 10 ms on a model whose steps take 10 s: the period alone would call every answer late."""
+    clock = LoopClock()
+    singer, replica = Singer({PROMPTS[0]: 5.0}), loaded(predicted_step_ms=10_000)
+    task = await checked(singer, replica)
+    clock.stop()
+    clock.skip(150.0)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not replica.deep.failed
+    clock.skip(51.0)
+    while not replica.deep.failed:
+        await asyncio.sleep(0)
+    assert replica.deep.outcomes == {"late": 1}
+    clock.go_on()
     task.cancel()
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_daemon.detokenize import ByteLevelDetokenizer, FallbackDetokenizer, WindowDetokenizer, detokenizers
 from pagoda_daemon.tokens import ModelText
+from support.engine.toy_model import EOS, VOCAB, byte_characters, tiny_model_dir
 from tokenizers import AddedToken, Tokenizer, decoders, models
-from toy_model import EOS, VOCAB, byte_characters, tiny_model_dir
 
 BYTES = 256
 SPECIAL, ODD, SPACED, PLAIN, UNKNOWN = range(BYTES + 3, BYTES + 8)

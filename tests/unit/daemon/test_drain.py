@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from pagoda_daemon.drain import Drain, Until
 from pagoda_daemon.errors import StaleOrder
+from support.suite.profiles import examples
 
 TIMES = st.integers(1, 10**6).map(lambda at: Until(at, at + 7))
 EPOCHS = st.integers(0, 5)
@@ -70,13 +71,20 @@ class Orders(RuleBasedStateMachine):
 
 
 TestOrders = Orders.TestCase
-TestOrders.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestOrders.settings = settings(max_examples=examples(60), stateful_step_count=20, deadline=None)
 
 
 def test_an_order_may_be_repeated():
     once = Drain().begin(Until(500), 1)
     assert once.begin(Until(900), 1) == once
     assert once.turn_back(1).turn_back(1) == Drain(epoch=1)
+
+
+@pytest.mark.parametrize(("ordered", "killed"), [(500, 900), (900, 500)])
+def test_a_signal_leaves_the_earlier_of_two_deadlines(ordered, killed):
+    drain = Drain().begin(Until(ordered), 1).end(Until(killed))
+    assert drain.until == Until(500)
+    assert drain.end(Until(100)) == drain, "a second signal changes nothing"
 
 
 def test_a_stale_order_names_both_epochs():

@@ -2,13 +2,16 @@
 
 import asyncio
 import threading
+import time
 import urllib.error
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 from pagoda_contracts.launch import HealthConfig
 from pagoda_contracts.names import PATH_LIVE, PATH_READY, PATH_STARTUP
 from pagoda_contracts.pb.daemon_pb2 import Phase
+from pagoda_daemon import watchdog
 from pagoda_daemon.engine.messages import Ready, Stats
 from pagoda_daemon.health import Limits, ProbeServer, Replica, keep_beating, live, ready, started
 from pagoda_daemon.watchdog import loop_turns
@@ -52,6 +55,33 @@ def test_a_step_that_outlives_its_prediction_by_far_is_a_hung_device(step_starte
     verdict = live(replica(step_started=step_started, predicted_step_ms=predicted_step_ms, **busy), 500.0, Limits())
     assert verdict.ok is ok
     assert ok or f"predicted at {predicted_step_ms} ms" in verdict.why
+
+
+class Watched:
+    """A watchdog over `replica`, whose two ends are written down; it never ends this process."""
+
+    def __init__(self, monkeypatch, replica, limits):
+        quiet = {name: lambda *_, **__: None for name in ("dump_traceback", "dump_traceback_later", "cancel_dump_traceback_later")}
+        monkeypatch.setattr(watchdog, "faulthandler", SimpleNamespace(**quiet))
+        monkeypatch.setattr(watchdog, "_GRACE_S", 0.0)
+        self.ended, self.why = threading.Event(), []
+        self.dog = watchdog.Watchdog(replica, limits, watchdog.Ends(self.end, self.end))
+
+    def end(self, why):
+        self.why.append(why)
+        self.ended.set()
+
+
+@pytest.mark.parametrize("phase", [Phase.PHASE_READY, Phase.PHASE_DRAINING])
+def test_the_watchdog_ends_a_hung_replica_also_while_it_drains(monkeypatch, phase):
+    now = time.monotonic()
+    hung = replica(phase=phase, limits=LOADED, loop_beat=now + 1000.0, engine_beat=now)
+    watched = Watched(monkeypatch, hung, Limits(heartbeat=400.0))
+    try:
+        assert watched.ended.wait(60)
+    finally:
+        watched.dog.close()
+    assert "engine's heartbeat is 1000.0 s old" in watched.why[0]
 
 
 def test_started_means_loaded_or_moving():

@@ -15,8 +15,8 @@ from pagoda_daemon.errors import BadRequest, ModelRejected
 from pagoda_daemon.spelling import Speller
 from pagoda_daemon.stops import StopMatcher
 from pagoda_daemon.tokens import Defaults, ModelText
+from support.engine.toy_model import BOS, EOS, VOCAB, tiny_model_dir
 from tokenizers import AddedToken, Tokenizer, decoders, models
-from toy_model import BOS, EOS, VOCAB, tiny_model_dir
 
 CONTEXT = 512
 PATIENCE_S = 300.0

@@ -28,6 +28,10 @@ def test_only_what_nobody_uses_goes():
     assert decide(found, CURRENT) == Prunable(("dead",), (OLDER,))
 
 
+def test_binaries_that_another_command_starts_a_cluster_from_stay():
+    assert decide(Found((cluster("starts", busy=True, folder=OLD),), (OLD, OLDER)), CURRENT) == Prunable((), (OLDER,))
+
+
 def test_binaries_of_a_dead_cluster_go_with_it():
     assert decide(Found((cluster("dead", folder=OLD),), (OLD, CURRENT)), CURRENT).binaries == (OLD,)
 

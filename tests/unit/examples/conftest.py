@@ -1,3 +1,3 @@
 """Puts the examples on the path before any of these modules is collected."""
 
-import tiny_model  # noqa: F401
+from support.engine import tiny_model  # noqa: F401

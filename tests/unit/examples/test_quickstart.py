@@ -1,9 +1,9 @@
 """The quickstart's object is valid by the contracts, and asks for what the demo's node has."""
 
-import tiny_model
 import yaml
 from pagoda_contracts.resources.service import InferenceService
 from pagoda_contracts.units import parse_duration
+from support.engine import tiny_model
 
 
 def load():

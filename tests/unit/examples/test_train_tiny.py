@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
-import tiny_model
 import train_tiny
 from pydoc_answers import TOPICS
+from support.engine import tiny_model
 
 
 def test_the_key_changes_with_the_text():

@@ -9,11 +9,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from fetch_hub import Fault, running_hub
-from fetching import LARGE, TAKEN, Fetcher, contents, model_files
 from pagoda_fetch.errors import ConfigRejected, NoRoom
 from pagoda_fetch.sink import Sink
 from pagoda_fetch.store import Store, point
+from support.clients.fetching import LARGE, TAKEN, Fetcher, contents, model_files
+from support.servers.fetch_hub import Fault, running_hub
 
 FILES = model_files()
 WHOLE = sum(len(FILES[name]) for name in TAKEN)

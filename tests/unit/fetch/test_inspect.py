@@ -3,14 +3,14 @@
 import json
 
 import pytest
-from fetch_hub import COMMIT, running_hub
-from fetching import CONFIG, LARGE, TAKEN, Fetcher, model_files
 from pagoda_fetch.address import parse
 from pagoda_fetch.errors import Mismatch, Refused
 from pagoda_fetch.inspecting import LIMIT, compact, inspect, line
 from pagoda_fetch.job import Order
 from pagoda_sizing.families import parse_model
 from pagoda_sizing.published import published
+from support.clients.fetching import CONFIG, LARGE, TAKEN, Fetcher, model_files
+from support.servers.fetch_hub import COMMIT, running_hub
 
 FILES = model_files()
 

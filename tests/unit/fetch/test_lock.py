@@ -8,10 +8,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from fetch_hub import Fault, running_hub
-from fetching import LARGE, QUICK, TAKEN, Fetcher, contents, model_files
 from pagoda_fetch.errors import LockLost
 from pagoda_fetch.lock import Held, Holder, locked, myself, surely_dead
+from support.clients.fetching import LARGE, QUICK, TAKEN, Fetcher, contents, model_files
+from support.servers.fetch_hub import Fault, running_hub
 
 ME = Holder("pod-a", "", 1)
 OTHER = Holder("pod-b", "elsewhere", 1)
@@ -118,20 +118,63 @@ def test_of_two_who_find_a_dead_lock_one_takes_it(tmp_path):
     assert [_take(tmp_path, "k", dead, ME), _take(tmp_path, "k", dead, OTHER)] == [tmp_path / "k.2", None]
 
 
-def test_one_who_was_replaced_stops_before_it_writes(tmp_path):
-    held = Held(planted(tmp_path, ME), ME, QUICK)
+@pytest.mark.parametrize("mine", [1, 9, 99])
+def test_one_who_was_replaced_stops_before_it_writes(tmp_path, mine):
+    held = Held(planted(tmp_path, ME, generation=mine), ME, QUICK)
     held.sign()
     held.check()
-    planted(tmp_path, OTHER, generation=2)
+    taken = planted(tmp_path, OTHER, generation=mine + 1)
     held.sign()
     with pytest.raises(LockLost):
         held.check()
     held.release()
-    assert [path.name for path in tmp_path.glob("k.2")] == ["k.2"]
+    assert taken.exists()
 
 
-def test_one_who_was_frozen_stops_before_it_looks(tmp_path):
-    held = Held(planted(tmp_path, ME), ME, replace(QUICK, dead_after=0.0))
+class Clock:
+    """Stands for `time` in the lock."""
+
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr("pagoda_fetch.lock.time", made)
+    return made
+
+
+def test_one_who_was_frozen_stops_before_it_looks(tmp_path, clock):
+    """Another takes over after 60 s: half of it is for a write that has begun."""
+    held = Held(planted(tmp_path, ME), ME, replace(QUICK, dead_after=60.0))
+    held.sign()
+    clock.now = 29.0
+    held.check()
+    clock.now = 31.0
+    with pytest.raises(LockLost):
+        held.check()
+
+
+def test_one_who_signs_goes_on(tmp_path, clock):
+    held = Held(planted(tmp_path, ME), ME, replace(QUICK, dead_after=60.0))
+    for _ in range(5):
+        clock.now += 29.0
+        held.sign()
+        held.check()
+
+
+def test_one_who_cannot_sign_stops_as_one_who_was_frozen(tmp_path, clock):
+    """On a full disk, or a volume that is gone, the others see no sign: after 60 s one of them takes over."""
+    held = Held(path := planted(tmp_path, ME), ME, replace(QUICK, dead_after=60.0))
+    held.sign()
+    path.unlink()
+    path.mkdir()  # every write of the signature fails from now on
+    for _ in range(2):
+        clock.now += 16.0
+        held.sign()
     with pytest.raises(LockLost):
         held.check()
 

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
-from fetch_hub import Fault, running_hub
-from fetching import LARGE, Fetcher, model_files
 from pagoda_contracts.names import GRPC_FETCH_FETCH
 from pagoda_contracts.pb.fetch_pb2 import (
     FETCH_PHASE_DONE,
@@ -20,6 +18,8 @@ from pagoda_contracts.pb.fetch_pb2 import (
 )
 from pagoda_fetch.lock import myself
 from pagoda_fetch.service import Fetches, listen
+from support.clients.fetching import LARGE, Fetcher, model_files
+from support.servers.fetch_hub import Fault, running_hub
 
 FILES = model_files()
 

@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import httpx
 import pytest
-from fetch_hub import Fault, running_hub
-from fetching import LARGE, TAKEN, contents, model_files
 from pagoda_contracts.names import EXIT_PERMANENT
+from support.clients.fetching import LARGE, TAKEN, contents, model_files
+from support.servers.fetch_hub import Fault, running_hub
 
 FILES = model_files(8_000_000)
 pytestmark = [pytest.mark.deep]
@@ -111,6 +112,7 @@ def test_after_kill_9_the_next_start_goes_on_where_it_was(start, hub, tmp_path):
     partial = tmp_path / "models/.staging"
     while not [path for path in partial.glob(f"*/{LARGE}.partial") if path.stat().st_size >= 5_000_000]:
         assert first.process.poll() is None
+        time.sleep(0.02)  # leaves the core to the process
     first.end(signal.SIGKILL)
     hub.faults[LARGE].released.set()
     hub.faults[LARGE].ended.wait()
@@ -121,6 +123,7 @@ def test_after_kill_9_the_next_start_goes_on_where_it_was(start, hub, tmp_path):
     assert hub.sent[LARGE] == len(FILES[LARGE]) - kept
     while not (tmp_path / "run/model").exists():
         assert second.process.poll() is None
+        time.sleep(0.02)
     assert contents(tmp_path / "run/model")[LARGE] == FILES[LARGE]
     assert second.end()[0] == 0
     hub.sent.clear()

@@ -10,15 +10,16 @@ from typing import Any
 
 import aiohttp
 import pytest
-from gateway_process import GatewayProcess, start_gateway, write_fleet
 from pagoda_contracts.names import HEADER_RETRY_AFTER, HEADER_ROUTE, HEADER_SHOULD_RETRY
 from pagoda_contracts.route import Route, parse_route
 from prometheus_client.parser import text_string_to_metric_families
-from scripted import Replica, running
+from support.servers.gateway_process import GatewayProcess, start_gateway, write_fleet
+from support.servers.gateway_under_test import under_test
+from support.servers.scripted_replica import Replica, running
 
 # The replicas answer and beat in the test's own process: by the real limits one stop of that process for a second changes whom the gateway
 # asks, and one for three seconds has it hold requests. Where those limits are the matter a test takes the gateway as it is.
-PATIENT = (str(Path(__file__).parents[2] / "support/patient_gateway.py"),)
+PATIENT = under_test(patience_ms=600_000)
 AS_IT_IS = ("-m", "pagoda_gateway")
 
 

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 import grpc
 import grpc.aio
 import pytest
-from gateway_process import write_fleet
 from pagoda_contracts.names import GRPC_WATCH_DEMAND, ROLE_GATEWAY, ROLE_OPERATOR, STATE_DEAD_MS
 from pagoda_contracts.pb import demand_pb2 as pb
 from pagoda_contracts.pb.daemon_pb2 import Phase
@@ -17,7 +16,8 @@ from pagoda_gateway.fleet import Fleet, Member, Service
 from pagoda_gateway.hold import Hold
 from pagoda_gateway.picker import Endpoint, Frame
 from pagoda_gateway.tally import ServiceTally, Tally
-from tokens_world import SUBJECTS, Issuer
+from support.kube.issuer import SUBJECTS, Issuer
+from support.servers.gateway_process import write_fleet
 
 SERVICE = Service("ns/s", "u", "2026-01-01T00:00:00Z", ("m",))
 NOW = 100_000.0

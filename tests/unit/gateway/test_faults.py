@@ -14,7 +14,7 @@ from pagoda_contracts.names import (
     HEADER_SHOULD_RETRY,
 )
 from pagoda_contracts.pb.daemon_pb2 import Phase
-from scripted import DONE, EVENT, Exchange, say_ok
+from support.servers.scripted_replica import DONE, EVENT, Exchange, say_ok
 
 
 def once(fault, then=say_ok):

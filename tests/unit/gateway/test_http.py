@@ -12,7 +12,7 @@ from multidict import CIMultiDict
 from pagoda_contracts.names import HEADER_REQUEST_ID, HEADER_RETRY_AFTER, HEADER_ROUTE, HEADER_SHOULD_RETRY
 from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_gateway.forward import outgoing
-from scripted import Exchange
+from support.servers.scripted_replica import Exchange
 
 URL = "/v1/chat/completions"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from gateway_process import GatewayProcess, start_gateway, write_fleet
 from pagoda_contracts.names import PATH_READY
-from scripted import DONE, EVENT, Exchange
+from support.servers.gateway_process import GatewayProcess, start_gateway, write_fleet
+from support.servers.scripted_replica import DONE, EVENT, Exchange
 
 
 @pytest.fixture

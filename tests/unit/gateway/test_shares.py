@@ -3,13 +3,13 @@
 import asyncio
 
 import msgspec
-from gateway_process import write_fleet
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, LABEL_REVISION
 from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_gateway.shares import draw, order
 from pagoda_gateway.watch import PodObject, ServiceObject
+from support.servers.gateway_process import write_fleet
 
 WEIGHTS = st.integers(0, 100).map(lambda percent: (("old", 100 - percent), ("new", percent)))
 

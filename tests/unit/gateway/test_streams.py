@@ -5,7 +5,7 @@ import asyncio
 from pagoda_contracts.pb.daemon_pb2 import Phase, State
 from pagoda_gateway.fleet import Member
 from pagoda_gateway.streams import Streams, parse_state
-from scripted import Replica, running
+from support.servers.scripted_replica import Replica, running
 
 
 class Ear:

@@ -6,12 +6,12 @@ import time
 
 import aiohttp
 import pytest
-from gateway_process import start_gateway, write_fleet
 from pagoda_contracts.names import ROLE_GATEWAY, ROLE_OPERATOR
 from pagoda_gateway.callers import Callers, NotLetIn
 from pagoda_gateway.tokens import OwnToken, metadata
-from replica import NAME, replica_config, start_replica
-from tokens_world import STRANGER, SUBJECTS, Issuer, SigningKey
+from support.kube.issuer import STRANGER, SUBJECTS, Issuer, SigningKey
+from support.servers.gateway_process import start_gateway, write_fleet
+from support.servers.replica import NAME, replica_config, start_replica
 
 
 @pytest.fixture
@@ -35,6 +35,16 @@ def test_the_file_s_token_is_shown_and_a_renewed_one_after_it(tmp_path, issuer):
     assert own.header() == f"Bearer {tokens[0]}"  # looked at a moment ago
     now += 1
     assert metadata(own) == (("authorization", f"Bearer {tokens[1]}"),)
+
+
+def test_a_renewed_token_is_shown_though_somebody_has_set_the_clock_back(tmp_path, issuer):
+    now, file = 1000.0, tmp_path / "token"
+    tokens = [issuer.token(ROLE_GATEWAY, exp=5000 + number) for number in range(2)]
+    project(file, tokens[0])
+    own = OwnToken(file, lambda: now)
+    project(file, tokens[1])
+    now -= 600
+    assert own.header() == f"Bearer {tokens[1]}"
 
 
 @pytest.mark.parametrize("broken", ["", "no token", None])

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from native_twin import BLOCKS, POSITIONS, Judge, batch, native, shape, weights_of
 from numpy._core import _multiarray_umath
 from pagoda_kernels.cpu.native import missing, unfit
+from support.engine.native_twin import BLOCKS, POSITIONS, Judge, batch, native, shape, weights_of
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=f"native ops: {missing()}")
 

@@ -15,6 +15,7 @@ from pagoda_sizing.errors import SizingError
 from pagoda_sizing.families import parse_model
 from pagoda_sizing.host import Launch, least_memory
 from pagoda_sizing.published import published
+from support.suite.profiles import examples
 
 LOADABLE = {family.model_type: name for name, family in FAMILIES.items()}
 PUBLISHED = [entry for entry in published() if entry.config["model_type"] in LOADABLE]
@@ -105,7 +106,7 @@ def daemons_least(engine, own):
     return high
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(150))
 @given(config=configs(), engine=engines())
 def test_a_daemon_never_starts_in_less(config, engine):
     try:
@@ -134,6 +135,26 @@ def test_it_is_no_more_for_published_models_at_their_longest(entry, more, omitte
     engine = EngineConfig(max_model_len=model.max_context, **more)
     least = least_memory(model, launch(engine))
     assert not any(starts(engine, own, least - 1) for own in terms(config, engine))
+
+
+def test_a_window_s_cache_holds_the_tokens_of_a_step_too():
+    """The daemon gives back what left the window after a step, not before: with long steps these tokens are most of the cache."""
+    config = {
+        "model_type": "mistral",
+        "architectures": [LOADABLE["mistral"]],
+        "hidden_size": 256,
+        "head_dim": 32,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "intermediate_size": 256,
+        "vocab_size": 1000,
+        "max_position_embeddings": 32_768,
+        "sliding_window": 64,
+    }
+    engine = EngineConfig(max_model_len=32_768, token_budget=4096)
+    least = least_memory(parse_model(config), launch(engine))
+    assert all(least >= 0.85 * daemons_least(engine, own) for own in terms(config, engine))
 
 
 def test_no_requests_are_refused():

@@ -84,6 +84,14 @@ def test_more_ranks_are_taken_where_they_meet_the_objective():
     assert (alone.tensor_parallel, needed.tensor_parallel, needed.verdict) == (1, 2, Verdict.FITS)
 
 
+def test_where_no_degree_does_the_reason_is_that_of_the_highest():
+    """The user has no more devices to add: what is short on one device alone is no answer."""
+    short, slow = row(LLAMA70B, "t4", Ask(4096, 64)), row(LLAMA8B, "h100", Ask(2048, 4, tpot_s=1e-6))
+    assert (short.tensor_parallel, short.verdict) == (8, Verdict.NO)
+    assert short.why.endswith(" on each of 8")
+    assert (slow.tensor_parallel, slow.verdict) == (8, Verdict.SLOW)
+
+
 def test_a_format_that_a_device_does_not_run_is_unsupported():
     found = row(LLAMA8B, "t4", Ask(2048, quantisation="nvfp4"))
     assert (found.verdict, found.why) == (Verdict.UNSUPPORTED, "nvfp4 weights do not run on it; accepted are bf16, int8, int4")
@@ -109,6 +117,12 @@ def test_predicted_batch_1_time_of_an_8b_on_h100_is_near_the_published_one():
 def test_a_users_price_replaces_the_catalogues_and_reaches_slices_in_proportion():
     whole, part, other = priced([find("h100"), find("h100:3g.40gb"), find("l4")], {"h100": 8.0})
     assert (whole.price_per_hour, part.price_per_hour, other.price_per_hour) == (8.0, 4.0, find("l4").price_per_hour)
+
+
+def test_a_slice_pays_for_the_larger_of_its_shares():
+    """4g.20gb of an A100 is half of the memory and 56 of the 108 SMs; 3g.20gb is half of the memory and 42 SMs."""
+    four, three = priced([find("a100-40:4g.20gb"), find("a100-40:3g.20gb")], {"a100-40": 108.0})
+    assert (four.price_per_hour, three.price_per_hour) == (pytest.approx(56), pytest.approx(54))
 
 
 def test_without_a_price_there_are_no_dollars():

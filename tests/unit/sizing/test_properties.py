@@ -10,7 +10,8 @@ from pagoda_sizing.families import parse_model
 from pagoda_sizing.fit import Demand, fit, max_concurrency, smallest_degree, smallest_profile, splits
 from pagoda_sizing.plan import Ask, Verdict, largest, plan
 from pagoda_sizing.published import published
-from pagoda_sizing.quant import KV_BYTES, WEIGHTS
+from pagoda_sizing.quant import KV_BYTES, WEIGHTS, stored_bytes
+from support.suite.profiles import examples
 
 MODELS = [parse_model(entry.config) for entry in published()]
 DEVICES = catalogue()
@@ -32,6 +33,12 @@ def test_kv_is_additive_below_every_window(model, one, other, dtype):
     if one + other <= window:
         assert model.kv_bytes(one, dtype) + model.kv_bytes(other, dtype) == model.kv_bytes(one + other, dtype)
         assert model.kv_bytes(one, dtype) == one * model.kv_bytes_per_token(dtype)
+
+
+@given(st.integers(0, 100_000), formats)
+def test_stored_bytes_are_the_fewest_whole_bytes_that_hold_the_bits(parameters, quantisation):
+    held, bits = stored_bytes(parameters, quantisation), parameters * WEIGHTS[quantisation].bits_per_weight
+    assert 8 * (held - 1) < bits <= 8 * held
 
 
 @given(models, formats)
@@ -127,7 +134,7 @@ def test_largest_finds_the_edge_of_a_falling_condition(most, edge):
     assert largest(most, lambda number: number <= edge) == max(0, min(most, edge))
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(decoders, st.integers(16, 1024), counts, formats)
 def test_a_plan_has_a_row_per_device_and_a_reason_exactly_where_it_does_not_fit(model, context, concurrency, quantisation):
     rows = plan(model, DEVICES, Ask(min(context, model.max_context), concurrency, quantisation=quantisation))
@@ -136,7 +143,7 @@ def test_a_plan_has_a_row_per_device_and_a_reason_exactly_where_it_does_not_fit(
     assert all((row.tokens_per_s is None) == (row.verdict in (Verdict.NO, Verdict.UNSUPPORTED)) for row in rows)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(decoders, devices, st.floats(1e-4, 1.0))
 def test_without_a_concurrency_the_plan_takes_the_largest_batch_that_keeps_the_time_per_token(model, device, tpot):
     (row,) = plan(model, [device], Ask(512, tpot_s=tpot, degree=1))

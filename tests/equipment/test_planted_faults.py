@@ -1,0 +1,37 @@
+"""The lists of planted faults are up to date: what each changes stands there once, and its tests exist. `make test-full` plants them."""
+
+from pathlib import Path
+
+import pytest
+from support.suite.planted import Fault, known_faults, planted
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_each_fault_has_a_name_of_its_own():
+    names = [(fault.component, fault.name) for fault in known_faults()]
+    assert sorted(set(names)) == sorted(names)
+
+
+def test_each_fault_still_has_its_place_and_its_tests():
+    stale = [fault.name for fault in known_faults() if (ROOT / fault.file).read_text().count(fault.before) != 1]
+    assert stale == []
+    lost = [(fault.name, test) for fault in known_faults() for test in fault.tests if not stands(test)]
+    assert lost == []
+
+
+def stands(test):
+    file, _, names = test.partition("::")
+    name = names.rpartition("::")[2].partition("[")[0]
+    return (ROOT / file).exists() and (not name or name == "runTest" or name in (ROOT / file).read_text())
+
+
+def test_a_fault_is_planted_in_a_copy_and_taken_out_again(tmp_path):
+    (tmp_path / "a.py").write_text("one = 1\n")
+    fault = Fault("x", "two", "a.py", "one = 1", "one = 2", ("t",), "unit")
+    with planted(tmp_path, fault):
+        assert (tmp_path / "a.py").read_text() == "one = 2\n"
+    assert (tmp_path / "a.py").read_text() == "one = 1\n"
+    missing = Fault("x", "three", "a.py", "three", "four", ("t",), "unit")
+    with pytest.raises(ValueError, match="0 times, not once"), planted(tmp_path, missing):
+        pass

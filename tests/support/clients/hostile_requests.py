@@ -1,0 +1,199 @@
+"""Requests that mean harm, by the thousand, from a seed: every field with every wrong value, random JSON, broken bytes, wild paths."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pagoda_daemon.api.requests import ChatRequest, CompletionRequest
+from pagoda_daemon.api.texts import DetokenizeRequest, TokenizeRequest
+from support.servers.replica import NAME
+
+PROMPT_CANARY: Final = "canary-of-a-prompt-7f3a"
+KEY_CANARY: Final = "canary-of-a-key-91bc"
+MESSAGES: Final = [{"role": "system", "content": PROMPT_CANARY}, {"role": "user", "content": f"hi {PROMPT_CANARY}"}]
+BASES: Final[dict[str, tuple[dict[str, Any], tuple[str, ...]]]] = {
+    "/v1/completions": ({"model": NAME, "prompt": PROMPT_CANARY, "max_tokens": 2}, CompletionRequest.__struct_fields__),
+    "/v1/chat/completions": ({"model": NAME, "messages": MESSAGES, "max_tokens": 2}, ChatRequest.__struct_fields__),
+    "/tokenize": ({"model": NAME, "prompt": PROMPT_CANARY}, TokenizeRequest.__struct_fields__),
+    "/detokenize": ({"model": NAME, "tokens": [1, 2, 3]}, DetokenizeRequest.__struct_fields__),
+}
+FOREIGN: Final = (
+    *(
+        "kv_transfer_params",
+        "prompt_embeds",
+        "cache_salt",
+        "chat_template",
+        "custom_logit_processor",
+        "mm_processor_kwargs",
+        "lora_request",
+    ),
+    *("best_of", "guided_json", "structured_outputs", "suffix", "priority", "__class__", "constructor", "__proto__", "$ref", "", "\u0000"),
+)
+NUMBERS: Final = (
+    0,
+    1,
+    -1,
+    2,
+    127,
+    128,
+    129,
+    2**15,
+    2**31 - 1,
+    2**31,
+    2**53 + 1,
+    2**63 - 1,
+    2**63,
+    -(2**63) - 1,
+    10**30,
+    0.0,
+    -0.0,
+    1.5,
+    -1e308,
+    1e-320,
+)
+TEXTS: Final = (
+    *("", " ", "\u0000", "\ufeff", "\u202e", "\U0001f4a9" * 30, "e\u0301" * 50, "\u0000" * 50, "a" * 257, "a" * 5000, "%s%n{0.__class__}"),
+    *(
+        "{{7*7}}",
+        "<|im_start|>system",
+        "<|im_end|>",
+        "../../etc/passwd",
+        "'; DROP TABLE x; --",
+        "null",
+        "NaN",
+        "true",
+        "1e999",
+        "[",
+        "http://x/",
+    ),
+)
+OTHERS: Final[tuple[Any, ...]] = (
+    *(None, True, False, [], {}, [[]], [{}], {"": None}, [None], [[[]]], {"type": "json_object"}, {"type": "nonsense"}, [True], ["a", 1]),
+    *([0] * 3, [-1], [2**31], [1.5], ["a"] * 200, {"1": 1}, {"-1": 1}, {"x": 1}, {"1": 1000}, {"a": {"b": {"c": {}}}}),
+)
+METHODS: Final = ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE")
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """One request. `echoes`: what it sends as names may come back in a refusal that names them."""
+
+    method: str
+    path: str
+    body: bytes
+    headers: dict[str, str]
+    echoes: bool = False
+
+
+def hostile_requests(others: int, seed: int) -> Iterator[Hostile]:
+    """Every field of every endpoint with every wrong value, alone (a refusal of one hides what a second would do), and others between."""
+    luck = random.Random(seed)
+    pairs = [(path, field, wrong) for path, (_, fields) in BASES.items() for field in fields for wrong in (*NUMBERS, *TEXTS, *OTHERS)]
+    makers = [confused, foreign, nested, random_json, broken, wild_path]
+    todo: list[Any] = [*pairs, *(luck.choice(makers) for _ in range(others))]
+    luck.shuffle(todo)
+    for one in todo:
+        if isinstance(one, tuple):
+            path, field, wrong = one
+            yield _post(luck, path, BASES[path][0] | {field: wrong})
+        else:
+            yield one(luck)
+
+
+def _headers(luck: random.Random) -> dict[str, str]:
+    headers = {"authorization": f"Bearer {KEY_CANARY}", "content-type": "application/json"}
+    if luck.random() < 0.2:
+        name = luck.choice(
+            ("x-request-id", "content-type", "accept", "content-encoding", "x-pagoda-tenant", "range", "traceparent", "cookie")
+        )
+        headers[name] = luck.choice(
+            ("../../x", "text/plain", "gzip", "a" * 3000, "bytes=0-0,1-1,2-2", "multipart/form-data; boundary=x", "\xe9")
+        )
+    return headers
+
+
+def _post(luck: random.Random, path: str, body: Any, *, echoes: bool = False) -> Hostile:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return Hostile("POST", path, content, _headers(luck), echoes)
+
+
+def value(luck: random.Random) -> Any:
+    return luck.choice(luck.choice((NUMBERS, TEXTS, OTHERS)))
+
+
+def confused(luck: random.Random) -> Hostile:
+    """Some fields hold something else than they should."""
+    path = luck.choice(list(BASES))
+    base, fields = BASES[path]
+    return _post(luck, path, base | {luck.choice(fields): value(luck) for _ in range(luck.randrange(1, 4))})
+
+
+def foreign(luck: random.Random) -> Hostile:
+    """Fields of others, and of nobody."""
+    path = luck.choice(list(BASES))
+    return _post(luck, path, BASES[path][0] | {luck.choice(FOREIGN): value(luck)})
+
+
+def nested(luck: random.Random) -> Hostile:
+    """Wrong in the midst of messages, tools and formats."""
+    message = {"role": "user", "content": "x"} | {luck.choice(("role", "content", "name", "tool_calls", "x")): value(luck)}
+    part = {"type": luck.choice(("text", "image_url", "input_audio", "x")), luck.choice(("text", "image_url", "y")): value(luck)}
+    tool = {"type": "function", "function": {"name": value(luck), "parameters": value(luck)}}
+    schema = {"type": "json_schema", "json_schema": {"name": value(luck), "schema": value(luck), "strict": value(luck)}}
+    changes = ({"messages": [message]}, {"messages": [{"role": "user", "content": [part]}]}, {"tools": [tool]}, {"response_format": schema})
+    return _post(luck, "/v1/chat/completions", BASES["/v1/chat/completions"][0] | luck.choice(changes))
+
+
+def _tree(luck: random.Random, depth: int) -> Any:
+    kind = luck.randrange(4)
+    if depth <= 0 or kind < 2:
+        return value(luck)
+    children = [_tree(luck, depth - 1) for _ in range(luck.randrange(4))]
+    return children if kind == 2 else {str(luck.choice((*TEXTS, *FOREIGN))): child for child in children}
+
+
+def random_json(luck: random.Random) -> Hostile:
+    return _post(luck, luck.choice(list(BASES)), _tree(luck, 5), echoes=True)
+
+
+def broken(luck: random.Random) -> Hostile:
+    """A valid body with bytes changed, cut or repeated."""
+    path = luck.choice(list(BASES))
+    body = bytearray(json.dumps(BASES[path][0]).encode())
+    for _ in range(luck.randrange(1, 5)):
+        at, end = sorted((luck.randrange(len(body) + 1), luck.randrange(len(body) + 1)))
+        match luck.randrange(3):
+            case 0:
+                body[at : at + 1] = bytes([luck.randrange(256)])
+            case 1:
+                del body[at:end]
+            case _:
+                body[at:at] = body[at:end]
+    return _post(luck, path, bytes(body), echoes=True)
+
+
+def wild_path(luck: random.Random) -> Hostile:
+    pieces = (
+        "v1",
+        "models",
+        "..",
+        "%2e%2e",
+        "%00",
+        "metrics",
+        "completions",
+        "chat",
+        "admin",
+        "\u00e9",
+        "a" * 300,
+        "",
+        "health",
+        "openapi.json",
+        "*",
+        "?x=1",
+    )
+    path = "/" + "/".join(luck.choices(pieces, k=luck.randrange(1, 6)))
+    return Hostile(luck.choice(METHODS), path, b"", _headers(luck), echoes=True)

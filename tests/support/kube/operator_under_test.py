@@ -1,0 +1,129 @@
+"""The operator as installed, but for what a test changes: `operator_under_test.py CHANGES OPTIONS...`, CHANGES being a JSON object.
+
+`under_test(skew_s=300)` is the command line up to the operator's own options. A name that `Changes` does not have is refused, in the test
+already. Run as a script it has nothing of the tests on its path.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
+from types import SimpleNamespace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Changes:
+    replace_every_s: float | None = None  # at most one sick replica is replaced in that time
+    die_after_writes: int | None = None  # killed right after that write reached the API server, the answer unseen
+    haste: float = 1.0  # the patience for silent watches is divided by it
+    skew_s: float = 0.0  # by how much the machine's clock is wrong
+    dates_kept: bool = False  # with skew_s: the answers' Date is read; else it is not, as behind a proxy that drops it
+    key_settle_s: float | None = None  # for how long a token that a new key signed is not shown
+    key_look_s: float | None = None  # how often it looks for new keys; it reads them half as often
+
+
+def under_test(**changes: Any) -> tuple[str, ...]:
+    return (sys.executable, "-P", __file__, json.dumps(asdict(Changes(**changes))))
+
+
+def main() -> None:
+    changes = Changes(**json.loads(sys.argv.pop(1)))
+    if changes.key_settle_s is not None:
+        from pagoda_contracts import bearer
+
+        _put(bearer, "SETTLE_S", changes.key_settle_s)
+    from pagoda_operator.__main__ import main as operator
+
+    if changes.replace_every_s is not None:
+        _replace_every(changes.replace_every_s)
+    if changes.die_after_writes is not None:
+        _die_after(changes.die_after_writes)
+    if changes.haste != 1:
+        _hasten(changes.haste)
+    if changes.skew_s:
+        _skew(changes.skew_s, dates_kept=changes.dates_kept)
+    if changes.key_look_s is not None:
+        _look_for_keys(changes.key_look_s)
+    operator()
+
+
+def _put(owner: Any, name: str, value: Any) -> None:
+    assert hasattr(owner, name), f"{owner} has no {name} by now: nothing would change"
+    setattr(owner, name, value)
+
+
+def _replace_every(seconds: float) -> None:
+    from pagoda_operator import health
+
+    _put(health, "REPLACE_EVERY_S", seconds)
+
+
+def _die_after(most: int) -> None:
+    from pagoda_operator.cluster import KubeCluster
+
+    call = KubeCluster._call
+    writes = itertools.count(1)
+
+    async def last_call(self: KubeCluster, method: str, *args: Any, **options: Any) -> tuple[int, Any]:
+        answer = await call(self, method, *args, **options)
+        if method != "GET" and next(writes) >= most:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answer
+
+    _put(KubeCluster, "_call", last_call)
+
+
+def _hasten(haste: float) -> None:
+    import kopf
+    from pagoda_operator import check, handlers, probes, silence
+
+    configure = handlers.configure
+
+    def hasty(settings: kopf.OperatorSettings) -> None:
+        configure(settings)
+        assert settings.watching.inactivity_timeout is not None
+        settings.watching.inactivity_timeout /= haste
+
+    _put(handlers, "configure", hasty)
+    _put(probes, "MAX_WATCH_AGE", probes.MAX_WATCH_AGE / haste)
+    _put(silence, "PATIENCE", silence.PATIENCE / haste)
+    _put(check, "PATIENCE", check.PATIENCE / haste)
+
+
+def _skew(seconds: float, *, dates_kept: bool) -> None:
+    import grpc.aio._utils
+    from pagoda_operator import leader
+    from pagoda_operator.server_time import ServerTime
+
+    true_time = time.time
+
+    class Wrong(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = UTC) -> datetime:
+            return datetime.now(tz) + timedelta(seconds=seconds)
+
+    _put(time, "time", lambda: true_time() + seconds)
+    # gRPC's Python half makes deadlines of this clock, which its C half compares with the machine's, which is right here.
+    _put(grpc.aio._utils, "time", SimpleNamespace(time=true_time))
+    assert leader.datetime is datetime, "it takes its time from elsewhere by now: nothing would be skewed"
+    _put(leader, "datetime", Wrong)
+    if not dates_kept:
+        _put(ServerTime, "told", lambda *_: None)
+
+
+def _look_for_keys(seconds: float) -> None:
+    from pagoda_operator import keys
+
+    _put(keys, "LOOK_EVERY_S", seconds)
+    _put(keys, "READ_EVERY_S", 2 * seconds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Replicas' daemons in memory, one per pod of a FakeApi: orders, epochs and requests in flight, as the real front has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pagoda_contracts.names import ANNOTATION_DRAIN_DEADLINE
+from pagoda_operator.errors import Superseded
+from pagoda_operator.orders import Answer, Stand, Tell
+from pagoda_operator.state import PODS
+from support.kube.fake_api import Body, FakeApi, running
+
+
+@dataclass
+class FakeDaemon:
+    """One of them."""
+
+    draining: bool = False
+    deadline_ms: int = 0
+    in_flight: int = 0
+    epoch: int = 0
+    deaf: bool = False
+
+
+class FakeDaemons:
+    """`give` is what the operator calls; the rest is the test's."""
+
+    def __init__(self, api: FakeApi) -> None:
+        self.api = api
+        self.epoch = 1
+        self.told: list[tuple[str, str]] = []
+        self.refusing = False
+        self._known: dict[str, FakeDaemon] = {}
+
+    def of(self, pod: Body) -> FakeDaemon:
+        """The pod's daemon."""
+        return self._known.setdefault(pod["metadata"]["uid"], FakeDaemon())
+
+    async def give(self, tells: Sequence[Tell]) -> dict[str, Answer]:
+        return {tell.uid: self._obey(tell) for tell in tells}
+
+    def _obey(self, tell: Tell) -> Answer:
+        named = next((pod["metadata"]["uid"] for pod in self.api.of(PODS) if pod["metadata"]["name"] == tell.pod), tell.uid)
+        assert tell.uid == named, f"an order for {tell.uid} went to {tell.pod}, which is {named}: its daemon would refuse it"
+        daemon = self._known.setdefault(tell.uid, FakeDaemon())
+        self.told.append((tell.pod, "serve" if tell.deadline_ms is None else "drain"))
+        if self.refusing:
+            return Answer(Stand.REFUSED)
+        if daemon.deaf:
+            return Answer(Stand.SILENT)
+        if self.epoch < daemon.epoch:
+            raise Superseded(f"epoch {self.epoch}")
+        daemon.epoch = self.epoch
+        if tell.deadline_ms is None:
+            daemon.draining, daemon.deadline_ms = False, 0
+        elif not daemon.draining:
+            daemon.draining, daemon.deadline_ms = True, tell.deadline_ms
+        return Answer(Stand.DRAINING if daemon.draining else Stand.SERVING, daemon.in_flight)
+
+    def probe(self) -> None:
+        """Kubelets look: a daemon that is up and does not drain is ready; one that was never started comes up."""
+        for pod in self.api.of(PODS):
+            if "deletionTimestamp" not in pod["metadata"] and pod["status"].get("phase") in (None, "Pending", "Running"):
+                self.bring_up(pod)
+
+    def bring_up(self, pod: Body) -> None:
+        """One pod, as its kubelet sees it."""
+        self.api.report(pod, running(ready=not self.of(pod).draining) | {"podIP": "10.0.0.1"})
+
+    def routable(self) -> list[Body]:
+        """Pods that a gateway would choose."""
+        return [
+            pod
+            for pod in self.api.of(PODS)
+            if "deletionTimestamp" not in pod["metadata"]
+            and ANNOTATION_DRAIN_DEADLINE not in pod["metadata"].get("annotations", {})
+            and pod["status"].get("phase") == "Running"
+            and not self.of(pod).draining
+        ]

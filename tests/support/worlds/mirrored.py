@@ -1,0 +1,68 @@
+"""The operator's runs on a fake API server and a mirror of it, for unit tests: `show` is the watches, as late as a test wants them."""
+
+from __future__ import annotations
+
+import pytest
+from pagoda_contracts.names import LABEL_SERVICE
+from pagoda_operator.batched import Batched
+from pagoda_operator.mirror import MIRRORED, Mirror
+from pagoda_operator.senses import Senses
+from pagoda_operator.state import PODS, PROFILES, SERVICES, Key, Resource
+from support.kube.fake_api import Body, copied, running
+from support.worlds.world import World
+
+
+class Clock:
+    """Stands still until a test moves it."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Mirrored(World):
+    """The fake API server and an operator that plans from a mirror; `show` is the watches."""
+
+    def restart(self) -> None:
+        self.clock = Clock()
+        self.mirror = Mirror(self.clock)
+        self.api.wrote = self.mirror.wrote
+        super().restart()
+
+    def senses(self) -> Senses:
+        return Senses(view=self.mirror, reader=Batched(self.api))
+
+    def live(self, resource: Resource) -> list[Body]:
+        bodies = [copied(body) for body in self.api.of(resource)]
+        return [body for body in bodies if resource in (SERVICES, PROFILES) or LABEL_SERVICE in body["metadata"].get("labels", {})]
+
+    def show(self, *resources: Resource) -> None:
+        """The watches of these kinds (all, if none is named) catch up."""
+        for resource in resources or MIRRORED:
+            listed = {Key(b["metadata"].get("namespace", ""), b["metadata"]["name"]) for b in self.live(resource)}
+            for body in self.live(resource):
+                self.mirror.put(resource, body)
+            for key in self.mirror.versions(resource).keys() - listed:
+                # A DELETED event bears a version of its own, newer than any before it.
+                self.mirror.drop(resource, {"metadata": {"namespace": key.namespace, "name": key.name, "resourceVersion": "999999"}})
+
+    def make_ready(self) -> None:
+        for pod in self.api.of(PODS):
+            get_ready(self, pod)
+        self.settle()
+
+    def settle(self) -> None:
+        for _ in range(30):
+            before = len(self.api.journal), copied(self.api.objects)
+            self.show()
+            self.run()
+            self.api.control()
+            if before == (len(self.api.journal), self.api.objects):
+                return
+        pytest.fail(f"not settled: {self.api.journal[-12:]}")
+
+
+def get_ready(world: World, pod: Body) -> None:
+    pod["status"] = running(ready=True)
+    world.api._touch(pod)

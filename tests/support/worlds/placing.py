@@ -1,0 +1,67 @@
+"""A service on devices in the operator's fake world: what it was placed on, and the cluster's answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pagoda_contracts.launch import DaemonConfig
+from pagoda_operator.placement.shape import source_of
+from pagoda_operator.state import CONFIG_MAPS, DEPLOYMENTS, PODS, SERVICES
+from support.kube.fake_api import running
+from support.worlds.fleets import H100, cut, fleet, node, whole
+from support.worlds.world import World
+
+LLAMA_CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 8192,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+    "head_dim": 64,
+}
+ENGINE = {"maxModelLen": 4096, "maxConcurrency": 8}
+MIXED = node("a", H100, whole(2), cut(2, p3g_40gb=1, p2g_20gb=1, p1g_10gb=2))
+
+
+def world(*accelerators: Any, there: Any = (), model: str = "pvc://models/tiny", **spec: Any) -> World:
+    """A service whose model was inspected already: about 1.2 B parameters."""
+    made = World(accelerators=list(accelerators), engine=ENGINE, model={"uri": model}, **spec)
+    made.fleet = fleet(*there) if isinstance(there, tuple) else there
+    inspected(made)
+    return made
+
+
+def inspected(made: World, config: Any = LLAMA_CONFIG) -> None:
+    """As the inspection left it."""
+    observed = made.observed()
+    assert observed.spec is not None
+    labels = {"serving.pagoda.dev/service": "tiny", "serving.pagoda.dev/service-uid": observed.meta.uid}
+    data = {"source": source_of(observed.spec), "model.json": json.dumps({"config": config})}
+    meta = {"name": "tiny-model", "namespace": "ns", "labels": labels}
+    made.api.put(CONFIG_MAPS, {"metadata": meta, "data": data})
+
+
+def template(made: World) -> Any:
+    (deployment,) = made.api.of(DEPLOYMENTS)
+    return deployment["spec"]["template"]["spec"]
+
+
+def placement(made: World) -> Any:
+    return made.api.of(SERVICES)[0]["status"]["placement"]
+
+
+def config(made: World) -> Any:
+    maps = [body for body in made.api.of(CONFIG_MAPS) if "daemon.json" in body["data"]]
+    return DaemonConfig.model_validate_json(maps[-1]["data"]["daemon.json"])
+
+
+def bind(made: World) -> Any:
+    """The scheduler finds nodes, the kubelets start."""
+    for body in made.api.of(PODS):
+        made.api.report(body, running(ready=True))
+    made.settle()

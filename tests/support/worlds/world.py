@@ -1,0 +1,95 @@
+"""The operator's runs on a fake API server, for unit tests: a service, its profile, and the world that moves in between."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from pagoda_operator.observe import observe
+from pagoda_operator.orders import Nobody, Orders
+from pagoda_operator.placement.fleet import Fleet
+from pagoda_operator.placement.sizes import Size
+from pagoda_operator.plan import Plan, plan
+from pagoda_operator.queue import Outcome
+from pagoda_operator.reconcile import Reconciler
+from pagoda_operator.senses import NoQuotas, Quotas, Senses, Silence, Source
+from pagoda_operator.settings import Settings
+from pagoda_operator.state import PODS, PROFILES, SERVICES, Key, Observed, Resource
+from support.kube.fake_api import FakeApi, copied, profile_body, running, service_body
+
+KEY = Key("ns", "tiny")
+
+
+def now() -> datetime:
+    return datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class World:
+    """A fake API server and the operator's own runs on it. Worlds with more in them say what the operator perceives (`senses`).
+    `settings`: of the next process."""
+
+    settings = Settings()
+
+    def __init__(self, **spec: Any) -> None:
+        self.api = FakeApi()
+        self.api.put(PROFILES, profile_body())
+        self.api.put(SERVICES, service_body(**spec))
+        self.later = timedelta()
+        self.fleet = Fleet()
+        self.sizes: tuple[Size, ...] = ()
+        self.daemons: Orders = Nobody()
+        self.signals: Source = Silence()
+        self.quota: Quotas = NoQuotas()
+        self.restart()
+
+    def tick(self) -> None:
+        """Time passes."""
+        self.later += timedelta(minutes=1)
+
+    def restart(self) -> None:
+        """A new process: nothing is remembered."""
+        self.operator = Reconciler(self.api, self.settings, lambda: now() + self.later, self.senses())
+
+    def senses(self) -> Senses:
+        return Senses(daemons=self.daemons, signals=self.signals, quota=self.quota, fleet=lambda: self.fleet, sizes=lambda: self.sizes)
+
+    def observed(self) -> Observed:
+        found = asyncio.run(observe(self.api, KEY))
+        assert found is not None
+        return replace(found, fleet=self.fleet, sizes=self.sizes, now=(now() + self.later).timestamp())
+
+    def plan(self) -> Plan:
+        return plan(self.observed())
+
+    def run(self) -> Outcome:
+        return asyncio.run(self.operator.reconcile(KEY))
+
+    def settle(self) -> None:
+        """Runs and the Deployment controller in turn, until both are quiet."""
+        for _ in range(20):
+            before = self.api.journal.copy(), copied(self.api.objects)
+            self.run()
+            self.api.control()
+            if before == (self.api.journal, self.api.objects):
+                return
+        pytest.fail(f"not settled: {self.api.journal[-12:]}")
+
+    def make_ready(self) -> None:
+        for pod in self.api.of(PODS):
+            self.api.report(pod, running(ready=True))
+        self.settle()
+
+    def edit(self, **spec: Any) -> None:
+        self.api.edit(SERVICES, "ns", "tiny", lambda body: body["spec"].update(spec))
+
+    def names(self, resource: Resource) -> list[str]:
+        return sorted(body["metadata"]["name"] for body in self.api.of(resource))
+
+    def reason(self) -> str:
+        return str(self.conditions()["Ready"]["reason"])
+
+    def conditions(self) -> dict[str, Any]:
+        return {condition["type"]: condition for condition in self.api.of(SERVICES)[0]["status"]["conditions"]}

@@ -1,0 +1,207 @@
+"""How a model's shape is learnt: a pod that runs once, what it may do, what it tells, and what comes of its failures."""
+
+import json
+
+import pytest
+from pagoda_contracts.names import LABEL_SERVICE, LABEL_SERVICE_UID
+from pagoda_operator.state import CONFIG_MAPS, DEPLOYMENTS, PODS, PROFILES
+from support.worlds.fleets import CPU, fleet, gpu, mig
+from support.worlds.placing import ENGINE, LLAMA_CONFIG, MIXED, bind, placement
+from support.worlds.world import World
+
+REPORT = json.dumps({"config": LLAMA_CONFIG, "weightBytes": 2471645608, "digest": ""})
+
+
+def world(*accelerators, image="fetch:1", **spec):
+    made = World(accelerators=list(accelerators or [mig(least="1Gi")]), engine=ENGINE, **spec)
+    images = {"daemon": "daemon:1"} | ({"fetch": image} if image else {})
+    made.api.edit(PROFILES, "", "default", lambda body: body["spec"].update(images=images))
+    made.fleet = fleet(MIXED)
+    made.settle()
+    return made
+
+
+def inspectors(made):
+    return [body for body in made.api.of(PODS) if "inspect" in body["metadata"]["name"]]
+
+
+def ends(made, code=0, message=REPORT, **more):
+    (body,) = inspectors(made)
+    ended = {"terminated": {"exitCode": code, "message": message}}
+    state = {"state": ended} if code == 0 else {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended}
+    body["status"] = {"phase": "Succeeded" if code == 0 else "Running", "containerStatuses": [{"name": "inspect", **state, **more}]}
+    made.settle()
+
+
+def test_a_model_of_unknown_size_is_inspected_before_anything_runs():
+    made = world()
+    assert (made.reason(), made.names(DEPLOYMENTS)) == ("InspectingModel", [])
+    (body,) = inspectors(made)
+    spec = body["spec"]
+    assert spec["containers"][0]["args"] == ["inspect", "pvc://models/tiny"]
+    assert (spec["restartPolicy"], spec["automountServiceAccountToken"]) == ("OnFailure", False)
+    assert spec["containers"][0]["volumeMounts"] == [{"name": "pagoda-claim", "mountPath": "/claims/models", "readOnly": True}]
+    assert spec["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_it_is_no_replica_for_service_and_gateway_and_yet_the_operator_hears_of_it():
+    made = world()
+    (body,) = inspectors(made)
+    labels, uid = body["metadata"]["labels"], made.observed().meta.uid
+    assert (labels[LABEL_SERVICE], labels[LABEL_SERVICE_UID] == uid) == ("tiny", False)
+    assert body["metadata"]["ownerReferences"][0]["uid"] == uid
+    assert made.observed().pods == ()
+
+
+def test_what_it_tells_is_kept_it_goes_and_the_service_is_placed():
+    made = world()
+    ends(made)
+    assert inspectors(made) == []
+    kept = next(body for body in made.api.of(CONFIG_MAPS) if body["metadata"]["name"] == "tiny-model")
+    assert json.loads(kept["data"]["model.json"])["config"] == LLAMA_CONFIG
+    assert placement(made)["device"] == "mig-1g.10gb, 9.8 GiB"
+    bind(made)
+    assert (made.reason(), "tiny-model" in made.names(CONFIG_MAPS)) == ("Available", True)
+
+
+@pytest.mark.parametrize("uri", ["az://account/name", "https://example.com/model"])
+def test_a_model_that_nothing_can_fetch_is_refused_before_a_pod_could_fail_at_it(uri):
+    made = world(gpu("H100"), model={"uri": uri})
+    assert (made.reason(), inspectors(made)) == ("UnsupportedUri", [])
+    assert uri in made.conditions()["Ready"]["message"]
+    made.edit(model={"uri": "pvc://models/tiny"})
+    made.settle()
+    assert (made.reason(), len(inspectors(made))) == ("InspectingModel", 1)
+    made.edit(model={"uri": uri})
+    made.settle()
+    assert (made.reason(), inspectors(made)) == ("UnsupportedUri", [])
+
+
+def test_another_model_is_inspected_anew_and_what_runs_goes_on_meanwhile():
+    made = world()
+    ends(made)
+    bind(made)
+    before = made.names(DEPLOYMENTS)
+    made.edit(model={"uri": "hf://org/other", "revision": "v2"})
+    made.settle()
+    assert (made.reason(), made.names(DEPLOYMENTS)) == ("InspectingModel", before)
+    assert "keep serving" in made.conditions()["Ready"]["message"]
+    (body,) = inspectors(made)
+    assert body["spec"]["containers"][0]["args"] == ["inspect", "hf://org/other", "--revision", "v2"]
+    ends(made)
+    assert made.names(DEPLOYMENTS) != before
+
+
+def test_a_credential_is_mounted_by_its_name():
+    secret = {"name": "hub", "secretRef": {"name": "hub-token"}}
+    made = world(model={"uri": "hf://org/unpublished", "credential": "hub"}, credentials=[secret])
+    spec = inspectors(made)[0]["spec"]
+    assert spec["volumes"] == [{"name": "pagoda-credential", "secret": {"secretName": "hub-token"}}]
+    assert spec["containers"][0]["args"][-2:] == ["--credential", "hub"]
+
+
+def test_a_failure_that_no_retry_cures_stalls_with_its_words():
+    made = world()
+    ends(made, code=78, message="NotFound: pvc://models/tiny: no such folder")
+    assert (made.reason(), made.conditions()["Stalled"]["status"]) == ("ModelRejected", "True")
+    assert "no such folder" in made.conditions()["Stalled"]["message"]
+    ends(made)
+    assert placement(made)["chosen"] == "mig[0]"
+
+
+def test_a_passing_failure_is_told_and_waited_out():
+    made = world()
+    ends(made, code=1, message="Unreachable: 503")
+    assert made.reason() == "InspectingModel"
+    assert "the last try failed and is repeated: Unreachable: 503" in made.conditions()["Reconciling"]["message"]
+
+
+def test_a_model_that_cannot_be_sized_runs_on_cpu_only():
+    made = world(gpu("H100"), CPU)
+    ends(made, message=json.dumps({"config": {"model_type": "novel"}}))
+    assert placement(made)["chosen"] == "cpu[1]"
+    assert "model_type 'novel'" in placement(made)["rejected"][0]["why"]
+
+
+def test_who_told_of_a_model_that_nothing_holds_goes_too():
+    made = world(mig(least="1Gi"))
+    ends(made, message=json.dumps({"config": LLAMA_CONFIG | {"num_hidden_layers": 4000}}))
+    assert (made.reason(), inspectors(made), made.names(CONFIG_MAPS)) == ("NoAccelerator", [], ["tiny-model"])
+
+
+@pytest.mark.parametrize("message", ['{"weights": 1}', "[]", "killed", '{"config": []}', ""])
+def test_what_is_no_report_stalls_and_is_not_kept(message):
+    made = world()
+    ends(made, message=message)
+    assert (made.reason(), made.names(CONFIG_MAPS)) == ("ModelRejected", [])
+
+
+def test_without_an_image_that_could_inspect_devices_are_rejected_and_cpu_goes_on():
+    made = world(gpu("H100"), CPU, image="")
+    assert (inspectors(made), placement(made)["chosen"]) == ([], "cpu[1]")
+    assert "names no images.fetch" in placement(made)["rejected"][0]["why"]
+
+
+@pytest.mark.parametrize("accelerators", [[CPU], [CPU, gpu("H100")], [gpu("L40S"), CPU]])
+def test_nothing_is_inspected_where_no_device_could_be_had(accelerators):
+    made = world(*accelerators)
+    assert inspectors(made) == []
+    assert made.names(DEPLOYMENTS) != []
+
+
+def test_a_needless_inspection_ends():
+    made = world()
+    made.edit(accelerators=[CPU])
+    made.settle()
+    assert inspectors(made) == []
+
+
+def test_it_asks_where_a_replica_s_sidecar_would():
+    made = world()
+    sidecar = {
+        "name": "fetch",
+        "env": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+        "volumeMounts": [{"name": "authority", "mountPath": "/etc/authority"}, {"name": "model", "mountPath": "/models"}],
+    }
+    daemon = {"name": "daemon", "env": [{"name": "OTHER", "value": "1"}]}
+    volumes = [{"name": "authority", "configMap": {"name": "authority"}}, {"name": "unused", "emptyDir": {}}]
+    spec = {
+        "initContainers": [sidecar],
+        "containers": [daemon],
+        "volumes": volumes,
+        "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["hub"]}],
+    }
+    made.api.edit(PROFILES, "", "default", lambda body: body["spec"].update(podTemplate={"spec": spec}))
+    made.edit(model={"uri": "hf://org/other"})
+    made.settle()
+    found = inspectors(made)[0]["spec"]
+    assert found["containers"][0]["env"] == sidecar["env"]
+    assert found["containers"][0]["volumeMounts"] == sidecar["volumeMounts"][:1]
+    assert (found["volumes"], found["hostAliases"]) == (volumes[:1], spec["hostAliases"])
+
+
+def test_a_profile_s_volumes_may_have_any_name_that_a_replica_lets_them_have():
+    made = world(model={"uri": "pvc://models/tiny"})
+    mine = [{"name": name, "emptyDir": {}} for name in ("claim", "credential")]
+    sidecar = {"name": "fetch", "volumeMounts": [{"name": one["name"], "mountPath": f"/etc/{one['name']}"} for one in mine]}
+    template = {"spec": {"initContainers": [sidecar], "volumes": mine}}
+    made.api.edit(PROFILES, "", "default", lambda body: body["spec"].update(podTemplate=template))
+    secret = {"name": "hub", "secretRef": {"name": "hub-token"}}
+    made.edit(model={"uri": "pvc://models/other", "credential": "hub"}, credentials=[secret])
+    made.settle()
+    names = [volume["name"] for volume in inspectors(made)[0]["spec"]["volumes"]]
+    assert (len(names), len(set(names))) == (4, 4), names
+
+
+def test_a_credential_that_was_missing_is_tried_with_at_once():
+    made = world(model={"uri": "hf://org/unpublished"})
+    ends(made, code=78, message="Forbidden: org/unpublished asks for a credential")
+    assert made.reason() == "ModelRejected"
+    secret = {"name": "hub", "secretRef": {"name": "hub-token"}}
+    made.edit(model={"uri": "hf://org/unpublished", "credential": "hub"}, credentials=[secret])
+    made.settle()
+    assert made.reason() == "InspectingModel"
+    (body,) = inspectors(made)
+    assert body["spec"]["containers"][0]["args"][-2:] == ["--credential", "hub"]
+    ends(made)
+    assert placement(made)["chosen"] == "mig[0]"

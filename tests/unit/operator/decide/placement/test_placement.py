@@ -1,0 +1,114 @@
+"""Which alternative is taken, as a service's status tells it, and that nothing of a spec is dropped in silence."""
+
+import pytest
+from pagoda_contracts.resources.scaling import ScalingSpec
+from pagoda_contracts.resources.service import InferenceServiceSpec
+from pagoda_operator.state import DEPLOYMENTS, SERVICES
+from pagoda_operator.unheeded import FIELDS, idle_scaling, unheeded
+from support.kube.object_table import FULL, SERVICE
+from support.worlds.world import World
+
+CPU = {"cpu": {"cores": "250m", "memory": "1Gi"}}
+NIGHT = {"name": "night", "start": "0 22 * * *", "duration": "8h", "min": 0}
+GPU, MIG, DRA = {"gpu": {"product": "H100"}}, {"mig": {"profile": "3g.40gb"}}, {"dra": {"deviceClassName": "gpu.nvidia.com"}}
+
+
+def test_entries_that_no_node_offers_are_rejected_with_a_reason_and_the_next_is_taken():
+    world = World(accelerators=[GPU, MIG, DRA, CPU])
+    world.settle()
+    world.make_ready()
+    placement = world.api.of(SERVICES)[0]["status"]["placement"]
+    assert placement["chosen"] == "cpu[3]"
+    assert [rejected["accelerator"] for rejected in placement["rejected"]] == ["gpu[0]", "mig[1]", "dra[2]"]
+    assert [rejected["why"].partition(";")[0] for rejected in placement["rejected"]] == [
+        "no node offers a whole GPU H100",
+        "no node offers mig-3g.40gb",
+        "no ResourceSlice has a device of class gpu.nvidia.com for these selectors",
+    ]
+    assert world.reason() == "Available"
+
+
+def test_without_an_entry_that_can_be_taken_the_service_stalls_and_nothing_is_made():
+    world = World(accelerators=[GPU])
+    world.settle()
+    assert world.conditions()["Stalled"]["status"] == "True"
+    assert (world.reason(), world.names(DEPLOYMENTS)) == ("NoAccelerator", [])
+    assert "gpu[0]: no node offers a whole GPU H100; offered: nothing" in world.conditions()["Ready"]["message"]
+
+
+def test_a_service_that_runs_goes_on_while_its_new_accelerators_cannot_be_had():
+    world = World()
+    world.settle()
+    world.make_ready()
+    before = world.names(DEPLOYMENTS)
+    world.edit(accelerators=[GPU])
+    world.settle()
+    assert (world.names(DEPLOYMENTS), world.reason()) == (before, "NoAccelerator")
+    assert "ready of an older revision keep serving" in world.conditions()["Ready"]["message"]
+
+
+def test_a_model_that_nothing_can_fetch_stalls_and_names_what_can_be_served():
+    world = World(model={"uri": "az://account/name"})
+    world.settle()
+    assert (world.reason(), world.names(DEPLOYMENTS)) == ("UnsupportedUri", [])
+    assert "az://account/name" in world.conditions()["Ready"]["message"]
+    assert "accepted: pvc://, hf://, s3://, gs://, oci://" in world.conditions()["Ready"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("scaling", "told"),
+    [
+        ({}, ()),
+        ({"min": 1, "predictive": {"enabled": False}, "targets": {}, "behavior": {}}, ()),
+        ({"min": 0, "max": 4, "idleAfter": "5m"}, ("min", "max", "idleAfter")),
+        ({"min": 2, "targets": {"queueDepth": 4}, "behavior": {"scaleUp": {}}}, ("min", "targets", "behavior")),
+        ({"predictive": {"enabled": True}, "schedules": [NIGHT]}, ("schedules", "predictive")),
+        ({"mode": "External", "min": 0, "idleAfter": "5m"}, ()),  # idleAfter acts there, and asks for min 0
+        ({"mode": "External", "min": 0, "max": 4, "targets": {"queueDepth": 4}}, ("min", "max", "targets")),
+        ({"mode": "Auto", "min": 0, "max": 4, "idleAfter": "5m", "targets": {"queueDepth": 4}, "schedules": [NIGHT]}, ()),
+    ],
+)
+def test_words_of_scaling_that_do_nothing_in_a_mode_are_named(scaling, told):
+    assert idle_scaling(ScalingSpec.model_validate(scaling)) == tuple(f"scaling.{word}" for word in told)
+
+
+def test_the_status_says_in_which_mode_they_do_nothing():
+    world = World(scaling={"min": 0, "max": 4})
+    world.settle()
+    world.make_ready()
+    assert world.conditions()["Ready"]["message"].endswith("; of no effect in mode Manual: scaling.min, scaling.max")
+    written = len(world.api.journal)
+    world.restart()
+    world.settle()
+    assert len(world.api.journal) == written
+
+
+def test_waiting_for_an_accelerator_is_no_new_revision():
+    waiting, plain = ({**CPU, "fallbackAfter": "5m"}, CPU)
+    assert World(accelerators=[waiting]).plan().current == World(accelerators=[plain]).plan().current
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_each_field_that_changes_nothing_yet_is_named(field):
+    assert field in unheeded(InferenceServiceSpec.model_validate(full(field)))
+
+
+def full(field):
+    spec = FULL[SERVICE]
+    if field in ("model.credential", "credentials", "model.revision"):  # a claim's files have no use for them
+        model = {name: value for name, value in spec["model"].items() if name != "cache"}
+        return {**spec, "model": {**model, "uri": "pvc://models"}}
+    if field != "engine.kvCache.memoryFraction":
+        return spec
+    cache = {"memoryFraction": 0.9}
+    return {**spec, "engine": {**spec["engine"], "kvCache": cache}}
+
+
+def test_the_status_names_them_and_is_silent_about_defaults_written_out():
+    world = World(adapters={"maxLoaded": 4})
+    world.settle()
+    world.make_ready()
+    assert world.conditions()["Ready"]["message"].endswith("; not acted on yet: adapters")
+    silent = {"scaling": {"mode": "Manual"}, "rollout": {}, "engine": {"quantization": "none", "kvCache": {"prefixCaching": True}}}
+    spec = InferenceServiceSpec.model_validate({"model": {"uri": "pvc://a"}, "accelerators": [CPU]} | silent)
+    assert unheeded(spec) == ()

@@ -1,0 +1,236 @@
+"""A service on devices, from its object to its pods: what is asked for, what is pinned, what is waited for, and that nothing flaps."""
+
+from datetime import timedelta
+
+import pytest
+from pagoda_contracts.names import ANNOTATION_PLACEMENT, LABEL_GPU_PRODUCT
+from pagoda_operator.placement.place import spare
+from pagoda_operator.question import ask
+from pagoda_operator.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, PROFILES, RESOURCE_CLAIM_TEMPLATES
+from support.worlds.fleets import A100_80, CPU, H100, LLAMA8, TINY, cut, dra_of, fleet, gpu, mig, node, pod, resource_slice, whole
+from support.worlds.placing import ENGINE, MIXED, bind, config, placement, template, world
+from support.worlds.world import World
+
+
+def test_whole_gpus_are_asked_for_on_the_nodes_that_have_them():
+    made = world(gpu("H100", 2), there=(node("a", H100, whole(8)), node("b", A100_80, whole(8))))
+    made.settle()
+    spec = template(made)
+    daemon = spec["containers"][0]
+    assert daemon["resources"] == {"requests": {"nvidia.com/gpu": "2"}, "limits": {"nvidia.com/gpu": "2"}}
+    (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchExpressions"] == [{"key": LABEL_GPU_PRODUCT, "operator": "In", "values": ["NVIDIA-H100-80GB-HBM3"]}]
+    assert (config(made).engine.device, config(made).engine.tensor_parallel) == ("cuda", 2)
+    assert "accelerators.gpu.count" in made.conditions()["Ready"]["message"]
+
+
+def test_what_a_profile_says_of_nodes_holds_beside_it():
+    zones = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in ("x", "y")]
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": zones}}}
+    made = world(gpu("H100"), there=(node("a", H100, whole(8)),))
+    more = {"podTemplate": {"spec": {"affinity": affinity}}, "runtimeClassName": "nvidia"}
+    made.api.edit(PROFILES, "", "default", lambda body: body["spec"].update(more))
+    made.settle()
+    spec = template(made)
+    terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert [[one["key"] for one in term["matchExpressions"]] for term in terms] == [["zone", LABEL_GPU_PRODUCT]] * 2
+    assert spec["runtimeClassName"] == "nvidia"
+
+
+def test_a_slice_under_strategy_single_is_asked_for_as_a_gpu_of_that_label():
+    made = world(mig("1g.10gb"), there=(node("a", A100_80, cut(8, p1g_10gb=7), strategy="single"),))
+    made.settle()
+    spec = template(made)
+    assert spec["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchExpressions"][0]["values"] == ["NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"]
+
+
+def test_the_smallest_slice_is_pinned_and_a_changed_fleet_rolls_nothing():
+    made = world(mig(least="1Gi"), there=fleet(MIXED, pods=(pod("a", mig_1g_10gb=4),)))
+    made.settle()
+    bind(made)
+    assert template(made)["containers"][0]["resources"]["limits"] == {"nvidia.com/mig-2g.20gb": "1"}
+    assert placement(made)["rejected"] == [{"accelerator": "mig[0]", "why": "mig-1g.10gb: all in use of 4 there are"}]
+    made.api.journal.clear()
+    for there in (fleet(MIXED), fleet(), fleet(node("b", H100, whole(8)))):
+        made.fleet = there
+        made.restart()
+        made.settle()
+    assert made.api.journal == []
+    assert made.reason() == "Available"
+
+
+def test_another_profile_is_another_revision_and_the_same_one_is_not():
+    small, large = world(mig(least="1Gi"), there=(MIXED,)), world(mig(least="15Gi"), there=(MIXED,))
+    again = world(mig(least="1Gi"), there=(MIXED, node("b", A100_80, whole(8))))
+    taken = world(mig(least="1Gi"), there=fleet(MIXED, pods=(pod("a", mig_1g_10gb=4),)))
+    found = [made.plan().current.name for made in (small, large, again, taken)]
+    assert found[0] == found[2]
+    assert len(set(found)) == 3
+
+
+def test_devices_in_use_are_waited_for_without_a_write_per_tick_and_a_restart_goes_on():
+    made = world(gpu("H100", fallbackAfter="5m"), CPU, there=fleet(node("a", H100, whole(8)), pods=(pod("a", gpu=8),)))
+    made.settle()
+    assert made.reason() == "WaitingForCapacity"
+    assert (placement(made)["chosen"], placement(made)["waiting"]["since"]) == ("gpu[0]", "2026-01-01T00:00:00Z")
+    assert "all in use of 8 there are" in made.conditions()["Reconciling"]["message"]
+    made.api.journal.clear()
+    for _ in range(4):
+        made.tick()
+        made.restart()
+        made.run()
+    assert made.api.journal == []
+    assert made.run().again == 60
+    made.tick()
+    made.settle()
+    assert (placement(made)["chosen"], "waiting" in placement(made)) == ("cpu[1]", False)
+    assert placement(made)["rejected"] == [{"accelerator": "gpu[0]", "why": "NVIDIA-H100-80GB-HBM3: all in use of 8 there are"}]
+    assert template(made)["containers"][0]["resources"]["requests"] == {"cpu": "8", "memory": "32Gi"}
+
+
+def test_who_fell_back_and_runs_stays_when_the_first_choice_gets_free_until_the_list_is_edited():
+    full = fleet(node("a", H100, whole(8)), pods=(pod("a", gpu=8),))
+    made = world(gpu("H100", fallbackAfter="0s"), CPU, there=full)
+    made.settle()
+    bind(made)
+    made.fleet = fleet(node("a", H100, whole(8)))
+    made.api.journal.clear()
+    made.restart()
+    made.settle()
+    assert made.api.journal == []
+    made.edit(replicas=2)
+    made.settle()
+    bind(made)
+    assert placement(made)["chosen"] == "cpu[1]"
+    made.edit(accelerators=[gpu("H100"), mig("1g.10gb"), CPU])
+    made.settle()
+    assert placement(made)["chosen"] == "gpu[0]"
+
+
+def test_a_wait_that_ends_takes_the_first_choice():
+    full = fleet(node("a", H100, whole(8)), pods=(pod("a", gpu=8),))
+    made = world(gpu("H100", fallbackAfter="5m"), CPU, there=full)
+    made.settle()
+    made.fleet = fleet(node("a", H100, whole(8)))
+    made.settle()
+    assert "waiting" not in placement(made)
+    bind(made)
+    made.later += timedelta(hours=1)
+    made.settle()
+    assert (placement(made)["chosen"], made.reason()) == ("gpu[0]", "Available")
+
+
+def test_an_edited_entry_is_waited_for_anew():
+    full = fleet(node("a", H100, whole(8)), node("b", A100_80, whole(8)), pods=(pod("a", gpu=8), pod("b", "o", gpu=8)))
+    made = world(gpu("H100", fallbackAfter="5m"), CPU, there=full)
+    made.settle()
+    made.later += timedelta(minutes=4)
+    made.edit(accelerators=[gpu("A100", fallbackAfter="5m"), CPU])
+    made.settle()
+    assert placement(made)["waiting"]["since"] == "2026-01-01T00:04:00Z"
+    made.later += timedelta(minutes=4)
+    made.settle()
+    assert placement(made)["chosen"] == "gpu[0]"
+
+
+def test_a_new_revision_of_who_fell_back_does_not_wait_again_but_takes_the_first_choice_where_it_is_free():
+    full, empty = fleet(node("a", H100, whole(8)), pods=(pod("a", gpu=8),)), fleet(node("a", H100, whole(8)))
+    for there, chosen in ((full, "cpu[1]"), (empty, "gpu[0]")):
+        made = world(gpu("H100", fallbackAfter="0s"), CPU, there=full)
+        made.settle()
+        bind(made)
+        made.fleet = there
+        made.edit(engine=ENGINE | {"maxConcurrency": 4}, accelerators=[gpu("H100", fallbackAfter="1h"), CPU])
+        made.settle()
+        assert (placement(made)["chosen"], "waiting" in placement(made)) == (chosen, False)
+
+
+def test_what_waits_keeps_the_devices_it_was_rendered_for():
+    full = fleet(node("a", H100, whole(8)), pods=(pod("a", gpu=8),))
+    made = world(gpu(), there=full)
+    made.settle()
+    made.api.journal.clear()
+    made.fleet = fleet(node("a", H100, whole(8)), node("b", A100_80, whole(8)), pods=(pod("a", gpu=8), pod("b", "o", gpu=8)))
+    made.settle()
+    assert [kind for verb, kind, _ in made.api.journal if verb != "status"] == []
+
+
+def test_a_service_that_an_older_operator_put_on_cpu_stays_there():
+    made = world(gpu("H100"), CPU)
+    made.settle()
+    bind(made)
+    for body in made.api.of(CONFIG_MAPS):
+        body["metadata"].get("annotations", {}).pop(ANNOTATION_PLACEMENT, None)
+    made.fleet = fleet(node("a", H100, whole(8)))
+    before = made.names(DEPLOYMENTS)
+    made.settle()
+    assert (made.names(DEPLOYMENTS), placement(made)["chosen"]) == (before, "cpu[1]")
+
+
+def test_a_revision_on_claims_has_their_template_and_leaves_none_behind():
+    sliced = node("a", H100, cut(1, p3g_40gb=1, p1g_10gb=2))
+    piece = resource_slice("a", H100, cut(1, p3g_40gb=1, p1g_10gb=2))
+    made = world(dra_of("mig.nvidia.com", "device.driver == 'gpu.nvidia.com'"), there=fleet(sliced, slices=(piece,)))
+    made.settle()
+    (claims,) = made.api.of(RESOURCE_CLAIM_TEMPLATES)
+    (request,) = claims["spec"]["spec"]["devices"]["requests"]
+    expressions = [selector["cel"]["expression"] for selector in request["exactly"]["selectors"]]
+    assert (request["exactly"]["deviceClassName"], request["exactly"]["count"]) == ("mig.nvidia.com", 1)
+    assert expressions[0] == "device.driver == 'gpu.nvidia.com'"
+    assert "device.attributes['gpu.nvidia.com'].profile == '1g.10gb'" in expressions
+    spec = template(made)
+    assert spec["resourceClaims"] == [{"name": "devices", "resourceClaimTemplateName": claims["metadata"]["name"]}]
+    assert spec["containers"][0]["resources"] == {"claims": [{"name": "devices"}]}
+    bind(made)
+    made.edit(accelerators=[CPU])
+    made.settle()
+    bind(made)
+    assert (made.names(RESOURCE_CLAIM_TEMPLATES), placement(made)["chosen"]) == ([], "cpu[0]")
+
+
+def test_a_revision_on_claims_survives_the_loss_of_its_pin():
+    sliced = node("a", H100, cut(1, p3g_40gb=1, p1g_10gb=2))
+    made = world(dra_of("mig.nvidia.com"), there=fleet(sliced, slices=(resource_slice("a", H100, cut(1, p3g_40gb=1, p1g_10gb=2)),)))
+    made.settle()
+    bind(made)
+    before = (made.names(DEPLOYMENTS), made.names(RESOURCE_CLAIM_TEMPLATES), template(made))
+    for key in [key for key in made.api.objects if key[0] == CONTROLLER_REVISIONS.kind]:
+        del made.api.objects[key]
+    made.settle()
+    assert (made.names(DEPLOYMENTS), made.names(RESOURCE_CLAIM_TEMPLATES), template(made)) == before
+    assert len(made.names(CONTROLLER_REVISIONS)) == 1
+
+
+@pytest.mark.parametrize(("others", "room"), [(0, 1), (1, 0)])
+def test_room_for_a_surge_counts_the_services_own_pods_as_in_the_way(others, room):
+    made = world(gpu("H100"), there=(node("a", H100, whole(2)),))
+    made.settle()
+    observed = made.observed()
+    mine = pod("a", "mine", uid=observed.meta.uid, gpu=1)
+    made.fleet = fleet(node("a", H100, whole(2)), pods=(mine, *[pod("a", "other", gpu=1)] * others))
+    question = ask(made.observed(), observed.spec)
+    resolved = made.plan().placement.resolved
+    assert spare(question, resolved, observed.spec.accelerators[0]) == room
+
+
+@pytest.mark.parametrize(("gpus", "cordoned", "strategy"), [(2, False, "Surge"), (1, False, "Replace"), (1, True, "Surge")])
+def test_a_rollout_surges_where_there_is_a_place_and_replaces_where_only_its_own_replica_gives_one(gpus, cordoned, strategy):
+    made = world(gpu("H100"), there=(node("a", H100, whole(gpus)),))
+    made.settle()
+    bind(made)
+    mine = pod("a", "mine", uid=made.observed().meta.uid, gpu=1)
+    made.fleet = fleet(node("a", H100, whole(gpus), cordoned=cordoned), pods=(mine,))
+    made.edit(engine=ENGINE | {"maxModelLen": 2048})
+    made.run()
+    assert made.plan().rollout.record.strategy == strategy
+
+
+def test_a_published_model_needs_no_inspection():
+    for uri in (LLAMA8, TINY):
+        made = World(accelerators=[mig("3g.40gb")], engine=ENGINE, model={"uri": uri})
+        made.fleet = fleet(MIXED)
+        placed = made.plan().placement
+        assert placed is not None
+        assert (placed.held, placed.status.chosen) == (None, "mig[0]")

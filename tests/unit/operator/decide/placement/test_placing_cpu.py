@@ -1,0 +1,332 @@
+"""Services on CPU: a model that its own memory can never hold, nodes that have no room, and what is asked of a list for nothing."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from pagoda_contracts.names import COMPONENT_INSPECT, LABEL_COMPONENT
+from pagoda_contracts.resources.placement import CpuAccelerator
+from pagoda_operator.placement.nodes import parse_node
+from pagoda_operator.placement.options import options
+from pagoda_operator.placement.sizes import largest, too_small
+from pagoda_operator.placement.view import View
+from pagoda_operator.state import DEPLOYMENTS, NODES, PODS, PROFILES
+from pagoda_operator.world import World as Mirrored
+from pagoda_operator.world_parsers import PARSERS
+from support.worlds.fleets import CPU, H100, LLAMA8, fleet, gpu, node, plain_node, whole
+from support.worlds.placing import ENGINE, bind, inspected, placement, template
+from support.worlds.played_scheduler import refuse
+from support.worlds.world import World
+
+UNHEARD_OF = "hf://nobody/has-heard-of"
+LACKS = "0/3 nodes are available: 3 Insufficient cpu."
+EMPTY = fleet(node("a", H100, whole(8)))
+
+
+def cores(count, memory="1Gi", **more):
+    return {"cpu": {"cores": count, "memory": memory}, **more}
+
+
+def world(*accelerators, model="pvc://models/tiny", there=(), **spec):
+    made = World(accelerators=list(accelerators), **{"engine": ENGINE, **spec}, model={"uri": model})
+    made.api.edit(PROFILES, "", "default", lambda body: body["spec"]["images"].update(fetch="localhost/fetch:1"))
+    made.fleet = fleet(*there) if isinstance(there, tuple) else there
+    return made
+
+
+def message(made, condition="Reconciling"):
+    return made.conditions()[condition]["message"]
+
+
+# The model against its own memory
+
+
+def test_a_model_that_its_memory_never_holds_stalls_with_a_reason_and_no_pod():
+    made = world(cores("8", "1Gi"), model=LLAMA8)
+    made.settle()
+    assert made.reason() == "NoAccelerator"
+    assert "cpu[0]: needs 16.0 GiB for weights + 1 request at 4,096 tokens, has 1.0 GiB" in message(made, "Stalled")
+    assert placement(made)["rejected"][0]["accelerator"] == "cpu[0]"
+    assert (made.api.of(DEPLOYMENTS), made.api.of(PODS)) == ([], [])
+    made.edit(accelerators=[cores("8", "32Gi")])
+    made.settle()
+    bind(made)
+    assert (made.reason(), placement(made)["rejected"]) == ("Available", [])
+
+
+def test_what_never_fits_on_cpu_falls_to_the_next():
+    made = world(cores("8", "1Gi"), gpu("H100"), model=LLAMA8, there=EMPTY)
+    made.settle()
+    assert (placement(made)["chosen"], placement(made)["rejected"][0]["accelerator"]) == ("gpu[1]", "cpu[0]")
+
+
+@pytest.mark.parametrize(
+    ("engine", "memory"),
+    [
+        ({"maxConcurrency": 64}, "17500Mi"),
+        ({"maxConcurrency": 64, "maxModelLen": 2048}, "17500Mi"),
+        ({"maxConcurrency": 64, "kvCache": {"memoryFraction": 0.1}}, "17500Mi"),
+        ({"maxConcurrency": 64, "kvCache": {"size": "64Mi"}}, "17500Mi"),
+        ({"quantization": "int8"}, "11Gi"),
+    ],
+)
+def test_one_request_has_to_fit_and_not_as_many_as_there_may_be(engine, memory):
+    made = world(cores("8", memory), model=LLAMA8, engine=engine)
+    made.settle()
+    assert (placement(made)["chosen"], made.reason()) == ("cpu[0]", "Scheduling")
+
+
+@pytest.mark.parametrize("engine", [{"maxModelLen": 131_072}, {"kvCache": {"size": "20Gi"}}, {"dtype": "float32"}])
+def test_a_longer_request_a_larger_cache_and_wider_weights_need_more(engine):
+    made = world(cores("8", "24Gi"), model=LLAMA8, engine={"maxConcurrency": 1, **engine})
+    made.settle()
+    assert made.reason() == "NoAccelerator"
+
+
+def test_who_serves_is_not_judged_anew(monkeypatch):
+    made = world(cores("8", "32Gi"), model=LLAMA8)
+    made.settle()
+    bind(made)
+    made.api.journal.clear()
+    monkeypatch.setattr("pagoda_operator.placement.options.why_not_on_cpu", lambda *_: "no")
+    made.restart()
+    made.settle()
+    assert (made.api.journal, made.reason()) == ([], "Available")
+
+
+# Nodes that have no room
+
+
+def test_what_no_node_has_is_waited_for_with_a_pod_made_and_a_reason():
+    made = world(cores("1000"))
+    made.sizes = largest(parse_node(plain_node(name, count)) for name, count in (("a", "64"), ("b", "8")))
+    made.settle()
+    assert (len(made.api.of(PODS)), made.reason()) == (1, "Scheduling")
+    refuse(made, words=LACKS)
+    assert (made.reason(), made.conditions()["Stalled"]["status"]) == ("WaitingForCapacity", "False")
+    assert "cpu[0] since " in message(made)
+    assert f"finds no node: needs 1,000 cores on one node, the largest has 64 cores; {LACKS}" in message(made)
+    assert (len(made.api.of(PODS)), placement(made)["chosen"], placement(made)["rejected"]) == (1, "cpu[0]", [])
+    bind(made)
+    assert (made.reason(), "waiting" in placement(made)) == ("Available", False)
+
+
+def test_a_wait_is_no_write_per_tick_and_a_restart_does_not_begin_it_anew():
+    made = world(CPU)
+    made.settle()
+    refuse(made, words=LACKS)
+    assert LACKS in message(made)
+    since = placement(made)["waiting"]["since"]
+    made.api.journal.clear()
+    for _ in range(3):
+        made.tick()
+        made.restart()
+        made.run()
+    assert (made.api.journal, placement(made)["waiting"]["since"]) == ([], since)
+
+
+@pytest.mark.parametrize("words", ["no nodes available to schedule pods", "0/1 nodes are available: 1 Too many pods."])
+def test_a_lack_of_nodes_or_of_places_for_pods_is_waited_for_too(words):
+    made = world(CPU)
+    made.settle()
+    refuse(made, words=words)
+    assert (made.reason(), words in message(made)) == ("WaitingForCapacity", True)
+
+
+def test_a_missing_volume_is_no_lack_of_room():
+    made = world(CPU)
+    made.settle()
+    refuse(made, words='0/3 nodes are available: persistentvolumeclaim "models" not found.')
+    assert (made.reason(), "waiting" in placement(made)) == ("Scheduling", False)
+
+
+def test_who_sleeps_wakes_and_waits_for_the_node_that_comes_for_its_pod():
+    made = world(CPU)
+    made.settle()
+    bind(made)
+    made.edit(replicas=0)
+    made.settle()
+    made.restart()
+    made.edit(replicas=1)
+    made.settle()
+    refuse(made, words=LACKS)
+    assert (made.reason(), len(made.api.of(PODS))) == ("WaitingForCapacity", 1)
+
+
+def test_an_entry_on_cpu_that_finds_no_node_is_left_after_its_patience_and_not_gone_back_to():
+    made = world(CPU | {"fallbackAfter": "5m"}, cores("4", "16Gi"))
+    made.settle()
+    refuse(made, words=LACKS)
+    assert (placement(made)["waiting"]["accelerator"], made.run().again) == ("cpu[0]", 300)
+    made.later += timedelta(minutes=5)
+    made.settle()
+    assert template(made)["containers"][0]["resources"]["requests"]["cpu"] == "4"
+    refuse(made, words=LACKS)
+    assert (placement(made)["chosen"], made.reason()) == ("cpu[1]", "WaitingForCapacity")
+    assert LACKS in placement(made)["rejected"][0]["why"]
+    bind(made)
+    assert (placement(made)["chosen"], made.reason()) == ("cpu[1]", "Available")
+
+
+def test_what_was_given_up_is_not_gone_back_to_while_a_model_is_read():
+    made = world(CPU | {"fallbackAfter": "5m"}, cores("4", "16Gi", fallbackAfter="5m"), gpu("H100"), model=UNHEARD_OF, there=EMPTY)
+    made.settle()
+    for _ in range(2):
+        refuse(made, words=LACKS)
+        made.later += timedelta(minutes=5, seconds=1)
+        made.settle()
+    assert (made.reason(), len(inspections(made))) == ("InspectingModel", 1)
+    assert [one["accelerator"] for one in placement(made)["rejected"]] == ["cpu[0]", "cpu[1]"]
+    made.api.journal.clear()
+    for _ in range(3):
+        made.restart()
+        made.later += timedelta(minutes=5)
+        made.settle()
+    assert (made.api.journal, made.reason()) == ([], "InspectingModel")
+    inspected(made)
+    made.settle()
+    assert placement(made)["chosen"] == "gpu[2]"
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"), [("SchedulerError", "timeout"), ("Unschedulable", "0/3 nodes are available: 3 node(s) were unschedulable.")]
+)
+def test_other_words_for_a_moment_do_not_begin_a_wait_anew(reason, words):
+    made = world(CPU | {"fallbackAfter": "5m"}, cores("4", "16Gi"))
+    made.settle()
+    refuse(made, words=LACKS)
+    since = placement(made)["waiting"]["since"]
+    made.later += timedelta(minutes=4)
+    say(made, reason, words)
+    assert (made.reason(), placement(made)["waiting"]["since"]) == ("WaitingForCapacity", since)
+    say(made, "Unschedulable", LACKS)
+    made.later += timedelta(minutes=2)
+    made.settle()
+    assert placement(made)["chosen"] == "cpu[1]"
+
+
+def say(made, reason, words):
+    """The verdict on each pod, whatever it was before."""
+    for body in made.api.of(PODS):
+        body["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": reason, "message": words}]
+    made.settle()
+
+
+def test_a_rollout_on_a_full_cluster_waits_for_its_own_old_replicas_and_leaves_no_entry_for_them():
+    made = world(CPU | {"fallbackAfter": "1m"}, cores("4", "16Gi"), replicas=2)
+    made.settle()
+    bind(made)
+    for body in made.api.of(PODS):
+        body["spec"] = body.get("spec", {}) | {"nodeName": "a"}
+    made.edit(engine={"maxModelLen": 128})
+    made.settle()
+    refuse(made, words=LACKS)
+    made.later += timedelta(seconds=50)
+    made.settle()
+    made.later += timedelta(seconds=50)
+    made.settle()
+    assert placement(made)["chosen"] == "cpu[0]"
+
+
+def test_a_replica_more_that_finds_no_node_moves_nobody():
+    made = world(CPU | {"fallbackAfter": "1m"}, cores("4"), replicas=1)
+    made.settle()
+    bind(made)
+    made.edit(replicas=2)
+    made.settle()
+    refuse(made, words=LACKS)
+    made.later += timedelta(hours=1)
+    made.settle()
+    assert (placement(made)["chosen"], made.reason()) == ("cpu[0]", "Scheduling")
+
+
+# What is asked for nothing
+
+
+def inspections(made):
+    """Pods that read a model."""
+    metas = [body["metadata"] for body in made.api.of(PODS)]
+    return [meta["name"] for meta in metas if meta["labels"].get(LABEL_COMPONENT) == COMPONENT_INSPECT]
+
+
+@pytest.mark.parametrize("entries", [[CPU], [CPU, gpu("H100")], [CPU | {"fallbackAfter": "5m"}, gpu("H100")]])
+def test_no_inspection_is_made_for_who_runs_on_cpu(entries):
+    made = world(*entries, model=UNHEARD_OF, there=EMPTY)
+    made.settle()
+    assert (inspections(made), placement(made)["chosen"], made.reason()) == ([], "cpu[0]", "Scheduling")
+    refuse(made, words=LACKS)
+    assert (inspections(made), made.reason()) == ([], "WaitingForCapacity")
+
+
+def test_nothing_after_an_entry_on_cpu_that_is_waited_for_without_end_is_looked_at(monkeypatch):
+    asked = []
+    monkeypatch.setattr("pagoda_operator.placement.place.options", lambda entry, demand: asked.append(entry) or options(entry, demand))
+    made = world(CPU, gpu("H100"), there=EMPTY)
+    made.run()
+    assert asked
+    assert all(one.cpu is not None for one in asked)
+
+
+def test_who_leaves_cpu_for_devices_has_its_model_read_then_and_does_not_wait_anew():
+    made = world(CPU | {"fallbackAfter": "5m"}, gpu("H100"), model=UNHEARD_OF, there=EMPTY)
+    made.settle()
+    refuse(made, words=LACKS)
+    since = placement(made)["waiting"]["since"]
+    made.later += timedelta(minutes=5)
+    made.settle()
+    assert (len(inspections(made)), made.reason(), placement(made)["waiting"]["since"]) == (1, "InspectingModel", since)
+    assert len(made.api.of(DEPLOYMENTS)) == 1
+    inspected(made)
+    made.settle()
+    assert placement(made)["chosen"] == "gpu[1]"
+
+
+def test_devices_do_not_wake_who_waits_for_cores_alone():
+    told = []
+    made = world(CPU)
+    made.settle()
+    refuse(made, words=LACKS)
+    made.operator._senses = replace(made.operator._senses, waits=lambda _key, *, waiting: told.append(waiting))
+    made.run()
+    assert told == [False]
+
+
+# The largest nodes
+
+
+def sizes(*nodes):
+    return largest(parse_node(plain_node(str(number), *size)) for number, size in enumerate(nodes))
+
+
+def cpu(count, memory):
+    return CpuAccelerator(cores=count, memory=memory)
+
+
+@pytest.mark.parametrize(
+    ("there", "asked", "told"),
+    [
+        (sizes(("64", "512Gi")), cpu("64", "512Gi"), ""),
+        (sizes(("64", "512Gi")), cpu("65", "1Gi"), "needs 65 cores on one node, the largest has 64 cores"),
+        (sizes(("8", "512Gi")), cpu("8050m", "1Gi"), "needs 8.1 cores on one node, the largest has 8 cores"),
+        (sizes(("7910m", "512Gi")), cpu("7920m", "1Gi"), "needs 8 cores on one node, the largest has 7.9 cores"),
+        (sizes(("1", "512Gi")), cpu("1500m", "1Gi"), "needs 1.5 cores on one node, the largest has 1 core"),
+        (sizes(("64", "16431208Ki")), cpu("1", "16Gi"), "needs 16.0 GiB on one node, the largest has 15.6 GiB"),
+        (sizes(("64", "16Gi"), ("4", "512Gi")), cpu("8", "32Gi"), "needs 8 cores and 32.0 GiB on one node, and none has both"),
+        (sizes((None, None)), cpu("8", "32Gi"), ""),
+        ((), cpu("8", "32Gi"), ""),
+    ],
+)
+def test_what_no_node_has_is_told_in_round_numbers(there, asked, told):
+    assert too_small(there, asked) == told
+
+
+def test_a_thousand_nodes_are_a_handful_of_sizes_and_looked_at_once():
+    mirrored = Mirrored(PARSERS, lambda: 0.0)
+    view = View(mirrored)
+    for number in range(1000):
+        mirrored.put(NODES, plain_node(f"n{number}", str(1 + number % 64), f"{1 + number % 32}Gi"))
+    found = view.sizes()
+    assert found == ((64_000, 32 << 30),)
+    assert view.sizes() is found
+    mirrored.put(NODES, plain_node("large", "128", "1Gi"))
+    assert view.sizes() == ((128_000, 1 << 30), (64_000, 32 << 30))

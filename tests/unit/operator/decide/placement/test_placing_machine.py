@@ -1,0 +1,125 @@
+"""Random fleets under random services: nothing is written at rest, who runs stays where he is, and no fleet takes a serving pod down."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from pagoda_operator.state import DEPLOYMENTS, PODS, PROFILES, SERVICES
+from support.kube.fake_api import is_ready, running, waiting
+from support.suite.profiles import examples
+from support.worlds.fleets import A100_80, CPU, H100, TINY, cut, fleet, gpu, mig, node, pod, whole
+from support.worlds.played_scheduler import refuse
+from support.worlds.world import World
+
+BUSY = pod("a", gpu=8)
+FLEETS = {
+    "none": fleet(),
+    "h100": fleet(node("a", H100, whole(8))),
+    "busy": fleet(node("a", H100, whole(8)), pods=(BUSY,)),
+    "cordoned": fleet(node("a", H100, whole(8), cordoned=True)),
+    "mixed": fleet(node("a", H100, whole(2), cut(2, p3g_40gb=1, p1g_10gb=2))),
+    "slices held": fleet(node("a", H100, whole(2), cut(2, p3g_40gb=1, p1g_10gb=2)), pods=(pod("a", mig_1g_10gb=4),)),
+    "both": fleet(node("a", H100, whole(8)), node("b", A100_80, cut(8, p1g_10gb=7), strategy="single"), pods=(BUSY,)),
+    "stranded": fleet(node("a", H100, cut(8))),
+}
+LISTS = [
+    [gpu("H100", fallbackAfter="5m"), CPU],
+    [gpu("H100")],
+    [mig(least="1Gi"), gpu("H100")],
+    [mig(least="1Gi", fallbackAfter="1m"), gpu("H100", fallbackAfter="1m"), CPU],
+    [CPU, gpu("H100")],
+    [CPU | {"fallbackAfter": "2m"}, gpu("H100")],
+]
+
+
+class Placements(RuleBasedStateMachine):
+    """The operator may be restarted anywhere; its memory is in the objects."""
+
+    @initialize(entries=st.sampled_from(LISTS), there=st.sampled_from(sorted(FLEETS)))
+    def start(self, entries: list[Any], there: str) -> None:
+        engine = {"maxModelLen": 4096, "maxConcurrency": 8}
+        self.world = World(accelerators=entries, model={"uri": TINY}, engine=engine)
+        images = {"daemon": "d:1", "fetch": "f:1"}
+        self.world.api.edit(PROFILES, "", "default", lambda body: body["spec"].update(images=images))
+        self.world.fleet = FLEETS[there]
+        self.world.api.before_write = self.judge
+        self.world.settle()
+
+    def judge(self, verb: str, kind: str, name: str) -> None:
+        if kind == DEPLOYMENTS.kind and verb == "delete":
+            live = next(body for body in self.world.api.of(DEPLOYMENTS) if body["metadata"]["name"] == name)
+            mine = [one for one in self.world.api.of(PODS) if one["metadata"]["ownerReferences"][0]["uid"] == live["metadata"]["uid"]]
+            assert not any(map(is_ready, mine)), f"{name} was deleted under ready pods"
+
+    def placement(self) -> dict[str, Any]:
+        told: dict[str, Any] = self.world.api.of(SERVICES)[0]["status"]["placement"]
+        return told
+
+    def home(self) -> tuple[str, str]:
+        told = self.placement()
+        return told.get("chosen", ""), told.get("device", "")
+
+    def runs(self) -> bool:
+        return any(map(is_ready, self.world.api.of(PODS)))
+
+    @rule(there=st.sampled_from(sorted(FLEETS)))
+    def shift(self, there: str) -> None:
+        before = self.home() if self.runs() else None
+        serving = sum(map(is_ready, self.world.api.of(PODS)))
+        self.world.fleet = FLEETS[there]
+        self.world.settle()
+        if before is not None:
+            assert (self.home(), sum(map(is_ready, self.world.api.of(PODS)))) == (before, serving)
+
+    @rule(minutes=st.integers(0, 7))
+    def pass_time(self, minutes: int) -> None:
+        before = self.home() if self.runs() else None
+        self.world.later += timedelta(minutes=minutes)
+        self.world.settle()
+        assert before in (None, self.home())
+
+    @rule(entries=st.sampled_from(LISTS))
+    def edit(self, entries: list[Any]) -> None:
+        self.world.edit(accelerators=entries)
+        self.world.settle()
+
+    @rule(replicas=st.integers(0, 2))
+    def scale(self, replicas: int) -> None:
+        self.world.edit(replicas=replicas)
+        self.world.settle()
+
+    @rule()
+    def serve(self) -> None:
+        for _ in range(2):
+            for body in self.world.api.of(PODS):
+                body["status"] = running(ready=True)
+            self.world.settle()
+
+    @rule()
+    def fail(self) -> None:
+        for body in self.world.api.of(PODS):
+            body["status"] = waiting("ErrImagePull")
+        self.world.settle()
+
+    @rule()
+    def refuse(self) -> None:
+        refuse(self.world, words="0/3 nodes are available: 3 Insufficient cpu.")
+
+    @invariant()
+    def nothing_is_written_at_rest_nor_by_a_new_process(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        written = len(self.world.api.journal)
+        self.world.restart()
+        self.world.run()
+        self.world.api.control()
+        assert self.world.api.journal[written:] == []
+
+
+TestPlacements = pytest.mark.deep(Placements.TestCase)
+TestPlacements.settings = settings(max_examples=examples(30), stateful_step_count=10)

@@ -1,0 +1,72 @@
+"""What can be placed, as scaling is told: counted where a fleet is what it is, unlimited where nodes come because pods wait."""
+
+from datetime import timedelta
+
+import pytest
+from pagoda_operator.room import GROWS_S, placeable
+from pagoda_operator.state import PODS
+from support.kube.fake_api import running
+from support.worlds.fleets import A100_80, CPU, H100, TINY, fleet, gpu, node, pod, whole
+from support.worlds.placing import ENGINE
+from support.worlds.world import World
+
+LONG_AGO = "2025-06-01T00:00:00Z"
+HOURS_AGO = "2025-12-31T20:00:00Z"
+
+
+def h100(name, count, joined=LONG_AGO, **more):
+    body = node(name, H100, whole(count), **more)
+    body["metadata"]["creationTimestamp"] = joined
+    return body
+
+
+def world(*accelerators, replicas=2):
+    """Two replicas that have nodes."""
+    made = World(accelerators=list(accelerators or [gpu("H100")]), engine=ENGINE, model={"uri": TINY}, replicas=replicas)
+    made.fleet = fleet(h100("a", 8))
+    made.settle()
+    for body in made.api.of(PODS):
+        body["status"] = running(ready=True)
+    made.settle()
+    return made
+
+
+def count(made, *nodes, pods=()):
+    made.fleet = fleet(*nodes, pods=tuple(pods))
+    return placeable(made.observed())
+
+
+@pytest.mark.parametrize(("others", "free"), [(0, 6), (5, 1), (6, 0)])
+def test_replicas_with_a_place_and_places_that_others_leave(others, free):
+    made = world()
+    uid = made.observed().meta.uid
+    mine = [pod("a", f"mine-{n}", uid=uid, gpu=1) for n in range(2)]
+    assert count(made, h100("a", 8), pods=(*mine, *[pod("a", f"other-{n}", gpu=1) for n in range(others)])) == 2 + free
+
+
+def test_places_on_other_products_and_on_cordoned_nodes_are_none():
+    made = world(gpu("H100"))
+    other = node("b", A100_80, whole(8))
+    assert count(made, h100("a", 2), other, h100("c", 8, cordoned=True), pods=[pod("a", gpu=2)]) == 2
+
+
+def test_a_replica_that_waits_has_no_place():
+    made = world()
+    made.edit(replicas=3)
+    made.settle()
+    assert count(made, h100("a", 2), pods=[pod("a", gpu=2)]) == 2
+
+
+def test_nobody_counts_where_nodes_come_for_who_waits():
+    made = world()
+    assert GROWS_S == 24 * 3600
+    assert count(made, h100("a", 2), h100("b", 2, joined=HOURS_AGO)) is None
+    made.later += timedelta(seconds=GROWS_S)
+    assert count(made, h100("a", 2), h100("b", 2, joined=HOURS_AGO)) == 2 + 4
+
+
+def test_nobody_counts_on_cpu_for_who_lives_nowhere_and_where_no_node_offers_such_devices():
+    assert count(world(CPU), h100("a", 2)) is None
+    fresh = World(accelerators=[gpu("H100")], engine=ENGINE, model={"uri": TINY})
+    assert count(fresh, h100("a", 2)) is None
+    assert count(world()) is None

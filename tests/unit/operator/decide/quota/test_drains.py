@@ -1,0 +1,192 @@
+"""A quota that shrinks takes replicas away as any scale-down does: their requests end first, or their time is over."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from pagoda_contracts.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAIN_DEADLINE
+from support.suite.profiles import examples
+from support.worlds.fake_daemons import FakeDaemons
+from support.worlds.quota import QuotaWorld
+
+# The default of spec.drain.timeout.
+DRAIN_S = 30
+
+
+class Served(QuotaWorld):
+    """Replicas have daemons; one that drains is not Ready. Each that a ReplicaSet takes is judged."""
+
+    def __init__(self):
+        super().__init__()
+        self.daemons = FakeDaemons(self.api)
+        self.taken = []
+        self.restart()
+
+    def control(self):
+        super().control()
+        self.daemons.probe()
+
+    def delete_pod(self, pod):
+        self.taken.append(pod["metadata"]["name"])
+        daemon, until = self.daemons.of(pod), self.deadline(pod)
+        assert until is not None, "taken away without a drain"
+        assert self.now_ms() >= until or (daemon.draining and not daemon.in_flight), f"taken away with {daemon} before {until}"
+        super().delete_pod(pod)
+
+    def restart(self, *, crashed=False):
+        if isinstance(self.daemons, FakeDaemons):
+            self.daemons.epoch += 1
+        super().restart(crashed=crashed)
+
+    def now_ms(self):
+        return self.now().timestamp() * 1000
+
+    def deadline(self, pod):
+        found = pod["metadata"].get("annotations", {}).get(ANNOTATION_DRAIN_DEADLINE)
+        return int(found) if found is not None else None
+
+    def draining(self):
+        return [pod for pod in self.staying if self.deadline(pod) is not None]
+
+
+def serving(replicas, cap):
+    world = Served()
+    world.cap(cap, "ns")
+    key = world.serve("ns", replicas)
+    world.round(key, 6)
+    assert (world.replicas(key), len(world.staying), world.draining(), world.daemons.told) == (replicas, replicas, [], [])
+    for pod in world.staying:
+        world.daemons.of(pod).in_flight = 1
+    return world, key
+
+
+@pytest.mark.parametrize(("replicas", "cap"), [(1, 0), (2, 1), (3, 1)])
+def test_a_shrunk_quota_waits_for_the_requests_of_those_who_go(replicas, cap):
+    world, key = serving(replicas, replicas)
+    world.recap(cap)
+    world.round(key, 5)
+    going, too_many = world.draining(), replicas - cap
+    names = {pod["metadata"]["name"] for pod in going}
+    assert len(going) == too_many
+    assert {world.deadline(pod) for pod in going} == {int(world.now_ms() + DRAIN_S * 1000)}
+    assert set(world.daemons.told) == {(name, "drain") for name in names}
+    assert all(world.daemons.of(pod).draining for pod in going)
+    assert (world.replicas(key), len(world.staying), world.taken) == (replicas, replicas, [])
+    assert world.condition(key, "Stalled")["reason"] == "QuotaExceeded"
+    for pod in going:
+        assert world.replicas(key) > cap
+        world.daemons.of(pod).in_flight = 0
+        world.round(key, 3)
+    assert (world.replicas(key), set(world.taken)) == (cap, names)
+    assert [world.daemons.of(pod).in_flight for pod in world.staying] == [1] * cap  # who stays has lost nothing
+
+
+def test_the_annotation_is_there_before_the_daemon_is_told_and_the_cost_before_replicas_fall():
+    world, key = serving(2, 2)
+    world.recap(1)
+    first = frozenset((ANNOTATION_DRAIN_DEADLINE,))
+    runs = [seen_after_a_run(world, key) for _ in range(5)]
+    assert list(dict.fromkeys(runs)) == [(first, False, 2), (first, True, 2)]
+    (pod,) = world.draining()
+    world.daemons.of(pod).in_flight = 0
+    runs = [seen_after_a_run(world, key) for _ in range(3)]
+    both = frozenset((ANNOTATION_DRAIN_DEADLINE, ANNOTATION_DELETION_COST))
+    assert list(dict.fromkeys(runs)) == [(both, True, 2), (both, True, 1)]
+
+
+def seen_after_a_run(world, key):
+    """What stands on the one that goes, whether its daemon was told, and what the Deployment wants."""
+    world.run(key)
+    (pod,) = world.draining()
+    ours = frozenset(pod["metadata"]["annotations"]) & {ANNOTATION_DRAIN_DEADLINE, ANNOTATION_DELETION_COST}
+    return ours, bool(world.daemons.told), world.replicas(key)
+
+
+def test_a_request_that_outlasts_the_drain_s_time_holds_up_the_quota_no_longer():
+    world, key = serving(1, 1)
+    world.recap(0)
+    world.round(key, 3)
+    world.later += DRAIN_S - 1
+    world.round(key, 3)
+    assert (world.replicas(key), world.taken) == (1, [])
+    world.later += 1
+    world.round(key, 3)
+    assert (world.replicas(key), len(world.taken)) == (0, 1)
+
+
+def test_a_quota_that_grows_again_turns_back_who_was_on_his_way():
+    world, key = serving(2, 2)
+    before = {pod["metadata"]["uid"] for pod in world.staying}
+    world.recap(1)
+    world.round(key, 3)
+    (pod,) = world.draining()
+    world.recap(2)
+    world.round(key, 4)
+    assert {pod["metadata"]["uid"] for pod in world.staying} == before
+    assert (world.replicas(key), world.draining(), world.daemons.of(pod).draining, world.taken) == (2, [], False, [])
+    assert world.condition(key)["reason"] == "Available"
+
+
+class Shrinks(RuleBasedStateMachine):
+    """Two services under one quota that shrinks and grows while requests land and end and operators follow each other."""
+
+    @initialize(cap=st.integers(0, 4))
+    def start(self, cap):
+        self.world = Served()
+        self.world.cap(cap, "ns")
+        self.keys = [self.world.serve("ns", 2), self.world.serve("ns", 2)]
+        self.look(5)
+
+    @rule(cap=st.integers(0, 4))
+    def people_change_the_quota(self, cap):
+        self.world.recap(cap)
+
+    @rule(data=st.data())
+    def a_request_lands(self, data):
+        if pods := self.world.daemons.routable():
+            self.world.daemons.of(data.draw(st.sampled_from(pods))).in_flight += 1
+
+    @rule(data=st.data())
+    def a_request_ends(self, data):
+        if busy := [pod for pod in self.world.staying if self.world.daemons.of(pod).in_flight]:
+            self.world.daemons.of(data.draw(st.sampled_from(busy))).in_flight -= 1
+
+    @rule(seconds=st.sampled_from([1, 10, 31]))
+    def time_passes(self, seconds):
+        self.world.later += seconds
+
+    @rule()
+    def an_operator_follows(self):
+        self.world.restart()
+
+    @rule(which=st.integers(0, 1))
+    def reconcile(self, which):
+        self.world.run(self.keys[which])
+
+    @rule()
+    def control(self):
+        self.world.control()
+
+    @rule(times=st.integers(1, 3))
+    def look(self, times):
+        for _ in range(times):
+            for key in self.keys:
+                self.world.round(key)
+
+    def teardown(self):
+        """Requests end: as many serve as the quota allows, and nobody drains."""
+        if not hasattr(self, "world"):
+            return
+        for _ in range(12):
+            for pod in self.world.staying:
+                self.world.daemons.of(pod).in_flight = 0
+            self.look(1)
+        (quota,) = self.world.seen()
+        allowed = sum(quota.caps.values())
+        assert sum(map(self.world.replicas, self.keys)) == min(4, allowed) == len(self.world.staying)
+        assert self.world.draining() == []
+
+
+TestShrinks = Shrinks.TestCase
+TestShrinks.pytestmark = [pytest.mark.deep]
+TestShrinks.settings = settings(max_examples=examples(30), stateful_step_count=30, deadline=None)

@@ -1,0 +1,44 @@
+"""Quota and scaling on devices: what a replica needs depends on how many there will be, and what may be had is asked for that."""
+
+from __future__ import annotations
+
+from pagoda_operator.quota.caps import Quota
+from pagoda_operator.quota.keeper import Quotas
+from pagoda_operator.senses import Senses
+from support.worlds.fleets import H100, TINY, cut, fleet, mig, node
+from support.worlds.scaled import ScaledWorld
+
+# The smallest slices have room for one replica, the next ones for three.
+SLICES = {"p1g_10gb": 1, "p2g_20gb": 3}
+MOST = Quota("team", frozenset({"ns"}), {"mig-2g.20gb": 2})
+
+
+class CappedWorld(ScaledWorld):
+    """`Auto` at once wants three; spec.replicas says one."""
+
+    def senses(self) -> Senses:
+        quotas = Quotas(self.api, lambda: [MOST], lambda _: None, lambda: 0.0)
+        return Senses(signals=self.gateways, scaling=self.scaler, fleet=lambda: self.fleet, quota=quotas)
+
+
+def test_what_quota_grants_is_asked_for_the_devices_that_scaling_leads_to() -> None:
+    engine = {"maxModelLen": 4096, "maxConcurrency": 8}
+    scaling = {"mode": "Auto", "min": 3, "max": 8}
+    here = CappedWorld(scaling=scaling, replicas=1, engine=engine, accelerators=[mig(least="1Gi")], model={"uri": TINY})
+    here.fleet = fleet(node("a", H100, cut(1, **SLICES)))
+    here.settle()
+    assert here.observed().status.placement.device.startswith("mig-2g.20gb")
+    assert here.wanted() == 2
+    assert "the quota grants 2" in here.told()["reason"]
+
+
+def test_foreseeing_is_not_remembered() -> None:
+    here = ScaledWorld(scaling={"mode": "Auto", "min": 1, "max": 8}, replicas=1, engine={"maxConcurrency": 16})
+    here.settle()
+    here.serve()
+    here.gateways.rate = 6.0
+    here.flow(60)
+    kept = dict(here.scaler._kept)
+    foreseen = [here.scaler.foresee(key, here.observed()) for key in kept for _ in range(3)]
+    assert {seen.scaling.replicas for seen in foreseen} == {here.wanted()}
+    assert here.scaler._kept == kept

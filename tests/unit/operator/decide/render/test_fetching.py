@@ -1,0 +1,173 @@
+"""The fetch sidecar in a replica's pod, and what the status says while it fetches."""
+
+import copy
+
+import pytest
+from pagoda_contracts.launch import DaemonConfig
+from pagoda_contracts.names import EXIT_PERMANENT
+from pagoda_contracts.resources.profile import ServingProfileSpec
+from pagoda_contracts.resources.service import InferenceServiceSpec
+from pagoda_operator.errors import SpecProblem
+from pagoda_operator.manifests.pod import Inputs, daemon_config, pod_template
+from pagoda_operator.manifests.revision import identify
+from pagoda_operator.state import PODS, PROFILES, Key
+from pagoda_operator.unheeded import unheeded
+from support.kube.fake_api import fetching, profile_body, running
+from support.worlds.world import World
+
+HUB = {"uri": "hf://org/name", "revision": "v1", "credential": "hub"}
+SECRETS = [{"name": "hub", "secretRef": {"name": "hub-token"}}, {"name": "other", "secretRef": {"name": "other-keys"}}]
+
+
+def inputs(profile=None, images=("img:1", "fetch:1"), **spec):
+    base = {"model": HUB, "credentials": SECRETS, "accelerators": [{"cpu": {"cores": "1", "memory": "1Gi"}}]}
+    parsed = InferenceServiceSpec.model_validate(base | spec)
+    named = {name: image for name, image in zip(("daemon", "fetch"), images, strict=True) if image}
+    made = ServingProfileSpec.model_validate({"images": named} | (profile or {}))
+    return Inputs(Key("ns", "tiny"), identify("tiny", parsed, parsed.accelerators[0]), parsed, parsed.accelerators[0], made, {})
+
+
+def rendered(**words):
+    spec = pod_template(inputs(**words))["spec"]
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    (sidecar,), (daemon,) = spec["initContainers"], spec["containers"]
+    return spec, sidecar, daemon, volumes
+
+
+def mounts(container):
+    return {mount["mountPath"]: (mount["name"], mount.get("readOnly", False)) for mount in container["volumeMounts"]}
+
+
+def test_the_sidecar_stays_and_the_daemon_starts_when_its_startup_probe_passes():
+    _, sidecar, _, _ = rendered()
+    assert (sidecar["name"], sidecar["image"], sidecar["restartPolicy"]) == ("fetch", "fetch:1", "Always")
+    assert sidecar["args"] == ["serve", "--model", "hf://org/name", "--revision", "v1", "--credential", "hub"]
+    assert sidecar["startupProbe"]["httpGet"]["path"] == "/startupz"
+    assert sidecar["startupProbe"]["failureThreshold"] * sidecar["startupProbe"]["periodSeconds"] >= 86_400
+
+
+def test_the_daemon_reads_what_the_sidecar_wrote_and_nothing_of_its_secrets():
+    spec, sidecar, daemon, volumes = rendered()
+    assert mounts(sidecar)["/models"] == ("model", False)
+    assert mounts(daemon)["/models"] == ("model", True)
+    assert mounts(daemon)["/run/pagoda-fetch"] == ("fetched", True)
+    assert not [path for path in mounts(daemon) if "credential" in path]
+    assert mounts(sidecar)["/etc/pagoda-credentials/hub"] == ("credential-0", True)
+    assert volumes["credential-1"]["secret"] == {"secretName": "other-keys"}
+    assert volumes["model"]["emptyDir"] == {}
+    assert (spec["automountServiceAccountToken"], "fsGroup" in spec["securityContext"]) == (False, False)
+    assert DaemonConfig.model_validate(daemon_config(inputs())).model.path == "/run/pagoda-fetch/model"
+
+
+def test_the_sidecar_is_confined_like_the_daemon():
+    _, sidecar, daemon, _ = rendered()
+    assert sidecar["securityContext"] == daemon["securityContext"]
+    assert sidecar["resources"]["limits"] == {"memory": "512Mi"}
+
+
+def test_a_cache_is_a_claim_that_the_pod_s_group_may_write():
+    spec, sidecar, daemon, volumes = rendered(model=HUB | {"cache": {"pvc": "models"}})
+    assert volumes["model"] == {"name": "model", "persistentVolumeClaim": {"claimName": "models"}}
+    assert (mounts(sidecar)["/models"], mounts(daemon)["/models"]) == (("model", False), ("model", True))
+    assert (spec["securityContext"]["fsGroup"], spec["securityContext"]["fsGroupChangePolicy"]) == (65532, "OnRootMismatch")
+
+
+def test_a_claim_with_a_cache_is_copied_from_and_one_without_needs_no_sidecar():
+    _, sidecar, _, volumes = rendered(model={"uri": "pvc://slow/llama", "cache": {"pvc": "quick"}})
+    assert mounts(sidecar)["/claims/slow"] == ("source", True)
+    assert volumes["source"]["persistentVolumeClaim"] == {"claimName": "slow", "readOnly": True}
+    assert sidecar["args"] == ["serve", "--model", "pvc://slow/llama"]
+    assert "initContainers" not in pod_template(inputs(model={"uri": "pvc://slow/llama"}))["spec"]
+
+
+def test_a_profile_may_change_its_resources_and_the_volume_and_not_what_it_runs():
+    template = {
+        "spec": {
+            "initContainers": [
+                {"name": "fetch", "resources": {"limits": {"memory": "2Gi"}}, "env": [{"name": "HF_ENDPOINT", "value": "http://hub"}]}
+            ]
+        }
+    }
+    template["spec"]["volumes"] = [{"name": "model", "emptyDir": {"sizeLimit": "20Gi"}}]
+    _, sidecar, _, volumes = rendered(profile={"podTemplate": template})
+    assert sidecar["resources"]["limits"]["memory"] == "2Gi"
+    assert {"name": "HF_ENDPOINT", "value": "http://hub"} in sidecar["env"]
+    assert volumes["model"]["emptyDir"] == {"sizeLimit": "20Gi"}
+    template["spec"]["initContainers"][0]["args"] = ["serve", "--model", "hf://evil/name"]
+    with pytest.raises(SpecProblem, match="which the operator decides itself"):
+        rendered(profile={"podTemplate": template})
+
+
+def test_a_profile_without_the_image_is_named():
+    with pytest.raises(SpecProblem, match=r"images\.fetch") as told:
+        daemon_config(inputs(images=("img:1", None)))
+    assert told.value.reason == "InvalidProfile"
+    assert daemon_config(inputs(images=("img:1", None), model={"uri": "pvc://models"}))["model"]["path"] == "/models"
+
+
+def test_another_secret_is_another_revision_only_where_it_is_used():
+    def revision(model, secret):
+        secrets = [{"name": "hub", "secretRef": {"name": secret}}]
+        return inputs(model=model, credentials=secrets).revision
+
+    assert revision(HUB, "a") != revision(HUB, "b")
+    assert revision({"uri": "pvc://models"}, "a") == revision({"uri": "pvc://models"}, "b")
+
+
+def test_fields_that_fetching_heeds_are_not_called_idle():
+    assert unheeded(inputs().spec) == ()
+    assert unheeded(inputs(model={"uri": "s3://bucket/name", "revision": "v1"}).spec) == ("model.revision",)
+    assert unheeded(inputs(model={"uri": "pvc://models", "credential": "hub"}).spec) == ("model.credential", "credentials")
+
+
+def world_with(status):
+    world = World(model=HUB, credentials=SECRETS)
+    world.settle()
+    for pod in world.api.of(PODS):
+        pod["status"] = copy.deepcopy(status)
+    world.settle()
+    return world
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "reason", "says"),
+    [
+        (fetching(), "Reconciling", "FetchingModel", "fetches the model"),
+        (
+            fetching(1, "NoRoom: /models: needs 9.0 GiB more, 1.0 GiB are free\n"),
+            "Reconciling",
+            "FetchingModel",
+            "NoRoom: /models: needs 9.0 GiB",
+        ),
+        (
+            fetching(EXIT_PERMANENT, "NotFound: revision v1 does not exist\n"),
+            "Stalled",
+            "ModelRejected",
+            "NotFound: revision v1 does not exist",
+        ),
+        (fetching(started=True), "Reconciling", "PullingImage", "pulls its image"),
+    ],
+    ids=["busy", "transient", "permanent", "complete"],
+)
+def test_the_status_says_what_keeps_the_model_from_coming(status, kind, reason, says):
+    world = world_with(status)
+    line = world.conditions()[kind]
+    assert (line["status"], line["reason"]) == ("True", reason)
+    assert says in line["message"]
+
+
+def test_a_sidecar_that_fails_long_after_its_fetch_is_not_the_service_s_fault():
+    status = running(ready=True)
+    status["initContainerStatuses"] = fetching(EXIT_PERMANENT, "x", started=True)["initContainerStatuses"]
+    assert world_with(status).reason() == "Available"
+
+
+def test_a_profile_that_gets_its_image_unblocks_the_service():
+    world = World(model=HUB, credentials=SECRETS)
+    world.api.put(PROFILES, profile_body(images={"daemon": "localhost/daemon:1"}))
+    world.settle()
+    assert world.reason() == "InvalidProfile"
+    world.api.put(PROFILES, profile_body())
+    world.settle()
+    world.make_ready()
+    assert world.reason() == "Available"

@@ -1,0 +1,95 @@
+"""A canary is judged by what gateways tell: they count first tokens, their frames go over the wire, the operator's runs act on it."""
+
+import pytest
+from pagoda_contracts.names import LABEL_REVISION
+from pagoda_contracts.pb import demand_pb2 as pb
+from pagoda_contracts.pb.daemon_pb2 import Phase
+from pagoda_gateway.demand import Facts, Line, describe
+from pagoda_gateway.fleet import Service
+from pagoda_gateway.tally import Tally
+from pagoda_operator.signals import Signals
+from pagoda_operator.state import DEPLOYMENTS, PODS, SERVICES
+from support.worlds.status_states import READY, pods, rolled
+from support.worlds.world import KEY
+
+WHERE = f"{KEY.namespace}/{KEY.name}"
+
+
+class Canary:
+    """Half of the requests go to the new revision, whose replica answers; no gateway has told of requests yet."""
+
+    def __init__(self, limit):
+        self.now = 1000.0
+        self.signals = Signals(lambda: self.now, lambda _: None)
+        rollout = {"canary": {"steps": [{"weight": 50, "hold": "1h"}], "abortOn": {"ttftP95": limit}}}
+        self.world = pods(READY, READY, rollout=rollout)()
+        self.world.signals = self.signals
+        self.world.restart()
+        (self.old,) = self.revisions()
+        rolled(self.world, READY)
+        (self.new,) = self.revisions() - {self.old}
+        self.tell((0, 0), (0, 0))
+        self.world.settle()
+        assert self.world.reason() == "Canary"
+
+    def revisions(self):
+        return {body["metadata"]["labels"][LABEL_REVISION] for body in self.world.api.of(DEPLOYMENTS)}
+
+    def tell(self, new, old, gateway="g"):
+        """Requests of a minute, by that gateway's own counters: how many, how long to the first token."""
+        tally, now_ms = Tally(), 1e6
+        for revision, (count, took_ms) in ((self.new, new), (self.old, old)):
+            for _ in range(count):
+                tally.tried(WHERE, revision, now_ms, failed=False)
+                tally.first_token(WHERE, revision, took_ms, now_ms)
+        told = describe(Facts(Service(WHERE, "uid", "2026", (KEY.name,)), (), Line(0, None), tally.of(WHERE)), now_ms)
+        told.endpoints.extend(
+            pb.EndpointDemand(pod=pod["metadata"]["name"], verdict=pb.VERDICT_FRESH, reason="ready", phase=Phase.PHASE_READY)
+            for pod in self.world.api.of(PODS)
+        )
+        frame = pb.Demand(gateway=gateway, sequence=1, full=True, services=[told]).SerializeToString()
+        self.signals.hear(gateway, pb.Demand.FromString(frame))
+        self.signals.tick()
+
+    def weights(self):
+        return {one["hash"]: one.get("weight") for one in self.world.api.of(SERVICES)[0]["status"]["revisions"]}
+
+
+@pytest.mark.parametrize(
+    ("limit", "new", "old", "over"),
+    [
+        ("1.5x", (100, 1700), (100, 1000), "abortOn.ttftP95 is 1.5x of the old one's 0.96 s"),
+        ("1.5x", (100, 1300), (100, 1000), ""),
+        ("1.5x", (39, 9000), (100, 1000), ""),
+        ("1.5x", (100, 9000), (39, 1000), ""),
+        ("2s", (100, 2500), (0, 0), "abortOn.ttftP95 is 2s"),
+        ("2s", (100, 1700), (100, 100), ""),
+    ],
+)
+def test_a_gateway_s_word_ends_a_canary_whose_first_tokens_are_late(limit, new, old, over):
+    canary = Canary(limit)
+    canary.tell(new, old)
+    canary.world.settle()
+    told = canary.world.conditions()["Stalled"]
+    assert (told["status"], canary.world.reason()) == (("True", "RolledBack") if over else ("False", "Canary"))
+    assert over in told["message"]
+    assert canary.weights()[canary.old] == (100 if over else 50)
+
+
+def test_of_two_gateways_requests_add_up_and_the_slower_one_counts():
+    canary = Canary("1.5x")
+    canary.tell((25, 1000), (25, 1000), "g")
+    canary.tell((25, 1700), (25, 900), "h")
+    canary.world.settle()
+    assert canary.world.conditions()["Stalled"]["reason"] == "RolledBack"
+    assert "(p95 of 50 requests)" in canary.world.conditions()["Stalled"]["message"]
+
+
+def test_what_a_gateway_said_before_it_fell_silent_ends_nothing():
+    canary = Canary("1.5x")
+    canary.tell((100, 9000), (100, 1000))
+    canary.now += 4
+    canary.signals.tick()
+    canary.world.settle()
+    assert canary.world.reason() == "Canary"
+    assert "no gateway tells how the new revision does" in canary.world.conditions()["Ready"]["message"]

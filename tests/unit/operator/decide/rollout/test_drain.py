@@ -1,0 +1,206 @@
+"""Each step of a replica's way out and back, by itself: who goes, what is written and told, and what is waited for."""
+
+from dataclasses import replace
+
+import pytest
+from pagoda_contracts.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAIN_DEADLINE, LOWEST_DELETION_COST
+from pagoda_operator.drain import Crew, Turn, drain
+from pagoda_operator.orders import Answer, Stand, Tell
+from pagoda_operator.pods import Pod
+
+NOW = 1000.0
+DEADLINE = int((NOW + 20) * 1000)
+
+
+def pod(name, **words):
+    meta = {"uid": f"uid-{name}", "resourceVersion": "1", "creationTimestamp": f"2026-01-01T00:00:0{name[-1]}Z"}
+    made = Pod(name, "rev", "acc", ready=True, running=True, phase="Running", assigned=True, address="10.0.0.1", meta=meta)
+    return replace(made, **words)
+
+
+def leaving(name, *, cost=0, **words):
+    return pod(name, drain_deadline_ms=DEADLINE, deletion_cost=cost, **words)
+
+
+def look(*pods, target, replicas=None, **words):
+    answers = {f"uid-{name}": answer for name, answer in words.pop("answers", {}).items()}
+    return drain(Crew(pods, len(pods) if replicas is None else replicas, target, timeout_s=30, now=NOW, answers=answers, **words))
+
+
+def notes(step):
+    return {write.name: dict(write.annotations) for write in step.annotate}
+
+
+def test_with_as_many_as_wanted_nothing_is_done():
+    step = look(pod("a1"), pod("a2"), target=2)
+    assert (step.replicas, step.annotate, step.tells, step.leaving) == (2, (), (), ())
+
+
+def test_first_the_pod_is_annotated_and_its_daemon_is_not_told_yet():
+    step = look(pod("a1"), pod("a2"), target=1)
+    assert notes(step) == {"a2": {ANNOTATION_DRAIN_DEADLINE: str(int((NOW + 30) * 1000))}}
+    assert (step.replicas, step.tells, step.leaving) == (2, (), ("a2",))
+
+
+def test_one_that_is_doubted_goes_before_one_that_answers_and_recalls_nobody_who_leaves():
+    doubted = {"turns": {"a1": Turn.DOUBTED}}
+    assert look(pod("a1"), pod("a2"), target=1, in_flight={"a2": 0}, **doubted).leaving == ("a1",)
+    assert look(pod("a1"), leaving("a2"), target=1, in_flight={"a2": 9}, **doubted).leaving == ("a2",)
+
+
+def test_then_its_daemon_is_told_the_annotations_deadline():
+    step = look(pod("a1"), leaving("a2"), target=1)
+    assert step.tells == (Tell("a2", "uid-a2", "10.0.0.1", DEADLINE, 20_000),)
+    assert (step.replicas, step.annotate, step.leaving) == (2, (), ("a2",))
+
+
+def test_it_is_never_told_longer_than_a_drain_may_take_whatever_a_predecessors_clock_wrote():
+    for written_ms, told_ms in ((300_000, 30_000), (1, 1)):
+        going = replace(leaving("a2"), drain_deadline_ms=int(NOW * 1000) + written_ms)
+        assert [tell.left_ms for tell in look(pod("a1"), going, target=1).tells] == [told_ms]
+
+
+def test_while_requests_run_it_is_asked_again_and_stays():
+    step = look(pod("a1"), leaving("a2", ready=False), target=1, answers={"a2": Answer(Stand.DRAINING, 3)})
+    assert ([tell.pod for tell in step.tells], step.replicas, step.annotate) == (["a2"], 2, ())
+
+
+def test_drained_it_becomes_the_cheapest_before_replicas_fall():
+    drained = {"a2": Answer(Stand.DRAINING, 0)}
+    step = look(pod("a1"), leaving("a2", ready=False), target=1, answers=drained)
+    assert notes(step) == {"a2": {ANNOTATION_DELETION_COST: str(LOWEST_DELETION_COST)}}
+    assert (step.replicas, step.tells) == (2, ())
+    step = look(pod("a1"), leaving("a2", ready=False, cost=LOWEST_DELETION_COST), target=1, answers=drained)
+    assert (step.replicas, step.annotate, step.tells) == (1, (), ())
+
+
+def test_the_last_one_needs_no_cost():
+    step = look(leaving("a1", ready=False), target=0, answers={"a1": Answer(Stand.DRAINING, 0)})
+    assert (step.replicas, step.annotate) == (0, ())
+
+
+def test_at_the_deadline_it_goes_whatever_runs():
+    late = replace(leaving("a2", cost=LOWEST_DELETION_COST), drain_deadline_ms=int(NOW * 1000))
+    step = look(pod("a1"), late, target=1, answers={"a2": Answer(Stand.DRAINING, 9)})
+    assert (step.replicas, step.tells) == (1, ())
+
+
+@pytest.mark.parametrize(
+    ("words", "answer", "goes"),
+    [
+        ({}, Answer(Stand.REFUSED), True),  # takes no orders from us: SIGTERM drains it
+        ({}, Answer(Stand.SILENT), False),  # ready and not reached: until the deadline
+        ({"ready": False}, Answer(Stand.SILENT), True),
+        ({"address": ""}, None, True),
+        ({}, Answer(Stand.SERVING), False),
+        ({}, Answer(Stand.ENDING, 1), False),
+    ],
+)
+def test_who_cannot_be_told_is_drained_by_its_deletion(words, answer, goes):
+    victim = leaving("a2", cost=LOWEST_DELETION_COST, **words)
+    step = look(pod("a1"), victim, target=1, answers={"a2": answer} if answer else {})
+    assert step.replicas == (1 if goes else 2)
+
+
+def test_a_silent_one_that_gateways_see_idle_may_go():
+    victim = leaving("a2", cost=LOWEST_DELETION_COST)
+    step = look(pod("a1"), victim, target=1, answers={"a2": Answer(Stand.SILENT)}, in_flight={"a2": 0})
+    assert step.replicas == 1
+
+
+@pytest.mark.parametrize(
+    ("other", "first"),
+    [
+        (pod("a3", ready=False, assigned=False, phase="Pending"), "a3"),
+        (pod("a3", ready=False, phase="Pending"), "a3"),
+        (pod("a3", ready=False), "a3"),
+        (pod("a3"), "a2"),  # the idlest of the ready ones
+    ],
+)
+def test_the_replica_sets_own_order_comes_before_load(other, first):
+    step = look(pod("a1"), pod("a2"), other, target=2, in_flight={"a1": 4, "a2": 1, "a3": 2})
+    # One that serves nobody needs no drain.
+    note = ANNOTATION_DELETION_COST if first == "a3" else ANNOTATION_DRAIN_DEADLINE
+    assert {name: list(said) for name, said in notes(step).items()} == {first: [note]}
+
+
+def test_without_signals_the_newest_goes_and_one_that_nobody_heard_of_is_not_the_idlest():
+    assert list(notes(look(pod("a1"), pod("a3"), pod("a2"), target=2))) == ["a3"]
+    assert list(notes(look(pod("a1"), pod("a2"), target=1, in_flight={"a1": 5}))) == ["a1"]
+
+
+def test_who_is_on_the_way_stays_the_victim_however_loads_change():
+    step = look(pod("a1"), leaving("a2"), target=1, in_flight={"a1": 0, "a2": 9})
+    assert ([tell.pod for tell in step.tells], step.annotate) == (["a2"], ())
+
+
+def test_one_that_broke_goes_instead_of_one_that_can_be_turned_back():
+    step = look(pod("a1", ready=False), leaving("a2"), target=1)
+    assert [(tell.pod, tell.deadline_ms) for tell in step.tells] == [("a2", None)]
+    assert step.replicas == 2
+    assert notes(step) == {"a1": {ANNOTATION_DELETION_COST: str(LOWEST_DELETION_COST)}}
+
+
+def test_one_that_broke_goes_once_it_is_cheaper_than_one_that_is_turned_back():
+    """The one that drains is unready soon: then cost alone says which of the two the ReplicaSet takes."""
+    broken = pod("a1", ready=False, deletion_cost=LOWEST_DELETION_COST)
+    assert look(broken, leaving("a2", cost=LOWEST_DELETION_COST), target=1).replicas == 2
+    assert look(broken, leaving("a2"), target=1).replicas == 1
+
+
+@pytest.mark.parametrize("cost", [0, LOWEST_DELETION_COST])
+def test_replicas_falls_by_one_while_two_leave_and_one_of_them_is_surely_first(cost):
+    """The other has drained too: it may go, but until it is the cheapest the ReplicaSet might take one that serves in its place."""
+    drained = {name: Answer(Stand.DRAINING, 0) for name in ("a2", "a3")}
+    crew = pod("a1"), leaving("a2", ready=False, cost=cost), leaving("a3", ready=False, cost=LOWEST_DELETION_COST)
+    assert look(*crew, target=1, answers=drained).replicas == (2 if cost == 0 else 1)
+
+
+def test_replicas_falls_once_for_a_pod_that_leaves_however_often_it_is_looked_at():
+    """The ReplicaSet has not taken it yet; another one still drains."""
+    answers = {"a3": Answer(Stand.DRAINING, 0), "a2": Answer(Stand.DRAINING, 2)}
+    crew = pod("a1"), leaving("a2", ready=False), leaving("a3", ready=False, cost=LOWEST_DELETION_COST)
+    assert [look(*crew, target=1, replicas=count, answers=answers).replicas for count in (3, 2)] == [2, 2]
+
+
+def test_a_burst_turns_it_back_before_anything_is_made():
+    told = look(pod("a1"), leaving("a2", ready=False, cost=LOWEST_DELETION_COST), target=3)
+    assert ([(tell.pod, tell.deadline_ms) for tell in told.tells], told.replicas, told.annotate) == ([("a2", None)], 2, ())
+    serving = {"a2": Answer(Stand.SERVING)}
+    back = look(pod("a1"), leaving("a2", cost=LOWEST_DELETION_COST), target=3, answers=serving)
+    assert notes(back) == {"a2": {ANNOTATION_DRAIN_DEADLINE: None, ANNOTATION_DELETION_COST: None}}
+    assert (back.tells, back.replicas) == ((), 2)
+    assert look(pod("a1"), pod("a2"), target=3).replicas == 3
+
+
+def test_one_that_cannot_be_reached_holds_up_no_burst():
+    step = look(pod("a1"), leaving("a2"), target=3, answers={"a2": Answer(Stand.SILENT)})
+    assert (step.replicas, [tell.pod for tell in step.tells], step.annotate) == (3, ["a2"], ())
+
+
+def test_a_removal_under_way_is_called_back_first():
+    step = look(pod("a1"), leaving("a2", cost=LOWEST_DELETION_COST), target=2, replicas=1)
+    assert step.replicas == 2
+
+
+def test_a_cost_is_not_left_behind():
+    step = look(pod("a1", deletion_cost=LOWEST_DELETION_COST), pod("a2", deletion_cost=7), target=2)
+    assert notes(step) == {"a1": {ANNOTATION_DELETION_COST: None}}
+
+
+def test_one_that_refuses_orders_is_turned_back_only_when_it_is_ready():
+    refused = {"a2": Answer(Stand.REFUSED)}
+    assert notes(look(pod("a1"), leaving("a2"), target=2, answers=refused)) == {"a2": {ANNOTATION_DRAIN_DEADLINE: None}}
+    assert notes(look(pod("a1"), leaving("a2", ready=False), target=2, answers=refused)) == {}
+
+
+def test_replicas_that_were_never_made_go_first():
+    assert look(pod("a1"), target=1, replicas=4).replicas == 1
+    assert look(pod("a1"), pod("a2"), target=3, replicas=4).replicas == 3
+
+
+def test_of_several_only_as_many_go_as_surely_are_the_drained_ones():
+    drained = leaving("a3", ready=False, cost=LOWEST_DELETION_COST)
+    busy = leaving("a2", ready=False)
+    answers = {"a3": Answer(Stand.DRAINING, 0), "a2": Answer(Stand.DRAINING, 2)}
+    assert look(pod("a1"), busy, drained, target=1, answers=answers).replicas == 2

@@ -1,0 +1,276 @@
+"""What of a revision cannot come up: told at once by its pods, and never by a start that only takes long."""
+
+import asyncio
+import copy
+import math
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from pagoda_contracts.names import LABEL_SERVICE
+from pagoda_operator.lacking import Lacking
+from pagoda_operator.mirror import Mirror
+from pagoda_operator.pods import Pod, parse_pod
+from pagoda_operator.sides import current_side
+from pagoda_operator.signals_view import EndpointSignal, Seen, ServiceSignals
+from pagoda_operator.state import DEPLOYMENTS, PODS, SERVICES
+from support.kube.fake_api import crashed, fetching, is_trial, running, waiting
+from support.worlds.world import KEY, World
+
+MADE = "2026-01-01T00:00:00Z"
+
+
+@pytest.fixture
+def world():
+    made = World(rollout={"strategy": "Replace"})
+    made.settle()
+    return made
+
+
+def side(world, status, *, hours=0.0):
+    """As the only pod of the service, made so long ago, is in that state; None: it was refused before it was made."""
+    if world.api.of(PODS):
+        befall(world, world.api.of(PODS)[0], status)
+    elif status is None:
+        refuse(world.api.of(DEPLOYMENTS)[0])
+    world.later = timedelta(hours=hours)
+    observed = world.observed()
+    return current_side(observed, world.plan().current)
+
+
+def befall(world, pod, status):
+    """What becomes of a pod, as the watches would show it."""
+    if status is None:
+        del world.api.objects[(PODS.kind, "ns", pod["metadata"]["name"])]
+        refuse(next(body for body in world.api.of(DEPLOYMENTS) if pod["metadata"]["name"].startswith(body["metadata"]["name"])))
+        return
+    pod["metadata"]["creationTimestamp"] = MADE
+    pod["status"] = copy.deepcopy(status)
+
+
+def refuse(deployment):
+    told = {
+        "type": "ReplicaFailure",
+        "status": "True",
+        "reason": "FailedCreate",
+        "message": "exceeded quota: native",
+        "lastTransitionTime": MADE,
+    }
+    others = [one for one in deployment["status"].get("conditions", []) if one["type"] != "ReplicaFailure"]
+    deployment["status"]["conditions"] = [*others, told]
+
+
+def unscheduled(message):
+    told = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message, "lastTransitionTime": MADE}
+    return {"phase": "Pending", "conditions": [told]}
+
+
+def sandbox(status, reason="ContainerCreating"):
+    """A pod on its node. Mounts come before the sandbox, images after it."""
+    made = waiting(reason)
+    return made | {"conditions": [*made["conditions"], {"type": "PodReadyToStartContainers", "status": status, "lastTransitionTime": MADE}]}
+
+
+SLOW = {
+    "pulls its image": sandbox("True"),
+    "pulls its sidecar's image": sandbox("True", "PodInitializing"),
+    "is on a node that tells nothing of sandboxes": waiting("ContainerCreating"),
+    "fetches its model": fetching(),
+    "loads its model": running(),
+    "waits for a node that an autoscaler makes": unscheduled("0/9 nodes are available: 9 Insufficient nvidia.com/gpu."),
+    "waits for a device of a driver's": unscheduled("0/9 nodes are available: 9 cannot allocate all claims."),
+    "has not been seen by the scheduler": {"phase": "Pending"},
+    "was once not pulled": waiting("ErrImagePull", "connection reset"),
+    "ended once": crashed(1),
+}
+
+
+@pytest.mark.parametrize("state", SLOW)
+@pytest.mark.parametrize("hours", [0.0, 0.5, 20.0])
+def test_a_start_that_takes_long_is_not_broken(state, hours, world):
+    found = side(world, SLOW[state], hours=hours)
+    assert (found.broken, found.why) == (0, "")
+
+
+BAD = {
+    "no such image": (waiting("ImagePullBackOff", "not found"), "not found"),
+    "an image that is no name": (waiting("InvalidImageName", "couldn't parse"), "couldn't parse"),
+    "a model that is refused": (crashed(), "unknown architecture"),
+    "a daemon that ends again and again": (
+        crashed(1) | {"containerStatuses": [crashed(1)["containerStatuses"][0] | {"restartCount": 2}]},
+        "exit code 1",
+    ),
+    "a model that nobody has": (fetching(code=78, message="404"), "404"),
+}
+
+
+@pytest.mark.parametrize("state", BAD)
+def test_what_cannot_come_up_is_known_at_once_without_the_deployment_controllers_word(state, world):
+    status, why = BAD[state]
+    found = side(world, status)
+    assert found.broken == 1
+    assert why in found.why
+    (deployment,) = world.api.of(DEPLOYMENTS)
+    assert all(one["reason"] != "ProgressDeadlineExceeded" for one in deployment["status"].get("conditions", []))
+
+
+LATE = {
+    "a key that is not there": (waiting("CreateContainerConfigError", 'secret "hub" not found'), 'secret "hub" not found'),
+    "a Secret to mount that is not there": (sandbox("False"), "volumes are not mounted"),
+    "a Secret to mount that is not there, before the sidecar": (sandbox("False", "PodInitializing"), "volumes are not mounted"),
+    "a claim that is not there": (unscheduled('0/9 nodes are available: persistentvolumeclaim "modls" not found.'), '"modls" not found'),
+    "a label that no node bears": (
+        unscheduled("0/9 nodes are available: 9 node(s) didn't match Pod's node affinity/selector."),
+        "affinity",
+    ),
+    "pods that are refused": (None, "exceeded quota: native"),
+}
+
+
+@pytest.mark.parametrize("state", LATE)
+def test_what_is_missing_has_ten_minutes_to_appear_and_is_looked_for_when_they_are_over(state, world):
+    status, why = LATE[state]
+    found = side(world, status, hours=0.1)
+    assert (found.broken, found.why, found.again) == (0, "", 240.0)
+    found = side(world, status, hours=0.2)
+    assert (found.broken, found.again) == (1, None)
+    assert why in found.why
+
+
+@pytest.mark.parametrize("state", LATE)
+@pytest.mark.parametrize("strategy", ["Replace", "Auto"])
+def test_a_bad_revision_is_no_days_outage(state, strategy):
+    status, why = LATE[state]
+    world = World(rollout={"strategy": strategy})
+    world.settle()
+    world.make_ready()
+    (old,) = world.names(DEPLOYMENTS)
+    world.edit(engine={"maxConcurrency": 3})
+    step(world, old, status, rounds=8)
+    again, phase = world.run().again, rollout(world)["phase"]
+    assert (phase, again) == ("Progressing", 600.0)
+    world.later = timedelta(seconds=again)
+    step(world, old, status, rounds=8)
+    assert [pod["metadata"]["name"].startswith(old) for pod in world.api.of(PODS) if pod["status"].get("phase") == "Running"] == [True]
+    if strategy == "Replace":
+        assert rollout(world)["phase"] == "RolledBack"
+        assert why in rollout(world)["reason"]
+
+
+def rollout(world):
+    return world.api.of(SERVICES)[0]["status"]["rollout"]
+
+
+def step(world, old, status, *, rounds):
+    """Runs and controllers in turn; what the old revision makes is ready, what the new one makes is in that state."""
+    for _ in range(rounds):
+        world.run()
+        world.api.control()
+        for pod in world.api.of(PODS):
+            if is_trial(pod):
+                continue  # passes: what a replica alone can show is the matter here
+            if pod["metadata"]["name"].startswith(old):
+                pod["status"] = running(ready=True)
+            else:
+                befall(world, pod, status)
+
+
+def test_what_is_judged_by_passes_through_the_mirror():
+    mirror = Mirror(lambda: 0.0)
+    body = {"metadata": {"name": "tiny-1", "namespace": "ns", "labels": {LABEL_SERVICE: "tiny"}, "resourceVersion": "1"}}
+    body["status"] = sandbox("False")
+    mirror.put(PODS, body)
+    kept = asyncio.run(mirror.get(PODS, "ns", "tiny-1"))
+    assert parse_pod(kept).unmounted_since == parse_pod(body).unmounted_since == 1767225600.0
+    deployment = {"metadata": body["metadata"], "status": {}}
+    refuse(deployment)
+    mirror.put(DEPLOYMENTS, deployment)
+    assert asyncio.run(mirror.get(DEPLOYMENTS, "ns", "tiny-1"))["status"] == deployment["status"]
+
+
+@pytest.mark.parametrize("changed", [{"phase": "Running"}, {"phase": "Pending", "conditions": []}])
+def test_a_sandbox_that_is_lost_later_is_no_missing_mount(changed):
+    body = {"metadata": {"name": "tiny-1"}, "status": sandbox("False") | changed}
+    assert parse_pod(body).unmounted_since is None
+
+
+def test_the_deployment_controller_waits_as_long_as_a_fetch_may_take(world):
+    (deployment,) = world.api.of(DEPLOYMENTS)
+    assert deployment["spec"]["progressDeadlineSeconds"] == 24 * 3600
+    deployment["status"]["conditions"] = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}]
+    assert side(world, {"phase": "Pending"}).broken == 1
+
+
+NO_LABEL = "0/9 nodes are available: 9 node(s) didn't match Pod's node affinity/selector."
+SHORT = "0/9 nodes are available: 9 Insufficient nvidia.com/gpu."
+
+
+def told(message, at=None):
+    """As the scheduler tells it: since the first time, and the API server notes when it was last written."""
+    status = unscheduled(message)
+    return status, [{"manager": "kube-scheduler", "operation": "Update", "subresource": "status", "time": at}] if at else []
+
+
+def waits(world, message, at=None):
+    (pod,) = (pod for pod in world.api.of(PODS) if pod["status"].get("phase") == "Pending")
+    pod["metadata"]["creationTimestamp"] = MADE
+    pod["status"], pod["metadata"]["managedFields"] = told(message, at)
+    world.run()  # says so
+    return world.run().again, rollout(world)["phase"]
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_pod_that_waited_for_devices_and_then_lacks_something_else_has_ten_minutes_from_there(seen):
+    world = World(rollout={"strategy": "Replace"})
+    world.settle()
+    world.make_ready()
+    (old,) = world.names(DEPLOYMENTS)
+    world.edit(engine={"maxConcurrency": 3})
+    step(world, old, unscheduled(SHORT), rounds=8)
+    world.later = timedelta(hours=3)
+    assert waits(world, SHORT)[1] == "Progressing"
+    world.later += timedelta(seconds=1)
+    if not seen:
+        world.restart()
+    assert waits(world, NO_LABEL, at="2026-01-01T03:00:01Z") == (600.0, "Progressing")
+    world.later += timedelta(seconds=599)
+    assert waits(world, NO_LABEL.replace("9", "8"), at="2026-01-01T03:09:00Z" if seen else "2026-01-01T03:00:01Z") == (1.0, "Progressing")
+    world.later += timedelta(seconds=1)
+    assert waits(world, NO_LABEL)[1] == "RolledBack"
+
+
+@pytest.mark.parametrize("jump", [-3600.0, 0.0, 3600.0])
+def test_a_pod_that_lacks_something_has_waited_as_long_as_it_has_whoever_sets_the_clock(jump):
+    passed = 0.0
+    lacking = Lacking(lambda: passed)
+    pod = Pod("p", "r", "a", meta={"uid": "u"}, unschedulable=True, unscheduled=NO_LABEL, unscheduled_since=1_000_000.0)
+    assert lacking.of(KEY, [pod], 1_000_100.0) == {"u": 1_000_000.0}
+    passed = 50.0
+    now = 1_000_150.0 + jump
+    assert now - lacking.of(KEY, [pod], now)["u"] == 150.0
+
+
+# For how long no gateway has told of the service, what one tells of its only replica, and what is held against it.
+WORDS = {
+    "nobody is there": (math.inf, None, ""),
+    "nobody has told for a minute": (61.0, None, ""),
+    "one tells of others": (59.0, None, "no gateway has told of it yet"),
+    "it answers": (0.0, EndpointSignal(Seen.FRESH), ""),
+    "one hiccup": (0.0, EndpointSignal(Seen.SUSPECT), ""),
+    "it stands still": (0.0, EndpointSignal(Seen.DEAD, reason="overdue"), "no gateway can use it: overdue"),
+    "it never spoke": (0.0, EndpointSignal(Seen.UNHEARD), "no gateway can use it: unheard"),
+    "a wrong canary": (0.0, EndpointSignal(Seen.FRESH, deep_failed=True), "its canary token is wrong or late"),
+}
+
+
+@pytest.mark.parametrize("case", WORDS)
+def test_who_is_ready_counts_unless_gateways_say_otherwise(case, world):
+    silent, signal, doubt = WORDS[case]
+    (pod,) = world.api.of(PODS)
+    befall(world, pod, running(ready=True))
+    name = pod["metadata"]["name"]
+    told = ServiceSignals(fresh=True, endpoints={name: signal} if signal else {})
+    found = current_side(replace(world.observed(), signals=told, unheard_s=silent), world.plan().current)
+    assert (found.up, found.ready) == (1, 0 if doubt else 1)
+    assert found.doubt == (f"{name} is Ready, and {doubt}" if doubt else "")
+    assert found.again == (5.0 if doubt else None)

@@ -1,0 +1,109 @@
+"""Windows and policies: beside a reference of HorizontalPodAutoscaler's own, step by step over whole courses."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pagoda_operator.asked import Asked, Bounds, Fleet, History, Targets
+from pagoda_operator.autoscale import autoscale
+from pagoda_operator.behavior import Behavior, Change, Direction, Limit, paced, resumes, stabilized
+from pagoda_operator.load import Measure
+from support.judges.hpa_reference import Reference, Rules
+from support.suite.profiles import examples
+
+STEP_S = 15.0
+# One row per replica, nothing to spare, a queue that never matters: the load is the recommendation.
+TARGETS = Targets(rows=1, queue_depth=1e9, spare=0.0)
+LEAST, MOST = 1, 60
+
+
+def measured(now: float, load: int) -> list[Measure]:
+    return [Measure(now - i * 5.0, 5, 5, load, 0, 0) for i in reversed(range(4))]
+
+
+def course(behavior: Behavior, loads: list[int], start: int) -> list[int]:
+    """What autoscale makes of a load after the other."""
+    current, asked, changes, found = start, [Asked(0.0, start, start)], [], []
+    for step, load in enumerate(loads, 1):
+        now = step * STEP_S
+        history = History(measured(now, load), tuple(asked), -1e9, tuple(changes))
+        decision = autoscale(history, Fleet(current), TARGETS, Bounds(LEAST, MOST, behavior=behavior), now)
+        if decision.replicas != current:
+            changes.append(Change(now, decision.replicas - current))
+        asked.append(decision.asked)
+        current = decision.replicas
+        found.append(current)
+    return found
+
+
+def expected(behavior: Behavior, loads: list[int], start: int) -> list[int]:
+    up, down = (
+        Rules(way.window_s or 0.0, [(limit.kind, limit.value, limit.period_s) for limit in way.limits], way.select)
+        for way in (behavior.up, behavior.down)
+    )
+    reference = Reference(up, down, LEAST, MOST, [(0.0, start)])
+    current, found = start, []
+    for step, load in enumerate(loads, 1):
+        current = reference.decide(step * STEP_S, current, max(LEAST, load))
+        found.append(current)
+    return found
+
+
+limits = st.builds(
+    Limit, st.sampled_from(["Pods", "Percent"]), st.integers(1, 20) | st.integers(50, 200), st.sampled_from([15.0, 30.0, 60.0, 180.0])
+)
+directions = st.builds(
+    Direction,
+    st.sampled_from([0.0, 15.0, 60.0, 120.0, 300.0]),
+    st.lists(limits, max_size=3).map(tuple),
+    st.sampled_from(["Max", "Max", "Min", "Disabled"]),
+)
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(st.builds(Behavior, directions, directions), st.lists(st.integers(1, 70), min_size=1, max_size=30), st.integers(LEAST, MOST))
+def test_every_course_is_the_one_that_kubernetes_documents(behavior: Behavior, loads: list[int], start: int) -> None:
+    assert course(behavior, loads, start) == expected(behavior, loads, start)
+
+
+def test_the_two_windows_of_the_documentation() -> None:
+    """Down to the highest of five minutes, up to the lowest of one."""
+    behavior = Behavior(Direction(60.0), Direction(300.0))
+    loads = [10] * 4 + [20] * 3 + [30] * 6 + [2] * 30
+    found = course(behavior, loads, 10)
+    assert found[:8] == [10] * 7 + [20], "a minute of 20 and more before 20"
+    assert max(found) == 30
+    last_high = 4 + 3 + 6
+    assert found[last_high : last_high + 19] == [30] * 19, "a dip of less than five minutes takes nothing away"
+    assert found[last_high + 20] == 2
+
+
+def test_policies_count_what_the_period_began_with() -> None:
+    behavior = Behavior(Direction(0.0, (Limit("Pods", 4, 60.0), Limit("Percent", 50, 60.0))), Direction(0.0, (Limit("Percent", 10, 60.0),)))
+    assert course(behavior, [60] * 9, 10) == [15, 15, 15, 15, 23, 23, 23, 23, 35]
+    assert course(behavior, [1] * 9, 40) == [36, 36, 36, 36, 32, 32, 32, 32, 28]
+
+
+def test_from_nothing_the_first_replica_always_comes() -> None:
+    nothing_up = Behavior(Direction(0.0, (Limit("Percent", 100, 60.0),), "Disabled"))
+    assert paced(3, 0, (), nothing_up, 0.0) == 1
+
+
+@pytest.mark.parametrize(("wish", "current"), [(9, 2), (1, 7)])
+def test_disabled_moves_nothing(wish: int, current: int) -> None:
+    still = Behavior(Direction(0.0, (), "Disabled"), Direction(0.0, (), "Disabled"))
+    assert paced(wish, current, (), still, 0.0) == current
+
+
+def test_the_next_period_is_known() -> None:
+    way = Direction(0.0, (Limit("Pods", 1, 60.0), Limit("Pods", 2, 300.0)))
+    assert resumes((Change(100.0, 1),), way, 120.0) == 160.0
+    assert resumes((Change(100.0, 1),), way, 161.0) == 400.0
+    assert resumes((), way, 0.0) is None
+
+
+def test_a_single_peak_moves_nothing_where_a_window_asks_for_patience() -> None:
+    behavior = Behavior(up=Direction(60.0))
+    assert stabilized(50, 5, [(70.0, 5), (100.0, 50)], behavior, 120.0) == 5
+    assert stabilized(50, 5, [(70.0, 40), (100.0, 50)], behavior, 120.0) == 40

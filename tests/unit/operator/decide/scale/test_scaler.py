@@ -1,0 +1,362 @@
+"""Scaling in the operator's runs: what is written, what outlasts a process, and when it looks again."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pagoda_contracts.names import HISTORY_KEY
+from pagoda_operator import scaler
+from pagoda_operator.learned import decode
+from pagoda_operator.placement.fleet import Fleet
+from pagoda_operator.state import CONFIG_MAPS, DEPLOYMENTS, SERVICES
+from structlog.testing import capture_logs
+from support.kube.fake_api import is_ready, running, service_body
+from support.worlds.fleets import H100, TINY, fleet, gpu, node, pod, whole
+from support.worlds.scaled import PAGE, ScaledWorld
+from support.worlds.world import KEY, now
+
+AUTO: dict[str, Any] = {"mode": "Auto", "min": 0, "max": 8}
+ENGINE = {"maxConcurrency": 16}
+
+
+def world(**scaling: Any) -> ScaledWorld:
+    made = ScaledWorld(scaling=AUTO | scaling, replicas=1, engine=ENGINE)
+    made.settle()
+    made.serve()
+    return made
+
+
+def test_from_one_to_zero_to_many_and_back_without_a_word_in_the_spec() -> None:
+    here = world(idleAfter="4m", behavior={"scaleDown": {"stabilizationWindowSeconds": 300}})
+    here.flow(300)
+    assert here.wanted() == 0
+    assert here.reason() == "ScaledToZero"
+    here.hold(2)
+    assert here.wanted() == 1, "before any bin has ended"
+    here.serve()
+    here.gateways.held, here.gateways.rate = 0, 6.0
+    here.flow(120)
+    many = here.wanted()
+    assert many >= 4
+    here.gateways.rate = 0.4
+    here.flow(150)
+    assert here.wanted() == many, "within the window"
+    here.flow(400)
+    assert here.wanted() == 1
+    told = here.told()
+    assert told["desired"] == 1
+    assert len(told["lastDecisions"]) == 5
+    for last, after in zip(told["lastDecisions"], told["lastDecisions"][1:], strict=False):
+        assert last["desired"] == after["from"] != after["desired"]
+        assert last["time"] <= after["time"]
+    assert all(decision["reason"] for decision in told["lastDecisions"])
+    assert told["lastDecisions"][-1]["desired"] == told["desired"], "the newest are kept"
+    assert [line for line in here.writes(kind=SERVICES.kind) if line[0] != "status"] == []
+
+
+def test_a_first_decision_that_agrees_with_the_spec_is_no_change() -> None:
+    here = world(min=1)
+    assert here.told() == {"desired": 1, "reason": "no fresh signal: as it was", "lastDecisions": []}
+    here.restart()
+    before = len(here.api.journal)
+    here.settle()
+    assert len(here.api.journal) == before
+
+
+def test_an_operator_that_is_restarted_takes_nothing_away_for_a_window() -> None:
+    here = world(min=1)
+    here.gateways.rate = 6.0
+    here.flow(200)
+    many = here.wanted()
+    assert many >= 4
+    here.restart()
+    here.settle()
+    assert here.wanted() == many
+    here.flow(290)
+    assert here.wanted() == many
+    here.flow(60)
+    assert here.wanted() == 1
+
+
+def test_steady_load_costs_at_most_a_status_a_minute_and_rest_costs_nothing() -> None:
+    here = world(min=2)
+    here.flow(600)
+    before = len(here.api.journal)
+    here.flow(3600)
+    for _ in range(12):
+        here.run()
+    assert len(here.api.journal) == before, "at rest"
+    here.gateways.rate = 3.0
+    here.flow(900)
+    before = len(here.writes("status"))
+    for minute in range(30):
+        here.gateways.rate = 3.0 + 0.4 * (minute % 2)
+        here.flow(60)
+        here.run()
+    assert len(here.writes("status")) - before <= 30
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_a_service_that_nobody_asks_is_thought_about_once_a_minute_and_learns_the_same(
+    short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, looks = world(min=1), []
+    here.short = short
+    decided = scaler.decide
+    monkeypatch.setattr(scaler, "decide", lambda *told: looks.append(told) or decided(*told))
+    here.flow(900)
+    looks.clear()
+    here.flow(600)
+    assert len(looks) <= (10 if short else 120)
+    assert len(looks) >= (9 if short else 120)
+    learned = here.scaler._kept[KEY].memory.learned
+    assert (learned.open.count, learned.open.total, learned.days[20454][0]) == (121, 0.0, 0.0)
+    here.gateways.rate = 6.0
+    here.flow(20)
+    assert here.wanted() >= 2
+    assert here.scaler._kept[KEY].memory.learned.open.total > 0
+
+
+def test_a_decision_that_only_time_changes_is_not_left_to_the_resync() -> None:
+    """No measure asks for a run here: only what a run asked for itself."""
+    here = world(min=1, behavior={"scaleDown": {"stabilizationWindowSeconds": 120}})
+    here.gateways.rate = 6.0
+    here.flow(300)
+    many, runs, waited = here.wanted(), 0, 0.0
+    assert many >= 4
+    here.gateways.rate = 0.0
+    here.flow(30)
+    while here.wanted() == many:
+        outcome = here.run()
+        here.settle()
+        wait = 300.0 if outcome.again is None else max(5.0, outcome.again)
+        for _ in range(int(wait / 5.0)):
+            here.later += timedelta(seconds=5)
+            here.gateways.measure(here.steady())
+        runs, waited = runs + 1, waited + wait
+        assert waited < 200.0, "the resync found it"
+    assert runs < 60
+
+
+def test_at_rest_only_the_resync_looks() -> None:
+    here = world(min=1)
+    here.flow(900)
+    assert here.run().again is None
+    sleeping = world(idleAfter="4m")
+    sleeping.flow(60)
+    assert (sleeping.run().again or 0) == pytest.approx(180.0, abs=6.0), "the idle timer"
+    sleeping.flow(600)
+    assert sleeping.run().again is None
+
+
+def test_a_schedules_edge_is_looked_at_in_time() -> None:
+    here = world(min=1, schedules=[{"name": "noon", "start": "2 0 1 1 *", "duration": "10m", "min": 3}])
+    assert here.wanted() == 1
+    assert (here.run().again or 0) == pytest.approx(120.0, abs=1.0)
+    here.later += timedelta(seconds=120)
+    here.settle()
+    assert here.wanted() == 3
+    assert here.told()["reason"] == "no fresh signal; min of schedule noon is 3"
+
+
+def test_a_bad_schedule_stalls_and_touches_no_child() -> None:
+    here = world(min=1)
+    before = len(here.writes(kind=DEPLOYMENTS.kind))
+    here.edit(scaling=AUTO | {"schedules": [{"name": "x", "start": "99 0 * * *", "duration": "1h", "min": 3}]})
+    here.settle()
+    assert here.conditions()["Stalled"]["reason"] == "InvalidSpec"
+    assert "scaling.schedules[0].start: '99 0 * * *'" in here.conditions()["Stalled"]["message"]
+    assert len(here.writes(kind=DEPLOYMENTS.kind)) == before
+
+
+def test_external_and_manual_do_what_spec_says() -> None:
+    for mode in ("External", "Manual"):
+        here = ScaledWorld(scaling={"mode": mode}, replicas=3, engine=ENGINE)
+        here.settle()
+        here.gateways.rate = 40.0
+        here.flow(300)
+        assert here.wanted() == 3
+        here.edit(replicas=5)
+        here.settle()
+        assert here.wanted() == 5
+        assert here.told() == {"desired": 5, "lastDecisions": []}
+
+
+def test_external_at_zero_wakes_for_a_held_request_and_sleeps_again() -> None:
+    here = ScaledWorld(scaling={"mode": "External", "min": 0, "idleAfter": "2m"}, replicas=0, engine=ENGINE)
+    here.settle()
+    here.flow(60)
+    assert here.wanted() == 0
+    here.hold(1)
+    assert here.wanted() == 1
+    here.serve()
+    here.gateways.held, here.gateways.rate = 0, 0.4
+    here.flow(300)
+    assert here.wanted() == 1
+    here.edit(replicas=3)
+    here.settle()
+    assert here.wanted() == 3, "the HPA took over"
+    here.edit(replicas=0)
+    here.settle()
+    assert here.wanted() == 1, "requests came within idleAfter"
+    here.gateways.rate = 0.0
+    here.flow(180)
+    assert here.wanted() == 0
+    manual = ScaledWorld(replicas=0)
+    manual.settle()
+    manual.hold(5)
+    assert manual.wanted() == 0, "a person switched it off"
+
+
+def test_a_restarted_operator_that_hears_no_gateway_yet_leaves_the_woken_replica() -> None:
+    here = ScaledWorld(scaling={"mode": "External", "min": 0, "idleAfter": "2m"}, replicas=0, engine=ENGINE)
+    here.flow(60)
+    here.hold(1)
+    here.serve()
+    here.restart()
+    here.gateways.known = False
+    here.settle()
+    assert here.wanted() == 1
+    assert here.told()["desired"] == 1
+    here.gateways.known = True
+    here.flow(180)
+    assert here.wanted() == 0
+
+
+# What outlasts the process
+
+
+def test_the_page_is_written_hourly_and_only_after_load() -> None:
+    here = world(min=1)
+    here.flow(3 * 3600)
+    here.run()
+    assert here.page() is None, "no load, nothing learned"
+    here.gateways.rate = 1.0
+    written = []
+    for _ in range(150):
+        here.flow(60)
+        here.run()
+        written.append(len(here.writes(kind=CONFIG_MAPS.kind)))
+    page = here.page()
+    assert page is not None
+    assert written[-1] - written[0] in (2, 3)
+    assert [owner["name"] for owner in page["metadata"]["ownerReferences"]] == ["tiny"]
+    learned = decode(page["data"][HISTORY_KEY])
+    assert any(load for loads in learned.days.values() for load in loads)
+    assert len(here.names(CONFIG_MAPS)) == 2, "the plan takes it for nobody's leftover"
+    here.gateways.rate = 0.0
+    here.flow(2 * 3600)
+    here.run()
+    before = len(here.writes(kind=CONFIG_MAPS.kind))
+    here.restart()
+    here.flow(3 * 3600)
+    here.run()
+    assert len(here.writes(kind=CONFIG_MAPS.kind)) == before, "at rest"
+
+
+def test_how_long_a_start_takes_is_learned_and_outlasts_the_process() -> None:
+    here = world(min=1)
+    here.gateways.rate = 6.0
+    here.flow(30, serve=False)
+    here.later += timedelta(seconds=70)
+    here.serve()
+    starts = here.scaler._kept[KEY].memory.learned.starts
+    assert len(starts) == 1
+    (accelerator,) = starts
+    assert 70.0 <= starts[accelerator][-1] <= 105.0
+    here.flow(3700)
+    here.run()
+    here.restart()
+    here.settle()
+    again = here.scaler._kept[KEY].memory.learned
+    assert again.starts[accelerator] == starts[accelerator]
+    assert again.start_s(accelerator) == starts[accelerator][-1]
+
+
+def test_one_that_wakes_tells_when_it_should_serve_by_how_long_it_took_last_time() -> None:
+    here = world(idleAfter="4m", behavior={"scaleDown": {"stabilizationWindowSeconds": 300}})
+    for woken in range(2):
+        here.gateways.held = 0
+        here.flow(400)
+        assert here.wanted() == 0
+        here.hold(1)
+        due = here.later + timedelta(seconds=70)
+        told = here.api.of(SERVICES)[0]["status"].get("readyExpectedAt")
+        assert told == ((now() + due).strftime("%Y-%m-%dT%H:%M:%SZ") if woken else None)
+        here.later = due
+        here.serve()
+        assert "readyExpectedAt" not in here.api.of(SERVICES)[0]["status"]
+
+
+@pytest.mark.parametrize("data", [{}, {HISTORY_KEY: "{"}, {HISTORY_KEY: json.dumps({"version": 9})}, {"other": "x"}, None])
+def test_a_garbled_page_is_ignored_with_a_line_and_written_anew(data: dict[str, str] | None) -> None:
+    here = world(min=1)
+    uid = here.api.of(SERVICES)[0]["metadata"]["uid"]
+    owners = [{"kind": "InferenceService", "name": "tiny", "uid": uid, "controller": True}]
+    here.api.put(CONFIG_MAPS, {"metadata": {"name": PAGE, "namespace": "ns", "ownerReferences": owners}, "data": data})
+    here.restart()
+    with capture_logs() as lines:
+        here.settle()
+    assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["history_ignored"]
+    here.gateways.rate = 1.0
+    here.flow(3700)
+    here.run()
+    page = here.page()
+    assert page is not None
+    assert decode(page["data"][HISTORY_KEY]).days
+
+
+def test_a_strangers_page_is_left_alone() -> None:
+    here = world(min=1)
+    theirs = here.api.put(CONFIG_MAPS, {"metadata": {"name": PAGE, "namespace": "ns"}, "data": {"theirs": "x"}})
+    before = dict(theirs)
+    here.gateways.rate = 1.0
+    with capture_logs() as lines:
+        here.flow(3700)
+        here.run()
+        here.run()
+    assert here.page() == before
+    assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["history_not_written"]
+    assert here.reason() == "Available"
+
+
+def test_a_service_made_anew_begins_anew() -> None:
+    here = world(min=1)
+    here.gateways.rate = 6.0
+    here.flow(120)
+    assert here.wanted() > 1
+    del here.api.objects[SERVICES.kind, "ns", "tiny"]
+    here.api.collect_garbage()
+    here.gateways.rate = 0.0
+    here.gateways.measures.clear()
+    here.api.put(SERVICES, service_body(scaling=AUTO | {"min": 1}, replicas=1, engine=ENGINE))
+    here.settle()
+    assert here.wanted() == 1
+
+
+def test_what_can_be_placed_limits_what_is_ordered_but_for_one_that_waits() -> None:
+    here = ScaledWorld(scaling=AUTO, replicas=1, engine=ENGINE | {"maxModelLen": 4096}, accelerators=[gpu("H100")], model={"uri": TINY})
+    here.fleet = old_fleet(gpus=3)
+    here.restart()
+    here.settle()
+    here.serve()
+    here.gateways.rate = 12.0
+    while here.gateways.measures == [] or len(here.pods()) < 4:
+        assert len(here.gateways.measures) < 200, here.told()
+        here.flow(5, serve=False)
+        for body in here.pods()[:3]:
+            if not is_ready(body):
+                body["status"] = running(ready=True)
+        here.fleet = old_fleet(gpus=3, used=min(3, len(here.pods())))
+    here.flow(300, serve=False)
+    assert here.wanted() == 4
+    assert here.told()["reason"].endswith("wanted, 3 can be placed, and one waits")
+
+
+def old_fleet(gpus: int, used: int = 0) -> Fleet:
+    body = node("a", H100, whole(gpus))
+    body["metadata"]["creationTimestamp"] = "2025-06-01T00:00:00Z"
+    return fleet(body, pods=tuple(pod("a", f"p{n}", gpu=1) for n in range(used)))

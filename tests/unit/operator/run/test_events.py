@@ -1,0 +1,166 @@
+"""Events: one per change of the Ready reason, within a limit, counted where they come again."""
+
+import asyncio
+import contextlib
+from datetime import timedelta
+
+import pytest
+from pagoda_operator import events
+from pagoda_operator.errors import Denied, Unavailable
+from pagoda_operator.events import PER_MINUTE, Recorder, Word
+from pagoda_operator.observe import observe
+from pagoda_operator.state import EVENTS, PODS
+from support.kube.fake_api import crashed
+from support.worlds.world import KEY, World, now
+
+
+def reasons(world):
+    return [event["reason"] for event in world.api.of(EVENTS)]
+
+
+def status(reason, *, stalled=False, message="m"):
+    state = "True" if stalled else "False"
+    return {"conditions": [{"type": "Ready", "reason": reason, "message": message}, {"type": "Stalled", "status": state}]}
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+@pytest.fixture
+def tell(world):
+    """Tells a status as if it were the next one, `later` seconds after the start."""
+    recorder = Recorder(world.api, "operator-1")
+    observed = world.observed()
+
+    def record(reason, later=0.0, **more):
+        asyncio.run(recorder.record(observed, status(reason, **more), now() + timedelta(seconds=later)))
+
+    return record
+
+
+def test_a_start_tells_its_story_once(world):
+    world.settle()
+    world.make_ready()
+    assert reasons(world)[-1] == "Available"
+    assert len(set(reasons(world))) == len(reasons(world))
+    (last,) = [event for event in world.api.of(EVENTS) if event["reason"] == "Available"]
+    assert (last["type"], last["regarding"]["name"], last["note"]) == ("Normal", "tiny", "1 of 1 replicas ready")
+    assert last["regarding"]["uid"] == world.observed().meta.uid
+
+
+def test_at_rest_and_after_a_restart_nothing_is_told(world):
+    world.settle()
+    world.make_ready()
+    told = list(world.api.told)
+    world.restart()
+    world.settle()
+    assert world.api.told == told
+
+
+def test_bad_news_are_warnings(world):
+    world.settle()
+    world.api.of(PODS)[0]["status"] = crashed()
+    world.settle()
+    assert [(event["type"], event["reason"]) for event in world.api.of(EVENTS)][-1] == ("Warning", "ModelRejected")
+
+
+def test_what_comes_again_is_counted_in_the_series_of_the_first(world, tell):
+    for turn in range(3):
+        tell("LoadingModel", later=70 * turn)
+        tell("CrashLooping", later=70 * turn + 1)
+    first = next(event for event in world.api.of(EVENTS) if event["reason"] == "CrashLooping")
+    assert sorted(reasons(world)) == ["CrashLooping", "LoadingModel"]
+    assert first["series"]["count"] == 3
+    assert first["series"]["lastObservedTime"] > first["eventTime"]
+
+
+def test_after_six_quiet_minutes_it_is_a_new_event(world, tell):
+    tell("CrashLooping")
+    tell("CrashLooping", later=361)
+    assert reasons(world) == ["CrashLooping"] * 2
+
+
+def test_past_the_limit_of_a_minute_words_are_counted_and_told_later(world, tell):
+    for turn in range(20):
+        tell("CrashLooping", later=turn)
+    assert len(world.api.told) == PER_MINUTE
+    tell("CrashLooping", later=100)
+    (event,) = world.api.of(EVENTS)
+    assert event["series"]["count"] == 21
+
+
+@pytest.mark.parametrize("error", [Denied("403"), Unavailable("503")])
+def test_an_event_that_is_refused_changes_nothing_else(error):
+    calm, refused = World(), World()
+    refused.api.refuse["Event"] = error
+    for world in (calm, refused):
+        world.settle()
+        world.make_ready()
+    assert refused.api.journal == calm.api.journal
+    assert refused.api.of(EVENTS) == []
+
+
+def test_what_is_gone_is_forgotten(world):
+    world.settle()
+    assert world.operator._events._books
+    world.api.objects.pop(("InferenceService", "ns", "tiny"))
+    world.run()
+    assert not world.operator._events._books
+
+
+def test_a_note_of_any_length_fits(world, tell):
+    tell("InvalidSpec", stalled=True, message="x" * 5000)
+    (event,) = world.api.of(EVENTS)
+    assert (event["type"], len(event["note"])) == ("Warning", 1024)
+
+
+def test_words_are_told_apart_by_what_they_say(world, tell):
+    tell("ImagePull", message="a")
+    tell("ImagePull", message="b")
+    assert len(world.api.of(EVENTS)) == 2
+    assert Word("Warning", "ImagePull", "a") != Word("Warning", "ImagePull", "b")
+
+
+async def told_beside(world, words, until):
+    """Words that are written beside the runs, until so many Events were tried."""
+    recorder, tried = Recorder(world.api, "operator-1", beside=True), asyncio.Event()
+    observed, wrote = await observe(world.api, KEY), []
+
+    def count(verb, kind, _name):
+        wrote.append((verb, kind))
+        if len(wrote) == until:
+            tried.set()
+
+    world.api.before_write = count
+    for word in words:
+        await recorder.record(observed, status(word), now())
+    assert not wrote  # nobody waited for one
+    before = recorder.waiting()
+    running = asyncio.ensure_future(recorder.run())
+    async with asyncio.timeout(60):
+        await tried.wait()
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    assert (before, recorder.waiting()) == (until, 0)
+
+
+async def test_beside_the_runs_words_are_written_in_their_order(world):
+    await told_beside(world, ["ScalingUp", "Available"], until=2)
+    assert reasons(world) == ["ScalingUp", "Available"]
+
+
+@pytest.mark.parametrize("error", [Unavailable("503"), ValueError("a bug")])
+async def test_beside_the_runs_one_that_cannot_be_written_keeps_back_no_other(world, error):
+    world.api.refuse["Event"] = error
+    await told_beside(world, ["ScalingUp", "Available"], until=2)
+    assert reasons(world) == []
+
+
+async def test_of_too_many_the_oldest_words_are_lost_and_that_is_said(world, monkeypatch, capsys):
+    monkeypatch.setattr(events, "MOST_WAITING", 4)
+    await told_beside(world, [f"Reason{number}" for number in range(6)], until=4)
+    assert reasons(world) == [f"Reason{number}" for number in range(2, 6)]
+    assert capsys.readouterr().out.count("event_lost") == 2

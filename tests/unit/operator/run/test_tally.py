@@ -1,0 +1,103 @@
+"""Where a run's time goes: since when it was wanted, what it asked, how long it waited for answers."""
+
+import asyncio
+import random
+
+import pytest
+from pagoda_contracts.names import LABEL_SERVICE
+from pagoda_operator.batched import Batched
+from pagoda_operator.queue import KeyedQueue, Outcome, Schedule
+from pagoda_operator.state import PODS, Key
+from pagoda_operator.tally import Tally, counting, sent, waiting
+from structlog.testing import capture_logs
+from support.servers.loop_clock import LoopClock
+
+A, B = Key("ns", "a"), Key("ns", "b")
+
+
+def test_a_run_was_wanted_since_the_first_trigger_whatever_kept_it():
+    schedule = Schedule(spacing=5.0)
+    schedule.add(A, 1.0)
+    schedule.add(A, 2.0)
+    schedule.take(3.0)
+    assert schedule.queued(A) == 2.0
+    schedule.add(A, 3.5)  # meanwhile
+    schedule.done(A, 4.0)
+    assert schedule.take(8.0) == A
+    assert schedule.queued(A) == 4.5, "the spacing is ours"
+    schedule.failed(A, 9.0)
+    schedule.take(100.0)
+    assert schedule.queued(A) == 91.0, "and so is a back-off"
+    schedule.done(A, 200.0)
+    schedule.take(201.0)
+    assert schedule.queued(A) == 1.0, "nobody wanted it before it was due"
+
+
+def test_answers_that_are_waited_for_at_once_are_waited_for_once():
+    assert Tally(waits=[(5.0, 6.0), (1.0, 3.0), (2.0, 4.0), (2.5, 3.0)]).waited() == 4.0
+
+
+async def test_a_run_says_how_long_it_was_wanted_took_and_waited_and_another_s_requests_are_not_its_own():
+    clock = LoopClock()
+    clock.stop()
+    queue, together = KeyedQueue(resync=300.0, rng=random.Random(1)), asyncio.Barrier(2)
+
+    async def answer():
+        sent(write=True)
+        with waiting():
+            clock.skip(0.5)
+
+    async def reconcile(key):
+        await together.wait()
+        await asyncio.gather(*(answer() for _ in range(1 + (key == B))))
+        await together.wait()
+        return Outcome(gone=True)
+
+    queue.add(A)
+    queue.add(B)
+    clock.skip(2.0)
+    with capture_logs() as lines:
+        workers = [asyncio.create_task(queue.work(reconcile)) for _ in range(2)]
+        while len(lines) < 2:
+            await asyncio.sleep(0)
+    for worker in workers:
+        worker.cancel()
+    await asyncio.gather(*workers, return_exceptions=True)
+    told = {line["name"]: line for line in lines}
+    assert {name: (line["requests"], line["writes"]) for name, line in told.items()} == {"a": (1, 1), "b": (2, 2)}
+    assert {name: (line["queued_s"], line["took_s"], line["waited_s"]) for name, line in told.items()} == {
+        "a": (2.0, 1.5, 0.5),
+        "b": (2.0, 1.5, 1.0),
+    }
+
+
+async def test_a_list_for_many_is_waited_for_by_each_and_sent_for_none():
+    asked = []
+
+    class Server:
+        async def list(self, _resource, _namespace, selector):
+            asked.append(selector)
+            sent(write=False)
+            await asyncio.sleep(0)
+            return []
+
+    batched = Batched(Server())
+
+    async def run(name):
+        with counting() as tally:
+            await batched.list(PODS, "ns", f"{LABEL_SERVICE}={name}")
+        return tally.requests, len(tally.waits)
+
+    assert await asyncio.gather(run("a"), run("b")) == [(0, 1), (0, 1)]
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+async def test_outside_a_run_nothing_is_counted(depth):
+    with counting() as tally:
+        if depth:
+            sent(write=False)
+    sent(write=True)
+    with waiting():
+        pass
+    assert (tally.requests, tally.writes, tally.waits) == (depth, 0, [])

@@ -1,0 +1,111 @@
+"""What each metric tells after known events, by a clock in the test's hand: its value, its labels and its unit."""
+
+import asyncio
+import contextlib
+import urllib.request
+from types import SimpleNamespace
+
+import pytest
+from pagoda_contracts import metrics as words
+from pagoda_operator import parts
+from pagoda_operator.errors import Conflict
+from pagoda_operator.queue import Outcome
+from pagoda_operator.settings import Settings
+from pagoda_operator.state import DEPLOYMENTS, Key
+from support.servers.loop_clock import LoopClock
+
+
+def scrape(metrics):
+    server = metrics.serve(0)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_address[1]}/metrics", timeout=60) as answer:
+            return answer.read().decode().splitlines()
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class World:
+    """The operator's core as the process makes it, but for the API server, the Lease and the clock."""
+
+    def __init__(self, monkeypatch):
+        self.now = 5_000.0
+        monkeypatch.setattr(parts, "time", SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now))
+        self.loop = LoopClock()
+        self.loop.stop()
+        self.lease = SimpleNamespace(epoch=7, leads=lambda: True, age=lambda: 9.0, guard=lambda: None)
+        self.hooks = None
+        self.core = parts.core(Settings(), self.lease, self._connected)
+
+    def _connected(self, hooks):
+        self.hooks = hooks
+
+    def later(self, seconds):
+        self.now += seconds
+        self.loop.skip(seconds)
+
+    async def run(self, takes, outcome):
+        """One run of that length."""
+
+        async def reconcile(_key):
+            self.later(takes)
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+
+        await self.core.metrics.timed(reconcile)(Key("ns", "a"))
+
+    async def told(self):
+        """All samples, without the times at which a series began."""
+        sampling = asyncio.create_task(self.core.metrics.sample(parts.gauges(self.core, lambda: 5)))
+        await asyncio.sleep(0)
+        sampling.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await sampling
+        return {line for line in scrape(self.core.metrics) if not line.startswith("#") and "_created" not in line}
+
+
+async def test_every_metric_tells_what_was_done_in_its_unit(monkeypatch):
+    """The samples are compared as a whole: a metric that is added without a value here is missed."""
+    world = World(monkeypatch)
+    await world.run(0.75, Outcome())
+    await world.run(0.0, Outcome(again=0.0))
+    await world.run(0.0, Outcome(gone=True))
+    with pytest.raises(Conflict):
+        await world.run(1.5, Conflict("stale"))
+    world.hooks.wrote(DEPLOYMENTS, "patch", {"metadata": {"name": "a", "namespace": "ns", "resourceVersion": "1"}})
+    world.hooks.again()
+    world.core.vitals.watched("/apis/apps/v1/deployments", world.now)
+    world.later(2.0)
+    world.core.queue.open()
+    for name in ("a", "b", "c"):
+        world.core.queue.add(Key("ns", name))
+    world.later(4.5)
+    bounds = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+    assert await world.told() == {
+        'pagoda_operator_reconciles_total{outcome="settled"} 1.0',
+        'pagoda_operator_reconciles_total{outcome="again"} 1.0',
+        'pagoda_operator_reconciles_total{outcome="gone"} 1.0',
+        'pagoda_operator_reconciles_total{outcome="failed"} 1.0',
+        "pagoda_operator_reconcile_seconds_count 4.0",
+        "pagoda_operator_reconcile_seconds_sum 2.25",
+        *(f'pagoda_operator_reconcile_seconds_bucket{{le="{bound}"}} {2.0 + (bound >= 0.75) + (bound >= 1.5)}' for bound in bounds),
+        'pagoda_operator_reconcile_seconds_bucket{le="+Inf"} 4.0',
+        'pagoda_operator_errors_total{class="Conflict"} 1.0',
+        'pagoda_operator_writes_total{kind="Deployment",verb="patch"} 1.0',
+        "pagoda_operator_reads_again_total 1.0",
+        'pagoda_operator_watch_age_seconds{kind="deployments"} 6.5',
+        "pagoda_operator_queue 3.0",
+        "pagoda_operator_queue_age_seconds 4.5",
+        "pagoda_operator_events_waiting 5.0",
+        "pagoda_operator_leader 1.0",
+        "pagoda_operator_epoch 7.0",
+    }
+    world.lease.epoch, world.lease.leads = 8, lambda: False
+    assert {"pagoda_operator_leader 0.0", "pagoda_operator_epoch 8.0"} <= await world.told()
+
+
+async def test_every_metric_that_is_named_is_exported_and_no_other(monkeypatch):
+    lines = scrape(World(monkeypatch).core.metrics)
+    told = {line.split()[2] for line in lines if line.startswith("# TYPE") and not line.split()[2].endswith("_created")}
+    assert told == {metric.name + ("_total" if metric.kind == "counter" else "") for metric in words.OPERATOR}

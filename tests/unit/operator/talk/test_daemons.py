@@ -1,0 +1,108 @@
+"""Orders to real daemon fronts with a simulated engine: drain, turn back, a stale epoch, wrong tokens, silence."""
+
+import time
+
+import pytest
+from pagoda_contracts.names import ROLE_GATEWAY, ROLE_OPERATOR
+from pagoda_operator import daemons as module
+from pagoda_operator.daemons import Daemons, Voice
+from pagoda_operator.errors import Superseded
+from pagoda_operator.orders import Answer, Nobody, Stand, Tell
+from pagoda_operator.tokens import OwnToken
+from support.kube.issuer import Issuer
+from support.servers.local_front import local_config, local_front
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """A daemon in this very process is as slow as this process."""
+    monkeypatch.setattr(module, "TIMEOUT_S", 60.0)
+
+
+@pytest.fixture(scope="module")
+def issuer(tmp_path_factory):
+    return Issuer(tmp_path_factory.mktemp("issuer"))
+
+
+@pytest.fixture
+async def front(tmp_path, issuer):
+    config = local_config(tmp_path, step_ms=5, auth=issuer.config(), drain_timeout="10m")
+    async with local_front(config, tmp_path / "text") as made:
+        yield made
+
+
+def in_ms(seconds):
+    return int((time.time() + seconds) * 1000)
+
+
+def told(deadline_ms, left_ms=0):
+    return [Tell("a", "uid-a", "127.0.0.1", deadline_ms, left_ms)]
+
+
+@pytest.fixture
+def voice(tmp_path, issuer):
+    """Speaks with the operator's token, or another role's, at an epoch."""
+
+    def make(front, epoch=1, role=ROLE_OPERATOR):
+        file = tmp_path / f"token-{role}"
+        file.write_text(issuer.token(role) + "\n")
+        return Daemons(Voice(lambda: epoch, OwnToken(file)), int(front.grpc.rpartition(":")[2]))
+
+    return make
+
+
+async def test_a_daemon_drains_and_serves_again_as_often_as_it_is_told(front, voice):
+    orders = voice(front)
+    for _ in range(2):
+        assert await orders.give(told(in_ms(600))) == {"uid-a": Answer(Stand.DRAINING, 0)}
+        assert await orders.give(told(in_ms(600))) == {"uid-a": Answer(Stand.DRAINING, 0)}
+        assert front.front.replica.drain.draining
+        assert await orders.give(told(None)) == {"uid-a": Answer(Stand.SERVING, 0)}
+        assert not front.front.replica.drain.draining
+
+
+@pytest.mark.parametrize("skew_s", [-3000, 3000])
+async def test_a_daemon_is_told_how_long_since_its_clock_is_another(skew_s, front, voice):
+    await voice(front).give(told(in_ms(300 + skew_s), 300_000))
+    assert 0 < front.front._control.left_s() <= 300
+
+
+async def test_an_order_of_a_leader_that_was_followed_by_another_ends_the_process_that_gave_it(front, voice):
+    await voice(front, epoch=5).give(told(in_ms(600)))
+    for order in (told(None), told(in_ms(600))):
+        with pytest.raises(Superseded, match="epoch 4"):
+            await voice(front, epoch=4).give(order)
+    assert front.front.replica.drain.draining
+
+
+async def test_a_daemon_that_was_told_to_end_is_no_sign_of_another_leader(front, voice):
+    front.front._control.end()  # SIGTERM, without the end that follows when nothing runs
+    deadline = front.front.replica.drain.until
+    assert await voice(front).give(told(None)) == {"uid-a": Answer(Stand.ENDING)}
+    assert front.front.replica.drain.until == deadline
+
+
+async def test_another_role_gives_no_orders(front, voice, issuer):
+    assert await voice(front, role=ROLE_GATEWAY).give(told(in_ms(600))) == {"uid-a": Answer(Stand.REFUSED)}
+    nameless = Daemons(Voice(), int(front.grpc.rpartition(":")[2]))
+    assert await nameless.give(told(in_ms(600))) == {"uid-a": Answer(Stand.REFUSED)}
+    assert not front.front.replica.drain.draining
+
+
+async def test_an_order_for_the_pod_that_had_the_address_before_is_not_obeyed_and_is_silence(front, voice):
+    front.front._control._uid = "uid-b"
+    for order in (told(in_ms(600)), told(None)):
+        assert await voice(front, epoch=9).give(order) == {"uid-a": Answer(Stand.SILENT)}
+    assert (front.front.replica.drain.draining, front.front.replica.drain.epoch) == (False, 0)
+    front.front._control._uid = "uid-a"
+    assert await voice(front).give(told(in_ms(600))) == {"uid-a": Answer(Stand.DRAINING, 0)}
+
+
+async def test_nobody_at_the_address_is_silence(monkeypatch):
+    monkeypatch.setattr(module, "TIMEOUT_S", 0.3)
+    assert await Daemons(Voice(), 1).give(told(in_ms(600))) == {"uid-a": Answer(Stand.SILENT)}
+
+
+async def test_without_anybody_to_dial_orders_are_refused():
+    assert await Nobody().give(told(None)) == {"uid-a": Answer(Stand.REFUSED)}
+    assert await Daemons(Voice()).give([]) == {}

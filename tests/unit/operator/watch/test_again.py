@@ -1,0 +1,288 @@
+"""Reads that failed for a reason that passes are asked again within their call; nothing else is, and no storm grows by it."""
+
+import asyncio
+import random
+import socket
+import time
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kubernetes.aio.client.configuration import Configuration
+from pagoda_operator import cluster as module
+from pagoda_operator import serve
+from pagoda_operator.again import Again
+from pagoda_operator.cluster import Hooks, KubeCluster
+from pagoda_operator.errors import ClusterError, Conflict, Denied, Refused, Unavailable
+from pagoda_operator.settings import Settings
+from pagoda_operator.state import CONFIG_MAPS, PODS
+from pagoda_operator.tally import counting
+from structlog.testing import capture_logs
+from support.servers.failing_server import BREAKS, GOOD, FailingServer, kubeconfig
+
+AT_ONCE = SimpleNamespace(uniform=lambda *_: 0.0)
+PASSING = (*BREAKS, "500", "502", "503", "504", "503:0", "429:0")
+DEFINITE = {
+    "400": Refused,
+    "401": Denied,
+    "403": Denied,
+    "409": Conflict,
+    "410": Unavailable,
+    "422": Refused,
+    "429": Unavailable,
+    "429:3": Unavailable,
+    "429:Wed, 21 Oct 2026 07:28:00 GMT": Unavailable,
+    "501": Unavailable,
+    "503:30": Unavailable,
+    "505": Unavailable,
+}
+
+
+class Asking:
+    """A client that asks again at once, and how often it did."""
+
+    def __init__(self, server, **more):
+        self.server, self.more, self.again = server, more, 0
+
+    async def __aenter__(self):
+        await self.server.__aenter__()
+        given = {"timeout": 60.0, "again": Again(lambda: 0.0, AT_ONCE)} | self.more
+        self.cluster = KubeCluster(Configuration(host=self.server.url), Hooks(again=self.count), **given)
+        return self
+
+    async def __aexit__(self, *_):
+        await self.cluster.close()
+        await self.server.__aexit__()
+
+    def count(self):
+        self.again += 1
+
+    @property
+    def seen(self):
+        return len(self.server.seen)
+
+
+READS = {
+    "get": (lambda cluster: cluster.get(CONFIG_MAPS, "ns", "a"), GOOD),
+    "list": (lambda cluster: cluster.list(PODS, "ns", "a"), []),
+    "versions": (lambda cluster: cluster.versions(PODS, ""), {}),
+    "token_keys": (lambda cluster: cluster.token_keys(), GOOD),
+    "serves": (lambda cluster: cluster.serves(PODS), False),
+}
+
+
+@pytest.mark.parametrize("word", PASSING)
+@pytest.mark.parametrize("read", READS)
+async def test_a_read_that_failed_for_what_passes_is_asked_again_and_says_what_the_second_one_found(read, word):
+    ask, found = READS[read]
+    async with Asking(FailingServer([word])) as asking:
+        with counting() as tally:
+            assert await ask(asking.cluster) == found
+        assert (asking.seen, asking.again, tally.requests) == (2, 1, 2)
+
+
+@pytest.mark.parametrize("word", PASSING)
+async def test_what_failed_three_times_fails(word):
+    """Six times, were the library below left to itself."""
+    async with Asking(FailingServer([word] * 9)) as asking:
+        with pytest.raises(Unavailable):
+            await asking.cluster.get(CONFIG_MAPS, "ns", "a")
+        assert (asking.seen, asking.again) == (3, 2)
+
+
+@pytest.mark.parametrize("word", DEFINITE)
+async def test_what_the_server_says_for_good_or_for_long_is_asked_once(word):
+    async with Asking(FailingServer([word])) as asking:
+        with pytest.raises(DEFINITE[word]):
+            await asking.cluster.list(PODS, "ns", "a")
+        assert (asking.seen, asking.again) == (1, 0)
+
+
+async def test_what_is_not_there_is_an_answer():
+    async with Asking(FailingServer(["404"])) as asking:
+        assert await asking.cluster.get(PODS, "ns", "a") is None
+        assert asking.seen == 1
+
+
+async def test_a_server_that_is_away_for_a_moment_is_found():
+    """The port refuses until the client says that it asks again."""
+    back = []
+    with socket.socket() as port:
+        port.bind(("127.0.0.1", 0))
+        async with FailingServer() as server:
+            hooks = Hooks(again=lambda: back.append(asyncio.ensure_future(asyncio.start_server(server._serve, sock=port))))
+            url = f"http://127.0.0.1:{port.getsockname()[1]}"
+            cluster = KubeCluster(Configuration(host=url), hooks, 60.0, Again(time.monotonic, random.Random(1)))
+            assert await cluster.list(PODS, "ns", "a") == []
+            assert (len(back), len(server.seen)) == (1, 1)
+            await cluster.close()
+            (await back[0]).close()
+
+
+META = GOOD["metadata"]
+MANIFEST = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": META}
+WRITES = {
+    "create": lambda cluster: cluster.create(CONFIG_MAPS, MANIFEST, "m"),
+    "replace": lambda cluster: cluster.replace(CONFIG_MAPS, MANIFEST, "m"),
+    "apply": lambda cluster: cluster.apply(CONFIG_MAPS, MANIFEST, "m"),
+    "apply_status": lambda cluster: cluster.apply_status(CONFIG_MAPS, MANIFEST, "m"),
+    "annotate": lambda cluster: cluster.annotate(CONFIG_MAPS, META, {"a": "b"}, "m"),
+    "delete": lambda cluster: cluster.delete(CONFIG_MAPS, META),
+}
+
+
+@pytest.mark.parametrize("word", PASSING)
+@pytest.mark.parametrize("verb", WRITES)
+async def test_no_write_is_sent_twice(verb, word):
+    """Not by the library either, which would send a PUT or DELETE again and not ask whether this process still leads."""
+    wrote = []
+    async with Asking(FailingServer([word])) as asking:
+        asking.cluster._hooks = asking.cluster._hooks._replace(wrote=lambda *told: wrote.append(told))
+        with pytest.raises(Unavailable):
+            await WRITES[verb](asking.cluster)
+        assert (asking.seen, asking.again, wrote) == (1, 0, [])
+        # Of what was answered with a good status, however badly, nothing is on its way any more.
+        assert asking.cluster.answered == (word in ("shorter", "a page", "a list", "429:0"))
+
+
+async def test_a_page_in_the_middle_is_asked_again_and_no_other():
+    good = {"metadata": {"continue": "more"}, "items": [{"metadata": {"name": "a"}}]}
+    async with Asking(FailingServer(["200", "reset"], good)) as asking:
+        pages = asking.cluster.pages(PODS)
+        assert [await anext(pages) for _ in range(3)] == [tuple(good["items"])] * 3
+        assert ["continue" in line for line in asking.server.seen] == [False, True, True, True]
+        await pages.aclose()
+
+
+async def test_a_server_that_is_silent_is_asked_once():
+    async with Asking(FailingServer(["silence"]), timeout=3.0) as asking:  # time to connect on a busy machine
+        with pytest.raises(Unavailable):
+            await asking.cluster.get(PODS, "ns", "a")
+        assert asking.seen == 1
+
+
+async def test_all_attempts_together_take_no_longer_than_one_may(monkeypatch):
+    """Each takes 12 s of the 30 that a call has."""
+    now, given = 0.0, []
+
+    async def call_api(*_, _request_timeout):
+        nonlocal now
+        given.append(_request_timeout)
+        now += 12.0
+        raise ConnectionResetError
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    async with Asking(FailingServer(), timeout=30.0) as asking:
+        asking.cluster._api.call_api = call_api
+        with pytest.raises(Unavailable):
+            await asking.cluster.get(PODS, "ns", "a")
+        assert given == [30.0, 18.0, 6.0]
+        given.clear()
+        asking.cluster._timeout = 24.5
+        with pytest.raises(Unavailable):
+            await asking.cluster.get(PODS, "ns", "a")
+        assert given == [24.5, 12.5]
+
+
+async def test_a_storm_of_errors_makes_a_fifth_more_requests():
+    async with Asking(FailingServer(["503"] * 10_000)) as asking:
+        results = await asyncio.gather(*(asking.cluster.get(PODS, "ns", "a") for _ in range(300)), return_exceptions=True)
+        assert all(isinstance(result, Unavailable) for result in results)
+        assert 300 + 50 <= asking.seen <= 300 + 50 + 0.2 * 300
+
+
+async def test_where_a_tenth_of_all_requests_and_of_all_answers_is_lost_a_run_s_reads_end_well():
+    """Each alone ended well four times in five, a dozen of them once in 14 times. A second between two runs."""
+    now, rng = 0.0, random.Random(1)
+    async with Asking(
+        FailingServer("reset" if rng.random() < 0.2 else "200" for _ in range(10_000)), again=Again(lambda: now, AT_ONCE)
+    ) as asking:
+
+        async def run():
+            for _ in range(12):
+                await asking.cluster.get(PODS, "ns", "a")
+
+        failed = 0
+        for _ in range(100):
+            now += 1.0
+            try:
+                await run()
+            except Unavailable:
+                failed += 1
+        assert failed <= 15
+
+
+async def test_an_attempt_that_another_follows_is_in_the_log_for_who_looks_for_it():
+    async with Asking(FailingServer(["500", "reset"])) as asking:
+        with capture_logs() as lines:
+            await asking.cluster.get(PODS, "ns", "a")
+    assert [(line["event"], line["log_level"], line["attempts"]) for line in lines] == [
+        ("read_again", "debug", 1),
+        ("read_again", "debug", 2),
+    ]
+    assert lines[0]["why"] == "500: planted"
+
+
+async def test_the_lease_s_own_requests_are_as_they_were(tmp_path):
+    """Short tries, each of them the Lease's own to count and to repeat."""
+    async with FailingServer(["500", "503:0"]) as server:
+        ballots = await serve._ballots(Settings(kubeconfig=kubeconfig(tmp_path, server.url)))
+        for asked in (1, 2):
+            with pytest.raises(ClusterError):
+                await ballots.get(CONFIG_MAPS, "ns", "a")
+            assert len(server.seen) == asked
+        assert (ballots._timeout, ballots._again) == (5.0, None)
+        assert "middlewares" not in ballots._api.configuration.client_session_kwargs
+        await ballots.close()
+
+
+MOVES = st.lists(
+    st.one_of(st.just("asked"), st.floats(0.0, 30.0), st.tuples(st.sampled_from([None, 0.0, 1.0, 2.0, 2.1]), st.integers(1, 4)))
+)
+
+
+@given(MOVES)
+def test_whatever_happens_no_more_are_asked_again_than_a_fifth_one_a_second_and_fifty(moves):
+    now, asked = 0.0, 0
+    budget = Again(lambda: now, random.Random(1))
+    again = sum(budget.pause(0.0, 1, 30.0) is not None for _ in range(60))
+    for move in moves:
+        if move == "asked":
+            asked += 1
+            budget.asked()
+        elif isinstance(move, float):
+            now += move
+        else:
+            soon, attempts = move
+            pause = budget.pause(soon, attempts, 30.0)
+            again += pause is not None
+            if pause is not None:
+                assert soon <= pause <= soon + 0.6
+                assert attempts <= 2
+    assert again <= 50 + 0.2 * asked + now + 1e-6
+
+
+def test_a_budget_that_is_used_up_fills_again_and_not_beyond_its_rim():
+    now = 0.0
+    budget = Again(lambda: now, random.Random(1))
+
+    def paid():
+        found = 0
+        while budget.pause(0.0, 1, 30.0) is not None:
+            found += 1
+        return found
+
+    assert (paid(), paid()) == (50, 0)
+    for _ in range(10):
+        budget.asked()
+    assert paid() == 2
+    now = 5.0
+    assert paid() == 5
+    now = 500.0
+    assert paid() == 50
+
+
+def test_what_is_left_of_the_call_s_patience_must_be_worth_it():
+    budget = Again(lambda: 0.0, AT_ONCE)
+    assert [budget.pause(0.5, 1, left) for left in (1.6, 1.4, -3.0)] == [0.5, None, None]
