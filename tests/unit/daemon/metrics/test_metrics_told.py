@@ -193,7 +193,7 @@ async def told(stage, http):
     Five requests: 40 prompt tokens, 5 of an answer; the same prompt for two answers of 2, sent in the first step of the other; 60 tokens
     that share nothing with them, 1 of an answer; 5, whose answer is no number; 5, whose deadline is too near.
     """
-    first = stage.sent_by(http, range(40), 5)
+    first = await stage.heard_of(http, range(40), 5)
     await stage.begun()
     second = await stage.heard_of(http, range(40), 2, n=2)
     for _ in range(2):
@@ -368,7 +368,7 @@ async def test_a_preemption_is_counted_once_in_either_family(stage, tmp_path):
         httpx.AsyncClient(base_url=f"http://{front.http}", timeout=PATIENCE_S) as http,
     ):
         stage.free = False
-        first = stage.sent_by(http, [1] * 10, 40)
+        first = await stage.heard_of(http, [1] * 10, 40)
         await stage.begun()
         second = await stage.heard_of(http, [2] * 10, 40)
         stage.leave()
