@@ -19,6 +19,7 @@ def test_a_kubeconfig_of_another_context_is_refused(tmp_path: Path):
         cluster.check_context(tmp_path / "k", "pagoda-dev")
 
 
+@pytest.mark.deep
 def test_a_named_cluster_that_is_down_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PAGODA_DEVCLUSTER_HOME", str(tmp_path))
     monkeypatch.setenv("PAGODA_TEST_CLUSTER", "gone")

@@ -45,6 +45,7 @@ def groups():
     return [(modules, set(forbidden)) for forbidden, modules in found.items()]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("modules", "forbidden"), groups(), ids=[" ".join(modules) for modules, _ in groups()])
 def test_door_opens_without(modules, forbidden):
     done = opened(modules, forbidden)

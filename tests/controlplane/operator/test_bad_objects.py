@@ -58,6 +58,7 @@ def test_after_bad_objects_a_service_is_as_if_nothing_had_been(real, fresh, oper
 
 
 @pytest.mark.sweep
+@pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_five_hundred_transitions(real, fresh, operator):
     """The wait of invalid objects is told, not judged: what is judged is that nothing but their status was written."""

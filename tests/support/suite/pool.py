@@ -14,11 +14,11 @@ from collections.abc import Callable
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-# One Pagoda is installed for all scenarios. The tests of the dev cluster compare every path on the machine that a node could leave, so no
-# scenario builds an image beside them.
-ONE_WORKER = ("tests/e2e",)
+# One Pagoda is installed for all scenarios, one kubelet node stands for the tests of the dev cluster. These compare every path of the machine
+# that a node could leave behind; images that a scenario builds beside them lie in Pagoda's cache folder, its tools are installed beforehand.
+ONE_WORKER = ("tests/e2e/devcluster", "tests/e2e")
 # The folders whose tests wait longest come first, so that the tests that compute fill the cores beside them.
-FIRST = (*ONE_WORKER, "tests/controlplane/operator", "tests/faults", "tests/controlplane", "tests/sweeps", "tests/extras", "tests/security")
+FIRST = ("tests/e2e", "tests/controlplane/operator", "tests/faults", "tests/controlplane", "tests/sweeps", "tests/extras", "tests/security")
 
 
 def group_of(nodeid: str) -> str:

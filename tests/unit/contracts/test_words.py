@@ -103,6 +103,7 @@ SCALARS = st.none() | st.booleans() | st.integers(-(10**9), 10**9) | PRINTABLE
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(PRINTABLE, inner, max_size=3), max_leaves=12)
 
 
+@pytest.mark.deep
 @given(st.dictionaries(PRINTABLE, VALUES, min_size=1, max_size=4))
 def test_yaml_text_reads_back_as_the_same_value(value):
     assert yaml.safe_load(dump_yaml(value)) == value

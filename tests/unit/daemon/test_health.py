@@ -119,6 +119,7 @@ def ask(port, path):
             return error.code, error.read().decode().strip()
 
 
+@pytest.mark.deep
 async def test_probes_answer_while_the_loop_and_the_engine_stand_still():
     made = Replica(born=0.0, limits=LOADED, phase=Phase.PHASE_READY)
     made.engine_beat = float("inf")  # as young as can be, until it is set back below

@@ -54,6 +54,7 @@ def test_a_change_rebuilds_what_it_is_part_of_and_nothing_else(checkout, path, r
     assert changed(before, tags(checkout)) == rebuilt
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("component", [recipe.OPERATOR, recipe.GATEWAY, recipe.FETCH, recipe.DAEMON], ids=lambda component: component.name)
 def test_an_image_carries_what_its_component_imports(component):
     trees = [ast.parse(path.read_text()) for path in (ROOT / component.folder).rglob("*.py")]

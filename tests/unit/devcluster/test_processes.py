@@ -79,6 +79,7 @@ def started() -> Iterator[Callable[..., int]]:
         process.wait()
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(
     subprocess.run(["unshare", "--user", "--map-root-user", "true"], capture_output=True, check=False).returncode != 0,
     reason="no user namespaces here",

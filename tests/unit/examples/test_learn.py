@@ -48,6 +48,7 @@ def test_one_wrong_token_makes_its_lesson_inexact():
     assert measure(llama, wrong).min_margin < 0
 
 
+@pytest.mark.deep
 def test_a_training_out_of_steps_says_how_far_it_came():
     with pytest.raises(NotLearnedError, match=r"after 2 steps 0\.0% of 2 answers are exact.*seed 7"):
         learn(model(), LESSONS, Plan(batch=2, check_every=1, max_steps=2), lambda _: None)

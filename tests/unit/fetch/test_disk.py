@@ -66,6 +66,7 @@ main()
     return subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.deep
 async def test_a_write_that_the_kernel_refuses_ends_it_and_leaves_nothing(tmp_path, hub):
     done = await asyncio.to_thread(limited, tmp_path, hub)
     assert done.returncode == 1

@@ -157,6 +157,7 @@ async def until(call, service, meets):
                     return one, frames
 
 
+@pytest.mark.deep
 async def test_a_watcher_hears_of_a_held_request_of_its_answer_and_of_a_failing_deep_check(bench, replicas):
     _, two = replicas
     write_fleet(bench.file, [{"name": bench.service, "served_names": ["m"]}])

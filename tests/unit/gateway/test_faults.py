@@ -248,6 +248,7 @@ async def test_a_slow_stream_arrives_event_by_event(bench, replicas):
             assert await answer.content.read() == b""
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("program", ["as it is"], indirect=True)
 async def test_a_silent_replica_gets_no_request(bench, replicas):
     a, b = replicas

@@ -56,6 +56,7 @@ async def refuses(gateway) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("options", [["--grace", "300ms"]], indirect=True)
 async def test_a_stream_under_way_outlives_the_listener_and_the_exit_is_clean(bench, replicas):
     replicas[0].script = gate = Gate()
@@ -98,6 +99,7 @@ async def test_a_body_on_its_way_when_the_listener_closes_is_still_read_and_serv
     writer.close()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("options", [["--grace", "0s", "--drain-timeout", "1s"]], indirect=True)
 async def test_at_the_deadline_the_held_get_an_answer_and_streams_a_clean_end(bench, replicas):
     replicas[0].script = Gate()

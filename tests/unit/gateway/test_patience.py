@@ -19,6 +19,7 @@ async def test_probes_say_started_live_and_ready(bench):
     assert [bench.gateway.probe(path) for path in (PATH_STARTUP, PATH_LIVE, PATH_READY, "/other")] == [200, 200, 200, 404]
 
 
+@pytest.mark.deep
 async def test_a_request_that_was_held_in_vain_is_told_when_to_come_back(bench, replicas):
     one, _ = replicas
     await bench.serve(one)
@@ -28,6 +29,7 @@ async def test_a_request_that_was_held_in_vain_is_told_when_to_come_back(bench, 
     assert await bench.metric("hold_seconds_count") == 1
 
 
+@pytest.mark.deep
 async def test_a_body_that_never_ends_is_given_up(bench):
     reader, writer = await asyncio.open_connection("127.0.0.1", bench.gateway.http)
     writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{")

@@ -106,6 +106,7 @@ def daemons_least(engine, own):
     return high
 
 
+@pytest.mark.deep
 @settings(deadline=None, max_examples=examples(150))
 @given(config=configs(), engine=engines())
 def test_a_daemon_never_starts_in_less(config, engine):

@@ -164,6 +164,7 @@ async def test_what_reaches_the_engine_after_the_deadline_ends_too(front, channe
         assert front.front.replica.phase == Phase.PHASE_DRAINING
 
 
+@pytest.mark.deep
 async def test_a_drain_that_is_turned_back_cuts_nobody(front, channel, metadata, issuer):
     clock = LoopClock()
     async with http(front, issuer) as client:
@@ -200,6 +201,7 @@ async def test_after_sigterm_no_order_brings_it_back_and_the_first_deadline_hold
         await front.task
 
 
+@pytest.mark.deep
 async def test_after_sigterm_an_idle_replica_refuses_in_words_until_its_watchers_have_heard(front, channel, metadata, issuer):
     clock = LoopClock()
     watch = channel.unary_stream(

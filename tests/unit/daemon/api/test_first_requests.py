@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 # Without the endpoints' own first look at their types every second run ended by SIGSEGV.
 FIRST = """
 import sys, threading
@@ -31,6 +33,7 @@ print(len(parsed))
 """
 
 
+@pytest.mark.deep
 def test_first_requests_on_threads_of_their_own_end_no_process():
     done = subprocess.run([sys.executable, "-P", "-c", FIRST], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "64\n"), done.stderr[-1000:]

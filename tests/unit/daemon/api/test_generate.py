@@ -187,6 +187,7 @@ async def test_a_short_call_is_a_deadline_too(channel, front):
     await front.until(lambda: front.front.replica.stats.running == 0)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("who", [None, ROLE_OPERATOR])
 async def test_only_a_gateway_generates_where_callers_are_told_apart(tmp_path, who):
     issuer = Issuer(tmp_path)

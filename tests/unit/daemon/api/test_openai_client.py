@@ -120,6 +120,7 @@ async def test_the_synchronous_client_does_too(base_url):
     assert await asyncio.to_thread(both) == (["hello", "hello"], "hello")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("reason", ["queue_full", "load_shed", "memory_pressure", "deadline", "draining"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_refusals_are_tried_again_as_often_as_the_client_means_to(client, engine, reason, stream):
@@ -188,6 +189,7 @@ async def test_a_replica_that_leaves_in_mid_stream_says_so(client, engine):
     assert caught.value.code == "draining"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_waits_no_longer_frees_its_request(client, engine, replica, stream):
     engine.script = [says("", None)]

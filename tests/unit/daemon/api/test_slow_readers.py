@@ -75,15 +75,18 @@ async def judge(readers: int, bounds: Bounds, most_behind: int) -> int:
         return worst
 
 
+@pytest.mark.deep
 async def test_who_takes_no_byte_while_tokens_pile_up_is_cut() -> None:
     bounds = Bounds(send_buffer=SMALL, stalled_s=NEVER, look_s=0.001, backlog=64)
     assert await judge(8, bounds, most_behind=TOKENS) >= 64
 
 
+@pytest.mark.deep
 async def test_who_takes_no_byte_for_long_is_cut_however_little_piles_up() -> None:
     await judge(8, Bounds(send_buffer=SMALL, stalled_s=0.02, look_s=0.01, backlog=TOKENS), most_behind=TOKENS)
 
 
+@pytest.mark.deep
 async def test_a_bound_on_what_piles_up_holds_by_count_whatever_the_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_MAX_BEHIND", 100)
     assert await judge(8, Bounds(send_buffer=SMALL, look_s=NEVER), most_behind=101) > 50
@@ -95,6 +98,7 @@ async def test_however_many_slow_readers_there_are_they_cost_a_bound_each_and_no
     await judge(examples(50), Bounds(send_buffer=SMALL, stalled_s=NEVER, look_s=0.05, backlog=100), most_behind=201)
 
 
+@pytest.mark.deep
 async def test_without_a_bound_everything_piles_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_MAX_BEHIND", TOKENS)
     with pytest.raises(AssertionError):
@@ -143,12 +147,14 @@ async def read_whole(channel: grpc.aio.Channel, prompt: list[int]) -> None:
     assert tuple(said) == expected_tokens(prompt, 300, VOCAB)
 
 
+@pytest.mark.deep
 async def test_a_caller_of_generate_who_reads_nothing_stops_by_count_and_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_MAX_BEHIND", 100)
     monkeypatch.setattr(grpc_server, "_STALLED_S", 600.0)
     assert await judge_grpc(8, most_behind=101, stalled_s=600.0) > 50
 
 
+@pytest.mark.deep
 async def test_a_caller_of_generate_who_reads_nothing_for_long_is_cut_however_little_piles_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_server, "_STALLED_S", 0.5)
     async with (
@@ -162,6 +168,7 @@ async def test_a_caller_of_generate_who_reads_nothing_for_long_is_cut_however_li
             _ = [event async for event in call]
 
 
+@pytest.mark.deep
 async def test_without_a_bound_everything_piles_up_for_a_caller_of_generate_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_MAX_BEHIND", TOKENS)
     with pytest.raises(AssertionError):

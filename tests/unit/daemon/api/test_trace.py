@@ -190,6 +190,7 @@ def test_rows_that_say_nothing_new_leave_a_record_as_it_is():
     assert (one.lives, one.reason) == ({}, "abort")
 
 
+@pytest.mark.deep
 def test_holders_of_different_keys_do_not_see_each_others_traces(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("".join(f"{hashlib.sha256(key.encode()).hexdigest()} {key}\n" for key in ("ann", "bob")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, Fault, ModelConfig, SimulatedWorker
 from pagoda_contracts.launch import TestingConfig as ForTests
 from pagoda_daemon.batch import NOT_FINITE
@@ -30,6 +31,7 @@ def request(name: str, count: int = 20) -> Submit:
     return Submit(name, PROMPT, Sampling(count))
 
 
+@pytest.mark.deep
 def test_a_row_that_is_not_finite_ends_one_request(tmp_path: Path) -> None:
     names = [f"r{index}" for index in range(4)]
     with engine_process(tmp_path, faulty(Fault(kind="nan", at_step=5))) as (end, _):
@@ -41,6 +43,7 @@ def test_a_row_that_is_not_finite_ends_one_request(tmp_path: Path) -> None:
         assert all(end.tokens(name) == expected_tokens(PROMPT, 20, 256) for name in names if name not in broken)
 
 
+@pytest.mark.deep
 def test_a_step_that_raises_ends_who_was_in_it_and_the_engine_goes_on(tmp_path: Path) -> None:
     with engine_process(tmp_path, faulty(Fault(kind="error", at_step=5))) as (end, process):
         end.until(Ready)
@@ -52,6 +55,7 @@ def test_a_step_that_raises_ends_who_was_in_it_and_the_engine_goes_on(tmp_path: 
         assert process.poll() is None
 
 
+@pytest.mark.deep
 def test_a_device_that_stays_broken_ends_the_engine(tmp_path: Path) -> None:
     with engine_process(tmp_path, faulty(Fault(kind="fatal", at_step=2))) as (end, process):
         end.until(Ready)
@@ -63,6 +67,7 @@ def test_a_device_that_stays_broken_ends_the_engine(tmp_path: Path) -> None:
         assert process.wait() == 1
 
 
+@pytest.mark.deep
 def test_an_engine_that_is_gone_leaves_its_code(tmp_path: Path) -> None:
     with engine_process(tmp_path, faulty(Fault(kind="exit", at_step=2))) as (end, process):
         end.until(Ready)
@@ -70,6 +75,7 @@ def test_an_engine_that_is_gone_leaves_its_code(tmp_path: Path) -> None:
         assert process.wait() == EXIT_CODE
 
 
+@pytest.mark.deep
 def test_a_hung_device_shows_as_a_step_that_is_overdue_while_the_engine_beats_on(tmp_path: Path) -> None:
     with engine_process(tmp_path, faulty(Fault(kind="hang", at_step=3))) as (end, process):
         end.until(Ready)

@@ -109,6 +109,7 @@ def test_an_aborted_trial_leaves_nothing(engine):
     assert engine.tokens("gone") == []
 
 
+@pytest.mark.deep
 def test_plain_rows_go_on_while_a_grammar_is_tried(engine, monkeypatch):
     """The worker that tries it does not get to it until three streams beside it are whole."""
     engine.send(Submit("before", (1,), Sampling(5), grammar=Grammar("regex", "[b-d]{3}")))
@@ -144,6 +145,7 @@ def test_a_known_bomb_costs_nothing_the_second_time(engine, monkeypatch):
     assert engine.pids == before
 
 
+@pytest.mark.deep
 def test_killed_workers_cost_no_answer(engine):
     """Every worker is killed in the middle of ten answers: their matchers are made anew from what was said so far."""
     schemas = {f"k{seed}": drawn_schema(1000 + seed) for seed in range(10)}

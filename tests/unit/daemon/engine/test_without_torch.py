@@ -14,6 +14,7 @@ SIMULATED = ("runner.simulated", "runner.virtual", "simulate.__main__")
 ENGINE = ("engine.loop", "engine.__main__", "runner.build")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("names", "forbidden"), [(DECIDING + SIMULATED, PURE), (ENGINE, NO_DEVICE)], ids=["deciding", "engine"])
 def test_opens_without(names: tuple[str, ...], forbidden: set[str]) -> None:
     done = opened([f"pagoda_daemon.{name}" for name in names], forbidden)

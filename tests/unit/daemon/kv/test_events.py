@@ -50,6 +50,7 @@ async def subscribed(listener, port):
         listener.disable_monitor()
 
 
+@pytest.mark.deep
 async def test_a_replicas_prompts_can_be_read_back_from_its_events(tmp_path, context, published):
     wanted = KvEventsConfig(port=0, replay_port=0, topic="kv")
     config = local_config(tmp_path, kv_events=wanted, engine={"kv_bytes": 8 * 16 * 40})
@@ -125,6 +126,7 @@ def test_nonsense_is_refused_and_the_next_one_served(events, context):
     assert len(replay(context, events.replay_port, 0)) == 1
 
 
+@pytest.mark.deep
 def test_a_reader_who_asks_and_does_not_read_holds_up_nobody_for_long(context):
     events = KvEvents("127.0.0.1", KvEventsConfig(port=0, replay_port=0, buffer_batches=20_000))
     try:

@@ -135,6 +135,7 @@ async def judge(count: int, seed: int = 7) -> None:
         await replica.until(lambda: replica.connections == len(replica.opened) - count)  # the innocents' own stay open
 
 
+@pytest.mark.deep
 async def test_a_client_that_leaves_costs_two_tokens_at_most_and_leaves_nothing() -> None:
     await judge(60)
 
@@ -223,6 +224,7 @@ async def judge_grpc(count: int, seed: int = 3) -> None:
         replica.engine.round_trip = None
 
 
+@pytest.mark.deep
 async def test_callers_of_generate_that_cancel_cost_two_tokens_at_most_and_leave_nothing() -> None:
     await judge_grpc(60)
 
@@ -232,6 +234,7 @@ async def test_hundreds_of_callers_of_generate_that_cancel_cost_two_tokens_each_
     await judge_grpc(examples(150))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("judged", [judge, judge_grpc])
 async def test_the_count_sees_an_abort_that_is_never_sent(
     judged: Callable[[int], Awaitable[None]], monkeypatch: pytest.MonkeyPatch

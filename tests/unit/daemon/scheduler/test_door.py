@@ -159,6 +159,7 @@ class Foretold(Simulation):
         super()._hear()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("per_second", [10.0, 40.0])
 def test_the_predicted_first_token_is_near_the_real_one(per_second: float) -> None:
     worker = VirtualWorker(WorkerLimits(2048, 16, 97, 8192), lambda plan: 8.0 + 0.05 * plan.tokens + 2e-4 * int(plan.lengths.sum()))

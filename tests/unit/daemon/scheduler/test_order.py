@@ -49,6 +49,7 @@ class Shares:
         self.drift = max(self.drift, max(counters) - min(counters))
 
 
+@pytest.mark.deep
 def test_a_flood_leaves_another_tenant_its_share_within_the_bound() -> None:
     shares = Shares(2)
     simulate(merged([burst("flood", 300, prompt=300), burst("quiet", 250)]), shares)
@@ -206,6 +207,7 @@ def test_odd_fields_are_refused_by_name(fields: dict, says: str) -> None:
     assert says in why
 
 
+@pytest.mark.deep
 def test_fairness_survives_a_mixed_load() -> None:
     shares = Shares(3)
     jobs = [drawn(150, 1000.0, seed, tenant=name, prefix_tokens=0) for seed, name in enumerate("abc")]

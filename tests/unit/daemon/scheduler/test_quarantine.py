@@ -139,6 +139,7 @@ def test_what_has_no_memory_is_refused_so_that_another_replica_may_take_it() -> 
     run.whole("r0", "r2")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("at", range(1, 30))
 @pytest.mark.parametrize("depth", [1, 2])
 def test_no_place_to_raise_loses_a_block_or_a_token(at: int, depth: int) -> None:

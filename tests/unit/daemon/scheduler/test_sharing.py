@@ -171,6 +171,7 @@ shared_jobs = given(
 )
 
 
+@pytest.mark.deep
 @settings(max_examples=examples(50), deadline=None)
 @shared_jobs
 def test_sharing_never_changes_a_stream(jobs: list, blocks: int, ahead: bool, block_size: int) -> None:

@@ -80,6 +80,7 @@ def test_a_shared_prefix_is_computed_once() -> None:
     assert again.reused_tokens == 0
 
 
+@pytest.mark.deep
 def test_no_gap_between_tokens_exceeds_one_step_of_a_full_budget() -> None:
     """Long prompts beside answers that run: chunks are cut to what the budget leaves."""
     worker = VirtualWorker(WorkerLimits(8192, 16, 97, 8192), lambda step: 1.0 + step.tokens)
@@ -191,6 +192,7 @@ def cost_in_units(work) -> float:
     return min(ratios)
 
 
+@pytest.mark.deep
 def test_a_row_step_of_a_loaded_replica_costs_a_dozen_hashes(config: Path) -> None:
     pace = Pace.read(config, "h100")
     jobs = drawn(500, 400.0, seed=1)
@@ -223,6 +225,7 @@ def test_planning_32_decodes_costs_a_few_hundred_hashes() -> None:
     assert cost_in_units(work) * 10_000 / 300 < 800
 
 
+@pytest.mark.deep
 def test_a_simulated_device_is_small() -> None:
     """Made and worked in a process of its own: interpreter, arrays and core together."""
     script = (

@@ -101,6 +101,7 @@ def test_two_replicas_answer_alike_and_count_apart(process):
     assert (generated(one), generated(other)) == (4, 9)
 
 
+@pytest.mark.deep
 def test_a_replica_is_ready_only_when_it_has_loaded(process):
     address = process.address()
     process.order("slow", address, load_s=3600.0)
@@ -117,6 +118,7 @@ def stream_of(client: httpx.Client, address: str, tokens: int) -> Any:
     return client.stream("POST", url(address, "/v1/completions"), json=body, timeout=PATIENCE_S)
 
 
+@pytest.mark.deep
 def test_one_that_is_told_to_end_finishes_its_stream_and_the_other_serves_on(process):
     leaving, staying = process.ready("leaving"), process.ready("staying")
     with (

@@ -54,6 +54,7 @@ async def killed_while(replica: SimulatedReplica, closing: asyncio.Event, go_on:
     nobody_listens(replica.wanted.address)
 
 
+@pytest.mark.deep
 async def test_it_holds_its_address_while_its_probes_close(replica: SimulatedReplica, monkeypatch: pytest.MonkeyPatch) -> None:
     loop, closing, go_on, close = asyncio.get_running_loop(), asyncio.Event(), threading.Event(), ProbeServer.close
 
@@ -66,6 +67,7 @@ async def test_it_holds_its_address_while_its_probes_close(replica: SimulatedRep
     await killed_while(replica, closing, go_on)
 
 
+@pytest.mark.deep
 async def test_it_closes_its_grpc_port_too(replica: SimulatedReplica, monkeypatch: pytest.MonkeyPatch) -> None:
     closing, go_on, stop = asyncio.Event(), asyncio.Event(), replica._front._grpc.stop
 

@@ -290,6 +290,7 @@ def test_a_machine_without_room_for_a_process_costs_the_request_only(pool, monke
     assert outcomes(pool) == [Tried("x", None)]
 
 
+@pytest.mark.deep
 def test_an_answer_whose_worker_dies_again_and_again_ends_with_one_error(tmp_path):
     steps, killed = threading.Semaphore(0), set()  # the device waits for each of its steps: no answer runs away from who kills
 

@@ -295,12 +295,14 @@ async def drive(outcomes, workers=2):
     return queue, runs
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("outcome", [Outcome(), Outcome(again=0.0), Unavailable("down"), Unconverged("fight"), ZeroDivisionError("bug")])
 async def test_whatever_a_run_ends_with_the_key_comes_back(outcome):
     _, runs = await drive([outcome])
     assert runs == [A, A]
 
 
+@pytest.mark.deep
 async def test_after_a_conflict_the_next_look_is_at_once_and_a_fight_is_waited_out(monkeypatch):
     told, failed = [], Schedule.failed
     monkeypatch.setattr(Schedule, "failed", lambda *given, **more: told.append(failed(*given, **more)) or told[-1])

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 # Containers that live on, as what 500 services' runs hold does, and a count of the looks at everything.
 PROGRAM = """
 import gc, json
@@ -26,6 +28,7 @@ def looks(seldom: bool) -> int:
     return looked
 
 
+@pytest.mark.deep
 def test_what_is_imported_is_left_out_and_the_rest_is_looked_at_less_often():
     assert looks(seldom=True) < looks(seldom=False)
 
@@ -43,6 +46,7 @@ door._operate(["--probes-port", "0"])
 """
 
 
+@pytest.mark.deep
 def test_the_operator_begins_with_it():
     argv = [sys.executable, "-P", "-c", DOOR]
     threshold, left_out = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=300).stdout.split()

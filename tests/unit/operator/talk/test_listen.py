@@ -106,6 +106,7 @@ async def test_a_name_stands_for_all_its_addresses_and_one_without_any_for_nobod
     assert await resolve(("all:9100", "none:9100")) == {"10.0.0.1:9100", "10.0.0.2:9100", "[fd00::1]:9100"}
 
 
+@pytest.mark.deep
 async def test_a_real_gateways_held_request_wakes_its_service_before_its_next_beat(tmp_path):
     file = tmp_path / "fleet.json"
     write_fleet(file, [{"name": "ns/s", "served_names": ["m"]}, {"name": "ns/other", "served_names": ["n"]}])

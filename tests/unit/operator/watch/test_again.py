@@ -155,6 +155,7 @@ async def test_a_page_in_the_middle_is_asked_again_and_no_other():
         await pages.aclose()
 
 
+@pytest.mark.deep
 async def test_a_server_that_is_silent_is_asked_once():
     async with Asking(FailingServer(["silence"]), timeout=3.0) as asking:  # time to connect on a busy machine
         with pytest.raises(Unavailable):
@@ -192,6 +193,7 @@ async def test_a_storm_of_errors_makes_a_fifth_more_requests():
         assert 300 + 50 <= asking.seen <= 300 + 50 + 0.2 * 300
 
 
+@pytest.mark.deep
 async def test_where_a_tenth_of_all_requests_and_of_all_answers_is_lost_a_run_s_reads_end_well():
     """Each alone ended well four times in five, a dozen of them once in 14 times. A second between two runs."""
     now, rng = 0.0, random.Random(1)

@@ -323,6 +323,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.deep
 @settings(max_examples=examples(12), phases=[Phase.generate])
 @given(steps)
 def test_however_little_is_shown_nothing_wrong_is_written_and_in_the_end_all_is_well(moves):

@@ -439,6 +439,7 @@ def test_the_only_one_that_answers_is_neither_drained_nor_deleted_when_the_one_i
     assert world.pods == [new]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("waited", [10, 300])
 @pytest.mark.parametrize("how", [STUCK, WRONG, CRASHED])
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -82,6 +82,7 @@ def as_a_process(argv, environment):
     return subprocess.run(command, env=os.environ | environment, capture_output=True, check=False, timeout=250).returncode
 
 
+@pytest.mark.deep
 def test_the_container_as_the_pod_starts_it_tells_a_model_that_is_sized_and_placed(hub, tmp_path):
     made = world(hub)
     assert played(made, tmp_path, as_a_process) == 0

@@ -106,6 +106,7 @@ def lose(made):
     made.api.control()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("words", [WORDS, ""])
 @pytest.mark.parametrize("others", [(), (pod("a", gpu=1),)])
 def test_a_service_that_ran_once_falls_back_too_and_goes_back_and_forth_no_more(words, others):

@@ -138,6 +138,7 @@ def test_a_surge_waits_with_the_old_revision_whole_under_a_quota_that_nobody_can
 GPUS = {"metadata": {"annotations": {ANNOTATION_DEVICES: "gpu=1"}}}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("crashed", [False, True])
 @pytest.mark.parametrize("strategy", ["Replace", "Auto", "Surge"])
 def test_a_move_to_devices_that_nobody_held_waits_with_all_that_serves_until_the_quota_can_be_read(strategy, crashed):

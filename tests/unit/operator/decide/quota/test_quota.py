@@ -601,6 +601,7 @@ async def worker(world, key):
         await world.operator.reconcile(key)
 
 
+@pytest.mark.deep
 def test_of_two_that_race_for_the_last_slice_exactly_one_gets_it():
     assert {(most, tuple(got)) for most, got in map(race, range(30))} == {(1, (0, 1))}
 

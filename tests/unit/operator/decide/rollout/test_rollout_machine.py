@@ -253,6 +253,7 @@ class Alone(Rollouts):
         super().scale(replicas)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("strategy", ["Replace", "Auto"])
 def test_a_service_of_one_replica_on_one_device_is_served_through_a_model_that_nobody_has(strategy, restarted):

@@ -137,6 +137,7 @@ def test_what_is_missing_has_ten_minutes_to_appear_and_is_looked_for_when_they_a
     assert why in found.why
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("state", LATE)
 @pytest.mark.parametrize("strategy", ["Replace", "Auto"])
 def test_a_bad_revision_is_no_days_outage(state, strategy):

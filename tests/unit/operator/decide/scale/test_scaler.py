@@ -229,6 +229,7 @@ def test_a_restarted_operator_that_hears_no_gateway_yet_leaves_the_woken_replica
 # What outlasts the process
 
 
+@pytest.mark.deep
 def test_the_page_is_written_hourly_and_only_after_load() -> None:
     here = world(min=1)
     here.flow(3 * 3600)
@@ -291,6 +292,7 @@ def test_one_that_wakes_tells_when_it_should_serve_by_how_long_it_took_last_time
         assert "readyExpectedAt" not in here.api.of(SERVICES)[0]["status"]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("data", [{}, {HISTORY_KEY: "{"}, {HISTORY_KEY: json.dumps({"version": 9})}, {"other": "x"}, None])
 def test_a_garbled_page_is_ignored_with_a_line_and_written_anew(data: dict[str, str] | None) -> None:
     here = world(min=1)

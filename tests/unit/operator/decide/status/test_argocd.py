@@ -33,6 +33,7 @@ def tables(lua, value):
     return value
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", STATES)
 def test_every_state_is_shown_as_what_it_is(name):
     body = STATES[name].body()
