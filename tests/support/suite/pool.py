@@ -14,8 +14,8 @@ from collections.abc import Callable
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-# One Pagoda is installed for all scenarios, and one kubelet node stands for the tests of the dev cluster. The latter compare every path of the
-# machine that a node could leave behind. Images that a scenario builds meanwhile lie in Pagoda's cache folder; its tools are installed before.
+# One Pagoda is installed for all scenarios, and one kubelet node stands for the tests of the dev cluster. The latter compare every path of
+# the machine that a node could leave behind. Images that a scenario builds meanwhile lie in Pagoda's cache folder.
 ONE_WORKER = ("tests/e2e/devcluster", "tests/e2e")
 # The folders whose tests wait longest come first, so that the tests that compute fill the cores beside them.
 FIRST = ("tests/e2e", "tests/controlplane/operator", "tests/faults", "tests/controlplane", "tests/sweeps", "tests/extras", "tests/security")
