@@ -51,7 +51,6 @@ ANNOTATION_DEVICE_FAULT: Final = f"{GROUP}/device-fault"
 # Of a revision's ConfigMap: which devices `accelerators[]` came down to, and for which list.
 ANNOTATION_PLACEMENT: Final = f"{GROUP}/placement"
 # Of a revision's Deployment that an operator of 0.1 named: the name it would get now. Its pods stay.
-ANNOTATION_STANDS_FOR: Final = f"{GROUP}/stands-for"
 
 # In the operator's own namespace: kinds of nodes with devices that were there within a month, for pools without nodes.
 NODE_POOLS_CONFIG_MAP: Final = "pagoda-node-pools"

@@ -36,9 +36,7 @@ def _operate(argv: list[str]) -> int:
     if settings.debug:
         logs.configure(logging.DEBUG)
     from pagoda_operator import serve
-    from pagoda_operator.cycles import look_seldom
 
-    look_seldom()
     # Until Kopf takes the signals: the first process of a container dies of none that it does not handle.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     return asyncio.run(serve.run(settings))

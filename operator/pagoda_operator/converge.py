@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from pagoda_contracts.names import ANNOTATION_STANDS_FOR
-
 from pagoda_operator.manifests import children
 from pagoda_operator.manifests.children import Manifest, Owner
 from pagoda_operator.manifests.overlay import lost
@@ -32,8 +30,7 @@ _FROZEN: Final = (CONFIG_MAPS, CONTROLLER_REVISIONS, RESOURCE_CLAIM_TEMPLATES)
 def wanted(toward: Steps, owner: Owner, current: Revision, pinned: Pinned) -> list[tuple[Resource, Manifest]]:
     """In the order of creation: what pins a revision before what runs it."""
     data, count = pinned.data, toward.replicas[current.name]
-    notes = {ANNOTATION_STANDS_FOR: pinned.stands_for, **toward.notes(current.name)}
-    deployment = children.deployment(owner, current.name, data["podTemplate"], count, notes)
+    deployment = children.deployment(owner, current.name, data["podTemplate"], count, toward.notes(current.name))
     return [
         (CONTROLLER_REVISIONS, children.controller_revision(owner, current, pinned.number, data)),
         (CONFIG_MAPS, children.config_map(owner, current, pinned.text, pinned.placement)),

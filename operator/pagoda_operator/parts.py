@@ -42,7 +42,6 @@ from pagoda_operator.senses import Senses
 from pagoda_operator.server_time import ServerTime
 from pagoda_operator.settings import Settings
 from pagoda_operator.signals import Signals
-from pagoda_operator.slack import keep_small, trimmer
 from pagoda_operator.state import QUOTAS, Json, Key, Resource
 from pagoda_operator.tokens import OwnToken
 from pagoda_operator.turns import Turns
@@ -111,7 +110,6 @@ def parts(made: Core, sink: Sink) -> list[Awaitable[None]]:
         made.metrics.sample(gauges(made, events.waiting)),
         made.lease.run(),
         listener.run(),
-        *([keep_small(trim)] if (trim := trimmer()) else []),
         *checks,
     ]
     leading = [_led(made.lease, run) for run in (keys.run, teller.run, fleet.run, events.run)]

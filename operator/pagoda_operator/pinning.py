@@ -38,8 +38,6 @@ class Pinned:
     data: Manifest
     # What the ConfigMap says of the devices; empty where there was nothing to choose.
     placement: str = ""
-    # What it would be called now, where 0.1 named it.
-    stands_for: str = ""
     # What its ConfigMap says.
     text: str = ""
 

@@ -15,13 +15,12 @@ from pagoda_contracts.resources.traffic import RolloutSpec
 
 from pagoda_operator import inspection, trial
 from pagoda_operator.converge import converge, wanted
-from pagoda_operator.earlier import named
 from pagoda_operator.errors import SpecProblem
 from pagoda_operator.health import Health, judge
 from pagoda_operator.isolation import isolate
 from pagoda_operator.manifests import pod
 from pagoda_operator.manifests.children import Manifest, Owner
-from pagoda_operator.manifests.revision import Revision
+from pagoda_operator.manifests.revision import Revision, identify
 from pagoda_operator.orders import Tell
 from pagoda_operator.pinning import Where, pin, told
 from pagoda_operator.placement.place import NO_ACCELERATOR, alternatives, place, spare
@@ -124,7 +123,7 @@ def _written(spec: InferenceServiceSpec, placement: Placement) -> str:
 
 def _plan(observed: Observed, spec: InferenceServiceSpec, where: Where, health: Health) -> Plan:
     owner = owner_of(observed)
-    current, stands_for = named(observed, spec, where.entry, where.resolved.identity)
+    current = identify(observed.meta.name, spec, where.entry, where.resolved.identity)
     try:
         pinned = pin(observed, owner, current, where)
     except SpecProblem as problem:
@@ -134,7 +133,7 @@ def _plan(observed: Observed, spec: InferenceServiceSpec, where: Where, health: 
     # Quota may leave the new revision less than a rollout would give it.
     targets = {**step.targets, current.name: min(step.targets[current.name], observed.room)}
     toward = relieved_steps(observed, health, targets, current.name)
-    manifests = wanted(toward, owner, current, replace(pinned, stands_for=stands_for, text=told(observed, current, pinned.data)))
+    manifests = wanted(toward, owner, current, replace(pinned, text=told(observed, current, pinned.data)))
     if step.record is not None and not toward.replicas[current.name] and observed.find(DEPLOYMENTS, current.name) is None:
         # The Deployment controller calls one of no replicas complete, which "ever served" (sides.py) is read from.
         manifests = [(resource, manifest) for resource, manifest in manifests if resource != DEPLOYMENTS]

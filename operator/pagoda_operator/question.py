@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_PLACEMENT, DAEMON_CUDA, LABEL_ACCELERATOR, LABEL_REVISION
 from pagoda_contracts.resources.service import InferenceServiceSpec
 
-from pagoda_operator.earlier import named
 from pagoda_operator.inspection import inspect
 from pagoda_operator.manifests.pod import scheduling
 from pagoda_operator.placement.fleet import Terms
@@ -51,15 +50,14 @@ def terms(observed: Observed, spec: InferenceServiceSpec) -> Terms:
 
 
 def _runs(observed: Observed, spec: InferenceServiceSpec) -> Iterator[Run]:
-    """Revisions that have a Deployment, by the names that they would get now; and those that wait for one."""
-    renamed = {revision.name: stands_for for revision, stands_for in (named(observed, spec, entry) for entry in spec.accelerators)}
+    """Revisions that have a Deployment, and those that wait for one."""
     for deployment in observed.of(DEPLOYMENTS):
         if deployment.deleting:
             continue
         kept = observed.find(CONTROLLER_REVISIONS, deployment.name)
         labels = deployment.body["spec"]["template"]["metadata"]["labels"]
         yield Run(
-            name=renamed.get(deployment.name) or deployment.name,
+            name=deployment.name,
             number=int(kept.body["revision"]) if kept else 0,
             pin=_pin(observed, deployment.name),
             running=_has_node(observed, labels),

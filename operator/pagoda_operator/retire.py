@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from pagoda_contracts.names import ANNOTATION_STANDS_FOR
-
 from pagoda_operator.manifests import children
 from pagoda_operator.manifests.children import Owner
 from pagoda_operator.manifests.inspect import map_name
@@ -41,8 +39,7 @@ def rescaled(observed: Observed, owner: Owner, toward: Steps) -> Iterator[Write]
 
 
 def _rescaled(observed: Observed, owner: Owner, live: Child, toward: Steps) -> Write | None:
-    notes = {ANNOTATION_STANDS_FOR: live.meta.get("annotations", {}).get(ANNOTATION_STANDS_FOR, ""), **toward.notes(live.name)}
-    manifest = children.deployment(owner, live.name, template_of(observed, live), toward.replicas[live.name], notes)
+    manifest = children.deployment(owner, live.name, template_of(observed, live), toward.replicas[live.name], toward.notes(live.name))
     return Apply(DEPLOYMENTS, manifest, live) if lost(manifest, live.body) is not None else None
 
 

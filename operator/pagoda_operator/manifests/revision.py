@@ -16,8 +16,8 @@ from pagoda_contracts.resources.service import Accelerator, InferenceServiceSpec
 from pagoda_operator.manifests.fetch import fetched
 
 _LENGTH: Final = 10
-# Words that 0.1 took and did not count.
-_COUNTED_SINCE: Final = ("health", "slo")
+# An empty one is the same as none.
+_ONLY_WHERE_SET: Final = ("health", "slo")
 
 
 class Revision(NamedTuple):
@@ -36,21 +36,10 @@ def identify(
     Only fields that differ from their default are hashed, so that a field added by a later version changes no hash.
     The accelerator counts by its content, not by its place in the list: reordering alternatives rolls nothing.
     """
-    return _identify(service, spec, accelerator, resolved, _COUNTED_SINCE)
-
-
-def identify_as_before(service: str, spec: InferenceServiceSpec, accelerator: Accelerator) -> Revision:
-    """The same as operator 0.1 named it, which knew no devices."""
-    return _identify(service, spec, accelerator, {}, ())
-
-
-def _identify(
-    service: str, spec: InferenceServiceSpec, accelerator: Accelerator, resolved: Mapping[str, str], counted: tuple[str, ...]
-) -> Revision:
     words = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     names = ("model", "engine", "drain", "podTemplate", "profileRef", *(("credentials",) if fetched(spec) else ()))
     parts = {name: words[name] for name in names if name in words}
-    parts |= {name: words[name] for name in counted if words.get(name)}
+    parts |= {name: words[name] for name in _ONLY_WHERE_SET if words.get(name)}
     kind = _words(accelerator)
     revision, where = digest(parts), digest([kind, dict(resolved)] if resolved else kind)
     return Revision(f"{service}-{digest([revision, where])}", revision, where)

@@ -26,6 +26,7 @@ class Changes:
     skew_s: float = 0.0  # by how much the machine's clock is wrong
     dates_kept: bool = False  # with skew_s: the answers' Date is read; else it is not, as behind a proxy that drops it
     key_settle_s: float | None = None  # for how long a token that a new key signed is not shown
+    otherwise_rendered: bool = False  # pods as another version renders them: the daemon has one variable more
     key_look_s: float | None = None  # how often it looks for new keys; it reads them half as often
 
 
@@ -49,6 +50,8 @@ def main() -> None:
         _hasten(changes.haste)
     if changes.skew_s:
         _skew(changes.skew_s, dates_kept=changes.dates_kept)
+    if changes.otherwise_rendered:
+        _render_otherwise()
     if changes.key_look_s is not None:
         _look_for_keys(changes.key_look_s)
     operator()
@@ -116,6 +119,18 @@ def _skew(seconds: float, *, dates_kept: bool) -> None:
     _put(leader, "datetime", Wrong)
     if not dates_kept:
         _put(ServerTime, "told", lambda *_: None)
+
+
+def _render_otherwise() -> None:
+    from pagoda_operator.manifests import pod
+
+    daemon = pod._daemon
+
+    def other(inputs: Any) -> dict[str, Any]:
+        rendered = daemon(inputs)
+        return rendered | {"env": [*rendered["env"], {"name": "PAGODA_OTHER_VERSION", "value": "1"}]}
+
+    _put(pod, "_daemon", other)
 
 
 def _look_for_keys(seconds: float) -> None:
