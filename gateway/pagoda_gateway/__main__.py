@@ -6,7 +6,7 @@ import sys
 
 import structlog
 
-from pagoda_gateway import settings
+from pagoda_gateway.serve import settings
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -14,7 +14,7 @@ def main(argv: list[str] | None = None) -> None:
     configure_log()
     chosen = settings.load(argv)
     try:
-        from pagoda_gateway import serve
+        from pagoda_gateway.serve import process as serve
     except ModuleNotFoundError as error:
         sys.exit(f"{error.name} is missing: install pagoda[gateway]")
     serve.main(chosen)

@@ -4,9 +4,9 @@ import pytest
 from pagoda_contracts.names import LABEL_REVISION
 from pagoda_contracts.pb import demand_pb2 as pb
 from pagoda_contracts.pb.daemon_pb2 import Phase
-from pagoda_gateway.demand import Facts, Line, describe
-from pagoda_gateway.fleet import Service
-from pagoda_gateway.tally import Tally
+from pagoda_gateway.demand.service_demand import Facts, Line, describe
+from pagoda_gateway.requests.tally import Tally
+from pagoda_gateway.watch.fleet import Service
 from pagoda_operator.signals import Signals
 from pagoda_operator.state import DEPLOYMENTS, PODS, SERVICES
 from support.worlds.status_states import READY, pods, rolled
