@@ -1,6 +1,6 @@
-"""Callers: who calls this gateway's own gRPC (Demand on 9100), by ServiceAccount token. Asked once per call.
+"""Callers: the roles of callers of this gateway's gRPC (Demand on 9100), by ServiceAccount token. Called once per call by server.py.
 
-The API on 8080 is not its business. The key file is read for every question: calls there are streams that last, not requests.
+It is not for the API on 8080. The key file is read at every call, because a call is a stream that lasts.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pagoda_contracts.jwks import MAX_BYTES, MAX_TOKEN, BadToken, Keys, parse, v
 from pagoda_contracts.names import ROLE_OPERATOR
 
 
-class Told(Protocol):
-    """What the settings say of callers."""
+class CallerSettings(Protocol):
+    """The settings about callers."""
 
     @property
     def token_keys(self) -> Path | None: ...
@@ -24,16 +24,16 @@ class Told(Protocol):
     def operator(self) -> str | None: ...
 
 
-def callers_of(settings: Told) -> Callers | None:
-    """None where callers are not told apart."""
+def callers_of(settings: CallerSettings) -> Callers | None:
+    """Returns None if every caller may watch."""
     if settings.token_keys is None:
         return None
     subjects = {subject(settings.operator): ROLE_OPERATOR} if settings.operator else {}
     return Callers(settings.token_keys, subjects)
 
 
-class NotLetIn(Exception):
-    """Says why, without the token. `known`: the token is good, its bearer has no role here."""
+class Unauthorized(Exception):
+    """Says why, without the token. `known`: the token is valid, but its subject has no role here."""
 
     def __init__(self, message: str, *, known: bool = False) -> None:
         super().__init__(message)
@@ -47,17 +47,17 @@ class Callers:
         self._path, self._subjects, self._clock = keys, dict(subjects), clock
 
     def role(self, metadata: Iterable[tuple[str, str | bytes]]) -> str:
-        """Of whoever sent this metadata; NotLetIn where it proves nothing or names nobody of ours."""
+        """Returns the role of the caller with this metadata; Unauthorized without a valid token or without a role."""
         value = dict(metadata).get(AUTHORIZATION, "")
         scheme, _, token = (value if isinstance(value, str) else "").partition(" ")
         if scheme.lower() != "bearer" or not token or len(token) > MAX_TOKEN:
-            raise NotLetIn("no token was given: accepted is the metadata `authorization: Bearer TOKEN`")
+            raise Unauthorized("no token was given; send the metadata `authorization: Bearer TOKEN`")
         try:
             subject = verify(token, self._keys(), None, self._clock()).subject
         except BadToken as error:
-            raise NotLetIn(str(error)) from None
+            raise Unauthorized(str(error)) from None
         if subject not in self._subjects:
-            raise NotLetIn(f"{subject} may not call this", known=True)
+            raise Unauthorized(f"{subject} may not call this", known=True)
         return self._subjects[subject]
 
     def _keys(self) -> Keys:
@@ -65,4 +65,4 @@ class Callers:
             with self._path.open("rb") as file:
                 return parse(file.read(MAX_BYTES))
         except (OSError, ValueError) as error:
-            raise NotLetIn(f"the cluster's keys cannot be read here: {type(error).__name__}") from error
+            raise Unauthorized(f"the gateway cannot read the cluster's keys: {type(error).__name__}") from error

@@ -1,4 +1,4 @@
-"""The one field of a request's body that routing needs. The body itself goes on untouched: the daemon validates the rest."""
+"""Reads the one field of a request's body that routing needs. The body is forwarded unchanged, and the daemon validates the rest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DECODER = msgspec.json.Decoder(Head)
 
 
 def head(body: bytes) -> Head:
-    """Parses the body; BadRequest names what is wrong with it."""
+    """Parses the body. BadRequest says what is wrong with it."""
     try:
         parsed = _DECODER.decode(body)
     except msgspec.ValidationError as error:
@@ -30,10 +30,10 @@ def head(body: bytes) -> Head:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the request's body is not JSON: {error}") from error
     if not parsed.model:
-        raise BadRequest("`model` is empty: name a model that GET /v1/models lists", "model")
+        raise BadRequest("`model` must not be empty; GET /v1/models lists the names", "model")
     return parsed
 
 
 def request_id(given: str | None) -> str:
-    """The client's id where it is short and plain, else a new 128-bit one: it goes into headers and logs."""
+    """Returns the client's id if it is short and plain, else a new one of 128 bits. It goes into headers and logs."""
     return given if given is not None and _SANE_ID.fullmatch(given) else uuid.uuid4().hex

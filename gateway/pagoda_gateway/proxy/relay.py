@@ -31,61 +31,70 @@ from pagoda_gateway.requests.errors import Died, GatewayError, Overloaded, Refus
 
 log = structlog.get_logger()
 
-_NOT_NOW: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS})
+_UNAVAILABLE: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS})
 _REFUSALS: Final = frozenset({ERROR_DRAINING, ERROR_NOT_READY})
-# The client's own credentials are not forwarded, so a replica that says this means the gateway's.
-_NOT_LET_IN: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
-_STRANGERS: Final = frozenset({ERROR_UNAUTHENTICATED, ERROR_FORBIDDEN})
+# A client's credentials are not forwarded, so a replica that answers with this refuses the gateway's.
+_UNAUTHORIZED: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
+_UNAUTHORIZED_CODES: Final = frozenset({ERROR_UNAUTHENTICATED, ERROR_FORBIDDEN})
 
 
 class Relay:
-    """One request's way to replicas and back to its client. `first` is called when a stream's first byte is there."""
+    """One request's way to replicas and back to its client."""
 
-    def __init__(self, upstream: Upstream, request: web.Request, first: Callable[[], None] = lambda: None) -> None:
-        self._upstream, self._request, self._first = upstream, request, first
+    def __init__(self, upstream: Upstream, request: web.Request) -> None:
+        self._upstream, self._request = upstream, request
         self.begun: web.StreamResponse | None = None  # a stream whose first byte is on its way to the client
-        self.broken = False  # it ended with an error event
+        self._ended = False
 
-    async def attempt(self, call: Call, http: str, route: str, *, fresh: bool) -> web.StreamResponse:
-        """With the call bound, route.py's Attempt."""
-        answer = await self._upstream.send(http, call, fresh=fresh)
+    async def attempt(self, call: Call, first_byte: Callable[[], None], address: str, route: str, *, fresh: bool) -> web.StreamResponse:
+        """With the first two arguments bound, router.py's Attempt. Calls `first_byte` when a stream's first byte has arrived."""
+        answer = await self._upstream.send(address, call, fresh=fresh)
         try:
             headers = to_client(answer.headers, route)
             if answer.status == HTTPStatus.OK and answer.content_type == "text/event-stream":
-                return await self._stream(answer, headers)
+                return await self._stream(answer, headers, first_byte)
             return await _whole(answer, headers)
         except BaseException:
-            answer.close()  # not back into the pool: a replica sees at once that nobody listens
+            answer.close()  # not back into the pool: the replica sees at once that its answer is not read any more
             raise
 
-    async def _stream(self, answer: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> web.StreamResponse:
+    async def _stream(
+        self, answer: aiohttp.ClientResponse, headers: CIMultiDict[str], first_byte: Callable[[], None]
+    ) -> web.StreamResponse:
         chunk = await _read(answer)
         if not chunk:
             raise Died("empty", "the stream ended before its first event")
-        self._first()
-        self.begun, events = web.StreamResponse(headers=headers), Events()
-        await self.begun.prepare(self._request)
+        first_byte()
+        self.begun = begun = web.StreamResponse(headers=headers)
+        await begun.prepare(self._request)
         try:
-            while chunk:
-                if whole := events.feed(chunk):
-                    await self.begun.write(whole)
-                chunk = await _read(answer)
-            await self.begun.write(events.rest())
-            return self.begun
+            await _pass_on(answer, chunk, begun)
         except Died as death:
             answer.close()
-            log.warning("stream broke", route=headers[HEADER_ROUTE], why=str(death))
-            return await self.end(self.begun, UpstreamDied("the replica died with this answer under way; it cannot be continued"))
+            error = UpstreamDied("the replica died with this answer under way; it cannot be continued")
+            await self.end(begun, error)
+            raise error from death
+        return begun
 
     async def end(self, begun: web.StreamResponse, error: GatewayError) -> web.StreamResponse:
-        """One clean event: the client's parser raises it, and finds the end it waits for."""
-        self.broken = True
-        await begun.write(event(error))
+        """Ends a stream with one error event, unless that was done: the client's parser raises it and finds the end that it waits for."""
+        if not self._ended:
+            self._ended = True
+            await begun.write(event(error))
         return begun
 
 
+async def _pass_on(answer: aiohttp.ClientResponse, chunk: bytes, begun: web.StreamResponse) -> None:
+    events = Events()
+    while chunk:
+        if whole := events.feed(chunk):
+            await begun.write(whole)
+        chunk = await _read(answer)
+    await begun.write(events.rest())
+
+
 async def _read(answer: aiohttp.ClientResponse) -> bytes:
-    """The next bytes, b"" at a good end; Died at a torn one."""
+    """Returns the next bytes, b"" at a good end; Died if the connection broke."""
     try:
         return await answer.content.readany()
     except (aiohttp.ClientError, OSError) as error:
@@ -93,14 +102,14 @@ async def _read(answer: aiohttp.ClientResponse) -> bytes:
 
 
 async def _whole(answer: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> web.Response:
-    """An answer that is no stream is relayed when it is complete: until then another replica can still give it."""
+    """Relays an answer without stream when it is complete. Until then another replica can still give it."""
     try:
         body = await answer.read()
     except (aiohttp.ClientError, OSError) as error:
         raise Died("closed", str(error)) from error
-    code = _error_code(body) if answer.status in _NOT_NOW | _NOT_LET_IN else ""
-    if code in _STRANGERS and answer.status in _NOT_LET_IN:
-        log.warning("a replica does not let this gateway in", route=headers[HEADER_ROUTE], status=answer.status)
+    code = _error_code(body) if answer.status in _UNAVAILABLE | _UNAUTHORIZED else ""
+    if code in _UNAUTHORIZED_CODES and answer.status in _UNAUTHORIZED:
+        log.warning("a replica refuses this gateway's token", route=headers[HEADER_ROUTE], status=answer.status)
         raise Refused("not-let-in")
     if code in _REFUSALS:
         raise Refused(code.replace("_", "-"))

@@ -1,22 +1,22 @@
-"""Cuts a stream of bytes at the ends of its events, so that what has reached the client is always whole. Pure."""
+"""Cuts a stream of bytes at the ends of its events, so that a client has received whole events whenever the stream ends. Pure."""
 
 from __future__ import annotations
 
 from typing import Final
 
 _ENDS: Final = (b"\n\n", b"\r\n\r\n")
-# Larger than any sane event: beyond it, bytes go through as they come.
+# Larger than any sane event. Longer ones pass as they come.
 _MAX_TAIL: Final = 1 << 20
 
 
 class Events:
-    """Gives back what it is fed, byte by byte the same, but keeps a torn event until its rest arrives."""
+    """Returns the bytes that it is fed, unchanged, but keeps an incomplete event until its rest arrives."""
 
     def __init__(self) -> None:
         self._tail = b""
 
     def feed(self, chunk: bytes) -> bytes:
-        """Whole events, perhaps none."""
+        """Returns whole events, perhaps none."""
         data = self._tail + chunk if self._tail else chunk
         if data.endswith(b"\n\n"):  # the usual chunk: no copy
             self._tail = b""
@@ -28,5 +28,5 @@ class Events:
         return data[:cut]
 
     def rest(self) -> bytes:
-        """What is left when the stream ended well."""
+        """Returns what is left when the stream has ended well."""
         return self._tail

@@ -1,19 +1,19 @@
-"""The gateway's errors, one tree; `reply` alone turns one into HTTP, `event` into the last event of a stream.
+"""The gateway's errors, one tree. Only `reply` turns one into HTTP, and only `event` into the last event of a stream.
 
 GatewayError                  ends one request
 ├── BadRequest 400            the body is not JSON, or lacks `model`
 │   ├── BodyTooLarge 413      BodyTooSlow 408      EncodingUnsupported 415
 │   └── NotServedHere 404     no such path; NotThisMethod 405
-├── ModelNotFound 404         no service answers to `model`
+├── ModelNotFound 404         no service has the name `model`
 ├── QueueFull 429             too many requests are held already, or too many bytes of bodies
 ├── HoldTimeout 503           no endpoint became ready in time
-├── AllOverloaded 503         every replica that is ready said that it has too much to do
-├── NotSynced 503             the gateway has not seen the cluster yet
+├── AllOverloaded 503         every ready replica refused the request as overloaded
+├── NotSynced 503             the gateway has not listed the cluster yet
 ├── UpstreamDied 502          the replica died with the answer under way
 └── ShuttingDown 503          the gateway's own deadline
-AttemptFailed                 ends one attempt; route.py picks again, no client sees it
+AttemptFailed                 ends one attempt; router.py picks again, no client sees it
 ├── Refused                   nothing was computed: draining, not ready, no connection
-│   └── Overloaded            too much to do already
+│   └── Overloaded            the replica is overloaded
 └── Died                      the connection ended before the first byte of the answer
 """
 
@@ -38,7 +38,7 @@ class GatewayError(Exception):
 
 
 class BadRequest(GatewayError):
-    """The request itself is wrong: no retry cures it."""
+    """The request itself is wrong. A retry does not help."""
 
     status, type, code = 400, "invalid_request_error", "invalid_value"
 
@@ -78,9 +78,12 @@ class NotThisMethod(NotServedHere):
 
 
 class ModelNotFound(GatewayError):
-    """No service answers to `model`."""
+    """No service has the name `model`."""
 
     status, type, code, param = 404, "invalid_request_error", ERROR_MODEL_NOT_FOUND, "model"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"no service has the model name {model[:128]!r}; GET /v1/models lists the names")
 
 
 class QueueFull(GatewayError):
@@ -96,25 +99,25 @@ class HoldTimeout(GatewayError):
 
 
 class AllOverloaded(GatewayError):
-    """Every replica that is ready turned this request away for want of room."""
+    """Every ready replica refused this request as overloaded."""
 
     status, code, retry_after, should_retry = 503, ERROR_OVERLOADED, 5, True
 
 
 class NotSynced(GatewayError):
-    """The gateway has not seen the cluster yet."""
+    """The gateway has not listed the cluster's services and replicas yet."""
 
     status, code, retry_after, should_retry = 503, "not_synced", 1, True
 
 
 class UpstreamDied(GatewayError):
-    """The replica died with the answer under way: generation had started, so a blind retry would pay twice."""
+    """The replica died while it answered. Tokens were generated already, so a blind retry would pay twice."""
 
     status, code, should_retry = 502, "upstream_died", False
 
 
 class ShuttingDown(GatewayError):
-    """The gateway's own drain deadline ran out."""
+    """The gateway's own drain deadline has passed."""
 
     status, code, retry_after, should_retry = 503, "gateway_stopping", 1, True
 
@@ -128,15 +131,15 @@ class AttemptFailed(Exception):
 
 
 class Refused(AttemptFailed):
-    """The replica computed nothing: picking another is free, as often as needed."""
+    """The replica computed nothing, so another pick costs nothing, as often as needed."""
 
 
 class Overloaded(Refused):
-    """The replica has too much to do: this request does not ask it twice, so that load never multiplies itself."""
+    """The replica is overloaded. This request does not ask it twice, so that retries do not add load."""
 
 
 class Died(AttemptFailed):
-    """The connection ended after the request was sent: picked again once, so that a request that kills replicas kills two at most."""
+    """The connection ended after the request was sent. It is picked again once: a request that kills replicas kills two at most."""
 
 
 class Reply(NamedTuple):
@@ -148,13 +151,13 @@ class Reply(NamedTuple):
 
 
 def document(error: GatewayError) -> bytes:
-    """OpenAI's error object."""
+    """Returns OpenAI's error object."""
     inner = {"message": str(error), "type": error.type, "param": error.param, "code": error.code}
     return msgspec.json.encode({"error": inner})
 
 
 def reply(error: GatewayError) -> Reply:
-    """The one way from an error to HTTP."""
+    """Returns an error as HTTP."""
     headers = {"content-type": "application/json", HEADER_SHOULD_RETRY: "true" if error.should_retry else "false"}
     if error.retry_after is not None:
         headers[HEADER_RETRY_AFTER] = str(error.retry_after)
@@ -164,5 +167,5 @@ def reply(error: GatewayError) -> Reply:
 
 
 def event(error: GatewayError) -> bytes:
-    """The one way to end a stream that has begun: the client raises on the event, and its parser stops at [DONE]."""
+    """Returns the end of a stream that has begun: the client raises on the event, and its parser stops at [DONE]."""
     return b"data: " + document(error) + b"\n\ndata: [DONE]\n\n"

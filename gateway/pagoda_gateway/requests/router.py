@@ -1,249 +1,152 @@
-"""The straight road of one request: model → service → endpoint (picked or held for) → attempt, again while nothing is lost by it.
+"""The route of one request: model → service → endpoint (picked, or held until one can be) → attempt; again while nothing is lost by it.
 
-Called by http.py; asks fleet.py, picker.py and hold.py; sends by a Forwarder. Time comes in as a clock.
+Called by proxy/handlers.py. It asks watch/cache.py and routing/, and counts nothing itself: lifecycle.py does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
-from pagoda_contracts.route import HELD_PREFIX, NO_ENDPOINT, REPICK_PREFIX, Route, format_route
+from pagoda_contracts.route import HELD_PREFIX
 
-from pagoda_gateway.requests.errors import (
-    AllOverloaded,
-    AttemptFailed,
-    Died,
-    GatewayError,
-    HoldTimeout,
-    ModelNotFound,
-    Overloaded,
-    Refused,
-    UpstreamDied,
-)
-from pagoda_gateway.requests.hold_queue import UNSYNCED, Hold, Ticket
-from pagoda_gateway.requests.tally import Tally
-from pagoda_gateway.routing import picker, shares
-from pagoda_gateway.routing.picker import Endpoint, NoPick, Pick, Verdict
-from pagoda_gateway.watch.fleet import Fleet, Service
+from pagoda_gateway.requests.errors import AllOverloaded, AttemptFailed, Died, GatewayError, HoldTimeout, ModelNotFound, UpstreamDied
+from pagoda_gateway.requests.hold_queue import UNSYNCED
+from pagoda_gateway.requests.lifecycle import Counters, RequestLife
+from pagoda_gateway.routing.endpoint import Endpoint
+from pagoda_gateway.routing.pick import NoPick, Pick, Split, any_routable, pick, pick_by_revision
+from pagoda_gateway.routing.revisions import draw
+from pagoda_gateway.routing.verdict import Verdict
+from pagoda_gateway.watch.services import Service
 
 # A request whose connection dies is sent once more, on a fresh connection: a request that kills replicas kills two at most.
-_MAX_DEATHS = 1
+_MAX_DEATHS: Final = 1
 
-# Verdicts that the next frame, half a second away, may lift: worth a wait even where others are overloaded.
-_SOON = (Verdict.TRIED, Verdict.REFUSED)
+# The next frame, half a second away, may lift these verdicts: worth a wait even if other endpoints are overloaded.
+_BRIEF: Final = (Verdict.TRIED, Verdict.REFUSED)
 
-A = TypeVar("A")
-A_co = TypeVar("A_co", covariant=True)
+
+class Answer(Protocol):
+    """What a replica gave."""
+
+    @property
+    def status(self) -> int: ...
+
+
+A = TypeVar("A", bound=Answer)
+A_co = TypeVar("A_co", bound=Answer, covariant=True)
 
 
 class Attempt(Protocol[A_co]):
-    """Sends a call to "ip:port" with the route header's value; `fresh`: on no pooled connection. Raises AttemptFailed
-    only while no byte of an answer has reached the client."""
+    """Sends a call to "ip:port" with the route header's value; `fresh`: not on a pooled connection. Raises AttemptFailed only while no
+    byte of an answer has reached the client."""
 
-    async def __call__(self, http: str, route: str, *, fresh: bool) -> A_co: ...
-
-
-class Observer(Protocol):
-    """What the metrics want to know."""
-
-    def repicked(self, service: str, reason: str) -> None: ...
-    def held(self, service: str, seconds: float) -> None: ...
+    async def __call__(self, address: str, route: str, *, fresh: bool) -> A_co: ...
 
 
 class Wait(NamedTuple):
-    """No endpoint: stand in this line, for this reason."""
+    """No endpoint: wait in this service's queue, for this reason."""
 
-    line: str
+    service: str
     reason: str
 
 
-@dataclass(slots=True)
-class Journey:
-    """One request's memory. `tried`: endpoint → sequence of its last frame when it died on us; `full`: those overloaded. `point`: its draw
-    where requests are split between revisions. `began_ms`, `asked_ms`: when it came, and when its last replica was asked."""
-
-    model: str = ""
-    service: str = ""
-    attempt: int = 1
-    deaths: int = 0
-    held_ms: float = 0.0
-    why: str = ""
-    endpoint: str = NO_ENDPOINT
-    revision: str = ""
-    point: float | None = None
-    began_ms: float = 0.0
-    asked_ms: float = 0.0
-    tried: dict[str, int] = field(default_factory=dict)
-    full: set[str] = field(default_factory=set)
-
-    def route(self) -> str:
-        """The route header's value now."""
-        return format_route(Route(self.endpoint, self.why or "unrouted", round(self.held_ms), self.attempt))
-
-
 class Router:
-    """Decides where requests go and when they wait. `demand_changed` is set once, by serve.py: who tells of demand wants to know."""
+    """Decides where requests go and when they wait."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        hold: Hold,
-        observer: Observer,
-        hold_timeout_s: float,
-        clock_ms: Callable[[], float],
-        tally: Tally | None = None,
-    ) -> None:
-        self._fleet, self._hold, self._observer = fleet, hold, observer
-        self._hold_timeout_s, self._clock_ms = hold_timeout_s, clock_ms
-        self._tally = tally or Tally()
-        self._splits = 0
-        self.demand_changed: Callable[[str], None] = lambda _service: None
+    def __init__(self, counters: Counters, hold_timeout_s: float) -> None:
+        self._counters, self._hold_timeout_s = counters, hold_timeout_s
+        self._cache, self._queue, self._clock_ms = counters.cache, counters.queue, counters.clock_ms
+        self._draws = 0
 
     def state_changed(self, service: str) -> None:
-        """A service's replicas said something new: wake its line if one of them can take requests."""
-        if not self._hold.count(service):
+        """A service's endpoints changed: wakes its queue if one of them can take requests."""
+        if not self._queue.count(service):
             return
-        self.demand_changed(service)
-        known = self._fleet.service(service)
-        if known and picker.any_able(self._fleet.endpoints(known), self._clock_ms()):
-            self._hold.wake(service)
+        self._counters.demand_changed(service)
+        known = self._cache.service(service)
+        if known and any_routable(self._cache.endpoints(known), self._clock_ms()):
+            self._queue.wake(service)
 
     def names_changed(self) -> None:
-        """Who answers to a name may have changed."""
-        self._hold.wake_all()
+        """Names may belong to other services now: wakes all queues."""
+        self._queue.wake_all()
 
-    async def serve(self, journey: Journey, attempt: Attempt[A]) -> A:
-        """The whole road. Errors carry the route."""
-        journey.began_ms = self._clock_ms()
+    async def serve(self, life: RequestLife, attempt: Attempt[A]) -> A:
+        """Returns the answer to `life.request`. Errors carry the route."""
+        life.admit()
         try:
             while True:
                 try:
-                    return await self._one_attempt(journey, attempt)
+                    return await self._attempt(life, attempt)
                 except AttemptFailed as failure:
-                    self._again(journey, failure)
+                    _count_death(life, failure)
+                    life.repicked(failure.reason)
         except GatewayError as error:
-            error.route = journey.route()
+            error.route = life.route()
             raise
 
-    def first_token(self, journey: Journey) -> None:
-        """The first byte of a stream is on its way to the client."""
-        now_ms = self._clock_ms()
-        self._tally.first_token(journey.service, journey.revision, now_ms - journey.asked_ms, now_ms)
-        self._tally.waited(journey.service, now_ms - journey.began_ms, now_ms)
+    async def _attempt(self, life: RequestLife, attempt: Attempt[A]) -> A:
+        endpoint = await self._acquire(life)
+        with life.at(endpoint):
+            answer = await attempt(endpoint.address, life.route(), fresh=life.deaths > 0)
+            life.answered(answer.status)
+            return answer
 
-    def answered(self, journey: Journey, *, failed: bool) -> None:
-        """A replica's answer is complete, or broke."""
-        self._tally.tried(journey.service, journey.revision, self._clock_ms(), failed=failed)
-
-    def ended(self, journey: Journey, *, failed: bool | None) -> None:
-        """The request is over. `failed` None: the client left."""
-        if journey.service:
-            self._tally.ended(journey.service, self._clock_ms(), failed=failed)
-            self.demand_changed(journey.service)
-
-    async def _one_attempt(self, journey: Journey, attempt: Attempt[A]) -> A:
-        endpoint = await self._acquire(journey)
-        self._fleet.begin(endpoint)
-        journey.revision, journey.asked_ms = endpoint.revision, self._clock_ms()
-        try:
-            return await attempt(endpoint.http, journey.route(), fresh=journey.deaths > 0)
-        except Refused as refusal:
-            self._fleet.refuse(endpoint)
-            if isinstance(refusal, Overloaded):
-                journey.full.add(endpoint.name)
-            raise
-        except Died:  # frames came during the attempt: the last one of them is old news too
-            journey.tried[endpoint.name] = endpoint.frame.sequence if endpoint.frame else 0
-            self.answered(journey, failed=True)
-            raise
-        finally:
-            self._fleet.end(endpoint)
-
-    def _again(self, journey: Journey, failure: AttemptFailed) -> None:
-        if isinstance(failure, Died):
-            journey.deaths += 1
-            if journey.deaths > _MAX_DEATHS:
-                raise UpstreamDied(f"the replica's connection ended before an answer, {journey.deaths} times: {failure}") from failure
-        journey.why = REPICK_PREFIX + failure.reason
-        journey.attempt += 1
-        self._observer.repicked(journey.service, failure.reason)
-
-    async def _acquire(self, journey: Journey) -> Endpoint:
-        choice = self._choose(journey)
+    async def _acquire(self, life: RequestLife) -> Endpoint:
+        choice = self._choose(life)
         if isinstance(choice, Wait):
-            journey.why = journey.why or HELD_PREFIX + choice.reason
-            choice = await self._held(journey, choice)
-        journey.endpoint = choice.endpoint.http
-        journey.why = journey.why or choice.reason
+            life.reason = life.reason or HELD_PREFIX + choice.reason
+            choice = await self._hold(life, choice)
+        life.endpoint = choice.endpoint.address
+        life.reason = life.reason or choice.reason
         return choice.endpoint
 
-    def _choose(self, journey: Journey) -> Pick | Wait:
-        service = self._fleet.resolve(journey.model)
+    def _choose(self, life: RequestLife) -> Pick | Wait:
+        service = self._cache.resolve(life.request.model)
         if service is None:
-            if not self._fleet.synced:
+            if not self._cache.synced:
                 return Wait(UNSYNCED, "unsynced")
-            raise ModelNotFound(f"no service answers to the model {journey.model[:128]!r}: GET /v1/models lists those that are served")
-        self._attribute(journey, service.key)
-        left = [endpoint for endpoint in self._fleet.endpoints(service) if endpoint.name not in journey.full]
-        choice = self._pick(journey, service, left)
+            raise ModelNotFound(life.request.model)
+        life.assign(service.key)
+        left = [endpoint for endpoint in self._cache.endpoints(service) if endpoint.name not in life.overloaded]
+        choice = self._pick(life, service, left)
         if isinstance(choice, Pick):
             return choice
-        if journey.full and choice.reason not in _SOON:
-            raise AllOverloaded(f"{len(journey.full)} replicas of {service.key} have too much to do; the nearest other is: {choice.reason}")
+        if life.overloaded and choice.reason not in _BRIEF:
+            raise AllOverloaded(
+                f"all {len(life.overloaded)} ready replicas of {service.key} are overloaded; the next candidate is: {choice.reason}"
+            )
         return Wait(service.key, choice.reason)
 
-    def _attribute(self, journey: Journey, service: str) -> None:
-        """Whose request it is, now that its name is looked up (again)."""
-        if journey.service == service:
-            return
+    def _pick(self, life: RequestLife, service: Service, endpoints: list[Endpoint]) -> Pick | NoPick:
         now_ms = self._clock_ms()
-        if journey.service:
-            self._tally.ended(journey.service, now_ms, failed=None)
-        self._tally.arrived(service, now_ms)
-        journey.service = service
-        self.demand_changed(service)
+        if not service.weights:
+            return pick(endpoints, life.request, life.tried, now_ms)
+        if life.point is None:
+            self._draws += 1
+            life.point = draw(self._draws)
+        return pick_by_revision(endpoints, Split(service.weights, life.point), life.request, life.tried, now_ms)
 
-    def _pick(self, journey: Journey, service: Service, left: list[Endpoint]) -> Pick | NoPick:
-        """By share of the revisions where the operator splits, the next revision where one has nobody able; else from all."""
-        now_ms = self._clock_ms()
-        if service.weights:
-            if journey.point is None:
-                self._splits += 1
-                journey.point = shares.draw(self._splits)
-            for revision in shares.order(service.weights, journey.point):
-                mine = [endpoint for endpoint in left if endpoint.revision == revision]
-                if isinstance(choice := picker.pick(mine, journey.model, journey.tried, now_ms), Pick):
-                    return choice
-        return picker.pick(left, journey.model, journey.tried, now_ms)
-
-    async def _held(self, journey: Journey, wait: Wait) -> Pick:
-        """Waits in line for a pick. No await stands between looking and waiting, so no wake-up is lost."""
-        began_ms = self._clock_ms()
-        ticket = self._hold.enter(wait.line, began_ms)
-        self.demand_changed(wait.line)
-        deadline_ms = began_ms + self._hold_timeout_s * 1000 - journey.held_ms
-        try:
+    async def _hold(self, life: RequestLife, wait: Wait) -> Pick:
+        """Waits in a queue for a pick. No await stands between looking and waiting, so no wake-up is lost."""
+        deadline_ms = self._clock_ms() + self._hold_timeout_s * 1000 - life.held_ms
+        with life.held(wait.service) as place:
             while True:
-                await ticket.wait((deadline_ms - self._clock_ms()) / 1000)
-                choice = self._choose(journey)
+                try:
+                    await place.wait((deadline_ms - self._clock_ms()) / 1000)
+                except TimeoutError as error:
+                    service = f"replica of {wait.service}" if wait.service else "replica of any service"
+                    raise HoldTimeout(f"no {service} took the request in time; the next candidate is: {wait.reason}") from error
+                choice = self._choose(life)
                 if isinstance(choice, Pick):
                     return choice
                 wait = choice
-                ticket = self._in_line(ticket, wait.line)
-        except TimeoutError as error:
-            raise HoldTimeout(
-                f"no replica of {wait.line or 'any service'} took the request in time; the nearest is: {wait.reason}"
-            ) from error
-        finally:
-            self._hold.leave(ticket)
-            held_ms = self._clock_ms() - began_ms
-            journey.held_ms += held_ms
-            self._observer.held(wait.line, held_ms / 1000)
+                place.move(wait.service)
 
-    def _in_line(self, ticket: Ticket, line: str) -> Ticket:
-        """The same place, or the end of another line if the name moved to another service."""
-        if ticket.service == line:
-            return ticket
-        return self._hold.move(ticket, line)
+
+def _count_death(life: RequestLife, failure: AttemptFailed) -> None:
+    if not isinstance(failure, Died):
+        return
+    life.deaths += 1
+    if life.deaths > _MAX_DEATHS:
+        raise UpstreamDied(f"the replica's connection ended before an answer, {life.deaths} times: {failure}") from failure

@@ -1,4 +1,4 @@
-"""Counts requests per service and revision, for what the gateway tells of demand. Written by route.py and http.py, read by demand.py.
+"""Tally: counts of requests per service and revision, for the demand that operators watch. Written by lifecycle.py, read by demand/.
 
 Counters since the start, and a minute in slices of five seconds. Time is a parameter; nothing here decides.
 """
@@ -18,7 +18,7 @@ _STEP: Final = math.log(1.1)
 
 class Minute(NamedTuple):
     """The last minute: requests that came, that ended with an answer or an error, those of them that failed, and the 95th percentile of
-    the time to first token (0 where none was seen)."""
+    the time to first token (0 if there was none)."""
 
     arrived: int
     ended: int
@@ -42,18 +42,18 @@ class Window:
         self._slices: deque[_Slice] = deque(maxlen=SLICES)
 
     def now(self, now_ms: float) -> _Slice:
-        """The slice that is counted into."""
+        """Returns the slice that counts now."""
         number = int(now_ms // SLICE_MS)
         if not self._slices or self._slices[-1].number < number:
             self._slices.append(_Slice(number))
         return self._slices[-1]
 
     def first_token(self, took_ms: float, now_ms: float) -> None:
-        """A request's first token came after so long."""
+        """Records the time to a first token."""
         self.now(now_ms).first_tokens[round(math.log(max(1.0, took_ms)) / _STEP)] += 1
 
     def minute(self, now_ms: float) -> Minute:
-        """All slices that are not older than a minute."""
+        """Returns the sums of all slices that are not older than a minute."""
         recent = [one for one in self._slices if one.number > now_ms // SLICE_MS - SLICES]
         arrived, ended, failed = (sum(getattr(one, name) for one in recent) for name in ("arrived", "ended", "failed"))
         return Minute(arrived, ended, failed, _p95(recent))
@@ -83,37 +83,37 @@ class ServiceTally:
 
     @property
     def under_way(self) -> int:
-        """Requests that are here, held ones included."""
+        """Requests under way, held ones included."""
         return self.arrived - self.ended
 
 
 class Tally:
-    """All services. `began_ms` counts for those that never had a request."""
+    """All services. A service without any request counts as changed at `began_ms`."""
 
     def __init__(self, began_ms: float = 0.0) -> None:
         self._services: dict[str, ServiceTally] = {}
         self._began_ms = began_ms
 
     def of(self, service: str) -> ServiceTally:
-        """A service's numbers; zeros where it had no request."""
+        """Returns a service's counts, zeros if it had no request."""
         if service not in self._services:
             self._services[service] = ServiceTally(changed_ms=self._began_ms)
         return self._services[service]
 
     def keep(self, services: set[str]) -> None:
-        """Forgets the services that are gone, once their last request is."""
+        """Drops services that are deleted, once their last request has ended."""
         for key in [key for key, tally in self._services.items() if key not in services and not tally.under_way]:
             del self._services[key]
 
     def arrived(self, service: str, now_ms: float) -> None:
-        """A request for it came, or came over from another service with the name that it asks for."""
+        """A request came, or its name moved here from another service."""
         tally = self.of(service)
         tally.arrived += 1
         tally.changed_ms = now_ms
         tally.window.now(now_ms).arrived += 1
 
     def ended(self, service: str, now_ms: float, *, failed: bool | None) -> None:
-        """It is over; `failed` None where that says nothing of the service (the client left, or moved on)."""
+        """A request ended. `failed` is None if that says nothing about the service: the client left, or the name moved."""
         tally = self.of(service)
         tally.ended += 1
         tally.changed_ms = now_ms
@@ -121,15 +121,15 @@ class Tally:
             _count(tally.window, now_ms, failed=failed)
 
     def tried(self, service: str, revision: str, now_ms: float, *, failed: bool) -> None:
-        """A replica of this revision answered, or failed to."""
+        """A replica of this revision answered or failed."""
         _count(self._revision(service, revision), now_ms, failed=failed)
 
     def first_token(self, service: str, revision: str, waited_ms: float, now_ms: float) -> None:
-        """The first token of a stream: `waited_ms` since the replica was asked; how long the client waited is the service's."""
+        """A replica of this revision sent its first token so long after it was asked."""
         self._revision(service, revision).first_token(waited_ms, now_ms)
 
     def waited(self, service: str, waited_ms: float, now_ms: float) -> None:
-        """A client waited so long for its first token, held or not."""
+        """A client waited so long for its first token, the time in the hold queue included."""
         self.of(service).window.first_token(waited_ms, now_ms)
 
     def _revision(self, service: str, revision: str) -> Window:

@@ -1,6 +1,6 @@
 """/startupz /livez /readyz on a thread and socket of their own, so that a busy event loop still answers its kubelet.
 
-Live: the event loop turned within the last 10 s. Started: it turned once. Ready: discovery looked at everything and no SIGTERM came.
+Live: the event loop beat within the last 10 s. Started: it beat once. Ready: discovery has listed everything, and no SIGTERM came.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ class Health:
     """Written by the event loop, read by the probes' thread: single attributes, no lock."""
 
     def __init__(self, ready: Callable[[], bool]) -> None:
-        self.turned_at: float | None = None
+        self.beat_at: float | None = None
         self.ready = ready
 
-    def turn(self) -> None:
-        """The event loop is alive."""
-        self.turned_at = time.monotonic()
+    def beat(self) -> None:
+        """Records that the event loop is alive."""
+        self.beat_at = time.monotonic()
 
     def answers(self) -> dict[str, Callable[[], bool]]:
-        """Path → whether it says yes."""
+        """Returns path → the check behind it."""
         return {
-            PATH_STARTUP: lambda: self.turned_at is not None,
-            PATH_LIVE: lambda: self.turned_at is not None and time.monotonic() - self.turned_at < _STUCK_AFTER_S,
+            PATH_STARTUP: lambda: self.beat_at is not None,
+            PATH_LIVE: lambda: self.beat_at is not None and time.monotonic() - self.beat_at < _STUCK_AFTER_S,
             PATH_READY: self.ready,
         }
 
 
 class Probes:
-    """The probes' server; `port` is the one bound."""
+    """The probes' server. `port` is the bound port."""
 
     def __init__(self, health: Health, host: str, port: int) -> None:
         self._server = ThreadingHTTPServer((host, port), _handler(health))
@@ -47,7 +47,7 @@ class Probes:
         self._thread.start()
 
     def close(self) -> None:
-        """Frees the socket."""
+        """Stops the server and frees its socket."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -60,12 +60,12 @@ def _handler(health: Health) -> type[BaseHTTPRequestHandler]:
         timeout = 5
 
         def do_GET(self) -> None:
-            ask = answers.get(self.path)
-            self.send_response(404 if ask is None else 200 if ask() else 503)
+            check = answers.get(self.path)
+            self.send_response(404 if check is None else 200 if check() else 503)
             self.send_header("content-length", "0")
             self.end_headers()
 
         def log_message(self, *_args: object) -> None:
-            """A probe every second is no news."""
+            """Logs nothing: a probe comes every second."""
 
     return Handler

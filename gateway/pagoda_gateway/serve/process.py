@@ -1,7 +1,7 @@
-"""Builds the gateway's parts, runs them, and leaves so that nothing is lost. Called by __main__; holds no logic of requests.
+"""Builds the gateway's parts, runs them, and stops so that nothing is lost. Called by __main__; holds no logic of requests.
 
-SIGTERM: unready at once; for `grace` new connections are still taken while endpoints propagate, and clients are told to close theirs;
-then the listener closes, running requests finish within `drain-timeout`, exit 0.
+After SIGTERM the gateway is unready at once. For `grace` it still takes new connections while its endpoint is removed, and answers
+`connection: close`. Then the listener closes, running requests finish within `drain-timeout`, and the process exits with 0.
 """
 
 from __future__ import annotations
@@ -17,25 +17,28 @@ import uvloop
 from aiohttp import web
 
 from pagoda_gateway.demand.callers import callers_of
-from pagoda_gateway.demand.server import Board, DemandServer
+from pagoda_gateway.demand.messages import DemandMessages
+from pagoda_gateway.demand.server import DemandServer
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.handlers import Api, metrics_application
 from pagoda_gateway.proxy.upstream import Upstream
-from pagoda_gateway.requests.hold_queue import Hold
+from pagoda_gateway.requests.budget import Budget
+from pagoda_gateway.requests.hold_queue import HoldQueue
+from pagoda_gateway.requests.lifecycle import Counters, InFlight
 from pagoda_gateway.requests.metrics import Metrics
 from pagoda_gateway.requests.router import Router
 from pagoda_gateway.requests.tally import Tally
 from pagoda_gateway.serve.probes import Health, Probes
 from pagoda_gateway.serve.settings import Settings
-from pagoda_gateway.watch.fleet import Fleet
+from pagoda_gateway.watch.cache import EndpointCache
 from pagoda_gateway.watch.own_token import OwnToken
-from pagoda_gateway.watch.state_streams import Streams
-from pagoda_gateway.watch.static_file import FleetFile
+from pagoda_gateway.watch.state_streams import StateStreams
+from pagoda_gateway.watch.static_file import StaticFile
 
 log = structlog.get_logger()
 
-_TURN_S: Final = 1.0
-# After the requests are finished only their last bytes are to be written.
+_BEAT_S: Final = 1.0
+# After the requests have ended only their last bytes are to be written.
 _FLUSH_S: Final = 5.0
 
 
@@ -51,49 +54,65 @@ async def _run(settings: Settings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
         parts = await _build(settings, stack)
-        async with asyncio.TaskGroup() as background:  # one that fails ends the process: restart is the recovery
-            tasks = [background.create_task(work) for work in (_discover(parts.fleet, settings), _turn(parts.health))]
+        async with asyncio.TaskGroup() as background:  # one that fails ends the process: a restart recovers
+            tasks = [background.create_task(work) for work in (_discover(parts.cache, settings), _beat(parts.health))]
             await stop.wait()
-            await _leave(parts, settings)
+            await _drain(parts, settings)
             for task in tasks:
                 task.cancel()
 
 
 class Parts(NamedTuple):
-    """What the process is made of, as far as `_run` needs it."""
+    """The parts of the process that `_run` needs."""
 
-    fleet: Fleet
+    cache: EndpointCache
     api: Api
     runner: web.AppRunner
     health: Health
 
 
 async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
-    """Everything wired and listening; the stack closes it in reverse."""
-    fleet, hold = Fleet(), Hold(settings.hold_limit)
-    metrics, tally = Metrics(fleet, hold, _clock_ms), Tally(_clock_ms())
-    router = Router(fleet, hold, metrics, settings.hold_timeout, _clock_ms, tally)
-    board = Board(fleet, hold, tally, _clock_ms)
+    """Connects all parts and listens; the stack closes them in reverse order."""
+    counters = _counters(settings)
+    cache = counters.cache
     own = OwnToken(settings.token) if settings.token is not None else None
-    streams = Streams(fleet, settings.identity, _clock_ms, own)
-    stack.push_async_callback(streams.close)
-    fleet.on_state, fleet.on_names = router.state_changed, router.names_changed
-    router.demand_changed = board.changed
-    fleet.on_join, fleet.on_part = streams.follow, streams.forget
+    router = _router(counters, settings)
+    _read_states(cache, StateStreams(cache, settings.identity, _clock_ms, own), stack)
     upstream = Upstream(settings.connect_timeout, own)
     stack.push_async_callback(upstream.close)
-    limits = Limits(settings.body_limit, settings.body_timeout, settings.body_budget)
-    api = Api(fleet, router, upstream, metrics, limits)
-    health = Health(lambda: fleet.synced and not api.stopping)
+    api = Api(cache, InFlight(counters), router, upstream, Limits(settings.body_limit, settings.body_timeout))
+    health = Health(lambda: cache.synced and not api.stopping)
     probes = Probes(health, settings.host, settings.probes_port)
     stack.callback(probes.close)
-    scraped = await stack.enter_async_context(_listening(metrics_application(metrics), settings.host, settings.metrics_port))
-    demand = DemandServer(board, settings.identity, _clock_ms, callers_of(settings))
-    stack.push_async_callback(demand.close)
-    watched = await demand.start(f"{settings.host}:{settings.demand_port}")
+    metrics = await stack.enter_async_context(_listening(metrics_application(counters.metrics), settings.host, settings.metrics_port))
+    demand = await _serve_demand(counters, settings, stack)
     runner = await stack.enter_async_context(_listening(api.application(), settings.host, settings.http_port))
-    log.info("listening", http=runner.addresses[0][1], metrics=scraped.addresses[0][1], probes=probes.port, demand=watched)
-    return Parts(fleet, api, runner, health)
+    log.info("listening", http=runner.addresses[0][1], metrics=metrics.addresses[0][1], probes=probes.port, demand=demand)
+    return Parts(cache, api, runner, health)
+
+
+def _counters(settings: Settings) -> Counters:
+    cache, queue = EndpointCache(), HoldQueue(settings.hold_limit)
+    return Counters(cache, queue, Metrics(cache, queue, _clock_ms), Tally(_clock_ms()), Budget(settings.body_budget), _clock_ms)
+
+
+def _router(counters: Counters, settings: Settings) -> Router:
+    router = Router(counters, settings.hold_timeout)
+    counters.cache.on_state_change, counters.cache.on_names_change = router.state_changed, router.names_changed
+    return router
+
+
+def _read_states(cache: EndpointCache, streams: StateStreams, stack: AsyncExitStack) -> None:
+    stack.push_async_callback(streams.close)
+    cache.on_replica_added, cache.on_replica_removed = streams.open, streams.end
+
+
+async def _serve_demand(counters: Counters, settings: Settings, stack: AsyncExitStack) -> int:
+    messages = DemandMessages(counters.cache, counters.queue, counters.tally, _clock_ms)
+    counters.demand_changed = messages.changed
+    server = DemandServer(messages, settings.identity, _clock_ms, callers_of(settings))
+    stack.push_async_callback(server.close)
+    return await server.start(f"{settings.host}:{settings.demand_port}")
 
 
 def _clock_ms() -> float:
@@ -102,7 +121,7 @@ def _clock_ms() -> float:
 
 @asynccontextmanager
 async def _listening(app: web.Application, host: str, port: int) -> AsyncIterator[web.AppRunner]:
-    """Cancels a request's work when its client leaves; takes bodies as they are."""
+    """Listens. A request is cancelled when its client leaves; bodies are not decompressed."""
     runner = web.AppRunner(app, access_log=None, auto_decompress=False, handler_cancellation=True, shutdown_timeout=_FLUSH_S)
     await runner.setup()
     try:
@@ -112,26 +131,26 @@ async def _listening(app: web.Application, host: str, port: int) -> AsyncIterato
         await runner.cleanup()
 
 
-async def _discover(fleet: Fleet, settings: Settings) -> None:
+async def _discover(cache: EndpointCache, settings: Settings) -> None:
     if settings.fleet is not None:
-        await FleetFile(fleet, settings.fleet).run()
+        await StaticFile(cache, settings.fleet).run()
         return
-    from pagoda_gateway.watch.cluster import watch  # 60 MB of client that a static fleet does not need
+    from pagoda_gateway.watch.cluster import watch  # 60 MB of client that a static file does not need
 
-    await watch(fleet, settings.kubeconfig)
+    await watch(cache, settings.kubeconfig)
 
 
-async def _turn(health: Health) -> None:
+async def _beat(health: Health) -> None:
     while True:
-        health.turn()
-        await asyncio.sleep(_TURN_S)
+        health.beat()
+        await asyncio.sleep(_BEAT_S)
 
 
-async def _leave(parts: Parts, settings: Settings) -> None:
+async def _drain(parts: Parts, settings: Settings) -> None:
     parts.api.stopping = True
-    log.info("leaving", grace_s=settings.grace, under_way=parts.api.under_way)
+    log.info("draining", grace_s=settings.grace, under_way=parts.api.in_flight.count)
     await asyncio.sleep(settings.grace)
     for site in list(parts.runner.sites):
         await site.stop()
-    await parts.api.finish(settings.drain_timeout)
-    log.info("left")
+    await parts.api.in_flight.finish(settings.drain_timeout)
+    log.info("drained")

@@ -46,13 +46,13 @@ class Settings:
 
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
-        raise ValueError(f"{text!r} is not a port: use 0 (the kernel chooses) to 65535")
+        raise ValueError(f"{text!r} is not a port; it must be between 0 (the kernel chooses) and 65535")
     return int(text)
 
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise ValueError(f"{text!r} is not a count: use a whole number from 0")
+        raise ValueError(f"{text!r} is not a count; it must be a whole number, 0 or more")
     return int(text)
 
 
@@ -62,7 +62,7 @@ def _bytes(text: str) -> int:
 
 def _account(text: str) -> str:
     if text.count("/") != 1 or not all(text.split("/")):
-        raise ValueError(f"{text!r} is not a ServiceAccount: use namespace/name")
+        raise ValueError(f"{text!r} is not a ServiceAccount; it must be namespace/name")
     return text
 
 
@@ -81,12 +81,12 @@ OPTIONS: Final = (
     Option("metrics_port", _port, str(PORT_METRICS), "port of /metrics"),
     Option("probes_port", _port, str(PORT_PROBES), "port of the probes"),
     Option("demand_port", _port, str(PORT_DEMAND), "port of gRPC, where operators watch demand"),
-    Option("fleet", Path, None, "static fleet from this JSON file, re-read on change, instead of Kubernetes"),
-    Option("kubeconfig", Path, None, "reach Kubernetes through this file; the pod's own account where absent"),
-    Option("token", Path, None, "file with the ServiceAccount token to show to replicas and peers; none is shown where absent"),
-    Option("token_keys", Path, None, "the cluster's public keys (a JWKS file) that callers' tokens are verified by"),
-    Option("operator", _account, None, "the operator's ServiceAccount, namespace/name: it may watch the demand"),
-    Option("identity", str, None, "how replicas' logs name this gateway; the host name where absent"),
+    Option("fleet", Path, None, "services and replicas from this JSON file instead of Kubernetes; read again when it changes"),
+    Option("kubeconfig", Path, None, "kubeconfig for Kubernetes; without it the pod's own ServiceAccount"),
+    Option("token", Path, None, "file with the ServiceAccount token for replicas; without it the gateway sends none"),
+    Option("token_keys", Path, None, "the cluster's public keys (a JWKS file) to verify callers' tokens"),
+    Option("operator", _account, None, "the operator's ServiceAccount (namespace/name), which may watch the demand"),
+    Option("identity", str, None, "this gateway's name in replicas' logs; without it the host name"),
     Option("hold_timeout", parse_duration, "5m", "how long a request waits for a ready replica"),
     Option("hold_limit", _count, "1000", "how many requests may wait at once"),
     Option("body_limit", _bytes, "16Mi", "largest request body"),

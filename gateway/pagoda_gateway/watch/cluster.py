@@ -1,6 +1,6 @@
-"""Watches InferenceServices and replicas' pods in the whole cluster and keeps the fleet as they say. Started by serve.py.
+"""Watches InferenceServices and replicas' pods in the whole cluster and keeps the cache as they say. Started by serve/process.py.
 
-How one kind is followed is reflector.py's; what is read of an object is here. It writes nothing.
+reflector.py follows one kind; here is what is read of an object. It writes nothing to the cluster.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from pagoda_contracts.names import (
 )
 from pagoda_contracts.resources.service import INFERENCE_SERVICE
 
-from pagoda_gateway.watch.fleet import Fleet, Member, Service
-from pagoda_gateway.watch.reflector import Meta, Mirror, Reflector
+from pagoda_gateway.watch.cache import EndpointCache
+from pagoda_gateway.watch.reflector import Meta, Reflector, Store
+from pagoda_gateway.watch.services import Replica, Service
 
 
 class _Model(msgspec.Struct, rename="camel"):
@@ -50,14 +51,14 @@ class _ServiceStatus(msgspec.Struct, rename="camel"):
 
 
 class ServiceObject(msgspec.Struct, rename="camel"):
-    """An InferenceService. Fields that this version does not know are none of its business."""
+    """An InferenceService. Fields that this version does not know are ignored."""
 
     metadata: Meta
     spec: _ServiceSpec = msgspec.field(default_factory=_ServiceSpec)
     status: _ServiceStatus = msgspec.field(default_factory=_ServiceStatus)
 
     def parsed(self) -> Service:
-        """As routing sees it."""
+        """Returns it as routing sees it."""
         meta = self.metadata
         weights = tuple((one.hash, one.weight) for one in self.status.revisions if one.weight is not None)
         wanted, held = self.spec.model.served_names or (meta.name,), self.status.served_names
@@ -75,45 +76,45 @@ class PodObject(msgspec.Struct, rename="camel"):
     metadata: Meta
     status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 
-    def parsed(self) -> Member | None:
-        """As routing sees it; None while (or once) nobody can listen there."""
+    def parsed(self) -> Replica | None:
+        """Returns it as routing sees it; None if the pod has no address or has ended."""
         meta, status = self.metadata, self.status
         if not status.pod_ip or status.phase in ("Succeeded", "Failed"):
             return None
         host = f"[{status.pod_ip}]" if ":" in status.pod_ip else status.pod_ip
-        return Member(
+        return Replica(
             name=meta.key,
             service=f"{meta.namespace}/{meta.labels.get(LABEL_SERVICE, '')}",
             service_uid=meta.labels.get(LABEL_SERVICE_UID, ""),
             http=f"{host}:{PORT_DAEMON_HTTP}",
             grpc=f"{host}:{PORT_DAEMON_GRPC}",
-            leaving=meta.deletion_timestamp is not None or ANNOTATION_DRAIN_DEADLINE in meta.annotations,
+            draining=meta.deletion_timestamp is not None or ANNOTATION_DRAIN_DEADLINE in meta.annotations,
             revision=meta.labels.get(LABEL_REVISION, ""),
-            sick=meta.annotations.get(ANNOTATION_DEVICE_FAULT, ""),
+            device_fault=meta.annotations.get(ANNOTATION_DEVICE_FAULT, ""),
         )
 
 
-async def watch(fleet: Fleet, kubeconfig: Path | None) -> None:
-    """Keeps the fleet as the cluster says, for ever. `kubeconfig` None: the pod's own account."""
+async def watch(cache: EndpointCache, kubeconfig: Path | None) -> None:
+    """Keeps the cache as the cluster says, until it is cancelled. `kubeconfig` None: the pod's own account."""
     api = await _connect(kubeconfig)
-    services = Mirror(ServiceObject, lambda seen: fleet.put_service(seen.parsed()), fleet.drop_service)
-    pods = Mirror(PodObject, partial(_put_pod, fleet), fleet.drop_member)
+    services = Store(ServiceObject, lambda read: cache.put_service(read.parsed()), cache.delete_service)
+    pods = Store(PodObject, partial(_put_pod, cache), cache.delete_replica)
     try:
         async with asyncio.TaskGroup() as both:
             path = f"/apis/{GROUP}/{VERSION}/{INFERENCE_SERVICE.plural}"
-            both.create_task(Reflector(api, path, services, lambda: fleet.mark_synced("services")).run())
+            both.create_task(Reflector(api, path, services, lambda: cache.mark_synced("services")).run())
             selected = [("labelSelector", LABEL_SERVICE)]
-            both.create_task(Reflector(api, "/api/v1/pods", pods, lambda: fleet.mark_synced("members"), selected).run())
+            both.create_task(Reflector(api, "/api/v1/pods", pods, lambda: cache.mark_synced("replicas"), selected).run())
     finally:
         await api.close()
 
 
-def _put_pod(fleet: Fleet, pod: PodObject) -> None:
-    member = pod.parsed()
-    if member is None:
-        fleet.drop_member(pod.metadata.key)
+def _put_pod(cache: EndpointCache, pod: PodObject) -> None:
+    replica = pod.parsed()
+    if replica is None:
+        cache.delete_replica(pod.metadata.key)
     else:
-        fleet.put_member(member)
+        cache.put_replica(replica)
 
 
 async def _connect(kubeconfig: Path | None) -> KubernetesApi:
@@ -126,13 +127,13 @@ async def _connect(kubeconfig: Path | None) -> KubernetesApi:
 
 
 class KubernetesApi:
-    """reflector.py's Api on the client library, which knows kubeconfigs, TLS and how a pod's token is renewed. Raw JSON only."""
+    """reflector.py's Api by the client library, which handles kubeconfigs, TLS and the renewal of a pod's token. Raw JSON only."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
 
     async def get(self, path: str, query: Sequence[tuple[str, str]], limits: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
-        """The answer's head."""
+        """Returns the answer's head."""
         headers = {"accept": "application/json"}
         request = await self._client.param_serialize(
             "GET", path, query_params=list(query), header_params=headers, auth_settings=["BearerToken"]
@@ -142,5 +143,5 @@ class KubernetesApi:
         return response
 
     async def close(self) -> None:
-        """Ends its connections."""
+        """Closes its connections."""
         await self._client.close()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""Follows one kind of object: list, then watch from there. Called by watch.py; knows Kubernetes' wire format, no object's meaning.
+"""Follows one kind of object: list, then watch from there. Called by cluster.py; knows Kubernetes' wire format, no object's meaning.
 
-410 lists again; any other fault retries with jittered backoff, and what was known stays: the gateway serves on while the API server
-is away.
+After a 410 it lists again. After any other fault it retries with jittered backoff and keeps its last state, so that the gateway goes on
+serving while the API server is unreachable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = structlog.get_logger()
 _PAGE: Final = 500
 _LIST_S: Final = 30.0
 _WATCH_S: Final = 290
-# Bookmarks come about every 60 s: a watch that says nothing for longer has died unseen.
+# Bookmarks come about every 60 s: a watch that is silent for longer has died without a FIN.
 _SILENT_S: Final = 75.0
 _CONNECT_S: Final = 5.0
 _BACKOFF_S: Final = (0.1, 5.0)
@@ -62,7 +62,7 @@ class Api(Protocol):
 
 
 class ApiFault(Exception):
-    """The API server said no: `code` is HTTP's."""
+    """The API server answered with an error; `code` is HTTP's."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -89,49 +89,49 @@ class _Status(msgspec.Struct):
     message: str = ""
 
 
-class Mirror(Generic[T]):
-    """Turns lists and events into puts and drops by key."""
+class Store(Generic[T]):
+    """Turns lists and events into puts and deletes by key."""
 
-    def __init__(self, kind: type[T], put: Callable[[T], None], drop: Callable[[str], None]) -> None:
+    def __init__(self, kind: type[T], put: Callable[[T], None], delete: Callable[[str], None]) -> None:
         self._decoder = msgspec.json.Decoder(kind)
-        self._put, self._drop = put, drop
+        self._put, self._delete = put, delete
         self._keys: set[str] = set()
 
     def replace(self, raws: Iterable[msgspec.Raw]) -> None:
-        """A complete list: what it lacks is gone."""
-        objects = {(seen := self._decoder.decode(raw)).metadata.key: seen for raw in raws}
+        """Takes a complete list. Objects that it lacks are deleted."""
+        objects = {(read := self._decoder.decode(raw)).metadata.key: read for raw in raws}
         for key in self._keys - objects.keys():
-            self._drop(key)
-        for seen in objects.values():
-            self._put(seen)
+            self._delete(key)
+        for read in objects.values():
+            self._put(read)
         self._keys = set(objects)
 
     def apply(self, event: str, raw: msgspec.Raw) -> str:
-        """One event; returns its resource version. ApiFault for an ERROR."""
+        """Takes one event and returns its resource version. ApiFault for an ERROR."""
         if event == "ERROR":
             status = msgspec.json.decode(raw, type=_Status)
             raise ApiFault(status.code, status.message)
-        seen = self._decoder.decode(raw)
-        key = seen.metadata.key
+        read = self._decoder.decode(raw)
+        key = read.metadata.key
         if event in ("ADDED", "MODIFIED"):
-            self._put(seen)
+            self._put(read)
             self._keys.add(key)
         elif event == "DELETED":
-            self._drop(key)
+            self._delete(key)
             self._keys.discard(key)
-        return seen.metadata.resource_version
+        return read.metadata.resource_version
 
 
 class Reflector:
-    """Keeps a mirror true. `synced` is called after every complete list."""
+    """Keeps a store up to date. `synced` is called after every complete list."""
 
-    def __init__(self, api: Api, path: str, mirror: Mirror[T], synced: Callable[[], None], query: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(self, api: Api, path: str, store: Store[T], synced: Callable[[], None], query: Sequence[tuple[str, str]] = ()) -> None:
         self._api, self._path, self._query = api, path, list(query)
-        self._replace, self._apply, self._synced = mirror.replace, mirror.apply, synced
+        self._replace, self._apply, self._synced = store.replace, store.apply, synced
         self._version = ""
 
     async def run(self) -> None:
-        """For ever."""
+        """Runs until it is cancelled."""
         pause = _BACKOFF_S[0]
         while True:
             try:
@@ -143,9 +143,9 @@ class Reflector:
                     pause = _BACKOFF_S[0]
             except ApiFault as fault:
                 self._version = "" if fault.code == _GONE else self._version
-                log.warning("watch ended", path=self._path, why=str(fault))
+                log.warning("watch ended with an error", path=self._path, why=str(fault))
             except (aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
-                log.warning("watch broke; the last state stays", path=self._path, why=f"{type(error).__name__}: {error}")
+                log.warning("watch broke; the last state stays in use", path=self._path, why=f"{type(error).__name__}: {error}")
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
             pause = min(2 * pause, _BACKOFF_S[1])
 
@@ -164,7 +164,7 @@ class Reflector:
         self._synced()
 
     async def _lines(self) -> AsyncIterator[bytes]:
-        """The watch's events from the last version on; ends where the server ends it or falls silent."""
+        """Yields the watch's events from the last version on, until the server ends the watch or falls silent."""
         extra = [("watch", "1"), ("allowWatchBookmarks", "true"), ("resourceVersion", self._version), ("timeoutSeconds", str(_WATCH_S))]
         answer = await self._get([*self._query, *extra], aiohttp.ClientTimeout(sock_connect=_CONNECT_S, sock_read=_SILENT_S))
         tail = b""
@@ -174,7 +174,7 @@ class Reflector:
                 for line in lines:
                     yield line
         except TimeoutError:
-            log.info("watch fell silent", path=self._path, seconds=_SILENT_S)
+            log.info("watch fell silent and is opened again", path=self._path, seconds=_SILENT_S)
         finally:
             answer.close()
 

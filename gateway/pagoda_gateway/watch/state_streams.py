@@ -1,6 +1,6 @@
-"""Listens to replicas: one WatchState stream per replica that has an address, frames into the fleet. Started by serve.py.
+"""Reads replicas' state: one WatchState stream per replica that has an address, its frames into the cache. Started by serve/process.py.
 
-A stream that breaks or falls silent is dialled anew with jittered backoff; what silence means is picker.py's to judge.
+A stream that breaks or falls silent is opened again with jittered backoff. routing/verdict.py judges what silence means.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import structlog
 from pagoda_contracts.names import GRPC_WATCH_STATE, STATE_DEAD_MS
 from pagoda_contracts.pb.daemon_pb2 import Phase, State, WatchStateRequest
 
-from pagoda_gateway.routing.picker import Frame, Verdict
-from pagoda_gateway.watch.fleet import Member
+from pagoda_gateway.routing.endpoint import Frame
+from pagoda_gateway.routing.verdict import Verdict
 from pagoda_gateway.watch.own_token import OwnToken, metadata
+from pagoda_gateway.watch.services import Replica
 
 log = structlog.get_logger()
 
@@ -31,7 +32,7 @@ _PHASES: Final = {
     Phase.PHASE_STOPPED: Verdict.STOPPED,
     Phase.PHASE_DEGRADED: Verdict.DEGRADED,
 }
-# gRPC's own redialling is fast (a starting pod refuses for a while) and private to a channel; proxies are never meant for pods.
+# gRPC reconnects fast, because a starting pod refuses for a while. Each channel has connections of its own, and no proxy.
 _CHANNEL: Final = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -39,20 +40,20 @@ _CHANNEL: Final = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 ]
-# Twice as long as silence that ends routing: the connection itself is then taken for dead.
+# Twice as long as the silence that ends routing: then the connection itself counts as dead.
 _REDIAL_S: Final = 2 * STATE_DEAD_MS / 1000
 _BACKOFF_S: Final = (0.05, 2.0)
 
 
-class Ear(Protocol):
-    """Who is told."""
+class StateSink(Protocol):
+    """Takes the frames."""
 
-    def hear(self, name: str, frame: Frame, sent_at_ms: float, now_ms: float) -> None: ...
-    def lost(self, name: str) -> None: ...
+    def update_state(self, name: str, frame: Frame, sent_at_ms: float, now_ms: float) -> None: ...
+    def stream_lost(self, name: str) -> None: ...
 
 
 def parse_state(state: State) -> Frame:
-    """A message as the picker knows it. A phase of a newer version takes no requests."""
+    """Returns a message as routing knows it. A phase of a newer version takes no requests."""
     return Frame(
         sequence=state.sequence,
         phase=_PHASES.get(state.phase, Verdict.STARTING),
@@ -62,7 +63,7 @@ def parse_state(state: State) -> Frame:
         served_names=frozenset(state.served_names),
         step_age_ms=state.step_age_ms,
         predicted_step_ms=state.predicted_step_ms,
-        deep_failed=state.deep_check_failed,
+        deep_check_failed=state.deep_check_failed,
         revision=state.revision,
         phase_number=state.phase,
         in_flight=state.in_flight,
@@ -73,54 +74,54 @@ def parse_state(state: State) -> Frame:
     )
 
 
-class Streams:
+class StateStreams:
     """One task per replica."""
 
-    def __init__(self, ear: Ear, identity: str, clock_ms: Callable[[], float], own: OwnToken | None = None) -> None:
-        self._ear, self._clock_ms, self._own = ear, clock_ms, own
+    def __init__(self, sink: StateSink, identity: str, clock_ms: Callable[[], float], own: OwnToken | None = None) -> None:
+        self._sink, self._clock_ms, self._own = sink, clock_ms, own
         self._request = WatchStateRequest(watcher=f"gateway/{identity}")
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
-    def follow(self, member: Member) -> None:
-        """Starts to listen."""
-        self._tasks[member.name] = asyncio.create_task(self._listen(member), name=f"state {member.name}")
+    def open(self, replica: Replica) -> None:
+        """Opens a replica's stream."""
+        self._tasks[replica.name] = asyncio.create_task(self._read(replica), name=f"state {replica.name}")
 
-    def forget(self, name: str) -> None:
-        """Stops to listen."""
+    def end(self, name: str) -> None:
+        """Ends a replica's stream."""
         task = self._tasks.pop(name)
         task.cancel()
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
     async def close(self) -> None:
-        """Stops all and waits for their end."""
+        """Ends all streams and returns when they have ended."""
         for name in list(self._tasks):
-            self.forget(name)
+            self.end(name)
         await asyncio.gather(*self._ending, return_exceptions=True)
 
-    async def _listen(self, member: Member) -> None:
+    async def _read(self, replica: Replica) -> None:
         pause = _BACKOFF_S[0]
-        async with grpc.aio.insecure_channel(member.grpc, options=_CHANNEL) as channel:
+        async with grpc.aio.insecure_channel(replica.grpc, options=_CHANNEL) as channel:
             watch = channel.unary_stream(
                 GRPC_WATCH_STATE, request_serializer=WatchStateRequest.SerializeToString, response_deserializer=State.FromString
             )
             while True:
                 try:
                     async for state in _until_silent(watch(self._request, wait_for_ready=True, metadata=metadata(self._own))):
-                        self._ear.hear(member.name, parse_state(state), state.sent_at_ms, self._clock_ms())
+                        self._sink.update_state(replica.name, parse_state(state), state.sent_at_ms, self._clock_ms())
                         pause = _BACKOFF_S[0]
                 except (grpc.aio.AioRpcError, TimeoutError) as error:
-                    log.info("state stream broke", replica=member.name, why=_reason(error))
-                except Exception:  # ours; without this the task would end unseen and the replica never be heard again
-                    log.exception("a state stream failed by our own fault", replica=member.name)
-                self._ear.lost(member.name)
+                    log.info("state stream of a replica broke", replica=replica.name, why=_reason(error))
+                except Exception:  # without this the task would end and the replica's stream would never be opened again
+                    log.exception("state stream of a replica failed by an error of the gateway", replica=replica.name)
+                self._sink.stream_lost(replica.name)
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
                 pause = min(2 * pause, _BACKOFF_S[1])
 
 
 async def _until_silent(call: grpc.aio.UnaryStreamCall[WatchStateRequest, State]) -> AsyncIterator[State]:
-    """Frames as they come; TimeoutError after too long a silence. The call is cancelled however this ends."""
+    """Yields frames as they come; TimeoutError after too long a silence. The call is cancelled in any case."""
     try:
         while True:
             async with asyncio.timeout(_REDIAL_S):

@@ -1,4 +1,4 @@
-"""A fleet from a file instead of Kubernetes, read again whenever the file changes: stand-alone use, tests, benches.
+"""Services and replicas from a file instead of Kubernetes, for stand-alone use, tests and benchmarks. A change of the file is read at once.
 
 `{"services": [{"name": "ns/name", "served_names": ["m"], "endpoints": [{"http": "127.0.0.1:8000", "grpc": "127.0.0.1:9000"}]}]}`
 """
@@ -12,16 +12,17 @@ from typing import Final
 import msgspec
 import structlog
 
-from pagoda_gateway.watch.fleet import Fleet, Member, Service
+from pagoda_gateway.watch.cache import EndpointCache
+from pagoda_gateway.watch.services import Replica, Service
 
 log = structlog.get_logger()
 
-_LOOK_EVERY_S: Final = 0.1
-_CREATED: Final = "1970-01-01T00:00:00Z"  # all alike: order in the file, as uid, decides
+_READ_EVERY_S: Final = 0.1
+_CREATED: Final = "1970-01-01T00:00:00Z"  # the same for all: the order in the file decides, as uid
 
 
 class StaticEndpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A replica's addresses."""
+    """A replica's addresses. `leaving`: it drains; `sick`: why its device is not to be trusted."""
 
     http: str
     grpc: str
@@ -45,42 +46,42 @@ class StaticFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     services: tuple[StaticService, ...]
 
 
-def parse(text: bytes) -> tuple[dict[str, Service], dict[str, Member]]:
-    """Services and members by key; ValueError (msgspec's) names what is wrong."""
-    services, members = {}, {}
+def parse(text: bytes) -> tuple[dict[str, Service], dict[str, Replica]]:
+    """Returns services and replicas by key. ValueError (msgspec's) names what is wrong."""
+    services, replicas = {}, {}
     for order, static in enumerate(msgspec.json.decode(text, type=StaticFleet).services):
         weights = tuple(static.weights.items())
         services[static.name] = Service(static.name, f"{order:08}", _CREATED, static.served_names, weights)
         for endpoint in static.endpoints:
             name = f"{static.name}/{endpoint.http}"
             addresses = endpoint.http, endpoint.grpc
-            members[name] = Member(name, static.name, "", *addresses, endpoint.leaving, endpoint.revision, endpoint.sick)
-    return services, members
+            replicas[name] = Replica(name, static.name, "", *addresses, endpoint.leaving, endpoint.revision, endpoint.sick)
+    return services, replicas
 
 
-class FleetFile:
-    """Keeps a fleet as the file says."""
+class StaticFile:
+    """Keeps the cache as the file says."""
 
-    def __init__(self, fleet: Fleet, path: Path) -> None:
-        self._fleet, self._path = fleet, path
+    def __init__(self, cache: EndpointCache, path: Path) -> None:
+        self._cache, self._path = cache, path
         self._services: dict[str, Service] = {}
-        self._members: dict[str, Member] = {}
+        self._replicas: dict[str, Replica] = {}
 
     async def run(self) -> None:
-        """Reads the file now (a fault ends the process) and after each change (a fault keeps what was)."""
+        """Reads the file now, where a fault ends the process, and after each change, where a fault leaves the last state."""
         seen = self._stamp()
         self._read()
-        self._fleet.mark_synced("services")
-        self._fleet.mark_synced("members")
+        self._cache.mark_synced("services")
+        self._cache.mark_synced("replicas")
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_READ_EVERY_S)
             if (stamp := self._stamp()) == seen:
                 continue
             seen = stamp
             try:
                 self._read()
             except (OSError, msgspec.DecodeError) as error:
-                log.error("the fleet file is unreadable, its last state stays", file=str(self._path), why=str(error))
+                log.error("fleet file cannot be read; its last state stays in use", file=str(self._path), why=str(error))
 
     def _stamp(self) -> tuple[int, int, int] | None:
         try:
@@ -90,13 +91,13 @@ class FleetFile:
         return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
     def _read(self) -> None:
-        services, members = parse(self._path.read_bytes())
+        services, replicas = parse(self._path.read_bytes())
         for key in self._services.keys() - services.keys():
-            self._fleet.drop_service(key)
-        for name in self._members.keys() - members.keys():
-            self._fleet.drop_member(name)
+            self._cache.delete_service(key)
+        for name in self._replicas.keys() - replicas.keys():
+            self._cache.delete_replica(name)
         for service in services.values():
-            self._fleet.put_service(service)
-        for member in members.values():
-            self._fleet.put_member(member)
-        self._services, self._members = services, members
+            self._cache.put_service(service)
+        for replica in replicas.values():
+            self._cache.put_replica(replica)
+        self._services, self._replicas = services, replicas

@@ -2,7 +2,7 @@
 
 import pytest
 from pagoda_contracts.names import ROLE_GATEWAY, ROLE_OPERATOR
-from pagoda_gateway.demand.callers import Callers, NotLetIn
+from pagoda_gateway.demand.callers import Callers, Unauthorized
 from support.kube.issuer import STRANGER, SUBJECTS, Issuer, SigningKey
 
 
@@ -25,7 +25,7 @@ def test_a_caller_has_his_subject_s_role(callers, issuer):
 
 
 def test_callers_of_ours_whose_role_is_not_named_here_are_known_and_not_let_in(callers, issuer):
-    with pytest.raises(NotLetIn, match="may not call this") as caught:
+    with pytest.raises(Unauthorized, match="may not call this") as caught:
         callers.role(shown(issuer.token(ROLE_GATEWAY)))
     assert caught.value.known
 
@@ -47,7 +47,7 @@ WRONG = {
 @pytest.mark.parametrize("made", WRONG.values(), ids=WRONG)
 def test_who_proves_nothing_is_not_let_in_and_his_token_is_not_repeated(callers, issuer, made):
     sent = made(issuer)
-    with pytest.raises(NotLetIn) as caught:
+    with pytest.raises(Unauthorized) as caught:
         callers.role(sent)
     assert not any(str(value) in str(caught.value) for _, value in sent if len(str(value)) > 20)
 
@@ -57,8 +57,8 @@ def test_keys_are_followed_as_they_rotate_and_nobody_is_let_in_without_them(call
     issuer.keys = [SigningKey("two")]
     issuer.publish()
     assert callers.role(shown(issuer.token(ROLE_OPERATOR))) == ROLE_OPERATOR
-    with pytest.raises(NotLetIn, match="none of the known keys"):
+    with pytest.raises(Unauthorized, match="none of the known keys"):
         callers.role(shown(old))
     issuer.file.unlink()
-    with pytest.raises(NotLetIn, match="cannot be read"):
+    with pytest.raises(Unauthorized, match="cannot read"):
         callers.role(shown(issuer.token(ROLE_OPERATOR)))

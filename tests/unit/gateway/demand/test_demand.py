@@ -1,4 +1,4 @@
-"""What the gateway tells of demand: pure first, then the board, then the wire of a real gateway with scripted replicas."""
+"""The demand of services: one message, what changed for watchers, then the wire of a real gateway with scripted replicas."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -10,12 +10,14 @@ from pagoda_contracts.names import GRPC_WATCH_DEMAND, ROLE_GATEWAY, ROLE_OPERATO
 from pagoda_contracts.pb import demand_pb2 as pb
 from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_gateway.demand.callers import Callers
-from pagoda_gateway.demand.server import Board, DemandServer
-from pagoda_gateway.demand.service_demand import Facts, Line, describe
-from pagoda_gateway.requests.hold_queue import Hold
+from pagoda_gateway.demand.messages import DemandMessages
+from pagoda_gateway.demand.server import DemandServer
+from pagoda_gateway.demand.service_demand import Facts, Held, service_demand
+from pagoda_gateway.requests.hold_queue import HoldQueue
 from pagoda_gateway.requests.tally import ServiceTally, Tally
-from pagoda_gateway.routing.picker import Endpoint, Frame
-from pagoda_gateway.watch.fleet import Fleet, Member, Service
+from pagoda_gateway.routing.endpoint import Endpoint, Frame
+from pagoda_gateway.watch.cache import EndpointCache
+from pagoda_gateway.watch.services import Replica, Service
 from support.kube.issuer import SUBJECTS, Issuer
 from support.servers.gateway_process import write_fleet
 
@@ -27,11 +29,11 @@ FRAME = Frame(
 
 
 def endpoint(name="ns/a", frame=FRAME, age=0.0, **fields) -> Endpoint:
-    return Endpoint(name, "ns/s", "h", frame=frame, made_at_ms=NOW - age, connected=True, **fields)
+    return Endpoint(name, "ns/s", "h", frame=frame, frame_made_ms=NOW - age, connected=True, **fields)
 
 
 def told(*endpoints, held=0, since=None, tally=None):
-    return describe(Facts(SERVICE, endpoints, Line(held, since), tally or ServiceTally()), NOW)
+    return service_demand(Facts(SERVICE, endpoints, Held(held, since), tally or ServiceTally()), NOW)
 
 
 def test_only_fresh_endpoints_are_summed():
@@ -49,15 +51,15 @@ def test_only_fresh_endpoints_are_summed():
 @pytest.mark.parametrize(
     ("frame", "fields", "verdict", "reason"),
     [
-        (FRAME._replace(deep_failed=True), {}, pb.VERDICT_DEAD, "deep-check"),
+        (FRAME._replace(deep_check_failed=True), {}, pb.VERDICT_DEAD, "deep-check"),
         (FRAME._replace(engine_age_ms=STATE_DEAD_MS + 1), {}, pb.VERDICT_DEAD, "stuck"),
         (FRAME._replace(step_age_ms=30_001), {}, pb.VERDICT_DEAD, "overdue"),
-        (FRAME, {"sick": "Xid 79"}, pb.VERDICT_FRESH, "device-fault"),
+        (FRAME, {"device_fault": "Xid 79"}, pb.VERDICT_FRESH, "device-fault"),
         (FRAME._replace(phase="loading"), {}, pb.VERDICT_FRESH, "loading"),
-        (FRAME, {"leaving": True}, pb.VERDICT_FRESH, "draining"),
-        (FRAME, {"leaving": True, "age": STATE_DEAD_MS + 1}, pb.VERDICT_DEAD, "draining"),
+        (FRAME, {"draining": True}, pb.VERDICT_FRESH, "draining"),
+        (FRAME, {"draining": True, "age": STATE_DEAD_MS + 1}, pb.VERDICT_DEAD, "draining"),
         (FRAME, {"age": 1_500}, pb.VERDICT_SUSPECT, "suspect"),
-        (None, {"leaving": True}, pb.VERDICT_UNSPECIFIED, "draining"),
+        (None, {"draining": True}, pb.VERDICT_UNSPECIFIED, "draining"),
     ],
 )
 def test_verdicts_say_what_a_signal_is_worth_and_why(frame, fields, verdict, reason):
@@ -67,7 +69,7 @@ def test_verdicts_say_what_a_signal_is_worth_and_why(frame, fields, verdict, rea
 
 def test_a_wake_is_asked_for_only_by_who_waits_where_nobody_stays():
     assert told(held=1, since=NOW).wake
-    assert told(endpoint(leaving=True), held=1, since=NOW).wake
+    assert told(endpoint(draining=True), held=1, since=NOW).wake
     assert not told(endpoint(frame=None), held=1, since=NOW).wake
     assert not told().wake
 
@@ -87,51 +89,51 @@ def test_the_replicas_own_first_tokens_count_where_no_stream_was_seen_here():
 class World:
     def __init__(self):
         self.now = 0.0
-        self.fleet, self.hold, self.tally = Fleet(), Hold(10), Tally()
-        self.fleet.put_service(SERVICE)
-        self.fleet.put_member(Member("ns/a", "ns/s", "u", "h:1", "h:2", leaving=False))
-        self.board = Board(self.fleet, self.hold, self.tally, lambda: self.now)
-        self.event = self.board.watch()
+        self.cache, self.queue, self.tally = EndpointCache(), HoldQueue(10), Tally()
+        self.cache.put_service(SERVICE)
+        self.cache.put_replica(Replica("ns/a", "ns/s", "u", "h:1", "h:2", draining=False))
+        self.messages = DemandMessages(self.cache, self.queue, self.tally, lambda: self.now)
+        self.event = self.messages.watch()
 
 
 def test_the_first_look_is_everything_and_a_service_at_rest_is_told_once():
     world = World()
-    seen, full, news = world.board.since(-1)
+    seen, full, news = world.messages.since(-1)
     assert (full, [one.name for one in news]) == (True, ["s"])
     world.now += 500
-    seen, full, news = world.board.since(seen)
+    seen, full, news = world.messages.since(seen)
     assert (full, news) == (False, [])
 
 
 def test_a_held_request_is_told_between_two_beats_and_replicas_states_with_the_next():
     world = World()
-    seen, _, _ = world.board.since(-1)
-    world.fleet.hear("ns/a", FRAME, 0, 0)
-    world.hold.enter("ns/s", 0)
+    seen, _, _ = world.messages.since(-1)
+    world.cache.update_state("ns/a", FRAME, 0, 0)
+    world.queue.enter("ns/s", 0)
     world.now = 100
-    assert world.board.since(seen)[2] == []
-    world.board.changed("ns/s")
+    assert world.messages.since(seen)[2] == []
+    world.messages.changed("ns/s")
     assert world.event.is_set()
-    seen, full, news = world.board.since(seen)
+    seen, full, news = world.messages.since(seen)
     assert (full, [one.held for one in news]) == (False, [1])
     world.now = 500
-    world.fleet.hear("ns/a", FRAME._replace(running=4), 500, 500)
-    assert [one.running for one in world.board.since(seen)[2]] == [4]
+    world.cache.update_state("ns/a", FRAME._replace(running=4), 500, 500)
+    assert [one.running for one in world.messages.since(seen)[2]] == [4]
 
 
 def test_a_service_that_goes_makes_the_next_frame_whole_for_every_watcher_once():
     world = World()
-    world.fleet.put_service(SERVICE._replace(key="ns/t", uid="v", served_names=("n",)))
-    early, _, _ = world.board.since(-1)
-    late, _, _ = world.board.since(-1)
-    world.fleet.drop_service("ns/t")
+    world.cache.put_service(SERVICE._replace(key="ns/t", uid="v", served_names=("n",)))
+    early, _, _ = world.messages.since(-1)
+    late, _, _ = world.messages.since(-1)
+    world.cache.delete_service("ns/t")
     world.now = 500
-    early, full, news = world.board.since(early)
+    early, full, news = world.messages.since(early)
     assert (full, [one.name for one in news]) == (True, ["s"])
-    late, full, news = world.board.since(late)
+    late, full, news = world.messages.since(late)
     assert (full, [one.name for one in news]) == (True, ["s"])
-    assert world.board.since(early)[1:] == (False, [])
-    assert world.board.since(late)[1:] == (False, [])
+    assert world.messages.since(early)[1:] == (False, [])
+    assert world.messages.since(late)[1:] == (False, [])
 
 
 @asynccontextmanager
@@ -202,8 +204,8 @@ async def test_a_sole_replica_that_fails_its_deep_check_holds_its_requests(bench
 
 async def test_demand_is_told_to_the_operator_and_to_nobody_else(tmp_path):
     issuer = Issuer(tmp_path)
-    board = Board(Fleet(), Hold(1), Tally(0.0), lambda: 0.0)
-    server = DemandServer(board, "g", lambda: 0.0, Callers(issuer.file, {SUBJECTS[ROLE_OPERATOR]: ROLE_OPERATOR}))
+    messages = DemandMessages(EndpointCache(), HoldQueue(1), Tally(0.0), lambda: 0.0)
+    server = DemandServer(messages, "g", lambda: 0.0, Callers(issuer.file, {SUBJECTS[ROLE_OPERATOR]: ROLE_OPERATOR}))
     port = await server.start("127.0.0.1:0")
 
     async def first(*metadata):

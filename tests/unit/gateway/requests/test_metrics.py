@@ -12,52 +12,15 @@ from pagoda_contracts.names import ERROR_DRAINING
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.handlers import Api, metrics_application
 from pagoda_gateway.proxy.upstream import Upstream
-from pagoda_gateway.requests.hold_queue import Hold
-from pagoda_gateway.requests.metrics import Metrics
-from pagoda_gateway.requests.router import Router
-from pagoda_gateway.routing.picker import Frame
-from pagoda_gateway.watch.fleet import Fleet, Member, Service
 from support.servers.scripted_replica import Replica, running, say_ok
+from support.worlds.gateway import GatewayWorld
 
-LIMITS = Limits(body_bytes=1 << 20, body_seconds=300, budget_bytes=1 << 24)
-
-
-class World:
-    """The gateway's own parts, wired as the process wires them, but for discovery and the clock."""
-
-    def __init__(self):
-        self.now_ms = 5_000.0
-        self.fleet, self.hold = Fleet(), Hold(10)
-        self.metrics = Metrics(self.fleet, self.hold, lambda: self.now_ms)
-        self.router = Router(self.fleet, self.hold, self.metrics, 3600, lambda: self.now_ms)
-        self.fleet.on_state, self.fleet.on_names = self.router.state_changed, self.router.names_changed
-        self.changed = asyncio.Event()
-        self.router.demand_changed = lambda _service: self.changed.set()
-        self.sequence = 0
-
-    def service(self, key, model):
-        self.fleet.put_service(Service(key, "", "2026-01-01T00:00:00Z", (model,)))
-
-    def say(self, name, service, http, phase="ready"):
-        """A replica's frame, made now."""
-        self.sequence += 1
-        self.fleet.put_member(Member(name, service, "", http, "", leaving=False))
-        self.fleet.hear(name, Frame(self.sequence, phase, 0, 0, 0), self.now_ms, self.now_ms)
-
-    async def until(self, holds):
-        """Returns when that is so; whoever asks, waits in line or is over, changes the demand."""
-        async with asyncio.timeout(300):
-            while not holds():
-                self.changed.clear()
-                await self.changed.wait()
-
-    def later(self, seconds):
-        self.now_ms += seconds * 1000
+LIMITS = Limits(body_bytes=1 << 20, body_seconds=300)
 
 
 @pytest.fixture
 async def world():
-    return World()
+    return GatewayWorld()
 
 
 @asynccontextmanager
@@ -66,7 +29,7 @@ async def listening(world):
     async with AsyncExitStack() as stack:
         upstream = Upstream(300.0)
         stack.push_async_callback(upstream.close)
-        api = Api(world.fleet, world.router, upstream, world.metrics, LIMITS)
+        api = Api(world.cache, world.in_flight, world.router, upstream, LIMITS)
         servers = []
         for app in (api.application(), metrics_application(world.metrics)):
             runner = web.AppRunner(app, handler_cancellation=True)
@@ -78,7 +41,7 @@ async def listening(world):
         yield client, *servers
 
 
-async def told(client, url):
+async def samples_of(client, url):
     """Every sample, without the times at which a series began."""
     async with client.get(f"{url}/metrics") as answer:
         lines = (await answer.text()).splitlines()
@@ -99,10 +62,9 @@ async def test_every_metric_tells_what_was_done_in_its_unit(world):
 
         world.service("ns/s", "m")
         world.service("ns/t", "n")
-        world.fleet.mark_synced("services")
-        world.fleet.mark_synced("members")
+        world.synced()
         for replica in (a, b):
-            world.say(replica.name, "ns/s", replica.http)
+            world.frame("ready", replica.name, "ns/s", replica.http)
         assert await ask("m") == 200
         assert await ask("nobody's") == 404
         # The one that was asked longest ago is asked first, and turns the request away.
@@ -110,25 +72,25 @@ async def test_every_metric_tells_what_was_done_in_its_unit(world):
         assert await ask("m") == 200
         for replica in (a, b):
             replica.script = die
-            world.say(replica.name, "ns/s", replica.http)
+            world.frame("ready", replica.name, "ns/s", replica.http)
         assert await ask("m") == 502  # sent to both; the second death is no repick any more
-        world.say("b", "ns/s", b.http, phase="loading")
+        world.frame("loading", "b", "ns/s", b.http)
 
         left, stays = (asyncio.create_task(ask("n")) for _ in range(2))
-        await world.until(lambda: world.hold.count("ns/t") == 2)
-        assert {line for line in await told(client, scraped) if "held_requests" in line} == {
+        await world.until(lambda: world.queue.count("ns/t") == 2)
+        assert {line for line in await samples_of(client, scraped) if "held_requests" in line} == {
             'pagoda_gateway_held_requests{service="ns/s"} 0.0',
             'pagoda_gateway_held_requests{service="ns/t"} 2.0',
         }
-        world.later(0.25)
+        world.now_ms += 250
         left.cancel()
-        await world.until(lambda: world.hold.count("ns/t") == 1)
-        world.later(7)
+        await world.until(lambda: world.queue.count("ns/t") == 1)
+        world.now_ms += 7_000
         a.script = say_ok
-        world.say("c", "ns/t", a.http)
-        world.say("b", "ns/s", b.http, phase="loading")
+        world.frame("ready", "c", "ns/t", a.http)
+        world.frame("loading", "b", "ns/s", b.http)
         assert await stays == 200
-        samples = await told(client, scraped)
+        samples = await samples_of(client, scraped)
     bounds = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, math.inf)
     held = {math.inf: "+Inf"} | {bound: str(bound) for bound in bounds[:-1]}
     assert samples == {
@@ -154,7 +116,7 @@ async def test_every_metric_tells_what_was_done_in_its_unit(world):
 
 
 def test_every_metric_that_is_named_is_exported_and_no_other():
-    empty = World().metrics.exposition().decode()
+    empty = GatewayWorld().metrics.exposition().decode()
     families = {line.split()[2] for line in empty.splitlines() if line.startswith("# TYPE")}
     exported = {name for name in families if not name.endswith("_created")}
     assert exported == {metric.name + ("_total" if metric.kind == "counter" else "") for metric in words.GATEWAY}

@@ -51,7 +51,7 @@ def test_a_file_that_broke_leaves_the_last_token_in_use(tmp_path, issuer, broken
         project(file, broken)
     now += 2
     assert own.header() == good
-    assert "own token unreadable" in capsys.readouterr().out
+    assert "own token cannot be read" in capsys.readouterr().out
 
 
 def test_a_gateway_without_its_token_does_not_start(tmp_path):

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from pagoda_gateway.watch.cluster import PodObject
-from pagoda_gateway.watch.reflector import Mirror, Reflector
+from pagoda_gateway.watch.reflector import Reflector, Store
 
 
 def pod(name: str, version: str = "1", **metadata) -> dict:
@@ -89,7 +89,7 @@ async def scene() -> AsyncIterator[tuple[Server, Seen]]:
     async with aiohttp.ClientSession() as session:
         api = Api(session, f"http://127.0.0.1:{runner.addresses[0][1]}")
         task = asyncio.create_task(
-            Reflector(api, "/pods", Mirror(PodObject, seen.put, seen.drop), seen.mark, [("labelSelector", "l")]).run()
+            Reflector(api, "/pods", Store(PodObject, seen.put, seen.drop), seen.mark, [("labelSelector", "l")]).run()
         )
         yield server, seen
         task.cancel()
