@@ -88,7 +88,7 @@ class RequestLife:
         return format_route(Route(self.endpoint, self.reason or "unrouted", round(self.held_ms), self.attempt))
 
     def admit(self) -> None:
-        """The request is read: from now on its time to first token counts."""
+        """The request is read. Its time to first token counts from now on."""
         self.admitted_ms = self._counters.clock_ms()
 
     def assign(self, service: str) -> None:
@@ -149,7 +149,7 @@ class RequestLife:
         tally.waited(self.service, now_ms - self.admitted_ms, now_ms)
 
     def answered(self, status: int) -> None:
-        """A replica's answer went to the client as a whole."""
+        """A replica's answer is complete."""
         self.status = status
         self._tried(failed=status >= _FAILED)
 
@@ -223,10 +223,11 @@ class InFlight:
             self._changed.set()
 
     async def finish(self, seconds: float) -> None:
-        """Returns when no request is under way. After `seconds` it ends those that are, and from then on each new one."""
+        """Returns when no request is under way. After `seconds` it ends those that are, and each one that comes later."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._none_left()
+                return
         self._stopped = True
         for deadline in self._deadlines:
             deadline.reschedule(asyncio.get_running_loop().time())

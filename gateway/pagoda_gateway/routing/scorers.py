@@ -32,4 +32,7 @@ SCORERS: Final = (Weighted(least_load, 1.0),)
 
 def score(endpoint: Endpoint, request: RoutingRequest, scorers: Sequence[Weighted] = SCORERS) -> float:
     """Returns the weighted sum of all scorers."""
-    return sum(weight * scorer(endpoint, request) for scorer, weight in scorers)
+    total = 0.0
+    for scorer, weight in scorers:  # no generator, because this runs for each endpoint of each request
+        total += weight * scorer(endpoint, request)
+    return total

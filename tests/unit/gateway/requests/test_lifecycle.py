@@ -168,8 +168,11 @@ class World(GatewayWorld):
 
     def counted(self):
         """How often which status was counted."""
-        samples = [sample for family in self.metrics._registry.collect() for sample in family.samples]
-        return Counter({s.labels["code"]: int(s.value) for s in samples if s.name == "pagoda_gateway_requests_total"})
+        counted = Counter()
+        for sample in (sample for family in self.metrics._registry.collect() for sample in family.samples):
+            if sample.name == "pagoda_gateway_requests_total":
+                counted[sample.labels["code"]] += int(sample.value)
+        return counted
 
     def at_rest(self):
         tally = self.tally.of("ns/s")
@@ -238,10 +241,18 @@ async def test_the_gateways_deadline_at_any_await_ends_a_request_once(stream, lo
 
 async def test_a_request_that_comes_after_the_deadline_is_ended_too(stream):
     world = World()
-    await world.in_flight.finish(0)
+    await world.interrupted(1, world.stop)
+    await asyncio.wait_for(world.stopping, 60)
     await world.interrupted()
     assert isinstance(world.answer, ShuttingDown)
-    assert (world.at_rest(), world.counted()) == (REST, {"503": 1})
+    assert (world.at_rest(), world.counted()) == (REST, {"503": 2})
+
+
+async def test_a_request_that_comes_after_all_were_finished_in_time_is_served(stream):
+    world = World()
+    await world.in_flight.finish(60)
+    await world.interrupted()
+    assert (world.at_rest(), world.counted()) == (REST, {"200": 1})
 
 
 async def test_a_stream_that_broke_ends_with_one_event(stream, logs):
