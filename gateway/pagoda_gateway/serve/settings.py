@@ -99,7 +99,7 @@ OPTIONS: Final = (
 
 
 def load(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> Settings:
-    """Settings from the command line and the environment; exits 2 and names a value it does not understand."""
+    """Returns the settings from the command line and the environment. Exits with 2 and names a value that is not valid."""
     parser = argparse.ArgumentParser(prog="pagoda-gateway", description="The inference gateway of Pagoda.")
     for option in OPTIONS:
         default = f" (default {option.default})" if option.default is not None else ""

@@ -219,10 +219,12 @@ async def test_interrupted_at_any_await_it_is_counted_once_and_leaves_nothing(st
     kind, allowed = ERRORS[error]
     for at in range(1, points + 1):
         world = World(*SCENARIOS[scenario]())
+        logs.clear()
         assert await world.interrupted(at, raising(kind)) >= at
         counted = world.counted()
         assert (world.at_rest(), counted.total()) == (REST, 1), f"at await {at} of {points}: {counted}"
         assert counted.keys() <= {str(status) for status in allowed}, f"at await {at} of {points}"
+        assert len(logs) == counted["500"] + counted["502"], f"at await {at} of {points}: {logs}"
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
