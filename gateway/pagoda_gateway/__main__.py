@@ -1,4 +1,4 @@
-"""The door of `pagoda-gateway`: command line → settings → serve.py. Decides nothing else."""
+"""The entry point of `pagoda-gateway`: command line → settings → serve/process.py. Decides nothing else."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 import structlog
 
-from pagoda_gateway import settings
+from pagoda_gateway.serve import settings
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -14,10 +14,10 @@ def main(argv: list[str] | None = None) -> None:
     configure_log()
     chosen = settings.load(argv)
     try:
-        from pagoda_gateway import serve
+        from pagoda_gateway.serve import process
     except ModuleNotFoundError as error:
         sys.exit(f"{error.name} is missing: install pagoda[gateway]")
-    serve.main(chosen)
+    process.main(chosen)
 
 
 def configure_log() -> None:

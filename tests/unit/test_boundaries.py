@@ -23,7 +23,7 @@ CASES = [
     ("pagoda_operator.serve", TORCH | {"pagoda_daemon", "pagoda_gateway", "pagoda_devcluster"}),
     ("pagoda_operator.plan", TORCH | CLUSTER | HTTP),
     ("pagoda_gateway.__main__", TORCH | {"kopf", "pagoda_daemon", "pagoda_operator", "pagoda_devcluster"}),
-    ("pagoda_gateway.picker", TORCH | CLUSTER | HTTP),
+    ("pagoda_gateway.routing.pick", TORCH | CLUSTER | HTTP),
     ("pagoda_fetch.__main__", TORCH | CLUSTER | {"obstore", "huggingface_hub", "pagoda_daemon", "pagoda_operator", "pagoda_sizing"}),
     ("pagoda_fetch.sidecar", TORCH | CLUSTER | {"starlette", "aiohttp", "zmq", "pagoda_daemon", "pagoda_operator", "pagoda_sizing"}),
     ("pagoda_fetch.listing", TORCH | CLUSTER | HTTP | {"obstore", "huggingface_hub", "httpx2"}),

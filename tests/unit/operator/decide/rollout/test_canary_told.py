@@ -4,9 +4,9 @@ import pytest
 from pagoda_contracts.names import LABEL_REVISION
 from pagoda_contracts.pb import demand_pb2 as pb
 from pagoda_contracts.pb.daemon_pb2 import Phase
-from pagoda_gateway.demand import Facts, Line, describe
-from pagoda_gateway.fleet import Service
-from pagoda_gateway.tally import Tally
+from pagoda_gateway.demand.service_demand import Facts, Held, service_demand
+from pagoda_gateway.requests.tally import Tally
+from pagoda_gateway.watch.services import Service
 from pagoda_operator.signals import Signals
 from pagoda_operator.state import DEPLOYMENTS, PODS, SERVICES
 from support.worlds.status_states import READY, pods, rolled
@@ -42,7 +42,7 @@ class Canary:
             for _ in range(count):
                 tally.tried(WHERE, revision, now_ms, failed=False)
                 tally.first_token(WHERE, revision, took_ms, now_ms)
-        told = describe(Facts(Service(WHERE, "uid", "2026", (KEY.name,)), (), Line(0, None), tally.of(WHERE)), now_ms)
+        told = service_demand(Facts(Service(WHERE, "uid", "2026", (KEY.name,)), (), Held(0, None), tally.of(WHERE)), now_ms)
         told.endpoints.extend(
             pb.EndpointDemand(pod=pod["metadata"]["name"], verdict=pb.VERDICT_FRESH, reason="ready", phase=Phase.PHASE_READY)
             for pod in self.world.api.of(PODS)

@@ -1,0 +1,90 @@
+"""Serves `pagoda.v1.Demand/Watch`: the demand of all services, then what changed, at most every 100 ms, and a frame every 500 ms anyway.
+
+Started by serve/process.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+import structlog
+from pagoda_contracts.names import GRPC_DEMAND, GRPC_WATCH_DEMAND, STATE_FLOOR_MS, STATE_HEARTBEAT_MS
+from pagoda_contracts.pb.demand_pb2 import Demand, WatchDemandRequest
+
+from pagoda_gateway.demand.callers import Callers, Unauthorized
+from pagoda_gateway.demand.messages import DemandMessages
+
+log = structlog.get_logger()
+
+# Operators and other gateways are a handful. The bound keeps other callers from filling the memory.
+_MAX_CALLS: Final = 64
+_OPTIONS: Final = [
+    ("grpc.so_reuseport", 0),  # a taken port is an error, not a second listener
+    ("grpc.max_receive_message_length", 64 * 1024),
+    ("grpc.max_metadata_size", 16 * 1024),
+]
+
+
+class DemandServer:
+    """The gRPC server."""
+
+    def __init__(self, messages: DemandMessages, identity: str, clock_ms: Callable[[], float], callers: Callers | None = None) -> None:
+        self._messages, self._identity, self._clock_ms, self._callers = messages, identity, clock_ms, callers
+        self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
+
+    async def start(self, address: str) -> int:
+        """Starts the server and returns its port; RuntimeError if the port is taken."""
+        method = grpc.unary_stream_rpc_method_handler(
+            self._watch, request_deserializer=WatchDemandRequest.FromString, response_serializer=Demand.SerializeToString
+        )
+        name = GRPC_WATCH_DEMAND.rpartition("/")[2]
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(GRPC_DEMAND, {name: method}),))
+        port: int = self._server.add_insecure_port(address)
+        await self._server.start()
+        return port
+
+    async def close(self) -> None:
+        """Ends all streams, so that watchers see at once that this gateway is gone."""
+        await self._server.stop(None)
+
+    async def _authorize(self, context: Any) -> None:
+        """Ends the call of a caller without a role. Without `callers` every caller may watch."""
+        if self._callers is None:
+            return
+        try:
+            self._callers.role(context.invocation_metadata() or ())
+        except Unauthorized as error:
+            log.warning("a caller may not watch the demand", why=str(error))
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED if error.known else grpc.StatusCode.UNAUTHENTICATED, str(error))
+
+    async def _watch(self, request: WatchDemandRequest, context: Any) -> AsyncIterator[Demand]:
+        await self._authorize(context)
+        log.info("a watch of the demand began", watcher=request.watcher[:128])
+        wanted, soon = set(request.services), self._messages.watch()
+        sequence, round_sent = 0, -1
+        try:
+            while True:
+                soon.clear()
+                round_sent, full, changed = self._messages.since(round_sent)
+                chosen = [one for one in changed if not wanted or f"{one.namespace}/{one.name}" in wanted]
+                sequence += 1
+                yield Demand(
+                    gateway=self._identity, sequence=sequence, sent_at_ms=int(self._clock_ms()), full=full, services=chosen, peers=1
+                )
+                await asyncio.sleep(STATE_FLOOR_MS / 1000)
+                await _set_within(soon, (STATE_HEARTBEAT_MS - STATE_FLOOR_MS) / 1000)
+        finally:
+            self._messages.unwatch(soon)
+            log.info("a watch of the demand ended", watcher=request.watcher[:128])
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,142 @@
+"""The gateway's HTTP: reads a request, gives it to requests/router.py, turns errors into answers. Started by serve/process.py.
+
+Decides nothing about replicas and counts nothing. One aiohttp application for the API's port, one for the metrics' port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Final
+
+import msgspec
+import structlog
+from aiohttp import hdrs, web
+from pagoda_contracts.claims import Claim
+from pagoda_contracts.names import HEADER_REQUEST_ID
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from pagoda_gateway.proxy import body, parse
+from pagoda_gateway.proxy.body import Limits
+from pagoda_gateway.proxy.headers import to_replica
+from pagoda_gateway.proxy.relay import Relay
+from pagoda_gateway.proxy.upstream import Call, Upstream
+from pagoda_gateway.requests.errors import GatewayError, ModelNotFound, NotServedHere, NotSynced, NotThisMethod, reply
+from pagoda_gateway.requests.lifecycle import InFlight, RequestLife
+from pagoda_gateway.requests.metrics import Metrics
+from pagoda_gateway.requests.router import Router
+from pagoda_gateway.routing.request import RoutingRequest
+from pagoda_gateway.watch.cache import EndpointCache
+
+log = structlog.get_logger()
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_REQUEST_ID: Final = web.RequestKey("request_id", str)
+
+
+@dataclass(slots=True)
+class Api:
+    """The OpenAI routes."""
+
+    cache: EndpointCache
+    in_flight: InFlight
+    router: Router
+    upstream: Upstream
+    limits: Limits
+    stopping: bool = False
+
+    def application(self) -> web.Application:
+        """Returns the application for the API's port."""
+        app = web.Application(middlewares=[_envelope])
+        routes = [web.post(path, self._inference) for path in ("/v1/chat/completions", "/v1/completions")]
+        app.add_routes([*routes, web.get("/v1/models", self._models), web.get("/v1/models/{id:.+}", self._model)])
+        app.on_response_prepare.append(self._sign)
+        return app
+
+    async def _sign(self, request: web.Request, response: web.StreamResponse) -> None:
+        # An answer of aiohttp itself (to an unknown `expect`) did not pass `_envelope` and has no id yet.
+        response.headers[HEADER_REQUEST_ID] = request.get(_REQUEST_ID) or parse.request_id(request.headers.get(HEADER_REQUEST_ID))
+        response.headers[hdrs.SERVER] = "pagoda"
+        if self.stopping:  # the next request of this client goes to another gateway
+            response.headers[hdrs.CONNECTION] = "close"
+            response.force_close()
+
+    async def _inference(self, request: web.Request) -> web.StreamResponse:
+        relay = Relay(self.upstream, request)
+        try:
+            async with self.in_flight.begin(request[_REQUEST_ID]) as life:
+                return await self._answer(request, life, relay)
+        except GatewayError as error:
+            if relay.begun is None:
+                raise
+            return await relay.end(relay.begun, error)
+
+    async def _answer(self, request: web.Request, life: RequestLife, relay: Relay) -> web.StreamResponse:
+        whole = await body.read(request, self.limits, life.take_bytes)
+        life.request = RoutingRequest(parse.head(whole).model)
+        path = request.rel_url.raw_path_qs  # a target in absolute form names the gateway, not the replica
+        call = Call(path, to_replica(request.headers, request[_REQUEST_ID]), whole)
+        return await self.router.serve(life, partial(relay.attempt, call, life.first_byte))
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        return _json({"object": "list", "data": [_card(claim) for claim in self._claims()]})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        name = request.match_info["id"]
+        for claim in self._claims():
+            if claim.name == name:
+                return _json(_card(claim))
+        raise ModelNotFound(name)
+
+    def _claims(self) -> list[Claim]:
+        if not self.cache.synced:
+            raise NotSynced("the gateway has not listed the cluster's services yet")
+        return self.cache.claims()
+
+
+def _card(claim: Claim) -> dict[str, str | int]:
+    """Returns OpenAI's model object."""
+    return {"id": claim.name, "object": "model", "created": _epoch(claim.created), "owned_by": claim.owner}
+
+
+def _json(document: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(document), content_type="application/json")
+
+
+def _epoch(rfc3339: str) -> int:
+    return int(datetime.fromisoformat(rfc3339).timestamp()) if rfc3339 else 0
+
+
+@web.middleware
+async def _envelope(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Gives the request its id, and turns the error that ends it into an answer."""
+    request[_REQUEST_ID] = parse.request_id(request.headers.get(HEADER_REQUEST_ID))
+    try:
+        return await handler(request)
+    except GatewayError as error:
+        failure = error
+    except web.HTTPNotFound:
+        failure = NotServedHere(f"{request.method} {request.path} is not served here")
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        failure = NotThisMethod(f"{request.method} {request.path} is not served here; the method must be {allowed}")
+    except ConnectionError:  # the client left while it was written to
+        raise
+    except Exception:
+        log.exception("a request failed by an error of the gateway", request_id=request[_REQUEST_ID])
+        failure = GatewayError("internal error; the gateway's log has its cause")
+    answer = reply(failure)
+    return web.Response(status=answer.status, headers=answer.headers, body=answer.body)
+
+
+def metrics_application(metrics: Metrics) -> web.Application:
+    """Returns the application for the metrics' port."""
+
+    async def scrape(_request: web.Request) -> web.Response:
+        return web.Response(body=metrics.exposition(), headers={hdrs.CONTENT_TYPE: CONTENT_TYPE_LATEST})
+
+    app = web.Application()
+    app.add_routes([web.get("/metrics", scrape)])
+    return app

@@ -1,0 +1,135 @@
+"""One attempt: sends a call to a replica and relays its answer. Knows HTTP and SSE, not why this replica. Called through router.py.
+
+Nothing goes to the client before the first byte of an answer is here, so a failed attempt can be repeated on another replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Final
+
+import aiohttp
+import msgspec
+import structlog
+from aiohttp import web
+from multidict import CIMultiDict
+from pagoda_contracts.names import (
+    ERROR_DRAINING,
+    ERROR_ENGINE_DIED,
+    ERROR_FORBIDDEN,
+    ERROR_NOT_READY,
+    ERROR_OVERLOADED,
+    ERROR_UNAUTHENTICATED,
+    HEADER_ROUTE,
+)
+
+from pagoda_gateway.proxy.headers import to_client
+from pagoda_gateway.proxy.sse import Events
+from pagoda_gateway.proxy.upstream import Call, Upstream
+from pagoda_gateway.requests.errors import Died, GatewayError, Overloaded, Refused, UpstreamDied, event
+
+log = structlog.get_logger()
+
+_UNAVAILABLE: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS})
+_REFUSALS: Final = frozenset({ERROR_DRAINING, ERROR_NOT_READY})
+# A client's credentials are not forwarded, so a replica that answers with this refuses the gateway's.
+_UNAUTHORIZED: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
+_UNAUTHORIZED_CODES: Final = frozenset({ERROR_UNAUTHENTICATED, ERROR_FORBIDDEN})
+
+
+class Relay:
+    """One request's way to replicas and back to its client."""
+
+    def __init__(self, upstream: Upstream, request: web.Request) -> None:
+        self._upstream, self._request = upstream, request
+        self.begun: web.StreamResponse | None = None  # a stream whose first byte is on its way to the client
+        self._ended = False
+
+    async def attempt(self, call: Call, first_byte: Callable[[], None], address: str, route: str, *, fresh: bool) -> web.StreamResponse:
+        """With the first two arguments bound, router.py's Attempt. Calls `first_byte` when a stream's first byte has arrived."""
+        answer = await self._upstream.send(address, call, fresh=fresh)
+        try:
+            headers = to_client(answer.headers, route)
+            if answer.status == HTTPStatus.OK and answer.content_type == "text/event-stream":
+                return await self._stream(answer, headers, first_byte)
+            return await _whole(answer, headers)
+        except BaseException:
+            answer.close()  # not back into the pool: the replica sees at once that its answer is not read any more
+            raise
+
+    async def _stream(
+        self, answer: aiohttp.ClientResponse, headers: CIMultiDict[str], first_byte: Callable[[], None]
+    ) -> web.StreamResponse:
+        chunk = await _read(answer)
+        if not chunk:
+            raise Died("empty", "the stream ended before its first event")
+        first_byte()
+        self.begun = begun = web.StreamResponse(headers=headers)
+        await begun.prepare(self._request)
+        try:
+            await _pass_on(answer, chunk, begun)
+        except Died as death:
+            answer.close()
+            error = UpstreamDied("the replica died with this answer under way; it cannot be continued")
+            await self.end(begun, error)
+            raise error from death
+        return begun
+
+    async def end(self, begun: web.StreamResponse, error: GatewayError) -> web.StreamResponse:
+        """Ends a stream with one error event, unless that was done: the client's parser raises it and finds the end that it waits for."""
+        if not self._ended:
+            self._ended = True
+            await begun.write(event(error))
+        return begun
+
+
+async def _pass_on(answer: aiohttp.ClientResponse, chunk: bytes, begun: web.StreamResponse) -> None:
+    events = Events()
+    while chunk:
+        if whole := events.feed(chunk):
+            await begun.write(whole)
+        chunk = await _read(answer)
+    await begun.write(events.rest())
+
+
+async def _read(answer: aiohttp.ClientResponse) -> bytes:
+    """Returns the next bytes, b"" at a good end; Died if the connection broke."""
+    try:
+        return await answer.content.readany()
+    except (aiohttp.ClientError, OSError) as error:
+        raise Died("closed", str(error)) from error
+
+
+async def _whole(answer: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> web.Response:
+    """Relays an answer without stream when it is complete. Until then another replica can still give it."""
+    try:
+        body = await answer.read()
+    except (aiohttp.ClientError, OSError) as error:
+        raise Died("closed", str(error)) from error
+    code = _error_code(body) if answer.status in _UNAVAILABLE | _UNAUTHORIZED else ""
+    if code in _UNAUTHORIZED_CODES and answer.status in _UNAUTHORIZED:
+        log.warning("a replica refuses this gateway's token", route=headers[HEADER_ROUTE], status=answer.status)
+        raise Refused("not-let-in")
+    if code in _REFUSALS:
+        raise Refused(code.replace("_", "-"))
+    if code == ERROR_OVERLOADED:
+        raise Overloaded(code)
+    if code == ERROR_ENGINE_DIED:
+        raise Died(code.replace("_", "-"))
+    return web.Response(status=answer.status, headers=headers, body=body)
+
+
+class _ErrorCode(msgspec.Struct):
+    code: str | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _ErrorCode
+
+
+def _error_code(body: bytes) -> str:
+    try:
+        return msgspec.json.decode(body, type=_ErrorBody).error.code or ""
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,239 @@
+"""The life of a request: begun, admitted, held, picked, forwarded, ended. All that is counted of a request is counted here.
+
+InFlight.begin() is the outermost context; held() and at() are stages inside it. Each of them restores its gauges however it is left: by a
+return, an error or a cancellation. Called by proxy/handlers.py and router.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+from pagoda_contracts.route import NO_ENDPOINT, REPICK_PREFIX, Route, format_route
+
+from pagoda_gateway.requests.budget import Budget, Take
+from pagoda_gateway.requests.errors import Died, GatewayError, Overloaded, Refused, ShuttingDown, UpstreamDied
+from pagoda_gateway.requests.hold_queue import HoldQueue, Ticket
+from pagoda_gateway.requests.metrics import Metrics
+from pagoda_gateway.requests.tally import Tally
+from pagoda_gateway.routing.endpoint import Endpoint
+from pagoda_gateway.routing.request import RoutingRequest
+from pagoda_gateway.watch.cache import EndpointCache
+
+log = structlog.get_logger()
+
+_CLIENT_LEFT: Final = 499
+_FAILED: Final = 500
+_UNREAD: Final = RoutingRequest("")
+
+
+@dataclass(slots=True)
+class Counters:
+    """Everything that counts requests. `demand_changed` gets the key of a service whose requests changed; serve/process.py sets it once."""
+
+    cache: EndpointCache
+    queue: HoldQueue
+    metrics: Metrics
+    tally: Tally
+    budget: Budget
+    clock_ms: Callable[[], float]
+    demand_changed: Callable[[str], None] = lambda _service: None
+
+
+class Place:
+    """A held request's place in a queue."""
+
+    def __init__(self, queue: HoldQueue, ticket: Ticket) -> None:
+        self._queue, self.ticket = queue, ticket
+
+    async def wait(self, seconds: float) -> None:
+        """Returns when something changed for the queue; TimeoutError after `seconds`."""
+        await self.ticket.wait(seconds)
+
+    def move(self, service: str) -> None:
+        """Moves to the end of another service's queue, if it is another one."""
+        if self.ticket.service != service:
+            self.ticket = self._queue.move(self.ticket, service)
+
+
+@dataclass(slots=True)
+class RequestLife:
+    """One request under way. `take_bytes` counts its body. `tried`: endpoint → sequence of its last frame when it died on this request;
+    `overloaded`: endpoints that had no room; `point`: its draw while requests are split between revisions."""
+
+    _counters: Counters
+    request_id: str
+    take_bytes: Take
+    request: RoutingRequest = _UNREAD
+    service: str = ""
+    endpoint: str = NO_ENDPOINT
+    revision: str = ""
+    reason: str = ""
+    attempt: int = 1
+    deaths: int = 0
+    held_ms: float = 0.0
+    admitted_ms: float = 0.0
+    asked_ms: float = 0.0
+    status: int = _FAILED
+    point: float | None = None
+    tried: dict[str, int] = field(default_factory=dict)
+    overloaded: set[str] = field(default_factory=set)
+
+    def route(self) -> str:
+        """Returns the route header's value as of now."""
+        return format_route(Route(self.endpoint, self.reason or "unrouted", round(self.held_ms), self.attempt))
+
+    def admit(self) -> None:
+        """The request is read. Its time to first token counts from now on."""
+        self.admitted_ms = self._counters.clock_ms()
+
+    def assign(self, service: str) -> None:
+        """The request's name belongs to this service, now that it was looked up (again)."""
+        if self.service == service:
+            return
+        counters, now_ms = self._counters, self._counters.clock_ms()
+        if self.service:
+            counters.tally.ended(self.service, now_ms, failed=None)
+        counters.tally.arrived(service, now_ms)
+        self.service = service
+        counters.demand_changed(service)
+
+    @contextmanager
+    def held(self, service: str) -> Iterator[Place]:
+        """Holds the request in a service's queue for as long as the context lasts; QueueFull at the limit."""
+        counters, began_ms = self._counters, self._counters.clock_ms()
+        place = Place(counters.queue, counters.queue.enter(service, began_ms))
+        try:
+            counters.demand_changed(service)
+            yield place
+        finally:
+            counters.queue.leave(place.ticket)
+            held_ms = counters.clock_ms() - began_ms
+            self.held_ms += held_ms
+            counters.metrics.held(place.ticket.service, held_ms / 1000)
+
+    @contextmanager
+    def at(self, endpoint: Endpoint) -> Iterator[None]:
+        """One attempt at an endpoint. Records how the attempt failed, so that the next pick knows."""
+        with self._counters.cache.in_flight(endpoint):
+            self.revision, self.asked_ms = endpoint.revision, self._counters.clock_ms()
+            try:
+                yield
+            except Refused as refusal:
+                self._counters.cache.mark_refused(endpoint)
+                if isinstance(refusal, Overloaded):
+                    self.overloaded.add(endpoint.name)
+                raise
+            except Died:  # frames came during the attempt: the last one of them is from before the death too
+                self.tried[endpoint.name] = endpoint.frame.sequence if endpoint.frame else 0
+                self._tried(failed=True)
+                raise
+            except UpstreamDied:
+                self._tried(failed=True)
+                raise
+
+    def repicked(self, reason: str) -> None:
+        """The attempt failed without loss; the next one begins."""
+        self.reason = REPICK_PREFIX + reason
+        self.attempt += 1
+        self._counters.metrics.repicked(self.service, reason)
+
+    def first_byte(self) -> None:
+        """The first byte of a stream has arrived from the replica."""
+        tally, now_ms = self._counters.tally, self._counters.clock_ms()
+        tally.first_token(self.service, self.revision, now_ms - self.asked_ms, now_ms)
+        tally.waited(self.service, now_ms - self.admitted_ms, now_ms)
+
+    def answered(self, status: int) -> None:
+        """A replica's answer is complete."""
+        self.status = status
+        self._tried(failed=status >= _FAILED)
+
+    def end(self, error: BaseException | None) -> None:
+        """The request is over. Counts it once, by its answer or by the error that ended it."""
+        if error is not None:
+            self.status = error.status if isinstance(error, GatewayError) else _CLIENT_LEFT
+        counters = self._counters
+        counters.metrics.answered(self.service, self.status)
+        if self.service:
+            failed = None if self.status == _CLIENT_LEFT else self.status >= _FAILED
+            counters.tally.ended(self.service, counters.clock_ms(), failed=failed)
+            counters.demand_changed(self.service)
+        if isinstance(error, UpstreamDied):
+            why = str(error.__cause__ or error)
+            log.warning("a replica died with a request", request_id=self.request_id, route=self.route(), why=why)
+
+    def _tried(self, *, failed: bool) -> None:
+        self._counters.tally.tried(self.service, self.revision, self._counters.clock_ms(), failed=failed)
+
+
+class InFlight:
+    """All requests under way, and their end when the gateway stops."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._deadlines: set[asyncio.Timeout] = set()
+        self._stopped = False
+        self._changed = asyncio.Event()
+
+    @property
+    def count(self) -> int:
+        """Requests that are read, held or answered now."""
+        return len(self._deadlines)
+
+    @asynccontextmanager
+    async def begin(self, request_id: str = "") -> AsyncIterator[RequestLife]:
+        """The life of one request. An error leaves it as a GatewayError for the client, or as the error that says that the client left."""
+        with self._counters.budget.account() as take:
+            life = RequestLife(self._counters, request_id, take)
+            try:
+                async with self._until_stopped():
+                    yield life
+            except (GatewayError, ConnectionError) as error:  # ConnectionError: the client left while it was written to
+                life.end(error)
+                raise
+            except Exception as error:
+                failure = GatewayError("internal error; the gateway's log has its cause")
+                life.end(failure)
+                log.exception("a request failed by an error of the gateway", request_id=request_id, route=life.route())
+                raise failure from error
+            except BaseException as error:
+                life.end(error)
+                raise
+            else:
+                life.end(None)
+
+    @asynccontextmanager
+    async def _until_stopped(self) -> AsyncIterator[None]:
+        deadline = asyncio.timeout(0 if self._stopped else None)
+        self._deadlines.add(deadline)
+        try:
+            async with deadline:
+                yield
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise ShuttingDown("the gateway stopped before this request could finish") from error
+        finally:
+            self._deadlines.discard(deadline)
+            self._changed.set()
+
+    async def finish(self, seconds: float) -> None:
+        """Returns when no request is under way. After `seconds` it ends those that are, and each one that comes later."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._none_left()
+                return
+        self._stopped = True
+        for deadline in self._deadlines:
+            deadline.reschedule(asyncio.get_running_loop().time())
+        await self._none_left()
+
+    async def _none_left(self) -> None:
+        while self._deadlines:
+            self._changed.clear()
+            await self._changed.wait()

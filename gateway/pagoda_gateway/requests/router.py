@@ -1,0 +1,152 @@
+"""The route of one request: model → service → endpoint (picked, or held until one can be) → attempt; again while nothing is lost by it.
+
+Called by proxy/handlers.py. It asks watch/cache.py and routing/, and counts nothing itself: lifecycle.py does.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+from pagoda_contracts.route import HELD_PREFIX
+
+from pagoda_gateway.requests.errors import AllOverloaded, AttemptFailed, Died, GatewayError, HoldTimeout, ModelNotFound, UpstreamDied
+from pagoda_gateway.requests.hold_queue import UNSYNCED
+from pagoda_gateway.requests.lifecycle import Counters, RequestLife
+from pagoda_gateway.routing.endpoint import Endpoint
+from pagoda_gateway.routing.pick import NoPick, Pick, Split, any_routable, pick, pick_by_revision
+from pagoda_gateway.routing.revisions import draw
+from pagoda_gateway.routing.verdict import Verdict
+from pagoda_gateway.watch.services import Service
+
+# A request whose connection dies is sent once more, on a fresh connection: a request that kills replicas kills two at most.
+_MAX_DEATHS: Final = 1
+
+# The next frame, half a second away, may lift these verdicts: worth a wait even if other endpoints are overloaded.
+_BRIEF: Final = (Verdict.TRIED, Verdict.REFUSED)
+
+
+class Answer(Protocol):
+    """What a replica gave."""
+
+    @property
+    def status(self) -> int: ...
+
+
+A = TypeVar("A", bound=Answer)
+A_co = TypeVar("A_co", bound=Answer, covariant=True)
+
+
+class Attempt(Protocol[A_co]):
+    """Sends a call to "ip:port" with the route header's value; `fresh`: not on a pooled connection. Raises AttemptFailed only while no
+    byte of an answer has reached the client."""
+
+    async def __call__(self, address: str, route: str, *, fresh: bool) -> A_co: ...
+
+
+class Wait(NamedTuple):
+    """No endpoint: wait in this service's queue, for this reason."""
+
+    service: str
+    reason: str
+
+
+class Router:
+    """Decides where requests go and when they wait."""
+
+    def __init__(self, counters: Counters, hold_timeout_s: float) -> None:
+        self._counters, self._hold_timeout_s = counters, hold_timeout_s
+        self._cache, self._queue, self._clock_ms = counters.cache, counters.queue, counters.clock_ms
+        self._draws = 0
+
+    def state_changed(self, service: str) -> None:
+        """A service's endpoints changed: wakes its queue if one of them can take requests."""
+        if not self._queue.count(service):
+            return
+        self._counters.demand_changed(service)
+        known = self._cache.service(service)
+        if known and any_routable(self._cache.endpoints(known), self._clock_ms()):
+            self._queue.wake(service)
+
+    def names_changed(self) -> None:
+        """Names may belong to other services now: wakes all queues."""
+        self._queue.wake_all()
+
+    async def serve(self, life: RequestLife, attempt: Attempt[A]) -> A:
+        """Returns the answer to `life.request`. Errors carry the route."""
+        life.admit()
+        try:
+            while True:
+                try:
+                    return await self._attempt(life, attempt)
+                except AttemptFailed as failure:
+                    _count_death(life, failure)
+                    life.repicked(failure.reason)
+        except GatewayError as error:
+            error.route = life.route()
+            raise
+
+    async def _attempt(self, life: RequestLife, attempt: Attempt[A]) -> A:
+        endpoint = await self._acquire(life)
+        with life.at(endpoint):
+            answer = await attempt(endpoint.address, life.route(), fresh=life.deaths > 0)
+            life.answered(answer.status)
+            return answer
+
+    async def _acquire(self, life: RequestLife) -> Endpoint:
+        choice = self._choose(life)
+        if isinstance(choice, Wait):
+            life.reason = life.reason or HELD_PREFIX + choice.reason
+            choice = await self._hold(life, choice)
+        life.endpoint = choice.endpoint.address
+        life.reason = life.reason or choice.reason
+        return choice.endpoint
+
+    def _choose(self, life: RequestLife) -> Pick | Wait:
+        service = self._cache.resolve(life.request.model)
+        if service is None:
+            if not self._cache.synced:
+                return Wait(UNSYNCED, "unsynced")
+            raise ModelNotFound(life.request.model)
+        life.assign(service.key)
+        left = [endpoint for endpoint in self._cache.endpoints(service) if endpoint.name not in life.overloaded]
+        choice = self._pick(life, service, left)
+        if isinstance(choice, Pick):
+            return choice
+        if life.overloaded and choice.reason not in _BRIEF:
+            raise AllOverloaded(
+                f"all {len(life.overloaded)} ready replicas of {service.key} are overloaded; the next candidate is: {choice.reason}"
+            )
+        return Wait(service.key, choice.reason)
+
+    def _pick(self, life: RequestLife, service: Service, endpoints: list[Endpoint]) -> Pick | NoPick:
+        now_ms = self._clock_ms()
+        if not service.weights:
+            return pick(endpoints, life.request, life.tried, now_ms)
+        if life.point is None:
+            self._draws += 1
+            life.point = draw(self._draws)
+        return pick_by_revision(endpoints, Split(service.weights, life.point), life.request, life.tried, now_ms)
+
+    async def _hold(self, life: RequestLife, wait: Wait) -> Pick:
+        """Waits in a queue for a pick. No await stands between looking and waiting, so no wake-up is lost."""
+        deadline_ms = self._clock_ms() + self._hold_timeout_s * 1000 - life.held_ms
+        with life.held(wait.service) as place:
+            while True:
+                try:
+                    await place.wait((deadline_ms - self._clock_ms()) / 1000)
+                except TimeoutError as error:
+                    service = f"replica of {wait.service}" if wait.service else "replica of any service"
+                    raise HoldTimeout(f"no {service} took the request in time; the next candidate is: {wait.reason}") from error
+                choice = self._choose(life)
+                if isinstance(choice, Pick):
+                    return choice
+                wait = choice
+                place.move(wait.service)
+
+
+def _count_death(life: RequestLife, failure: AttemptFailed) -> None:
+    if not isinstance(failure, Died):
+        return
+    life.deaths += 1
+    if life.deaths > _MAX_DEATHS:
+        raise UpstreamDied(f"the replica's connection ended before an answer, {life.deaths} times: {failure}") from failure

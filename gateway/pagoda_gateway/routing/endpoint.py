@@ -1,0 +1,62 @@
+"""Endpoint: a replica as the gateway sees it, with the last frame of state that the replica pushed. Only watch/cache.py writes one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Frame(NamedTuple):
+    """One frame of a replica's pushed state. `phase` is a Verdict's word or "ready"; `step_age_ms` is 0 without a step under way.
+
+    The fields after `revision` are not for routing: demand/ sums them per service.
+    """
+
+    sequence: int
+    phase: str
+    running: int
+    waiting: int
+    engine_age_ms: int
+    served_names: frozenset[str] = frozenset()
+    step_age_ms: int = 0
+    predicted_step_ms: int = 0
+    deep_check_failed: bool = False
+    revision: str = ""
+    phase_number: int = 0
+    in_flight: int = 0
+    waiting_tokens: int = 0
+    blocks_used: int = 0
+    blocks_total: int = 0
+    ttft_p95_ms: int = 0
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """A replica's address and its state. Times are in ms by the gateway's clock."""
+
+    name: str
+    service: str
+    address: str
+    service_uid: str = ""
+    draining: bool = False  # discovery says that the replica drains or is deleted
+    device_fault: str = ""  # why its device is not to be trusted; empty while it is
+    discovered_revision: str = ""  # the revision as discovery knows it, before the replica's first frame
+    frame: Frame | None = None
+    frame_made_ms: float = 0.0
+    connected: bool = False  # the state stream is open
+    refused: bool = False  # it has refused a request since its last frame
+    in_flight: int = 0  # requests of this gateway that are under way there
+    in_flight_at_frame: int = 0
+    last_pick: int = 0  # the number of the pick that chose it last
+
+    @property
+    def revision(self) -> str:
+        """The revision that it runs; empty if unknown."""
+        return (self.frame.revision if self.frame else "") or self.discovered_revision
+
+
+def load(endpoint: Endpoint) -> int:
+    """Returns how many requests it has: the pushed count, corrected by this gateway's requests that began or ended since."""
+    frame = endpoint.frame
+    pushed = frame.running + frame.waiting if frame else 0
+    return max(endpoint.in_flight, pushed + endpoint.in_flight - endpoint.in_flight_at_frame)

@@ -1,0 +1,98 @@
+"""Pick: which endpoint takes a request, and why. Pure: endpoints, request and time come in, an endpoint and a reason go out.
+
+Called by requests/router.py. First verdicts filter the endpoints, then scorers order those that are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from pagoda_contracts.route import REASON_LEAST_LOADED, REASON_ONLY_ENDPOINT, REASON_ONLY_SUSPECT, REASON_ONLY_UNSOUND
+
+from pagoda_gateway.routing.endpoint import Endpoint
+from pagoda_gateway.routing.request import RoutingRequest
+from pagoda_gateway.routing.revisions import in_order
+from pagoda_gateway.routing.scorers import SCORERS, Weighted, score
+from pagoda_gateway.routing.verdict import RANK, ROUTABLE, SOUND, UNSOUND, Verdict, judge, judge_for
+
+# If this many endpoints are unsound and none is sound, a wrong answer sheet or a false alarm is likelier than as many broken devices.
+_FALSE_ALARM: Final = 2
+
+Judged = tuple[Endpoint, Verdict]
+
+
+class Pick(NamedTuple):
+    """The endpoint, and the word for the route header."""
+
+    endpoint: Endpoint
+    reason: str
+
+
+class NoPick(NamedTuple):
+    """No endpoint can take the request; `reason` is the most hopeful verdict."""
+
+    reason: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How requests are split between revisions: (revision, percent), and the point of this request, 0 <= point < 1."""
+
+    weights: tuple[tuple[str, int], ...]
+    point: float
+
+
+def pick(
+    endpoints: Collection[Endpoint],
+    request: RoutingRequest,
+    tried: Mapping[str, int],
+    now_ms: float,
+    scorers: Sequence[Weighted] = SCORERS,
+) -> Pick | NoPick:
+    """Returns the best endpoint for a request. `tried`: endpoint → sequence of its frame when this request failed there. Such an endpoint
+    is left out until its next frame. Then it is the last choice, because the last frames of a killed replica may arrive late."""
+    judged = [(endpoint, judge_for(endpoint, request, tried, now_ms)) for endpoint in endpoints]
+    able = [(endpoint, verdict) for endpoint, verdict in judged if verdict in ROUTABLE] or _last_resort(judged)
+    if not able:
+        return NoPick(min((verdict for _, verdict in judged), key=RANK.__getitem__, default=Verdict.NO_REPLICA))
+    best, verdict = min(able, key=lambda entry: _order(entry, request, tried, scorers))
+    if verdict is not Verdict.READY:
+        return Pick(best, REASON_ONLY_SUSPECT if verdict is Verdict.SUSPECT else REASON_ONLY_UNSOUND)
+    return Pick(best, REASON_LEAST_LOADED if len(able) > 1 else REASON_ONLY_ENDPOINT)
+
+
+def pick_by_revision(
+    endpoints: Collection[Endpoint], split: Split, request: RoutingRequest, tried: Mapping[str, int], now_ms: float
+) -> Pick | NoPick:
+    """Returns the best endpoint of the revision whose share holds the point; then of the next revision that has one; then of all."""
+    for revision in in_order(split.weights, split.point):
+        choice = pick([endpoint for endpoint in endpoints if endpoint.revision == revision], request, tried, now_ms)
+        if isinstance(choice, Pick):
+            return choice
+    return pick(endpoints, request, tried, now_ms)
+
+
+def any_routable(endpoints: Iterable[Endpoint], now_ms: float) -> bool:
+    """Returns whether an endpoint can take requests, so that held requests should look again."""
+    judged = [(endpoint, judge(endpoint, now_ms)) for endpoint in endpoints]
+    return any(verdict in ROUTABLE for _, verdict in judged) or bool(_last_resort(judged))
+
+
+def _order(
+    judged: Judged, request: RoutingRequest, tried: Mapping[str, int], scorers: Sequence[Weighted]
+) -> tuple[bool, bool, float, int, str]:
+    """Smaller is better: not tried, not suspect, the best score, the longest not picked (a stable rotation), the name."""
+    endpoint, verdict = judged
+    return endpoint.name in tried, verdict is Verdict.SUSPECT, -score(endpoint, request, scorers), endpoint.last_pick, endpoint.name
+
+
+def _last_resort(judged: Sequence[Judged]) -> list[Judged]:
+    """Returns unsound endpoints that serve because none is sound: those with a faulty device and a right canary, else several others."""
+    unsound = [entry for entry in judged if entry[1] in UNSOUND]
+    if any(verdict in SOUND for _, verdict in judged):
+        return []
+    answering = [entry for entry in unsound if entry[1] is Verdict.DEVICE_FAULT]
+    able = answering or (unsound if len(unsound) >= _FALSE_ALARM else [])
+    return [entry for entry in able if not entry[0].refused]

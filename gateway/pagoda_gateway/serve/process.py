@@ -1,0 +1,156 @@
+"""Builds the gateway's parts, runs them, and stops so that nothing is lost. Called by __main__; holds no logic of requests.
+
+After SIGTERM the gateway is unready at once. For `grace` it still takes new connections while its endpoint is removed, and answers
+`connection: close`. Then the listener closes, running requests finish within `drain-timeout`, and the process exits with 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final, NamedTuple
+
+import structlog
+import uvloop
+from aiohttp import web
+
+from pagoda_gateway.demand.callers import callers_of
+from pagoda_gateway.demand.messages import DemandMessages
+from pagoda_gateway.demand.server import DemandServer
+from pagoda_gateway.proxy.body import Limits
+from pagoda_gateway.proxy.handlers import Api, metrics_application
+from pagoda_gateway.proxy.upstream import Upstream
+from pagoda_gateway.requests.budget import Budget
+from pagoda_gateway.requests.hold_queue import HoldQueue
+from pagoda_gateway.requests.lifecycle import Counters, InFlight
+from pagoda_gateway.requests.metrics import Metrics
+from pagoda_gateway.requests.router import Router
+from pagoda_gateway.requests.tally import Tally
+from pagoda_gateway.serve.probes import Health, Probes
+from pagoda_gateway.serve.settings import Settings
+from pagoda_gateway.watch.cache import EndpointCache
+from pagoda_gateway.watch.own_token import OwnToken
+from pagoda_gateway.watch.state_streams import StateStreams
+from pagoda_gateway.watch.static_file import StaticFile
+
+log = structlog.get_logger()
+
+_BEAT_S: Final = 1.0
+# After the requests have ended only their last bytes are to be written.
+_FLUSH_S: Final = 5.0
+
+
+def main(settings: Settings) -> None:
+    """Runs until SIGTERM or SIGINT."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(settings))
+
+
+async def _run(settings: Settings) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with AsyncExitStack() as stack:
+        parts = await _build(settings, stack)
+        async with asyncio.TaskGroup() as background:  # one that fails ends the process: a restart recovers
+            tasks = [background.create_task(work) for work in (_discover(parts.cache, settings), _beat(parts.health))]
+            await stop.wait()
+            await _drain(parts, settings)
+            for task in tasks:
+                task.cancel()
+
+
+class Parts(NamedTuple):
+    """The parts of the process that `_run` needs."""
+
+    cache: EndpointCache
+    api: Api
+    runner: web.AppRunner
+    health: Health
+
+
+async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
+    """Connects all parts and listens; the stack closes them in reverse order."""
+    counters = _counters(settings)
+    cache = counters.cache
+    own = OwnToken(settings.token) if settings.token is not None else None
+    router = _router(counters, settings)
+    _read_states(cache, StateStreams(cache, settings.identity, _clock_ms, own), stack)
+    upstream = Upstream(settings.connect_timeout, own)
+    stack.push_async_callback(upstream.close)
+    api = Api(cache, InFlight(counters), router, upstream, Limits(settings.body_limit, settings.body_timeout))
+    health = Health(lambda: cache.synced and not api.stopping)
+    probes = Probes(health, settings.host, settings.probes_port)
+    stack.callback(probes.close)
+    metrics = await stack.enter_async_context(_listening(metrics_application(counters.metrics), settings.host, settings.metrics_port))
+    demand = await _serve_demand(counters, settings, stack)
+    runner = await stack.enter_async_context(_listening(api.application(), settings.host, settings.http_port))
+    log.info("listening", http=runner.addresses[0][1], metrics=metrics.addresses[0][1], probes=probes.port, demand=demand)
+    return Parts(cache, api, runner, health)
+
+
+def _counters(settings: Settings) -> Counters:
+    cache, queue = EndpointCache(), HoldQueue(settings.hold_limit)
+    return Counters(cache, queue, Metrics(cache, queue, _clock_ms), Tally(_clock_ms()), Budget(settings.body_budget), _clock_ms)
+
+
+def _router(counters: Counters, settings: Settings) -> Router:
+    router = Router(counters, settings.hold_timeout)
+    counters.cache.on_state_change, counters.cache.on_names_change = router.state_changed, router.names_changed
+    return router
+
+
+def _read_states(cache: EndpointCache, streams: StateStreams, stack: AsyncExitStack) -> None:
+    stack.push_async_callback(streams.close)
+    cache.on_replica_added, cache.on_replica_removed = streams.open, streams.end
+
+
+async def _serve_demand(counters: Counters, settings: Settings, stack: AsyncExitStack) -> int:
+    messages = DemandMessages(counters.cache, counters.queue, counters.tally, _clock_ms)
+    counters.demand_changed = messages.changed
+    server = DemandServer(messages, settings.identity, _clock_ms, callers_of(settings))
+    stack.push_async_callback(server.close)
+    return await server.start(f"{settings.host}:{settings.demand_port}")
+
+
+def _clock_ms() -> float:
+    return asyncio.get_running_loop().time() * 1000
+
+
+@asynccontextmanager
+async def _listening(app: web.Application, host: str, port: int) -> AsyncIterator[web.AppRunner]:
+    """Listens. A request is cancelled when its client leaves; bodies are not decompressed."""
+    runner = web.AppRunner(app, access_log=None, auto_decompress=False, handler_cancellation=True, shutdown_timeout=_FLUSH_S)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port, backlog=1024).start()
+        yield runner
+    finally:
+        await runner.cleanup()
+
+
+async def _discover(cache: EndpointCache, settings: Settings) -> None:
+    if settings.fleet is not None:
+        await StaticFile(cache, settings.fleet).run()
+        return
+    from pagoda_gateway.watch.cluster import watch  # 60 MB of client that a static file does not need
+
+    await watch(cache, settings.kubeconfig)
+
+
+async def _beat(health: Health) -> None:
+    while True:
+        health.beat()
+        await asyncio.sleep(_BEAT_S)
+
+
+async def _drain(parts: Parts, settings: Settings) -> None:
+    parts.api.stopping = True
+    log.info("draining", grace_s=settings.grace, under_way=parts.api.in_flight.count)
+    await asyncio.sleep(settings.grace)
+    for site in list(parts.runner.sites):
+        await site.stop()
+    await parts.api.in_flight.finish(settings.drain_timeout)
+    log.info("drained")

@@ -1,0 +1,116 @@
+"""The only reader of flags and environment. Every flag `--hold-timeout` is also `PAGODA_HOLD_TIMEOUT`; the flag wins.
+
+Ends are typed: durations are seconds, paths are paths, nothing is left to resolve.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from pagoda_contracts.names import PORT_DEMAND, PORT_GATEWAY_HTTP, PORT_METRICS, PORT_PROBES
+from pagoda_contracts.units import parse_duration, parse_quantity
+
+_PREFIX: Final = "PAGODA_"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What one gateway process runs with."""
+
+    host: str
+    http_port: int
+    metrics_port: int
+    probes_port: int
+    demand_port: int
+    fleet: Path | None
+    kubeconfig: Path | None
+    token: Path | None
+    token_keys: Path | None
+    operator: str | None
+    identity: str
+    hold_timeout: float
+    hold_limit: int
+    body_limit: int
+    body_budget: int
+    body_timeout: float
+    connect_timeout: float
+    grace: float
+    drain_timeout: float
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise ValueError(f"{text!r} is not a port; it must be between 0 (the kernel chooses) and 65535")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(f"{text!r} is not a count; it must be a whole number, 0 or more")
+    return int(text)
+
+
+def _bytes(text: str) -> int:
+    return int(parse_quantity(text))
+
+
+def _account(text: str) -> str:
+    if text.count("/") != 1 or not all(text.split("/")):
+        raise ValueError(f"{text!r} is not a ServiceAccount; it must be namespace/name")
+    return text
+
+
+class Option(NamedTuple):
+    """One setting: flag and variable come from its name."""
+
+    name: str
+    parse: Callable[[str], Any]
+    default: str | None
+    help: str
+
+
+OPTIONS: Final = (
+    Option("host", str, "0.0.0.0", "address to listen on"),
+    Option("http_port", _port, str(PORT_GATEWAY_HTTP), "port of the OpenAI API"),
+    Option("metrics_port", _port, str(PORT_METRICS), "port of /metrics"),
+    Option("probes_port", _port, str(PORT_PROBES), "port of the probes"),
+    Option("demand_port", _port, str(PORT_DEMAND), "port of gRPC, where operators watch demand"),
+    Option("fleet", Path, None, "services and replicas from this JSON file instead of Kubernetes; read again when it changes"),
+    Option("kubeconfig", Path, None, "kubeconfig for Kubernetes; without it the pod's own ServiceAccount"),
+    Option("token", Path, None, "file with the ServiceAccount token for replicas; without it the gateway sends none"),
+    Option("token_keys", Path, None, "the cluster's public keys (a JWKS file) to verify callers' tokens"),
+    Option("operator", _account, None, "the operator's ServiceAccount (namespace/name), which may watch the demand"),
+    Option("identity", str, None, "this gateway's name in replicas' logs; without it the host name"),
+    Option("hold_timeout", parse_duration, "5m", "how long a request waits for a ready replica"),
+    Option("hold_limit", _count, "1000", "how many requests may wait at once"),
+    Option("body_limit", _bytes, "16Mi", "largest request body"),
+    Option("body_budget", _bytes, "256Mi", "how many bytes of bodies may be held and under way at once"),
+    Option("body_timeout", parse_duration, "1m", "how long a request body may take to arrive"),
+    Option("connect_timeout", parse_duration, "3s", "how long a connection to a replica may take"),
+    Option("grace", parse_duration, "5s", "how long new connections are still taken after SIGTERM, while endpoints propagate"),
+    Option("drain_timeout", parse_duration, "10m", "how long running requests may finish after that"),
+)
+
+
+def load(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> Settings:
+    """Returns the settings from the command line and the environment. Exits with 2 and names a value that is not valid."""
+    parser = argparse.ArgumentParser(prog="pagoda-gateway", description="The inference gateway of Pagoda.")
+    for option in OPTIONS:
+        default = f" (default {option.default})" if option.default is not None else ""
+        parser.add_argument(f"--{option.name.replace('_', '-')}", help=option.help + default)
+    given = vars(parser.parse_args(arguments))
+    values: dict[str, Any] = {}
+    for option in OPTIONS:
+        text = given[option.name] or environment.get(_PREFIX + option.name.upper()) or option.default
+        try:
+            values[option.name] = option.parse(text) if text is not None else None
+        except ValueError as error:
+            parser.error(f"{option.name.replace('_', '-')}: {error}")
+    values["identity"] = values["identity"] or socket.gethostname()
+    return Settings(**values)

@@ -1,0 +1,158 @@
+"""EndpointCache: the gateway's view of services and their names, of endpoints and their live state, and of its own requests there.
+
+Written by cluster.py or static_file.py, by state_streams.py and by requests/lifecycle.py. It decides nothing and opens no socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Literal
+
+from pagoda_contracts.claims import Claim, resolve
+
+from pagoda_gateway.routing.endpoint import Endpoint, Frame
+from pagoda_gateway.watch.services import Replica, Service
+
+# The estimate of (our clock − sender's clock) may rise by this per frame, at most ~2 ms/s: enough for any drift of two crystals
+# (100 ppm is 0.1 ms/s), too little to excuse frames that begin to come late.
+_OFFSET_LEAK_MS: Final = 0.2
+
+
+class EndpointCache:
+    """Services, endpoints and their state. serve/process.py sets the four callbacks once."""
+
+    def __init__(self) -> None:
+        self._services: dict[str, Service] = {}
+        self._claims: dict[str, Claim] = {}
+        self._replicas: dict[str, Replica] = {}
+        self._endpoints: dict[str, Endpoint] = {}
+        self._by_service: dict[str, dict[str, Endpoint]] = {}
+        self._offsets: dict[str, float] = {}
+        self._unsynced: set[str] = {"services", "replicas"}
+        self._picks = 0
+        self.on_state_change: Callable[[str], None] = lambda _service: None
+        self.on_names_change: Callable[[], None] = lambda: None
+        self.on_replica_added: Callable[[Replica], None] = lambda _replica: None
+        self.on_replica_removed: Callable[[str], None] = lambda _name: None
+
+    # Discovery
+
+    @property
+    def synced(self) -> bool:
+        """Whether discovery has listed everything once. Before that "not found" means nothing."""
+        return not self._unsynced
+
+    def mark_synced(self, kind: Literal["services", "replicas"]) -> None:
+        """Records that the first list of one kind is complete."""
+        self._unsynced.discard(kind)
+        self.on_names_change()
+
+    def put_service(self, service: Service) -> None:
+        """Adds or replaces a service."""
+        if self._services.get(service.key) != service:
+            self._services[service.key] = service
+            self._resolve_names()
+
+    def delete_service(self, key: str) -> None:
+        """Removes a service."""
+        if self._services.pop(key, None) is not None:
+            self._resolve_names()
+
+    def _resolve_names(self) -> None:
+        claims = (Claim(name, s.created, s.uid, s.key, name in s.held) for s in self._services.values() for name in s.served_names)
+        self._claims = resolve(claims)
+        self.on_names_change()
+
+    def put_replica(self, replica: Replica) -> None:
+        """Adds or updates a replica. One with a new address is another replica."""
+        known = self._replicas.get(replica.name)
+        if known is not None and known._replace(draining=replica.draining, device_fault=replica.device_fault) != replica:
+            self.delete_replica(replica.name)
+            known = None
+        self._replicas[replica.name] = replica
+        if known is None:
+            endpoint = Endpoint(replica.name, replica.service, replica.http, replica.service_uid, discovered_revision=replica.revision)
+            self._endpoints[replica.name] = endpoint
+            self._by_service.setdefault(replica.service, {})[replica.name] = endpoint
+            self.on_replica_added(replica)
+        endpoint = self._endpoints[replica.name]
+        endpoint.draining, endpoint.device_fault = replica.draining, replica.device_fault
+        self.on_state_change(replica.service)
+
+    def delete_replica(self, name: str) -> None:
+        """Removes a replica. Requests under way there end by themselves."""
+        replica = self._replicas.pop(name, None)
+        if replica is None:
+            return
+        del self._endpoints[name]
+        siblings = self._by_service[replica.service]
+        del siblings[name]
+        if not siblings:
+            del self._by_service[replica.service]
+        self._offsets.pop(name, None)
+        self.on_replica_removed(name)
+
+    # Live state
+
+    def update_state(self, name: str, frame: Frame, sent_at_ms: float, now_ms: float) -> None:
+        """Records a frame. Its age counts by the sender's clock, which is ours less the smallest delay seen: a frame that waited in a
+        queue is an old frame."""
+        endpoint = self._endpoints.get(name)
+        if endpoint is None:
+            return
+        delay = now_ms - sent_at_ms
+        offset = min(self._offsets.get(name, delay) + _OFFSET_LEAK_MS, delay)
+        self._offsets[name] = offset
+        endpoint.frame_made_ms = sent_at_ms + offset
+        endpoint.frame, endpoint.in_flight_at_frame = frame, endpoint.in_flight
+        endpoint.connected, endpoint.refused = True, False
+        self.on_state_change(endpoint.service)
+
+    def stream_lost(self, name: str) -> None:
+        """Records that the state stream broke: the endpoint is suspect at once. The next stream's clock may be another process's."""
+        self._offsets.pop(name, None)
+        endpoint = self._endpoints.get(name)
+        if endpoint is not None:
+            endpoint.connected = False
+
+    # The gateway's own requests
+
+    @contextmanager
+    def in_flight(self, endpoint: Endpoint) -> Iterator[None]:
+        """Counts one request at an endpoint for as long as the context lasts."""
+        self._picks += 1
+        endpoint.last_pick = self._picks
+        endpoint.in_flight += 1
+        try:
+            yield
+        finally:
+            endpoint.in_flight -= 1
+
+    def mark_refused(self, endpoint: Endpoint) -> None:
+        """Records a refusal: no request goes there before its next frame."""
+        endpoint.refused = True
+
+    # Queries
+
+    def resolve(self, model: str) -> Service | None:
+        """Returns the service that has this name."""
+        claim = self._claims.get(model)
+        return self._services[claim.owner] if claim else None
+
+    def endpoints(self, service: Service) -> list[Endpoint]:
+        """Returns a service's endpoints without those of an older object of the same name, which may serve another model."""
+        known = self._by_service.get(service.key, {})
+        return [endpoint for endpoint in known.values() if endpoint.service_uid in ("", service.uid)]
+
+    def service(self, key: str) -> Service | None:
+        """Returns a service by its key."""
+        return self._services.get(key)
+
+    def services(self) -> list[Service]:
+        """Returns all services."""
+        return list(self._services.values())
+
+    def claims(self) -> list[Claim]:
+        """Returns all names that a service has, sorted."""
+        return sorted(self._claims.values())

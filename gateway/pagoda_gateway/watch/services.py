@@ -1,0 +1,31 @@
+"""Service and Replica: what discovery (cluster.py, static_file.py) knows of an InferenceService and of one of its replicas."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Service(NamedTuple):
+    """An InferenceService as routing sees it. `key` is "namespace/name", `created` its creationTimestamp, `held` the names that it has by
+    its status. `weights` (revision, percent) is not empty while the operator splits requests between revisions."""
+
+    key: str
+    uid: str
+    created: str
+    served_names: tuple[str, ...]
+    weights: tuple[tuple[str, int], ...] = ()
+    held: tuple[str, ...] = ()
+
+
+class Replica(NamedTuple):
+    """A replica that has addresses. `service_uid` and `revision` are "" if unknown; `draining`: it was told to drain or is being deleted;
+    `device_fault`: why its device is not to be trusted."""
+
+    name: str
+    service: str
+    service_uid: str
+    http: str
+    grpc: str
+    draining: bool
+    revision: str = ""
+    device_fault: str = ""

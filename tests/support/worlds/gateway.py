@@ -1,0 +1,58 @@
+"""A gateway's parts, connected as its process connects them, without discovery and listeners. Time stands still until a test moves it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from pagoda_gateway.requests.budget import Budget
+from pagoda_gateway.requests.hold_queue import HoldQueue
+from pagoda_gateway.requests.lifecycle import Counters, InFlight
+from pagoda_gateway.requests.metrics import Metrics
+from pagoda_gateway.requests.router import Router
+from pagoda_gateway.requests.tally import Tally
+from pagoda_gateway.routing.endpoint import Frame
+from pagoda_gateway.watch.cache import EndpointCache
+from pagoda_gateway.watch.services import Replica, Service
+
+SERVICE = "ns/s"
+
+
+class GatewayWorld:
+    """`changed` is set when the demand of a service changed."""
+
+    def __init__(self, hold_timeout_s: float = 3600.0, hold_limit: int = 10, budget: int = 1 << 24) -> None:
+        self.now_ms = 5_000.0
+        self.cache, self.queue, self.tally = EndpointCache(), HoldQueue(hold_limit), Tally()
+        self.metrics = Metrics(self.cache, self.queue, self.clock_ms)
+        self.budget = Budget(budget)
+        self.counters = Counters(self.cache, self.queue, self.metrics, self.tally, self.budget, self.clock_ms)
+        self.counters.demand_changed = lambda _service: self.changed.set()
+        self.router, self.in_flight = Router(self.counters, hold_timeout_s), InFlight(self.counters)
+        self.cache.on_state_change, self.cache.on_names_change = self.router.state_changed, self.router.names_changed
+        self.changed = asyncio.Event()
+        self.sequence = 0
+
+    def clock_ms(self) -> float:
+        return self.now_ms
+
+    def synced(self) -> None:
+        """Discovery has listed everything."""
+        self.cache.mark_synced("services")
+        self.cache.mark_synced("replicas")
+
+    def service(self, key: str = SERVICE, model: str = "m", created: str = "2026-01-01T00:00:00Z") -> None:
+        self.cache.put_service(Service(key, "", created, (model,)))
+
+    def frame(self, phase: str = "ready", name: str = "ns/a", service: str = SERVICE, address: str = "", running: int = 0) -> None:
+        """A replica's frame, made now. The replica is added if it is new."""
+        self.cache.put_replica(Replica(name, service, "", address or f"{name}:8000", "", draining=False))
+        self.sequence += 1
+        self.cache.update_state(name, Frame(self.sequence, phase, running, 0, 0), self.now_ms, self.now_ms)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Returns when that is so. Each request that comes, is held or ends changes the demand."""
+        async with asyncio.timeout(300):
+            while not holds():
+                self.changed.clear()
+                await self.changed.wait()

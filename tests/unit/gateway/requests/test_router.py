@@ -1,0 +1,265 @@
+"""Routing of held, refused and lost requests: none is lost, none is served twice, and the hold queue is bounded."""
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from pagoda_gateway.requests.errors import AllOverloaded, Died, HoldTimeout, ModelNotFound, Overloaded, QueueFull, Refused
+from pagoda_gateway.routing.request import RoutingRequest
+from support.suite.profiles import examples
+from support.worlds.gateway import GatewayWorld
+
+
+@dataclass
+class Done:
+    """An answer, and the life of its request."""
+
+    life: object
+    status: int = 200
+
+
+class World(GatewayWorld):
+    """Starts requests whose attempts fail as a test says."""
+
+    def __init__(self, timeout_s=300.0, limit=4):
+        super().__init__(timeout_s, limit)
+        self.served = []
+
+    async def request(self, label, model="m", failures=()):
+        failures = list(failures)
+
+        async with self.in_flight.begin() as life:
+
+            async def attempt(address, route, *, fresh):
+                if failures:
+                    raise failures.pop()
+                self.served.append(label)
+                return Done(life)
+
+            life.request = RoutingRequest(model)
+            return (await self.router.serve(life, attempt)).life
+
+    async def serve(self, attempt):
+        """One request for the model m with this attempt."""
+        async with self.in_flight.begin() as life:
+            life.request = RoutingRequest("m")
+            return await self.router.serve(life, attempt)
+
+    def start(self, label, **options):
+        return asyncio.create_task(self.request(label, **options))
+
+
+def discover(world):
+    world.service()
+    world.synced()
+
+
+async def turns():
+    """Lets every task run until all of them wait: what is left then waits for an event."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_the_held_are_served_in_the_order_they_came():
+    world = World()
+    discover(world)
+    tasks = [world.start(number) for number in range(3)]
+    await turns()
+    assert (world.served, world.queue.count("ns/s")) == ([], 3)
+    world.frame("loading")
+    await turns()
+    assert world.served == []
+    world.frame("ready")
+    await asyncio.gather(*tasks)
+    assert (world.served, world.queue.total) == ([0, 1, 2], 0)
+    assert tasks[0].result().reason == "held-no-replica"
+
+
+async def test_before_the_first_look_everything_is_held_and_after_it_the_unknown_is_refused():
+    world = World()
+    unknown, known = world.start("unknown", model="nobody"), world.start("known")
+    await turns()
+    assert world.queue.total == 2
+    discover(world)
+    with pytest.raises(ModelNotFound):
+        await unknown
+    world.frame("ready")
+    assert (await known).reason == "held-unsynced"
+    assert world.queue.total == 0
+
+
+async def test_a_name_that_disappears_ends_the_wait():
+    world = World()
+    discover(world)
+    task = world.start(0)
+    await turns()
+    world.cache.delete_service("ns/s")
+    with pytest.raises(ModelNotFound):
+        await task
+    assert world.queue.total == 0
+
+
+async def test_a_name_that_moves_takes_its_held_along():
+    world = World()
+    discover(world)
+    task = world.start(0)
+    await turns()
+    world.service("ns/older", created="2020-01-01T00:00:00Z")
+    await turns()
+    assert (world.queue.count("ns/s"), world.queue.count("ns/older")) == (0, 1)
+    assert [world.tally.of(service).under_way for service in ("ns/s", "ns/older")] == [0, 1]
+    world.frame(name="ns/b", service="ns/older", address="b:8000")
+    assert (await task).endpoint == "b:8000"
+
+
+async def test_one_too_many_is_refused_and_a_client_that_leaves_makes_room():
+    world = World(limit=2)
+    discover(world)
+    first, second = world.start(1), world.start(2)
+    await turns()
+    with pytest.raises(QueueFull) as caught:
+        await world.request(3)
+    assert "held-no-replica" in caught.value.route
+    first.cancel()
+    await turns()
+    assert world.queue.total == 1
+    third = world.start(3)
+    await turns()
+    world.frame("ready")
+    await asyncio.gather(second, third)
+    assert world.served == [2, 3]
+
+
+async def test_time_is_up_says_what_the_nearest_replica_does():
+    world = World(timeout_s=0.0)
+    discover(world)
+    world.frame("loading")
+    with pytest.raises(HoldTimeout, match="loading") as caught:
+        await world.request(0)
+    assert "held-loading" in caught.value.route
+    assert world.queue.total == 0
+
+
+async def test_a_request_that_is_held_twice_waits_no_longer_than_one_that_is_held_once():
+    world = World(timeout_s=3600.0)
+    discover(world)
+    task = world.start(0, failures=[Refused("draining")])
+    await turns()
+    world.now_ms += 3600_000.0  # its time is up when the first replica comes, which turns it away
+    world.frame("ready")
+    await turns()
+    assert task.done()
+    with pytest.raises(HoldTimeout):
+        await task
+
+
+async def test_refused_everywhere_waits_for_news():
+    world = World()
+    discover(world)
+    world.frame("ready", "ns/a")
+    world.frame("ready", "ns/b")
+    task = world.start(0, failures=[Refused("draining"), Refused("draining")])
+    await turns()
+    assert (world.served, world.queue.count("ns/s")) == ([], 1)
+    world.frame("ready", "ns/b")
+    life = await task
+    assert (life.attempt, life.reason, life.endpoint) == (3, "repick-draining", "ns/b:8000")
+
+
+async def test_a_frame_heard_during_the_attempt_does_not_bring_the_dead_back():
+    world, went = World(), []
+    discover(world)
+    world.frame("ready", "ns/a")
+    world.frame("ready", "ns/b", running=5)
+
+    async def attempt(address, route, *, fresh):
+        went.append(address)
+        if len(went) == 1:
+            world.frame("ready", "ns/a")
+            raise Died("closed")
+        return Done(None)
+
+    await world.serve(attempt)
+    assert went == ["ns/a:8000", "ns/b:8000"]
+
+
+async def test_overloaded_everywhere_is_answered_after_one_try_each():
+    world = World()
+    discover(world)
+    world.frame("ready", "ns/a")
+    world.frame("ready", "ns/b")
+    world.frame("loading", "ns/c")
+    went = []
+
+    async def attempt(address, route, *, fresh):
+        went.append(address)
+        world.frame("ready", address.removesuffix(":8000"))
+        raise Overloaded("overloaded")
+
+    with pytest.raises(AllOverloaded) as caught:
+        await world.serve(attempt)
+    assert sorted(went) == ["ns/a:8000", "ns/b:8000"]
+    assert (caught.value.status, caught.value.retry_after, world.queue.total) == (503, 5, 0)
+    assert "repick-overloaded" in caught.value.route
+
+
+async def test_overloaded_here_and_refused_there_waits_for_the_other_ones_news():
+    world = World()
+    discover(world)
+    world.frame("ready", "ns/a")
+    world.frame("ready", "ns/b", running=5)
+    task = world.start(0, failures=[Refused("draining"), Overloaded("overloaded")])
+    await turns()
+    world.frame("ready", "ns/a")
+    await turns()
+    assert (world.served, world.queue.count("ns/s")) == ([], 1)
+    world.frame("ready", "ns/b")
+    assert (await task).endpoint == "ns/b:8000"
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("arrive"), st.integers(0, 2)),
+        st.tuples(st.just("leave"), st.integers(0, 20)),
+        st.tuples(st.just("phase"), st.sampled_from(["ready", "loading", "draining"])),
+        st.tuples(st.just("turn"), st.integers(0, 3)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=examples(30), deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(STEPS)
+def test_nobody_is_lost_and_nobody_is_served_twice(steps):
+    """Arrivals with 0 to 2 refusals each, departures, phases, and any interleaving; at the end a replica stays ready."""
+
+    async def scenario():
+        world, tasks = World(limit=6), []
+        discover(world)
+        for what, value in steps:
+            if what == "arrive":
+                tasks.append(world.start(len(tasks), failures=[Refused("draining")] * value))
+            elif what == "leave" and value < len(tasks):
+                tasks[value].cancel()
+            elif what == "phase":
+                world.frame(value)
+            else:
+                for _ in range(value):
+                    await asyncio.sleep(0)
+            assert world.queue.total <= 6
+        for _ in range(2 * len(tasks) + 1):  # a frame forgives the replica one refusal, and no request has more than two
+            world.frame("ready")
+            await turns()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        done = [label for label, outcome in enumerate(outcomes) if not isinstance(outcome, BaseException)]
+        assert sorted(world.served) == sorted(set(world.served)), "served twice"
+        assert set(done) <= set(world.served)
+        assert all(
+            not isinstance(outcome, BaseException) or isinstance(outcome, QueueFull | asyncio.CancelledError) for outcome in outcomes
+        )
+        assert world.queue.total == 0
+        assert all(endpoint.in_flight == 0 for endpoint in world.cache.endpoints(world.cache.resolve("m")))
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))

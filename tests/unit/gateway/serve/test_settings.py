@@ -1,0 +1,42 @@
+"""Flags and variables: the flag wins, nonsense is refused by name."""
+
+from pathlib import Path
+
+import pytest
+from pagoda_gateway.serve.settings import OPTIONS, load
+
+
+def test_defaults_are_complete_and_typed():
+    settings = load([], {})
+    assert (settings.http_port, settings.metrics_port, settings.probes_port) == (8080, 9090, 8081)
+    assert (settings.hold_timeout, settings.hold_limit, settings.body_limit, settings.drain_timeout) == (300.0, 1000, 16 * 2**20, 600.0)
+    assert settings.body_budget == 256 * 2**20
+    assert (settings.fleet, settings.kubeconfig) == (None, None)
+    assert settings.identity
+
+
+def test_a_flag_wins_over_its_variable():
+    environment = {"PAGODA_HOLD_TIMEOUT": "10s", "PAGODA_GRACE": "1s"}
+    settings = load(["--hold-timeout", "20s", "--fleet", "f.json"], environment)
+    assert (settings.hold_timeout, settings.grace, settings.fleet) == (20.0, 1.0, Path("f.json"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("hold-timeout", "soon"), ("http-port", "70000"), ("hold-limit", "-1"), ("body-limit", "16 MB")]
+)
+def test_nonsense_is_refused_by_name_and_value(name, value, capsys):
+    with pytest.raises(SystemExit) as caught:
+        load([], {f"PAGODA_{name.upper().replace('-', '_')}": value})
+    assert caught.value.code == 2
+    message = capsys.readouterr().err
+    assert name in message
+    assert repr(value) in message
+
+
+def test_an_unknown_flag_is_refused():
+    with pytest.raises(SystemExit):
+        load(["--no-such-flag"], {})
+
+
+def test_every_option_is_a_setting():
+    assert {option.name for option in OPTIONS} == set(load([], {}).__slots__)

@@ -1,0 +1,41 @@
+"""A replica's state is read on after an error in one frame; a message becomes a frame."""
+
+import asyncio
+
+from pagoda_contracts.pb.daemon_pb2 import Phase, State
+from pagoda_gateway.watch.services import Replica as KnownReplica
+from pagoda_gateway.watch.state_streams import StateStreams, parse_state
+from support.servers.scripted_replica import Replica, running
+
+
+class Sink:
+    """Fails on the first frame."""
+
+    def __init__(self):
+        self.frames = 0
+        self.heard = asyncio.Event()
+
+    def update_state(self, *_news):
+        self.frames += 1
+        if self.frames == 1:
+            raise ValueError("a fault of ours")
+        self.heard.set()
+
+    def stream_lost(self, _name): ...
+
+
+async def test_an_error_of_the_gateway_is_logged_and_the_stream_is_opened_again(capsys):
+    sink = Sink()
+    streams = StateStreams(sink, "test", lambda: 0.0)
+    async with running(Replica("a")) as replica:
+        streams.open(KnownReplica("ns/a", "ns/s", "", replica.http, replica.grpc, draining=False))
+        try:
+            await asyncio.wait_for(sink.heard.wait(), 60)
+        finally:
+            await streams.close()
+    assert "a fault of ours" in capsys.readouterr().out
+
+
+def test_the_step_under_way_reaches_the_frame():
+    frame = parse_state(State(phase=Phase.PHASE_READY, step_age_ms=7, predicted_step_ms=9))
+    assert (frame.step_age_ms, frame.predicted_step_ms) == (7, 9)
