@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pagoda_operator.behavior import Behavior, Change
-from pagoda_operator.lateness import Late, lives
 from pagoda_operator.load import BIN_S, Measure
 
 
@@ -55,13 +54,11 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was asked for at a time: by everything together, and by what lasts, the load and late first tokens; and whether so many as
-    there were then were found too few for those."""
+    """What was asked for at a time: by everything together, and by what lasts, the load and late first tokens."""
 
     at: float
     replicas: int
     load: int
-    late: Late | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +78,6 @@ class History:
         """Since when no request was there, as far as it was watched."""
         seen = (m.at for m in reversed(self.measures) if m.arrived or m.running or m.waiting or m.held)
         return max(self.since, self.busy_at, next(seen, -math.inf))
-
-    def lates(self, now: float) -> list[Late]:
-        """The marks that still hold something."""
-        return [asked.late for asked in self.asked if asked.late and lives(asked.late, now)]
 
     def fresh(self, now: float) -> bool:
         """Whether anything was measured within three bins."""

@@ -11,7 +11,6 @@ from typing import Final
 from pagoda_operator.asked import History
 from pagoda_operator.autoscale import Decision, holds
 from pagoda_operator.behavior import resumes
-from pagoda_operator.lateness import eases
 from pagoda_operator.scaling import Basis, Memory, Moment, behavior_of, fleet_of, history_of, idle_after_s
 from pagoda_operator.schedules import limits, next_edge
 from pagoda_operator.signals_view import ServiceSignals
@@ -48,11 +47,8 @@ def _timers(basis: Basis, signals: ServiceSignals | None, memory: Memory, decisi
 def _windows(basis: Basis, memory: Memory, history: History, replicas: int, moment: Moment) -> Iterator[float]:
     """Where the last wish is another number: what still stands in its way, and until when."""
     behavior, wish = behavior_of(basis.spec), memory.asked[-1].replicas if memory.asked else replicas
-    yield eases(history.lates(moment.steady), moment.steady) or 0.0
     if wish < replicas:
         yield history.since + behavior.down_window_s
-        if history.lates(moment.steady):
-            yield max((change.at + behavior.down_window_s for change in memory.changes if change.by < 0), default=0.0)
         held = holds(memory.asked, fleet_of(basis, memory, moment), behavior, moment.steady)
         yield max((until for until, most in held if most >= replicas), default=0.0)
         yield resumes(memory.changes, behavior.down, moment.steady) or 0.0

@@ -17,7 +17,6 @@ from pagoda_contracts.units import parse_duration
 from pagoda_operator.asked import Asked, Bounds, Fleet, History, Targets
 from pagoda_operator.autoscale import Decision, autoscale
 from pagoda_operator.behavior import Behavior, Change, Direction, Limit
-from pagoda_operator.lateness import outlives
 from pagoda_operator.learned import DAY_S, Learned, forecast, loaded
 from pagoda_operator.load import offered
 from pagoda_operator.schedules import limits
@@ -216,11 +215,10 @@ def _remembered(basis: Basis, found: Decision, memory: Memory, moment: Moment) -
 
 
 def _asked(past: Sequence[Asked], new: Asked, behavior: Behavior, now: float) -> tuple[Asked, ...]:
-    """Without what is too old, and, where no window looks for the least, without what a later one outdoes: it would outlast it too.
-    Marks of late first tokens are kept as long as they hold."""
+    """Without what is too old, and, where no window looks for the least, without what a later one outdoes: it would outlast it too."""
     oldest, least_counts = now - behavior.memory_s, bool(behavior.up.window_s)
 
     def counts(asked: Asked) -> bool:
         return asked.at > oldest and (least_counts or asked.replicas > new.replicas or asked.load > new.load)
 
-    return (*(asked for asked in past if counts(asked) or outlives(asked.late, new.late, now)), new)
+    return (*(asked for asked in past if counts(asked)), new)

@@ -8,13 +8,11 @@ from random import Random
 
 import pytest
 from pagoda_contracts.resources.scaling import ScalingSpec
-from pagoda_operator.asked import Asked, Bounds, Fleet, History, Targets
-from pagoda_operator.autoscale import Decision, autoscale
+from pagoda_operator.asked import Bounds, Fleet, History, Targets
+from pagoda_operator.autoscale import autoscale
 from pagoda_operator.behavior import Change
 from pagoda_operator.bins import Level
-from pagoda_operator.lateness import HOLD_S, Late, eases, held, lives
 from pagoda_operator.load import BIN_S, Measure
-from pagoda_operator.next_look import next_look
 from pagoda_operator.scaling import Basis, Memory, Moment, decide
 from pagoda_operator.signals_view import ServiceSignals
 
@@ -36,18 +34,21 @@ def asked(seen, *, ready=2, starting=(), changes=()):
     return autoscale(history, Fleet(ready, starting, 60.0), TARGETS, BOUNDS, NOW)
 
 
-def test_a_broken_target_grows_by_one_and_says_so():
-    found = asked(measures())
-    assert (found.replicas, found.cause) == (3, "ttft")
-    assert "5.0 s, the target is 0.8 s" in found.reason
+@pytest.mark.parametrize(("ttft", "replicas"), [(0.9, 5), (1.0, 5), (1.1, 6), (5.0, 6)])
+def test_a_broken_target_grows_in_proportion_and_by_half_at_most(ttft, replicas):
+    found = asked(measures(ttft=ttft), ready=4)
+    assert (found.replicas, found.cause) == (replicas, "ttft")
+    assert f"{ttft} s, the target is 0.8 s" in found.reason
 
 
-def test_a_kept_target_asks_for_nothing():
-    assert asked(measures(ttft=0.7)).replicas < 3
+@pytest.mark.parametrize(("ttft", "replicas"), [(0.8, 4), (0.73, 4), (0.7, 4), (0.6, 3), (0.41, 3)])
+def test_a_kept_target_keeps_what_it_needs(ttft, replicas):
+    assert asked(measures(ttft=ttft), ready=4).replicas == replicas
 
 
-def test_while_it_is_broken_nobody_is_taken_away_whatever_the_load_says():
-    assert asked(measures(arrived=4, running=9), ready=4).replicas >= 4
+def test_a_target_that_is_far_away_asks_for_nothing():
+    assert asked(measures(ttft=0.39), ready=4).cause != "ttft"
+    assert asked(measures(ttft=0.39), ready=4).replicas < 3
 
 
 @pytest.mark.parametrize(
@@ -62,10 +63,10 @@ def test_what_was_late_because_it_waited_is_the_backlogs_to_answer():
     assert asked(measures(waiting=1)).replicas == 3, "who waits now and is late counts as before"
 
 
-def test_one_replica_at_a_time_as_the_last_minute_still_tells_of_before_it_came():
+def test_what_came_is_waited_for_as_the_last_minute_still_tells_of_before_it_came():
     assert asked(measures(), ready=2, starting=(30.0,)).replicas == 3
     assert asked(measures(), ready=3, changes=(Change(NOW - 100.0, 1),)).replicas == 3
-    assert asked(measures(), ready=3, changes=(Change(NOW - 130.0, 1),)).replicas == 4
+    assert asked(measures(), ready=3, changes=(Change(NOW - 130.0, 1),)).replicas == 5
 
 
 def test_more_than_the_most_is_not_asked_for():
@@ -89,6 +90,12 @@ def by_rate(_second: float, rate: float) -> int:
     return max(1, math.ceil(rate / EACH))
 
 
+def first_token_s(had: int, needed: int) -> float:
+    """As steps are shared: 0.8 s where just enough serve, no less than 0.3 s, and ever later where too few do."""
+    share = needed / max(had, 1)
+    return 0.8 * min(4.0, share**1.5) if share > 1 else max(0.3, 0.8 * share)
+
+
 def loop(
     rate: Callable[[float], float],
     need: Callable[[float, float], int] = by_rate,
@@ -97,7 +104,7 @@ def loop(
     start_s: float = 60.0,
     seed: int | None = None,
 ) -> list[tuple[float, int, int, int]]:
-    """(second, replicas that serve, needed, wanted) of each bin. The quantile is broken while any bin of its minute had too few."""
+    """(second, replicas that serve, needed, wanted) of each bin. The quantile is that of the minute's worst bin."""
     random, memory, wanted = Random(seed), Memory(0.0, 1), 1
     births: list[float] = []
     measured: list[Measure] = []
@@ -108,8 +115,8 @@ def loop(
         ready, mean = wanted - len(births), rate(second) * BIN_S
         count = round(mean) if seed is None else max(0, round(random.gauss(mean, math.sqrt(mean))))
         found.append((second, ready, need(second, rate(second)), wanted))
-        late = any(had < needed for _, had, needed, _ in found[-12:])
-        measured = [*measured[-119:], Measure(now.steady, count, count, round(8 * rate(second)), 0, 0, 0.1, 2.5 if late else 0.5)]
+        ttft = max(first_token_s(had, needed) for _, had, needed, _ in found[-12:])
+        measured = [*measured[-119:], Measure(now.steady, count, count, round(8 * rate(second)), 0, 0, 0.1, ttft)]
         basis = Basis(SPEC, 1, wanted, ready, tuple(births), accelerator="cpu")
         decision, memory = decide(basis, ServiceSignals(tuple(measured), watched_since=0.0, fresh=True), memory, now)
         assert decision is not None
@@ -131,60 +138,36 @@ def broken(found):
 
 
 @pytest.mark.parametrize(("start_s", "seed"), [(60.0, None), (60.0, 1), (60.0, 2), (200.0, None)], ids=["calm", "chance", "luck", "slow"])
-def test_what_a_target_needs_stays_and_one_less_is_tried_rarely(start_s, seed):
+def test_what_a_target_needs_is_found_and_stays(start_s, seed):
     found = loop(lambda _: 2.0, start_s=start_s, seed=seed)
-    falls = [by for _, by in steps(found) if by < 0]
     assert next(second for second, ready, need, _ in found if ready >= need) < 5 * (start_s + 120.0), "it came there in the first place"
-    assert broken(found) < 0.2
-    assert len(falls) <= 6
-    assert set(falls) <= {-1}
-    assert max(wanted for *_, wanted in found) <= 6, "no more than help, but for chance"
+    assert broken(found) < 0.05
+    assert len([by for _, by in steps(found) if by < 0]) <= 2
+    assert {wanted for *_, wanted in found[-240:]} <= {5, 6}
 
 
 @pytest.mark.parametrize("left", [0.0, 0.1])
-def test_when_the_load_goes_away_it_comes_down_one_at_a_time(left):
+def test_when_the_load_goes_away_it_comes_down_after_a_window(left):
     found = loop(lambda second: 2.0 if second < 1500.0 else left, hours=1.0)
-    falls = [(second, by) for second, by in steps(found) if by < 0]
-    assert [by for _, by in falls] == [-1, -1, -1, -1]
     assert found[-1][3] == 1
-    assert all(after - before >= 300.0 for (before, _), (after, _) in pairwise(falls))
-    assert falls[-1][0] < 1500.0 + 1800.0
     assert not [second for second, by in steps(found) if by > 0 and second > 1500.0]
+    assert min(second for second, by in steps(found) if by < 0) >= 1500.0 + 300.0 - BIN_S
 
 
 def test_at_half_the_rate_what_half_needs_stays():
     found = loop(lambda second: 4.0 if second < 2400.0 else 2.0)
     assert max(wanted for *_, wanted in found) >= 9
-    assert {5, 6} & {wanted for *_, wanted in found[-240:]}
-    assert broken([moment for moment in found if moment[0] > 2400.0]) < 0.2
+    assert {wanted for *_, wanted in found[-240:]} <= {5, 6}
+    assert broken([moment for moment in found if moment[0] > 2400.0]) < 0.05
 
 
 def test_where_prompts_get_shorter_at_the_same_rate_fewer_are_found_to_do():
     found = loop(lambda _: 2.0, lambda second, _: 5 if second < 1500.0 else 2, hours=2.0)
-    assert {by for _, by in steps(found) if by < 0} == {-1}
     assert {wanted for *_, wanted in found[-120:]} <= {2, 3}
-    assert broken(found) < 0.2
+    assert broken(found) < 0.05
 
 
-def test_a_mark_holds_its_share_and_lets_go_by_and_by():
-    late = Late(0.0, 4, 2.0)
-    assert [held([late], rate, 0.0) for rate in (9.0, 2.0, 1.8, 1.0, 0.0)] == [5, 5, 5, 3, 1]
-    assert [held([late], 2.0, HOLD_S + age) for age in (-1.0, 0.0, 300.0, 600.0, 900.0)] == [5, 4, 3, 2, 1]
-    assert [lives(late, HOLD_S + age) for age in (1199.0, 1200.0)] == [True, False]
-    assert [eases([late], at) for at in (0.0, HOLD_S, HOLD_S + 1199.0, HOLD_S + 1200.0)] == [HOLD_S, HOLD_S + 300.0, HOLD_S + 1200.0, None]
-
-
-def test_time_alone_eases_a_mark_and_ends_the_pace():
-    signals, now = ServiceSignals(tuple(measures(ttft=0.5)), watched_since=0.0, fresh=True), Moment(NOW, 1e9)
-    late = Asked(NOW - 1000.0, 5, 5, Late(NOW - 1000.0, 4, 2.0))
-    for wish, changes, waits in ((5, (), HOLD_S - 1000.0), (1, (Change(NOW - 100.0, -1),), 200.0)):
-        memory = Memory(0.0, 5, asked=(late, Asked(NOW, wish, wish)), changes=changes)
-        decision = Decision(5, memory.asked[-1], "", "")
-        assert next_look(Basis(SPEC, 1, 5, 5, accelerator="cpu"), signals, memory, decision, now) == waits
-
-
-def test_without_a_target_no_mark_is_made_or_heeded():
-    late = replace(TARGETS, ttft_p95_s=0.0)
-    found = autoscale(History(measures(), (), 0.0), Fleet(2, (), 60.0), late, BOUNDS, NOW)
-    assert found.asked.late is None
+def test_without_a_target_late_first_tokens_ask_for_nothing():
+    free = replace(TARGETS, ttft_p95_s=0.0)
+    found = autoscale(History(measures(), (), 0.0), Fleet(2, (), 60.0), free, BOUNDS, NOW)
     assert found.replicas < 2 or "ttft" not in found.cause
