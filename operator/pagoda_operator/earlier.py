@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from pagoda_contracts.conditions.types import STALLED
 from pagoda_contracts.names import ANNOTATION_STANDS_FOR
 from pagoda_contracts.resources.service import Accelerator, InferenceServiceSpec
 
@@ -38,5 +39,5 @@ def _stands(observed: Observed, before: Revision, now: Revision) -> bool:
 def _last_told_by_it(observed: Observed) -> bool:
     """Whether 0.1 was the last to look, at this very spec: every later operator writes `scaling` where it can read the spec. Where the
     spec cannot be read a service is stalled, and what runs may be of an older one."""
-    stalled = any(line.type == "Stalled" and line.status == "True" for line in observed.status.conditions)
+    stalled = any(line.type == STALLED.name and line.status == "True" for line in observed.status.conditions)
     return observed.status.scaling is None and observed.status.observed_generation == observed.meta.generation and not stalled

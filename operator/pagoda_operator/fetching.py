@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 from pagoda_contracts.names import CONTAINER_FETCH, EXIT_PERMANENT
 
-FETCHING_MODEL = "FetchingModel"
-
 
 class Fetching(NamedTuple):
     """The sidecar of a pod. `started`: the model is complete. The exit is that of its last run, where it ended."""

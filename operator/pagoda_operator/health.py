@@ -196,5 +196,5 @@ def _all_at_once(observed: Observed, sick: tuple[Sick, ...]) -> tuple[tuple[Sick
 
 
 def _recorded(record: HealthStatus | None, sick: Sick, now: float) -> HealthStatus:
-    found = Replacement(pod=sick.pod.name, uid=sick.pod.uid, time=stamp(now), why=f"{sick.sickness}: {sick.why}")
+    found = Replacement(pod=sick.pod.name, uid=sick.pod.uid, time=stamp(now), why=f"{sick.sickness.value.name}: {sick.why}")
     return (record or HealthStatus()).model_copy(update={"last_replacement": found})

@@ -6,22 +6,20 @@ Pod → its termination message → ConfigMap `<service>-model` → the pod goes
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
+from pagoda_contracts.conditions.service import INSPECTING_MODEL, MODEL_REJECTED, UNSUPPORTED_URI
 from pagoda_contracts.names import COMPONENT_TRIAL, EXIT_PERMANENT, LABEL_COMPONENT
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_sizing.errors import SizingError
 
 from pagoda_operator.manifests.children import Owner
-from pagoda_operator.manifests.fetch import SCHEMES, UNSUPPORTED_URI
+from pagoda_operator.manifests.fetch import SCHEMES
 from pagoda_operator.manifests.inspect import CONTAINER, REPORT_KEY, SOURCE_KEY, inspect_pod, map_name, model_map, pod_name
 from pagoda_operator.placement.shape import Shape, from_catalogue, from_report, is_report, source_of
 from pagoda_operator.placement.types import Held
 from pagoda_operator.state import CONFIG_MAPS, PODS, Child, Json, Observed
 from pagoda_operator.writes import Apply, Create, Delete, Write
-
-INSPECTING_MODEL: Final = "InspectingModel"
-MODEL_REJECTED: Final = "ModelRejected"
 
 
 class Inspection(NamedTuple):

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from pagoda_contracts.conditions.service import INVALID_PROFILE, PROFILE_NOT_FOUND, REVISION_LOST
 from pagoda_contracts.names import ANNOTATION_RENDERED, DAEMON_CONFIG_KEY
 from pagoda_contracts.resources.service import Accelerator
 
@@ -17,8 +18,6 @@ from pagoda_operator.manifests.revision import Revision
 from pagoda_operator.placement.types import Resolved
 from pagoda_operator.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, RESOURCE_CLAIM_TEMPLATES, Child, Key, Observed
 
-PROFILE_NOT_FOUND: Final = "ProfileNotFound"
-REVISION_LOST: Final = "RevisionLost"
 CLAIM: Final = "claim"
 
 
@@ -137,7 +136,7 @@ def _says(text: str) -> Manifest | None:
 def _no_profile(observed: Observed) -> SpecProblem:
     name = observed.spec.profile_ref.name if observed.spec else ""
     if observed.invalid_profile:
-        return SpecProblem(pod.INVALID_PROFILE, f"ServingProfile {name!r}: {observed.invalid_profile}")
+        return SpecProblem(INVALID_PROFILE, f"ServingProfile {name!r}: {observed.invalid_profile}")
     return SpecProblem(PROFILE_NOT_FOUND, f"ServingProfile {name!r} does not exist")
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 from typing import Final
 
+from pagoda_contracts.conditions import health
 from pagoda_contracts.units import parse_duration
 
 from pagoda_operator.pods import Pod
@@ -25,13 +26,13 @@ _OVERDUE_S: Final = 30.0
 _DEFAULT_PROGRESS: Final = "120s"
 
 
-class Sickness(StrEnum):
-    """What is wrong, the surest first."""
+class Sickness(Enum):
+    """What is wrong, as the condition Degraded says it; the surest first."""
 
-    DEVICE_FAULT = "DeviceFault"
-    DEEP_CHECK = "DeepCheckFailed"
-    SILENT = "Silent"
-    STUCK = "Stuck"
+    DEVICE_FAULT = health.DEVICE_FAULT
+    DEEP_CHECK = health.DEEP_CHECK_FAILED
+    SILENT = health.SILENT
+    STUCK = health.STUCK
 
 
 _RANK: Final = {sickness: rank for rank, sickness in enumerate(Sickness)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from pagoda_contracts.conditions.service import INVALID_PROFILE, UNSUPPORTED_URI
 from pagoda_contracts.names import (
     CLAIMS_MOUNT,
     CONTAINER_DAEMON,
@@ -25,8 +26,6 @@ from pagoda_contracts.resources.service import InferenceServiceSpec, ModelSpec
 
 from pagoda_operator.errors import SpecProblem
 
-INVALID_PROFILE: Final = "InvalidProfile"
-UNSUPPORTED_URI: Final = "UnsupportedUri"
 CLAIM: Final = "pvc://"
 # What the sidecar fetches from, and of these what has revisions.
 SCHEMES: Final = (CLAIM, "hf://", "s3://", "gs://", "oci://")
