@@ -178,7 +178,7 @@ ROLLED_BACK: Final = Reason(
 REVISION_LOST: Final = Reason(
     "RevisionLost",
     STALLED,
-    "Somebody removed the ControllerRevision and the ConfigMap of a revision that runs, so the operator cannot know what it runs.",
+    "The ControllerRevision and the ConfigMap of a running revision were deleted, so the operator does not know what the revision is.",
     "Delete the Deployment that the message names. The operator makes all of it again.",
     person_only=True,
 )

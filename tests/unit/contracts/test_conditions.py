@@ -6,6 +6,7 @@ from pathlib import Path
 from pagoda_contracts import conditiondocs
 from pagoda_contracts.conditions.table import named, reasons, similar, warns
 from pagoda_contracts.conditions.types import STALLED, TYPES
+from support.judges.words import page
 
 ROOT = Path(__file__).parents[3]
 # A reason that something else than Python compares with, and the way in which docs write one under its condition.
@@ -22,6 +23,7 @@ def test_each_reason_says_in_sentences_what_it_means_and_what_to_do():
         assert re.fullmatch("[A-Z][A-Za-z]+", reason.name)
         for text in (reason.meaning, reason.action):
             assert re.fullmatch(r"\S.*\.", text), reason.name
+            assert page(text) == []
     assert all(kind.meaning.endswith(".") for kind in TYPES)
 
 
