@@ -50,4 +50,4 @@ def tell(pod: str, fetching: Fetching) -> str:
     if fetching.exit_code in (None, 0):
         return f"{pod} fetches the model"
     why = " ".join(fetching.exit_message.split()) or fetching.exit_reason or "no reason given"
-    return f"{pod} fetches the model; its last try ended with exit code {fetching.exit_code}: {why}"
+    return f"{pod} fetches the model; its last attempt ended with exit code {fetching.exit_code}: {why}"

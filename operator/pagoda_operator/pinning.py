@@ -92,7 +92,10 @@ def _recovered(observed: Observed, current: Revision, deployment: Child) -> Mani
     """What a revision runs, from what there is of it."""
     live = observed.find(CONFIG_MAPS, current.name)
     if live is None:
-        message = f"ControllerRevision and ConfigMap {current.name} were removed under a running Deployment; remove that too"
+        message = (
+            f"ControllerRevision and ConfigMap {current.name} were deleted while Deployment {current.name} runs; "
+            "delete the Deployment as well, and the operator makes all of it again"
+        )
         raise SpecProblem(REVISION_LOST, message)
     config = json.loads(live.body["data"][DAEMON_CONFIG_KEY])
     claim = observed.find(RESOURCE_CLAIM_TEMPLATES, current.name)

@@ -186,7 +186,7 @@ def _fenced(observed: Observed, draft: Plan) -> Plan:
     other = next((child for child in in_the_way if not (child.of_a_predecessor or child.deleting)), None)
     if other is None:
         return replace(draft, writes=rest, waiting=_named(in_the_way[0]))
-    message = f"{_named(other)} exists and is not this service's; rename the service or remove it"
+    message = f"{_named(other)} exists and does not belong to this service; rename the service or remove that object"
     return replace(draft, writes=rest, problem=SpecProblem(NAME_CONFLICT, message))
 
 

@@ -31,6 +31,7 @@ from pagoda_contracts.resources.meta import Condition
 from pagoda_contracts.resources.service import InferenceServiceStatus, RevisionStatus
 from pagoda_contracts.resources.status import ScalingDecision, ScalingStatus
 
+from pagoda_operator.autoscale import limited
 from pagoda_operator.expect import expected
 from pagoda_operator.health import Health
 from pagoda_operator.held import held_names
@@ -89,7 +90,7 @@ def _scaling(observed: Observed, now: str) -> ScalingStatus | None:
     last, decision = observed.status.scaling or ScalingStatus(), observed.scaling
     reason, before = decision.reason, observed.spec.replicas if last.desired is None else last.desired
     if observed.wanted < decision.replicas:
-        reason = f"{reason}; {decision.replicas} wanted, the quota grants {observed.wanted}"
+        reason = limited(reason, decision.replicas, f"the quota allows {observed.wanted}")
     reason = clean(reason)[:_MAX_REASON]
     decisions = last.last_decisions
     if observed.wanted != before:
@@ -140,11 +141,11 @@ def _rollout(observed: Observed, plan: Plan) -> Verdict | None:
     if plan.rollout is None or record is None:
         return None
     if record.phase == "RolledBack":
-        return Verdict("stalled", ROLLED_BACK, clean(record.reason or "turned back") + _serving(observed, plan))
+        return Verdict("stalled", ROLLED_BACK, clean(record.reason or "rolled back") + _serving(observed, plan))
     ready = sum(pod.serves for pod in observed.pods)
     if record.phase != "Progressing" or record.since is None or not plan.rollout.weights or ready < observed.wanted:
         return None
-    share = f"{plan.rollout.weights.get(record.revision, 0)}% of requests to the new revision"
+    share = f"the new revision gets {plan.rollout.weights.get(record.revision, 0)} % of the requests"
     waits = f"; {plan.rollout.waits}" if plan.rollout.waits else ""
     return Verdict("serving", CANARY, f"{observed.wanted} of {observed.wanted} replicas ready: {share}{waits}")
 
@@ -171,7 +172,8 @@ def _serving(observed: Observed, plan: Plan) -> str:
     """What older revisions still do, for the end of a message."""
     mine = {pod.name for pod in _current(observed, plan)}
     others = sum(pod.serves for pod in observed.pods if pod.name not in mine)
-    return f"; {others} ready of an older revision keep serving" if others else ""
+    told = f"{others} ready replicas of an older revision continue" if others > 1 else "1 ready replica of an older revision continues"
+    return f"; {told} to serve" if others else ""
 
 
 def _current(observed: Observed, plan: Plan) -> list[Pod]:
@@ -208,13 +210,13 @@ def _of_replicas(observed: Observed, plan: Plan, pods: list[Pod]) -> tuple[Reaso
 def _held_up(plan: Plan, pods: list[Pod]) -> tuple[Reason, str] | None:
     """Something must go first; devices would do and are all in use, but a pod that has a node after all has got its own."""
     if plan.waiting:
-        return WAITING, f"waiting until {plan.waiting} is gone"
+        return WAITING, f"waiting until {plan.waiting} is deleted"
     if plan.rollout is not None and plan.rollout.tries and plan.rollout.waits:
         return ROLLING_OUT, plan.rollout.waits
     awaited = plan.placement.status.waiting if plan.placement else None
     if awaited is None or any(pod.scheduled for pod in pods):
         return None
-    return WAITING_FOR_CAPACITY, f"{awaited.accelerator} since {awaited.since}: {awaited.why}"
+    return WAITING_FOR_CAPACITY, f"waiting for {awaited.accelerator} since {awaited.since}: {awaited.why}"
 
 
 def _conditions(observed: Observed, told: Verdict, health: Health, now: str) -> tuple[Condition, ...]:

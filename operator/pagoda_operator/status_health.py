@@ -60,7 +60,7 @@ def _message(health: Health) -> str:
         return ""
     named = "; ".join(map(_told, health.sick[:_NAMED]))
     more = len(health.sick) - _NAMED
-    return named + (f"; and {more} more" if more > 0 else "") + f"; {health.held or health.doing}"
+    return named + (f"; and {more} more" if more > 0 else "") + f". {health.held or health.doing}"
 
 
 def _told(sick: Sick) -> str:

@@ -20,8 +20,8 @@ from pagoda_operator.quota.caps import Quota
 from pagoda_operator.quota.devices import GPU, Devices, slice_word, spoken
 from pagoda_operator.quota.native import Kept
 
-_HELD_BACK: Final = "until it can be read its namespaces get no more devices, and keep those that they have"
-_HOLDS_NOTHING: Final = "its namespaces cannot be read either, so it holds for none"
+_HELD_BACK: Final = "Its namespaces keep the devices that they have and get no more until the spec is corrected."
+_HOLDS_NOTHING: Final = "Its namespaces cannot be read either, so it limits none."
 # Of the spec, what the operator acts on; the rest is the gateways', which do not enforce it yet.
 _HEEDED: Final = frozenset(("subjects", "devices"))
 _SUBJECTS: Final = "subjects.apiKeysSecretRef"
@@ -57,20 +57,22 @@ def _usage(spec: TenantQuotaSpec, used: Devices) -> Usage:
 def _verdict(quota: Quota, used: Devices, native: Kept) -> _Verdict:
     if quota.invalid:
         held = _HELD_BACK if quota.namespaces else _HOLDS_NOTHING
-        return _Verdict("stalled", UNREADABLE, f"{quota.invalid}; {held}")
+        return _Verdict("stalled", UNREADABLE, f"{quota.invalid}. {held}")
     if native.fault:
         return _Verdict("stalled", RESOURCE_QUOTA_REFUSED, native.fault)
     over = [spoken(word) for word, cap in sorted(quota.caps.items()) if used.get(word, 0) > cap]
     ignored = _ignored(quota.spec) if quota.spec is not None else []
     tail = f"; not acted on yet: {', '.join(ignored)}" if ignored else ""
     if twice := _twice(quota.spec):
-        tail += f"; {' and '.join(twice)} are the same slices, the smaller cap holds"
+        tail += f"; {' and '.join(twice)} are the same slices, so the smaller cap applies"
     if native.uncounted:
         tail += f"; the ResourceQuota does not count claims of {', '.join(native.uncounted)}: this API server counts no claims by class"
     if native.as_gpus:
         tail += _together(quota, native.as_gpus)
     if over:
-        return _Verdict("reconciling", OVER_CAP, f"more {' and '.join(over)} are held than allowed; the newest services give back{tail}")
+        return _Verdict(
+            "reconciling", OVER_CAP, f"more {' and '.join(over)} are in use than allowed; the newest services give devices back{tail}"
+        )
     return _Verdict("settled", IN_FORCE, f"in force{tail}")
 
 

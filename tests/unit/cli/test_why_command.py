@@ -28,8 +28,8 @@ STATUS = {
     "placement": {
         "chosen": "mig[1]",
         "device": "mig-3g.40gb, 39.5 GiB",
-        "rejected": [{"accelerator": "gpu[0]", "why": "NVIDIA-H100-80GB-HBM3: all in use of 8 there are"}],
-        "waiting": {"accelerator": "mig[1]", "entry": "ab", "since": WHEN, "why": "mig-3g.40gb: all in use of 2 there are"},
+        "rejected": [{"accelerator": "gpu[0]", "why": "NVIDIA-H100-80GB-HBM3: all 8 devices are in use"}],
+        "waiting": {"accelerator": "mig[1]", "entry": "ab", "since": WHEN, "why": "mig-3g.40gb: all 2 devices are in use"},
         "warnings": ["node-7: 1 of 8 nvidia.com/gpu are unhealthy"],
     },
     "scaling": {
@@ -109,8 +109,8 @@ def test_it_tells_all_that_the_operator_said(ask, cluster):
         "    gpu[0] is full",
         "placement",
         "  chosen: mig[1] (mig-3g.40gb, 39.5 GiB)",
-        f"  waiting for mig[1] since {WHEN}: mig-3g.40gb: all in use of 2 there are",
-        "  not gpu[0]: NVIDIA-H100-80GB-HBM3: all in use of 8 there are",
+        f"  waiting for mig[1] since {WHEN}: mig-3g.40gb: all 2 devices are in use",
+        "  not gpu[0]: NVIDIA-H100-80GB-HBM3: all 8 devices are in use",
         "  warning: node-7: 1 of 8 nvidia.com/gpu are unhealthy",
         "scaling",
         "  desired: 2 (queue 9)",

@@ -39,7 +39,7 @@ def asked(seen, *, ready=2, starting=(), changes=()):
 def test_a_broken_target_grows_by_one_and_says_so():
     found = asked(measures())
     assert (found.replicas, found.cause) == (3, "ttft")
-    assert "5.0 s, the target is 0.8 s" in found.reason
+    assert "5.0 s (p95); the target is 0.8 s" in found.reason
 
 
 def test_a_kept_target_asks_for_nothing():
