@@ -51,7 +51,7 @@ class Callers:
         value = dict(metadata).get(AUTHORIZATION, "")
         scheme, _, token = (value if isinstance(value, str) else "").partition(" ")
         if scheme.lower() != "bearer" or not token or len(token) > MAX_TOKEN:
-            raise NotLetIn("no token was given: accepted is the metadata `authorization: Bearer TOKEN`")
+            raise NotLetIn("no token was given; send the metadata `authorization: Bearer TOKEN`")
         try:
             subject = verify(token, self._keys(), None, self._clock()).subject
         except BadToken as error:

@@ -7,13 +7,13 @@ GatewayError                  ends one request
 ├── ModelNotFound 404         no service answers to `model`
 ├── QueueFull 429             too many requests are held already, or too many bytes of bodies
 ├── HoldTimeout 503           no endpoint became ready in time
-├── AllOverloaded 503         every replica that is ready said that it has too much to do
+├── AllOverloaded 503         every ready replica said that it is overloaded
 ├── NotSynced 503             the gateway has not seen the cluster yet
 ├── UpstreamDied 502          the replica died with the answer under way
 └── ShuttingDown 503          the gateway's own deadline
 AttemptFailed                 ends one attempt; route.py picks again, no client sees it
 ├── Refused                   nothing was computed: draining, not ready, no connection
-│   └── Overloaded            too much to do already
+│   └── Overloaded            the replica is overloaded
 └── Died                      the connection ended before the first byte of the answer
 """
 
@@ -132,7 +132,7 @@ class Refused(AttemptFailed):
 
 
 class Overloaded(Refused):
-    """The replica has too much to do: this request does not ask it twice, so that load never multiplies itself."""
+    """The replica is overloaded: this request does not ask it twice, so that load never multiplies itself."""
 
 
 class Died(AttemptFailed):

@@ -200,7 +200,8 @@ class Router:
         if isinstance(choice, Pick):
             return choice
         if journey.full and choice.reason not in _SOON:
-            raise AllOverloaded(f"{len(journey.full)} replicas of {service.key} have too much to do; the nearest other is: {choice.reason}")
+            told = f"All {len(journey.full)} ready replicas of {service.key} are overloaded"
+            raise AllOverloaded(f"{told}; the next candidate is {choice.reason}.")
         return Wait(service.key, choice.reason)
 
     def _attribute(self, journey: Journey, service: str) -> None:
@@ -243,7 +244,7 @@ class Router:
                 ticket = self._in_line(ticket, wait.line)
         except TimeoutError as error:
             raise HoldTimeout(
-                f"no replica of {wait.line or 'any service'} took the request in time; the nearest is: {wait.reason}"
+                f"No replica of {wait.line or 'any service'} accepted the request in time; the next candidate is {wait.reason}."
             ) from error
         finally:
             self._hold.leave(ticket)
