@@ -65,7 +65,7 @@ def parse_model(raw: dict[str, Any]) -> Model:
     if kind in OTHERS:
         return OTHERS[kind](Config(raw, {}))
     if kind not in FAMILIES:
-        raise UnknownArchitecture(f"model_type must be one of {', '.join(ACCEPTED)}, got {kind!r}")
+        raise UnknownArchitecture(f"model_type {kind!r} is not supported; supported are {', '.join(ACCEPTED)}")
     return _decoder(kind, FAMILIES[kind], Config(raw, FAMILIES[kind].defaults))
 
 

@@ -113,7 +113,7 @@ ROWS = [
         fleet(node("a", H100, whole(8))),
         spec(gpu("H100", 3)),
         None,
-        why=("32 heads do not split so",),
+        why=("32 heads cannot be split so",),
     ),
     Row(
         "another product",
