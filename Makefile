@@ -14,9 +14,10 @@ START := $(shell date +%s)
 PYTEST := $(BIN)/pytest --durations 10
 # Tests on a cluster wait for three quarters of their time, so that more of them run than there are cores.
 WORKERS ?= 4
+WORDS := PYTHONPATH=tests $(BIN)/python -P -m support.suite.words
 POOL := $(PYTEST) -n $(WORKERS) --dist loadfile
 
-.PHONY: help setup lint test test-unit test-deep test-cluster test-ci test-full full-planted full-properties full-sweeps demo demo-down generate verify images bench lock clean
+.PHONY: help setup lint test test-unit test-deep test-cluster test-ci test-full full-planted full-properties full-sweeps demo demo-down generate verify words images bench lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -29,13 +30,14 @@ setup: .venv/.stamp  ## Install everything into .venv (needs Python 3.11+ and ne
 	$(UV) pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
-lint: setup  ## Format check, lint, types, import contracts, shell scripts, generated files
+lint: setup  ## Format check, lint, types, import contracts, shell scripts, words, generated files
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
 	$(BIN)/bandit -q -r -ll -c pyproject.toml contracts sizing kernels daemon operator gateway fetch cli devcluster bench
 	$(BIN)/lint-imports
 	$(BIN)/shellcheck .ci/run $$(git ls-files '*.sh')
+	$(WORDS)
 	$(MAKE) --no-print-directory verify
 
 test-unit: setup  ## Unit tests: nothing but Python (budget: 2 min on 2 cores)
@@ -85,6 +87,9 @@ verify: setup  ## Fail if a generated file is stale (writes nothing)
 	$(BIN)/pagoda-generate --check .
 	$(BIN)/python -P -m pagoda_sizing.generate --check docs/sizing.md
 	$(BIN)/python -P -m pagoda_daemon.api.apidoc --check docs/api.md
+
+words: setup  ## Record that docs and messages break fewer rules of plain English (WHAT=docs/engine.md lists places)
+	$(WORDS) --record $(if $(WHAT),--list $(WHAT))
 
 images: setup  ## Build the images with buildah (root; the daemon's with its 5.3 GB of dependencies)
 	$(BIN)/pagoda-demo images --full

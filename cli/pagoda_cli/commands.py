@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import typer
 from pagoda_sizing.errors import SizingError
 
-from pagoda_cli import cost, plan, validate, why
+from pagoda_cli import cost, explain, plan, validate, why
 from pagoda_cli.errors import CliError
 
 REFUSED = 2
@@ -25,6 +25,7 @@ def application() -> typer.Typer:
     app.command("cost")(cost.command)
     app.command("validate")(validate.command)
     app.command("why")(why.command)
+    app.command("explain")(explain.command)
     return app
 
 

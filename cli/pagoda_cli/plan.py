@@ -70,7 +70,7 @@ def _read(path: Path) -> dict[str, Any]:
     file = path / "config.json" if path.is_dir() else path
     try:
         if file.stat().st_size > LARGEST_CONFIG:
-            raise CliError(f"{file}: larger than 1 MiB, no config.json is")
+            raise CliError(f"{file}: a config.json must be at most 1 MiB")
         return parse_json(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
@@ -112,7 +112,7 @@ def _prices(entries: list[str]) -> dict[str, float]:
         try:
             found[name.strip().lower()] = float(amount)
         except ValueError as error:
-            raise CliError(f"--price {entry!r}: accepted is DEVICE=DOLLARS, such as h100=2.50") from error
+            raise CliError(f"--price must be DEVICE=DOLLARS, such as h100=2.50, got {entry!r}") from error
     return found
 
 

@@ -52,7 +52,7 @@ def _judged(file: str) -> list[tuple[str, list[Finding]]]:
 
 def findings(file: str, document: Document) -> list[Finding]:
     """Every refusal of one object, in the order of lines."""
-    twice = [Problem(path, "stands twice in this map") for path in document.twice]
+    twice = [Problem(path, "occurs twice in this map") for path in document.twice]
     problems = twice or list(judge(document.value))
     found = [Finding(file, document.line(one.path), named(document), one.where, one.message) for one in problems]
     return sorted(found, key=lambda finding: finding.line)

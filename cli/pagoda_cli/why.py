@@ -43,7 +43,7 @@ def named(target: str) -> str:
     """The name in service/NAME."""
     kind, slash, name = target.partition("/")
     if not slash or kind not in _KINDS or not name or name.startswith("-") or "/" in name:
-        raise CliError(f"{target!r}: accepted is service/NAME")
+        raise CliError(f"the target must be service/NAME, got {target!r}")
     return name
 
 

@@ -24,9 +24,9 @@ def _head(answer: Json) -> Iterator[str]:
     yield f"service {answer['service']}: {replicas['ready']} of {replicas['existing']} replicas ready"
     seen = answer["observedGeneration"]
     if seen is None:
-        yield "  the operator has not looked at it yet: is it running?"
+        yield "  the operator has not seen this service yet; check that the operator runs"
     elif seen < answer["generation"]:
-        yield f"  the operator has not looked at the newest spec yet (generation {answer['generation']}, seen {seen})"
+        yield f"  the operator has not seen the newest spec yet (generation {answer['generation']}, seen {seen})"
 
 
 def _conditions(answer: Json) -> Iterator[str]:
@@ -71,7 +71,7 @@ def _revisions(answer: Json) -> Iterator[str]:
         weight = f", {one['weight']} % of requests" if one.get("weight") is not None else ""
         yield f"  {one['hash']}: {one['readyReplicas']} of {one['replicas']} ready{weight}"
     if answer["outdated"]:
-        yield f"  would be rendered otherwise now: {answer['outdated']}; a new word in spec.profileRef.adopt rolls it"
+        yield f"  would be rendered differently now: {answer['outdated']}; a new value in spec.profileRef.adopt rolls it out"
 
 
 def _pods(answer: Json) -> Iterator[str]:
@@ -87,7 +87,7 @@ def _pods(answer: Json) -> Iterator[str]:
 def _quotas(answer: Json) -> Iterator[str]:
     quotas = answer["quotas"]
     if quotas is None:
-        yield "quota: you may not read TenantQuotas"
+        yield "quota: you are not allowed to read TenantQuotas"
     elif quotas:
         yield "quota"
         for quota in quotas:
@@ -97,7 +97,7 @@ def _quotas(answer: Json) -> Iterator[str]:
 
 def _usage(usage: Json) -> str:
     told = [f"{name} {value}" for name, value in _flat(usage)]
-    return ", ".join(told) or "no usage told"
+    return ", ".join(told) or "no usage reported"
 
 
 def _flat(usage: Json, path: str = "") -> Iterator[tuple[str, Any]]:

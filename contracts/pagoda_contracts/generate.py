@@ -1,4 +1,5 @@
-"""Writes everything generated: CRDs, the chart's CRDs and values.schema.json, docs/crds.md, docs/metrics.md, protobuf code.
+"""Writes everything generated: CRDs, the chart's CRDs and values.schema.json, docs/crds.md, docs/metrics.md,
+docs/conditions.md, protobuf code.
 
 `pagoda-generate [--check] ROOT`; `--check` writes nothing and exits 1 on any difference. A development tool: it alone needs grpcio-tools.
 """
@@ -10,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pagoda_contracts import chartschema, crddocs, crdgen, metricdocs
+from pagoda_contracts import chartschema, conditiondocs, crddocs, crdgen, metricdocs
 
 PROTO_DIR = "contracts/proto/pagoda/v1"
 PB_DIR = "contracts/pagoda_contracts/pb"
@@ -42,7 +43,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing, exit 1 on a difference")
     arguments = parser.parse_args()
     root = arguments.root.resolve()
-    texts = {page.PATH: page.text() for page in (chartschema, crddocs, metricdocs)}
+    texts = {page.PATH: page.text() for page in (chartschema, conditiondocs, crddocs, metricdocs)}
     generated = crdgen.files() | texts | protobuf_files(root)
     stale = [path for path, text in generated.items() if not _same(root / path, text)]
     if arguments.check and stale:

@@ -78,11 +78,11 @@ def _name(metadata: Any) -> list[Problem]:
     if not name and not prefix:
         return [Problem(("metadata", "name"), "name or generateName is required")]
     if not isinstance(name or prefix, str):
-        return [Problem(("metadata", "name"), f"{_shown(name or prefix)}: accepted is text")]
+        return [Problem(("metadata", "name"), f"must be text, got {_shown(name or prefix)}")]
     whole = _whole_name(metadata)
     if len(whole) > _MAX_NAME or not re.fullmatch(SUBDOMAIN, whole):
-        accepted = f"accepted are at most {_MAX_NAME} small letters, digits, '-' and '.', a letter or digit first and last"
-        return [Problem(("metadata", "name"), f"{_shown(whole)}: {accepted}")]
+        must = f"must be at most {_MAX_NAME} small letters, digits, '-' and '.', with a letter or digit first and last"
+        return [Problem(("metadata", "name"), f"{must}, got {_shown(whole)}")]
     return []
 
 
@@ -98,7 +98,7 @@ def _fields(model: type[BaseModel], document: Mapping[str, Any]) -> tuple[Proble
         errors = error.errors(include_url=False)
         return tuple(_problem(model, one) for one in errors if not _follows(one, errors))
     except ValueError as error:  # NaN and the like
-        return (Problem((), f"no JSON value: {error}"),)
+        return (Problem((), f"not a JSON value: {error}"),)
     return ()
 
 
@@ -123,11 +123,11 @@ def _problem(model: type[BaseModel], error: ErrorDetails) -> Problem:
     if kind == "extra_forbidden":
         return Problem(path, f"unknown field; accepted: {', '.join(_known(model, path[:-1]))}")
     if kind == "missing":
-        return Problem(path, "required, and absent")
+        return Problem(path, "is required")
     if kind == "string_pattern_mismatch":
-        return Problem(path, f"{_shown(error['input'])}: accepted is text that matches {context['pattern']}")
-    says = error["msg"].removeprefix("Value error, ").replace("Input should be", "accepted is")
-    return Problem(path, says if kind == "value_error" else f"{_shown(error['input'])}: {says}")
+        return Problem(path, f"must be text that matches {context['pattern']}, got {_shown(error['input'])}")
+    says = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    return Problem(path, says if kind == "value_error" else f"{says}, got {_shown(error['input'])}")
 
 
 def _follows(error: ErrorDetails, errors: list[ErrorDetails]) -> bool:

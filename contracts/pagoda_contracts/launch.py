@@ -172,7 +172,9 @@ class DaemonConfig(_Section):
     health: HealthConfig | None = Field(default=None, description="When the replica calls itself broken; defaults where absent.")
     slo: SloConfig | None = Field(default=None, description="What goodput is counted against; nothing where absent.")
     listen: Listen = Listen()
-    auth: AuthConfig | None = Field(default=None, description="Who may call; anybody who reaches the ports where absent.")
+    auth: AuthConfig | None = Field(
+        default=None, description="What callers must present. Absent: every client that reaches the ports may call."
+    )
     kv_events: KvEventsConfig | None = Field(default=None, description="KV events over ZMQ; off where absent.")
     testing: TestingConfig | None = None
 

@@ -76,7 +76,7 @@ LORA_INFO: Final = Metric(
     "vllm:lora_requests_info", "gauge", "Adapters at work", ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
 )
 PROMPT_TOKENS: Final = _counter("vllm:prompt_tokens", "Prompt tokens of requests that gave a first token")
-PROMPT_TOKENS_CACHED: Final = _counter("vllm:prompt_tokens_cached", "Of those, known from an equal beginning")
+PROMPT_TOKENS_CACHED: Final = _counter("vllm:prompt_tokens_cached", "Prompt tokens of these that were known from an equal beginning")
 PROMPT_TOKENS_BY_SOURCE: Final = _counter("vllm:prompt_tokens_by_source", "Prompt tokens by where their KV came from", "source")
 GENERATION_TOKENS: Final = _counter("vllm:generation_tokens", "Tokens generated")
 REQUEST_SUCCESS: Final = _counter("vllm:request_success", "Answers that ended, by why", "finished_reason")
@@ -142,7 +142,7 @@ SLO_REQUESTS: Final = _counter(
     "met",
 )
 GOODPUT_TOKENS: Final = _counter("pagoda_daemon_goodput_tokens", "Tokens of answers that met every promise")
-REFUSALS: Final = _counter("pagoda_daemon_refusals", "Requests that the engine refused at its door", "reason")
+REFUSALS: Final = _counter("pagoda_daemon_refusals", "Requests that the engine refused at admission", "reason")
 RESPONSES: Final = Metric("pagoda_daemon_responses", "counter", "Answers over HTTP, by exact status", ("status",))
 PHASE: Final = _gauge("pagoda_daemon_phase", "1 for the phase that holds", "phase")
 IN_FLIGHT: Final = _gauge("pagoda_daemon_in_flight_requests", "Requests accepted and not finished")

@@ -44,7 +44,7 @@ class Scope(NamedTuple):
 def token_hashes(scope: Scope, tokens: Sequence[int], block_size: int, parent: bytes | None = None) -> list[bytes]:
     """One hash per full block of tokens. With `parent`, the hash of the block before, the chain goes on there."""
     if block_size < 1:
-        raise ValueError(f"block size {block_size}: accepted is 1 or more")
+        raise ValueError(f"the block size must be at least 1, got {block_size}")
     full = len(tokens) - len(tokens) % block_size
     try:
         pieces = (struct.pack(f"<{block_size}I", *tokens[at : at + block_size]) for at in range(0, full, block_size))
@@ -88,13 +88,13 @@ def to_header(hashes: Iterable[bytes]) -> str:
 def from_header(text: str) -> tuple[bytes, ...]:
     """Reads `to_header`; ValueError where it is none."""
     if len(text) > _MAX_HEADER:
-        raise ValueError(f"{len(text)} characters, accepted are {_MAX_HEADER}")
+        raise ValueError(f"must be at most {_MAX_HEADER} characters, got {len(text)}")
     try:
         data = base64.b64decode(text, altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as error:
         raise ValueError(f"not base64: {error}") from None
     if len(data) % HASH_BYTES:
-        raise ValueError(f"{len(data)} bytes, accepted are multiples of {HASH_BYTES}")
+        raise ValueError(f"must be a multiple of {HASH_BYTES} bytes, got {len(data)}")
     return tuple(data[at : at + HASH_BYTES] for at in range(0, len(data), HASH_BYTES))
 
 

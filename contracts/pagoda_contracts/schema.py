@@ -118,7 +118,7 @@ class _Writer:
             return raw
         options = [option for option in raw["anyOf"] if option.get("type") != "null"]
         if len(options) != 1 or len(options) == len(raw["anyOf"]):
-            raise SchemaError(f"{path}: a union is not structural; accepted is X or absent")
+            raise SchemaError(f"{path}: a union is not structural; it must be X or absent")
         beside = {key: value for key, value in raw.items() if key != "anyOf" and not (key == "default" and value is None)}
         return self._resolve({**options[0], **beside}, path)
 
@@ -131,7 +131,7 @@ class _Writer:
         kind = out.get("type")
         if any(isinstance(bound := out.get(name), float) and not bound.is_integer() for name in ("minimum", "maximum")):
             # Kubernetes 1.35 cuts the bound's fraction off where the value is an integer: 0 passes a minimum of 0.01.
-            raise SchemaError(f"{path}: a bound with a fraction is not kept; accepted are whole ones and rules")
+            raise SchemaError(f"{path}: a bound with a fraction is not kept; use whole bounds or rules")
         if kind is None:
             raise SchemaError(f"{path}: no type")
         unbounded = kind == "string" and "maxLength" not in out and "enum" not in out
@@ -140,7 +140,7 @@ class _Writer:
         if kind == "array" and "maxItems" not in out:
             raise SchemaError(f"{path}: a list needs maxItems")
         if out.get("x-kubernetes-int-or-string") is None and "default" in out and out["default"] is None:
-            raise SchemaError(f"{path}: null is no default; optional means absent")
+            raise SchemaError(f"{path}: null cannot be a default; optional means absent")
 
     def _descend(self, raw: Schema, out: Schema, path: str) -> None:
         schemaless = out.get("x-kubernetes-preserve-unknown-fields")

@@ -74,7 +74,7 @@ def _duration(text: str) -> str:
 
 def _quantity(value: Any) -> Any:
     if isinstance(value, float | bool):
-        raise ValueError(f"{value!r} is no quantity: write a number with a point as text, such as '0.5', or as 500m")  # noqa: TRY004 (pydantic maps ValueError)
+        raise ValueError(f"{value!r} is not a quantity: write a number with a point as text, such as '0.5', or as 500m")  # noqa: TRY004 (pydantic maps ValueError)
     return str(value) if isinstance(value, int) else value
 
 

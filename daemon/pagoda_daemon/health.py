@@ -213,7 +213,7 @@ def _handler(replica: Replica, limits: Limits) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             probe = _PROBES.get(self.path)
             if probe is None:
-                self._answer(404, f"accepted are {', '.join(_PROBES)}")
+                self._answer(404, f"the probes are {', '.join(_PROBES)}")
                 return
             verdict = probe(replica, time.monotonic(), limits)
             self._answer(200 if verdict.ok else 503, verdict.why)

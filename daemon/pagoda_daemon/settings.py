@@ -101,7 +101,7 @@ def _tell_version(config: Path | None) -> NoReturn:
 def _port(text: str) -> int:
     if text.isdecimal() and int(text) <= _MAX_PORT:
         return int(text)
-    raise argparse.ArgumentTypeError(f"{text} is no port, accepted are 0 to {_MAX_PORT}")
+    raise argparse.ArgumentTypeError(f"must be a port from 0 to {_MAX_PORT}, got {text}")
 
 
 def _stand_alone(arguments: argparse.Namespace) -> DaemonConfig:

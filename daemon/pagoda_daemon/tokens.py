@@ -199,7 +199,7 @@ def _text(token: Any) -> str | None:
     """tokenizer_config.json writes a special token as a string or as an object."""
     content = token.get("content") if isinstance(token, dict) else token
     if content is not None and not isinstance(content, str):
-        raise ModelRejected(f"tokenizer_config.json: a special token is {content!r:.64}, accepted is a string")
+        raise ModelRejected(f"tokenizer_config.json: a special token must be a string, got {content!r:.64}")
     return content
 
 
@@ -213,12 +213,12 @@ def _template_source(directory: Path, config: Mapping[str, Any]) -> str | None:
         named = [entry for entry in source if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
         if len(named) != len(source):
             raise ModelRejected(
-                f"tokenizer_config.json in {directory}: chat_template is a list, accepted are objects with name and template"
+                f"tokenizer_config.json in {directory}: chat_template is a list; its entries must be objects with name and template"
             )
         source = {entry["name"]: entry.get("template") for entry in named}.get("default")
     if source is not None and not isinstance(source, str):
         raise ModelRejected(
-            f"tokenizer_config.json in {directory}: chat_template is {source!r:.64}, accepted is a string or a list of them"
+            f"tokenizer_config.json in {directory}: chat_template must be a string or a list of objects, got {source!r:.64}"
         )
     return source
 
@@ -228,10 +228,10 @@ def _defaults(generation: Mapping[str, Any], directory: Path) -> Defaults:
     values = {name: generation[name] for name in names if generation.get(name) is not None}
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**31:
-            raise ModelRejected(f"generation_config.json in {directory}: {name} is {value!r:.64}, accepted is a number from 0")
+            raise ModelRejected(f"generation_config.json in {directory}: {name} must be a number of at least 0, got {value!r:.64}")
     top_k = values.pop("top_k", 0)
     if top_k != int(top_k):
-        raise ModelRejected(f"generation_config.json in {directory}: top_k is {top_k}, accepted is a whole number")
+        raise ModelRejected(f"generation_config.json in {directory}: top_k must be a whole number, got {top_k}")
     if values.get("repetition_penalty") == 0:
-        raise ModelRejected(f"generation_config.json in {directory}: repetition_penalty is 0, accepted is more")
+        raise ModelRejected(f"generation_config.json in {directory}: repetition_penalty must be above 0, got 0")
     return Defaults(**values, top_k=int(top_k))

@@ -51,14 +51,14 @@ def parse(uri: str, revision: str = "") -> Address:
     """The address; ConfigRejected for a malformed one, Unsupported for a scheme that is not built."""
     found = _ADDRESS.fullmatch(uri) if len(uri) <= _MAX_LENGTH else None
     if found is None:
-        raise ConfigRejected(f"address {uri[:200]!r}: accepted is <scheme>://<host>[/<path>], without user, query and '..'")
+        raise ConfigRejected(f"the address must be <scheme>://<host>[/<path>] without user, query and '..', got {uri[:200]!r}")
     scheme, host, path = found.group(1), found.group(2), found.group(3).strip("/")
     if scheme not in SCHEMES:
-        raise Unsupported(f"address {uri!r}: nothing fetches {scheme}:// yet; accepted: {', '.join(f'{word}://' for word in SCHEMES)}")
+        raise Unsupported(f"address {uri!r}: {scheme}:// cannot be fetched; accepted: {', '.join(f'{word}://' for word in SCHEMES)}")
     if path.count("/") + bool(path) < _LEAST_SEGMENTS.get(scheme, 0):
         raise ConfigRejected(f"address {uri!r}: {scheme}:// needs a name after {host!r}")
     if revision and (_REVISION.fullmatch(revision) is None or ".." in revision):
-        raise ConfigRejected(f"revision {revision!r}: accepted is a commit, tag, branch or digest of at most 128 characters")
+        raise ConfigRejected(f"the revision must be a commit, tag, branch or digest of at most 128 characters, got {revision!r}")
     if revision and scheme in ("s3", "gs", "pvc"):
         raise ConfigRejected(f"revision {revision!r}: {scheme}:// has no revisions; put it into the path")
     return Address(scheme, host, path, revision)
@@ -67,5 +67,5 @@ def parse(uri: str, revision: str = "") -> Address:
 def check_digest(digest: str) -> str:
     """The digest as given, where it is one."""
     if digest and _DIGEST.fullmatch(digest) is None:
-        raise ConfigRejected(f"digest {digest[:100]!r}: accepted is sha256:<64 hexadecimal digits>")
+        raise ConfigRejected(f"the digest must be sha256:<64 hexadecimal digits>, got {digest[:100]!r}")
     return digest

@@ -50,7 +50,7 @@ def load(name: str, root: Path, environment: Mapping[str, str]) -> Credential:
     if not name:
         return Credential({word: environment[word] for word in WORDS if environment.get(word)})
     if _NAME.fullmatch(name) is None or not (folder := root / name).is_dir():
-        raise ConfigRejected(f"credential {name[:80]!r} is not mounted; accepted are names of spec.credentials")
+        raise ConfigRejected(f"credential {name[:80]!r} is not mounted; it must be a name in spec.credentials")
     files = {path.name: _read(path) for path in folder.iterdir() if not path.name.startswith("..") and path.is_file()}
     words = {_ALIASES.get(key, key): text for key, text in files.items()}
     return Credential({word: words[word] for word in WORDS if words.get(word)}, _registries(words.get(DOCKER, "")))
@@ -72,7 +72,7 @@ def _registries(text: str) -> dict[str, tuple[str, str]]:
         entries: dict[str, Any] = json.loads(text)["auths"]
         return {_host(key): _pair(entry) for key, entry in entries.items()}
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ConfigRejected(f"credential file {DOCKER!r}: accepted is what `docker login` writes (auths, auth)") from None
+        raise ConfigRejected(f"credential file {DOCKER!r} must be what `docker login` writes (auths, auth)") from None
 
 
 def _host(key: str) -> str:

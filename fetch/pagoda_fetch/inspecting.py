@@ -43,14 +43,14 @@ async def inspect(order: Order, around: Surroundings) -> dict[str, Any]:
 async def _config(origin: Source, listing: Listing) -> dict[str, Any]:
     file = next((file for file in listing.files if file.name in ("config.json", "adapter_config.json")), None)
     if file is None:
-        raise Refused("no config.json there")
+        raise Refused("the source has no config.json")
     body = await read_small(origin, file, _MAX_CONFIG)
     try:
         config = json.loads(body)
     except (ValueError, RecursionError):
-        raise Refused(f"{file.name} is no JSON") from None
+        raise Refused(f"{file.name} is not JSON") from None
     if not isinstance(config, dict):
-        raise Refused(f"{file.name} is no JSON object")
+        raise Refused(f"{file.name} is not a JSON object")
     return config
 
 

@@ -26,7 +26,7 @@ def check(name: str) -> str:
     parts = name.split("/")
     tricks = any(part in ("", ".", "..") for part in parts) or "\\" in name or not name.isprintable()
     if tricks or len(name) > 1024:
-        raise Refused(f"the source holds a file called {name[:200]!r}: accepted are plain names, without '..', '\\' and a leading '/'")
+        raise Refused(f"the source has a file named {name[:200]!r}; names must not have '..', '\\' or a leading '/'")
     return name
 
 

@@ -77,7 +77,7 @@ def resolve(argv: Sequence[str], environment: Mapping[str, str] = os.environ) ->
 def _surroundings(given: argparse.Namespace, environment: Mapping[str, str]) -> Surroundings:
     hub = given.hub or environment.get("HF_ENDPOINT") or _HUB
     if not hub.startswith(("https://", "http://")):
-        raise ConfigRejected(f"hub {hub!r}: accepted is https://… or http://…")
+        raise ConfigRejected(f"the hub must be https://… or http://…, got {hub!r}")
     plain = given.plain_registry or environment.get("PAGODA_PLAIN_REGISTRIES", "").split(",")
     words = {word: environment[word] for word in WORDS if environment.get(word)}
     return Surroundings(hub, given.credentials, given.claims, frozenset(filter(None, plain)), words, _limits(given))
@@ -148,10 +148,10 @@ def _checked(parse: Any, text: str) -> Any:
 def _port(text: str) -> int:
     if text.isdecimal() and int(text) <= _MAX_PORT:
         return int(text)
-    raise argparse.ArgumentTypeError(f"{text} is no port, accepted are 0 to {_MAX_PORT}")
+    raise argparse.ArgumentTypeError(f"must be a port from 0 to {_MAX_PORT}, got {text}")
 
 
 def _count(text: str) -> int:
     if text.isdecimal() and 1 <= int(text) <= 64:
         return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r}: accepted are 1 to 64")
+    raise argparse.ArgumentTypeError(f"must be from 1 to 64, got {text!r}")

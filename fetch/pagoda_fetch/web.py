@@ -102,7 +102,7 @@ def parsed(body: bytes, whence: str) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
-        raise Refused(f"{whence} is no JSON") from None
+        raise Refused(f"{whence} is not JSON") from None
 
 
 def url_of(text: str) -> httpx2.URL:
@@ -137,9 +137,9 @@ def _next_hop(current: httpx2.URL, response: httpx2.Response, sent: dict[str, st
     try:
         target = current.join(response.headers.get("location", ""))
     except httpx2.InvalidURL:
-        raise Refused(f"{place(current)} redirects to what is no address") from None
+        raise Refused(f"{place(current)} redirects to an invalid address") from None
     if target.scheme not in {"https", current.scheme} or target.userinfo or not target.host:
-        raise Refused(f"{place(current)} redirects to {place(target)}: accepted is https, without a user")
+        raise Refused(f"{place(current)} redirects to {place(target)}; a redirect must lead to https, without a user")
     if (target.scheme, target.host, target.port) != (current.scheme, current.host, current.port):
         sent = {name: value for name, value in sent.items() if name.lower() not in ("authorization", "cookie")}
     return target, sent

@@ -27,7 +27,8 @@ from pagoda_operator.load import Demand, Measure, demand_of
 
 _CATCH_UP_S: Final = 60.0
 _WORTH_A_REPLICA: Final = 0.5  # rows: a forecast below it starts nothing
-_HELD: Final = "requests are held and no replica is there"
+_HELD: Final = "Requests are held and no replica exists."
+UNHEARD: Final = "No recent metrics from the gateway; keeping the current replica count."
 _TREND_HOLDS_S: Final = 600.0  # five minutes of growth tell little about what comes after ten
 _LONG_START_S: Final = 900.0
 _QUANTILE_S: Final = 60.0  # what gateways take the 95th percentile of
@@ -59,12 +60,22 @@ class _Answer:
     lasts: bool = False
 
 
+def enough(replicas: int) -> str:
+    """How a decision to have fewer begins."""
+    return f"{replicas} replica is enough." if replicas == 1 else f"{replicas} replicas are enough."
+
+
+def limited(reason: str, wanted: int, limit: str) -> str:
+    """A reason, and what keeps the decision from going as far."""
+    return f"{reason} Wanted: {wanted}, but {limit}."
+
+
 def autoscale(history: History, fleet: Fleet, targets: Targets, bounds: Bounds, now: float, forecast: float = 0.0) -> Decision:
     """Replicas from now on; `forecast` is the load, in rows, that previous days had when a replica ordered now would serve."""
     if not history.fresh(now):
         return _unheard(history, fleet, bounds, now)
     if _idle(history, bounds, now) and forecast < _WORTH_A_REPLICA:
-        idle = Decision(0, Asked(now, 0, 0), f"no request for {bounds.idle_after_s:.0f} s", "idle")
+        idle = Decision(0, Asked(now, 0, 0), f"No requests for {bounds.idle_after_s:.0f} s.", "idle")
         return _at_a_pace(history, fleet, bounds, idle, now)
     answers = [*_answers(history, fleet, targets, forecast), *_for_ttft(history, fleet, targets, now)]
     lasting = max(answer.replicas for answer in answers if answer.lasts)
@@ -78,11 +89,11 @@ def _unheard(history: History, fleet: Fleet, bounds: Bounds, now: float) -> Deci
     wanted = max(fleet.wanted, 1 if history.held else 0)
     kept = bounds.clamp(wanted)
     if kept == fleet.wanted:
-        return Decision(kept, Asked(now, kept, kept), "no fresh signal: as it was", "unheard")
+        return Decision(kept, Asked(now, kept, kept), UNHEARD, "unheard")
     if kept == wanted:
         return Decision(kept, Asked(now, kept, kept), _HELD, "held")
     why = f"{bounds.least_by} is {kept}" if kept > wanted else f"{bounds.most_by} is {kept}"
-    return Decision(kept, Asked(now, kept, kept), f"no fresh signal; {why}", f"unheard, {why}")
+    return Decision(kept, Asked(now, kept, kept), f"No recent metrics from the gateway; {why}.", f"unheard, {why}")
 
 
 def _wish(best: _Answer, load: int, fleet: Fleet, bounds: Bounds, now: float) -> Decision:
@@ -91,10 +102,11 @@ def _wish(best: _Answer, load: int, fleet: Fleet, bounds: Bounds, now: float) ->
     replicas = min(bounds.most, max(floor, best.replicas))
     reason, cause = best.reason, best.cause
     if replicas < best.replicas:
-        reason, cause = f"{reason}: {best.replicas} wanted, {bounds.most_by} is {bounds.most}", f"{cause}, {bounds.most_by}"
+        reason, cause = limited(reason, best.replicas, f"{bounds.most_by} is {bounds.most}"), f"{cause}, {bounds.most_by}"
     elif replicas > best.replicas:
-        named = f"{bounds.least_by} is {bounds.least}" if bounds.least >= replicas else f"the last goes after {bounds.idle_after_s:.0f} s"
-        reason, cause = f"{best.replicas} would do, {named}", bounds.least_by if bounds.least >= replicas else "last"
+        bound, idle = bounds.least >= replicas, f"The last one will be removed after {bounds.idle_after_s:.0f} s without requests."
+        named = f"The {bounds.least_by} is {bounds.least}." if bound else idle
+        reason, cause = f"{enough(best.replicas)} {named}", bounds.least_by if bound else "last"
     return Decision(replicas, Asked(now, replicas, min(replicas, max(floor, load))), reason, cause)
 
 
@@ -110,20 +122,20 @@ def _up(history: History, fleet: Fleet, bounds: Bounds, wish: Decision, now: flo
     kept = max(stabilized(wish.replicas, fleet.wanted, past, bounds.behavior, now), fleet.wanted)
     if kept == wish.replicas:
         return wish
-    reason = f"{wish.reason}; not for {bounds.behavior.up.window_s:.0f} s yet"
+    reason = f"{wish.reason} Scaling up waits until this has lasted {bounds.behavior.up.window_s:.0f} s."
     return Decision(kept, wish.asked, reason, f"{wish.cause}, scaleUp window")
 
 
 def _down(history: History, fleet: Fleet, bounds: Bounds, wish: Decision, now: float) -> Decision:
     window = bounds.behavior.down_window_s
     if now - history.since < window:
-        return replace(
-            wish, replicas=fleet.wanted, reason=f"{wish.replicas} would do; observed for less than {window:.0f} s", cause="young"
-        )
+        why = f"{enough(wish.replicas)} Scaling down waits until the metrics cover {window:.0f} s."
+        return replace(wish, replicas=fleet.wanted, reason=why, cause="young")
     kept = min(fleet.wanted, max(wish.replicas, _needed(history, fleet, bounds.behavior, now)))
     if kept == wish.replicas:
         return wish
-    return replace(wish, replicas=kept, reason=f"{wish.replicas} would do now, {kept} were needed within {window:.0f} s", cause="window")
+    why = f"{enough(wish.replicas)} Keeping {kept}, which were needed within the last {window:.0f} s."
+    return replace(wish, replicas=kept, reason=why, cause="window")
 
 
 def _needed(history: History, fleet: Fleet, behavior: Behavior, now: float) -> int:
@@ -151,7 +163,7 @@ def _at_a_pace(history: History, fleet: Fleet, bounds: Bounds, settled: Decision
     if allowed == settled.replicas:
         return settled
     way = "scaleUp" if settled.replicas > allowed else "scaleDown"
-    reason = f"{settled.reason}; {settled.replicas} wanted, behavior.{way} allows {allowed}"
+    reason = limited(settled.reason, settled.replicas, f"behavior.{way} allows {allowed}")
     return replace(settled, replicas=allowed, reason=reason, cause=f"{settled.cause}, {way} policy")
 
 
@@ -161,11 +173,12 @@ def _answers(history: History, fleet: Fleet, targets: Targets, forecast: float) 
     targets = replace(targets, rows=_rows(last, fleet, targets))
     answers = [_for_load(demand, fleet, targets), _for_backlog(demand, fleet, targets)]
     if forecast >= _WORTH_A_REPLICA:
-        why = f"previous days had a load of {forecast:.0f} rows at the time a replica ordered now would serve"
+        why = f"On previous days the load was {forecast:.0f} rows at the time when a replica ordered now would serve."
         answers.append(_Answer(_staffed(forecast, targets, fleet), "predicted", why))
     if targets.kv_utilization and last.kv_utilization > targets.kv_utilization and fleet.ready:
         needed = math.ceil(fleet.ready * last.kv_utilization / targets.kv_utilization)
-        answers.append(_Answer(needed, "kv", f"KV is {last.kv_utilization:.0%} in use, the target is {targets.kv_utilization:.0%}"))
+        why = f"{last.kv_utilization * 100:.0f} % of the KV cache is in use; the target is {targets.kv_utilization * 100:.0f} %."
+        answers.append(_Answer(needed, "kv", why))
     if (last.held or history.held) and not fleet.wanted:
         answers.append(_Answer(1, "held", _HELD))
     return answers
@@ -176,7 +189,7 @@ def _for_ttft(history: History, fleet: Fleet, targets: Targets, now: float) -> l
     proportion, as an HPA does."""
     last = history.measures[-1]
     ratio = last.ttft_p95_s / targets.ttft_p95_s if targets.ttft_p95_s else 0.0
-    why = f"the first token takes {last.ttft_p95_s:.1f} s, the target is {targets.ttft_p95_s:.1f} s"
+    why = f"The first token takes {last.ttft_p95_s:.1f} s (p95); the target is {targets.ttft_p95_s:.1f} s."
     if ratio > 1 and last.waiting + last.held:
         return [_Answer(fleet.ready + 1, "ttft", why)]
     if ratio < _BINDING or not _shared(history, fleet, now):
@@ -217,7 +230,7 @@ def _staffed(load: float, targets: Targets, fleet: Fleet) -> int:
 def _for_load(demand: Demand, fleet: Fleet, targets: Targets) -> _Answer:
     rate = max(0.0, demand.rate + max(0.0, demand.slope) * min(fleet.start_s, _TREND_HOLDS_S))
     load = rate * demand.hold_s
-    why = f"{rate:.1f} requests per second of {demand.hold_s:.1f} s each fill {load:.0f} rows, a replica has {targets.rows}"
+    why = f"{rate:.1f} requests per second of {demand.hold_s:.1f} s each fill {load:.0f} rows; a replica has {targets.rows}."
     return _Answer(_staffed(load, targets, fleet), "load", why, lasts=True)
 
 
@@ -228,6 +241,7 @@ def _for_backlog(demand: Demand, fleet: Fleet, targets: Targets) -> _Answer:
     served = row_seconds / demand.hold_s if demand.hold_s else math.inf
     left = demand.backlog + demand.rate * horizon - served
     if left <= targets.queue_depth * fleet.wanted:
-        return _Answer(0, "load", "nothing waits")
+        return _Answer(0, "load", "No requests wait.")
     rows = (demand.rate + left / _CATCH_UP_S) * demand.hold_s
-    return _Answer(math.ceil(rows / targets.rows), "backlog", f"{demand.backlog} requests wait, {left:.0f} still would in {horizon:.0f} s")
+    why = f"{demand.backlog} requests wait; {left:.0f} would still wait in {horizon:.0f} s."
+    return _Answer(math.ceil(rows / targets.rows), "backlog", why)

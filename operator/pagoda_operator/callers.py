@@ -21,7 +21,7 @@ Account = Annotated[str, StringConstraints(pattern=rf"^{_NAME}/{_NAME}$", max_le
 
 def _network(text: str) -> str:
     if not is_network(text):
-        raise ValueError(f"{text!r} is no network: accepted is one with zeros after its length, such as 10.0.0.0/8 or fd00::/8")
+        raise ValueError(f"{text!r} is not a network; it must have zeros after its length, such as 10.0.0.0/8 or fd00::/8")
     return text
 
 

@@ -16,6 +16,8 @@ OperatorError
 
 from __future__ import annotations
 
+from pagoda_contracts.conditions.types import Reason
+
 
 class OperatorError(Exception):
     """Base of all errors raised on purpose."""
@@ -24,7 +26,7 @@ class OperatorError(Exception):
 class SpecProblem(OperatorError):
     """Only a change of the service, its profile or a neighbour cures it. `reason` is the Stalled condition's."""
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message

@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal, NamedTuple
 
 import structlog
+from pagoda_contracts.conditions.table import warns
+from pagoda_contracts.conditions.types import READY, STALLED
 from pagoda_contracts.names import FIELD_MANAGER, GROUP
 from pagoda_contracts.resources.meta import ObjectMeta
 
@@ -31,8 +33,6 @@ MOST_WAITING: Final = 2000
 _CONTROLLER: Final = f"{GROUP}/operator"
 _ACTION: Final = "Reconcile"
 _MAX_NOTE: Final = 1024
-# Not Stalled, and yet nothing to wait for quietly.
-_WARNINGS: Final = frozenset({"CrashLooping", "ImagePull", "Container", "Forbidden"})
 
 
 class Word(NamedTuple):
@@ -64,10 +64,10 @@ class _Book:
 
 def news(before: Json, after: Json) -> Word | None:
     """The Event that a change of status is worth; None where the Ready condition's reason stays."""
-    ready = _condition(after, "Ready")
-    if not ready or _condition(before, "Ready").get("reason") == ready["reason"]:
+    ready = _condition(after, READY.name)
+    if not ready or _condition(before, READY.name).get("reason") == ready["reason"]:
         return None
-    bad = _condition(after, "Stalled").get("status") == "True" or ready["reason"] in _WARNINGS
+    bad = _condition(after, STALLED.name).get("status") == "True" or warns(ready["reason"])
     return Word("Warning" if bad else "Normal", ready["reason"], ready["message"][:_MAX_NOTE])
 
 

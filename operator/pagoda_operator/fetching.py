@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 from pagoda_contracts.names import CONTAINER_FETCH, EXIT_PERMANENT
 
-FETCHING_MODEL = "FetchingModel"
-
 
 class Fetching(NamedTuple):
     """The sidecar of a pod. `started`: the model is complete. The exit is that of its last run, where it ended."""
@@ -52,4 +50,4 @@ def tell(pod: str, fetching: Fetching) -> str:
     if fetching.exit_code in (None, 0):
         return f"{pod} fetches the model"
     why = " ".join(fetching.exit_message.split()) or fetching.exit_reason or "no reason given"
-    return f"{pod} fetches the model; its last try ended with exit code {fetching.exit_code}: {why}"
+    return f"{pod} fetches the model; its last attempt ended with exit code {fetching.exit_code}: {why}"

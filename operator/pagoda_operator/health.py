@@ -35,12 +35,20 @@ REPLACE_EVERY_S: Final = 120.0
 _LOOK_AGAIN_S: Final = 30.0
 # Nor is it one that no gateway was found.
 _HEARD_S: Final = 10.0
-_LAST: Final = "nobody else serves, and quota has no room for a replica beside it: it serves until there is"
-_NO_BETTER: Final = "nobody else serves, and the successor that was made beside it was sick too: another one is tried after a pause"
-_NO_ROOM: Final = "quota has no room for one replica more: the next is replaced when the last one is gone"
-_STARTING: Final = "quota has no room for one replica more: it goes when those serve that start, which would go before it"
-_RELIEVED: Final = "nobody else serves: it does until another replica does, beside it"
-_COMING: Final = "it goes when the replica serves that was made beside it"
+_LAST: Final = (
+    "Kept in service because it is the only replica that answers. A replacement will start when the quota allows an extra replica."
+)
+_NO_BETTER: Final = (
+    "Kept in service because it is the only replica that answers. The replacement was unhealthy as well; the next attempt waits."
+)
+_NO_ROOM: Final = (
+    "Replacement delayed: the quota allows no extra replica. The next replica will be replaced when the previous one has ended."
+)
+_STARTING: Final = (
+    "Replacement delayed: the quota allows no extra replica. The replica will be replaced when the starting replicas are Ready."
+)
+_RELIEVED: Final = "Kept in service because it is the only replica that answers. A replacement is starting."
+_COMING: Final = "The replica will be removed when its replacement is Ready."
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,7 @@ class Health:
     sick: tuple[Sick, ...] = ()
     writes: tuple[Annotate | Delete, ...] = ()
     record: HealthStatus | None = None
-    doing: str = "it is replaced"
+    doing: str = "The operator replaces unhealthy replicas one at a time."
     held: str = ""
     again: float | None = None
     # Who makes way before its successor is made, because quotas have no room for both, or because that one serves already.
@@ -149,7 +157,7 @@ def _by_turns(observed: Observed, found: Health, case: _Case) -> Health:
         return _waiting(found, _waits(observed, left[0], case))
     last = found.record.last_replacement if found.record else None
     if case.since < REPLACE_EVERY_S and left:
-        held = f"one replica in {REPLACE_EVERY_S:.0f} s is replaced, the last one was {last.pod if last else ''}"
+        held = f"The operator replaces at most one replica in {REPLACE_EVERY_S:.0f} s. The last one was {last.pod if last else ''}."
         return replace(found, held=held, again=REPLACE_EVERY_S - case.since)
     return replace(found, record=_recorded(found.record, ready[0], observed.now)) if ready else replace(found, held=held)
 
@@ -191,10 +199,13 @@ def _all_at_once(observed: Observed, sick: tuple[Sick, ...]) -> tuple[tuple[Sick
     for name, alike in (groups | {"the service": ready}).items():
         if len(alike) > 1 and bad.issuperset(pod.name for pod in alike):
             spared |= {pod.name for pod in alike}
-            told = f"all {len(alike)} ready replicas of {name} are sick at once; none is replaced before somebody has looked"
+            told = (
+                f"All {len(alike)} ready replicas of {name} are unhealthy at the same time. "
+                "Automatic replacement is paused; check the model and the devices."
+            )
     return tuple(one for one in sick if one.pod.name in spared), told
 
 
 def _recorded(record: HealthStatus | None, sick: Sick, now: float) -> HealthStatus:
-    found = Replacement(pod=sick.pod.name, uid=sick.pod.uid, time=stamp(now), why=f"{sick.sickness}: {sick.why}")
+    found = Replacement(pod=sick.pod.name, uid=sick.pod.uid, time=stamp(now), why=f"{sick.sickness.value.name}: {sick.why}")
     return (record or HealthStatus()).model_copy(update={"last_replacement": found})

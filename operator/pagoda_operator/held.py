@@ -6,8 +6,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pagoda_contracts.conditions.service import NAME_CONFLICT
+
 from pagoda_operator.errors import SpecProblem
-from pagoda_operator.plan import NAME_CONFLICT, Plan
+from pagoda_operator.plan import Plan
 from pagoda_operator.state import DEPLOYMENTS, Observed
 from pagoda_operator.writes import Create
 

@@ -6,22 +6,20 @@ Pod → its termination message → ConfigMap `<service>-model` → the pod goes
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
+from pagoda_contracts.conditions.service import INSPECTING_MODEL, MODEL_REJECTED, UNSUPPORTED_URI
 from pagoda_contracts.names import COMPONENT_TRIAL, EXIT_PERMANENT, LABEL_COMPONENT
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_sizing.errors import SizingError
 
 from pagoda_operator.manifests.children import Owner
-from pagoda_operator.manifests.fetch import SCHEMES, UNSUPPORTED_URI
+from pagoda_operator.manifests.fetch import SCHEMES, unsupported
 from pagoda_operator.manifests.inspect import CONTAINER, REPORT_KEY, SOURCE_KEY, inspect_pod, map_name, model_map, pod_name
 from pagoda_operator.placement.shape import Shape, from_catalogue, from_report, is_report, source_of
 from pagoda_operator.placement.types import Held
 from pagoda_operator.state import CONFIG_MAPS, PODS, Child, Json, Observed
 from pagoda_operator.writes import Apply, Create, Delete, Write
-
-INSPECTING_MODEL: Final = "InspectingModel"
-MODEL_REJECTED: Final = "ModelRejected"
 
 
 class Inspection(NamedTuple):
@@ -54,21 +52,18 @@ def _kept(observed: Observed, spec: InferenceServiceSpec) -> str | None:
 
 def _on_the_way(observed: Observed, spec: InferenceServiceSpec) -> Inspection:
     if not spec.model.uri.startswith(SCHEMES):
-        held = Held(
-            UNSUPPORTED_URI, f"model.uri {spec.model.uri!r}: nothing fetches from there yet; accepted: {', '.join(SCHEMES)}", stalled=True
-        )
-        return Inspection(unknown=held)
+        return Inspection(unknown=Held(UNSUPPORTED_URI, unsupported(spec.model.uri), stalled=True))
     if observed.profile is None or observed.profile.images.fetch is None:
         name = spec.profile_ref.name
-        return Inspection(unknowable=f"the model's size is unknown, and profile {name!r} names no images.fetch that could inspect it")
+        return Inspection(unknowable=f"the model's size is unknown, because profile {name!r} has no images.fetch that could inspect it")
     pod = observed.find(PODS, pod_name(observed.meta.name, spec, observed.profile))
     ended = _last_end(pod) if pod else {}
     why = str(ended.get("message") or "no reason given").strip()
     if ended.get("exitCode") == EXIT_PERMANENT:
         return Inspection(unknown=Held(MODEL_REJECTED, f"the model cannot be inspected: {why}", stalled=True))
     if ended.get("exitCode") == 0 and not is_report(why):
-        return Inspection(unknown=Held(MODEL_REJECTED, f"the inspection told something else than a model: {why[:200]}", stalled=True))
-    failed = f"; the last try failed and is repeated: {why}" if ended.get("exitCode") else ""
+        return Inspection(unknown=Held(MODEL_REJECTED, f"the inspection reported something that is not a model: {why[:200]}", stalled=True))
+    failed = f"; the last attempt failed and will be repeated: {why}" if ended.get("exitCode") else ""
     return Inspection(unknown=Held(INSPECTING_MODEL, f"a pod reads the model's config.json{failed or _hindered(pod)}"))
 
 

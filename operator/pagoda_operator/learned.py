@@ -141,7 +141,7 @@ def encode(learned: Learned, now: float) -> str:
 def decode(page: str) -> Learned:
     """PageRefused says what is wrong with it."""
     if len(page) > MAX_BYTES:
-        raise PageRefused(f"{len(page)} bytes; accepted are {MAX_BYTES}")
+        raise PageRefused(f"{len(page)} bytes; it must be at most {MAX_BYTES}")
     try:
         read = _Page.model_validate_json(page)
     except ValidationError as error:

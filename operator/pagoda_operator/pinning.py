@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from pagoda_contracts.conditions.service import INVALID_PROFILE, PROFILE_NOT_FOUND, REVISION_LOST
 from pagoda_contracts.names import ANNOTATION_RENDERED, DAEMON_CONFIG_KEY
 from pagoda_contracts.resources.service import Accelerator
 
@@ -17,8 +18,6 @@ from pagoda_operator.manifests.revision import Revision
 from pagoda_operator.placement.types import Resolved
 from pagoda_operator.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, RESOURCE_CLAIM_TEMPLATES, Child, Key, Observed
 
-PROFILE_NOT_FOUND: Final = "ProfileNotFound"
-REVISION_LOST: Final = "RevisionLost"
 CLAIM: Final = "claim"
 
 
@@ -91,7 +90,10 @@ def _recovered(observed: Observed, current: Revision, deployment: Child) -> Mani
     """What a revision runs, from what there is of it."""
     live = observed.find(CONFIG_MAPS, current.name)
     if live is None:
-        message = f"ControllerRevision and ConfigMap {current.name} were removed under a running Deployment; remove that too"
+        message = (
+            f"ControllerRevision and ConfigMap {current.name} were deleted while Deployment {current.name} runs; "
+            "delete the Deployment as well, and the operator makes all of it again"
+        )
         raise SpecProblem(REVISION_LOST, message)
     config = json.loads(live.body["data"][DAEMON_CONFIG_KEY])
     claim = observed.find(RESOURCE_CLAIM_TEMPLATES, current.name)
@@ -135,7 +137,7 @@ def _says(text: str) -> Manifest | None:
 def _no_profile(observed: Observed) -> SpecProblem:
     name = observed.spec.profile_ref.name if observed.spec else ""
     if observed.invalid_profile:
-        return SpecProblem(pod.INVALID_PROFILE, f"ServingProfile {name!r}: {observed.invalid_profile}")
+        return SpecProblem(INVALID_PROFILE, f"ServingProfile {name!r}: {observed.invalid_profile}")
     return SpecProblem(PROFILE_NOT_FOUND, f"ServingProfile {name!r} does not exist")
 
 

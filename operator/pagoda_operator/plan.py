@@ -8,8 +8,8 @@ ControllerRevision; who serves is drained before he is removed; nothing that ano
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Final
 
+from pagoda_contracts.conditions.service import INVALID_SPEC, NAME_CONFLICT, NO_ACCELERATOR
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_contracts.resources.traffic import RolloutSpec
 
@@ -18,12 +18,11 @@ from pagoda_operator.converge import converge, wanted
 from pagoda_operator.errors import SpecProblem
 from pagoda_operator.health import Health, judge
 from pagoda_operator.isolation import isolate
-from pagoda_operator.manifests import pod
 from pagoda_operator.manifests.children import Manifest, Owner
 from pagoda_operator.manifests.revision import Revision, identify
 from pagoda_operator.orders import Tell
 from pagoda_operator.pinning import Where, pin, told
-from pagoda_operator.placement.place import NO_ACCELERATOR, alternatives, place, spare
+from pagoda_operator.placement.place import alternatives, place, spare
 from pagoda_operator.placement.types import Held, Placement
 from pagoda_operator.question import ask
 from pagoda_operator.relief import relieved_steps
@@ -34,8 +33,6 @@ from pagoda_operator.schedules import refused
 from pagoda_operator.sides import current_side, old_sides
 from pagoda_operator.state import DEPLOYMENTS, PODS, Child, Observed
 from pagoda_operator.writes import Annotate, Create, Delete, Write
-
-NAME_CONFLICT: Final = "NameConflict"
 
 
 @dataclass(frozen=True)
@@ -86,9 +83,9 @@ def _once(writes: tuple[Write, ...]) -> tuple[Write, ...]:
 
 def _converging(observed: Observed, health: Health) -> Plan:
     if observed.spec is None:
-        return Plan(problem=SpecProblem(pod.INVALID_SPEC, observed.invalid))
+        return Plan(problem=SpecProblem(INVALID_SPEC, observed.invalid))
     if why := refused(observed.spec.scaling):
-        return Plan(problem=SpecProblem(pod.INVALID_SPEC, why))
+        return Plan(problem=SpecProblem(INVALID_SPEC, why))
     placement = place(ask(observed, observed.spec))
     if placement.held is not None:
         return _undecided(observed, observed.spec, placement)
@@ -188,7 +185,7 @@ def _fenced(observed: Observed, draft: Plan) -> Plan:
     other = next((child for child in in_the_way if not (child.of_a_predecessor or child.deleting)), None)
     if other is None:
         return replace(draft, writes=rest, waiting=_named(in_the_way[0]))
-    message = f"{_named(other)} exists and is not this service's; rename the service or remove it"
+    message = f"{_named(other)} exists and does not belong to this service; rename the service or remove that object"
     return replace(draft, writes=rest, problem=SpecProblem(NAME_CONFLICT, message))
 
 

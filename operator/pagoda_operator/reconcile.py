@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, Final, Protocol
 
 import structlog
+from pagoda_contracts.conditions.service import INVALID_SPEC, NO_ACCELERATOR
 
 from pagoda_operator.apply import Writer, apply, apply_status
 from pagoda_operator.completion import TRUTH, VIEW, Run, complete
@@ -19,12 +20,10 @@ from pagoda_operator.defaults import DEFAULT_KEY, keep
 from pagoda_operator.errors import ClusterError, Conflict, Denied, Refused, SpecProblem, Unavailable, Unconverged
 from pagoda_operator.events import Recorder
 from pagoda_operator.held import contested
-from pagoda_operator.manifests.pod import INVALID_SPEC
 from pagoda_operator.manifests.revision import digest
 from pagoda_operator.observe import observe, strangers
 from pagoda_operator.orders import Answer
 from pagoda_operator.outdated import alone
-from pagoda_operator.placement.place import NO_ACCELERATOR
 from pagoda_operator.plan import Plan, owner_of, plan
 from pagoda_operator.queue import Outcome
 from pagoda_operator.reader import Reader

@@ -99,9 +99,9 @@ def _on_trial(scene: Scene, record: RolloutStatus) -> tuple[RolloutStatus, str]:
     """Turned back by what the trial found, or what is waited for, and since when it has no place."""
     tried = scene.tried
     if tried.failed:
-        return _turned_back(record, f"the trial before the last old replica goes has failed: {tried.failed}"), ""
+        return _turned_back(record, f"The trial of the new revision failed: {tried.failed}"), ""
     since = None if tried.placed else record.since or _stamp(scene.now)
-    waits = "" if tried.passed else f"the old replica stays until a trial has passed: {tried.told}"
+    waits = "" if tried.passed else f"the old replica stays until the trial of the new revision has passed: {tried.told}"
     return record.model_copy(update={"since": since}), waits
 
 
@@ -155,10 +155,10 @@ def _next_step(scene: Scene, old: Side, record: RolloutStatus, step: CanaryStep)
     limits = scene.spec.canary.abort_on if scene.spec.canary else None
     if limits is not None:
         if scene.signals is None or not scene.signals.fresh:
-            return record, "no gateway tells how the new revision does"
+            return record, "no gateway reports on the new revision"
         of = scene.signals.revisions
         if why := judge(limits, of.get(scene.current.hash, RevisionSignal()), of.get(old.hash, RevisionSignal())):
-            return _turned_back(record, f"canary at {step.weight}%: {why}"), ""
+            return _turned_back(record, f"canary at {step.weight} %: {why}"), ""
     if held_s(scene, record) < parse_duration(step.hold):
         return record, ""
     return record.model_copy(update={"step": (record.step or 0) + 1, "since": None}), ""

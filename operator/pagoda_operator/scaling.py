@@ -15,7 +15,7 @@ from pagoda_contracts.resources.scaling import ScalingRules, ScalingSpec, Scalin
 from pagoda_contracts.units import parse_duration
 
 from pagoda_operator.asked import Asked, Bounds, Fleet, History, Targets
-from pagoda_operator.autoscale import Decision, autoscale
+from pagoda_operator.autoscale import UNHEARD, Decision, autoscale, limited
 from pagoda_operator.behavior import Behavior, Change, Direction, Limit
 from pagoda_operator.learned import DAY_S, Learned, forecast, loaded
 from pagoda_operator.load import offered
@@ -172,25 +172,26 @@ def _external(basis: Basis, signals: ServiceSignals | None, memory: Memory, mome
     asked = Asked(moment.steady, 1, 1)
     if signals is None:
         woken = basis.current > 0 and memory.told
-        return Decision(1, asked, "no fresh signal: as it was", "unheard") if woken else None
+        return Decision(1, asked, UNHEARD, "unheard") if woken else None
     if signals.held or signals.wake:
-        return Decision(1, asked, "requests are held and spec.replicas is 0", "held")
+        return Decision(1, asked, "Requests are held and spec.replicas is 0.", "held")
     if not basis.current:
         return None
     if not signals.fresh:
-        return Decision(1, asked, "no fresh signal: as it was", "unheard")
+        return Decision(1, asked, UNHEARD, "unheard")
     idle_s = idle_after_s(basis.spec)
     quiet = moment.steady - history_of(signals, memory).quiet_since
-    return None if quiet >= idle_s else Decision(1, asked, f"requests within {idle_s:.0f} s and spec.replicas is 0", "last")
+    why = f"Requests arrived within the last {idle_s:.0f} s and spec.replicas is 0."
+    return None if quiet >= idle_s else Decision(1, asked, why, "last")
 
 
 def _clamped(decision: Decision, basis: Basis) -> Decision:
     """By quota, and by what can be placed: who serves stays, and one more waits, since nobody adds a node or frees a device for none."""
     if basis.granted is not None and decision.replicas > basis.granted:
-        why = f"{decision.reason}; {decision.replicas} wanted, the quota grants {basis.granted}"
+        why = limited(decision.reason, decision.replicas, f"the quota allows {basis.granted}")
         decision = replace(decision, replicas=basis.granted, reason=why, cause=f"{decision.cause}, quota")
     if basis.placeable is not None and decision.replicas > (room := max(basis.placeable + 1, min(basis.ready, decision.replicas))):
-        why = f"{decision.reason}; {decision.replicas} wanted, {basis.placeable} can be placed, and one waits"
+        why = limited(decision.reason, decision.replicas, f"{basis.placeable} can be placed now, and one more waits for capacity")
         decision = replace(decision, replicas=room, reason=why, cause=f"{decision.cause}, room")
     return decision
 

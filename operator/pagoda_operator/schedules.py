@@ -53,13 +53,13 @@ def refused(spec: ScalingSpec | None) -> str:
         try:
             zone = _zone(schedule)
         except (KeyError, ValueError, OSError):
-            return f"{where}.timeZone: {schedule.time_zone!r} is not known; accepted are IANA names such as Europe/Berlin"
+            return f"{where}.timeZone: {schedule.time_zone!r} must be an IANA name such as Europe/Berlin"
         try:
             first = next(CronSim(schedule.start, datetime(2024, 1, 1, tzinfo=zone)), None)
         except CronSimError as error:
-            return f"{where}.start: {schedule.start!r}: {error}; accepted are five cron fields such as 0 8 * * 1-5"
+            return f"{where}.start: {schedule.start!r}: {error}; it must be five cron fields such as 0 8 * * 1-5"
         if first is None:
-            return f"{where}.start: {schedule.start!r} never comes"
+            return f"{where}.start: {schedule.start!r} never occurs"
     return ""
 
 

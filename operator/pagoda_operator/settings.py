@@ -88,7 +88,7 @@ def _gateways(text: str) -> tuple[str, ...]:
     for name in names:
         host, _, port = name.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise SettingsError(f"--gateways: {name!r} is not an address; accepted is host:port, several with commas between")
+            raise SettingsError(f"--gateways: {name!r} is not an address; it must be host:port, or several with commas between them")
     return names
 
 
@@ -98,7 +98,7 @@ def _resync(text: str) -> float:
     except ValueError as error:
         raise SettingsError(f"--resync: {error}") from error
     if seconds < 1:
-        raise SettingsError(f"--resync: {text!r} is too often; accepted is 1s or more")
+        raise SettingsError(f"--resync: {text!r} is too often; it must be at least 1s")
     return seconds
 
 
@@ -108,7 +108,7 @@ def _url(environment: Mapping[str, str]) -> str | None:
     standard = f"http://pagoda-gateway.{namespace}.svc:{PORT_GATEWAY_HTTP}/v1" if namespace else None
     url = environment.get(GATEWAY_URL) or standard
     if url and not url.startswith(("http://", "https://")):
-        raise SettingsError(f"{GATEWAY_URL}: {url!r} is not an address; accepted is http://host:port/v1 or https://host:port/v1")
+        raise SettingsError(f"{GATEWAY_URL}: {url!r} is not an address; it must be http://host:port/v1 or https://host:port/v1")
     return url
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 from typing import Final
 
+from pagoda_contracts.conditions import health
 from pagoda_contracts.units import parse_duration
 
 from pagoda_operator.pods import Pod
@@ -25,13 +26,13 @@ _OVERDUE_S: Final = 30.0
 _DEFAULT_PROGRESS: Final = "120s"
 
 
-class Sickness(StrEnum):
-    """What is wrong, the surest first."""
+class Sickness(Enum):
+    """What is wrong, as the condition Degraded says it; the surest first."""
 
-    DEVICE_FAULT = "DeviceFault"
-    DEEP_CHECK = "DeepCheckFailed"
-    SILENT = "Silent"
-    STUCK = "Stuck"
+    DEVICE_FAULT = health.DEVICE_FAULT
+    DEEP_CHECK = health.DEEP_CHECK_FAILED
+    SILENT = health.SILENT
+    STUCK = health.STUCK
 
 
 _RANK: Final = {sickness: rank for rank, sickness in enumerate(Sickness)}
@@ -71,9 +72,9 @@ def doubt(observed: Observed, pod: Pod) -> str:
         return f"its device is faulty: {fault}"[:400]
     signal = _signal(observed, pod)
     if signal is None:
-        return "no gateway has told of it yet" if observed.unheard_s < MISSING_S else ""
+        return "no gateway has reported it yet" if observed.unheard_s < MISSING_S else ""
     if signal.deep_failed:
-        return "its canary token is wrong or late"
+        return "the answer to its canary prompt is wrong or late"
     return f"no gateway can use it: {signal.reason or signal.verdict}" if signal.bad else ""
 
 
@@ -103,13 +104,13 @@ def _by_signal(observed: Observed, pod: Pod) -> Iterable[Sick]:
         return
     if signal.deep_failed and signal.verdict is Seen.DEAD:
         if signal.bad_s >= CONFIRM_S:
-            yield Sick(pod, Sickness.DEEP_CHECK, "its canary token is wrong or late")
+            yield Sick(pod, Sickness.DEEP_CHECK, "the answer to its canary prompt is wrong or late")
     elif signal.verdict is Seen.UNHEARD:
         if signal.bad_s >= MISSING_S:
-            yield Sick(pod, Sickness.SILENT, f"it is Ready, and no gateway has heard of it for {MISSING_S:.0f} s")
+            yield Sick(pod, Sickness.SILENT, f"it is Ready, but no gateway has heard from it for {MISSING_S:.0f} s")
     elif signal.verdict is Seen.DEAD and signal.bad_s >= _patience(observed, signal):
         stuck = signal.reason != "silent"
-        why = f"no gateway hears it: {signal.reason}" if not stuck else f"it speaks and does not move: {signal.reason}"
+        why = f"no gateway hears from it: {signal.reason}" if not stuck else f"it answers but makes no progress: {signal.reason}"
         yield Sick(pod, Sickness.STUCK if stuck else Sickness.SILENT, why)
 
 

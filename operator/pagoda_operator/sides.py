@@ -119,7 +119,7 @@ def broken(observed: Observed, pod: Pod) -> str:
     if pod.exit_code == EXIT_PERMANENT or (pod.exit_code is not None and pod.restarts >= _CRASHES):
         return f"{pod.name} ended with exit code {pod.exit_code}: {pod.exit_message or pod.exit_reason or 'no reason given'}"
     if pod.fetching.permanent:
-        return f"{pod.name} fetches no model: {pod.fetching.exit_message or 'no reason given'}"
+        return f"{pod.name} cannot fetch the model: {pod.fetching.exit_message or 'no reason given'}"
     if pod.waiting in _NO_IMAGE:
         return _waits(pod)
     return next((lack.why for lack in _lacks(observed, pod) if lack.left(observed.now) <= 0), "")
@@ -141,9 +141,9 @@ def _lacks(observed: Observed, pod: Pod) -> Iterator[_Lack]:
         yield _Lack(pod.created, _waits(pod))
     if pod.unschedulable and not pod.assigned and not pod.short:
         since = observed.lacking.get(pod.uid, pod.unscheduled_since or pod.created)
-        yield _Lack(since, f"{pod.name} finds no node: {pod.unscheduled}")
+        yield _Lack(since, f"{pod.name} has no node: {pod.unscheduled}")
     if pod.unmounted_since is not None and pod.assigned:
-        yield _Lack(pod.unmounted_since, f"{pod.name}: its volumes are not mounted or it has no network; its events tell what is missing")
+        yield _Lack(pod.unmounted_since, f"{pod.name}: its volumes are not mounted or it has no network; its Events say what is missing")
 
 
 def _refused(deployment: Child) -> tuple[_Lack, ...]:

@@ -6,7 +6,18 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from pagoda_operator.fetching import FETCHING_MODEL, tell
+from pagoda_contracts.conditions.service import (
+    CONTAINER,
+    CRASH_LOOPING,
+    FETCHING_MODEL,
+    IMAGE_PULL,
+    LOADING_MODEL,
+    PULLING_IMAGE,
+    SCHEDULING,
+)
+from pagoda_contracts.conditions.types import Reason
+
+from pagoda_operator.fetching import tell
 from pagoda_operator.pods import Pod
 
 _MAX_MESSAGE: Final = 1000
@@ -20,48 +31,48 @@ def clean(text: str) -> str:
     return " ".join(printable.split())[:_MAX_MESSAGE]
 
 
-def _crashing(pod: Pod) -> tuple[str, str] | None:
+def _crashing(pod: Pod) -> tuple[Reason, str] | None:
     if pod.exit_code is None or (pod.running and pod.restarts == 0):
         return None
     why = clean(pod.exit_message) or pod.exit_reason or "no reason given"
-    return "CrashLooping", f"{pod.name} ended with exit code {pod.exit_code}: {why}"
+    return CRASH_LOOPING, f"{pod.name} ended with exit code {pod.exit_code}: {why}"
 
 
-def _unscheduled(pod: Pod) -> tuple[str, str] | None:
-    return ("Scheduling", f"{pod.name}: {pod.unscheduled}") if pod.unscheduled else None
+def _unscheduled(pod: Pod) -> tuple[Reason, str] | None:
+    return (SCHEDULING, f"{pod.name}: {pod.unscheduled}") if pod.unscheduled else None
 
 
-def _image(pod: Pod) -> tuple[str, str] | None:
+def _image(pod: Pod) -> tuple[Reason, str] | None:
     if pod.waiting not in _IMAGE_REASONS:
         return None
     # ErrImagePull and ImagePullBackOff alternate with each try: the common part of their messages stays the same.
-    return "ImagePull", f"{pod.name}: {_BACK_OFF.sub('', pod.waiting_message) or pod.waiting}"
+    return IMAGE_PULL, f"{pod.name}: {_BACK_OFF.sub('', pod.waiting_message) or pod.waiting}"
 
 
-def _container(pod: Pod) -> tuple[str, str] | None:
+def _container(pod: Pod) -> tuple[Reason, str] | None:
     if not pod.waiting or pod.waiting in ("ContainerCreating", "PodInitializing", "CrashLoopBackOff"):
         return None
-    return "Container", f"{pod.name}: {pod.waiting}: {pod.waiting_message}"
+    return CONTAINER, f"{pod.name}: {pod.waiting}: {pod.waiting_message}"
 
 
-def _starting(pod: Pod) -> tuple[str, str] | None:
+def _starting(pod: Pod) -> tuple[Reason, str] | None:
     if pod.running or pod.fetching.busy:
         return None
     if not pod.scheduled:
-        return "Scheduling", f"{pod.name} has no node yet"
-    return "PullingImage", f"{pod.name} pulls its image and mounts its volumes"
+        return SCHEDULING, f"{pod.name} has no node yet"
+    return PULLING_IMAGE, f"{pod.name} pulls its image and mounts its volumes"
 
 
-def _fetching(pod: Pod) -> tuple[str, str] | None:
+def _fetching(pod: Pod) -> tuple[Reason, str] | None:
     return (FETCHING_MODEL, tell(pod.name, pod.fetching)) if pod.fetching.busy else None
 
 
-def _loading(pod: Pod) -> tuple[str, str] | None:
-    return "LoadingModel", f"{pod.name} loads the model"
+def _loading(pod: Pod) -> tuple[Reason, str] | None:
+    return LOADING_MODEL, f"{pod.name} loads the model"
 
 
 # Bad news first, then the least advanced.
-STAGES: Final[tuple[Callable[[Pod], tuple[str, str] | None], ...]] = (
+STAGES: Final[tuple[Callable[[Pod], tuple[Reason, str] | None], ...]] = (
     _crashing,
     _unscheduled,
     _image,

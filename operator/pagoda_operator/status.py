@@ -9,29 +9,39 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
+from pagoda_contracts.conditions.service import (
+    AVAILABLE,
+    CANARY,
+    CREATING_PODS,
+    DRAINING,
+    FORBIDDEN,
+    MODEL_REJECTED,
+    NOT_STALLED,
+    QUOTA_EXCEEDED,
+    ROLLED_BACK,
+    ROLLING_OUT,
+    SCALED_TO_ZERO,
+    SETTLED,
+    WAITING,
+    WAITING_FOR_CAPACITY,
+)
+from pagoda_contracts.conditions.types import DEGRADED, READY, RECONCILING, STALLED, ConditionType, Reason
 from pagoda_contracts.names import EXIT_PERMANENT
 from pagoda_contracts.resources.meta import Condition
 from pagoda_contracts.resources.service import InferenceServiceStatus, RevisionStatus
 from pagoda_contracts.resources.status import ScalingDecision, ScalingStatus
 
+from pagoda_operator.autoscale import limited
 from pagoda_operator.expect import expected
 from pagoda_operator.health import Health
 from pagoda_operator.held import held_names
 from pagoda_operator.outdated import outdated
-from pagoda_operator.placement.place import WAITING_FOR_CAPACITY
 from pagoda_operator.plan import Plan, owner_of
 from pagoda_operator.pods import Pod
 from pagoda_operator.stages import STAGES, clean
 from pagoda_operator.state import DEPLOYMENTS, Json, Observed
-from pagoda_operator.status_health import DEGRADED, health_condition
+from pagoda_operator.status_health import health_condition
 from pagoda_operator.unheeded import in_vain
-
-READY: Final = "Ready"
-RECONCILING: Final = "Reconciling"
-STALLED: Final = "Stalled"
-QUOTA_EXCEEDED: Final = "QuotaExceeded"
-MODEL_REJECTED: Final = "ModelRejected"
-ROLLED_BACK: Final = "RolledBack"
 
 _MAX_REASON: Final = 512
 _MAX_DECISIONS: Final = 5
@@ -44,7 +54,7 @@ class Verdict(NamedTuple):
     """Where the service stands, in one reason and one sentence."""
 
     kind: Literal["settled", "serving", "reconciling", "stalled"]
-    reason: str
+    reason: Reason
     message: str
 
 
@@ -80,7 +90,7 @@ def _scaling(observed: Observed, now: str) -> ScalingStatus | None:
     last, decision = observed.status.scaling or ScalingStatus(), observed.scaling
     reason, before = decision.reason, observed.spec.replicas if last.desired is None else last.desired
     if observed.wanted < decision.replicas:
-        reason = f"{reason}; {decision.replicas} wanted, the quota grants {observed.wanted}"
+        reason = limited(reason, decision.replicas, f"the quota allows {observed.wanted}")
     reason = clean(reason)[:_MAX_REASON]
     decisions = last.last_decisions
     if observed.wanted != before:
@@ -131,13 +141,13 @@ def _rollout(observed: Observed, plan: Plan) -> Verdict | None:
     if plan.rollout is None or record is None:
         return None
     if record.phase == "RolledBack":
-        return Verdict("stalled", ROLLED_BACK, clean(record.reason or "turned back") + _serving(observed, plan))
+        return Verdict("stalled", ROLLED_BACK, clean(record.reason or "rolled back") + _serving(observed, plan))
     ready = sum(pod.serves for pod in observed.pods)
     if record.phase != "Progressing" or record.since is None or not plan.rollout.weights or ready < observed.wanted:
         return None
-    share = f"{plan.rollout.weights.get(record.revision, 0)}% of requests to the new revision"
+    share = f"the new revision gets {plan.rollout.weights.get(record.revision, 0)} % of the requests"
     waits = f"; {plan.rollout.waits}" if plan.rollout.waits else ""
-    return Verdict("serving", "Canary", f"{observed.wanted} of {observed.wanted} replicas ready: {share}{waits}")
+    return Verdict("serving", CANARY, f"{observed.wanted} of {observed.wanted} replicas ready: {share}{waits}")
 
 
 def _rejection(pod: Pod) -> str | None:
@@ -150,19 +160,20 @@ def _rejection(pod: Pod) -> str | None:
 def _arrived(plan: Plan, ready: int, wanted: int) -> Verdict:
     message = f"{ready} of {wanted} replicas ready" if wanted else "scaled to zero"
     if plan.rollout is not None and plan.rollout.waits:
-        return Verdict("serving", "RollingOut", f"{message}; {plan.rollout.waits}")
+        return Verdict("serving", ROLLING_OUT, f"{message}; {plan.rollout.waits}")
     if plan.retiring:
-        return Verdict("serving", "RollingOut", f"{message}; draining {', '.join(plan.retiring)}")
+        return Verdict("serving", ROLLING_OUT, f"{message}; draining {', '.join(plan.retiring)}")
     if plan.leaving:
-        return Verdict("serving", "Draining", f"{message}; draining {', '.join(plan.leaving)}")
-    return Verdict("settled", "Available" if wanted else "ScaledToZero", message)
+        return Verdict("serving", DRAINING, f"{message}; draining {', '.join(plan.leaving)}")
+    return Verdict("settled", AVAILABLE if wanted else SCALED_TO_ZERO, message)
 
 
 def _serving(observed: Observed, plan: Plan) -> str:
     """What older revisions still do, for the end of a message."""
     mine = {pod.name for pod in _current(observed, plan)}
     others = sum(pod.serves for pod in observed.pods if pod.name not in mine)
-    return f"; {others} ready of an older revision keep serving" if others else ""
+    told = f"{others} ready replicas of an older revision continue" if others > 1 else "1 ready replica of an older revision continues"
+    return f"; {told} to serve" if others else ""
 
 
 def _current(observed: Observed, plan: Plan) -> list[Pod]:
@@ -172,14 +183,14 @@ def _current(observed: Observed, plan: Plan) -> list[Pod]:
     return [pod for pod in observed.pods if pod.counts and (pod.revision, pod.accelerator) == mine]
 
 
-def _progress(observed: Observed, plan: Plan, pods: list[Pod]) -> tuple[str, str]:
+def _progress(observed: Observed, plan: Plan, pods: list[Pod]) -> tuple[Reason, str]:
     """Why not yet: what holds all of it, else the least advanced replica speaks."""
     if plan.denied:
-        return "Forbidden", plan.denied
+        return FORBIDDEN, plan.denied
     return _held_up(plan, pods) or _of_replicas(observed, plan, pods)
 
 
-def _of_replicas(observed: Observed, plan: Plan, pods: list[Pod]) -> tuple[str, str]:
+def _of_replicas(observed: Observed, plan: Plan, pods: list[Pod]) -> tuple[Reason, str]:
     wanted = observed.wanted
     waiting = [pod for pod in pods if not pod.ready]
     told = [(reason, message) for tell in STAGES for pod in waiting if (found := tell(pod)) for reason, message in [found]]
@@ -188,35 +199,35 @@ def _of_replicas(observed: Observed, plan: Plan, pods: list[Pod]) -> tuple[str, 
     deployment = observed.find(DEPLOYMENTS, plan.current.name) if plan.current else None
     failure: Json = deployment.condition("ReplicaFailure") if deployment else {}
     if failure.get("status") == "True":
-        return "CreatingPods", failure.get("message", "")
+        return CREATING_PODS, failure.get("message", "")
     if not told and plan.rollout is not None and plan.rollout.waits:
-        return "RollingOut", plan.rollout.waits
+        return ROLLING_OUT, plan.rollout.waits
     if not told and plan.leaving:
-        return "RollingOut" if plan.retiring else "Draining", f"draining {', '.join(plan.leaving)}"
-    return told[0] if told else ("CreatingPods", "pods are being created")
+        return ROLLING_OUT if plan.retiring else DRAINING, f"draining {', '.join(plan.leaving)}"
+    return told[0] if told else (CREATING_PODS, "pods are being created")
 
 
-def _held_up(plan: Plan, pods: list[Pod]) -> tuple[str, str] | None:
+def _held_up(plan: Plan, pods: list[Pod]) -> tuple[Reason, str] | None:
     """Something must go first; devices would do and are all in use, but a pod that has a node after all has got its own."""
     if plan.waiting:
-        return "Waiting", f"waiting until {plan.waiting} is gone"
+        return WAITING, f"waiting until {plan.waiting} is deleted"
     if plan.rollout is not None and plan.rollout.tries and plan.rollout.waits:
-        return "RollingOut", plan.rollout.waits
+        return ROLLING_OUT, plan.rollout.waits
     awaited = plan.placement.status.waiting if plan.placement else None
     if awaited is None or any(pod.scheduled for pod in pods):
         return None
-    return WAITING_FOR_CAPACITY, f"{awaited.accelerator} since {awaited.since}: {awaited.why}"
+    return WAITING_FOR_CAPACITY, f"waiting for {awaited.accelerator} since {awaited.since}: {awaited.why}"
 
 
 def _conditions(observed: Observed, told: Verdict, health: Health, now: str) -> tuple[Condition, ...]:
     last = {condition.type: condition for condition in observed.status.conditions}
-    wanted: tuple[tuple[str, State], ...] = (
-        (READY, _ready(observed, told, last.get(READY))),
+    wanted: tuple[tuple[ConditionType, State], ...] = (
+        (READY, _ready(observed, told, last.get(READY.name))),
         (RECONCILING, "True" if told.kind in ("serving", "reconciling") else "False"),
         (STALLED, "True" if told.kind == "stalled" else "False"),
     )
-    lines = [_condition(observed, told, (kind, state), last.get(kind), now) for kind, state in wanted]
-    return (*lines, *health_condition(observed, health, last.get(DEGRADED), now))
+    lines = [_condition(observed, told, (kind, state), last.get(kind.name), now) for kind, state in wanted]
+    return (*lines, *health_condition(observed, health, last.get(DEGRADED.name), now))
 
 
 def _ready(observed: Observed, told: Verdict, last: Condition | None) -> State:
@@ -227,13 +238,13 @@ def _ready(observed: Observed, told: Verdict, last: Condition | None) -> State:
     return "False" if told.kind == "stalled" or known else "Unknown"
 
 
-def _condition(observed: Observed, told: Verdict, wanted: tuple[str, State], last: Condition | None, now: str) -> Condition:
+def _condition(observed: Observed, told: Verdict, wanted: tuple[ConditionType, State], last: Condition | None, now: str) -> Condition:
     kind, state = wanted
     speaks = kind == READY or state == "True"
     return Condition(
-        type=kind,
+        type=kind.name,
         status=state,
-        reason=told.reason if speaks else ("Settled" if kind == RECONCILING else "NotStalled"),
+        reason=(told.reason if speaks else SETTLED if kind == RECONCILING else NOT_STALLED).name,
         message=told.message if speaks else "",
         observed_generation=observed.meta.generation,
         last_transition_time=last.last_transition_time if last is not None and last.status == state else now,

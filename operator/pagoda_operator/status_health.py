@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from pagoda_contracts.conditions.health import DEVICE_FAULT, REPLACEMENT_HELD, WELL
+from pagoda_contracts.conditions.types import DEGRADED, Reason
 from pagoda_contracts.resources.meta import Condition
 
 from pagoda_operator.health import Health
-from pagoda_operator.sickness import Sick, Sickness
+from pagoda_operator.sickness import Sick
 from pagoda_operator.state import Observed
 
-DEGRADED: Final = "Degraded"
-HELD: Final = "ReplacementHeld"
-WELL: Final = "Well"
 _NAMED: Final = 5
 _MAX_MESSAGE: Final = 1000
 
@@ -30,9 +29,9 @@ def health_condition(observed: Observed, health: Health, last: Condition | None,
     state: Final = "True" if health.sick or kept else "False"
     return (
         Condition(
-            type=DEGRADED,
+            type=DEGRADED.name,
             status=state,
-            reason=kept.reason if kept else _reason(health),
+            reason=kept.reason if kept else _reason(health).name,
             message=kept.message if kept else _message(health)[:_MAX_MESSAGE],
             observed_generation=observed.meta.generation,
             last_transition_time=last.last_transition_time if last is not None and last.status == state else now,
@@ -42,7 +41,7 @@ def health_condition(observed: Observed, health: Health, last: Condition | None,
 
 def _still(observed: Observed, last: Condition) -> bool:
     """Whether a replica that the line names by what gateways said is there, Ready, and not heard to be well since."""
-    if last.status != "True" or last.reason == Sickness.DEVICE_FAULT:
+    if last.status != "True" or last.reason == DEVICE_FAULT.name:
         return False
     named = {told.partition(": ")[0] for told in last.message.split("; ")}
     there = [pod for pod in observed.pods if pod.name in named and pod.counts and pod.ready and pod.drain_deadline_ms is None]
@@ -50,10 +49,10 @@ def _still(observed: Observed, last: Condition) -> bool:
     return any(pod.name not in heard or heard[pod.name].bad for pod in there)
 
 
-def _reason(health: Health) -> str:
+def _reason(health: Health) -> Reason:
     if not health.sick:
         return WELL
-    return HELD if health.held else str(health.sick[0].sickness)
+    return REPLACEMENT_HELD if health.held else health.sick[0].sickness.value
 
 
 def _message(health: Health) -> str:
@@ -61,7 +60,7 @@ def _message(health: Health) -> str:
         return ""
     named = "; ".join(map(_told, health.sick[:_NAMED]))
     more = len(health.sick) - _NAMED
-    return named + (f"; and {more} more" if more > 0 else "") + f"; {health.held or health.doing}"
+    return named + (f"; and {more} more" if more > 0 else "") + f". {health.held or health.doing}"
 
 
 def _told(sick: Sick) -> str:

@@ -61,12 +61,12 @@ def look(observed: Observed, wanted: Manifest | None) -> Trial:
     """What its pod shows."""
     live = observed.find(PODS, wanted["metadata"]["name"]) if wanted is not None else None
     if wanted is None or live is None or live.deleting:
-        return Trial(there=live is not None, told="a pod for it is being made")
+        return Trial(there=live is not None, told="the trial pod is being created")
     pod = parse_pod(live.body)
     if _passed(pod, wanted):
         return Trial(there=True, placed=True, passed=True)
     placed = pod.assigned and not pod.finished and not _tells_nothing(observed, pod)  # one that was evicted comes to no end of its own
-    late = f"{pod.name} has come to no end within a day" if observed.now - pod.created > _DAY_S else ""
+    late = f"{pod.name} has not finished within a day" if observed.now - pod.created > _DAY_S else ""
     failed = (_broken(observed, pod) or late) if placed else ""
     waits = (patience(observed, pod), left if (left := pod.created + _PASSING_S - observed.now) > 0 else None)
     return Trial(True, placed, failed=failed, told=_at(pod), again=min((wait for wait in waits if wait is not None), default=None))
@@ -98,7 +98,7 @@ def _passed(pod: Pod, wanted: Manifest) -> bool:
 def _at(pod: Pod) -> str:
     """Without words of the moment: each change would be a write."""
     if pod.finished:
-        return f"{pod.name} was ended before it told anything"
+        return f"trial pod {pod.name} was evicted before it finished"
     if pod.fetching.exit_code:
         return tell(pod.name, pod.fetching)
     troubles = (found[1] for found in (stage(pod) for stage in STAGES[:4]) if found is not None)

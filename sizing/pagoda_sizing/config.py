@@ -32,7 +32,7 @@ class Config:
         for key in keys:
             if self.get(key) is not None:
                 return self._checked(key, self.get(key), minimum)
-        raise BadConfig(f"config.json: {keys[0]} is missing; accepted is a whole number of at least {minimum}")
+        raise BadConfig(f"config.json: {keys[0]} is missing; it must be a whole number of at least {minimum}")
 
     def optional(self, key: str, minimum: int = 1) -> int | None:
         """A whole number, or None where absent."""
@@ -43,28 +43,28 @@ class Config:
         """A boolean; absent is False unless the architecture's class says otherwise."""
         value = self.get(key)
         if value is not None and not isinstance(value, bool):
-            raise BadConfig(f"config.json: {key} is {value!r}; accepted are true and false")
+            raise BadConfig(f"config.json: {key} must be true or false, got {value!r}")
         return bool(value)
 
     def real(self, key: str, default: float | None = None) -> float:
         """A finite number above 0; absent is `default`, or refused where there is none."""
         value = default if self.get(key) is None else self.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise BadConfig(f"config.json: {key} is {value!r}; accepted is a finite number above 0")
+            raise BadConfig(f"config.json: {key} must be a finite number above 0, got {value!r}")
         return float(value)
 
     def text(self, key: str) -> str | None:
         """A string, or None where absent."""
         value = self.get(key)
         if value is not None and not isinstance(value, str):
-            raise BadConfig(f"config.json: {key} is {value!r}; accepted is a string")
+            raise BadConfig(f"config.json: {key} must be a string, got {value!r}")
         return value
 
     def section(self, key: str) -> dict[str, Any] | None:
         """A nested object, or None where absent."""
         value = self.raw.get(key)
         if value is not None and not isinstance(value, dict):
-            raise BadConfig(f"config.json: {key} is {value!r}; accepted is an object")
+            raise BadConfig(f"config.json: {key} must be an object, got {value!r}")
         return value
 
     def names(self, key: str, length: int) -> tuple[str, ...] | None:
@@ -79,7 +79,7 @@ class Config:
     @staticmethod
     def _checked(key: str, value: Any, minimum: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= LARGEST:
-            raise BadConfig(f"config.json: {key} is {value!r}; accepted is a whole number of at least {minimum}")
+            raise BadConfig(f"config.json: {key} must be a whole number of at least {minimum}, got {value!r}")
         return value
 
 
@@ -90,7 +90,7 @@ def parse_json(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise BadConfig(f"config.json is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise BadConfig(f"config.json holds a {type(found).__name__}; accepted is an object")
+        raise BadConfig(f"config.json must be an object, got {type(found).__name__}")
     return found
 
 
@@ -100,7 +100,7 @@ def declared_quantisation(raw: dict[str, Any]) -> str:
     if section is None:
         return "bf16"
     if not isinstance(section, dict):
-        raise UnknownQuantisation(f"quantization_config is {section!r}; accepted is an object")
+        raise UnknownQuantisation(f"quantization_config must be an object, got {section!r}")
     method, bits = section.get("quant_method"), section.get("bits")
     known: dict[tuple[Any, Any], str] = {("fp8", None): "fp8", ("awq", 4): "int4", ("gptq", 4): "int4", ("gptq", 8): "int8"}
     if (method, bits) not in known:

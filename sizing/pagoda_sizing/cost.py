@@ -28,7 +28,7 @@ def goodput(tokens_per_s: float, within_slo: float) -> float:
     """Tokens per second of requests that met their objective."""
     positive("tokens per second", tokens_per_s)
     if not 0 <= within_slo <= 1:
-        raise Impossible(f"share within objective {within_slo}: accepted is 0 to 1")
+        raise Impossible(f"share within objective must be from 0 to 1, got {within_slo}")
     return tokens_per_s * within_slo
 
 
@@ -39,7 +39,7 @@ def utilisation(served_tokens: float, capacity_tokens_per_s: float, hours: float
     _not_negative("served tokens", served_tokens)
     share = served_tokens / (capacity_tokens_per_s * hours * 3600)
     if share > 1:
-        raise Impossible(f"{served_tokens:,.0f} tokens in {hours:g} h are {share:.2f} of the capacity: accepted is at most 1")
+        raise Impossible(f"{served_tokens:,.0f} tokens in {hours:g} h are {share:.2f} of the capacity; it must be at most 1")
     return share
 
 
@@ -72,9 +72,9 @@ def breakeven_tokens(monthly: Monthly, api_price_per_million: float) -> float:
 
 def _share(name: str, value: float) -> None:
     if not 0 < value <= 1:
-        raise Impossible(f"{name} {value}: accepted is above 0 and at most 1")
+        raise Impossible(f"{name} must be above 0 and at most 1, got {value}")
 
 
 def _not_negative(name: str, value: float) -> None:
     if not 0 <= value < math.inf:
-        raise Impossible(f"{name} {value}: accepted is 0 or more")
+        raise Impossible(f"{name} must be 0 or more, got {value}")

@@ -90,9 +90,9 @@ def find(name: str) -> Device:
     parent, _, profile = wanted.partition(":")
     if profile and parent in known:
         slices = [device.profile for device in known.values() if device.whole == parent and device.profile]
-        raise UnknownDevice(f"{parent} has no MIG profile {profile!r}: accepted are {', '.join(map(str, slices)) or 'none'}")
+        raise UnknownDevice(f"{parent} has no MIG profile {profile!r}; it has {', '.join(map(str, slices)) or 'none'}")
     whole = ", ".join(device.name for device in known.values() if device.profile is None)
-    raise UnknownDevice(f"device {name!r}: accepted are {whole}, and NAME:PROFILE for a MIG slice")
+    raise UnknownDevice(f"device must be one of {whole}, or NAME:PROFILE for a MIG slice, got {name!r}")
 
 
 def _entries() -> list[_Entry]:

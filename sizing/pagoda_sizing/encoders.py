@@ -14,7 +14,7 @@ def _block(hidden: int, inner: int) -> tuple[int, int]:
 
 def _heads(hidden: int, heads: int) -> Attention:
     if hidden % heads:
-        raise BadConfig(f"config.json: a hidden size of {hidden} is no multiple of {heads} heads")
+        raise BadConfig(f"config.json: a hidden size of {hidden} is not a multiple of {heads} heads")
     return Attention(heads, heads, hidden // heads, hidden // heads)
 
 

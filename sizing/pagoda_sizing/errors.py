@@ -38,4 +38,4 @@ class Impossible(SizingError):
 def positive(name: str, value: float) -> None:
     """Refuse zero, negative and not-a-number before they reach a division."""
     if not value > 0 or value == float("inf"):
-        raise Impossible(f"{name} {value}: accepted is a finite number above 0")
+        raise Impossible(f"{name} must be a finite number above 0, got {value}")

@@ -65,7 +65,7 @@ def parse_model(raw: dict[str, Any]) -> Model:
     if kind in OTHERS:
         return OTHERS[kind](Config(raw, {}))
     if kind not in FAMILIES:
-        raise UnknownArchitecture(f"model_type {kind!r}: accepted are {', '.join(ACCEPTED)}")
+        raise UnknownArchitecture(f"model_type {kind!r} is not supported; supported are {', '.join(ACCEPTED)}")
     return _decoder(kind, FAMILIES[kind], Config(raw, FAMILIES[kind].defaults))
 
 
@@ -112,7 +112,7 @@ def _attention(family: Family, config: Config, hidden: int) -> Attention:
     width = config.optional("head_dim")
     if width is None:
         if hidden % heads:
-            raise BadConfig(f"config.json: hidden_size {hidden} is no multiple of num_attention_heads {heads}, and head_dim is missing")
+            raise BadConfig(f"config.json: hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and head_dim is missing")
         width = hidden // heads
     return Attention(heads, kv_heads, width, width)
 

@@ -125,7 +125,7 @@ def check_heads(model: Model, degree: int) -> None:
     positive("tensor-parallel degree", degree)
     if not splits_heads(model, degree):
         accepted = ", ".join(str(value) for value in DEGREES if splits_heads(model, value))
-        raise Impossible(f"tensor-parallel degree {degree}: {model.attention.heads} heads do not split so; accepted are {accepted}")
+        raise Impossible(f"tensor-parallel degree {degree}: {model.attention.heads} heads cannot be split so; it must be one of {accepted}")
 
 
 def degree_refusal(device: Device, degree: int) -> str:
@@ -147,7 +147,7 @@ def check(model: Model, demand: Demand) -> None:
     model.check_context(demand.context)
     weight_format(demand.quantisation)
     if demand.reserve_bytes is not None and demand.reserve_bytes < 0:
-        raise Impossible(f"reserve {demand.reserve_bytes}: accepted is 0 or more bytes")
+        raise Impossible(f"reserve must be 0 or more bytes, got {demand.reserve_bytes}")
 
 
 def _requests(free: int, per_request: int, wanted: int) -> int:

@@ -96,7 +96,7 @@ class Model:
     def kv_bytes(self, context: int, dtype: str = "bf16") -> int:
         """What a request of `context` tokens holds: a layer with a window never holds more than its window."""
         if context < 0:
-            raise Impossible(f"context {context}: accepted is 0 or more")
+            raise Impossible(f"context must be 0 or more, got {context}")
         if not self.decodes:
             return 0
         tokens = sum(context if window is None else min(context, window) for window in self.windows)

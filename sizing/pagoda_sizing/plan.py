@@ -91,12 +91,12 @@ def refuse_contradictions(model: Model, ask: Ask) -> None:
     if ask.prompt is not None and ask.prompt > ask.context:
         raise Impossible(f"prompt {ask.prompt} is longer than the context of {ask.context}")
     if ask.tpot_s is not None and not model.decodes:
-        raise Impossible(f"tpot {ask.tpot_s * 1000:g} ms: a {model.kind} generates no tokens; accepted is ttft")
+        raise Impossible(f"tpot {ask.tpot_s * 1000:g} ms: a {model.kind} generates no tokens; set ttft instead")
 
 
 def _row(model: Model, device: Device, ask: Ask) -> Row:
     if ask.quantisation not in device.formats:
-        why = f"{ask.quantisation} weights do not run on it; accepted are {', '.join(device.formats)}"
+        why = f"{ask.quantisation} weights do not run on it; it runs {', '.join(device.formats)}"
         return _unanswered(fit(model, device, ask.demand), Verdict.UNSUPPORTED, why)
     if ask.degree is not None and (refusal := degree_refusal(device, ask.degree)):
         return _unanswered(fit(model, device, ask.demand), Verdict.NO, refusal)
@@ -195,7 +195,7 @@ def priced(devices: Iterable[Device], prices: dict[str, float]) -> tuple[Device,
     found = tuple(devices)
     unknown = sorted(set(prices) - {device.name for device in found} - {device.whole for device in found})
     if unknown:
-        raise Impossible(f"price for {unknown[0]!r}: accepted are the devices of this plan, {', '.join(d.name for d in found)}")
+        raise Impossible(f"a price must be for a device of this plan ({', '.join(d.name for d in found)}), got {unknown[0]!r}")
     return tuple(_priced(device, prices) for device in found)
 
 
@@ -209,5 +209,5 @@ def _priced(device: Device, prices: dict[str, float]) -> Device:
 
 def _checked(name: str, price: float) -> float:
     if not 0 <= price < math.inf:
-        raise Impossible(f"price for {name} {price}: accepted is 0 or more dollars an hour")
+        raise Impossible(f"price for {name} must be 0 or more dollars an hour, got {price}")
     return price

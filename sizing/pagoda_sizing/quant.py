@@ -44,14 +44,14 @@ KV_BYTES: Final = {"bf16": 2, "fp8": 1, "int8": 1}
 def weight_format(name: str) -> Format:
     """The format called `name`."""
     if name not in WEIGHTS:
-        raise UnknownQuantisation(f"quantisation {name!r}: accepted are {', '.join(WEIGHTS)}")
+        raise UnknownQuantisation(f"quantisation must be one of {', '.join(WEIGHTS)}, got {name!r}")
     return WEIGHTS[name]
 
 
 def kv_element_bytes(name: str) -> int:
     """Bytes of one element of the KV cache."""
     if name not in KV_BYTES:
-        raise UnknownQuantisation(f"KV cache dtype {name!r}: accepted are {', '.join(KV_BYTES)}")
+        raise UnknownQuantisation(f"KV cache dtype must be one of {', '.join(KV_BYTES)}, got {name!r}")
     return KV_BYTES[name]
 
 

@@ -9,7 +9,7 @@ from pagoda_sizing.errors import BadConfig
 def siglip(config: Config, text_hidden: int) -> int:
     """Parameters of tower and projector."""
     if config.text("model_type") != "siglip_vision_model":
-        raise BadConfig(f"config.json: vision_config.model_type is {config.get('model_type')!r}; accepted is siglip_vision_model")
+        raise BadConfig(f"config.json: vision_config.model_type must be siglip_vision_model, got {config.get('model_type')!r}")
     hidden, inner = config.number("hidden_size"), config.number("intermediate_size")
     patch, image = config.number("patch_size"), config.number("image_size")
     mlp = 2 * hidden * inner + inner + hidden

@@ -49,7 +49,7 @@ def _derived(config: Config, layers: int, local: Callable[[int], bool]) -> Windo
         return tuple(window if window is not None and local(layer) else None for layer in range(layers))
     unknown = sorted(set(named) - {"full_attention", "sliding_attention"})
     if unknown:
-        raise BadConfig(f"config.json: layer_types has {unknown[0]!r}; accepted are full_attention and sliding_attention")
+        raise BadConfig(f"config.json: layer_types must be full_attention or sliding_attention, got {unknown[0]!r}")
     if window is None and "sliding_attention" in named:
         raise BadConfig("config.json: layer_types has sliding_attention, but sliding_window is missing")
     return tuple(window if kind == "sliding_attention" else None for kind in named)

@@ -60,7 +60,7 @@ def _check_unique(name: str, entries: Sequence[Any], keys: Any) -> None:
         mark = getattr(entry, keys[0]) if keys else entry
         if mark in seen:
             where = f" in {keys[0]}" if keys else ""
-            raise _broken(f"{name}: {mark!r} stands twice; entries must differ{where}", name)
+            raise _broken(f"{name}: {mark!r} occurs twice; entries must differ{where}", name)
         seen.add(mark)
 
 
@@ -87,7 +87,7 @@ class Model(BaseModel):
 
 def _our_version(value: str) -> str:
     if value != API_VERSION:
-        raise ValueError(f"apiVersion {value!r}: accepted is {API_VERSION}")
+        raise ValueError(f"apiVersion must be {API_VERSION}, got {value!r}")
     return value
 
 

@@ -137,8 +137,8 @@ class ServingProfileSpec(Model):
     )
     egress: Annotated[tuple[Egress, ...], Field(max_length=64)] = Field(
         default=(),
-        description="Where replicas may bring models from: nothing but DNS where empty. Of no use to models from a claim (pvc://), whose "
-        "replicas call nobody. By network, not by name: that is all a NetworkPolicy knows.",
+        description="Networks from which replicas may fetch models. Empty: only DNS is allowed. Models from a claim (pvc://) "
+        "do not need it, because their replicas call no other host. A NetworkPolicy knows networks, not host names.",
     )
     allow: Annotated[tuple[AllowedPath, ...], Field(max_length=64)] = Field(
         default=(),

@@ -205,7 +205,7 @@ class InferenceServiceSpec(Model):
     )
     engine: EngineSpec = Field(default=EngineSpec(), description="Limits and numerics of the engine.")
     adapters: AdaptersSpec | None = Field(default=None, description="LoRA adapters beside the model; none where absent. Not acted on yet.")
-    scaling: ScalingSpec | None = Field(default=None, description="Who decides how many replicas; a person where absent.")
+    scaling: ScalingSpec | None = Field(default=None, description="What decides the number of replicas. Absent: you do, by spec.replicas.")
     slo: SloSpec | None = Field(default=None, description="What clients are promised; goodput counts the answers that kept to it.")
     rollout: RolloutSpec | None = Field(default=None, description="How a new revision takes over.")
     drain: DrainSpec = Field(default=DrainSpec(), description="How a replica goes.")
@@ -221,7 +221,7 @@ class InferenceServiceSpec(Model):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "!has(self.model.credential) || (has(self.credentials) && self.credentials.exists(c, c.name == self.model.credential))",
-            "model.credential: accepted is a name in spec.credentials",
+            "model.credential: must be a name in spec.credentials",
             _credential_known,
             "model.credential",
         ),
@@ -248,7 +248,7 @@ class InferenceService(Model):
         ),
         Rule(
             f"self.metadata.name.matches('{_SERVICE_NAME}')",
-            "metadata.name: accepted are small letters, digits and '-', a letter first: the Service has this name too",
+            "metadata.name: must be small letters, digits and '-', with a letter first, because the Service has this name too",
             lambda s: not s.metadata.name or re.fullmatch(_SERVICE_NAME, s.metadata.name) is not None,
         ),
     )

@@ -89,7 +89,7 @@ class HealthStatus(Model):
     last_replacement: Replacement | None = Field(default=None, description="The last replica that was taken away for being sick.")
     successor_sick: Literal[True] | None = Field(
         default=None,
-        description="Of an older operator: the replica that was made beside the last ones that serve was sick too. Not written any more.",
+        description="Written by older operators only: the replacement of the last serving replicas was unhealthy as well.",
     )
 
 
@@ -126,7 +126,7 @@ class InferenceServiceStatus(Model):
         default=None, description="Where the gateway serves this service inside the cluster."
     )
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16)] = Field(
-        default=(), description="Of the names that it wants, those that it has: nobody else's claim takes one away."
+        default=(), description="The served names that the service holds. A claim of another service takes none of them away."
     )
     ready_expected_at: Annotated[str, StringConstraints(max_length=64)] | None = Field(
         default=None,

@@ -38,7 +38,7 @@ class ApiKeysRef(Model):
 
 
 class Subjects(Model):
-    """Who the tenant is."""
+    """What identifies the tenant."""
 
     namespaces: Annotated[tuple[DnsName, ...], Field(max_length=256)] = Field(
         default=(), description="Namespaces whose services count.", json_schema_extra={"x-kubernetes-list-type": "set"}
@@ -109,7 +109,7 @@ def _fits(spec: TenantQuotaSpec) -> bool:
 class TenantQuotaSpec(Model):
     """Who, and how much. What is absent is not limited."""
 
-    subjects: Subjects = Field(description="Who the tenant is.")
+    subjects: Subjects = Field(description="What identifies the tenant.")
     models: Annotated[tuple[ServedName, ...], Field(max_length=256)] = Field(
         default=(), description="Served names the tenant may use; all where empty.", json_schema_extra={"x-kubernetes-list-type": "set"}
     )
@@ -180,7 +180,7 @@ class TenantQuota(Model):
     api_version: ApiVersion = API_VERSION
     kind: Literal["TenantQuota"] = "TenantQuota"
     metadata: ObjectMeta = ObjectMeta()
-    spec: TenantQuotaSpec = Field(description="Who, and how much. Nothing acts on it yet but on subjects.namespaces and devices.")
+    spec: TenantQuotaSpec = Field(description="The tenant and its limits. Only subjects.namespaces and devices are acted on yet.")
     status: TenantQuotaStatus | None = Field(default=None, description="What is; written by the operator alone.")
 
 

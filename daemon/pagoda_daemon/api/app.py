@@ -158,7 +158,7 @@ class Outermost:
 
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > requests.MAX_BODY:
-            too_large = BadRequest(f"the body has {length} bytes, accepted are {requests.MAX_BODY}", None, TOO_LARGE)
+            too_large = BadRequest(f"the body must have at most {requests.MAX_BODY} bytes, got {length}", None, TOO_LARGE)
             await response_of(too_large)(scope, receive, send_named)
             return
         await self._app(scope, receive, send_named)

@@ -48,7 +48,9 @@ class Guard:
 
     def _close(self, config: AuthConfig) -> None:
         if config.keys_file is None and config.tokens is None:
-            raise ConfigRejected("auth: neither keysFile nor tokens is given, so nobody could ever call; leave auth out to let everybody")
+            raise ConfigRejected(
+                "auth: neither keysFile nor tokens is given, so no client could ever call; leave auth out to let everybody"
+            )
         self._keys = Keys(Path(config.keys_file), self._clock) if config.keys_file is not None else None
         self._tokens = Tokens(config.tokens, self._clock) if config.tokens is not None else None
         try:
@@ -63,9 +65,9 @@ class Guard:
         scheme, _, secret = (authorization or "").partition(" ")
         secret = secret.strip()
         if scheme.lower() != "bearer" or not secret or not secret.isascii():
-            raise Unauthenticated("no key was given: accepted is the header `Authorization: Bearer KEY`")
+            raise Unauthenticated("no key was given; send the header `Authorization: Bearer KEY`")
         if len(secret) > MAX_TOKEN:
-            raise Unauthenticated(f"the key has {len(secret)} characters, accepted are {MAX_TOKEN}")
+            raise Unauthenticated(f"the key must have at most {MAX_TOKEN} characters, got {len(secret)}")
         return self._remembered(hashlib.sha256(secret.encode()).digest(), secret)
 
     def allow(self, roles: Roles, authorization: str | None) -> Principal:
@@ -76,7 +78,7 @@ class Guard:
         if principal.role in roles:
             return principal
         if not self.closed:
-            raise Forbidden("nobody may use this where the configuration has no auth")
+            raise Forbidden("this cannot be used unless the configuration has auth")
         raise Forbidden(f"{principal.name} may not use this; its role is {principal.role or 'none'}")
 
     def is_peer(self, host: str) -> bool:

@@ -138,21 +138,21 @@ def located(hashes: tuple[bytes, ...], tokens: int, text_bytes: int | None) -> t
 def named(what: str, value: str, most: int) -> str:
     """A word that becomes a key of ours; BadRequest where it could be taken for something else."""
     if len(value) > most or not _NAME.fullmatch(value):
-        raise BadRequest(f"{what} {value[:64]!r}: accepted are up to {most} letters, digits and ._:/@=+-", what)
+        raise BadRequest(f"{what} must be at most {most} letters, digits and ._:/@=+-, got {value[:64]!r}", what)
     return value
 
 
 def checked_weight(value: float) -> float:
     """A tenant's share against others."""
     if not (math.isfinite(value) and 0 < value <= MAX_WEIGHT):
-        raise BadRequest(f"{HEADER_WEIGHT} {value}: accepted is more than 0 and up to {MAX_WEIGHT:.0f}", HEADER_WEIGHT)
+        raise BadRequest(f"{HEADER_WEIGHT} must be above 0 and at most {MAX_WEIGHT:.0f}, got {value}", HEADER_WEIGHT)
     return value
 
 
 def checked_priority(value: int) -> int:
     """Larger first."""
     if abs(value) > MAX_PRIORITY:
-        raise BadRequest(f"{HEADER_PRIORITY} {value!s:.32}: accepted are {-MAX_PRIORITY} to {MAX_PRIORITY}", HEADER_PRIORITY)
+        raise BadRequest(f"{HEADER_PRIORITY} must be {-MAX_PRIORITY} to {MAX_PRIORITY}, got {value!s:.32}", HEADER_PRIORITY)
     return value
 
 
@@ -166,7 +166,7 @@ def _deadline(header: str | None, arrived_s: float) -> int | None:
         return None
     left = _number(HEADER_DEADLINE, header, int)
     if left < 1:
-        raise BadRequest(f"{HEADER_DEADLINE} {header[:32]!r}: accepted is at least 1", HEADER_DEADLINE)
+        raise BadRequest(f"{HEADER_DEADLINE} must be at least 1, got {header[:32]!r}", HEADER_DEADLINE)
     return deadline_at(left, arrived_s)
 
 
@@ -174,13 +174,13 @@ def _number(header: str, value: str, kind: Callable[[str], _N]) -> _N:
     try:
         return kind(value[:32])
     except ValueError:
-        raise BadRequest(f"{header} {value[:32]!r}: accepted is a number", header) from None
+        raise BadRequest(f"{header} must be a number, got {value[:32]!r}", header) from None
 
 
 def _tier(value: str) -> Tier:
     known = _TIERS.get(value)
     if known is None:
-        raise BadRequest(f"{HEADER_TIER} {value[:32]!r}: accepted are {', '.join(_TIERS)}", HEADER_TIER)
+        raise BadRequest(f"{HEADER_TIER} must be one of {', '.join(_TIERS)}, got {value[:32]!r}", HEADER_TIER)
     return known
 
 

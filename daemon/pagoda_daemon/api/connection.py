@@ -134,7 +134,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         super().on_headers_complete()
         if len(self.pipeline) > self.bounds.pipelined:
-            raise _Refused(429, "too_many_pipelined", f"accepted are {self.bounds.pipelined} requests ahead of their answers")
+            raise _Refused(429, "too_many_pipelined", f"at most {self.bounds.pipelined} requests may be sent ahead of their answers")
 
     def _check_head(self) -> None:
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
@@ -143,12 +143,12 @@ class BoundedProtocol(HttpToolsProtocol):
         names = [name for name, _ in self.headers]
         version = self.parser.get_http_version()
         if self.parser.get_method() == b"CONNECT":
-            raise _Refused(405, "method_not_allowed", "this is no proxy")
+            raise _Refused(405, "method_not_allowed", "this server is not a proxy")
         if names.count(b"host") > 1 or (version == "1.1" and b"host" not in names):
             raise _Refused(400, "malformed_http", "a request has one Host header")
         codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
         if codings and (codings != [b"chunked"] or version == "1.0"):
-            raise _Refused(400, "malformed_http", "the only transfer coding accepted is chunked, of HTTP/1.1")
+            raise _Refused(400, "malformed_http", "the transfer coding must be chunked, of HTTP/1.1")
 
     # Requests
 

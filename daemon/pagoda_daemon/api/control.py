@@ -68,7 +68,7 @@ class Control:
         elif request.target == TARGET_SERVING:
             self._enter(before.turn_back(request.epoch))
         else:
-            raise BadRequest(f"target {request.target}: accepted are SERVING and DRAINING", "target")
+            raise BadRequest(f"target must be SERVING or DRAINING, got {request.target}", "target")
         after = self._replica.drain
         if after.draining != before.draining:
             log.info("ordered", by=caller.name, draining=after.draining, epoch=after.epoch, in_flight=self._replica.in_flight)

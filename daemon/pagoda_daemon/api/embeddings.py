@@ -106,7 +106,7 @@ def submissions(request: EmbeddingRequest, request_id: str, text: ModelText, lim
         raise BadRequest("dimensions is not supported yet; leave it out", "dimensions", "unsupported_parameter")
     inputs = requests.prompts_of(request.input, "input")
     if not 1 <= len(inputs) <= MAX_INPUTS:
-        raise BadRequest(f"input has {len(inputs)} entries, accepted are 1 to {MAX_INPUTS}", "input")
+        raise BadRequest(f"input must have 1 to {MAX_INPUTS} entries, got {len(inputs)}", "input")
     sampling = Sampling(1, pooling=request.pooling)
     found = []
     for index, given in enumerate(inputs):
@@ -122,9 +122,7 @@ def _check(index: int, ids: Sequence[int], limits: Ready) -> None:
         raise BadRequest(f"input {index} has no tokens", "input")
     check_ids("input", ids, limits.vocab_size)
     if len(ids) >= limits.max_model_len:
-        said = (
-            f"input {index} has {len(ids)} tokens, accepted are at most {limits.max_model_len - 1}: {len(ids) - limits.max_model_len + 1}"
-        )
+        said = f"input {index} has {len(ids)} tokens; at most {limits.max_model_len - 1} are allowed: {len(ids) - limits.max_model_len + 1}"
         raise BadRequest(f"{said} too many", "input", "context_length_exceeded")
 
 

@@ -69,7 +69,7 @@ class Admission:
             held += size
             self.held_bytes += size
             if self.held_bytes > _MAX_HELD_BYTES:
-                raise Overloaded(f"this replica holds requests of {self.held_bytes} bytes, accepted are {_MAX_HELD_BYTES}")
+                raise Overloaded(f"this replica holds requests of {self.held_bytes} bytes; at most {_MAX_HELD_BYTES} are allowed")
 
         try:
             yield hold
@@ -101,7 +101,7 @@ class Admission:
             raise NotReady("the model is still loading")
         rows = self.replica.limits.max_concurrency if self.replica.limits else 0
         if self.replica.in_flight >= (most := max(_LEAST_WAITING, _WAITING_PER_ROW * rows)):
-            raise Overloaded(f"this replica holds {self.replica.in_flight} requests, accepted are {most}")
+            raise Overloaded(f"this replica holds {self.replica.in_flight} requests; at most {most} are allowed")
 
     def _count(self, change: int) -> None:
         self.replica.in_flight += change

@@ -109,7 +109,7 @@ def _check_ids(prompt: tuple[int, ...], vocab_size: int) -> None:
         raise BadRequest("the prompt has no tokens", "prompt")
     wrong = next((token for token in prompt if not 0 <= token < vocab_size), None)
     if wrong is not None:
-        raise BadRequest(f"prompt holds token id {wrong!s:.32}, accepted are 0 to {vocab_size - 1}", "prompt")
+        raise BadRequest(f"prompt holds token id {wrong!s:.32}; token ids must be 0 to {vocab_size - 1}", "prompt")
 
 
 def _max_tokens(prompt: int, wished: int | None, context: int) -> int:

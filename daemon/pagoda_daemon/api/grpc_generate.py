@@ -138,7 +138,7 @@ def submit_of(request: pb.GenerateRequest, limits: Ready, stop_ids: Sequence[int
 def sampling_of(given: pb.Sampling, max_tokens: int, vocab_size: int, stop_ids: Sequence[int]) -> Sampling:
     """0 means not said; ranges are the HTTP API's."""
     if len(given.stop_token_ids) > MAX_IDS:
-        raise BadRequest(f"stop_token_ids has {len(given.stop_token_ids)} entries, accepted are at most {MAX_IDS}", "stop_token_ids")
+        raise BadRequest(f"stop_token_ids must have at most {MAX_IDS} entries, got {len(given.stop_token_ids)}", "stop_token_ids")
     ids = tuple(given.stop_token_ids)
     check_ids("stop_token_ids", ids, vocab_size)
     sampling = Sampling(
@@ -161,7 +161,7 @@ def sampling_of(given: pb.Sampling, max_tokens: int, vocab_size: int, stop_ids: 
 def terms_of(who: Principal, request: pb.GenerateRequest, arrived: float, call_s: float | None) -> Terms:
     """As of an HTTP request with the same words in its headers. The earlier of the request's deadline and the call's own counts."""
     if any(len(one) != HASH_BYTES for one in request.prefix_hashes):
-        raise BadRequest(f"prefix_hashes: accepted are {HASH_BYTES} bytes each", "prefix_hashes")
+        raise BadRequest(f"prefix_hashes must have {HASH_BYTES} bytes each", "prefix_hashes")
     said = {
         HEADER_TENANT: request.tenant,
         HEADER_WEIGHT: repr(request.weight or 1.0),

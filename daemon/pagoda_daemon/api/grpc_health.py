@@ -41,7 +41,7 @@ class HealthService:
     async def check(self, _caller: Principal, request: HealthCheckRequest, context: Context) -> HealthCheckResponse:
         """The verdict now; NOT_FOUND for a service that is none of ours, as the standard has it."""
         if request.service not in _SERVICES:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"{request.service[:64]!r} is no service of this server")
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"{request.service[:64]!r} is not a service of this server")
         return HealthCheckResponse(status=self._status(request.service))
 
     async def watch(self, _caller: Principal, request: HealthCheckRequest, _context: Context) -> AsyncGenerator[HealthCheckResponse]:

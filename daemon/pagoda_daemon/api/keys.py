@@ -61,5 +61,5 @@ def parse(data: bytes) -> tuple[Key, ...]:
         name = "" if matched[2] == _STDIN else matched[2]
         keys.append(Key(bytes.fromhex(matched[1]), name or matched[1][:16].lower()))
     if len(keys) > MAX_KEYS:
-        raise ValueError(f"{len(keys)} keys, accepted are {MAX_KEYS}")
+        raise ValueError(f"{len(keys)} keys; at most {MAX_KEYS} are allowed")
     return tuple(keys)

@@ -61,7 +61,7 @@ def check_messages(messages: list[Message]) -> None:
         for part in message.content if isinstance(message.content, list) else ():
             if part.type != "text":
                 raise BadRequest(
-                    f"content parts of type {part.type[:32]!r} are not supported, accepted is text",
+                    f"content parts of type {part.type[:32]!r} are not supported; use text",
                     f"messages[{at}].content",
                     "unsupported_parameter",
                 )

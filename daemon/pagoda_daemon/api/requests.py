@@ -229,7 +229,7 @@ def _is_unknown(name: str, value: Any) -> bool:
 def _check_unknown(names: list[str], served: tuple[str, ...]) -> None:
     """A few, with sane names, none of which is one that is served, misspelt: that would change the answer."""
     if len(names) > _MAX_UNKNOWN:
-        raise BadRequest(f"{len(names)} fields are unknown here, accepted are {_MAX_UNKNOWN}", names[0][:64], "unknown_parameter")
+        raise BadRequest(f"{len(names)} fields are unknown here; at most {_MAX_UNKNOWN} are allowed", names[0][:64], "unknown_parameter")
     for name in names:
         if not _SANE_NAME.fullmatch(name):
             raise BadRequest(f"{name[:64]!r} is not a parameter of this endpoint", name[:64], "unknown_parameter")
@@ -263,7 +263,7 @@ def shape_of(answer_follows: bool | None, continue_last: bool, special: bool | N
 def _check(request: GenerationRequest) -> None:
     check_sampling(request)
     if request.max_tokens == 0 and not request.echoes:
-        raise BadRequest("max_tokens is 0, accepted is at least 1; with echo, 0 only scores the prompt", "max_tokens")
+        raise BadRequest("max_tokens must be at least 1, got 0; with echo, 0 only scores the prompt", "max_tokens")
     if request.stream_options is not None and not request.stream:
         raise BadRequest("stream_options is accepted only with stream: true", "stream_options")
     if request.include_timing and request.stream and not request.include_usage:
@@ -281,7 +281,7 @@ def _check(request: GenerationRequest) -> None:
         in_range("logprobs", request.logprobs, 0, MAX_LOGPROBS)
         _check_prompts(request)
     if request.limit is not None and (request.min_tokens or 0) > request.limit:
-        raise BadRequest(f"min_tokens is {request.min_tokens!s:.32}, accepted are at most max_tokens, {request.limit}", "min_tokens")
+        raise BadRequest(f"min_tokens must be at most max_tokens ({request.limit}), got {request.min_tokens!s:.32}", "min_tokens")
 
 
 def _check_prompts(request: CompletionRequest) -> None:
@@ -289,4 +289,6 @@ def _check_prompts(request: CompletionRequest) -> None:
     if not prompts:
         raise BadRequest("prompt is empty", "prompt")
     if (choices := len(prompts) * (request.n or 1)) > MAX_CHOICES:
-        raise BadRequest(f"{len(prompts)} prompts with n {request.n or 1} are {choices} choices, accepted are {MAX_CHOICES}", "prompt")
+        raise BadRequest(
+            f"{len(prompts)} prompts with n {request.n or 1} are {choices} choices; at most {MAX_CHOICES} are allowed", "prompt"
+        )

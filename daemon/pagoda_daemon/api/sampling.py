@@ -129,7 +129,7 @@ def check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
     """BadRequest names the first id that the model does not have."""
     wrong = next((one for one in ids if not 0 <= one < vocab_size), None)
     if wrong is not None:
-        raise BadRequest(f"{name} holds token id {wrong!s:.32}, accepted are 0 to {vocab_size - 1}", name)
+        raise BadRequest(f"{name} holds token id {wrong!s:.32}; token ids must be 0 to {vocab_size - 1}", name)
 
 
 def check_sampling(fields: SamplingFields) -> None:
@@ -137,7 +137,7 @@ def check_sampling(fields: SamplingFields) -> None:
     for name in RANGES.keys() & set(fields.__struct_fields__):
         in_range(name, getattr(fields, name), *RANGES[name])
     if fields.top_p == 0.0:
-        raise BadRequest("top_p is 0, accepted is more than 0 and at most 1; for greedy use temperature 0", "top_p")
+        raise BadRequest("top_p must be above 0 and at most 1, got 0; for greedy decoding use temperature 0", "top_p")
     _check_bias(fields.logit_bias or {})
     _check_count("stop_token_ids", fields.stop_token_ids or (), MAX_IDS)
     _check_count("bad_words", fields.bad_words or (), MAX_BAD_WORDS)
@@ -149,20 +149,20 @@ def check_sampling(fields: SamplingFields) -> None:
 def in_range(name: str, value: float | None, low: float, high: float) -> None:
     """NaN lies in no range; a number of thousands of digits, which JSON may hold, is compared but not printed whole."""
     if value is not None and not low <= value <= high:
-        raise BadRequest(f"{name} is {value!s:.32}, accepted is {low} to {high}", name)
+        raise BadRequest(f"{name} must be {low} to {high}, got {value!s:.32}", name)
 
 
 def _check_bias(bias: Mapping[str, float]) -> None:
     _check_count("logit_bias", bias, MAX_IDS)
     for key, value in bias.items():
         if not (key.isascii() and key.isdecimal() and len(key) < 12):
-            raise BadRequest(f"logit_bias has the key {key[:32]!r}, accepted are token ids", "logit_bias")
+            raise BadRequest(f"the keys of logit_bias must be token ids, got {key[:32]!r}", "logit_bias")
         in_range("logit_bias", value, -100.0, 100.0)
 
 
 def _check_count(name: str, given: Iterable[object], most: int) -> None:
     if (count := len(tuple(given))) > most:
-        raise BadRequest(f"{name} has {count} entries, accepted are at most {most}", name)
+        raise BadRequest(f"{name} must have at most {most} entries, got {count}", name)
 
 
 def _check_strings(name: str, given: Iterable[str]) -> None:

@@ -73,7 +73,7 @@ def grammar_of(fields: StructuredFields, eos: Sequence[int]) -> Grammar | None:
     if not wished:
         return None
     if len(wished) > 1:
-        raise BadRequest(f"{' and '.join(wished)}: accepted is one of them", next(iter(wished)), INVALID)
+        raise BadRequest(f"{' and '.join(wished)} exclude each other; give one of them", next(iter(wished)), INVALID)
     [(param, grammar)] = wished.items()
     return msgspec.structs.replace(checked(grammar, param), eos=tuple(eos))
 
@@ -108,7 +108,7 @@ def _of_parts(prefix: str, parts: tuple[str | Schema | None, str | None, list[st
         found[f"{prefix}regex"] = Grammar("regex", regex)
     if choice is not None:
         if not choice or not all(choice):
-            raise BadRequest(f"{prefix}choice: accepted is a list of at least one text, none of them empty", f"{prefix}choice", INVALID)
+            raise BadRequest(f"{prefix}choice must be a list of at least one text, none of them empty", f"{prefix}choice", INVALID)
         found[f"{prefix}choice"] = Grammar("choice", msgspec.json.encode(choice).decode())
     if grammar is not None:
         found[f"{prefix}grammar"] = Grammar("grammar", grammar)
@@ -124,9 +124,9 @@ def of_schema(schema: str | Schema, param: str) -> Grammar:
         except (msgspec.DecodeError, RecursionError) as error:
             raise BadRequest(f"{param} is not JSON: {error}", param, INVALID) from error
         if not isinstance(schema, dict | bool):
-            raise BadRequest(f"{param}: accepted is a JSON object, true or false", param, INVALID)
+            raise BadRequest(f"{param} must be a JSON object, true or false", param, INVALID)
     if (depth := _depth(schema)) > MAX_DEPTH:
-        raise BadRequest(f"{param} is nested {depth} levels deep, accepted are {MAX_DEPTH}", param, INVALID)
+        raise BadRequest(f"{param} is nested {depth} levels deep; at most {MAX_DEPTH} are allowed", param, INVALID)
     return Grammar("json_schema", msgspec.json.encode(schema).decode())
 
 
@@ -136,7 +136,7 @@ def checked(grammar: Grammar, param: str) -> Grammar:
     if not grammar.text.strip():
         raise BadRequest(f"{param} is empty", param, INVALID)
     if grammar.kind in ("regex", "grammar") and (depth := _brackets(grammar.text)) > MAX_DEPTH:
-        raise BadRequest(f"{param} opens {depth} brackets within each other, accepted are {MAX_DEPTH}", param, INVALID)
+        raise BadRequest(f"{param} opens {depth} brackets within each other; at most {MAX_DEPTH} are allowed", param, INVALID)
     return grammar
 
 
@@ -144,13 +144,13 @@ def check_size(text: str, param: str) -> None:
     """BadRequest where `text` is larger than a grammar may be."""
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > MAX_BYTES:
-        raise BadRequest(f"{param} has {size} bytes, accepted are {MAX_BYTES}", param, INVALID)
+        raise BadRequest(f"{param} must have at most {MAX_BYTES} bytes, got {size}", param, INVALID)
 
 
 def check_json(value: Any, param: str) -> None:
     """For JSON that goes on to a chat template: BadRequest where it is too deep, or holds a number that fits no 64 bits."""
     if (depth := _depth(value)) > MAX_DEPTH:
-        raise BadRequest(f"{param} is nested {depth} levels deep, accepted are {MAX_DEPTH}", param)
+        raise BadRequest(f"{param} is nested {depth} levels deep; at most {MAX_DEPTH} are allowed", param)
     try:
         msgspec.msgpack.encode(value)
     except OverflowError as error:

@@ -88,7 +88,7 @@ class TextRoute:
 def tokenize(request: TokenizeRequest, text: ModelText, limits: Ready) -> TokenizeReply:
     context = limits.max_model_len
     if (request.prompt is None) is (request.messages is None):
-        raise BadRequest("accepted is either prompt or messages", "prompt")
+        raise BadRequest("give either prompt or messages", "prompt")
     if request.messages is None:
         ids = text.encode(request.prompt or "", context, special=request.add_special_tokens is not False)
     else:

@@ -103,12 +103,12 @@ def toolbox(tools: Sequence[Tool] | None, choice: ToolChoice | None, *, parallel
 
 def _check_tools(tools: Sequence[Tool]) -> None:
     if len(tools) > MAX_TOOLS:
-        raise BadRequest(f"tools has {len(tools)} entries, accepted are {MAX_TOOLS}", "tools")
+        raise BadRequest(f"tools must have at most {MAX_TOOLS} entries, got {len(tools)}", "tools")
     seen: set[str] = set()
     for at, tool in enumerate(tools):
         name, where = tool.function.name, f"tools[{at}].function"
         if not _NAME.fullmatch(name) or name in seen:
-            raise BadRequest(f"{where}.name is {name[:64]!r}, accepted are 1 to 64 of A-Z a-z 0-9 _ -, each name once", f"{where}.name")
+            raise BadRequest(f"{where}.name must be 1 to 64 of A-Z a-z 0-9 _ -, each name once, got {name[:64]!r}", f"{where}.name")
         seen.add(name)
         check_json(tool.function.parameters, f"{where}.parameters")
         check_size(of_schema(tool.function.parameters or {}, f"{where}.parameters").text, f"{where}.parameters")
@@ -134,6 +134,6 @@ def _arguments(call: CalledTool, param: str) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise BadRequest(f"{where} is not JSON: {error}", where) from error
     if not isinstance(parsed, dict):
-        raise BadRequest(f"{where}: accepted is a JSON object", where)
+        raise BadRequest(f"{where} must be a JSON object", where)
     check_json(parsed, where)
     return parsed

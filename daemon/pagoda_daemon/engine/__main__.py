@@ -93,7 +93,7 @@ def _read_config(path: Path) -> DaemonConfig:
     try:
         return DaemonConfig.model_validate_json(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise ConfigRejected(f"{path} is no DaemonConfig: {error}") from error
+        raise ConfigRejected(f"{path} is not a valid DaemonConfig: {error}") from error
 
 
 if __name__ == "__main__":

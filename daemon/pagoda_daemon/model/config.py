@@ -173,9 +173,9 @@ def _family(raw: Mapping[str, Any]) -> Family:
     name = architectures[0] if isinstance(architectures, list) and len(architectures) == 1 else architectures
     family = FAMILIES.get(name) if isinstance(name, str) else None
     if family is None:
-        raise ModelRejected(f"architectures {name!r} is not supported: accepted are {', '.join(FAMILIES)}")
+        raise ModelRejected(f"architectures {name!r} is not supported; supported are {', '.join(FAMILIES)}")
     if raw.get("model_type", family.model_type) != family.model_type:
-        raise ModelRejected(f"model_type {raw['model_type']!r} contradicts architectures {name!r}: accepted is {family.model_type!r}")
+        raise ModelRejected(f"model_type {raw['model_type']!r} contradicts architectures {name!r}; it must be {family.model_type!r}")
     return family
 
 
@@ -185,13 +185,15 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     stored = raw.get("quantization_config")
     if stored is not None:
         method = stored.get("quant_method") if isinstance(stored, dict) else stored
-        raise ModelRejected(f"quantization_config: weights stored as {method!r} are not supported: accepted are float32, float16, bfloat16")
+        raise ModelRejected(
+            f"quantization_config: weights stored as {method!r} are not supported; they must be float32, float16 or bfloat16"
+        )
     for key, most in LARGEST.items():
         if isinstance(raw.get(key), int) and raw[key] > most:
-            raise ModelRejected(f"config.json: {key} is {raw[key]!r:.64}, accepted is at most {most}")
+            raise ModelRejected(f"config.json: {key} must be at most {most}, got {raw[key]!r:.64}")
     activation = raw.get("hidden_act", "silu")
     if activation not in ACTIVATIONS:
-        raise ModelRejected(f"hidden_act {activation!r} is not supported: accepted are {', '.join(ACTIVATIONS)}")
+        raise ModelRejected(f"hidden_act {activation!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
 
 
 def _spec(family: Family, config: Config) -> ModelSpec:
@@ -228,12 +230,12 @@ def _heads(family: Family, config: Config) -> tuple[int, int, int]:
     heads = config.number("num_attention_heads")
     kv_heads = config.number("num_key_value_heads") if family.grouped else config.optional("num_key_value_heads") or heads
     if heads % kv_heads:
-        raise ModelRejected(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
+        raise ModelRejected(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     head_dim = config.optional("head_dim")
     if head_dim is None:
         hidden = config.number("hidden_size")
         if hidden % heads:
-            raise ModelRejected(f"hidden_size {hidden} is no multiple of num_attention_heads {heads}, and head_dim is missing")
+            raise ModelRejected(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and head_dim is missing")
         head_dim = hidden // heads
     if head_dim % 2:
         raise ModelRejected(f"head_dim {head_dim} is odd: rotary embedding turns pairs")
@@ -259,5 +261,5 @@ def _sparse(config: Config, layers: int) -> tuple[bool, ...]:
     """Every `decoder_sparse_step`-th layer has experts, those in `mlp_only_layers` never."""
     step, dense = config.optional("decoder_sparse_step") or 1, config.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(type(layer) is int and 0 <= layer < layers for layer in dense):
-        raise ModelRejected(f"mlp_only_layers is {dense!r}: accepted is a list of layers from 0 to {layers - 1}")
+        raise ModelRejected(f"mlp_only_layers must be a list of layers from 0 to {layers - 1}, got {dense!r}")
     return tuple((layer + 1) % step == 0 and layer not in dense for layer in range(layers))

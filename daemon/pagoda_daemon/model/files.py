@@ -88,14 +88,14 @@ def _header(file: Path, handle: BinaryIO) -> tuple[Mapping[str, Any], int]:
     """The parsed header and where the data starts."""
     length = int.from_bytes(handle.read(_LENGTH_BYTES), "little")
     if not 0 < length <= _LARGEST_HEADER:
-        raise ModelRejected(f"{file.name} is no safetensors file: its header claims {length} bytes")
+        raise ModelRejected(f"{file.name} is not a safetensors file: its header claims {length} bytes")
     text = handle.read(length)
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ModelRejected(f"{file.name} is no safetensors file: its header is not JSON: {error}") from error
+        raise ModelRejected(f"{file.name} is not a safetensors file: its header is not JSON: {error}") from error
     if len(text) < length or not isinstance(header, dict):
-        raise ModelRejected(f"{file.name} is no safetensors file: its header is no JSON object of {length} bytes")
+        raise ModelRejected(f"{file.name} is not a safetensors file: its header is not a JSON object of {length} bytes")
     return header, _LENGTH_BYTES + length
 
 

@@ -69,7 +69,7 @@ def _indexed(directory: Path) -> list[Path]:
         raise ModelRejected(f"{INDEX} cannot be read: {error!r}") from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not (directory / name).is_file():
-            raise ModelRejected(f"{INDEX} names {name!r}, which is no file in {directory}")
+            raise ModelRejected(f"{INDEX} names {name!r}, which is not a file in {directory}")
     return [directory / name for name in names]
 
 
@@ -98,4 +98,4 @@ def _check(stored: Stored, place: Tensor) -> None:
     if shape != wanted:
         raise ModelRejected(f"{stored.file.name}: {stored.name} has shape {shape}, config.json calls for {wanted}")
     if stored.dtype not in DTYPES:
-        raise ModelRejected(f"{stored.file.name}: {stored.name} is stored as {stored.dtype}: accepted are {', '.join(DTYPES)}")
+        raise ModelRejected(f"{stored.file.name}: {stored.name} is stored as {stored.dtype}; it must be one of {', '.join(DTYPES)}")

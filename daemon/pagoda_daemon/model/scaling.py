@@ -60,7 +60,7 @@ def parse_rope(config: Config, theta: float) -> Rope:
     rope = _section(config)
     kind = rope.text("rope_type") or rope.text("type") or "default"
     if kind not in ROPE_TYPES:
-        raise ModelRejected(f"rope_type {kind!r} is not supported: accepted are {', '.join(ROPE_TYPES)}")
+        raise ModelRejected(f"rope_type {kind!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
     if rope.real("partial_rotary_factor", config.real("partial_rotary_factor", 1.0)) != 1.0:
         raise ModelRejected("partial_rotary_factor other than 1 is not supported")
     theta = rope.real("rope_theta", config.real("rope_theta", theta))
@@ -82,7 +82,7 @@ def _section(config: Config) -> Config:
         found = config.section(key)
         nested = [name for name, value in (found or {}).items() if isinstance(value, dict)]
         if nested:
-            raise ModelRejected(f"{key} differs by layer ({', '.join(nested)}): accepted is one for all layers")
+            raise ModelRejected(f"{key} differs by layer ({', '.join(nested)}); it must be the same for all layers")
         if found:
             return Config(found, {})
     return Config({}, {})

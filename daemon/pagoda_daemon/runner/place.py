@@ -16,7 +16,7 @@ def place_of(device: str | None) -> torch.device:
     """ConfigRejected where a device is asked for by name that is not there: a service that silently falls back to CPU is an outage."""
     there = torch.cuda.is_available()
     if device == "cuda" and not there:
-        raise ConfigRejected("engine.device is cuda, and torch finds no CUDA device here: accepted are cpu, auto, or a pod with a GPU")
+        raise ConfigRejected("engine.device is cuda, but torch finds no CUDA device here; use cpu or auto, or a pod with a GPU")
     return torch.device("cuda" if there else "cpu") if device in (None, AUTO) else torch.device(device)
 
 

@@ -49,9 +49,9 @@ def refusal(submit: Submit, limits: Limits, ids: Ints | None = None) -> str | No
     ids = ids_of(submit.prompt + submit.resumed) if ids is None else ids
     if ids is None or ids.min() < 0 or ids.max() >= worker.vocab_size:
         known = submit.prompt + submit.resumed
-        return f"token ids from {min(known)} to {max(known)}: accepted are 0 to {worker.vocab_size - 1}"
+        return f"token ids must be 0 to {worker.vocab_size - 1}, got {min(known)} to {max(known)}"
     if submit.resumed and (len(submit.resumed) >= wanted or submit.n > 1):
-        return f"{len(submit.resumed)} resumed tokens of max_tokens {wanted} and n {submit.n}: accepted are fewer, of one answer"
+        return f"{len(submit.resumed)} resumed tokens of max_tokens {wanted} and n {submit.n}; there must be fewer, of one answer"
     if prompt + wanted > worker.max_model_len:
         return f"{prompt} prompt tokens and max_tokens {wanted} exceed the context of {worker.max_model_len}"
     needed = limits.peak_blocks(prompt + wanted - 1)
@@ -70,13 +70,13 @@ def ids_of(prompt: tuple[int, ...]) -> Ints | None:
 
 def _odd(submit: Submit) -> str | None:
     if not 1 <= submit.n <= MAX_ANSWERS:
-        return f"n {submit.n}: accepted are 1 to {MAX_ANSWERS}"
+        return f"n must be 1 to {MAX_ANSWERS}, got {submit.n}"
     if submit.n > 1 and submit.sampling.pooling is not None:
-        return f"n {submit.n} with pooling: accepted is 1"
+        return f"n must be 1 with pooling, got {submit.n}"
     if not submit.weight > 0:
-        return f"weight {submit.weight}: accepted is more than 0"
+        return f"weight must be above 0, got {submit.weight}"
     if abs(submit.priority) > MAX_PRIORITY:
-        return f"priority {submit.priority}: accepted are {-MAX_PRIORITY} to {MAX_PRIORITY}"
+        return f"priority must be {-MAX_PRIORITY} to {MAX_PRIORITY}, got {submit.priority}"
     return None
 
 

@@ -19,7 +19,7 @@ def take_in(state: State, canary: Canary) -> CanaryAnswer | None:
     """To go with the next step; an answer at once where it cannot."""
     worker = state.limits.worker
     if not 0 < len(canary.prompt) <= worker.block_size or not 0 <= min(canary.prompt) <= max(canary.prompt) < worker.vocab_size:
-        why = f"a canary of {len(canary.prompt)} ids: accepted are 1 to {worker.block_size}, each below {worker.vocab_size}"
+        why = f"a canary must have 1 to {worker.block_size} ids, each below {worker.vocab_size}, got {len(canary.prompt)} ids"
         return CanaryAnswer(canary.canary_id, None, error=why)
     state.canary = canary
     return None

@@ -47,7 +47,7 @@ def _crowded(state: State, message: Submit) -> Refusal | None:
     if not state.waiting or tokens <= most:
         return None
     wait = forecast.drain_ms(state, tokens - most)
-    return _refusal("queue_full", wait, f"{state.waiting.tokens} prompt tokens wait, accepted are {most}")
+    return _refusal("queue_full", wait, f"{state.waiting.tokens} prompt tokens wait; at most {most} are allowed")
 
 
 def _heavy(state: State, message: Submit) -> Refusal | None:
@@ -59,12 +59,12 @@ def _heavy(state: State, message: Submit) -> Refusal | None:
     if blocks > limits.committed_blocks:
         wait = forecast.blocks_ms(state, blocks - limits.committed_blocks)
         return _refusal(
-            "memory_pressure", wait, f"what was admitted may grow to {blocks} blocks of KV, accepted are {limits.committed_blocks}"
+            "memory_pressure", wait, f"admitted requests may grow to {blocks} blocks of KV; at most {limits.committed_blocks} are allowed"
         )
     held = state.committed_bytes + logprob_bytes(message)
     if held > limits.logprob_bytes:
         wait = forecast.ms_per_end(state)
-        return _refusal("memory_pressure", wait, f"log-probabilities may grow to {held} bytes, accepted are {limits.logprob_bytes}")
+        return _refusal("memory_pressure", wait, f"log-probabilities may grow to {held} bytes; at most {limits.logprob_bytes} are allowed")
     return None
 
 

@@ -79,13 +79,13 @@ def sampling_refusal(sampling: Sampling, vocab_size: int) -> str | None:
     }
     for name, ids in named.items():
         if (wrong := _outside(ids, vocab_size)) is not None:
-            return f"{name} holds token id {wrong}, accepted are 0 to {vocab_size - 1}"
+            return f"{name} holds token id {wrong}; token ids must be 0 to {vocab_size - 1}"
     if not all(sampling.bad_words) or sampling.allowed_token_ids == ():
         return "bad_words and allowed_token_ids hold at least one id each"
     if sampling.pooling is not None and sampling.prompt_logprobs is not None:
-        return f"pooling {sampling.pooling} with prompt_logprobs: accepted is one of them"
+        return f"pooling {sampling.pooling} and prompt_logprobs exclude each other; give one of them"
     wanted = max(sampling.logprobs or 0, sampling.prompt_logprobs or 0)
-    return f"{wanted} logprobs a token, accepted are at most {MAX_LOGPROBS}" if wanted > MAX_LOGPROBS else None
+    return f"{wanted} logprobs per token; at most {MAX_LOGPROBS} are allowed" if wanted > MAX_LOGPROBS else None
 
 
 def _outside(ids: Iterable[int], vocab_size: int) -> int | None:

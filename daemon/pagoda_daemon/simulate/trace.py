@@ -90,7 +90,7 @@ def read(path: Path) -> list[Job]:
 
 def _checked(job: Job) -> Job:
     if job.arrival_ms < 0 or job.prompt_tokens < 1 or job.output_tokens < 1 or job.prefix_tokens < 0:
-        raise ValueError("accepted are arrival_ms and prefix_tokens of at least 0, prompt_tokens and output_tokens of at least 1")
+        raise ValueError("arrival_ms and prefix_tokens must be at least 0, prompt_tokens and output_tokens at least 1")
     return job
 
 

@@ -117,7 +117,7 @@ class Pool:
         """A matcher for an answer; a Mask follows, and one after each `advance`."""
         load = [self._most - len(free) for free in self._free]
         if sum(load) >= self._most:
-            self._outcomes.append(Broken(name, f"{self._most} answers with a grammar are under way, accepted are no more"))
+            self._outcomes.append(Broken(name, f"{self._most} answers with a grammar are under way, which is the limit"))
             return
         least = load.index(min(load))
         self._add(_Matcher(name, grammar, least + 1, self._free[least].pop(), trial=False), now_ms)

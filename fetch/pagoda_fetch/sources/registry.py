@@ -65,7 +65,7 @@ class Registry:
             raise Mismatch(f"{url}: the manifest has digest {digest}")
         manifest = parsed(body, url)
         if not isinstance(manifest, dict):
-            raise Refused(f"{url} is no manifest")
+            raise Refused(f"{url} is not a manifest")
         return digest, manifest
 
     async def _prove(self, challenge: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from pagoda_contracts.conditions.service import INVALID_PROFILE, UNSUPPORTED_URI
 from pagoda_contracts.names import (
     CLAIMS_MOUNT,
     CONTAINER_DAEMON,
@@ -25,8 +26,6 @@ from pagoda_contracts.resources.service import InferenceServiceSpec, ModelSpec
 
 from pagoda_operator.errors import SpecProblem
 
-INVALID_PROFILE: Final = "InvalidProfile"
-UNSUPPORTED_URI: Final = "UnsupportedUri"
 CLAIM: Final = "pvc://"
 # What the sidecar fetches from, and of these what has revisions.
 SCHEMES: Final = (CLAIM, "hf://", "s3://", "gs://", "oci://")
@@ -51,11 +50,15 @@ def has_revisions(model: ModelSpec) -> bool:
 def check(spec: InferenceServiceSpec, profile: ServingProfileSpec) -> None:
     """SpecProblem where nothing here can bring the model."""
     if not spec.model.uri.startswith(SCHEMES):
-        accepted = ", ".join(SCHEMES)
-        raise SpecProblem(UNSUPPORTED_URI, f"model.uri {spec.model.uri!r}: nothing fetches from there yet; accepted: {accepted}")
+        raise SpecProblem(UNSUPPORTED_URI, unsupported(spec.model.uri))
     if fetched(spec) and profile.images.fetch is None:
-        message = f"the profile names no images.fetch, which model.uri {spec.model.uri!r} needs (and model.cache, for {CLAIM})"
+        message = f"the profile has no images.fetch, which model.uri {spec.model.uri!r} needs (and model.cache, for {CLAIM})"
         raise SpecProblem(INVALID_PROFILE, message)
+
+
+def unsupported(uri: str) -> str:
+    """What is said of an address that nothing here can fetch from."""
+    return f"model.uri {uri!r} cannot be fetched; it must start with one of: {', '.join(SCHEMES)}"
 
 
 def defaults(spec: InferenceServiceSpec) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any, Final, NamedTuple
 
+from pagoda_contracts.conditions.service import INVALID_PROFILE, POD_TEMPLATE_FORBIDDEN
+from pagoda_contracts.conditions.types import Reason
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, HealthConfig, ModelConfig, SloConfig
 from pagoda_contracts.names import (
     ANNOTATION_DELETION_COST,
@@ -43,10 +45,6 @@ from pagoda_operator.placement.types import Resolved
 from pagoda_operator.quota.devices import needs
 from pagoda_operator.quota.devices import written as written_devices
 from pagoda_operator.state import Key
-
-INVALID_SPEC: Final = "InvalidSpec"
-INVALID_PROFILE: Final = fetch.INVALID_PROFILE
-POD_TEMPLATE_FORBIDDEN: Final = "PodTemplateForbidden"
 
 # The user of distroless images; Pod Security `restricted` asks for any but root.
 _USER: Final = 65532
@@ -114,7 +112,7 @@ def scheduling(profile: ServingProfileSpec, spec: InferenceServiceSpec) -> dict[
     return found
 
 
-def _heard(layer: dict[str, Any], result: dict[str, Any], reason: str, whose: str) -> None:
+def _heard(layer: dict[str, Any], result: dict[str, Any], reason: Reason, whose: str) -> None:
     if (path := lost(layer, result)) is not None:
         raise SpecProblem(reason, f"{whose} podTemplate sets {written(path) or 'a value'}, which the operator decides itself")
 

@@ -203,12 +203,12 @@ def _lasting(node: Node, terms: Terms) -> list[Block]:
     told = []
     missing = [f"{key}={value}" for key, value in terms.selector.items() if node.labels.get(key) != value]
     if missing:
-        told.append(f"lacks the label {missing[0]} that the profile or podTemplate selects by")
+        told.append(f"lacks the label {missing[0]}, which the profile or podTemplate requires")
     hard = (taint for taint in node.taints if taint.effect in _HARD and not taint.key.startswith(PASSING_TAINTS))
     told += [f"taint {_written(taint)} is not tolerated" for taint in hard if not tolerated(taint, terms.tolerations)]
     needed = parse_version(terms.cuda)
     if node.cuda is not None and needed is not None and node.cuda < needed:
-        told.append(f"driver {node.driver} offers CUDA {node.cuda[0]}.{node.cuda[1]}, the daemon needs {terms.cuda}")
+        told.append(f"driver {node.driver} supports CUDA {node.cuda[0]}.{node.cuda[1]}, but the daemon needs {terms.cuda}")
     if node.mig.state == MIG_FAILED:
         told.append(f"MIG configuration {node.mig.config or MIG_INVALID.lstrip('-')} has failed")
     return [Block(why, passing=False) for why in told]
@@ -216,7 +216,7 @@ def _lasting(node: Node, terms: Terms) -> list[Block]:
 
 def _passing(node: Node, terms: Terms) -> list[Block]:
     if node.gone:
-        return [Block("gone, and one like it may come for who waits", passing=True)]
+        return [Block("gone, but its node pool may scale up for pending pods", passing=True)]
     told = []
     if node.unschedulable:
         told.append("cordoned")
@@ -224,9 +224,9 @@ def _passing(node: Node, terms: Terms) -> list[Block]:
         told.append("not ready")
     # Beside the two above, whose taints they are.
     passing = (taint for taint in node.taints if taint.effect in _HARD and taint.key.startswith(PASSING_TAINTS))
-    told += [f"tainted {taint.key}, which passes" for taint in passing if not tolerated(taint, terms.tolerations)]
+    told += [f"tainted {taint.key}, which is temporary" for taint in passing if not tolerated(taint, terms.tolerations)]
     if node.mig.state in MIG_AT_WORK:
-        told.append(f"in mig-manager's hands (mig.config.state is {node.mig.state})")
+        told.append(f"being reconfigured by mig-manager (mig.config.state is {node.mig.state})")
     return [Block(why, passing=True) for why in told]
 
 

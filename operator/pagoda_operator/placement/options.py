@@ -75,7 +75,7 @@ def absent(entry: Accelerator, demand: Demand) -> str:
     """Why there is no option at all: what is asked for, and what there is instead."""
     known = sorted({kind.name for kind in demand.known})
     if entry.dra is not None:
-        return f"no ResourceSlice has a device of class {entry.dra.device_class_name} for these selectors"
+        return f"no ResourceSlice has a device of class {entry.dra.device_class_name} that matches the selectors"
     return f"no node offers {_named(entry)}; offered: {', '.join(known) or 'nothing'}"
 
 
@@ -110,13 +110,15 @@ def _slices(mig: MigAccelerator, known: Iterable[DeviceClass]) -> Iterator[_Wish
             continue
         memory = memory_of(kind)
         short = memory is not None and memory < least
-        yield _Wish(kind, 1, f"has {gib(memory)}, minMemory asks for {gib(least)}" if short and memory is not None else "")
+        yield _Wish(kind, 1, f"has {gib(memory)}, but minMemory is {gib(least)}" if short and memory is not None else "")
 
 
 def _claims(dra: DraAccelerator, demand: Demand) -> Iterator[_Wish]:
     for kind in claimable(demand.fleet, demand.terms, dra.device_class_name, dra.selectors):
         sliced = kind.profile is not None or dra.device_class_name == DEVICE_CLASS_MIG
-        never = f"{dra.count} slices for one replica: tensor parallelism never spans MIG slices" if sliced and dra.count > 1 else ""
+        never = (
+            f"asks for {dra.count} slices per replica, but tensor parallelism cannot span MIG slices" if sliced and dra.count > 1 else ""
+        )
         yield _Wish(kind, dra.count, never)
 
 
@@ -157,10 +159,10 @@ def _resolved(entry: Accelerator, kind: DeviceClass, count: int) -> Resolved:
 
 def _unfit(kind: DeviceClass, count: int, asked: Asked | None) -> str:
     if kind.shared:
-        return "shared by several pods (time-slicing or MPS): its memory is no replica's own"
+        return "shared by several pods (time-slicing or MPS), so that a replica cannot rely on its memory"
     memory = memory_of(kind)
     if memory is None:
-        return "its memory is not known: GPU Feature Discovery has not labelled the node"
+        return "memory unknown, because GPU Feature Discovery has not labelled the node"
     return why_not(asked, memory, count) if asked else ""
 
 
@@ -175,7 +177,7 @@ def _unreachable(rooms: tuple[Room, ...], useful: list[Room]) -> str:
 
 def _too_few(useful: list[Room], count: int) -> str:
     most = max((room.total for room in useful), default=0)
-    return f"needs {count} on one node, the largest has {most}" if most < count else ""
+    return f"needs {count} devices on one node, but the largest node has {most}" if most < count else ""
 
 
 def _occupied(useful: list[Room], count: int) -> str:
@@ -184,8 +186,10 @@ def _occupied(useful: list[Room], count: int) -> str:
     barred = f"; {'; '.join(passing[:3])}" if passing else ""
     if passing and len(passing) == len(useful):
         return "; ".join(passing[:3])
-    many = f"no node has {count} free of" if count > 1 else "all in use of"
-    return f"{many} {sum(room.total for room in useful)} there are{barred}"
+    total = sum(room.total for room in useful)
+    if count > 1:
+        return f"no node has {count} of the {total} devices free{barred}"
+    return (f"all {total} devices are in use" if total > 1 else "the only device is in use") + barred
 
 
 def merged(found: Iterable[Option]) -> tuple[Option, ...]:

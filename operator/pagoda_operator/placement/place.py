@@ -23,8 +23,6 @@ from pagoda_operator.placement.types import Placement, Resolved
 from pagoda_operator.placement.unbound import given_up, heeded
 from pagoda_operator.placement.warnings import warnings
 
-NO_ACCELERATOR: Final = "NoAccelerator"
-WAITING_FOR_CAPACITY: Final = "WaitingForCapacity"
 _MAX_REJECTED: Final = 32
 _MAX_WHY: Final = 1000
 _MAX_DEVICE: Final = 250

@@ -36,11 +36,11 @@ def too_small(sizes: tuple[Size, ...], cpu: CpuAccelerator) -> str:
     need = Size(int(parse_quantity(cpu.cores) * 1000), int(parse_quantity(cpu.memory)))
     cores, memory = max((size.millicores for size in sizes), default=0), max((size.memory for size in sizes), default=0)
     if 0 < cores < need.millicores:
-        return f"needs {_cores(need.millicores, up=True)} on one node, the largest has {_cores(cores)}"
+        return f"needs {_cores(need.millicores, up=True)} on one node, but the largest node has {_cores(cores)}"
     if 0 < memory < need.memory:
-        return f"needs {tenths(need.memory, up=True)} on one node, the largest has {tenths(memory)}"
+        return f"needs {tenths(need.memory, up=True)} on one node, but the largest node has {tenths(memory)}"
     if cores and memory and not any(size.millicores >= need.millicores and size.memory >= need.memory for size in sizes):
-        return f"needs {_cores(need.millicores, up=True)} and {tenths(need.memory, up=True)} on one node, and none has both"
+        return f"needs {_cores(need.millicores, up=True)} and {tenths(need.memory, up=True)} on one node, but no node has both"
     return ""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from pagoda_contracts.conditions.types import Reason
 from pagoda_contracts.resources.placement import Accelerator
 from pagoda_contracts.resources.status import PlacementStatus
 
@@ -61,7 +62,7 @@ def read_pin(text: str) -> Pin | None:
 class Held(NamedTuple):
     """Why nothing can be decided yet."""
 
-    reason: str
+    reason: Reason
     message: str
     # Only a person's edit cures it.
     stalled: bool = False

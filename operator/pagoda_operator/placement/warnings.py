@@ -43,9 +43,10 @@ def _of(node: Node, now: float) -> Iterator[str]:
         since = datetime.fromtimestamp(node.mig.since, UTC).strftime("%Y-%m-%d %H:%M UTC")
         yield f"{node.name}: mig.config.state has been {node.mig.state} since {since}; its GPUs cannot be used"
     elif node.stranded:
-        yield f"{node.name}: MIG is on and {node.stranded} of {node.gpus} GPUs have no partitions: offered neither whole nor in slices"
+        cannot = f"{node.stranded} of {node.gpus} GPUs have no partitions and cannot be used"
+        yield f"{node.name}: MIG is enabled, and {cannot}"
     elif node.bare and node.mig.state not in MIG_AT_WORK:
-        yield f"{node.name}: MIG is on ({node.mig.config}) and no device is offered: neither GPUs nor slices"
+        yield f"{node.name}: MIG is enabled ({node.mig.config}), and the node offers neither GPUs nor slices"
     for offer in node.offers:
         if offer.allocatable < offer.capacity:
             yield f"{node.name}: {offer.capacity - offer.allocatable} of {offer.capacity} {offer.resource} are unhealthy"

@@ -26,6 +26,9 @@ from pagoda_operator.writes import Annotate, Apply, Create, Delete, Write
 
 # Of a service that is gone and whose replicas still end: it gives back before all others.
 _GONE: Final = Age("~", "")
+_PAUSED: Final = (
+    "TenantQuota {}: scaling up is paused for a minute after a leader change, because writes of the previous leader may still arrive"
+)
 
 
 class Quotas:
@@ -132,7 +135,7 @@ class Quotas:
         """Why nothing may grow yet: what the leader before let through is not all there to be counted."""
         if self._sure or (held := self.ledger.growing(key, planned, quotas)) is None:
             return ""
-        return f"TenantQuota {held.quota.name}: what the operator before this one ordered last may still come, nothing grows for a minute"
+        return _PAUSED.format(held.quota.name)
 
     def unanswered(self, key: Key) -> None:
         """A write of the service had no answer."""

@@ -155,7 +155,7 @@ class Ledger:
         for quota, word, grown in self._growth(key, after, quotas):
             charged = self._charged(quota, word)
             if charged + grown > quota.caps[word]:
-                return f"{_says(quota, word, charged)}, {grown} more are wanted"
+                return f"{_says(quota, word, charged)}; {grown} more would be needed"
         # What is lowered counts until a read shows that it is gone, what is raised until a read shows it.
         grows = any(count > before.charge.get(word, 0) for word, count in after.items())
         doubt, until = (most(before.doubt, after), now + _UNSEEN_S) if grows else (before.doubt, before.doubt_until)
@@ -214,9 +214,10 @@ class Ledger:
 
 
 def _says(quota: Quota, word: str, charged: int) -> str:
+    verb = "is" if charged == 1 else "are"
     if quota.invalid:
-        return f"TenantQuota {quota.name} cannot be read, so nothing grows: {charged} {spoken(word)} are held"
-    return f"TenantQuota {quota.name} allows {quota.caps[word]} {spoken(word)}, {charged} are held"
+        return f"TenantQuota {quota.name} cannot be read, so its services do not grow; {charged} {spoken(word)} {verb} in use"
+    return f"TenantQuota {quota.name} allows {quota.caps[word]} {spoken(word)}, and {charged} {verb} in use"
 
 
 def _same(left: Devices, right: Devices) -> bool:

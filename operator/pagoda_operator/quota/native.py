@@ -99,7 +99,7 @@ async def keep(cluster: Cluster, quota: Quota, single: frozenset[str]) -> Kept:
     live = next((child for child in made if (child.meta["namespace"], child.name) == where), None)
     if wanted is not None and where is not None:
         if live is None and await cluster.get(RESOURCE_QUOTAS, *where) is not None:
-            return Kept(f"ResourceQuota {where[0]}/{where[1]} exists and is not this quota's; rename one of them")
+            return Kept(f"ResourceQuota {where[0]}/{where[1]} exists and does not belong to this quota; rename one of them")
         if live is None:
             writes.append(Create(RESOURCE_QUOTAS, wanted))
         elif lost(wanted, live.body) is not None:

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple
 
+from pagoda_contracts.conditions.quota import IN_FORCE, OVER_CAP, RESOURCE_QUOTA_REFUSED, UNREADABLE
+from pagoda_contracts.conditions.service import NOT_STALLED, SETTLED
+from pagoda_contracts.conditions.types import READY, RECONCILING, STALLED, ConditionType, Reason
 from pagoda_contracts.resources.meta import Condition
 from pagoda_contracts.resources.tenant import MigSlices, TenantQuotaSpec, TenantQuotaStatus, Usage
 from pydantic import ValidationError
@@ -17,12 +20,8 @@ from pagoda_operator.quota.caps import Quota
 from pagoda_operator.quota.devices import GPU, Devices, slice_word, spoken
 from pagoda_operator.quota.native import Kept
 
-IN_FORCE: Final = "InForce"
-DRAINING: Final = "Draining"
-INVALID_SPEC: Final = "InvalidSpec"
-_HELD_BACK: Final = "until it can be read its namespaces get no more devices, and keep those that they have"
-_HOLDS_NOTHING: Final = "its namespaces cannot be read either, so it holds for none"
-NATIVE_REFUSED: Final = "ResourceQuotaRefused"
+_HELD_BACK: Final = "Its namespaces keep the devices that they have and get no more until the spec is corrected."
+_HOLDS_NOTHING: Final = "Its namespaces cannot be read either, so it limits none."
 # Of the spec, what the operator acts on; the rest is the gateways', which do not enforce it yet.
 _HEEDED: Final = frozenset(("subjects", "devices"))
 _SUBJECTS: Final = "subjects.apiKeysSecretRef"
@@ -30,8 +29,11 @@ _SUBJECTS: Final = "subjects.apiKeysSecretRef"
 
 class _Verdict(NamedTuple):
     kind: Literal["settled", "reconciling", "stalled"]
-    reason: str
+    reason: Reason
     message: str
+
+
+_State = tuple[ConditionType, str, Reason, str]
 
 
 def status(quota: Quota, used: Devices, native: Kept, now: str) -> dict[str, Any]:
@@ -55,20 +57,22 @@ def _usage(spec: TenantQuotaSpec, used: Devices) -> Usage:
 def _verdict(quota: Quota, used: Devices, native: Kept) -> _Verdict:
     if quota.invalid:
         held = _HELD_BACK if quota.namespaces else _HOLDS_NOTHING
-        return _Verdict("stalled", INVALID_SPEC, f"{quota.invalid}; {held}")
+        return _Verdict("stalled", UNREADABLE, f"{quota.invalid}. {held}")
     if native.fault:
-        return _Verdict("stalled", NATIVE_REFUSED, native.fault)
+        return _Verdict("stalled", RESOURCE_QUOTA_REFUSED, native.fault)
     over = [spoken(word) for word, cap in sorted(quota.caps.items()) if used.get(word, 0) > cap]
     ignored = _ignored(quota.spec) if quota.spec is not None else []
     tail = f"; not acted on yet: {', '.join(ignored)}" if ignored else ""
     if twice := _twice(quota.spec):
-        tail += f"; {' and '.join(twice)} are the same slices, the smaller cap holds"
+        tail += f"; {' and '.join(twice)} are the same slices, so the smaller cap applies"
     if native.uncounted:
         tail += f"; the ResourceQuota does not count claims of {', '.join(native.uncounted)}: this API server counts no claims by class"
     if native.as_gpus:
         tail += _together(quota, native.as_gpus)
     if over:
-        return _Verdict("reconciling", DRAINING, f"more {' and '.join(over)} are held than allowed; the newest services give back{tail}")
+        return _Verdict(
+            "reconciling", OVER_CAP, f"more {' and '.join(over)} are in use than allowed; the newest services give devices back{tail}"
+        )
     return _Verdict("settled", IN_FORCE, f"in force{tail}")
 
 
@@ -98,21 +102,21 @@ def _ignored(spec: TenantQuotaSpec) -> list[str]:
 def _conditions(quota: Quota, told: _Verdict, now: str) -> tuple[Condition, ...]:
     last = {condition.type: condition for condition in _last(quota)}
     states = (
-        ("Ready", "True" if told.kind != "stalled" else "False", told.reason, told.message),
-        _abnormal("Reconciling", told.kind == "reconciling", told, "Settled"),
-        _abnormal("Stalled", told.kind == "stalled", told, "NotStalled"),
+        (READY, "True" if told.kind != "stalled" else "False", told.reason, told.message),
+        _abnormal(RECONCILING, told.kind == "reconciling", told, SETTLED),
+        _abnormal(STALLED, told.kind == "stalled", told, NOT_STALLED),
     )
-    return tuple(_condition(quota, state, last.get(state[0]), now) for state in states)
+    return tuple(_condition(quota, state, last.get(state[0].name), now) for state in states)
 
 
-def _abnormal(kind: str, holds: bool, told: _Verdict, otherwise: str) -> tuple[str, str, str, str]:
+def _abnormal(kind: ConditionType, holds: bool, told: _Verdict, otherwise: Reason) -> _State:
     return (kind, "True", told.reason, told.message) if holds else (kind, "False", otherwise, "")
 
 
-def _condition(quota: Quota, state: tuple[str, str, str, str], last: Condition | None, now: str) -> Condition:
+def _condition(quota: Quota, state: _State, last: Condition | None, now: str) -> Condition:
     kind, value, reason, message = state
     since = last.last_transition_time if last is not None and last.status == value else now
-    fields = {"type": kind, "status": value, "reason": reason, "message": message, "lastTransitionTime": since}
+    fields = {"type": kind.name, "status": value, "reason": reason.name, "message": message, "lastTransitionTime": since}
     return Condition.model_validate(fields | {"observedGeneration": quota.meta.generation})
 
 

@@ -74,7 +74,7 @@ def _spec(file: Path) -> ScalingSpec:
     if why := refused(spec):
         raise TraceRefused(f"{file}: {why}")
     if spec.mode != "Auto":
-        raise TraceRefused(f"{file}: mode {spec.mode}; accepted is Auto")
+        raise TraceRefused(f"{file}: mode {spec.mode}; it must be Auto")
     return spec
 
 

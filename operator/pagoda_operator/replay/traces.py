@@ -106,7 +106,7 @@ def read(lines: Iterable[str]) -> Iterator[Arrival]:
             continue
         arrival = _parse(line, number)
         if arrival.at < before:
-            raise TraceRefused(f"line {number}: at {arrival.at} comes after {before}, accepted are times in order")
+            raise TraceRefused(f"line {number}: at {arrival.at} comes after {before}; times must be in order")
         before = arrival.at
         yield arrival
 
@@ -116,7 +116,7 @@ def _parse(line: str, number: int) -> Arrival:
         entry = json.loads(line)
         arrival = Arrival(float(entry["at"]), int(entry["prompt"]), int(entry["answer"]))
     except (ValueError, KeyError, TypeError) as error:
-        raise TraceRefused(f"line {number}: {error!r}; accepted is an object with at (seconds), prompt and answer (tokens)") from error
+        raise TraceRefused(f"line {number}: {error!r}; it must be an object with at (seconds), prompt and answer (tokens)") from error
     if not (math.isfinite(arrival.at) and arrival.at >= 0 and arrival.prompt >= 1 and arrival.answer >= 1):
-        raise TraceRefused(f"line {number}: {arrival}; accepted are at >= 0, prompt >= 1, answer >= 1")
+        raise TraceRefused(f"line {number}: {arrival}; it must have at >= 0, prompt >= 1, answer >= 1")
     return arrival

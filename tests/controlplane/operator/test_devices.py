@@ -53,7 +53,7 @@ def test_the_smallest_slice_that_fits_is_asked_for_and_the_scheduler_finds_it(se
 def test_what_never_fits_stalls_with_numbers_and_a_new_node_cures_it_at_once(service, operator):
     with device_node(service.kube, MIXED, "h100-a"):
         service.apply(accelerators=[gpu("H100", 4)], engine=ENGINE, model={"uri": "pvc://models"})
-        numbers = "NVIDIA-H100-80GB-HBM3: needs 4 on one node, the largest has 2"
+        numbers = "NVIDIA-H100-80GB-HBM3: needs 4 devices on one node, but the largest node has 2"
         # The node may come to the operator's eyes after the service.
         eventually(lambda: numbers in service.told(Stalled="NoAccelerator")["Stalled"]["message"], "why, with numbers")
         with device_node(service.kube, WHOLE, "h100-b") as paper:
@@ -71,7 +71,7 @@ def test_slices_that_others_hold_are_waited_for_and_taken_when_they_are_free(ser
         inspected(service)
         waiting = service.told(Reconciling="WaitingForCapacity")["Reconciling"]["message"]
         assert "mig[0] since " in waiting
-        assert "mig-3g.40gb: all in use of 2 there are" in waiting
+        assert "mig-3g.40gb: all 2 devices are in use" in waiting
         page = why(service)
         assert f"service {service.namespace}/tiny: 0 of 1 replicas ready" in page
         assert "  chosen: mig[0] (mig-3g.40gb, 39.5 GiB)" in page

@@ -95,7 +95,7 @@ def test_the_only_replica_on_a_node_with_an_xid_serves_until_another_one_does(re
     eventually(lambda: endpoints(gateway, "device-fault") == 1, "the gateway knows")
     route = ask(gateway)
     assert (route.endpoint, route.reason) == (ward.daemons[sick].http, REASON_ONLY_UNSOUND)
-    assert "nobody else serves" in real.told(Degraded="DeviceFault")["Degraded"]["message"]
+    assert "it is the only replica that answers" in real.told(Degraded="DeviceFault")["Degraded"]["message"]
     assert sick in ward.names()
 
     (new,) = set(ward.admit(2)) - {sick}

@@ -56,7 +56,7 @@ def test_a_frozen_replica_is_out_of_routing_and_replaced_and_the_next_one_waits(
         print("replaced_s", round(time.monotonic() - frozen_at, 2))
         assert ward.deleted() == {first}
         health = real.service()["status"]["health"]["lastReplacement"]
-        assert (health["pod"], health["why"]) == (first, "Silent: no gateway hears it: silent")
+        assert (health["pod"], health["why"]) == (first, "Silent: no gateway hears from it: silent")
 
         third = next(iter(set(ward.admit(2)) - {first, second}))
         eventually(lambda: endpoints(gateway, "ready") == 2, "the replacement is heard")
@@ -86,5 +86,5 @@ def test_a_replica_whose_canary_is_wrong_gets_no_request_and_is_replaced(real, c
         eventually(lambda: len(ward.names() - {wrong, right}) == 1, "a replacement exists")
         assert ward.deleted() == {wrong}
         health = real.service()["status"]["health"]["lastReplacement"]
-        assert (health["pod"], health["why"]) == (wrong, "DeepCheckFailed: its canary token is wrong or late")
+        assert (health["pod"], health["why"]) == (wrong, "DeepCheckFailed: the answer to its canary prompt is wrong or late")
         eventually(lambda: real.service()["status"]["readyReplicas"] == 1, "the status counts only the other")

@@ -56,7 +56,7 @@ def test_an_unschedulable_pod_says_why(real, operator):
     real.apply(accelerators=[{"cpu": {"cores": 1000, "memory": "1Gi"}}])
     told = eventually(lambda: real.told(Reconciling="WaitingForCapacity"), "the scheduler's reason")["Reconciling"]["message"]
     assert "cpu[0] since " in told
-    assert "needs 1,000 cores on one node, the largest has 64 cores; " in told
+    assert "needs 1,000 cores on one node, but the largest node has 64 cores; " in told
     assert "Insufficient cpu" in told
     assert len(real.pods()) == 1
 
@@ -91,7 +91,7 @@ def test_a_spec_change_rolls_to_a_new_revision_and_the_old_one_goes(real, operat
     real.edit(engine={"maxModelLen": 128})
     fresh = [pod for pod in real.node.placed(real.namespace, 2) if pod["status"]["phase"] == "Pending"]
     assert len(fresh) == 1
-    assert real.told(Reconciling="PullingImage")["Ready"]["message"].endswith("1 ready of an older revision keep serving")
+    assert real.told(Reconciling="PullingImage")["Ready"]["message"].endswith("1 ready replica of an older revision continues to serve")
     assert set(before) < set(real.children())
     real.node.tell(fresh[0], running(ready=True))
     assert real.told(Reconciling="RollingOut")["Ready"]["status"] == "True"

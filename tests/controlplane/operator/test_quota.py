@@ -49,7 +49,7 @@ def test_a_service_gets_what_its_tenant_has_left_and_says_what_is_missing(real, 
     assert native["spec"]["hard"] == {f"requests.nvidia.com/mig-{SLICE}": "2"}
     real.apply(replicas=3)
     real.node.placed(real.namespace, 2)
-    end = f"of 3 replicas ready: TenantQuota {real.namespace} allows 2 {SLICE} slices, 2 are held"
+    end = f"of 3 replicas ready: TenantQuota {real.namespace} allows 2 {SLICE} slices, and 2 are in use"
     eventually(lambda: real.told(Stalled="QuotaExceeded")["Stalled"]["message"].endswith(end), "what is held is said")
     assert wanted(real) == [2]
     limit(real, 3)

@@ -114,7 +114,7 @@ async def aborted(real, kubelet, url):
         told = await asking
     # Who told: the gateway, of requests that the new revision failed.
     assert "requests failed within a minute, abortOn.errorRate is 10%" in why
-    assert why.startswith("canary at 50%: ")
+    assert why.startswith("canary at 50 %: ")
     assert {code for code, endpoint in told if endpoint in good} == {200}
     assert min(code for code, endpoint in told if endpoint not in good) == 500
     # Back: all requests to the old one, nothing of the new one left.
@@ -152,7 +152,7 @@ def test_a_canary_whose_first_tokens_are_late_is_ended_by_the_ratio_that_a_gatew
         real.told(Ready="Canary")
         gateway.tell(Traffic(revisions={old: (100, 1000), new: (100, 1600)}))
         told = real.told(Stalled="RolledBack")["Stalled"]
-        why = "canary at 50%: the first token took 1.60 s (p95 of 100 requests), abortOn.ttftP95 is 1.5x of the old one's 1.00 s"
+        why = "canary at 50 %: the first token took 1.60 s (p95 of 100 requests), abortOn.ttftP95 is 1.5x of the old one's 1.00 s"
         assert told["message"].startswith(why)
         assert weights(real) == {old: 100, new: 0}
         assert real.service()["status"]["rollout"]["reason"] == why
@@ -266,12 +266,12 @@ def test_a_trial_keeps_a_bad_image_from_the_only_replica_on_the_only_device(real
         # Pod Security `restricted` let it in; it is where the image is needed, though the device there is in use.
         assert pod["spec"]["nodeName"] == paper.name
         told = real.told(Reconciling="RollingOut")["Reconciling"]["message"]
-        assert "the old replica stays until a trial has passed" in told
+        assert "the old replica stays until the trial of the new revision has passed" in told
         assert served()
         real.node.tell(pod, waiting("ImagePullBackOff", 'Back-off pulling image "localhost/daemon:nope": not found'))
         told = real.told(Stalled="RolledBack")["Stalled"]["message"]
         assert "localhost/daemon:nope" in told
-        assert told.endswith("1 ready of an older revision keep serving")
+        assert told.endswith("1 ready replica of an older revision continues to serve")
         eventually(lambda: not real.end_pods() and len(real.pods()) == 1, "the trial is gone")
         assert served()
         assert len(deployments(real)) == 1

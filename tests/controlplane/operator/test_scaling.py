@@ -137,5 +137,5 @@ def test_manual_stays_and_an_hpa_moves_an_external_service(real, account, gatewa
         reaches(real, 1)
         assert real.service()["spec"]["replicas"] == 0
         # Said after it was done.
-        eventually(lambda: "requests are held" in real.service()["status"]["scaling"].get("reason", ""), "the reason is told")
+        eventually(lambda: "Requests are held" in real.service()["status"]["scaling"].get("reason", ""), "the reason is told")
     assert written_to_the_spec(real, since) == []

@@ -47,7 +47,7 @@ def test_every_status_is_honest_through_start_scale_rollout_a_bad_image_and_reco
     real.edit(engine={"maxModelLen": 128})
     serve_new(real, 6, waiting("ErrImagePull", "not found"))
     told = real.told(Reconciling="ImagePull")
-    assert told["Ready"]["message"].endswith("3 ready of an older revision keep serving")
+    assert told["Ready"]["message"].endswith("3 ready replicas of an older revision continue to serve")
     history.change("mended")
     serve_new(real, 6, running(ready=True))
     eventually(lambda: not real.end_pods() and len(real.pods()) == 3, "the old pods go")

@@ -205,7 +205,7 @@ _SERVICES = [
     bad(SERVICE, "spec.model.servedNames", [f"n{i}" for i in range(17)], "must have at most 16 items"),
     bad(SERVICE, "spec.model.servedNames[0]", "a name", _PATTERN),
     bad(SERVICE, "spec.model.servedNames[0]", "n" * 129, "may not be more than 128"),
-    bad(SERVICE, "spec.model.credential", "other", "accepted is a name in spec.credentials"),
+    bad(SERVICE, "spec.model.credential", "other", "must be a name in spec.credentials"),
     bad(SERVICE, "spec.model.cache", {}, _NEEDED, "spec.model.cache.pvc"),
     bad(SERVICE, "spec.model.cache.pvc", "Models", _PATTERN),
     bad(SERVICE, "spec.model.url", "hf://a/b", _UNKNOWN),

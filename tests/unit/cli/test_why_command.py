@@ -28,8 +28,8 @@ STATUS = {
     "placement": {
         "chosen": "mig[1]",
         "device": "mig-3g.40gb, 39.5 GiB",
-        "rejected": [{"accelerator": "gpu[0]", "why": "NVIDIA-H100-80GB-HBM3: all in use of 8 there are"}],
-        "waiting": {"accelerator": "mig[1]", "entry": "ab", "since": WHEN, "why": "mig-3g.40gb: all in use of 2 there are"},
+        "rejected": [{"accelerator": "gpu[0]", "why": "NVIDIA-H100-80GB-HBM3: all 8 devices are in use"}],
+        "waiting": {"accelerator": "mig[1]", "entry": "ab", "since": WHEN, "why": "mig-3g.40gb: all 2 devices are in use"},
         "warnings": ["node-7: 1 of 8 nvidia.com/gpu are unhealthy"],
     },
     "scaling": {
@@ -109,15 +109,15 @@ def test_it_tells_all_that_the_operator_said(ask, cluster):
         "    gpu[0] is full",
         "placement",
         "  chosen: mig[1] (mig-3g.40gb, 39.5 GiB)",
-        f"  waiting for mig[1] since {WHEN}: mig-3g.40gb: all in use of 2 there are",
-        "  not gpu[0]: NVIDIA-H100-80GB-HBM3: all in use of 8 there are",
+        f"  waiting for mig[1] since {WHEN}: mig-3g.40gb: all 2 devices are in use",
+        "  not gpu[0]: NVIDIA-H100-80GB-HBM3: all 8 devices are in use",
         "  warning: node-7: 1 of 8 nvidia.com/gpu are unhealthy",
         "scaling",
         "  desired: 2 (queue 9)",
         f"  {WHEN}  2 replicas: 9 requests wait, 4 a replica",
         "revisions",
         "  0123456789: 1 of 2 ready, 10 % of requests",
-        "  would be rendered otherwise now: podTemplate.spec.containers[daemon].image; a new word in spec.profileRef.adopt rolls it",
+        "  would be rendered differently now: podTemplate.spec.containers[daemon].image; a new value in spec.profileRef.adopt rolls it out",
         "pods that are not ready",
         "  chat-b: Pending: 0/4 nodes have room",
         "quota",
@@ -143,7 +143,7 @@ def test_kubectl_is_asked_with_the_users_words(ask, cluster):
 def test_quotas_that_may_not_be_read_are_said_to_be_so(ask, cluster):
     (cluster / "quotas.json").unlink()
     code, out, _ = ask("service/chat")
-    assert (code, out.splitlines()[-1]) == (0, "quota: you may not read TenantQuotas")
+    assert (code, out.splitlines()[-1]) == (0, "quota: you are not allowed to read TenantQuotas")
 
 
 def test_kubectls_refusal_is_passed_on(ask, cluster):
@@ -162,11 +162,11 @@ def test_a_missing_kubectl_is_named(ask, monkeypatch):
 def test_other_targets_are_refused(ask, target):
     code, _, err = ask(target)
     assert code == 2
-    assert "accepted is service/NAME" in err
+    assert "must be service/NAME" in err
 
 
 @pytest.mark.parametrize(
-    ("seen", "says"), [(None, "has not looked at it yet"), (2, "has not looked at the newest spec yet (generation 3, seen 2)")]
+    ("seen", "says"), [(None, "has not seen this service yet"), (2, "has not seen the newest spec yet (generation 3, seen 2)")]
 )
 def test_a_stale_status_is_called_stale(seen, says):
     status = {key: value for key, value in (STATUS | {"observedGeneration": seen}).items() if value is not None}
@@ -175,7 +175,10 @@ def test_a_stale_status_is_called_stale(seen, says):
 
 def test_a_service_without_status_has_a_page_too():
     page = text(answer({"metadata": {"name": "chat", "namespace": "team", "generation": 1}}, [], []))
-    assert page.splitlines() == ["service team/chat: 0 of 0 replicas ready", "  the operator has not looked at it yet: is it running?"]
+    assert page.splitlines() == [
+        "service team/chat: 0 of 0 replicas ready",
+        "  the operator has not seen this service yet; check that the operator runs",
+    ]
 
 
 def test_words_of_others_move_no_cursor():

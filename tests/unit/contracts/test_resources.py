@@ -66,7 +66,7 @@ BAD = [
     ("spec.profileRef.name", "No_Dns", "spec.profileRef.name"),
     ("spec.unknown", 1, "spec.unknown"),
     ("metadata.name", "n" * 36, "at most 35"),
-    ("apiVersion", "serving.kserve.io/v1", "accepted is"),
+    ("apiVersion", "serving.kserve.io/v1", "must be"),
 ]
 
 

@@ -17,7 +17,7 @@ def test_without_a_configuration_the_way_to_do_without_is_named(tmp_path):
 def test_what_is_no_port_is_refused_before_anything_starts(tmp_path, capsys, port):
     with pytest.raises(SystemExit):
         settings.resolve(["serve", str(tmp_path), f"--port={port}"])
-    assert f"{port} is no port, accepted are 0 to 65535" in capsys.readouterr().err
+    assert f"must be a port from 0 to 65535, got {port}" in capsys.readouterr().err
 
 
 def test_ctrl_c_while_it_still_imports_is_no_traceback():

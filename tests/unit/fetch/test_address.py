@@ -82,7 +82,7 @@ def test_what_names_a_content_for_ever(uri, revision, immutable):
 
 def test_digests_are_checked():
     assert check_digest("") == ""
-    with pytest.raises(ConfigRejected, match="accepted is sha256"):
+    with pytest.raises(ConfigRejected, match="must be sha256"):
         check_digest("md5:abc")
 
 

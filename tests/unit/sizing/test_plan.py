@@ -94,7 +94,7 @@ def test_where_no_degree_does_the_reason_is_that_of_the_highest():
 
 def test_a_format_that_a_device_does_not_run_is_unsupported():
     found = row(LLAMA8B, "t4", Ask(2048, quantisation="nvfp4"))
-    assert (found.verdict, found.why) == (Verdict.UNSUPPORTED, "nvfp4 weights do not run on it; accepted are bf16, int8, int4")
+    assert (found.verdict, found.why) == (Verdict.UNSUPPORTED, "nvfp4 weights do not run on it; it runs bf16, int8, int4")
 
 
 def test_a_slice_refuses_ranks_without_refusing_the_plan():

@@ -235,7 +235,7 @@ def test_what_is_not_said_of_sampling_changes_nothing():
 
 def test_no_more_stop_ids_are_taken_than_over_http():
     assert len(submit_of(asked(sampling={"stop_token_ids": [7] * 1024, "ignore_eos": True}), LIMITS, ()).sampling.stop_token_ids) == 1024
-    with pytest.raises(BadRequest, match="1025 entries, accepted are at most 1024"):
+    with pytest.raises(BadRequest, match="at most 1024 entries, got 1025"):
         submit_of(asked(sampling={"stop_token_ids": [7] * 1025}), LIMITS, ())
 
 

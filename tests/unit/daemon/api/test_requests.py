@@ -154,7 +154,7 @@ def test_what_changes_no_answer_is_accepted(changes):
 def test_a_completion_without_tokens_is_accepted_only_where_it_echoes():
     assert completion("p", max_tokens=0, echo=True, logprobs=1).limit == 0
     assert completion([[1, 2]]).prompts() == ((1, 2),)
-    with pytest.raises(BadRequest, match="max_tokens is 0"):
+    with pytest.raises(BadRequest, match="max_tokens must be at least 1, got 0"):
         completion("p", max_tokens=0)
     with pytest.raises(BadRequest, match="logprobs"):
         completion("p", logprobs=21)

@@ -50,7 +50,7 @@ def test_bad_words_are_banned_behind_a_space_too_where_that_is_another_token():
 @pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids", "logit_bias"])
 def test_ids_outside_of_the_vocabulary_are_refused_by_name(name):
     sampling(**{name: {"99": 1.0} if name == "logit_bias" else [99]})
-    with pytest.raises(BadRequest, match=f"{name} holds token id 100, accepted are 0 to 99"):
+    with pytest.raises(BadRequest, match=f"{name} holds token id 100; token ids must be 0 to 99"):
         sampling(**{name: {"100": 1.0} if name == "logit_bias" else [0, 100]})
 
 

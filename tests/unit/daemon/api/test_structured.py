@@ -78,7 +78,7 @@ def test_completions_take_them_too():
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.regex", "structured_outputs.choice"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs", "structural_tag"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "not JSON"),
-        ({"structured_outputs": {"json": "3"}}, "structured_outputs.json", "accepted is a JSON object"),
+        ({"structured_outputs": {"json": "3"}}, "structured_outputs.json", "must be a JSON object"),
         ({"guided_choice": []}, "guided_choice", "at least one"),
         ({"guided_choice": ["a", ""]}, "guided_choice", "none of them empty"),
         ({"guided_regex": " "}, "guided_regex", "empty"),

@@ -199,7 +199,7 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
 
 def test_a_file_format_that_is_not_known_is_named(tmp_path: Path) -> None:
     save_file(checkpoint() | {"model.norm.weight": torch.ones(8, dtype=torch.int8)}, tmp_path / SINGLE)
-    assert "model.norm.weight is stored as I8: accepted are F32, F16, BF16" in refused(tmp_path)
+    assert "model.norm.weight is stored as I8; it must be one of F32, F16, BF16" in refused(tmp_path)
 
 
 def test_a_tensor_in_two_files_is_named(tmp_path: Path) -> None:

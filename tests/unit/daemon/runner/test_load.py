@@ -88,7 +88,7 @@ def test_block_names_are_those_of_the_weights_and_their_types(tmp_path: Path) ->
 
 def test_a_device_that_is_not_there_is_refused_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigRejected, match=r"engine\.device is cuda, .* accepted are cpu, auto"):
+    with pytest.raises(ConfigRejected, match=r"engine\.device is cuda, .* use cpu or auto"):
         load(tmp_path, device="cuda")
     assert [place_of(device).type for device in (None, "auto", "cpu")] == ["cpu"] * 3
 
@@ -167,5 +167,5 @@ def test_what_the_native_ops_cannot_do_torch_does_and_int8_is_refused(
 
 @pytest.mark.parametrize("name", ["fp8", "int4", "nvfp4"])
 def test_formats_that_are_not_built_are_refused_by_name(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigRejected, match=f"quantization {name} is not built yet: accepted are int8"):
+    with pytest.raises(ConfigRejected, match=f"quantization {name} is not built yet; available are int8"):
         load(tmp_path, quantization=name)

@@ -49,7 +49,7 @@ def test_an_unbounded_number_of_answers_is_refused_before_anything_is_made(n: in
     made = state()
     refused = submit(made, request(n=n), Arrival(0.0, 0))
     assert refused is not None
-    assert refused.error == f"never_fits: n {n}: accepted are 1 to {MAX_ANSWERS}"
+    assert refused.error == f"never_fits: n must be 1 to {MAX_ANSWERS}, got {n}"
     assert made.idle
     assert not made.groups
     assert submit(made, request(n=MAX_ANSWERS), Arrival(0.0, 0)) is None

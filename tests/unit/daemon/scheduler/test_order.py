@@ -200,7 +200,14 @@ def test_a_deadline_does_not_follow_a_name_to_the_next_request() -> None:
     assert [end.finish_reason for end in drive.ends["a"]] == ["length", "length"]
 
 
-@pytest.mark.parametrize(("fields", "says"), [({"n": 0}, "n 0"), ({"weight": 0.0}, "weight 0"), ({"priority": 5000}, "priority 5000")])
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"n": 0}, "n must be 1 to 128, got 0"),
+        ({"weight": 0.0}, "weight must be above 0, got 0"),
+        ({"priority": 5000}, "priority must be -1000 to 1000, got 5000"),
+    ],
+)
 def test_odd_fields_are_refused_by_name(fields: dict, says: str) -> None:
     why = refusal(Submit("x", (1,), Sampling(1), **fields), Limits.of(WORKER, 4, 64))
     assert why is not None

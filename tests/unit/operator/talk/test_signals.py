@@ -310,7 +310,7 @@ def test_an_idleness_longer_than_the_record_is_known_to_its_second():
         bins.close(number * BIN_S, Level())
     history = History(bins.measures(0.0), (), bins.since)
     reasons = [autoscale(history, Fleet(1), Targets(8), Bounds(0, 4, idle_after_s=idle), 3_600.0).reason for idle in (3_580, 3_590)]
-    assert [reason.startswith("no request for") for reason in reasons] == [True, False]
+    assert [reason.startswith("No requests for") for reason in reasons] == [True, False]
 
 
 def test_a_queue_that_jumps_is_measured_within_a_second_and_not_at_the_bin_s_end():

@@ -177,7 +177,7 @@ def test_a_sick_replica_is_recorded_then_deleted_then_made_anew():
     world.run()
     assert world.deleted() == []
     last = world.observed().status.health.last_replacement
-    assert (last.pod, last.why) == (sick, "Silent: no gateway hears it: silent")
+    assert (last.pod, last.why) == (sick, "Silent: no gateway hears from it: silent")
     world.run()
     assert world.deleted() == [sick]
     world.api.control()
@@ -251,7 +251,7 @@ def test_a_wrong_answer_sheet_takes_nobody_away_and_is_said():
     assert world.deleted() == []
     line = world.degraded()
     assert (line["status"], line["reason"]) == ("True", "ReplacementHeld")
-    assert "all 3 ready replicas" in line["message"]
+    assert "All 3 ready replicas" in line["message"]
     assert world.conditions()["Ready"]["status"] == "True"
 
 
@@ -293,7 +293,7 @@ def test_a_sole_replica_on_a_faulty_device_that_answers_goes_after_another_one_s
     assert (len(world.pods), world.pods[0], world.deleted()) == (2, sick, [])
     line = world.degraded()
     assert (line["status"], line["reason"]) == ("True", "DeviceFault")
-    assert "nobody else serves" in line["message"]
+    assert "it is the only replica that answers" in line["message"]
     assert world.conditions()["Ready"]["status"] == "True"
     world.pass_time(REPLACE_EVERY_S * 3)  # a large model
     if restarts:
@@ -473,7 +473,7 @@ def test_the_last_one_that_serves_has_the_same_patience_as_any_other(signal):
     world.said[recorded] = signal
     turns(world)
     assert set(world.pods) == {recorded, new}
-    assert "nobody else serves" in world.degraded()["message"]
+    assert "it is the only replica that answers" in world.degraded()["message"]
 
 
 def fail(world, replicas):
@@ -495,7 +495,7 @@ def test_where_the_successor_is_on_a_faulty_device_too_the_next_is_tried_after_a
         there = set(world.pods)
         line = world.degraded()
         assert (line["status"], line["reason"]) == ("True", "ReplacementHeld")
-        assert "the successor that was made beside it was sick too" in line["message"]
+        assert "The replacement was unhealthy as well" in line["message"]
         world.pass_time(pause - 1)
         if restarts:
             world.restart()

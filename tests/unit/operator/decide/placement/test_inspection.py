@@ -85,7 +85,7 @@ def test_another_model_is_inspected_anew_and_what_runs_goes_on_meanwhile():
     made.edit(model={"uri": "hf://org/other", "revision": "v2"})
     made.settle()
     assert (made.reason(), made.names(DEPLOYMENTS)) == ("InspectingModel", before)
-    assert "keep serving" in made.conditions()["Ready"]["message"]
+    assert "continues to serve" in made.conditions()["Ready"]["message"]
     (body,) = inspectors(made)
     assert body["spec"]["containers"][0]["args"] == ["inspect", "hf://org/other", "--revision", "v2"]
     ends(made)
@@ -113,7 +113,7 @@ def test_a_passing_failure_is_told_and_waited_out():
     made = world()
     ends(made, code=1, message="Unreachable: 503")
     assert made.reason() == "InspectingModel"
-    assert "the last try failed and is repeated: Unreachable: 503" in made.conditions()["Reconciling"]["message"]
+    assert "the last attempt failed and will be repeated: Unreachable: 503" in made.conditions()["Reconciling"]["message"]
 
 
 def test_a_model_that_cannot_be_sized_runs_on_cpu_only():
@@ -139,7 +139,7 @@ def test_what_is_no_report_stalls_and_is_not_kept(message):
 def test_without_an_image_that_could_inspect_devices_are_rejected_and_cpu_goes_on():
     made = world(gpu("H100"), CPU, image="")
     assert (inspectors(made), placement(made)["chosen"]) == ([], "cpu[1]")
-    assert "names no images.fetch" in placement(made)["rejected"][0]["why"]
+    assert "has no images.fetch" in placement(made)["rejected"][0]["why"]
 
 
 @pytest.mark.parametrize("accelerators", [[CPU], [CPU, gpu("H100")], [gpu("L40S"), CPU]])

@@ -124,7 +124,7 @@ def test_a_hub_that_is_away_is_waited_for(hub, fetch):
     made = world(hub)
     assert fetch(made) == 1
     assert made.reason() == "InspectingModel"
-    assert "the last try failed and is repeated: Unreachable: " in made.conditions()["Reconciling"]["message"]
+    assert "the last attempt failed and will be repeated: Unreachable: " in made.conditions()["Reconciling"]["message"]
     hub.status = None
     assert fetch(made) == 0
     assert placement(made)["chosen"] == "mig[0]"

@@ -23,7 +23,7 @@ def test_entries_that_no_node_offers_are_rejected_with_a_reason_and_the_next_is_
     assert [rejected["why"].partition(";")[0] for rejected in placement["rejected"]] == [
         "no node offers a whole GPU H100",
         "no node offers mig-3g.40gb",
-        "no ResourceSlice has a device of class gpu.nvidia.com for these selectors",
+        "no ResourceSlice has a device of class gpu.nvidia.com that matches the selectors",
     ]
     assert world.reason() == "Available"
 
@@ -44,7 +44,7 @@ def test_a_service_that_runs_goes_on_while_its_new_accelerators_cannot_be_had():
     world.edit(accelerators=[GPU])
     world.settle()
     assert (world.names(DEPLOYMENTS), world.reason()) == (before, "NoAccelerator")
-    assert "ready of an older revision keep serving" in world.conditions()["Ready"]["message"]
+    assert "ready replica of an older revision continues to serve" in world.conditions()["Ready"]["message"]
 
 
 def test_a_model_that_nothing_can_fetch_stalls_and_names_what_can_be_served():
@@ -52,7 +52,7 @@ def test_a_model_that_nothing_can_fetch_stalls_and_names_what_can_be_served():
     world.settle()
     assert (world.reason(), world.names(DEPLOYMENTS)) == ("UnsupportedUri", [])
     assert "az://account/name" in world.conditions()["Ready"]["message"]
-    assert "accepted: pvc://, hf://, s3://, gs://, oci://" in world.conditions()["Ready"]["message"]
+    assert "must start with one of: pvc://, hf://, s3://, gs://, oci://" in world.conditions()["Ready"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -106,14 +106,14 @@ ROWS = [
         fleet(*(node(n, H100, whole(2)) for n in "ab")),
         spec(gpu("H100", 4)),
         None,
-        why=("needs 4 on one node",),
+        why=("needs 4 devices on one node",),
     ),
     Row(
         "a degree that heads do not split into",
         fleet(node("a", H100, whole(8))),
         spec(gpu("H100", 3)),
         None,
-        why=("32 heads do not split so",),
+        why=("32 heads cannot be split so",),
     ),
     Row(
         "another product",
@@ -147,14 +147,14 @@ ROWS = [
         spec(mig(least="15Gi"), model=TINY),
         "mig[0]",
         "mig-2g.20gb, 19.6 GiB",
-        why=("mig-1g.10gb: has 9.8 GiB, minMemory asks for 15.0 GiB",),
+        why=("mig-1g.10gb: has 9.8 GiB, but minMemory is 15.0 GiB",),
     ),
     Row(
         "no slice has so much",
         fleet(H100_MIXED),
         spec(mig(least="40Gi"), model=TINY),
         None,
-        why=("minMemory asks for 40.0 GiB",) * 3,
+        why=("but minMemory is 40.0 GiB",) * 3,
     ),
     Row(
         "single: slices under the name of GPUs",
@@ -208,7 +208,7 @@ ROWS = [
         spec(gpu("H100"), CPU),
         "cpu[1]",
         why=("no node offers a whole GPU H100",),
-        warns="a: MIG is on and 8 of 8 GPUs have no partitions",
+        warns="a: MIG is enabled, and 8 of 8 GPUs have no partitions",
     ),
     Row("what no entry means is not warned of", fleet(node("a", A100_80, cut(8)), node("b", H100, whole(1))), spec(gpu("H100")), "gpu[0]"),
     Row(
@@ -216,14 +216,14 @@ ROWS = [
         fleet(node("a", H100, whole(2), cut(2))),
         spec(gpu("H100")),
         "gpu[0]",
-        warns="a: MIG is on and 2 of 4 GPUs have no partitions",
+        warns="a: MIG is enabled, and 2 of 4 GPUs have no partitions",
     ),
     Row(
         "mig-manager at work: waited for",
         fleet(node("a", H100, whole(8), strategy="none", labels={"nvidia.com/mig.config.state": "pending"})),
         spec(gpu("H100")),
         "gpu[0]",
-        waits="a is in mig-manager's hands",
+        waits="a is being reconfigured by mig-manager",
     ),
     Row(
         "mig-manager pending for hours is warned of",
@@ -248,7 +248,7 @@ ROWS = [
         fleet(node("a", H100, whole(1), cordoned=True), node("b", H100, whole(1)), pods=(pod("b", gpu=1),)),
         spec(gpu("H100")),
         "gpu[0]",
-        waits="all in use of 2 there are; a is cordoned",
+        waits="all 2 devices are in use; a is cordoned",
     ),
     Row(
         "tainted and not tolerated",
@@ -263,7 +263,7 @@ ROWS = [
             fleet(node("a", H100, whole(8), taints=[{"key": key, "value": value, "effect": effect}])),
             spec(gpu("H100")),
             "gpu[0]",
-            waits=f"a is tainted {key}, which passes",
+            waits=f"a is tainted {key}, which is temporary",
         )
         for key, value, effect in PASSING
     ),
@@ -301,7 +301,7 @@ ROWS = [
         fleet(node("a", H100, whole(8), **OLD)),
         spec(gpu("H100")),
         None,
-        why=("driver 535.216.01 offers CUDA 12.2, the daemon needs 13.0",),
+        why=("driver 535.216.01 supports CUDA 12.2, but the daemon needs 13.0",),
     ),
     Row("an image that does with less", fleet(node("a", H100, whole(8), **OLD)), spec(gpu()), "gpu[0]", terms=Terms(cuda="12.2")),
     Row(
@@ -322,14 +322,14 @@ ROWS = [
         fleet(node("a", H100, whole(8)), pods=(pod("a", gpu=8),)),
         spec(gpu("H100"), CPU),
         "gpu[0]",
-        waits="all in use of 8",
+        waits="all 8 devices are in use",
     ),
     Row(
         "occupied in pieces",
         fleet(*(node(n, H100, whole(8)) for n in "ab"), pods=(pod("a", gpu=5), pod("b", gpu=5))),
         spec(gpu("H100", 4)),
         "gpu[0]",
-        waits="no node has 4 free of 16 there are",
+        waits="no node has 4 of the 16 devices free",
     ),
     Row(
         "own pods do not stand in the way",
@@ -343,7 +343,7 @@ ROWS = [
         spec(mig(least="1Gi"), model=TINY),
         "mig[0]",
         "mig-2g.20gb, 19.6 GiB",
-        why=("mig-1g.10gb: all in use of 4",),
+        why=("mig-1g.10gb: all 4 devices are in use",),
     ),
     Row(
         "unhealthy: some are gone",
@@ -357,7 +357,7 @@ ROWS = [
         fleet(node("a", H100, whole(8), gone={"nvidia.com/gpu": 8})),
         spec(gpu("H100")),
         "gpu[0]",
-        waits="all in use of 8",
+        waits="all 8 devices are in use",
         warns="a: 8 of 8 nvidia.com/gpu are unhealthy",
     ),
     Row(
@@ -372,7 +372,7 @@ ROWS = [
         fleet(node("a", H100, whole(1), labels={"nvidia.com/gpu.memory": None})),
         spec(gpu()),
         None,
-        why=("its memory is not known: GPU Feature Discovery has not labelled the node",),
+        why=("memory unknown, because GPU Feature Discovery has not labelled the node",),
     ),
     Row(
         "no label tells the memory of a slice: its name does",
@@ -401,14 +401,14 @@ ROWS = [
         fleet(H100_DRA, slices=(H100_SLICE,)),
         spec(dra_of("mig.nvidia.com", "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('60Gi')) >= 0")),
         None,
-        why=("no ResourceSlice has a device of class mig.nvidia.com for these selectors",),
+        why=("no ResourceSlice has a device of class mig.nvidia.com that matches the selectors",),
     ),
     Row(
         "DRA: several slices are no tensor parallelism",
         fleet(H100_DRA, slices=(H100_SLICE,)),
         spec(dra_of("mig.nvidia.com", count=2), model=TINY),
         None,
-        why=("2 slices for one replica: tensor parallelism never spans MIG slices",) * 2,
+        why=("asks for 2 slices per replica, but tensor parallelism cannot span MIG slices",) * 2,
     ),
     Row(
         "DRA: whole GPUs",
@@ -422,7 +422,7 @@ ROWS = [
         spec(dra_of("mig.nvidia.com")),
         "dra[0]",
         why=("mig-1g.10gb: needs 19.9 GiB",),
-        waits="mig-3g.40gb: all in use of 1",
+        waits="mig-3g.40gb: the only device is in use",
     ),
     Row(
         "order: the first that can be had, though a later one has room",
@@ -438,7 +438,7 @@ ROWS = [
         spec(gpu("H100", fallbackAfter="0s"), gpu("H200")),
         "gpu[1]",
         "NVIDIA-H200",
-        why=("NVIDIA-H100-80GB-HBM3: all in use of 2",),
+        why=("NVIDIA-H100-80GB-HBM3: all 2 devices are in use",),
     ),
     Row(
         "nothing anywhere: each entry says why",

@@ -51,7 +51,7 @@ def test_the_smallest_slice_is_pinned_and_a_changed_fleet_rolls_nothing():
     made.settle()
     bind(made)
     assert template(made)["containers"][0]["resources"]["limits"] == {"nvidia.com/mig-2g.20gb": "1"}
-    assert placement(made)["rejected"] == [{"accelerator": "mig[0]", "why": "mig-1g.10gb: all in use of 4 there are"}]
+    assert placement(made)["rejected"] == [{"accelerator": "mig[0]", "why": "mig-1g.10gb: all 4 devices are in use"}]
     made.api.journal.clear()
     for there in (fleet(MIXED), fleet(), fleet(node("b", H100, whole(8)))):
         made.fleet = there
@@ -75,7 +75,7 @@ def test_devices_in_use_are_waited_for_without_a_write_per_tick_and_a_restart_go
     made.settle()
     assert made.reason() == "WaitingForCapacity"
     assert (placement(made)["chosen"], placement(made)["waiting"]["since"]) == ("gpu[0]", "2026-01-01T00:00:00Z")
-    assert "all in use of 8 there are" in made.conditions()["Reconciling"]["message"]
+    assert "all 8 devices are in use" in made.conditions()["Reconciling"]["message"]
     made.api.journal.clear()
     for _ in range(4):
         made.tick()
@@ -86,7 +86,7 @@ def test_devices_in_use_are_waited_for_without_a_write_per_tick_and_a_restart_go
     made.tick()
     made.settle()
     assert (placement(made)["chosen"], "waiting" in placement(made)) == ("cpu[1]", False)
-    assert placement(made)["rejected"] == [{"accelerator": "gpu[0]", "why": "NVIDIA-H100-80GB-HBM3: all in use of 8 there are"}]
+    assert placement(made)["rejected"] == [{"accelerator": "gpu[0]", "why": "NVIDIA-H100-80GB-HBM3: all 8 devices are in use"}]
     assert template(made)["containers"][0]["resources"]["requests"] == {"cpu": "8", "memory": "32Gi"}
 
 

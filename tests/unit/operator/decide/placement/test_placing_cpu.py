@@ -105,7 +105,7 @@ def test_what_no_node_has_is_waited_for_with_a_pod_made_and_a_reason():
     refuse(made, words=LACKS)
     assert (made.reason(), made.conditions()["Stalled"]["status"]) == ("WaitingForCapacity", "False")
     assert "cpu[0] since " in message(made)
-    assert f"finds no node: needs 1,000 cores on one node, the largest has 64 cores; {LACKS}" in message(made)
+    assert f"finds no node: needs 1,000 cores on one node, but the largest node has 64 cores; {LACKS}" in message(made)
     assert (len(made.api.of(PODS)), placement(made)["chosen"], placement(made)["rejected"]) == (1, "cpu[0]", [])
     bind(made)
     assert (made.reason(), "waiting" in placement(made)) == ("Available", False)
@@ -306,12 +306,12 @@ def cpu(count, memory):
     ("there", "asked", "told"),
     [
         (sizes(("64", "512Gi")), cpu("64", "512Gi"), ""),
-        (sizes(("64", "512Gi")), cpu("65", "1Gi"), "needs 65 cores on one node, the largest has 64 cores"),
-        (sizes(("8", "512Gi")), cpu("8050m", "1Gi"), "needs 8.1 cores on one node, the largest has 8 cores"),
-        (sizes(("7910m", "512Gi")), cpu("7920m", "1Gi"), "needs 8 cores on one node, the largest has 7.9 cores"),
-        (sizes(("1", "512Gi")), cpu("1500m", "1Gi"), "needs 1.5 cores on one node, the largest has 1 core"),
-        (sizes(("64", "16431208Ki")), cpu("1", "16Gi"), "needs 16.0 GiB on one node, the largest has 15.6 GiB"),
-        (sizes(("64", "16Gi"), ("4", "512Gi")), cpu("8", "32Gi"), "needs 8 cores and 32.0 GiB on one node, and none has both"),
+        (sizes(("64", "512Gi")), cpu("65", "1Gi"), "needs 65 cores on one node, but the largest node has 64 cores"),
+        (sizes(("8", "512Gi")), cpu("8050m", "1Gi"), "needs 8.1 cores on one node, but the largest node has 8 cores"),
+        (sizes(("7910m", "512Gi")), cpu("7920m", "1Gi"), "needs 8 cores on one node, but the largest node has 7.9 cores"),
+        (sizes(("1", "512Gi")), cpu("1500m", "1Gi"), "needs 1.5 cores on one node, but the largest node has 1 core"),
+        (sizes(("64", "16431208Ki")), cpu("1", "16Gi"), "needs 16.0 GiB on one node, but the largest node has 15.6 GiB"),
+        (sizes(("64", "16Gi"), ("4", "512Gi")), cpu("8", "32Gi"), "needs 8 cores and 32.0 GiB on one node, but no node has both"),
         (sizes((None, None)), cpu("8", "32Gi"), ""),
         ((), cpu("8", "32Gi"), ""),
     ],

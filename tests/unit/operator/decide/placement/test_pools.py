@@ -211,7 +211,7 @@ def test_a_service_asleep_on_a_pool_without_nodes_wakes(entry):
     made.settle()
     assert (made.names(DEPLOYMENTS), len(made.api.of(PODS))) == (before, 1)
     assert made.reason() == "WaitingForCapacity"
-    assert f"{NAMED}1 is gone, and one like it may come" in made.conditions()["Reconciling"]["message"]
+    assert f"{NAMED}1 is gone, but its node pool may scale up" in made.conditions()["Reconciling"]["message"]
     made.fleet = fleet(h100(2), pods=(pod(f"{NAMED}2", gpu=1),))
     for body in made.api.of(PODS):
         body["status"] = running(ready=True)
@@ -235,7 +235,7 @@ def test_a_service_waits_for_devices_of_a_driver_whose_nodes_are_gone_and_gets_t
     made.fleet = GONE
     made.settle()
     assert (made.reason(), len(made.api.of(PODS))) == ("WaitingForCapacity", 1)
-    assert f"{NAMED}{where} is gone, and one like it may come" in made.conditions()["Reconciling"]["message"]
+    assert f"{NAMED}{where} is gone, but its node pool may scale up" in made.conditions()["Reconciling"]["message"]
     before = made.names(DEPLOYMENTS)
     made.fleet = there(by_driver(7, whole(8)), by_driver(8, CUT))
     for body in made.api.of(PODS):

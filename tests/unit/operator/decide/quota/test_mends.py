@@ -59,7 +59,7 @@ def test_the_last_one_that_serves_on_a_faulty_device_serves_on_under_a_full_quot
         assert (world.replicas(key), len(world.staying), world.total) == (1, 1, 1)
     told = world.condition(key, "Degraded")
     assert (told["reason"], world.outcome.again) == ("ReplacementHeld", 30)
-    assert "no room for a replica beside it" in told["message"]
+    assert "when the quota allows an extra replica" in told["message"]
     world.recap(2)
     seen = []
     for _ in range(6):
@@ -233,7 +233,7 @@ def test_under_a_full_quota_a_sick_replica_waits_for_those_that_load():
         world.run(key, 2)
         assert ([pod["metadata"]["name"] for pod in world.staying], world.replicas(key)) == (names, 3)
     told = world.condition(key, "Degraded")
-    assert (told["reason"], "those serve that start" in told["message"]) == ("ReplacementHeld", True)
+    assert (told["reason"], "when the starting replicas are Ready" in told["message"]) == ("ReplacementHeld", True)
     world.control()  # they serve
     world.round(key, 6)
     left = [pod["metadata"]["name"] for pod in world.staying]

@@ -169,7 +169,7 @@ def test_all_quotas_of_a_namespace_hold():
     ledger = Ledger()
     ledger.settle(A, of(1), OLD, 0)
     offer = ledger.offer(A, of(1), "d", {"gpu": 1}, [quota(9), quota(2, name="tight"), quota(5, "ns", "other")])
-    assert (offer.replicas, offer.why) == (2, "TenantQuota tight allows 2 GPUs, 1 are held")
+    assert (offer.replicas, offer.why) == (2, "TenantQuota tight allows 2 GPUs, and 1 is in use")
 
 
 def test_a_rollout_s_old_replicas_count_as_the_service_s_own_but_leave_no_room_beside_them():
@@ -215,7 +215,7 @@ def test_of_two_services_over_two_namespaces_the_second_waits_and_says_why():
     assert (world.replicas(first), world.replicas(second)) == (1, 0)
     told = world.condition(second, "Stalled")
     assert (told["status"], told["reason"]) == ("True", "QuotaExceeded")
-    assert told["message"] == f"0 of 1 replicas ready: TenantQuota team allows 1 {SLICE} slices, 1 are held"
+    assert told["message"] == f"0 of 1 replicas ready: TenantQuota team allows 1 {SLICE} slices, and 1 is in use"
     assert world.condition(first, "Stalled")["status"] == "False"
 
 
@@ -228,10 +228,10 @@ def test_what_scaling_wants_is_served_as_far_as_it_goes_and_says_why_not_further
     world.control()
     observed = asyncio.run(observe(world.api, key))
     found = Decision(granted, Asked(0, 3, 3), "3 wanted", "load, quota")
-    observed = replace(observed, scaling=found, quota=Grant(granted, granted, "TenantQuota team allows 1, 1 are held"))
+    observed = replace(observed, scaling=found, quota=Grant(granted, granted, "TenantQuota team allows 1, and 1 is in use"))
     lines = {line["type"]: line for line in status(observed, plan(observed), None, "t")["conditions"]}
     assert (lines[kind]["status"], lines[kind]["reason"]) == ("True", reason)
-    assert "TenantQuota team allows 1, 1 are held" in lines["Ready"]["message"]
+    assert "TenantQuota team allows 1, and 1 is in use" in lines["Ready"]["message"]
 
 
 def test_a_revision_after_one_that_never_served_gets_what_the_ending_replicas_leave_of_the_quota():
@@ -239,7 +239,7 @@ def test_a_revision_after_one_that_never_served_gets_what_the_ending_replicas_le
     world = World(replicas=2)
     world.settle()
     world.edit(engine={"maxModelLen": 128})
-    drafted = plan(replace(world.observed(), quota=Grant(2, 1, "TenantQuota team allows 2, 1 are held")))
+    drafted = plan(replace(world.observed(), quota=Grant(2, 1, "TenantQuota team allows 2, and 1 is in use")))
     made = [write.manifest for write in drafted.writes if isinstance(write, Create) and write.resource == DEPLOYMENTS]
     assert [manifest["spec"]["replicas"] for manifest in made] == [1]
 
@@ -370,7 +370,7 @@ def test_a_quota_that_nobody_can_read_lets_nothing_grow_and_takes_nothing_away()
     line = world.condition(first, "Stalled")
     assert (line["reason"], line["message"]) == (
         "QuotaExceeded",
-        f"2 of 3 replicas ready: TenantQuota team cannot be read, so nothing grows: 2 {SLICE} slices are held",
+        f"2 of 3 replicas ready: TenantQuota team cannot be read, so its services do not grow; 2 {SLICE} slices are in use",
     )
     sick = world.staying[0]
     world.break_device(sick)
@@ -379,7 +379,7 @@ def test_a_quota_that_nobody_can_read_lets_nothing_grow_and_takes_nothing_away()
     asyncio.run(world.teller.tell())
     stalled = told(world)["conditions"][2]
     assert (stalled["status"], stalled["reason"]) == ("True", "InvalidSpec")
-    assert stalled["message"].endswith("; until it can be read its namespaces get no more devices, and keep those that they have")
+    assert stalled["message"].endswith(". Its namespaces keep the devices that they have and get no more until the spec is corrected.")
     spec.update(readable)
     world.round(second, 3)
     world.round(first, 3)
@@ -395,7 +395,7 @@ def test_a_quota_whose_namespaces_cannot_be_read_either_holds_for_none_and_says_
     world.round(key, 3)
     asyncio.run(world.teller.tell())
     assert world.replicas(key) == 1
-    assert told(world)["conditions"][2]["message"].endswith("its namespaces cannot be read either, so it holds for none")
+    assert told(world)["conditions"][2]["message"].endswith("Its namespaces cannot be read either, so it limits none.")
 
 
 def test_at_rest_nothing_is_written_under_a_quota_by_nobody_however_often_started():
@@ -522,7 +522,7 @@ def late(*, answered):
 def test_what_a_dead_leader_had_on_the_wire_exceeds_nothing():
     world, first, second = late(answered=False)
     assert world.replicas(second) == 0
-    assert "TenantQuota team: what the operator before this one ordered last may still come" in world.condition(second)["message"]
+    assert "TenantQuota team: scaling up is paused for a minute after a leader change" in world.condition(second)["message"]
     assert world.outcome.again == 2
     world.later += LATE_S - 1
     world.api.arrive()
@@ -530,7 +530,7 @@ def test_what_a_dead_leader_had_on_the_wire_exceeds_nothing():
     world.later += 1
     world.round(second, 3)
     assert (world.replicas(first), world.replicas(second), world.total) == (1, 0, 1)
-    assert "allows 1 1g.10gb slices, 1 are held" in world.condition(second)["message"]
+    assert "allows 1 1g.10gb slices, and 1 is in use" in world.condition(second)["message"]
 
 
 def test_what_arrived_for_a_service_that_nobody_looks_at_again_is_counted():
@@ -662,7 +662,7 @@ def test_of_two_spellings_of_the_same_slices_the_smaller_cap_holds_and_it_is_sai
     world.cap(0, "ns", migSlices=slices)
     assert world.seen()[0].caps == {"mig-1g.5gb.me": 1}
     asyncio.run(world.teller.tell())
-    assert told(world)["conditions"][0]["message"] == "in force; 1g.5gb+me and 1g.5gb.me are the same slices, the smaller cap holds"
+    assert told(world)["conditions"][0]["message"] == "in force; 1g.5gb+me and 1g.5gb.me are the same slices, so the smaller cap applies"
 
 
 def test_a_native_quota_stands_where_it_is_asked_for_follows_and_goes():
@@ -791,7 +791,7 @@ def test_a_sick_replica_under_a_full_quota_goes_before_its_successor_is_made_and
             world.control()
             served.append(len(world.staying))
             assert (world.total <= replicas, world.replicas(rival)) == (True, 0)
-            assert "more are wanted" not in world.condition(key)["message"]
+            assert "more would be needed" not in world.condition(key)["message"]
         if len(served) == 10:  # it has been on its way out for a while, and the first who looks after its end is the rival
             world.end_pods()
             world.run(rival)

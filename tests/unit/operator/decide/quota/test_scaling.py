@@ -29,7 +29,7 @@ def test_what_quota_grants_is_asked_for_the_devices_that_scaling_leads_to() -> N
     here.settle()
     assert here.observed().status.placement.device.startswith("mig-2g.20gb")
     assert here.wanted() == 2
-    assert "the quota grants 2" in here.told()["reason"]
+    assert "the quota allows 2" in here.told()["reason"]
 
 
 def test_foreseeing_is_not_remembered() -> None:

@@ -92,4 +92,4 @@ def test_what_a_gateway_said_before_it_fell_silent_ends_nothing():
     canary.signals.tick()
     canary.world.settle()
     assert canary.world.reason() == "Canary"
-    assert "no gateway tells how the new revision does" in canary.world.conditions()["Ready"]["message"]
+    assert "no gateway reports on the new revision" in canary.world.conditions()["Ready"]["message"]

@@ -247,7 +247,7 @@ def test_errors_turn_a_canary_back_with_a_reason():
     bad = heard(RevisionSignal(100, 9, 0.5), RevisionSignal(900, 0, 0.5))
     told = decide(canary(side("new", 1, 1), side("old", 10, 10), record=record(step=0, since=stamp(5)), signals=bad))
     assert told.record.phase == "RolledBack"
-    assert told.record.reason == "canary at 10%: 9 of 100 requests failed within a minute, abortOn.errorRate is 1%"
+    assert told.record.reason == "canary at 10 %: 9 of 100 requests failed within a minute, abortOn.errorRate is 1%"
     assert told.weights == {"hash-old": 100, "hash-new": 0}
 
 
@@ -261,7 +261,7 @@ def test_a_replica_that_ends_while_it_has_its_share_turns_the_canary_back():
 def test_without_fresh_signals_a_canary_is_neither_turned_back_nor_passed_on(signals):
     old = canary(side("new", 1, 1), side("old", 10, 10), record=record(step=0, since=stamp(3600)), signals=signals)
     told = decide(old)
-    assert (told.record, told.waits) == (old.record, "no gateway tells how the new revision does")
+    assert (told.record, told.waits) == (old.record, "no gateway reports on the new revision")
 
 
 def test_a_canary_without_limits_goes_by_time():

@@ -255,12 +255,12 @@ def test_a_pod_that_lacks_something_has_waited_as_long_as_it_has_whoever_sets_th
 WORDS = {
     "nobody is there": (math.inf, None, ""),
     "nobody has told for a minute": (61.0, None, ""),
-    "one tells of others": (59.0, None, "no gateway has told of it yet"),
+    "one tells of others": (59.0, None, "no gateway has reported it yet"),
     "it answers": (0.0, EndpointSignal(Seen.FRESH), ""),
     "one hiccup": (0.0, EndpointSignal(Seen.SUSPECT), ""),
     "it stands still": (0.0, EndpointSignal(Seen.DEAD, reason="overdue"), "no gateway can use it: overdue"),
     "it never spoke": (0.0, EndpointSignal(Seen.UNHEARD), "no gateway can use it: unheard"),
-    "a wrong canary": (0.0, EndpointSignal(Seen.FRESH, deep_failed=True), "its canary token is wrong or late"),
+    "a wrong canary": (0.0, EndpointSignal(Seen.FRESH, deep_failed=True), "the answer to its canary prompt is wrong or late"),
 }
 
 

@@ -84,7 +84,7 @@ def test_the_last_one_goes_when_a_trial_has_passed_and_not_before(tried, old, ph
 
 def test_what_a_trial_found_is_the_reason_of_the_way_back():
     told = decided(HERE._replace(failed="x: not found"), since="2026-01-01T00:00:00Z")
-    assert (told.record.reason, told.record.since) == ("the trial before the last old replica goes has failed: x: not found", None)
+    assert (told.record.reason, told.record.since) == ("The trial of the new revision failed: x: not found", None)
 
 
 # Of whom it is asked: the new side, the old side, how many are wanted, words of the record.
@@ -120,10 +120,10 @@ def test_a_trial_that_has_passed_stays_until_the_old_one_is_gone():
 
 
 def test_one_that_finds_no_place_has_two_minutes_and_is_not_waited_for_any_longer():
-    waits = decided(Trial(told="a pod for it is being made"))
+    waits = decided(Trial(told="the trial pod is being created"))
     assert (waits.record.since, waits.waits) == (
         "2027-01-15T08:00:00Z",
-        "the old replica stays until a trial has passed: a pod for it is being made",
+        "the old replica stays until the trial of the new revision has passed: the trial pod is being created",
     )
     begun = waits.record
     assert decided(record=begun, held=100.0).again == PATIENCE_S - 100
@@ -203,7 +203,7 @@ def test_what_cannot_come_up_turns_the_rollout_back_and_the_old_replica_is_never
     assert (made.reason(), rollout(made)["phase"]) == ("RolledBack", "RolledBack")
     told = made.conditions()["Stalled"]["message"]
     assert why in told
-    assert told.endswith("1 ready of an older revision keep serving")
+    assert told.endswith("1 ready replica of an older revision continues to serve")
     assert (trials(made), len(made.api.of(DEPLOYMENTS))) == ([], 1)
     written = len(made.api.journal)
     made.settle()
@@ -235,7 +235,7 @@ def test_what_only_takes_long_is_waited_for_and_said(case):
         made.settle()
         assert (untouched(made), made.reason()) == (True, "RollingOut")
     message = made.conditions()["Ready"]["message"]
-    assert message.startswith("0 of 1 replicas ready: the old replica stays until a trial has passed: tiny-")
+    assert message.startswith("0 of 1 replicas ready: the old replica stays until the trial of the new revision has passed: tiny-")
     assert told in message
     trials(made)[0]["status"] = passed()
     made.settle()
@@ -327,7 +327,7 @@ def test_a_trial_that_comes_to_no_end_within_a_day_has_failed():
     made.later = timedelta(hours=24, seconds=1)
     made.settle()
     assert (made.reason(), untouched(made)) == ("RolledBack", True)
-    assert "has come to no end within a day" in rollout(made)["reason"]
+    assert "has not finished within a day" in rollout(made)["reason"]
 
 
 def test_a_key_that_is_not_there_has_ten_minutes_as_with_a_replica():

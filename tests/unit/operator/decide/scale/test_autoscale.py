@@ -79,7 +79,7 @@ def test_help_with_a_backlog_is_not_kept_for_the_whole_window() -> None:
 def test_a_restart_takes_nothing_away_for_a_window() -> None:
     young = decide(steady(1.0, 60.0), Fleet(ready=8), since=990.0)
     assert young.replicas == 8
-    assert "observed for less" in young.reason
+    assert "until the metrics cover" in young.reason
     assert decide(steady(1.0), Fleet(ready=8), since=0.0).replicas < 8
 
 
@@ -92,7 +92,7 @@ def test_without_fresh_signals_nothing_goes_down(measures: list[Measure]) -> Non
 def test_bounds_hold_and_are_named() -> None:
     decision = decide(steady(100.0), Fleet(ready=4), bounds=Bounds(1, 5))
     assert decision.replicas == 5
-    assert decision.reason.endswith("wanted, max is 5")
+    assert decision.reason.endswith(", but max is 5.")
 
 
 def test_zero_after_idleness_and_one_for_the_first_held_request() -> None:
@@ -108,7 +108,7 @@ def test_kv_above_its_target_asks_for_more() -> None:
     targets = Targets(rows=16, kv_utilization=0.8)
     decision = autoscale(History(measures, [], 0.0), Fleet(ready=6), targets, BOUNDS, 1000.0)
     assert decision.replicas == math.ceil(6 * 0.95 / 0.8)
-    assert "KV is 95% in use" in decision.reason
+    assert "95 % of the KV cache is in use" in decision.reason
 
 
 def test_a_late_first_token_asks_for_one_more_while_somebody_waits() -> None:

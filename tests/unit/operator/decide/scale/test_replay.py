@@ -73,7 +73,7 @@ def test_what_the_policy_is_judged_by_stays_as_it_was(name: str) -> None:
         ('{"at": 5, "prompt": 3}', "answer"),
         ('{"at": NaN, "prompt": 3, "answer": 1}', "at >= 0"),
         ('{"at": 5, "prompt": 0, "answer": 1}', "prompt >= 1"),
-        ('{"at": 0.5, "prompt": 1, "answer": 1}', "times in order"),
+        ('{"at": 0.5, "prompt": 1, "answer": 1}', "times must be in order"),
         ("[]", "line 2"),
     ],
 )
@@ -159,7 +159,7 @@ def test_the_command_takes_a_spec_with_schedules_and_prediction(tmp_path: Path) 
     ("spec", "named"),
     [
         ({"mode": "Auto"}, "mode Auto needs max"),
-        ({"mode": "Manual"}, "mode Manual; accepted is Auto"),
+        ({"mode": "Manual"}, "mode Manual; it must be Auto"),
         ({"mode": "Auto", "max": 3, "schedules": [{"name": "a", "start": "0 99 * * *", "duration": "1h", "min": 1}]}, "0 99 * * *"),
     ],
 )

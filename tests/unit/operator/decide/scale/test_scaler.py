@@ -59,7 +59,11 @@ def test_from_one_to_zero_to_many_and_back_without_a_word_in_the_spec() -> None:
 
 def test_a_first_decision_that_agrees_with_the_spec_is_no_change() -> None:
     here = world(min=1)
-    assert here.told() == {"desired": 1, "reason": "no fresh signal: as it was", "lastDecisions": []}
+    assert here.told() == {
+        "desired": 1,
+        "reason": "No recent metrics from the gateway; keeping the current replica count.",
+        "lastDecisions": [],
+    }
     here.restart()
     before = len(here.api.journal)
     here.settle()
@@ -159,7 +163,7 @@ def test_a_schedules_edge_is_looked_at_in_time() -> None:
     here.later += timedelta(seconds=120)
     here.settle()
     assert here.wanted() == 3
-    assert here.told()["reason"] == "no fresh signal; min of schedule noon is 3"
+    assert here.told()["reason"] == "No recent metrics from the gateway; min of schedule noon is 3."
 
 
 def test_a_bad_schedule_stalls_and_touches_no_child() -> None:
@@ -355,7 +359,7 @@ def test_what_can_be_placed_limits_what_is_ordered_but_for_one_that_waits() -> N
         here.fleet = old_fleet(gpus=3, used=min(3, len(here.pods())))
     here.flow(300, serve=False)
     assert here.wanted() == 4
-    assert here.told()["reason"].endswith("wanted, 3 can be placed, and one waits")
+    assert here.told()["reason"].endswith(", but 3 can be placed now, and one more waits for capacity.")
 
 
 def old_fleet(gpus: int, used: int = 0) -> Fleet:

@@ -80,7 +80,7 @@ def test_external_at_zero_a_held_request_starts_one_and_idleness_ends_it() -> No
     assert number(asleep, None) is None
     for demand in ({"held": 1}, {"wake": True}):
         found = decided(asleep, told(0.0, **demand))
-        assert (found.replicas, found.reason) == (1, "requests are held and spec.replicas is 0")
+        assert (found.replicas, found.reason) == (1, "Requests are held and spec.replicas is 0.")
     awake = based(external(min=0, idleAfter="2m"), 1, replicas=0)
     assert number(awake, told(1.0)) == 1
     assert number(awake, told(0.0, seconds=110.0)) == 1, "not yet seen idle for so long"
@@ -91,7 +91,7 @@ def test_external_at_zero_a_held_request_starts_one_and_idleness_ends_it() -> No
 def test_external_at_zero_who_was_woken_stays_until_a_gateway_is_heard() -> None:
     """A restarted operator has heard none yet; its predecessor's reason in the status says that it was a wake."""
     awake = based(external(min=0, idleAfter="2m"), 1, replicas=0)
-    found = decided(awake, None, remembered(1, told="requests are held and spec.replicas is 0"))
+    found = decided(awake, None, remembered(1, told="Requests are held and spec.replicas is 0."))
     assert (found.replicas, found.cause) == (1, "unheard")
     assert number(awake, None) is None, "somebody else scaled it to 0: where no gateway is, nobody would ever end it"
 
@@ -135,27 +135,27 @@ def test_the_first_held_request_starts_one_at_once(demand: dict[str, Any], measu
 def test_max_is_named() -> None:
     found = decided(based(auto(max=5), 4), told(40.0))
     assert found.replicas == 5
-    assert "wanted, max is 5" in found.reason
+    assert ", but max is 5." in found.reason
 
 
 def test_a_schedule_is_named() -> None:
     weekly = [{"name": "office", "start": "0 0 * * *", "duration": "24h", "min": 6, "max": 8}]
     low = decided(based(auto(schedules=weekly), 1), told(0.0))
-    assert (low.replicas, low.reason) == (6, "0 would do, min of schedule office is 6")
+    assert (low.replicas, low.reason) == (6, "0 replicas are enough. The min of schedule office is 6.")
     assert "max of schedule office is 8" in decided(based(auto(schedules=weekly), 8), told(40.0)).reason
 
 
 def test_quota_is_named_and_drains() -> None:
     found = decided(based(auto(), 4, granted=5), told(40.0))
     assert found.replicas == 5
-    assert found.reason.endswith("the quota grants 5")
+    assert found.reason.endswith("the quota allows 5.")
     assert decided(based(auto(), 4, granted=2), told(12.0)).replicas == 2, "a quota that shrank"
 
 
 def test_room_is_named_takes_nobody_who_serves_and_leaves_one_that_waits() -> None:
     found = decided(based(auto(), 4, placeable=6), told(40.0))
     assert found.replicas == 7
-    assert found.reason.endswith("6 can be placed, and one waits")
+    assert found.reason.endswith(", but 6 can be placed now, and one more waits for capacity.")
     assert number(based(auto(), 4, placeable=2), told(12.0)) == 4
     assert number(based(auto(min=0), 0, placeable=0), told(0.0, held=3)) == 1
 
@@ -251,7 +251,7 @@ def test_signals_that_are_not_fresh_take_nothing_away_and_who_is_silent_is_not_i
     ):
         found = decided(based(auto(min=0), 5), signals)
         assert found.replicas == 5
-        assert found.reason == "no fresh signal: as it was"
+        assert found.reason == "No recent metrics from the gateway; keeping the current replica count."
 
 
 def test_a_replica_that_is_not_heard_is_a_veto_until_it_has_been_silent_for_a_minute() -> None:
@@ -300,7 +300,7 @@ def test_what_previous_days_had_is_ordered_in_time() -> None:
     memory = remembered(1, learned=wise(90.0))
     found = decided(based(predictive, 1), told(0.2), memory)
     assert found.replicas == math.ceil((90.0 + 2 * 2.5 * math.sqrt(90.0)) / ROWS)
-    assert "previous days had a load of 90 rows" in found.reason
+    assert "On previous days the load was 90 rows" in found.reason
     assert number(based(auto(), 1), told(0.2), memory) == 1, "only where it is asked for"
     soon = auto(predictive={"enabled": True, "horizon": "1m"})
     assert (number(based(soon, 1), told(0.2), memory) or 0) < found.replicas, "a horizon of its own"
@@ -329,10 +329,10 @@ def test_equal_decisions_make_equal_text_and_a_new_point_is_told_at_most_once_a_
 
 
 def test_a_predecessors_words_stay_while_the_number_stays() -> None:
-    memory = remembered(1, told="0 would do, min is 1", told_at=NOW.steady)
+    memory = remembered(1, told="0 replicas are enough. The min is 1.", told_at=NOW.steady)
     found, memory = decide(based(auto(), 1), told(0.0), memory, NOW)
     assert found is not None
-    assert found.reason == "0 would do, min is 1"
+    assert found.reason == "0 replicas are enough. The min is 1."
     assert memory.told_cause == "min"
 
 

@@ -38,7 +38,7 @@ def asked(seen, *, ready=2, starting=(), changes=()):
 def test_a_broken_target_grows_in_proportion_and_by_half_at_most(ttft, replicas):
     found = asked(measures(ttft=ttft), ready=4)
     assert (found.replicas, found.cause) == (replicas, "ttft")
-    assert f"{ttft} s, the target is 0.8 s" in found.reason
+    assert f"{ttft} s (p95); the target is 0.8 s" in found.reason
 
 
 @pytest.mark.parametrize(("ttft", "replicas"), [(0.8, 4), (0.73, 4), (0.7, 4), (0.6, 3), (0.41, 3)])

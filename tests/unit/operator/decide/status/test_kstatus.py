@@ -1,73 +1,36 @@
 """Tools that wait: in every state that a service can be in, kstatus says what is true of it."""
 
 import re
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from pagoda_contracts.conditions.service import NOT_STALLED, SETTLED
+from pagoda_contracts.conditions.table import reasons
+from pagoda_contracts.conditions.types import DEGRADED, SERVICE
 from pagoda_contracts.resources.service import InferenceServiceStatus
-from pagoda_operator.sickness import Sickness
 from pagoda_operator.state import PODS, SERVICES
-from pagoda_operator.status_health import HELD, WELL
 from support.judges.history import Version, violations
 from support.judges.kstatus import kstatus
-from support.judges.reasons import reasons, reasons_in
 from support.kube.fake_api import copied, crashed, running
 from support.worlds.status_states import STATES
 from support.worlds.world import World
-
-README = Path(__file__).parents[5] / "operator/README.md"
 
 
 @pytest.mark.parametrize("name", STATES)
 def test_every_state_is_read_as_what_it_is(name):
     state = STATES[name]
     body = state.body()
-    reasons = {line["reason"] for line in body["status"]["conditions"] if line["type"] == "Ready"}
-    assert (reasons, kstatus(body)) == ({state.reason}, state.verdict)
+    told = {line["reason"] for line in body["status"]["conditions"] if line["type"] == "Ready"}
+    assert (told, kstatus(body)) == ({state.reason}, state.verdict)
     assert violations([Version(body)]) == []
     assert all(re.fullmatch("[A-Z][A-Za-z]+", line["reason"]) for line in body["status"]["conditions"])
     assert InferenceServiceStatus.model_validate(body["status"]).wire() == body["status"]
 
 
-def test_every_reason_that_the_code_can_write_is_in_the_table():
-    assert {state.reason for state in STATES.values()} == reasons()
-
-
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ('SpecProblem("NewFault", why)', {"NewFault"}),
-        ("SpecProblem(NEW, why)", {"Constant"}),
-        ('Held(reason="NewFault", message=why)', {"NewFault"}),
-        ('Verdict("settled", "One" if pods else elsewhere.NEW, "")', {"One", "Constant"}),
-        ('return ("NewStage", "said") if pods else None', {"NewStage"}),
-        ('return told[0] if told else ("Other", "said")', {"Other"}),
-        ('Verdict("stalled", problem.reason, "")', set()),
-    ],
-)
-def test_a_new_reason_is_found_however_it_is_written(line, found):
-    names = {"NEW": "Constant", "elsewhere": SimpleNamespace(NEW="Constant")}
-    assert set(reasons_in(f"def f(pods) -> tuple[str, str] | None:\n    {line}\n", names, pairs=True)) == found
-
-
-def test_a_reason_that_cannot_be_told_is_not_passed_over():
-    with pytest.raises(ValueError, match="line 2"):
-        set(reasons_in('def f():\n    Held(f"No{what}", "")\n', {}, pairs=False))
-
-
-def test_every_reason_is_written_down_under_its_condition():
-    """And nothing else is."""
-    told = README.read_text().partition("**Conditions.**")[2].partition("\n\n")[0]
-    parts = re.split(r"(Reconciling|Stalled|Ready|Degraded)[:( ]", told)[1:]
-    named = {
-        kind: {word for group in re.findall(r"`([^`]+)`", text) for word in group.split()}
-        for kind, text in zip(parts[::2], parts[1::2], strict=True)
-    }
-    spoken = {kind: set() for kind in ("Ready", "Reconciling", "Stalled")}
-    for state in STATES.values():
-        spoken[loudest(state.body())].add(state.reason)
-    assert named == spoken | {"Degraded": {*Sickness, HELD, WELL}}
+def test_every_reason_is_shown_by_a_state_and_stands_under_the_condition_that_a_person_reads():
+    spoken = {(loudest(state.body()), state.reason) for state in STATES.values()}
+    quiet = {(reason.condition.name, reason.name) for reason in (SETTLED, NOT_STALLED)}
+    ours = {(reason.condition.name, reason.name) for reason in reasons() if reason.kind == SERVICE and reason.condition != DEGRADED}
+    assert ours - quiet == spoken
 
 
 def loudest(body):

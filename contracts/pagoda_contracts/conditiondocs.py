@@ -1,0 +1,56 @@
+"""docs/conditions.md: every condition and reason, from `conditions`. Pure; `generate` writes it."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Final
+
+from pagoda_contracts.conditions.table import reasons
+from pagoda_contracts.conditions.types import TYPES, ConditionType, Reason
+
+PATH: Final = "docs/conditions.md"
+_HEAD: Final = """# Conditions and reasons
+
+GENERATED from contracts/pagoda_contracts/conditions/ by `make generate`. Do not edit.
+
+The operator says in `status.conditions` where an object stands and why. `pagoda explain REASON` prints an entry of this page, and
+`pagoda why service/NAME` prints all that the operator says of one service.
+
+```sh
+kubectl get inferenceservice llama -o wide                             # the reason of Ready, and its message
+kubectl wait inferenceservice/llama --for=condition=Ready --timeout=10m
+kubectl wait inferenceservice/llama --for=condition=Stalled --timeout=10m   # a script fails fast: only a person can fix it
+```
+
+## Condition types
+
+Ready, Reconciling and Stalled follow kstatus, which Argo CD and Flux read. Each carries the generation that it speaks of.
+
+| type | meaning |
+|---|---|
+"""
+_COLUMNS: Final = "| reason | meaning | what to do | only a person can fix it |\n|---|---|---|---|\n"
+_EVENTS: Final = """
+## Events
+
+The operator writes an Event when the reason of Ready changes, at most six per service and minute. If an Event is repeated within 6 min,
+the count of the first one rises. The Event is a Warning if the service is Stalled, and also for: {warnings}.
+"""
+
+
+def text() -> str:
+    """The whole page."""
+    types = "".join(f"| {kind.name} | {kind.meaning} |\n" for kind in TYPES)
+    groups = groupby(reasons(), lambda reason: (reason.kind, reason.condition))
+    tables = "".join(_group(kind, condition, tuple(found)) for (kind, condition), found in groups)
+    warnings = ", ".join(f"`{reason.name}`" for reason in reasons() if reason.warning)
+    return _HEAD + types + tables + _EVENTS.format(warnings=warnings)
+
+
+def _group(kind: str, condition: ConditionType, found: tuple[Reason, ...]) -> str:
+    return f"\n## {kind}: {condition.name}\n\n{_COLUMNS}" + "".join(map(_row, found))
+
+
+def _row(reason: Reason) -> str:
+    cells = (f"`{reason.name}`", reason.meaning, reason.action, "yes" if reason.person_only else "no")
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"

@@ -1,0 +1,188 @@
+"""Reasons of an InferenceService's Ready, Reconciling and Stalled. Nouns only; listed by `table`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pagoda_contracts.conditions.types import READY, RECONCILING, STALLED, Reason
+
+AVAILABLE: Final = Reason("Available", READY, "All replicas of the current revision are ready.", "Nothing.")
+SCALED_TO_ZERO: Final = Reason(
+    "ScaledToZero",
+    READY,
+    "The service has no replicas because it should have none: replicas is 0, or it was idle for scaling.idleAfter.",
+    "Nothing. In mode Auto the next request starts a replica; in mode Manual set spec.replicas.",
+)
+
+# On the way to a replica that serves, in this order.
+WAITING: Final = Reason(
+    "Waiting",
+    RECONCILING,
+    "A child object with the same name is still being deleted, often one of a deleted service of this name.",
+    "Wait. If the object named in the message stays, look at its finalizers.",
+)
+INSPECTING_MODEL: Final = Reason(
+    "InspectingModel",
+    RECONCILING,
+    "A pod reads the model's config.json, because the operator must know the model's size before it chooses devices.",
+    "Wait. If the message says that the pod has no node or no image, fix that.",
+)
+WAITING_FOR_CAPACITY: Final = Reason(
+    "WaitingForCapacity",
+    RECONCILING,
+    "Devices that fit exist, and all of them are in use. The pods are made and stay Pending, so that a cluster autoscaler sees them.",
+    "Wait, free devices, add nodes, or add a second entry with fallbackAfter to spec.accelerators.",
+)
+CREATING_PODS: Final = Reason(
+    "CreatingPods",
+    RECONCILING,
+    "The Deployment exists and its pods do not yet.",
+    "Wait. If the message holds an error of the ReplicaSet, fix what it names: a ResourceQuota, a LimitRange or an admission rule.",
+)
+SCHEDULING: Final = Reason(
+    "Scheduling",
+    RECONCILING,
+    "A pod has no node yet. The message holds the scheduler's words.",
+    "If the message names a cause, fix it: a missing claim, a taint without a toleration, too little CPU or memory.",
+)
+PULLING_IMAGE: Final = Reason("PullingImage", RECONCILING, "The kubelet pulls the images of a pod and mounts its volumes.", "Wait.")
+IMAGE_PULL: Final = Reason(
+    "ImagePull",
+    RECONCILING,
+    "The kubelet cannot pull an image of the pod. It tries again with growing delays.",
+    "Correct the image in the ServingProfile, or give the profile a pull secret.",
+    warning=True,
+)
+CONTAINER: Final = Reason(
+    "Container",
+    RECONCILING,
+    "The kubelet cannot start a container of the pod. The message holds the kubelet's words.",
+    "Fix what the message names, such as a Secret or a ConfigMap key that is missing.",
+    warning=True,
+)
+FETCHING_MODEL: Final = Reason(
+    "FetchingModel",
+    RECONCILING,
+    "The fetch sidecar downloads the model. If a try failed, the message says why, and the sidecar tries again.",
+    "Wait. The log of the container `fetch` shows how far it is.",
+)
+LOADING_MODEL: Final = Reason(
+    "LoadingModel", RECONCILING, "The daemon runs and loads the model into the device.", "Wait. status.readyExpectedAt says how long."
+)
+CRASH_LOOPING: Final = Reason(
+    "CrashLooping",
+    RECONCILING,
+    "A container of a replica ended with an error, and the kubelet starts it again with growing delays.",
+    "Read the exit code and the words in the message, then `kubectl logs POD --previous`.",
+    warning=True,
+)
+FORBIDDEN: Final = Reason(
+    "Forbidden",
+    RECONCILING,
+    "The API server refused a write of the operator: RBAC, a ResourceQuota or an admission rule. The operator tries again.",
+    "Grant what the message names, or change the quota or the admission rule.",
+    warning=True,
+)
+
+# The service serves and something is under way.
+ROLLING_OUT: Final = Reason(
+    "RollingOut",
+    RECONCILING,
+    "A new revision replaces an old one: the new one's replicas start, or the old one's replicas drain.",
+    "Wait. The message names the replicas that are waited for.",
+)
+CANARY: Final = Reason(
+    "Canary",
+    RECONCILING,
+    "A new revision serves its share of the requests and is compared with the old one.",
+    "Wait until the steps in spec.rollout.canary have passed.",
+)
+DRAINING: Final = Reason(
+    "Draining",
+    RECONCILING,
+    "Replicas that are no longer needed finish their requests.",
+    "Wait. A drain ends after spec.drain.timeout at the latest.",
+)
+
+# Only a person ends these.
+INVALID_SPEC: Final = Reason(
+    "InvalidSpec",
+    STALLED,
+    "The spec cannot be used: a field has a value that is not accepted, or the API server refuses a child object made from it.",
+    "Correct the field that the message names. `pagoda validate -f FILE` finds most faults before you apply.",
+    person_only=True,
+)
+INVALID_PROFILE: Final = Reason(
+    "InvalidProfile",
+    STALLED,
+    "The ServingProfile cannot be used for this service.",
+    "Correct the profile's field that the message names, or choose another profile in spec.profileRef.",
+    person_only=True,
+)
+PROFILE_NOT_FOUND: Final = Reason(
+    "ProfileNotFound",
+    STALLED,
+    "The ServingProfile that spec.profileRef names does not exist.",
+    "Create the profile, or name one that exists: `kubectl get servingprofiles`.",
+    person_only=True,
+)
+POD_TEMPLATE_FORBIDDEN: Final = Reason(
+    "PodTemplateForbidden",
+    STALLED,
+    "spec.podTemplate sets a path that the profile does not allow, or that the operator sets itself.",
+    "Remove the path from spec.podTemplate, or ask the administrator to add it to spec.allow of the profile.",
+    person_only=True,
+)
+UNSUPPORTED_URI: Final = Reason(
+    "UnsupportedUri",
+    STALLED,
+    "Nothing can fetch a model from the scheme of spec.model.uri.",
+    "Use one of the schemes that the message lists.",
+    person_only=True,
+)
+MODEL_REJECTED: Final = Reason(
+    "ModelRejected",
+    STALLED,
+    "The model cannot be fetched, read or run, and another try would end in the same way.",
+    "Correct spec.model or the credential that it names. The message says what is wrong.",
+    person_only=True,
+)
+NAME_CONFLICT: Final = Reason(
+    "NameConflict",
+    STALLED,
+    "Another service holds a served name of this one, or an object that is not this service's has the name of a child.",
+    "Rename this service or its servedNames, or remove the other object. If the name becomes free, the operator goes on by itself.",
+    person_only=True,
+)
+NO_ACCELERATOR: Final = Reason(
+    "NoAccelerator",
+    STALLED,
+    "No entry of spec.accelerators can ever run on the nodes that exist or existed within a month.",
+    "Read why for each entry in status.placement.rejected, then change spec.accelerators or add such nodes.",
+    person_only=True,
+)
+QUOTA_EXCEEDED: Final = Reason(
+    "QuotaExceeded",
+    STALLED,
+    "A TenantQuota allows fewer replicas than the service asks for. It serves with those that it has.",
+    "Lower spec.replicas, raise the quota, or free devices of the same tenant.",
+    person_only=True,
+)
+ROLLED_BACK: Final = Reason(
+    "RolledBack",
+    STALLED,
+    "The new revision failed or its canary did worse, and the old revision serves again.",
+    "Read status.rollout.reason, then change the spec. The same revision is not tried again.",
+    person_only=True,
+)
+REVISION_LOST: Final = Reason(
+    "RevisionLost",
+    STALLED,
+    "The ControllerRevision and the ConfigMap of a running revision were deleted, so the operator does not know what the revision is.",
+    "Delete the Deployment that the message names. The operator makes all of it again.",
+    person_only=True,
+)
+
+# Of conditions that are False.
+SETTLED: Final = Reason("Settled", RECONCILING, "Reconciling is False: nothing is under way.", "Nothing.")
+NOT_STALLED: Final = Reason("NotStalled", STALLED, "Stalled is False: nothing waits for a person.", "Nothing.")

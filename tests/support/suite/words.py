@@ -1,0 +1,82 @@
+"""`make lint`, `make words`: how often pages and messages break the rules of judges/words.py; the recorded numbers only fall.
+
+A page has a number of its own. The string literals of a component have one together, so that a file may move. A new page must be clean.
+`words [--record] [--list KEY …]`: --record writes numbers that have fallen, --list prints the places of pages or components.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from support.judges.words import Place, page, source
+
+ROOT: Final = Path(__file__).parents[3]
+RECORD: Final = "tests/data/words.json"
+PAGES: Final = ("README.md", "CONTRIBUTING.md", "docs/**/*.md")
+COMPONENTS: Final = ("contracts", "sizing", "kernels", "daemon", "operator", "gateway", "fetch", "cli", "devcluster")
+_SHOWN: Final = 100
+Found = Mapping[str, list[str]]
+
+
+def found(root: Path) -> dict[str, list[str]]:
+    """Page or component → its places, each as a line for people."""
+    pages = sorted(path for pattern in PAGES for path in root.glob(pattern))
+    told = {str(path.relative_to(root)): _lines(root, path, page(path.read_text())) for path in pages}
+    for component in COMPONENTS:
+        paths = sorted(path for path in (root / component).rglob("*.py") if "pb" not in path.parts)
+        told[component] = [line for path in paths for line in _lines(root, path, source(path.read_text()))]
+    return told
+
+
+def _lines(root: Path, path: Path, places: list[Place]) -> list[str]:
+    return [f"{path.relative_to(root)}:{place.line}: {place.rule}: {_short(place.text)}" for place in places]
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
+
+
+def risen(told: Found, recorded: Mapping[str, int]) -> list[str]:
+    """What fails: for each page or component that has more places than are recorded, its number and its places."""
+    return [
+        line
+        for key, places in told.items()
+        if len(places) > recorded.get(key, 0)
+        for line in (*places, f"{key}: {len(places)} places, at most {recorded.get(key, 0)} are allowed")
+    ]
+
+
+def lowered(told: Found, recorded: Mapping[str, int]) -> dict[str, int]:
+    """The numbers to record: none is higher than before, and what is clean or gone has none."""
+    least = {key: min(len(told.get(key, ())), most) for key, most in recorded.items()}
+    return {key: count for key, count in sorted(least.items()) if count}
+
+
+def main(arguments: list[str], root: Path = ROOT) -> int:
+    """The exit code: 1 if a number has risen."""
+    parser = argparse.ArgumentParser(prog="words", description=__doc__)
+    parser.add_argument("--record", action="store_true", help="write the numbers that have fallen")
+    parser.add_argument("--list", nargs="+", default=[], metavar="KEY", help="print the places of these pages or components")
+    options = parser.parse_args(arguments)
+    told, recorded = found(root), json.loads((root / RECORD).read_text())
+    for key in options.list:
+        print("\n".join(told[key]))
+    if faults := risen(told, recorded):
+        print("\n".join(faults), file=sys.stderr)
+        return 1
+    least = lowered(told, recorded)
+    if options.record:
+        (root / RECORD).write_text(json.dumps(least, indent=1) + "\n")
+    elif least != recorded:
+        print(f"words: {sum(recorded.values()) - sum(least.values())} places fewer than recorded; `make words` records that")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
