@@ -29,7 +29,7 @@ import httpx
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]
 from pagoda_contracts.launch import Fault
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, LABEL_SERVICE
-from pagoda_operator.state import DEPLOYMENTS, PODS, SERVICES, Resource
+from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Resource
 from support.kube.client import Body, Kube, eventually
 from support.kube.cluster import Cluster, running_cluster
 from support.kube.fake_api import is_ready, service_body

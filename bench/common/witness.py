@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from subprocess import PIPE, Popen
 
-from pagoda_operator.state import SERVICES
+from pagoda_operator.api.state import SERVICES
 from support.kube.client import Kube
 
 _LONG_S = 3600

@@ -8,9 +8,9 @@ import os
 import signal
 import sys
 
-from pagoda_operator import logs
-from pagoda_operator.errors import SettingsError
-from pagoda_operator.settings import load
+from pagoda_operator.api.errors import SettingsError
+from pagoda_operator.run.settings import load
+from pagoda_operator.serve import logs
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def _operate(argv: list[str]) -> int:
         sys.exit(f"pagoda-operator: {error}")
     if settings.debug:
         logs.configure(logging.DEBUG)
-    from pagoda_operator import serve
+    from pagoda_operator.serve import process as serve
 
     # Until Kopf takes the signals: the first process of a container dies of none that it does not handle.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

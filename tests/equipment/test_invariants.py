@@ -6,7 +6,7 @@ import json
 
 import pytest
 from pagoda_contracts.names import ANNOTATION_DEVICES, API_VERSION, LABEL_ACCELERATOR, LABEL_REVISION, LABEL_SERVICE_UID
-from pagoda_operator.state import DEPLOYMENTS, PODS, QUOTAS, SERVICES
+from pagoda_operator.api.state import DEPLOYMENTS, PODS, QUOTAS, SERVICES
 from support.judges.invariants import fallen, final, overdrawn, rivals, violations
 from support.kube.client import Asked
 from support.kube.fault_plan import LINES, AtLine, AtRequests, EveryWrite, Held, Reaction, Seen, Silent, Storm, poisoned

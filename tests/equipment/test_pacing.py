@@ -6,7 +6,7 @@ import json
 
 import pytest
 from pagoda_contracts.names import API_VERSION
-from pagoda_operator.state import PODS, SERVICES
+from pagoda_operator.api.state import PODS, SERVICES
 from support.judges.pacing import changes, flips, hot, recoveries, slow, stirred
 from support.kube.fault_plan import KILLS, Seen
 from support.kube.fault_proxy import Entry

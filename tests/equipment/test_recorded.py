@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import httpx
-from pagoda_operator.state import PODS
+from pagoda_operator.api.state import PODS
 from support.kube.recorded import Follower, Recorder
 
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 UV = Path(sys.executable).parent / "uv"
 DOORS = {
     "daemon": ("pagoda-daemon", "pagoda_daemon.__main__", "pagoda_daemon.api"),
-    "operator": ("pagoda-operator", "pagoda_operator.__main__", "pagoda_operator.serve"),
+    "operator": ("pagoda-operator", "pagoda_operator.__main__", "pagoda_operator.serve.process"),
     "gateway": ("pagoda-gateway", "pagoda_gateway.__main__", "pagoda_gateway.serve.process"),
     "fetch": ("pagoda-fetch", "pagoda_fetch.__main__", "pagoda_fetch.sidecar"),
     "cli": ("pagoda", "pagoda_cli.__main__", "pagoda_cli.commands"),

@@ -7,7 +7,7 @@ import uuid
 import pytest
 from pagoda_contracts.names import ANNOTATION_DEVICES, API_VERSION
 from pagoda_devcluster.fake.plays import READY_AFTER, STOP_AFTER
-from pagoda_operator.state import PROFILES
+from pagoda_operator.api.state import PROFILES
 from support.judges.rights import nothing_refused
 from support.kube.client import Kube
 from support.kube.cluster import running_cluster

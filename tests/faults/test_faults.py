@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 from pagoda_contracts.names import PATH_LIVE, PATH_READY
-from pagoda_operator.state import PODS
+from pagoda_operator.api.state import PODS
 from support.clients.pokes import KINDS, Pokes
 from support.kube.client import PATIENCE_S, eventually
 from support.kube.control_plane import STORE, Part

@@ -2,7 +2,7 @@
 
 import pytest
 from pagoda_contracts.metrics import OPERATOR_RECONCILES
-from pagoda_operator.state import CHILD_RESOURCES, PODS, SERVICES
+from pagoda_operator.api.state import CHILD_RESOURCES, PODS, SERVICES
 from support.judges.pacing import stirred
 from support.kube.client import eventually
 from support.kube.fault_plan import Plan

@@ -2,7 +2,7 @@
 there yet and tells it nothing until it is. Nobody may stay blind, and what the restored objects ask for is what there must be."""
 
 import pytest
-from pagoda_operator.state import CHILD_RESOURCES, PODS, SERVICES
+from pagoda_operator.api.state import CHILD_RESOURCES, PODS, SERVICES
 from support.kube.control_plane import copied, restore
 from support.kube.fault_plan import Plan
 from support.kube.namespace import NAMESPACES

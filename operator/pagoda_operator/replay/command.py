@@ -18,14 +18,14 @@ from typing import Final, TextIO
 from pagoda_contracts.resources.scaling import ScalingSpec
 from pydantic import ValidationError
 
-from pagoda_operator.errors import TraceRefused
-from pagoda_operator.learned import DAY_S
+from pagoda_operator.api.errors import TraceRefused
+from pagoda_operator.api.state import explain
+from pagoda_operator.decide.scale.learned import DAY_S
+from pagoda_operator.decide.scale.schedules import refused
 from pagoda_operator.replay.fleet import Replica
 from pagoda_operator.replay.run import Bounds, Outcome, hpa, pagoda, plain, replay
 from pagoda_operator.replay.traces import SHAPES, Arrival, generate, read, write
 from pagoda_operator.replay.watcher import Calendar
-from pagoda_operator.schedules import refused
-from pagoda_operator.state import explain
 
 _LINES: Final = 24
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from pagoda_operator.errors import TraceRefused
+from pagoda_operator.api.errors import TraceRefused
 
 MINUTE: Final = 60.0
 HOUR: Final = 3600.0

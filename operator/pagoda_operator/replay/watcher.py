@@ -13,13 +13,13 @@ from typing import Any, Final
 
 from pagoda_contracts.resources.scaling import ScalingSpec
 
-from pagoda_operator.autoscale import Decision
-from pagoda_operator.bins import Level, amended
-from pagoda_operator.learned import DAY_S, Learned
-from pagoda_operator.load import BIN_S, Measure
+from pagoda_operator.api.measure import BIN_S, Measure
+from pagoda_operator.api.scaling import Decision
+from pagoda_operator.api.signals_view import ServiceSignals
+from pagoda_operator.decide.scale.bins import Level, amended
+from pagoda_operator.decide.scale.learned import DAY_S, Learned
+from pagoda_operator.decide.scale.scaling import Basis, Memory, Moment, decide
 from pagoda_operator.replay import fleet as model
-from pagoda_operator.scaling import Basis, Memory, Moment, decide
-from pagoda_operator.signals_view import ServiceSignals
 
 LOOK_S: Final = 1.0
 _KEPT: Final = 120

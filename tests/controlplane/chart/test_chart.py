@@ -11,7 +11,7 @@ import pytest
 import yaml
 from pagoda_contracts import metrics
 from pagoda_contracts.names import GROUP, LABEL_COMPONENT, LABEL_NAME, PORT_METRICS, VERSION
-from pagoda_operator.state import Resource
+from pagoda_operator.api.state import Resource
 from support.kube.chart import CHART, NAMESPACE, metric_names, of_kind, rendered, the
 from support.kube.client import Kube, eventually
 from support.kube.cluster import Cluster, running_cluster

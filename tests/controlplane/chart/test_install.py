@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pagoda_contracts.metrics import OPERATOR_RECONCILES
 from pagoda_contracts.names import GROUP, LABEL_SERVICE, LEASE_OPERATOR
-from pagoda_operator.state import (
+from pagoda_operator.api.state import (
     CHILD_RESOURCES,
     CONFIG_MAPS,
     CONTROLLER_REVISIONS,

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from openai import OpenAI
 from pagoda_contracts.names import HEADER_ROUTE, PORT_DAEMON_HTTP
-from pagoda_operator.state import SERVICES
+from pagoda_operator.api.state import SERVICES
 from support.kube.client import Kube, eventually
 from support.kube.cluster import Cluster, running_cluster
 from support.kube.namespace import NAME, Real

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from pagoda_devcluster.gpus import dra
-from pagoda_operator.state import DEPLOYMENTS, PODS, RESOURCE_CLAIM_TEMPLATES, Resource
+from pagoda_operator.api.state import DEPLOYMENTS, PODS, RESOURCE_CLAIM_TEMPLATES, Resource
 from support.kube.client import eventually
 from support.kube.fake_api import running
 from support.kube.played_nodes import MIXED, WHOLE, device_driver, device_node, inspected, replicas, templates_gone, tolerate

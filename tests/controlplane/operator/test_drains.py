@@ -15,7 +15,7 @@ from pagoda_contracts.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAIN_DE
 from pagoda_daemon.api.access import METHODS
 from pagoda_daemon.api.caller import ROLE_ANYBODY
 from pagoda_daemon.drain import Until
-from pagoda_operator.state import DEPLOYMENTS
+from pagoda_operator.api.state import DEPLOYMENTS
 from support.kube.operator_process import OperatorProcess
 from support.kube.operator_under_test import under_test
 from support.kube.paper_kubelet import paper_kubelet

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, HEADER_ROUTE
 from pagoda_contracts.route import REASON_ONLY_UNSOUND, parse_route
-from pagoda_operator.state import DEPLOYMENTS, NODES, PODS
+from pagoda_operator.api.state import DEPLOYMENTS, NODES, PODS
 from support.kube.client import eventually
 from support.kube.namespace import NAME
 from support.kube.operator_process import PaperNode, running_operator

@@ -2,7 +2,7 @@
 
 import pytest
 from pagoda_contracts.names import CONTAINER_FETCH, EXIT_PERMANENT
-from pagoda_operator.state import DEPLOYMENTS
+from pagoda_operator.api.state import DEPLOYMENTS
 from support.kube.client import eventually
 from support.kube.fake_api import fetching, running
 

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from pagoda_operator.state import EVENTS, SERVICES
+from pagoda_operator.api.state import EVENTS, SERVICES
 from support.kube.client import eventually
 from support.kube.operator_process import USER, running_operator
 

@@ -16,7 +16,7 @@ from pagoda_contracts.bearer import subject
 from pagoda_contracts.launch import AuthConfig, TokensConfig
 from pagoda_contracts.names import GRPC_SET_STATE, JWKS_CONFIG_MAP, JWKS_KEY, ROLE_GATEWAY, ROLE_OPERATOR, TOKEN_AUDIENCE
 from pagoda_contracts.pb.daemon_pb2 import TARGET_DRAINING, SetStateRequest, SetStateResponse
-from pagoda_operator.state import CONFIG_MAPS
+from pagoda_operator.api.state import CONFIG_MAPS
 from support.kube.client import Kube, eventually
 from support.kube.cluster import running_cluster
 from support.kube.control_plane import API_SERVER, Part, away

@@ -4,7 +4,7 @@ import time
 
 import pytest
 from pagoda_contracts.metrics import OPERATOR_RECONCILES
-from pagoda_operator.state import CHILD_RESOURCES, CONTROLLER_REVISIONS, CORE_SERVICES, DEPLOYMENTS, EVENTS, PODS, PROFILES, SERVICES
+from pagoda_operator.api.state import CHILD_RESOURCES, CONTROLLER_REVISIONS, CORE_SERVICES, DEPLOYMENTS, EVENTS, PODS, PROFILES, SERVICES
 from support.kube.client import eventually
 from support.kube.fake_api import crashed, running, waiting
 from support.kube.namespace import NAME

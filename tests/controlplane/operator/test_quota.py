@@ -5,7 +5,7 @@ import uuid
 
 import pytest
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, ANNOTATION_DEVICES, ANNOTATION_RESERVED, API_VERSION
-from pagoda_operator.state import DEPLOYMENTS, PODS, PROFILES, QUOTAS, RESOURCE_CLAIMS, RESOURCE_QUOTAS
+from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, QUOTAS, RESOURCE_CLAIMS, RESOURCE_QUOTAS
 from support.kube.client import eventually
 from support.kube.namespace import Real
 

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import yaml
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, DEFAULT_PROFILE, JWKS_CONFIG_MAP, LEASE_OPERATOR
-from pagoda_operator.state import (
+from pagoda_operator.api.state import (
     CONFIG_MAPS,
     CORE_SERVICES,
     DEPLOYMENTS,

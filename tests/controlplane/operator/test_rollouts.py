@@ -10,7 +10,7 @@ from pagoda_contracts.names import GRPC_SET_STATE, HEADER_ROUTE, LABEL_REVISION,
 from pagoda_contracts.route import parse_route
 from pagoda_daemon.api.access import METHODS
 from pagoda_daemon.api.caller import ROLE_ANYBODY
-from pagoda_operator.state import DEPLOYMENTS, PROFILES
+from pagoda_operator.api.state import DEPLOYMENTS, PROFILES
 from support.kube.client import eventually
 from support.kube.fake_api import is_ready, is_trial, passed, running, waiting
 from support.kube.namespace import NAME

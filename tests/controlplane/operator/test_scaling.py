@@ -5,7 +5,7 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from pagoda_operator.state import DEPLOYMENTS, PODS, SERVICES, Resource
+from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Resource
 from support.kube.client import eventually
 from support.kube.fake_api import is_ready, running
 from support.kube.namespace import NAME

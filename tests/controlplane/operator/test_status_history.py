@@ -2,7 +2,7 @@
 
 import pytest
 from pagoda_contracts.names import API_VERSION
-from pagoda_operator.state import EVENTS, PODS, SERVICES
+from pagoda_operator.api.state import EVENTS, PODS, SERVICES
 from support.judges.deletes import unplanned
 from support.judges.history import Recorder, violations
 from support.judges.honest import unfounded

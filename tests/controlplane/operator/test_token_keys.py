@@ -6,7 +6,7 @@ import time
 import pytest
 from pagoda_contracts.jwks import BadToken, parse, verify
 from pagoda_contracts.names import DAEMON_CONFIG_KEY, JWKS_CONFIG_MAP, JWKS_KEY, ROLE_OPERATOR, TOKEN_AUDIENCE
-from pagoda_operator.state import CONFIG_MAPS, DEPLOYMENTS, SERVICES
+from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, SERVICES
 from support.kube.client import eventually
 from support.kube.namespace import NAME
 from support.kube.operator_process import ACCOUNT, NAMESPACE, OperatorProcess

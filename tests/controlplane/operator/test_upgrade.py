@@ -6,7 +6,7 @@ import pytest
 from pagoda_contracts.metrics import OPERATOR_RECONCILES
 from pagoda_contracts.names import LABEL_SERVICE
 from pagoda_devcluster import audit
-from pagoda_operator.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, PODS, PROFILES, SERVICES
+from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, PODS, PROFILES, SERVICES
 from support.kube.client import eventually
 from support.kube.fake_api import running, service_body
 from support.kube.operator_process import USER, OperatorProcess, running_operator

@@ -5,7 +5,7 @@ import json
 import time
 
 import pytest
-from pagoda_operator.state import PODS
+from pagoda_operator.api.state import PODS
 from pydoc_answers import questions
 from support.clients.streams import Load, alone, open_client, open_loop, stream_chat
 from support.kube.client import Kube

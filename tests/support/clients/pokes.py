@@ -6,8 +6,7 @@ from itertools import count
 from typing import Any
 
 from pagoda_contracts.names import API_VERSION, LABEL_SERVICE
-from pagoda_operator.handlers import ALWAYS, PERHAPS
-from pagoda_operator.state import (
+from pagoda_operator.api.state import (
     ADAPTERS,
     CONTROLLER_REVISIONS,
     NETWORK_POLICIES,
@@ -18,6 +17,7 @@ from pagoda_operator.state import (
     RESOURCE_SLICES,
     Resource,
 )
+from pagoda_operator.serve.handlers import ALWAYS, PERHAPS
 from support.kube.client import Body
 from support.kube.namespace import Real
 from support.kube.operator_process import NODES

@@ -11,7 +11,7 @@ from typing import Any
 
 from pagoda_contracts.names import ANNOTATION_RENDERED, LABEL_SERVICE
 from pagoda_devcluster.audit import received
-from pagoda_operator.state import CHILD_RESOURCES, PODS, SERVICES
+from pagoda_operator.api.state import CHILD_RESOURCES, PODS, SERVICES
 from support.kube.client import Body, eventually
 from support.kube.fake_api import is_ready, running, service_body
 from support.kube.namespace import Real

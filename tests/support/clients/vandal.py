@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from pagoda_contracts.names import LABEL_ACCELERATOR, LABEL_REVISION, LABEL_SERVICE, LABEL_SERVICE_UID
-from pagoda_operator.state import (
+from pagoda_operator.api.state import (
     CONFIG_MAPS,
     CONTROLLER_REVISIONS,
     CORE_SERVICES,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from pagoda_operator.state import Resource
+from pagoda_operator.api.state import Resource
 from support.kube.client import Kube, eventually
 
 CONDITIONS = {"Ready", "Reconciling", "Stalled"}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pagoda_contracts.names import LABEL_SERVICE_UID
-from pagoda_operator.state import PODS, SERVICES
+from pagoda_operator.api.state import PODS, SERVICES
 from support.kube.client import Body
 from support.kube.recorded import Event
 

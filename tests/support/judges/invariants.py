@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from pagoda_contracts.names import ANNOTATION_DEVICES, COMPONENT_INSPECT, LABEL_ACCELERATOR, LABEL_REVISION, LABEL_SERVICE_UID
-from pagoda_operator.state import DEPLOYMENTS, LEASES, PODS, QUOTAS, SERVICES, Resource
+from pagoda_operator.api.state import DEPLOYMENTS, LEASES, PODS, QUOTAS, SERVICES, Resource
 from support.judges.deletes import unplanned, unsafe_deletes
 from support.judges.honest import dishonest
 from support.judges.users_words import foreign_writes, lost

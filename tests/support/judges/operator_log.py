@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import unquote
 
-from pagoda_operator.state import SERVICES
+from pagoda_operator.api.state import SERVICES
 from support.judges.answered import Ran, Seen, Span, Written
 from support.kube.operator_process import USER
 

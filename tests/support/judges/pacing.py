@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from pagoda_operator.state import EVENTS, PODS, QUOTAS, SERVICES
+from pagoda_operator.api.state import EVENTS, PODS, QUOTAS, SERVICES
 from support.kube.client import Body
 from support.kube.fault_proxy import Entry
 from support.kube.recorded import Event

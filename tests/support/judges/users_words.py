@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from pagoda_operator.state import QUOTAS, SERVICES
+from pagoda_operator.api.state import QUOTAS, SERVICES
 from support.kube.client import Asked, Body
 from support.kube.fault_proxy import Entry
 from support.kube.recorded import Event

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import httpx
-from pagoda_operator.state import Resource
+from pagoda_operator.api.state import Resource
 
 Body = dict[str, Any]
 Found = TypeVar("Found")

@@ -20,8 +20,8 @@ from pagoda_contracts.names import (
     EXIT_PERMANENT,
     LABEL_COMPONENT,
 )
-from pagoda_operator.errors import Conflict, OperatorError
-from pagoda_operator.state import DEPLOYMENTS, EVENTS, PODS, PROFILES, SERVICES, Json, Key, Resource
+from pagoda_operator.api.errors import Conflict, OperatorError
+from pagoda_operator.api.state import DEPLOYMENTS, EVENTS, PODS, PROFILES, SERVICES, Json, Key, Resource
 
 Body = dict[str, Any]
 ENDED = ("Failed", "Succeeded")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagoda_contracts.names import API_VERSION
-from pagoda_operator.state import CHILD_RESOURCES, PODS, PROFILES, SERVICES, Resource
+from pagoda_operator.api.state import CHILD_RESOURCES, PODS, PROFILES, SERVICES, Resource
 from support.kube.client import Body, Kube, eventually
 from support.kube.cluster import Cluster
 from support.kube.fake_api import running, service_body

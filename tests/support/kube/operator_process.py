@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import httpx
 import yaml
-from pagoda_operator.state import PODS, Resource
+from pagoda_operator.api.state import PODS, Resource
 from support.kube.client import PATIENCE_S, Body, Kube, eventually
 from support.kube.cluster import Cluster
 

@@ -63,13 +63,13 @@ def _put(owner: Any, name: str, value: Any) -> None:
 
 
 def _replace_every(seconds: float) -> None:
-    from pagoda_operator import health
+    from pagoda_operator.decide.health import health
 
     _put(health, "REPLACE_EVERY_S", seconds)
 
 
 def _die_after(most: int) -> None:
-    from pagoda_operator.cluster import KubeCluster
+    from pagoda_operator.client.cluster import KubeCluster
 
     call = KubeCluster._call
     writes = itertools.count(1)
@@ -85,7 +85,8 @@ def _die_after(most: int) -> None:
 
 def _hasten(haste: float) -> None:
     import kopf
-    from pagoda_operator import check, handlers, probes, silence
+    from pagoda_operator.serve import handlers, probes
+    from pagoda_operator.watch import check, silence
 
     configure = handlers.configure
 
@@ -102,8 +103,8 @@ def _hasten(haste: float) -> None:
 
 def _skew(seconds: float, *, dates_kept: bool) -> None:
     import grpc.aio._utils
-    from pagoda_operator import leader
-    from pagoda_operator.server_time import ServerTime
+    from pagoda_operator.client.server_time import ServerTime
+    from pagoda_operator.lead import leader
 
     true_time = time.time
 
@@ -122,7 +123,7 @@ def _skew(seconds: float, *, dates_kept: bool) -> None:
 
 
 def _render_otherwise() -> None:
-    from pagoda_operator.manifests import pod
+    from pagoda_operator.decide.render import pod
 
     daemon = pod._daemon
 
@@ -134,7 +135,7 @@ def _render_otherwise() -> None:
 
 
 def _look_for_keys(seconds: float) -> None:
-    from pagoda_operator import keys
+    from pagoda_operator.run import keys
 
     _put(keys, "LOOK_EVERY_S", seconds)
     _put(keys, "READ_EVERY_S", 2 * seconds)

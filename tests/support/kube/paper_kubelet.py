@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pagoda_contracts.launch import Fault, HealthConfig, Listen
-from pagoda_operator.state import PODS
+from pagoda_operator.api.state import PODS
 from support.kube.client import Body
 from support.kube.fake_api import running
 from support.kube.namespace import Real

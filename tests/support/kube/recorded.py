@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import httpx
-from pagoda_operator.state import QUOTAS, Resource
+from pagoda_operator.api.state import QUOTAS, Resource
 from support.kube.client import Body, Kube
 
 PATIENCE_S = 300.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagoda_contracts.names import API_VERSION
-from pagoda_operator.state import QUOTAS, SERVICES
+from pagoda_operator.api.state import QUOTAS, SERVICES
 from support.kube.client import Body, eventually
 from support.kube.fake_api import service_body
 from support.kube.namespace import NAME, Real

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagoda_contracts.names import ANNOTATION_DRAIN_DEADLINE
-from pagoda_operator.errors import Superseded
-from pagoda_operator.orders import Answer, Stand, Tell
-from pagoda_operator.state import PODS
+from pagoda_operator.api.errors import Superseded
+from pagoda_operator.api.orders import Answer, Stand, Tell
+from pagoda_operator.api.state import PODS
 from support.kube.fake_api import Body, FakeApi, running
 
 

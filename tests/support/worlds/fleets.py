@@ -12,12 +12,12 @@ from pagoda_devcluster.gpus import dra
 from pagoda_devcluster.gpus.devices import allocatable
 from pagoda_devcluster.gpus.labels import labels_of
 from pagoda_devcluster.gpus.layout import Group, NodeClass, Product, Profile
-from pagoda_operator.placement.fleet import Fleet, Terms
-from pagoda_operator.placement.judged import Question
-from pagoda_operator.placement.nodes import parse_node
-from pagoda_operator.placement.pods import parse_occupant
-from pagoda_operator.placement.shape import from_catalogue
-from pagoda_operator.placement.slices import parse_claim, parse_slice
+from pagoda_operator.decide.placement.judged import Question
+from pagoda_operator.inventory.fleet import Fleet, Terms
+from pagoda_operator.inventory.nodes import parse_node
+from pagoda_operator.inventory.pods import parse_occupant
+from pagoda_operator.inventory.shape import from_catalogue
+from pagoda_operator.inventory.slices import parse_claim, parse_slice
 
 Body = dict[str, Any]
 LLAMA8, LLAMA70, TINY = "hf://meta-llama/Llama-3.1-8B", "hf://meta-llama/Llama-3.1-70B", "hf://meta-llama/Llama-3.2-1B-Instruct"

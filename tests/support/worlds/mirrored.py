@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from pagoda_contracts.names import LABEL_SERVICE
-from pagoda_operator.batched import Batched
-from pagoda_operator.mirror import MIRRORED, Mirror
-from pagoda_operator.senses import Senses
-from pagoda_operator.state import PODS, PROFILES, SERVICES, Key, Resource
+from pagoda_operator.api.state import PODS, PROFILES, SERVICES, Key, Resource
+from pagoda_operator.client.batched import Batched
+from pagoda_operator.run.senses import Senses
+from pagoda_operator.watch.mirror import MIRRORED, Mirror
 from support.kube.fake_api import Body, copied, running
 from support.worlds.world import World
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagoda_operator.state import PODS
+from pagoda_operator.api.state import PODS
 from support.worlds.world import World
 
 NO_ROOM = "0/2 nodes are available: 2 node(s) had volume node affinity conflict."

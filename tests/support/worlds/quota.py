@@ -11,16 +11,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, ANNOTATION_DEVICES, API_VERSION
-from pagoda_operator.ages import Ages
-from pagoda_operator.errors import Conflict
-from pagoda_operator.orders import Nobody, Orders
-from pagoda_operator.quota.caps import parse_quota
-from pagoda_operator.quota.keeper import Quotas
-from pagoda_operator.quota.teller import Teller
-from pagoda_operator.reconcile import Reconciler
-from pagoda_operator.senses import Senses
-from pagoda_operator.settings import Settings
-from pagoda_operator.state import DEPLOYMENTS, PODS, PROFILES, QUOTAS, SERVICES, Json, Key, Resource
+from pagoda_operator.api.errors import Conflict
+from pagoda_operator.api.orders import Nobody, Orders
+from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, QUOTAS, SERVICES, Json, Key, Resource
+from pagoda_operator.decide.quota.caps import parse_quota
+from pagoda_operator.run.quota.keeper import Quotas
+from pagoda_operator.run.quota.teller import Teller
+from pagoda_operator.run.reconcile import Reconciler
+from pagoda_operator.run.senses import Senses
+from pagoda_operator.run.settings import Settings
+from pagoda_operator.watch.ages import Ages
 from support.kube.fake_api import Body, Crash, FakeApi, new_pod, profile_body, removal_rank, running, service_body
 
 SLICE = "1g.10gb"

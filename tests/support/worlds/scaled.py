@@ -7,11 +7,11 @@ from datetime import timedelta
 from typing import Any
 
 from pagoda_contracts.names import HISTORY_SUFFIX
-from pagoda_operator.load import BIN_S, Measure
-from pagoda_operator.scaler import Scaler
-from pagoda_operator.senses import Senses
-from pagoda_operator.signals_view import EndpointSignal, Seen, ServiceSignals
-from pagoda_operator.state import CONFIG_MAPS, DEPLOYMENTS, PODS, SERVICES, Key
+from pagoda_operator.api.measure import BIN_S, Measure
+from pagoda_operator.api.signals_view import EndpointSignal, Seen, ServiceSignals
+from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS, SERVICES, Key
+from pagoda_operator.run.scaler import Scaler
+from pagoda_operator.run.senses import Senses
 from support.kube.fake_api import FakeApi, is_ready, running
 from support.worlds.world import KEY, World, now
 

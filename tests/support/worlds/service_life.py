@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import httpx
-from pagoda_operator.state import CHILD_RESOURCES, PODS, QUOTAS, SERVICES
+from pagoda_operator.api.state import CHILD_RESOURCES, PODS, QUOTAS, SERVICES
 from support.judges.honest import is_ready
 from support.judges.invariants import fallen, overdrawn, rivals, violations
 from support.judges.pacing import flips, hot, slow

@@ -8,16 +8,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from pagoda_operator.observe import observe
-from pagoda_operator.orders import Nobody, Orders
-from pagoda_operator.placement.fleet import Fleet
-from pagoda_operator.placement.sizes import Size
-from pagoda_operator.plan import Plan, plan
-from pagoda_operator.queue import Outcome
-from pagoda_operator.reconcile import Reconciler
-from pagoda_operator.senses import NoQuotas, Quotas, Senses, Silence, Source
-from pagoda_operator.settings import Settings
-from pagoda_operator.state import PODS, PROFILES, SERVICES, Key, Observed, Resource
+from pagoda_operator.api.orders import Nobody, Orders
+from pagoda_operator.api.state import PODS, PROFILES, SERVICES, Key, Observed, Resource
+from pagoda_operator.decide.plan import Plan, plan
+from pagoda_operator.inventory.fleet import Fleet
+from pagoda_operator.inventory.sizes import Size
+from pagoda_operator.run.queue import Outcome
+from pagoda_operator.run.reconcile import Reconciler
+from pagoda_operator.run.senses import NoQuotas, Quotas, Senses, Silence, Source
+from pagoda_operator.run.settings import Settings
+from pagoda_operator.watch.observe import observe
 from support.kube.fake_api import FakeApi, copied, profile_body, running, service_body
 
 KEY = Key("ns", "tiny")

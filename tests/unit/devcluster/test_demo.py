@@ -36,7 +36,7 @@ def changed(before, after):
 
 
 CHANGES = [
-    ("operator/pagoda_operator/plan.py", {"operator"}),
+    ("operator/pagoda_operator/decide/plan.py", {"operator"}),
     ("contracts/pagoda_contracts/names.py", {"operator", "gateway", "fetch", "daemon", "daemon-thin"}),
     ("requirements/daemon.txt", {"daemon"}),
     ("gateway/Dockerfile", {"gateway"}),

@@ -6,8 +6,7 @@ import json
 
 import pytest
 from pagoda_contracts.names import LABEL_SERVICE, LABEL_SERVICE_UID
-from pagoda_operator.observe import strangers
-from pagoda_operator.state import (
+from pagoda_operator.api.state import (
     CHILD_RESOURCES,
     CONFIG_MAPS,
     CONTROLLER_REVISIONS,
@@ -20,7 +19,8 @@ from pagoda_operator.state import (
     RESOURCE_CLAIM_TEMPLATES,
     SERVICES,
 )
-from pagoda_operator.writes import Create, Delete
+from pagoda_operator.decide.render.writes import Create, Delete
+from pagoda_operator.watch.observe import strangers
 from support.kube.fake_api import Crash, running, service_body
 from support.worlds.world import KEY, World
 

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pagoda_contracts.names import LABEL_ACCELERATOR, LABEL_REVISION
-from pagoda_operator.errors import ClusterError
-from pagoda_operator.state import CHILD_RESOURCES, CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, PODS, PROFILES, SERVICES
+from pagoda_operator.api.errors import ClusterError
+from pagoda_operator.api.state import CHILD_RESOURCES, CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, PODS, PROFILES, SERVICES
 from support.kube.fake_api import Crash, crashed, is_ready, running, waiting
 from support.suite.profiles import examples
 from support.worlds.world import World

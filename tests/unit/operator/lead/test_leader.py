@@ -8,10 +8,10 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from pagoda_operator.election import Terms
-from pagoda_operator.errors import Conflict, Unavailable
-from pagoda_operator.leader import Lease, Means, _end
-from pagoda_operator.own_loop import OwnLoop
+from pagoda_operator.api.errors import Conflict, Unavailable
+from pagoda_operator.lead.election import Terms
+from pagoda_operator.lead.leader import Lease, Means, _end
+from pagoda_operator.serve.own_loop import OwnLoop
 
 
 class Ended(BaseException):
@@ -282,7 +282,7 @@ def test_the_end_of_a_process_waits_for_no_reader_of_its_last_words(monkeypatch,
                 pass
         os.set_blocking(ours, True)
     stderr = SimpleNamespace(fileno=lambda: ours if reader != "no stderr" else None.fileno())
-    monkeypatch.setattr("pagoda_operator.leader.sys", SimpleNamespace(stderr=stderr))
+    monkeypatch.setattr("pagoda_operator.lead.leader.sys", SimpleNamespace(stderr=stderr))
     monkeypatch.setattr(os, "_exit", end)
     with pytest.raises(Ended, match="1"):
         _end("a test")

@@ -5,11 +5,11 @@ import contextlib
 from datetime import timedelta
 
 import pytest
-from pagoda_operator import events
-from pagoda_operator.errors import Denied, Unavailable
-from pagoda_operator.events import PER_MINUTE, Recorder, Word
-from pagoda_operator.observe import observe
-from pagoda_operator.state import EVENTS, PODS
+from pagoda_operator.api.errors import Denied, Unavailable
+from pagoda_operator.api.state import EVENTS, PODS
+from pagoda_operator.run import events
+from pagoda_operator.run.events import PER_MINUTE, Recorder, Word
+from pagoda_operator.watch.observe import observe
 from support.kube.fake_api import crashed
 from support.worlds.world import KEY, World, now
 

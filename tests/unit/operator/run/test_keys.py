@@ -6,15 +6,15 @@ import json
 import pytest
 from pagoda_contracts.launch import DaemonConfig
 from pagoda_contracts.names import DAEMON_CONFIG_KEY, JWKS_CONFIG_MAP, JWKS_DIR, JWKS_KEY, LABEL_COMPONENT, ROLE_GATEWAY, ROLE_OPERATOR
-from pagoda_operator.callers import Callers
-from pagoda_operator.errors import Denied, SettingsError, Unavailable
-from pagoda_operator.keys import TokenKeys, text_of
-from pagoda_operator.manifests.children import Owner
-from pagoda_operator.reconcile import Reconciler
-from pagoda_operator.senses import Senses
-from pagoda_operator.settings import CALLERS_FILE, TOKEN_FILE, Settings, load
-from pagoda_operator.state import CONFIG_MAPS, DEPLOYMENTS, PROFILES, SERVICES, Key
-from pagoda_operator.tokens import OwnToken
+from pagoda_operator.api.callers import Callers
+from pagoda_operator.api.errors import Denied, SettingsError, Unavailable
+from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PROFILES, SERVICES, Key
+from pagoda_operator.decide.render.children import Owner
+from pagoda_operator.run.keys import TokenKeys, text_of
+from pagoda_operator.run.reconcile import Reconciler
+from pagoda_operator.run.senses import Senses
+from pagoda_operator.run.settings import CALLERS_FILE, TOKEN_FILE, Settings, load
+from pagoda_operator.talk.tokens import OwnToken
 from support.kube.fake_api import FakeApi, profile_body, service_body
 from support.kube.issuer import SUBJECTS, Issuer, SigningKey
 from support.worlds.world import now

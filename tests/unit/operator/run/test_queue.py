@@ -6,10 +6,10 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagoda_operator.door import Door
-from pagoda_operator.errors import Conflict, Unavailable, Unconverged
-from pagoda_operator.queue import CONFLICT_DELAYS, RETRY_DELAYS, KeyedQueue, Outcome, Schedule
-from pagoda_operator.state import Key
+from pagoda_operator.api.errors import Conflict, Unavailable, Unconverged
+from pagoda_operator.api.state import Key
+from pagoda_operator.run.queue import CONFLICT_DELAYS, RETRY_DELAYS, KeyedQueue, Outcome, Schedule
+from pagoda_operator.watch.door import Door
 
 A, B = Key("ns", "a"), Key("ns", "b")
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pytest
 from pagoda_contracts.names import LABEL_SERVICE_UID
-from pagoda_operator.callers import Callers
-from pagoda_operator.errors import Conflict
-from pagoda_operator.floors import EXPECTED
-from pagoda_operator.mirror import MIRRORED
-from pagoda_operator.reading import EVERYTHING, GROWING, REPLICAS, SERVICE
-from pagoda_operator.settings import Settings
-from pagoda_operator.state import (
+from pagoda_operator.api.callers import Callers
+from pagoda_operator.api.errors import Conflict
+from pagoda_operator.api.state import (
     CONFIG_MAPS,
     CONTROLLER_REVISIONS,
     DEPLOYMENTS,
@@ -20,6 +16,10 @@ from pagoda_operator.state import (
     PROFILES,
     SERVICES,
 )
+from pagoda_operator.run.reading import EVERYTHING, GROWING, REPLICAS, SERVICE
+from pagoda_operator.run.settings import Settings
+from pagoda_operator.watch.floors import EXPECTED
+from pagoda_operator.watch.mirror import MIRRORED
 from support.kube.fake_api import profile_body
 from support.worlds.mirrored import Mirrored, get_ready
 

@@ -5,12 +5,12 @@ import random
 
 import pytest
 from pagoda_contracts.resources.profile import ServingProfileSpec
-from pagoda_operator.defaults import DEFAULT_KEY
-from pagoda_operator.errors import Denied, Refused, Unconverged
-from pagoda_operator.queue import KeyedQueue, Outcome
-from pagoda_operator.reconcile import Reconciler
-from pagoda_operator.settings import Settings
-from pagoda_operator.state import DEPLOYMENTS, PODS, PROFILES, SERVICES, Key
+from pagoda_operator.api.errors import Denied, Refused, Unconverged
+from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, SERVICES, Key
+from pagoda_operator.run.defaults import DEFAULT_KEY
+from pagoda_operator.run.queue import KeyedQueue, Outcome
+from pagoda_operator.run.reconcile import Reconciler
+from pagoda_operator.run.settings import Settings
 from support.kube.fake_api import FakeApi, profile_body, service_body
 from support.worlds.fake_daemons import FakeDaemons
 from support.worlds.world import World, now

@@ -5,10 +5,10 @@ import random
 
 import pytest
 from pagoda_contracts.names import LABEL_SERVICE
-from pagoda_operator.batched import Batched
-from pagoda_operator.queue import KeyedQueue, Outcome, Schedule
-from pagoda_operator.state import PODS, Key
-from pagoda_operator.tally import Tally, counting, sent, waiting
+from pagoda_operator.api.state import PODS, Key
+from pagoda_operator.client.batched import Batched
+from pagoda_operator.client.tally import Tally, counting, sent, waiting
+from pagoda_operator.run.queue import KeyedQueue, Outcome, Schedule
 from structlog.testing import capture_logs
 from support.servers.loop_clock import LoopClock
 

@@ -6,7 +6,7 @@ import sys
 
 TWO_WRITERS = """
 import logging, threading, structlog
-from pagoda_operator import logs
+from pagoda_operator.serve import logs
 
 logs.configure()
 logs.configure(logging.DEBUG)

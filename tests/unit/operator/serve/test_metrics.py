@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 from pagoda_contracts import metrics as words
-from pagoda_operator import parts
-from pagoda_operator.errors import Conflict
-from pagoda_operator.queue import Outcome
-from pagoda_operator.settings import Settings
-from pagoda_operator.state import DEPLOYMENTS, Key
+from pagoda_operator.api.errors import Conflict
+from pagoda_operator.api.state import DEPLOYMENTS, Key
+from pagoda_operator.run.queue import Outcome
+from pagoda_operator.run.settings import Settings
+from pagoda_operator.serve import parts
 from support.servers.loop_clock import LoopClock
 
 

@@ -3,9 +3,9 @@
 import asyncio
 from types import SimpleNamespace
 
-from pagoda_operator.mirror import Mirror
-from pagoda_operator.parts import _alone, _Start
-from pagoda_operator.state import SERVICES, Key
+from pagoda_operator.api.state import SERVICES, Key
+from pagoda_operator.serve.parts import _alone, _Start
+from pagoda_operator.watch.mirror import Mirror
 
 
 class Steps(list):

@@ -5,7 +5,7 @@ import urllib.request
 
 import pytest
 from pagoda_contracts.names import PATH_LIVE, PATH_READY, PATH_STARTUP
-from pagoda_operator import probes
+from pagoda_operator.serve import probes
 
 
 @pytest.fixture

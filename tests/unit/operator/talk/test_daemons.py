@@ -4,11 +4,11 @@ import time
 
 import pytest
 from pagoda_contracts.names import ROLE_GATEWAY, ROLE_OPERATOR
-from pagoda_operator import daemons as module
-from pagoda_operator.daemons import Daemons, Voice
-from pagoda_operator.errors import Superseded
-from pagoda_operator.orders import Answer, Nobody, Stand, Tell
-from pagoda_operator.tokens import OwnToken
+from pagoda_operator.api.errors import Superseded
+from pagoda_operator.api.orders import Answer, Nobody, Stand, Tell
+from pagoda_operator.talk import daemons as module
+from pagoda_operator.talk.daemons import Daemons, Voice
+from pagoda_operator.talk.tokens import OwnToken
 from support.kube.issuer import Issuer
 from support.servers.local_front import local_config, local_front
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_contracts.pb import demand_pb2 as pb
-from pagoda_operator.asked import Bounds, Fleet, History, Targets
-from pagoda_operator.autoscale import autoscale
-from pagoda_operator.bins import BRIDGED, KEPT, Bins, Level
-from pagoda_operator.load import BIN_S
-from pagoda_operator.signals import Signals
-from pagoda_operator.signals_view import CONFIRM_S, MISSING_S, Seen
-from pagoda_operator.state import Key
+from pagoda_operator.api.measure import BIN_S
+from pagoda_operator.api.signals_view import CONFIRM_S, MISSING_S, Seen
+from pagoda_operator.api.state import Key
+from pagoda_operator.decide.scale.asked import Bounds, Fleet, History, Targets
+from pagoda_operator.decide.scale.autoscale import autoscale
+from pagoda_operator.decide.scale.bins import BRIDGED, KEPT, Bins, Level
+from pagoda_operator.talk.signals import Signals
 
 KEY, UNIX = Key("ns", "s"), 1_700_000_000.0
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes.aio.client.configuration import Configuration
-from pagoda_operator import cluster as module
-from pagoda_operator import serve
-from pagoda_operator.again import Again
-from pagoda_operator.cluster import Hooks, KubeCluster
-from pagoda_operator.errors import ClusterError, Conflict, Denied, Refused, Unavailable
-from pagoda_operator.settings import Settings
-from pagoda_operator.state import CONFIG_MAPS, PODS
-from pagoda_operator.tally import counting
+from pagoda_operator.api.errors import ClusterError, Conflict, Denied, Refused, Unavailable
+from pagoda_operator.api.state import CONFIG_MAPS, PODS
+from pagoda_operator.client import cluster as module
+from pagoda_operator.client.again import Again
+from pagoda_operator.client.cluster import Hooks, KubeCluster
+from pagoda_operator.client.tally import counting
+from pagoda_operator.run.settings import Settings
+from pagoda_operator.serve import process as serve
 from structlog.testing import capture_logs
 from support.servers.failing_server import BREAKS, GOOD, FailingServer, kubeconfig
 

@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 from pagoda_contracts.names import LABEL_SERVICE
-from pagoda_operator.batched import Batched
-from pagoda_operator.errors import Denied
-from pagoda_operator.state import CHILD_RESOURCES, DEPLOYMENTS, PODS, PROFILES, SERVICES, Key
+from pagoda_operator.api.errors import Denied
+from pagoda_operator.api.state import CHILD_RESOURCES, DEPLOYMENTS, PODS, PROFILES, SERVICES, Key
+from pagoda_operator.client.batched import Batched
 
 
 class Server:

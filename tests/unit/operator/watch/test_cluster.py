@@ -7,11 +7,11 @@ from contextlib import closing
 import pytest
 import yaml
 from kubernetes.aio.client.configuration import Configuration
-from pagoda_operator.cluster import KubeCluster, connect
-from pagoda_operator.errors import ClusterError, Unavailable
-from pagoda_operator.parts import _WORKERS
-from pagoda_operator.state import CONFIG_MAPS, CONTROLLER_REVISIONS, EVENTS, PODS, Key
-from pagoda_operator.watching import watch_session
+from pagoda_operator.api.errors import ClusterError, Unavailable
+from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, EVENTS, PODS, Key
+from pagoda_operator.client.cluster import KubeCluster, connect
+from pagoda_operator.client.watching import watch_session
+from pagoda_operator.serve.parts import _WORKERS
 from support.servers.failing_server import kubeconfig
 
 MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "ns"}}

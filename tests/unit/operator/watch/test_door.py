@@ -1,9 +1,9 @@
 """News wakes those whom it may concern, and nobody else."""
 
 import pytest
-from pagoda_operator.door import Door, Stand
-from pagoda_operator.observe import adapted_service, quota_namespaces
-from pagoda_operator.state import Key
+from pagoda_operator.api.state import Key
+from pagoda_operator.watch.door import Door, Stand
+from pagoda_operator.watch.observe import adapted_service, quota_namespaces
 
 A, B, C = Key("ns", "a"), Key("ns", "b"), Key("other", "c")
 

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import kopf
 import pytest
 from pagoda_contracts.names import LABEL_SERVICE
-from pagoda_operator.claims import Claims
-from pagoda_operator.door import Door
-from pagoda_operator.handlers import EndlessJitter, Intake, Sink, configure, register
-from pagoda_operator.mirror import Mirror
-from pagoda_operator.state import CHILD_RESOURCES, NODES, PODS, PROFILES, QUOTAS, RESOURCE_SLICES, SERVICES, Key
-from pagoda_operator.world import World
-from pagoda_operator.world_parsers import PARSERS
+from pagoda_operator.api.state import CHILD_RESOURCES, NODES, PODS, PROFILES, QUOTAS, RESOURCE_SLICES, SERVICES, Key
+from pagoda_operator.serve.handlers import EndlessJitter, Intake, Sink, configure, register
+from pagoda_operator.watch.claims import Claims
+from pagoda_operator.watch.door import Door
+from pagoda_operator.watch.mirror import Mirror
+from pagoda_operator.watch.world import World
+from pagoda_operator.watch.world_parsers import PARSERS
 
 
 class Woken(list):
@@ -223,7 +223,7 @@ class Loop:
 async def test_the_first_lists_are_waited_for_and_a_cluster_that_is_never_silent_is_not(monkeypatch, until, waits):
     intake = Intake()
     loop = Loop(intake, until)
-    monkeypatch.setattr("pagoda_operator.handlers.asyncio", SimpleNamespace(get_running_loop=lambda: loop, sleep=loop.sleep))
+    monkeypatch.setattr("pagoda_operator.serve.handlers.asyncio", SimpleNamespace(get_running_loop=lambda: loop, sleep=loop.sleep))
     intake.touch(PODS)
     await intake.quiet(0.3, 2.0)
     assert loop.now == pytest.approx(waits, abs=0.11)

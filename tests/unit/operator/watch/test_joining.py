@@ -4,8 +4,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from pagoda_operator.joining import Line
-from pagoda_operator.state import Key
+from pagoda_operator.api.state import Key
+from pagoda_operator.client.joining import Line
 from support.suite.profiles import examples
 
 MOST, AT_ONCE = 2, 2

@@ -11,24 +11,24 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pagoda_contracts.names import LABEL_SERVICE
-from pagoda_operator import mirror
-from pagoda_operator.check import Check, Shown
-from pagoda_operator.claims import Claims
-from pagoda_operator.door import Door, Stand
-from pagoda_operator.errors import Denied, OperatorError
-from pagoda_operator.floors import EXPECTED
-from pagoda_operator.mirror import MIRRORED, Mirror
-from pagoda_operator.observe import observe
-from pagoda_operator.plan import plan
-from pagoda_operator.pods import parse_pod
-from pagoda_operator.probes import MAX_WATCH_AGE, Vitals
-from pagoda_operator.reconcile import Reconciler
-from pagoda_operator.senses import Senses
-from pagoda_operator.settings import Settings
-from pagoda_operator.silence import LOOKS, PATIENCE, Silences
-from pagoda_operator.state import CONFIG_MAPS, DEPLOYMENTS, DISRUPTION_BUDGETS, NODES, PODS, PROFILES, QUOTAS, SERVICES, Key
-from pagoda_operator.turns import EVERY_S, Turns
-from pagoda_operator.world import World as Whole
+from pagoda_operator.api.errors import Denied, OperatorError
+from pagoda_operator.api.pods import parse_pod
+from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, DISRUPTION_BUDGETS, NODES, PODS, PROFILES, QUOTAS, SERVICES, Key
+from pagoda_operator.decide.plan import plan
+from pagoda_operator.run.reconcile import Reconciler
+from pagoda_operator.run.senses import Senses
+from pagoda_operator.run.settings import Settings
+from pagoda_operator.run.turns import EVERY_S, Turns
+from pagoda_operator.serve.probes import MAX_WATCH_AGE, Vitals
+from pagoda_operator.watch import mirror
+from pagoda_operator.watch.check import Check, Shown
+from pagoda_operator.watch.claims import Claims
+from pagoda_operator.watch.door import Door, Stand
+from pagoda_operator.watch.floors import EXPECTED
+from pagoda_operator.watch.mirror import MIRRORED, Mirror
+from pagoda_operator.watch.observe import observe
+from pagoda_operator.watch.silence import LOOKS, PATIENCE, Silences
+from pagoda_operator.watch.world import World as Whole
 from support.kube.fake_api import profile_body, service_body
 from support.suite.profiles import examples
 from support.worlds.mirrored import Clock, Mirrored, get_ready
@@ -602,7 +602,7 @@ def test_a_deletion_that_a_new_watch_never_tells_restarts_nobody_and_what_it_wou
     for now_s in (step * number for number in range(1, 60)):
         for resource in (*MIRRORED, NODES):
             vitals.watched(f"/{resource.plural}", now_s)
-        monkeypatch.setattr("pagoda_operator.check.time", SimpleNamespace(monotonic=lambda now_s=now_s: now_s))
+        monkeypatch.setattr("pagoda_operator.watch.check.time", SimpleNamespace(monotonic=lambda now_s=now_s: now_s))
         asyncio.run(check.doubt(now_s))
         said.setdefault(vitals.ailment(now_s), now_s)
     assert list(said) == [None, f"watch keeps back what a list shows: {deaf}"][: 1 + (deaf is not None)]
@@ -634,7 +634,7 @@ def test_what_comes_and_goes_while_a_repair_reads_it_is_not_brought_back(world):
 
 def test_a_leader_decides_nothing_before_it_has_read_the_quotas_once(world, monkeypatch):
     """A list as of before the quota was made, and its events late: to a new process all seemed free."""
-    monkeypatch.setattr("pagoda_operator.check._TRY_AGAIN", 0.0)
+    monkeypatch.setattr("pagoda_operator.watch.check._TRY_AGAIN", 0.0)
     caps = Whole({QUOTAS: lambda body: SimpleNamespace(namespaces=(body["metadata"]["name"],))}, world.clock)
     reads, versions = [], world.api.versions
     check = Check(world.api, Shown(world.mirror, caps, (*MIRRORED, QUOTAS)), Door(Woken()))

@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from pagoda_operator.errors import Unavailable
-from pagoda_operator.observe import observe
-from pagoda_operator.state import CHILD_RESOURCES, PODS, PROFILES, SERVICES, Key
+from pagoda_operator.api.errors import Unavailable
+from pagoda_operator.api.state import CHILD_RESOURCES, PODS, PROFILES, SERVICES, Key
+from pagoda_operator.watch.observe import observe
 
 KEY = Key("ns", "chat")
 

@@ -5,21 +5,21 @@ from datetime import UTC, datetime
 from email.utils import format_datetime
 from pathlib import Path
 
-import pagoda_operator.parts
+import pagoda_operator.serve.parts
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes.aio.client.configuration import Configuration
-from pagoda_operator.ages import Ages
-from pagoda_operator.cluster import KubeCluster
-from pagoda_operator.errors import ClusterError
-from pagoda_operator.leader import Alone
-from pagoda_operator.parts import core
-from pagoda_operator.reconcile import Reconciler
-from pagoda_operator.senses import Senses
-from pagoda_operator.server_time import ServerTime
-from pagoda_operator.settings import Settings
-from pagoda_operator.state import CONFIG_MAPS, PODS, Key
+from pagoda_operator.api.errors import ClusterError
+from pagoda_operator.api.state import CONFIG_MAPS, PODS, Key
+from pagoda_operator.client.cluster import KubeCluster
+from pagoda_operator.client.server_time import ServerTime
+from pagoda_operator.lead.leader import Alone
+from pagoda_operator.run.reconcile import Reconciler
+from pagoda_operator.run.senses import Senses
+from pagoda_operator.run.settings import Settings
+from pagoda_operator.serve.parts import core
+from pagoda_operator.watch.ages import Ages
 from support.servers.failing_server import FailingServer
 from support.worlds.fleets import CPU, H100, fleet, gpu, node, pod, whole
 from support.worlds.placing import placement, world
@@ -198,7 +198,7 @@ def test_a_successor_waits_for_an_accelerator_as_long_as_its_predecessor_would_h
 @pytest.fixture
 def told(monkeypatch):
     """An operator's core on a machine whose clock is 5 minutes ahead, and its client."""
-    monkeypatch.setattr(pagoda_operator.parts.time, "time", lambda: datetime.now(UTC).timestamp() + 300.0)
+    monkeypatch.setattr(pagoda_operator.serve.parts.time, "time", lambda: datetime.now(UTC).timestamp() + 300.0)
     return lambda server: core(Settings(), Alone(), lambda hooks: KubeCluster(Configuration(host=server.url), hooks, timeout=60.0))
 
 
@@ -229,10 +229,10 @@ CLOCKS = {("time", "time"), ("datetime", "now"), ("datetime", "utcnow"), ("date"
 
 def test_nobody_else_asks_the_machine_what_time_it_is():
     """Two do: the Lease's renewTime is for people, and how long our own token was seen is by our own clock."""
-    folder = Path(pagoda_operator.parts.__file__).parent
+    folder = Path(pagoda_operator.serve.parts.__file__).parents[1]
     holders = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.py") if clocks(path))
-    assert holders == ["leader.py", "parts.py", "tokens.py"]
-    assert clocks(folder / "parts.py") == 1
+    assert holders == ["lead/leader.py", "serve/parts.py", "talk/tokens.py"]
+    assert clocks(folder / "serve/parts.py") == 1
 
 
 def clocks(path):

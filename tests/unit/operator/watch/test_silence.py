@@ -1,10 +1,10 @@
 """Which silent watch has nothing to say, and which one keeps something back."""
 
 import pytest
-from pagoda_operator.handlers import Intake
-from pagoda_operator.probes import MAX_WATCH_AGE, Vitals
-from pagoda_operator.silence import LOOKS, PATIENCE, Silences
-from pagoda_operator.state import PODS
+from pagoda_operator.api.state import PODS
+from pagoda_operator.serve.handlers import Intake
+from pagoda_operator.serve.probes import MAX_WATCH_AGE, Vitals
+from pagoda_operator.watch.silence import LOOKS, PATIENCE, Silences
 
 PATH, KIND = "/api/v1/pods", "pods"
 

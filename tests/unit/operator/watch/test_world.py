@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pagoda_operator.state import NODES, Key
-from pagoda_operator.world import World
+from pagoda_operator.api.state import NODES, Key
+from pagoda_operator.watch.world import World
 
 
 def node(name="a", **more):

@@ -2,12 +2,12 @@
 
 import pytest
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT
-from pagoda_operator.check import fill
-from pagoda_operator.device_health import device_fault
-from pagoda_operator.placement.view import View
-from pagoda_operator.state import NODES, PODS
-from pagoda_operator.world import World
-from pagoda_operator.world_parsers import PARSERS
+from pagoda_operator.api.state import NODES, PODS
+from pagoda_operator.inventory.device_health import device_fault
+from pagoda_operator.watch.check import fill
+from pagoda_operator.watch.view import View
+from pagoda_operator.watch.world import World
+from pagoda_operator.watch.world_parsers import PARSERS
 
 
 def node(*conditions, annotations=None, name="n"):

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from pagoda_operator.drain import Turn
-from pagoda_operator.health import judge
-from pagoda_operator.signals_view import CONFIRM_S, EndpointSignal, Seen, ServiceSignals
-from pagoda_operator.state import PODS
+from pagoda_operator.api.signals_view import CONFIRM_S, EndpointSignal, Seen, ServiceSignals
+from pagoda_operator.api.state import PODS
+from pagoda_operator.decide.health.health import judge
+from pagoda_operator.decide.replicas.drain import Turn
 from support.worlds.world import World
 
 

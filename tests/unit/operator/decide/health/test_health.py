@@ -18,17 +18,17 @@ from pagoda_contracts.names import (
     ANNOTATION_RESERVED,
     LABEL_REVISION,
 )
-from pagoda_operator.ages import Ages
-from pagoda_operator.health import REPLACE_EVERY_S, judge
-from pagoda_operator.orders import Answer, Stand, unix
-from pagoda_operator.plan import plan
-from pagoda_operator.quota.grant import Grant
-from pagoda_operator.relief import relief
-from pagoda_operator.senses import NoQuotas, Senses
-from pagoda_operator.sickness import Sickness
-from pagoda_operator.signals_view import CONFIRM_S, MISSING_S, EndpointSignal, Seen, ServiceSignals
-from pagoda_operator.state import DEPLOYMENTS, PODS, SERVICES, Observed
-from pagoda_operator.writes import Annotate, Apply, Delete
+from pagoda_operator.api.grant import Grant
+from pagoda_operator.api.orders import Answer, Stand, unix
+from pagoda_operator.api.signals_view import CONFIRM_S, MISSING_S, EndpointSignal, Seen, ServiceSignals
+from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Observed
+from pagoda_operator.decide.health.health import REPLACE_EVERY_S, judge
+from pagoda_operator.decide.health.relief import relief
+from pagoda_operator.decide.plan import plan
+from pagoda_operator.decide.render.writes import Annotate, Apply, Delete
+from pagoda_operator.decide.replicas.sickness import Sickness
+from pagoda_operator.run.senses import NoQuotas, Senses
+from pagoda_operator.watch.ages import Ages
 from support.kube.fake_api import Crash, is_ready, running
 from support.suite.profiles import examples
 from support.worlds.world import KEY, World, now

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from pagoda_contracts.names import LABEL_SERVICE, LABEL_SERVICE_UID
-from pagoda_operator.state import CONFIG_MAPS, DEPLOYMENTS, PODS, PROFILES
+from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS, PROFILES
 from support.worlds.fleets import CPU, fleet, gpu, mig
 from support.worlds.placing import ENGINE, LLAMA_CONFIG, MIXED, bind, placement
 from support.worlds.world import World

@@ -3,8 +3,8 @@
 import pytest
 from pagoda_contracts.resources.scaling import ScalingSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
-from pagoda_operator.state import DEPLOYMENTS, SERVICES
-from pagoda_operator.unheeded import FIELDS, idle_scaling, unheeded
+from pagoda_operator.api.state import DEPLOYMENTS, SERVICES
+from pagoda_operator.decide.status.unheeded import FIELDS, idle_scaling, unheeded
 from support.kube.object_table import FULL, SERVICE
 from support.worlds.world import World
 

@@ -3,17 +3,17 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from pagoda_operator.check import fill
-from pagoda_operator.errors import Unavailable
-from pagoda_operator.placement.fleet import Fleet, Terms
-from pagoda_operator.placement.mig import of_product, of_resource, parse_profile
-from pagoda_operator.placement.nodes import parse_node
-from pagoda_operator.placement.pods import parse_occupant
-from pagoda_operator.placement.slices import devices, holds, parse_claim, parse_slice
-from pagoda_operator.placement.view import View, fleet
-from pagoda_operator.state import NODES, PODS, Key
-from pagoda_operator.world import World
-from pagoda_operator.world_parsers import PARSERS
+from pagoda_operator.api.errors import Unavailable
+from pagoda_operator.api.state import NODES, PODS, Key
+from pagoda_operator.inventory.fleet import Fleet, Terms
+from pagoda_operator.inventory.mig import of_product, of_resource, parse_profile
+from pagoda_operator.inventory.nodes import parse_node
+from pagoda_operator.inventory.pods import parse_occupant
+from pagoda_operator.inventory.slices import devices, holds, parse_claim, parse_slice
+from pagoda_operator.watch.check import fill
+from pagoda_operator.watch.view import View, fleet
+from pagoda_operator.watch.world import World
+from pagoda_operator.watch.world_parsers import PARSERS
 from support.worlds.fleets import A100_40, H100, claim, cut, node, pod, resource_slice, whole
 
 
@@ -209,7 +209,7 @@ class Pages:
 
 
 async def test_the_mirrors_are_full_before_anything_is_decided(monkeypatch):
-    monkeypatch.setattr("pagoda_operator.check._TRY_AGAIN", 0)
+    monkeypatch.setattr("pagoda_operator.watch.check._TRY_AGAIN", 0)
     world = World(PARSERS, lambda: 0.0)
     await fill(Pages([named("a")], [named("b")], failures=2), world, [PODS])
     assert [found.name for found in fleet(world).occupants] == ["a", "b"]

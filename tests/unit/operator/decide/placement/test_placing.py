@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import pytest
 from pagoda_contracts.names import ANNOTATION_PLACEMENT, LABEL_GPU_PRODUCT
-from pagoda_operator.placement.place import spare
-from pagoda_operator.question import ask
-from pagoda_operator.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, PROFILES, RESOURCE_CLAIM_TEMPLATES
+from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, PROFILES, RESOURCE_CLAIM_TEMPLATES
+from pagoda_operator.decide.placement.place import spare
+from pagoda_operator.decide.placement.question import ask
 from support.worlds.fleets import A100_80, CPU, H100, LLAMA8, TINY, cut, dra_of, fleet, gpu, mig, node, pod, resource_slice, whole
 from support.worlds.placing import ENGINE, MIXED, bind, config, placement, template, world
 from support.worlds.world import World

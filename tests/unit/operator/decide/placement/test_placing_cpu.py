@@ -6,13 +6,13 @@ from datetime import timedelta
 import pytest
 from pagoda_contracts.names import COMPONENT_INSPECT, LABEL_COMPONENT
 from pagoda_contracts.resources.placement import CpuAccelerator
-from pagoda_operator.placement.nodes import parse_node
-from pagoda_operator.placement.options import options
-from pagoda_operator.placement.sizes import largest, too_small
-from pagoda_operator.placement.view import View
-from pagoda_operator.state import DEPLOYMENTS, NODES, PODS, PROFILES
-from pagoda_operator.world import World as Mirrored
-from pagoda_operator.world_parsers import PARSERS
+from pagoda_operator.api.state import DEPLOYMENTS, NODES, PODS, PROFILES
+from pagoda_operator.decide.placement.options import options
+from pagoda_operator.inventory.nodes import parse_node
+from pagoda_operator.inventory.sizes import largest, too_small
+from pagoda_operator.watch.view import View
+from pagoda_operator.watch.world import World as Mirrored
+from pagoda_operator.watch.world_parsers import PARSERS
 from support.worlds.fleets import CPU, H100, LLAMA8, fleet, gpu, node, plain_node, whole
 from support.worlds.placing import ENGINE, bind, inspected, placement, template
 from support.worlds.played_scheduler import refuse
@@ -88,7 +88,7 @@ def test_who_serves_is_not_judged_anew(monkeypatch):
     made.settle()
     bind(made)
     made.api.journal.clear()
-    monkeypatch.setattr("pagoda_operator.placement.options.why_not_on_cpu", lambda *_: "no")
+    monkeypatch.setattr("pagoda_operator.decide.placement.options.why_not_on_cpu", lambda *_: "no")
     made.restart()
     made.settle()
     assert (made.api.journal, made.reason()) == ([], "Available")
@@ -260,7 +260,9 @@ def test_no_inspection_is_made_for_who_runs_on_cpu(entries):
 
 def test_nothing_after_an_entry_on_cpu_that_is_waited_for_without_end_is_looked_at(monkeypatch):
     asked = []
-    monkeypatch.setattr("pagoda_operator.placement.place.options", lambda entry, demand: asked.append(entry) or options(entry, demand))
+    monkeypatch.setattr(
+        "pagoda_operator.decide.placement.place.options", lambda entry, demand: asked.append(entry) or options(entry, demand)
+    )
     made = world(CPU, gpu("H100"), there=EMPTY)
     made.run()
     assert asked

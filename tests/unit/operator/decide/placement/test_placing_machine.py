@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from pagoda_operator.state import DEPLOYMENTS, PODS, PROFILES, SERVICES
+from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, SERVICES
 from support.kube.fake_api import is_ready, running, waiting
 from support.suite.profiles import examples
 from support.worlds.fleets import A100_80, CPU, H100, TINY, cut, fleet, gpu, mig, node, pod, whole

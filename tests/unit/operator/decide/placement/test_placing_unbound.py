@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 import pytest
-from pagoda_operator.state import DEPLOYMENTS, PODS, SERVICES
+from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES
 from support.worlds.fleets import A100_40, A100_80, CPU, H100, H200, cut, fleet, gpu, mig, node, pod, whole
 from support.worlds.placing import bind, placement, world
 from support.worlds.played_scheduler import NO_ROOM as WORDS

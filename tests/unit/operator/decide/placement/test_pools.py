@@ -7,11 +7,11 @@ from itertools import count
 
 import pytest
 from pagoda_contracts.names import NODE_POOLS_CONFIG_MAP, NODE_POOLS_KEY
-from pagoda_operator.errors import Unavailable
-from pagoda_operator.placement.fleet import Fleet
-from pagoda_operator.placement.pools import FORGET_S, STALE_S, dressed, gone, read, seen, written
-from pagoda_operator.remembered import Remembered, with_gone
-from pagoda_operator.state import CONFIG_MAPS, DEPLOYMENTS, PODS
+from pagoda_operator.api.errors import Unavailable
+from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS
+from pagoda_operator.inventory.fleet import Fleet
+from pagoda_operator.inventory.pools import FORGET_S, STALE_S, dressed, gone, read, seen, written
+from pagoda_operator.run.remembered import Remembered, with_gone
 from support.kube.fake_api import FakeApi, running
 from support.worlds.fleets import A100_80, CPU, H100, LLAMA70, TINY, cut, dra_of, fleet, gpu, mig, node, pod, resource_slice, whole
 from support.worlds.placing import ENGINE, placement

@@ -4,10 +4,10 @@ from types import MappingProxyType
 
 import pytest
 from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_DRAIN_DEADLINE, ANNOTATION_RESERVED
-from pagoda_operator.quota.caps import Quota
-from pagoda_operator.quota.holdings import Holding
-from pagoda_operator.quota.ledger import Age, Ledger
-from pagoda_operator.state import DEPLOYMENTS, PODS, PROFILES, QUOTAS, SERVICES, Key
+from pagoda_operator.api.holdings import Holding
+from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, QUOTAS, SERVICES, Key
+from pagoda_operator.decide.quota.caps import Quota
+from pagoda_operator.decide.quota.ledger import Age, Ledger
 from support.worlds.quota import QuotaWorld
 
 

@@ -9,24 +9,23 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_RESERVED
 from pagoda_contracts.resources.placement import Accelerator
-from pagoda_operator.asked import Asked
-from pagoda_operator.autoscale import Decision
-from pagoda_operator.errors import Unavailable
-from pagoda_operator.observe import observe
-from pagoda_operator.plan import plan
-from pagoda_operator.queue import Outcome
-from pagoda_operator.quota.caps import Quota
-from pagoda_operator.quota.devices import held, needs, written
-from pagoda_operator.quota.grant import Grant
-from pagoda_operator.quota.holdings import Holding, holdings
-from pagoda_operator.quota.ledger import Age, Ledger
-from pagoda_operator.quota.native import singles
-from pagoda_operator.reconcile import Reconciler
-from pagoda_operator.senses import Senses, Unscaled
-from pagoda_operator.settings import Settings
-from pagoda_operator.state import DEPLOYMENTS, PODS, PROFILES, QUOTAS, RESOURCE_QUOTAS, SERVICES, Key
-from pagoda_operator.status import status
-from pagoda_operator.writes import Create
+from pagoda_operator.api.errors import Unavailable
+from pagoda_operator.api.grant import Grant
+from pagoda_operator.api.holdings import Holding, holdings
+from pagoda_operator.api.quota_devices import held, needs, written
+from pagoda_operator.api.scaling import Asked, Decision
+from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, QUOTAS, RESOURCE_QUOTAS, SERVICES, Key
+from pagoda_operator.decide.plan import plan
+from pagoda_operator.decide.quota.caps import Quota
+from pagoda_operator.decide.quota.ledger import Age, Ledger
+from pagoda_operator.decide.render.writes import Create
+from pagoda_operator.decide.status.status import status
+from pagoda_operator.run.queue import Outcome
+from pagoda_operator.run.quota.native import singles
+from pagoda_operator.run.reconcile import Reconciler
+from pagoda_operator.run.senses import Senses, Unscaled
+from pagoda_operator.run.settings import Settings
+from pagoda_operator.watch.observe import observe
 from support.kube.fake_api import Crash
 from support.suite.profiles import examples
 from support.worlds.fleets import H100, cut, fleet, node, whole

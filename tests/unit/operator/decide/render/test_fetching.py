@@ -7,11 +7,11 @@ from pagoda_contracts.launch import DaemonConfig
 from pagoda_contracts.names import EXIT_PERMANENT
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
-from pagoda_operator.errors import SpecProblem
-from pagoda_operator.manifests.pod import Inputs, daemon_config, pod_template
-from pagoda_operator.manifests.revision import identify
-from pagoda_operator.state import PODS, PROFILES, Key
-from pagoda_operator.unheeded import unheeded
+from pagoda_operator.api.errors import SpecProblem
+from pagoda_operator.api.state import PODS, PROFILES, Key
+from pagoda_operator.decide.render.pod import Inputs, daemon_config, pod_template
+from pagoda_operator.decide.render.revision import identify
+from pagoda_operator.decide.status.unheeded import unheeded
 from support.kube.fake_api import fetching, profile_body, running
 from support.worlds.world import World
 

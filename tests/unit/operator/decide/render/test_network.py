@@ -5,14 +5,14 @@ import asyncio
 import pytest
 from pagoda_contracts.resources.profile import Egress, ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
-from pagoda_operator.callers import Callers
-from pagoda_operator.manifests.children import Owner
-from pagoda_operator.manifests.inspect import inspect_pod
-from pagoda_operator.manifests.network import inspection_policy, network_policy
-from pagoda_operator.reconcile import Reconciler
-from pagoda_operator.senses import Senses
-from pagoda_operator.settings import Settings
-from pagoda_operator.state import DEPLOYMENTS, NETWORK_POLICIES, PODS, PROFILES, SERVICES
+from pagoda_operator.api.callers import Callers
+from pagoda_operator.api.state import DEPLOYMENTS, NETWORK_POLICIES, PODS, PROFILES, SERVICES
+from pagoda_operator.decide.render.children import Owner
+from pagoda_operator.decide.render.inspect import inspect_pod
+from pagoda_operator.decide.render.network import inspection_policy, network_policy
+from pagoda_operator.run.reconcile import Reconciler
+from pagoda_operator.run.senses import Senses
+from pagoda_operator.run.settings import Settings
 from support.judges.network_rules import Network, Peer, selected
 from support.kube.fake_api import FakeApi, profile_body, service_body
 from support.worlds.fleets import CPU, TINY, fleet, gpu, mig

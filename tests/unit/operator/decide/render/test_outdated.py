@@ -1,8 +1,8 @@
 """Which services run an older rendering than they would get now is told, once, and rolls nothing."""
 
 import pytest
-from pagoda_operator.outdated import outdated
-from pagoda_operator.state import CONTROLLER_REVISIONS, DEPLOYMENTS, PODS, PROFILES, SERVICES
+from pagoda_operator.api.state import CONTROLLER_REVISIONS, DEPLOYMENTS, PODS, PROFILES, SERVICES
+from pagoda_operator.decide.status.outdated import outdated
 from support.kube.fake_api import profile_body
 from support.worlds.world import World
 

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pagoda_operator.manifests.overlay import covers, leaves, lost, merge, written
+from pagoda_operator.decide.render.overlay import covers, leaves, lost, merge, written
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=3),

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 from pagoda_contracts.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAIN_DEADLINE, LOWEST_DELETION_COST
-from pagoda_operator.drain import Crew, Turn, drain
-from pagoda_operator.orders import Answer, Stand, Tell
-from pagoda_operator.pods import Pod
+from pagoda_operator.api.orders import Answer, Stand, Tell
+from pagoda_operator.api.pods import Pod
+from pagoda_operator.decide.replicas.drain import Crew, Turn, drain
 
 NOW = 1000.0
 DEADLINE = int((NOW + 20) * 1000)

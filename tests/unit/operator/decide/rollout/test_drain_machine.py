@@ -8,8 +8,8 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pagoda_contracts.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAIN_DEADLINE
-from pagoda_operator.errors import ClusterError
-from pagoda_operator.state import DEPLOYMENTS, PODS
+from pagoda_operator.api.errors import ClusterError
+from pagoda_operator.api.state import DEPLOYMENTS, PODS
 from support.kube.fake_api import Body, Crash, crashed, is_ready
 from support.suite.profiles import examples
 from support.worlds.fake_daemons import FakeDaemons

@@ -1,7 +1,7 @@
 """A replica that drains and once does not answer is late, not gone: it is waited for a moment, and still turned back."""
 
 import pytest
-from pagoda_operator.state import PODS
+from pagoda_operator.api.state import PODS
 from support.worlds.fake_daemons import FakeDaemons
 from support.worlds.world import World
 

@@ -8,12 +8,12 @@ from datetime import timedelta
 
 import pytest
 from pagoda_contracts.names import LABEL_SERVICE
-from pagoda_operator.lacking import Lacking
-from pagoda_operator.mirror import Mirror
-from pagoda_operator.pods import Pod, parse_pod
-from pagoda_operator.sides import current_side
-from pagoda_operator.signals_view import EndpointSignal, Seen, ServiceSignals
-from pagoda_operator.state import DEPLOYMENTS, PODS, SERVICES
+from pagoda_operator.api.pods import Pod, parse_pod
+from pagoda_operator.api.signals_view import EndpointSignal, Seen, ServiceSignals
+from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES
+from pagoda_operator.decide.replicas.sides import current_side
+from pagoda_operator.watch.lacking import Lacking
+from pagoda_operator.watch.mirror import Mirror
 from support.kube.fake_api import crashed, fetching, is_trial, running, waiting
 from support.worlds.world import KEY, World
 

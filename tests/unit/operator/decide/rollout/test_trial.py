@@ -17,18 +17,18 @@ from pagoda_contracts.names import (
 )
 from pagoda_contracts.resources.status import RolloutStatus
 from pagoda_contracts.resources.traffic import RolloutSpec
-from pagoda_operator.callers import Callers
-from pagoda_operator.errors import ClusterError, Denied, Refused
-from pagoda_operator.manifests.children import Owner
-from pagoda_operator.manifests.inspect import inspector_uid
-from pagoda_operator.manifests.network import inspection_policy
-from pagoda_operator.manifests.trial import trial_pod
-from pagoda_operator.rollout import decide
-from pagoda_operator.scene import Scene
-from pagoda_operator.settings import Settings
-from pagoda_operator.sides import Side
-from pagoda_operator.state import CONTROLLER_REVISIONS, DEPLOYMENTS, NETWORK_POLICIES, PODS, PROFILES, SERVICES
-from pagoda_operator.trial import PATIENCE_S, Trial
+from pagoda_operator.api.callers import Callers
+from pagoda_operator.api.errors import ClusterError, Denied, Refused
+from pagoda_operator.api.state import CONTROLLER_REVISIONS, DEPLOYMENTS, NETWORK_POLICIES, PODS, PROFILES, SERVICES
+from pagoda_operator.decide.render.children import Owner
+from pagoda_operator.decide.render.inspect import inspector_uid
+from pagoda_operator.decide.render.network import inspection_policy
+from pagoda_operator.decide.render.trial_pod import trial_pod
+from pagoda_operator.decide.replicas.sides import Side
+from pagoda_operator.decide.rollout.rollout import decide
+from pagoda_operator.decide.rollout.scene import Scene
+from pagoda_operator.decide.rollout.trial import PATIENCE_S, Trial
+from pagoda_operator.run.settings import Settings
 from support.kube.fake_api import crashed, fetching, is_ready, is_trial, passed, running, scheduled, waiting
 from support.worlds.world import World
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from pagoda_operator.asked import Asked, Bounds, Fleet, History, Targets
-from pagoda_operator.autoscale import Decision, autoscale
-from pagoda_operator.load import BIN_S, Measure
+from pagoda_operator.api.measure import BIN_S, Measure
+from pagoda_operator.api.scaling import Asked, Decision
+from pagoda_operator.decide.scale.asked import Bounds, Fleet, History, Targets
+from pagoda_operator.decide.scale.autoscale import autoscale
 
 TARGETS = Targets(rows=16)
 BOUNDS = Bounds(least=1, most=32)

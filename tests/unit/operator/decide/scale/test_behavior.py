@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagoda_operator.asked import Asked, Bounds, Fleet, History, Targets
-from pagoda_operator.autoscale import autoscale
-from pagoda_operator.behavior import Behavior, Change, Direction, Limit, paced, resumes, stabilized
-from pagoda_operator.load import Measure
+from pagoda_operator.api.measure import Measure
+from pagoda_operator.api.scaling import Asked
+from pagoda_operator.decide.scale.asked import Bounds, Fleet, History, Targets
+from pagoda_operator.decide.scale.autoscale import autoscale
+from pagoda_operator.decide.scale.behavior import Behavior, Change, Direction, Limit, paced, resumes, stabilized
 from support.judges.hpa_reference import Reference, Rules
 from support.suite.profiles import examples
 

@@ -8,8 +8,20 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagoda_operator.errors import PageRefused
-from pagoda_operator.learned import BINS, DAY_S, DAYS, MAX_BYTES, UNKNOWN_START_S, Learned, decode, encode, forecast, loaded, started
+from pagoda_operator.api.errors import PageRefused
+from pagoda_operator.decide.scale.learned import (
+    BINS,
+    DAY_S,
+    DAYS,
+    MAX_BYTES,
+    UNKNOWN_START_S,
+    Learned,
+    decode,
+    encode,
+    forecast,
+    loaded,
+    started,
+)
 from support.suite.profiles import examples
 
 HOUR = 3600.0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from pagoda_contracts.resources.scaling import Predictive
-from pagoda_operator.errors import TraceRefused
+from pagoda_operator.api.errors import TraceRefused
 from pagoda_operator.replay.command import main
 from pagoda_operator.replay.fleet import Fleet, Replica
 from pagoda_operator.replay.hpa import Hpa

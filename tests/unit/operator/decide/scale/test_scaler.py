@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from pagoda_contracts.names import HISTORY_KEY
-from pagoda_operator import scaler
-from pagoda_operator.learned import decode
-from pagoda_operator.placement.fleet import Fleet
-from pagoda_operator.state import CONFIG_MAPS, DEPLOYMENTS, SERVICES
+from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, SERVICES
+from pagoda_operator.decide.scale.learned import decode
+from pagoda_operator.inventory.fleet import Fleet
+from pagoda_operator.run import scaler
 from structlog.testing import capture_logs
 from support.kube.fake_api import is_ready, running, service_body
 from support.worlds.fleets import H100, TINY, fleet, gpu, node, pod, whole

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagoda_contracts.resources.scaling import ScalingSpec
-from pagoda_operator.schedules import limits, next_edge, refused
+from pagoda_operator.decide.scale.schedules import limits, next_edge, refused
 from support.suite.profiles import examples
 
 BERLIN = "Europe/Berlin"

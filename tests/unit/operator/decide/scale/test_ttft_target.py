@@ -8,13 +8,13 @@ from random import Random
 
 import pytest
 from pagoda_contracts.resources.scaling import ScalingSpec
-from pagoda_operator.asked import Bounds, Fleet, History, Targets
-from pagoda_operator.autoscale import autoscale
-from pagoda_operator.behavior import Change
-from pagoda_operator.bins import Level
-from pagoda_operator.load import BIN_S, Measure
-from pagoda_operator.scaling import Basis, Memory, Moment, decide
-from pagoda_operator.signals_view import ServiceSignals
+from pagoda_operator.api.measure import BIN_S, Measure
+from pagoda_operator.api.signals_view import ServiceSignals
+from pagoda_operator.decide.scale.asked import Bounds, Fleet, History, Targets
+from pagoda_operator.decide.scale.autoscale import autoscale
+from pagoda_operator.decide.scale.behavior import Change
+from pagoda_operator.decide.scale.bins import Level
+from pagoda_operator.decide.scale.scaling import Basis, Memory, Moment, decide
 
 NOW = 10_000.0
 TARGETS = Targets(rows=64, queue_depth=0, ttft_p95_s=0.8)

@@ -4,8 +4,8 @@ import asyncio
 import copy
 
 import pytest
-from pagoda_operator.claims import Claims
-from pagoda_operator.state import DEPLOYMENTS, SERVICES, Key, Taken
+from pagoda_operator.api.state import DEPLOYMENTS, SERVICES, Key, Taken
+from pagoda_operator.watch.claims import Claims
 from support.kube.fake_api import FakeApi, service_body
 from support.worlds.world import KEY, World
 

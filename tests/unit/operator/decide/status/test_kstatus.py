@@ -7,7 +7,7 @@ from pagoda_contracts.conditions.service import NOT_STALLED, SETTLED
 from pagoda_contracts.conditions.table import reasons
 from pagoda_contracts.conditions.types import DEGRADED, SERVICE
 from pagoda_contracts.resources.service import InferenceServiceStatus
-from pagoda_operator.state import PODS, SERVICES
+from pagoda_operator.api.state import PODS, SERVICES
 from support.judges.history import Version, violations
 from support.judges.kstatus import kstatus
 from support.kube.fake_api import copied, crashed, running

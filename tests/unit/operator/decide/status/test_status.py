@@ -4,7 +4,7 @@ import copy
 
 import pytest
 from pagoda_contracts.names import ANNOTATION_DRAIN_DEADLINE
-from pagoda_operator.state import DEPLOYMENTS, PODS, SERVICES
+from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES
 from support.judges.kstatus import kstatus
 from support.kube.fake_api import crashed, running, scheduled, waiting
 from support.worlds.world import World

@@ -1,0 +1,1 @@
+"""Nouns that every layer shares: errors, the observed state, orders, readers."""

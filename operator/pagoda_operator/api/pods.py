@@ -1,0 +1,175 @@
+"""A replica as status, rollout and scaling need it, parsed from its pod. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, CONTAINER_DAEMON, LABEL_ACCELERATOR, LABEL_REVISION
+
+from pagoda_operator.api.fetching import Fetching, parse_fetching
+from pagoda_operator.api.orders import unix, written
+
+Json = Mapping[str, Any]
+
+
+# How the scheduler calls it that something is there and all in use: by requests, and by ResourceClaims.
+_SHORT_OF: Final = ("Insufficient", "cannot allocate all claims")
+_SCHEDULER: Final = "kube-scheduler"
+# A container waits for others or for its turn: says less than any other reason.
+_MERELY_LATER: Final = ("PodInitializing", "ContainerCreating")
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A replica, as far as status and rollout need it."""
+
+    name: str
+    revision: str
+    accelerator: str
+    ready: bool = False
+    deleting: bool = False
+    finished: bool = False
+    unscheduled: str = ""
+    scheduled: bool = False
+    waiting: str = ""
+    waiting_message: str = ""
+    running: bool = False
+    restarts: int = 0
+    exit_code: int | None = None
+    exit_reason: str = ""
+    exit_message: str = ""
+    fetching: Fetching = field(default_factory=Fetching)
+    # Unix seconds: when it was made, and since when it is ready (None while it is not).
+    created: float = 0.0
+    ready_since: float | None = None
+    # What an order to this very pod needs, and how the ReplicaSet ranks it.
+    meta: Json = field(default_factory=dict)
+    address: str = ""
+    # Where it stands, whether it holds devices there, and why they are not to be trusted.
+    node: str = ""
+    devices: bool = False
+    device_fault: str = ""
+    phase: str = "Pending"
+    assigned: bool = False
+    drain_deadline_ms: int | None = None
+    deletion_cost: int = 0
+    unscheduled_since: float | None = None
+    # When the scheduler last wrote why it has no node, by the API server's bookkeeping.
+    unscheduled_told: float | None = None
+    # On its node since when without a sandbox, before anything of it ran: volumes are mounted before the sandbox, images pulled after it.
+    unmounted_since: float | None = None
+    # The scheduler tried and found no node, which a gate is not.
+    unschedulable: bool = False
+
+    @property
+    def uid(self) -> str:
+        """Which pod of that name."""
+        return str(self.meta.get("uid", ""))
+
+    @property
+    def short(self) -> bool:
+        """Without a node for lack of something that another replica's leaving would give; a missing volume or label is not that."""
+        return not self.assigned and any(words in self.unscheduled for words in _SHORT_OF)
+
+    @property
+    def serves(self) -> bool:
+        """Whether it takes requests and goes on doing so."""
+        return self.ready and self.counts and self.drain_deadline_ms is None
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is a replica that stays."""
+        return not self.deleting and not self.finished
+
+
+def parse_pod(body: Json) -> Pod:
+    """A pod of the service."""
+    meta, status = body["metadata"], body.get("status", {})
+    labels = meta.get("labels", {})
+    scheduled, readiness = condition_of(body, "PodScheduled"), condition_of(body, "Ready")
+    return Pod(
+        name=meta["name"],
+        revision=labels.get(LABEL_REVISION, ""),
+        accelerator=labels.get(LABEL_ACCELERATOR, ""),
+        ready=readiness.get("status") == "True" and "deletionTimestamp" not in meta,
+        deleting="deletionTimestamp" in meta,
+        finished=status.get("phase") in ("Failed", "Succeeded"),
+        scheduled=scheduled.get("status") == "True",
+        fetching=parse_fetching(status),
+        unscheduled=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
+        created=_seconds(meta.get("creationTimestamp")) or 0.0,
+        ready_since=_seconds(readiness.get("lastTransitionTime")) if readiness.get("status") == "True" else None,
+        unscheduled_since=unix(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "False" else None,
+        unscheduled_told=_told(meta) if scheduled.get("status") == "False" else None,
+        unmounted_since=_unmounted_since(body, status),
+        unschedulable=scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable",
+        meta=meta,
+        node=body.get("spec", {}).get("nodeName", ""),
+        devices=_devices(body.get("spec", {})),
+        device_fault=meta.get("annotations", {}).get(ANNOTATION_DEVICE_FAULT, ""),
+        address=status.get("podIP", ""),
+        phase=status.get("phase", "Pending"),
+        assigned=bool(body.get("spec", {}).get("nodeName")) or scheduled.get("status") == "True",
+        **written(meta.get("annotations", {})),
+        **_container(status),
+    )
+
+
+def by_scheduler(meta: Json) -> list[Json]:
+    """When the scheduler wrote of a pod, by the API server's bookkeeping, in its own shape; it writes only why it has no node."""
+    entries = [entry for entry in meta.get("managedFields") or () if entry.get("manager") == _SCHEDULER]
+    return [{name: entry[name] for name in ("manager", "time") if name in entry} for entry in entries]
+
+
+def _told(meta: Json) -> float | None:
+    times = [_seconds(entry.get("time")) for entry in by_scheduler(meta)]
+    return max((time for time in times if time is not None), default=None)
+
+
+def _unmounted_since(body: Json, status: Json) -> float | None:
+    """Pending says that nothing ran yet: a sandbox that is lost later, with its node, is made again."""
+    sandbox = condition_of(body, "PodReadyToStartContainers")
+    return unix(sandbox.get("lastTransitionTime")) if sandbox.get("status") == "False" and status.get("phase") == "Pending" else None
+
+
+def _devices(spec: Json) -> bool:
+    """Whether it asks for any resource of a vendor's, or claims one."""
+    requests = [container.get("resources", {}).get("requests", {}) for container in spec.get("containers", [])]
+    return bool(spec.get("resourceClaims")) or any("/" in name for found in requests for name in found)
+
+
+def _seconds(moment: str | None) -> float | None:
+    """Kubernetes' own times are RFC 3339 in UTC."""
+    return datetime.fromisoformat(moment).timestamp() if moment else None
+
+
+def _container(status: Json) -> dict[str, Any]:
+    """What the daemon's container does; where another one blocks the pod, why that one waits."""
+    daemon: Json = next((c for c in status.get("containerStatuses", []) if c["name"] == CONTAINER_DAEMON), {})
+    states: list[Json] = [container.get("state", {}) for container in [daemon, *_others(status)] if container]
+    waits: list[Json] = [state["waiting"] for state in states if "waiting" in state]
+    waiting: Json = next((wait for wait in waits if wait.get("reason") not in _MERELY_LATER), waits[0] if waits else {})
+    ended = daemon.get("state", {}).get("terminated") or daemon.get("lastState", {}).get("terminated") or {}
+    return {
+        "waiting": waiting.get("reason", ""),
+        "waiting_message": waiting.get("message", ""),
+        "running": "running" in daemon.get("state", {}),
+        "restarts": daemon.get("restartCount", 0),
+        "exit_code": ended.get("exitCode"),
+        "exit_reason": ended.get("reason", ""),
+        "exit_message": ended.get("message", ""),
+    }
+
+
+def _others(status: Json) -> list[Json]:
+    both = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+    return [container for container in both if container["name"] != CONTAINER_DAEMON]
+
+
+def condition_of(body: Json, kind: str) -> Json:
+    """A condition of an object's status; empty where absent."""
+    conditions: list[Json] = body.get("status", {}).get("conditions", [])
+    return next((condition for condition in conditions if condition.get("type") == kind), {})

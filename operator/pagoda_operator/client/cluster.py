@@ -1,0 +1,296 @@
+"""The API server, in six verbs on raw JSON: with watching.py, which makes the session for watches, the only importer of the Kubernetes
+client. Errors leave as ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from copy import copy
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple
+
+import aiohttp
+import structlog
+from kubernetes.aio.client.api_client import ApiClient, RequestSerialized
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.config.incluster_config import load_incluster_config
+from kubernetes.aio.config.kube_config import load_kube_config
+from pagoda_contracts.names import PATH_JWKS
+
+from pagoda_operator.api.errors import Unavailable
+from pagoda_operator.api.state import CONTROLLER_REVISIONS, EVENTS, RESOURCE_CLAIM_TEMPLATES, Json, Key, Resource
+from pagoda_operator.client.again import Again
+from pagoda_operator.client.answers import NAMES, OBJECT, Answer, Wanted, checked
+from pagoda_operator.client.paths import object_path, path_of, root_of
+from pagoda_operator.client.tally import sent, waiting
+
+_APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
+_JSON: Final = "application/json"
+_YAML: Final = "application/yaml"
+# What YAML takes only as an escape: what is not printable, and its own line breaks.
+_ESCAPED: Final = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+_MERGE: Final = "application/merge-patch+json"
+_TIMEOUT: Final = 30.0
+_GIVEN_UP: Final = 60.0
+# Reads wait before their time begins: a write that waited out its own for a connection would pass for one that may be done.
+_CONNECTIONS: Final = 256
+# Writes under way: where the server is short of CPU more of them only wait there, and with them all others' requests and the Lease's.
+_WRITES: Final = 32
+_PAGE: Final = 100  # a pod is 25 KB of dictionaries
+_NAMES: Final = 500  # of which names and versions are kept
+# No later attempt ends otherwise.
+_LASTING: Final = (aiohttp.ClientConnectorCertificateError, aiohttp.InvalidURL, aiohttp.TooManyRedirects)
+
+
+async def connect(kubeconfig: str | None) -> Configuration:
+    """From a kubeconfig file, else from the pod's ServiceAccount, whose token is read anew every minute."""
+    configuration = Configuration()
+    # Else aiohttp asks the environment for a proxy and ~/.netrc for a password, on threads, at every request; our watches never did.
+    configuration.client_session_kwargs = {"trust_env": False}
+    configuration.connection_pool_maxsize = _CONNECTIONS
+    if kubeconfig is None:
+        load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    else:
+        await load_kube_config(  # type: ignore[no-untyped-call]
+            config_file=kubeconfig, client_configuration=configuration, persist_config=False
+        )
+    return configuration
+
+
+def _anybody() -> None:
+    """Without a Lease every write is allowed; and nobody counts."""
+
+
+def _untold(resource: Resource, verb: str, body: Json) -> None:
+    """Nobody hears of writes."""
+    del resource, verb, body
+
+
+def _undated(date: str | None, asked: float, answered: float) -> None:
+    """Nobody learns the time."""
+    del date, asked, answered
+
+
+class Hooks(NamedTuple):
+    """What stands around writes: `guard` before each, `wrote` after it with the object as the server answered. `again`: a read is asked
+    once more. `dated`: a good answer's Date, and when it was asked for and came, by time.monotonic."""
+
+    guard: Callable[[], None] = _anybody
+    wrote: Callable[[Resource, str, Json], None] = _untold
+    again: Callable[[], None] = _anybody
+    dated: Callable[[str | None, float, float], None] = _undated
+
+
+_NO_HOOKS: Final = Hooks()
+
+
+async def _sent_once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    """The library sends a GET, PUT or DELETE whose connection broke a second time: at once, uncounted, and past `guard`. So it does after
+    these two errors, not after their base."""
+    try:
+        return await send(request)
+    except aiohttp.ClientConnectorError:
+        raise
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        raise aiohttp.ClientConnectionError(repr(error)) from error
+
+
+def _only_once(configuration: Configuration) -> Configuration:
+    """The same for one client that asks again by itself."""
+    own = copy(configuration)
+    own.client_session_kwargs = (configuration.client_session_kwargs or {}) | {"middlewares": (_sent_once,)}
+    return own
+
+
+class KubeCluster:
+    """The verbs that observing and applying need. `again`: which reads are asked again at once; None: none, as is the Lease's."""
+
+    def __init__(
+        self, configuration: Configuration, hooks: Hooks = _NO_HOOKS, timeout: float = _TIMEOUT, again: Again | None = None
+    ) -> None:
+        self._api = ApiClient(configuration if again is None else _only_once(configuration))
+        self._again = again
+        self._api.user_agent = "pagoda-operator"
+        self._hooks = hooks
+        self._timeout = timeout
+        self._unanswered_at = float("-inf")
+        self._writes, self._reads = asyncio.Semaphore(_WRITES), asyncio.Semaphore(_CONNECTIONS - _WRITES)
+
+    @property
+    def answered(self) -> bool:
+        """Whether no write that had no answer can still be done: the API server gives up a request after a minute."""
+        return time.monotonic() - self._unanswered_at >= _GIVEN_UP
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._api.close()  # type: ignore[no-untyped-call]
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
+        """The object, None where there is none; a quorum read."""
+        status, body = await self._call("GET", path_of(resource, namespace, name))
+        return None if status == HTTPStatus.NOT_FOUND else checked(status, body)
+
+    async def list(self, resource: Resource, namespace: str, selector: str) -> list[Json]:
+        """The objects with these labels; a quorum read."""
+        status, body = await self._call("GET", path_of(resource, namespace), {"labelSelector": selector})
+        if status == HTTPStatus.NOT_FOUND and resource == RESOURCE_CLAIM_TEMPLATES:
+            return []  # an older cluster
+        # Items of a list do not say what they are; everything else about them is as in a GET.
+        kind = {"apiVersion": resource.api_version, "kind": resource.kind}
+        return [kind | item for item in checked(status, body)["items"]]
+
+    async def pages(self, resource: Resource) -> AsyncIterator[Sequence[Json]]:
+        """All objects of the cluster, a page at a time; a quorum read for the first, its continuation for the rest."""
+        query = {"limit": str(_PAGE)}
+        while True:
+            page = checked(*await self._call("GET", path_of(resource), query))
+            yield tuple(page["items"] or ())
+            if not (more := page["metadata"].get("continue")):
+                return
+            query = query | {"continue": more}
+
+    async def versions(self, resource: Resource, selector: str) -> dict[Key, str]:
+        """Every object of the kind with these labels, by version: metadata only."""
+        found: dict[Key, str] = {}
+        query = {"limit": str(_NAMES)} | ({"labelSelector": selector} if selector else {})
+        while True:
+            page: Any = checked(*await self._call("GET", path_of(resource), query, wanted=NAMES))
+            found |= page.versions()
+            if not page.more:
+                return found
+            query = query | {"continue": page.more}
+
+    async def token_keys(self) -> Json:
+        """The keys that ServiceAccount tokens are verified by (JWKS)."""
+        return checked(*await self._call("GET", PATH_JWKS))
+
+    async def serves(self, resource: Resource) -> bool:
+        """Whether this cluster has the kind."""
+        status, body = await self._call("GET", root_of(resource))
+        return status != HTTPStatus.NOT_FOUND and any(found["name"] == resource.plural for found in checked(status, body)["resources"])
+
+    async def create(self, resource: Resource, manifest: Json, manager: str) -> Json:
+        """POST; Conflict where the name is taken. The data of a ControllerRevision are kept as they are sent and compared byte by byte with
+        every patch, which comes in the server's own spelling: so they are sent as YAML, which the server spells anew. Else no patch passes,
+        not even the garbage collector's that takes an owner off."""
+        query = {"fieldManager": manager, "fieldValidation": "Strict"}
+        path = path_of(resource, manifest["metadata"]["namespace"])
+        if resource == CONTROLLER_REVISIONS:
+            return self._wrote(resource, "create", await self._call("POST", path, query, _yaml(manifest), _YAML))
+        return self._wrote(resource, "create", await self._call("POST", path, query, manifest))
+
+    async def replace(self, resource: Resource, manifest: Json, manager: str) -> Json:
+        """PUT; Conflict where the resourceVersion is not the live object's."""
+        path = object_path(resource, manifest["metadata"])
+        return self._wrote(resource, "update", await self._call("PUT", path, {"fieldManager": manager}, manifest))
+
+    async def apply(self, resource: Resource, manifest: Json, manager: str) -> Json:
+        """Server-side apply, taking fields over; Conflict where uid or resourceVersion do not match."""
+        return self._wrote(resource, "patch", await self._patch(object_path(resource, manifest["metadata"]), manifest, manager))
+
+    async def apply_status(self, resource: Resource, manifest: Json, manager: str) -> Json:
+        """Server-side apply to the status subresource."""
+        path = f"{object_path(resource, manifest['metadata'])}/status"
+        return self._wrote(resource, "patch", await self._patch(path, manifest, manager))
+
+    async def annotate(self, resource: Resource, meta: Json, annotations: Mapping[str, str | None], manager: str) -> Json:
+        """Merge-patch: server-side apply would own all annotations that it does not repeat, and this says one thing at a time."""
+        version = {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
+        body = {"metadata": version | {"annotations": dict(annotations)}}
+        answer = await self._call("PATCH", object_path(resource, meta), {"fieldManager": manager}, body, _MERGE)
+        return self._wrote(resource, "patch", answer)
+
+    async def delete(self, resource: Resource, meta: Json) -> None:
+        """DELETE in the background, only this very version."""
+        body = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": "Background",
+            "preconditions": {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]},
+        }
+        checked(*await self._call("DELETE", object_path(resource, meta), {}, body))
+        self._hooks.wrote(resource, "delete", {"metadata": meta})
+
+    def _wrote(self, resource: Resource, verb: str, answer: tuple[int, Any]) -> Json:
+        body = checked(*answer)
+        self._hooks.wrote(resource, verb, body)
+        return body
+
+    async def _patch(self, path: str, manifest: Json, manager: str) -> tuple[int, Any]:
+        query = {"fieldManager": manager, "force": "true", "fieldValidation": "Strict"}
+        return await self._call("PATCH", path, query, manifest, _APPLY)
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str] | None = None,
+        body: Json | str | None = None,
+        kind: str = _JSON,
+        *,
+        wanted: Wanted = OBJECT,
+    ) -> tuple[int, Any]:
+        headers = {"Accept": wanted.accept, "Content-Type": kind}
+        prepared = await self._api.param_serialize(
+            method, path, query_params=list((query or {}).items()), header_params=headers, body=body, auth_settings=["BearerToken"]
+        )
+        if self._again is not None:
+            self._again.asked()
+        if method == "GET":
+            async with self._reads:
+                return await self._read(path, prepared, wanted)
+        async with self._writes:
+            self._hooks.guard()
+            answer = await self._send(method, path, prepared, self._timeout)
+        return answer.status, answer.body(wanted)
+
+    async def _read(self, path: str, prepared: RequestSerialized, wanted: Wanted) -> tuple[int, Any]:
+        """A failed attempt that another one follows is told by the log and the metrics alone. All together take no longer than one may."""
+        end, attempts = time.monotonic() + self._timeout, 0
+        while True:
+            try:
+                answer = (await self._send("GET", path, prepared, end - time.monotonic())).standing()
+                return answer.status, answer.body(wanted)
+            except Unavailable as error:
+                attempts, left = attempts + 1, end - time.monotonic()
+                pause = None if self._again is None else self._again.pause(error.soon, attempts, left)
+                if pause is None:
+                    raise
+                structlog.get_logger().debug("read_again", why=str(error), attempts=attempts, pause_s=round(pause, 3))
+            self._hooks.again()
+            await asyncio.sleep(pause)
+
+    async def _send(self, method: str, path: str, prepared: RequestSerialized, seconds: float) -> Answer:
+        try:
+            sent(write=method != "GET")
+            with waiting():
+                asked = time.monotonic()
+                response = await self._api.call_api(*prepared, _request_timeout=seconds)
+                if 200 <= response.status < 300:
+                    self._hooks.dated(response.headers.get("Date"), asked, time.monotonic())
+                data: bytes = await response.read()  # type: ignore[no-untyped-call]
+            if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                self._lost(method, path)
+            return Answer(response.status, data, response.headers.get("Retry-After"))
+        except asyncio.CancelledError:
+            self._lost(method, path)
+            raise
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._lost(method, path)
+            raise Unavailable(f"{method} {path}: {error!r}", None if isinstance(error, _LASTING) else 0.0) from error
+
+    def _lost(self, method: str, path: str) -> None:
+        """A write without an answer may still be done, and one that failed in the server, or in a proxy before it, may be done already. An
+        Event holds no device: nobody need wait for it."""
+        if method != "GET" and EVENTS.api_version not in path:
+            self._unanswered_at = time.monotonic()
+
+
+def _yaml(body: Json) -> str:
+    """JSON is YAML, but for some characters."""
+    text = json.dumps(body, separators=(",", ":"), ensure_ascii=False)
+    return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

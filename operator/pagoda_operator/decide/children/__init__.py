@@ -1,0 +1,1 @@
+"""What each child of a service should be."""

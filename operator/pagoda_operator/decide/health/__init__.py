@@ -1,0 +1,1 @@
+"""Which unhealthy replicas are replaced."""

@@ -1,0 +1,1 @@
+"""Which accelerator entry and which devices a service gets."""

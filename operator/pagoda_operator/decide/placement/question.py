@@ -1,0 +1,121 @@
+"""Puts together what placement decides from, out of one service's observation. Pure; called by `plan` and by whoever asks for room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_PLACEMENT, DAEMON_CUDA, LABEL_ACCELERATOR, LABEL_REVISION
+from pagoda_contracts.resources.service import InferenceServiceSpec
+
+from pagoda_operator.api.pods import Pod
+from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, Child, Observed
+from pagoda_operator.decide.placement.inspection import inspect
+from pagoda_operator.decide.placement.judged import Question, Run
+from pagoda_operator.decide.render.pod import scheduling
+from pagoda_operator.inventory.fleet import Terms
+from pagoda_operator.inventory.types import Pin, read_pin
+
+
+def ask(observed: Observed, spec: InferenceServiceSpec) -> Question:
+    """The question, complete."""
+    known = inspect(observed, spec)
+    return Question(
+        name=observed.meta.name,
+        spec=spec,
+        fleet=observed.fleet,
+        terms=terms(observed, spec),
+        shape=known.shape,
+        unknown=known.unknown,
+        unknowable=known.unknowable,
+        runs=tuple(_runs(observed, spec)),
+        kept=observed.status.placement,
+        wanted=observed.wanted,
+        now=observed.now,
+        sizes=observed.sizes,
+    )
+
+
+def terms(observed: Observed, spec: InferenceServiceSpec) -> Terms:
+    """What the service's pods bring along."""
+    profile = observed.profile
+    if profile is None:
+        return Terms(service_uid=observed.meta.uid)
+    said = scheduling(profile, spec)
+    return Terms(
+        selector=said.get("nodeSelector") or {},
+        tolerations=tuple(said.get("tolerations") or ()),
+        cuda=profile.min_cuda or DAEMON_CUDA,
+        service_uid=observed.meta.uid,
+    )
+
+
+def _runs(observed: Observed, spec: InferenceServiceSpec) -> Iterator[Run]:
+    """Revisions that have a Deployment, and those that wait for one."""
+    for deployment in observed.of(DEPLOYMENTS):
+        if deployment.deleting:
+            continue
+        kept = observed.find(CONTROLLER_REVISIONS, deployment.name)
+        labels = deployment.body["spec"]["template"]["metadata"]["labels"]
+        yield Run(
+            name=deployment.name,
+            number=int(kept.body["revision"]) if kept else 0,
+            pin=_pin(observed, deployment.name),
+            running=_has_node(observed, labels),
+            accelerator=labels.get(LABEL_ACCELERATOR, ""),
+            refused=_refused(observed, spec, deployment),
+        )
+    yield from _to_come(observed)
+
+
+def _to_come(observed: Observed) -> Iterator[Run]:
+    """Revisions that a rollout gives no replica yet, hence no Deployment: decided on all the same. Were they no home, the next run would
+    be back at the entry that was given up, and wait for it anew."""
+    made = {child.name for child in observed.of(DEPLOYMENTS)}
+    for kept in observed.of(CONTROLLER_REVISIONS):
+        pin = _pin(observed, kept.name)
+        if pin is not None and kept.name not in made and not kept.deleting:
+            yield Run(kept.name, int(kept.body["revision"]), pin, running=False)
+
+
+def _pin(observed: Observed, name: str) -> Pin | None:
+    """What a revision was placed on; None where nothing was chosen."""
+    config = observed.find(CONFIG_MAPS, name)
+    written = config.meta.get("annotations", {}).get(ANNOTATION_PLACEMENT, "") if config else ""
+    return read_pin(written) if written else None
+
+
+def _has_node(observed: Observed, labels: Mapping[str, str]) -> bool:
+    return any(pod.scheduled for pod in _pods(observed, labels))
+
+
+def _refused(observed: Observed, spec: InferenceServiceSpec, deployment: Child) -> str:
+    """What the scheduler says of one for which it found no node. While another of the same Deployment drains, a lack of room is no word
+    on the entry: the successor waits for what its predecessor holds, which counts as free to it. On CPU, where nothing is counted, no more
+    is it while another revision of the service holds a node."""
+    meta = deployment.body["spec"]["template"]["metadata"]
+    labels, on_cpu = meta["labels"], ANNOTATION_DEVICES not in (meta.get("annotations") or {})
+    tried = [pod for pod in _pods(observed, labels) if pod.unschedulable]
+    held = on_cpu and any(pod.assigned and not pod.finished for pod in _others(observed, labels))
+    makes_room = any(pod.short for pod in tried) and (held or _makes_room(observed, spec, labels))
+    return next((pod.unscheduled for pod in tried if not (makes_room and pod.short)), "")
+
+
+def _makes_room(observed: Observed, spec: InferenceServiceSpec, labels: Mapping[str, str]) -> bool:
+    """Whether one on its way out gives a successor its place. On a node that takes no pods it does not, and may end never."""
+    mine, blocks = _mine(labels), observed.fleet.blocks(terms(observed, spec))
+    going = (pod for pod in observed.pods if pod.deleting and not pod.finished and (pod.revision, pod.accelerator) == mine)
+    return any(pod.assigned and blocks.get(pod.node) is None for pod in going)
+
+
+def _pods(observed: Observed, labels: Mapping[str, str]) -> list[Pod]:
+    mine = _mine(labels)
+    return [pod for pod in observed.pods if pod.counts and (pod.revision, pod.accelerator) == mine]
+
+
+def _others(observed: Observed, labels: Mapping[str, str]) -> list[Pod]:
+    mine = _mine(labels)
+    return [pod for pod in observed.pods if (pod.revision, pod.accelerator) != mine]
+
+
+def _mine(labels: Mapping[str, str]) -> tuple[str | None, str | None]:
+    return labels.get(LABEL_REVISION), labels.get(LABEL_ACCELERATOR)

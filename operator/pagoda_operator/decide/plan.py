@@ -1,0 +1,199 @@
+"""Decides what to write: `plan(observed) -> Plan`. Pure: no client, no clock; `reconcile` calls it, `apply` carries it out.
+
+A composition: `placement` (where), `pinning` (what), `rollout` (how many of which revision), `replicas` and `drain` (how to get
+there), `converge` (the children), `retire` (old revisions). Rules: a revision's pod template is rendered once and then read from its
+ControllerRevision; who serves is drained before he is removed; nothing that another object controls is ever adopted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from pagoda_contracts.conditions.service import INVALID_SPEC, NAME_CONFLICT, NO_ACCELERATOR
+from pagoda_contracts.resources.service import InferenceServiceSpec
+from pagoda_contracts.resources.traffic import RolloutSpec
+
+from pagoda_operator.api.errors import SpecProblem
+from pagoda_operator.api.orders import Tell
+from pagoda_operator.api.state import DEPLOYMENTS, PODS, Child, Observed
+from pagoda_operator.decide.children.converge import converge, wanted
+from pagoda_operator.decide.children.isolation import isolate
+from pagoda_operator.decide.children.pinning import Where, pin, told
+from pagoda_operator.decide.children.retire import rescaled, retire, retiring, running
+from pagoda_operator.decide.health.health import Health, judge
+from pagoda_operator.decide.health.relief import relieved_steps
+from pagoda_operator.decide.placement import inspection
+from pagoda_operator.decide.placement.place import alternatives, place, spare
+from pagoda_operator.decide.placement.question import ask
+from pagoda_operator.decide.render.children import Manifest, Owner
+from pagoda_operator.decide.render.revision import Revision, identify
+from pagoda_operator.decide.render.writes import Annotate, Create, Delete, Write
+from pagoda_operator.decide.replicas.sides import current_side, old_sides
+from pagoda_operator.decide.rollout import trial
+from pagoda_operator.decide.rollout.rollout import decide
+from pagoda_operator.decide.rollout.scene import Rollout, Scene
+from pagoda_operator.decide.scale.schedules import refused
+from pagoda_operator.inventory.types import Held, Placement
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to write, in order, and what keeps the service from its spec."""
+
+    writes: tuple[Write, ...] = ()
+    problem: SpecProblem | None = None
+    current: Revision | None = None
+    # What a replica of it is, whether this plan makes one or not.
+    template: Manifest | None = None
+    retiring: tuple[str, ...] = ()
+    placement: Placement | None = None
+    # Something on its way out is in the way; no event tells when it is gone.
+    waiting: str = ""
+    # The API server would not let us; said in the status while the queue retries.
+    denied: str = ""
+    # What must be known before anything can be decided.
+    held: Held | None = None
+    # No event tells when a wait is over, in Unix seconds.
+    again_at: float | None = None
+    # No quota has room for what this would make more of; it is not among the writes.
+    over_quota: str = ""
+    # Orders to daemons, given after the writes; pods on their way out.
+    tells: tuple[Tell, ...] = ()
+    leaving: tuple[str, ...] = ()
+    health: Health = field(default_factory=Health)
+    rollout: Rollout | None = None
+
+
+def plan(observed: Observed) -> Plan:
+    """The writes that bring what is observed nearer to the spec, and replace what is sick; none when it is there and well."""
+    health = judge(observed)
+    draft = _converging(observed, health)
+    swapping = health.swapped or health.relieved or any(child.reserved or child.relieved.written() for child in observed.of(DEPLOYMENTS))
+    if swapping and draft.rollout is None:  # nothing is decided, and one on its way out still makes way for another
+        toward = relieved_steps(observed, health, {child.name: child.ordered for child in running(observed)}, "")
+        writes = (*draft.writes, *toward.annotate, *rescaled(observed, owner_of(observed), toward))
+        draft = replace(draft, tells=toward.tells, leaving=toward.leaving, writes=writes)
+    return replace(draft, writes=_once((*draft.writes, *health.writes)), health=health)
+
+
+def _once(writes: tuple[Write, ...]) -> tuple[Write, ...]:
+    """Nothing is written on a pod that is deleted: its deletion names the version that was read."""
+    gone = {write.name for write in writes if isinstance(write, Delete) and write.resource == PODS}
+    return tuple(write for write in writes if not (isinstance(write, Annotate) and write.resource == PODS and write.name in gone))
+
+
+def _converging(observed: Observed, health: Health) -> Plan:
+    if observed.spec is None:
+        return Plan(problem=SpecProblem(INVALID_SPEC, observed.invalid))
+    if why := refused(observed.spec.scaling):
+        return Plan(problem=SpecProblem(INVALID_SPEC, why))
+    placement = place(ask(observed, observed.spec))
+    if placement.held is not None:
+        return _undecided(observed, observed.spec, placement)
+    if placement.entry is None:
+        return _nowhere(observed, placement)
+    where = Where(placement.entry, placement.resolved, _written(observed.spec, placement))
+    return replace(_plan(observed, observed.spec, where, health), placement=placement, again_at=placement.again_at)
+
+
+def _undecided(observed: Observed, spec: InferenceServiceSpec, placement: Placement) -> Plan:
+    """What runs is left alone until the model's shape is known; what reads it is fenced in before it is made."""
+    held, owner = placement.held, owner_of(observed)
+    read = tuple(inspection.steps(observed, owner, spec))
+    fence = isolate(observed, owner, inspecting=any(isinstance(step, Create) and step.resource == PODS for step in read))
+    draft = Plan((*fence, *read, *trial.steps(observed, None)), held=held, placement=placement)
+    if held is not None and held.stalled:
+        draft = replace(draft, problem=SpecProblem(held.reason, held.message), held=None)
+    return _fenced(observed, draft)
+
+
+def _nowhere(observed: Observed, placement: Placement) -> Plan:
+    """What runs is left alone. What it may call still follows the profile, and an inspection that told all it could goes."""
+    writes = (*isolate(observed, owner_of(observed)), *inspection.tidy(observed), *trial.steps(observed, None))
+    return _fenced(observed, Plan(writes, SpecProblem(NO_ACCELERATOR, placement.why_none), placement=placement))
+
+
+def _written(spec: InferenceServiceSpec, placement: Placement) -> str:
+    """Nothing where nothing was chosen: a list of one entry on CPU."""
+    chosen = len(spec.accelerators) > 1 or bool(placement.resolved.identity or placement.resolved.resource)
+    return placement.resolved.written(alternatives(spec)) if chosen else ""
+
+
+def _plan(observed: Observed, spec: InferenceServiceSpec, where: Where, health: Health) -> Plan:
+    owner = owner_of(observed)
+    current = identify(observed.meta.name, spec, where.entry, where.resolved.identity)
+    try:
+        pinned = pin(observed, owner, current, where)
+    except SpecProblem as problem:
+        return Plan(problem=problem, current=current, retiring=retiring(observed, current))
+    attempt = trial.attempt(observed, owner, current, pinned.data)
+    step = decide(replace(_scene(observed, spec, current, where), tried=trial.look(observed, attempt)))
+    # Quota may leave the new revision less than a rollout would give it.
+    targets = {**step.targets, current.name: min(step.targets[current.name], observed.room)}
+    toward = relieved_steps(observed, health, targets, current.name)
+    manifests = wanted(toward, owner, current, replace(pinned, text=told(observed, current, pinned.data)))
+    if step.record is not None and not toward.replicas[current.name] and observed.find(DEPLOYMENTS, current.name) is None:
+        # The Deployment controller calls one of no replicas complete, which "ever served" (sides.py) is read from.
+        manifests = [(resource, manifest) for resource, manifest in manifests if resource != DEPLOYMENTS]
+    kept = step.kept | {name for name, replicas in targets.items() if replicas}
+    writes = (
+        *toward.annotate,
+        *isolate(observed, owner, inspecting=step.tries),
+        *converge(observed, manifests),
+        *retire(observed, owner, current, toward, kept),
+        *inspection.tidy(observed),
+        *trial.steps(observed, attempt if step.tries else None),
+    )
+    draft = Plan(writes, None, current, pinned.data["podTemplate"], retiring(observed, current), rollout=step)
+    return _fenced(observed, replace(draft, tells=toward.tells, leaving=toward.leaving))
+
+
+def _scene(observed: Observed, spec: InferenceServiceSpec, current: Revision, where: Where) -> Scene:
+    """What a rollout is decided by. Places are counted only where there is one: among 1,000 nodes that takes 10 ms."""
+    now, olds = current_side(observed, current), old_sides(observed, current)
+    free = spare(ask(observed, spec), where.resolved, where.entry) if olds else None
+    granted = max(0, observed.quota.room - now.held) if observed.quota is not None else None
+    rooms, record = [room for room in (free, granted) if room is not None], observed.status.rollout
+    # One more for relief goes again: it makes no room scarce, or a rollout would drain the one that it stands beside.
+    relieving = sum(child.extra for child in observed.of(DEPLOYMENTS))
+    return Scene(
+        spec=spec.rollout or RolloutSpec(),
+        wanted=observed.wanted,
+        current=now,
+        room=min(rooms) + relieving if rooms else None,
+        olds=olds,
+        record=record,
+        signals=observed.signals,
+        now=observed.now,
+        held=observed.ages.get(record.since) if record is not None and record.since else None,
+        stays=observed.quota is not None and observed.quota.unread and granted == 0,
+    )
+
+
+def owner_of(observed: Observed) -> Owner:
+    """The service as the owner of its children."""
+    return Owner(observed.meta.namespace, observed.meta.name, observed.meta.uid)
+
+
+def _fenced(observed: Observed, draft: Plan) -> Plan:
+    """No name that another object holds: a predecessor's child is waited for, any other is a conflict."""
+    held = {(stranger.resource, stranger.name): stranger for stranger in observed.strangers}
+    created = [(step.resource, step.name) for step in draft.writes if isinstance(step, Create)]
+    in_the_way = [held[name] for name in created if name in held]
+    if not in_the_way:
+        return replace(draft, waiting=_going(observed.children))
+    rest = tuple(step for step in draft.writes if not isinstance(step, Create))
+    other = next((child for child in in_the_way if not (child.of_a_predecessor or child.deleting)), None)
+    if other is None:
+        return replace(draft, writes=rest, waiting=_named(in_the_way[0]))
+    message = f"{_named(other)} exists and does not belong to this service; rename the service or remove that object"
+    return replace(draft, writes=rest, problem=SpecProblem(NAME_CONFLICT, message))
+
+
+def _going(owned: tuple[Child, ...]) -> str:
+    """Nobody waits for the end of a pod that reads or tries something."""
+    return next((_named(child) for child in owned if child.deleting and child.resource != PODS), "")
+
+
+def _named(child: Child) -> str:
+    return f"{child.resource.kind} {child.name}"

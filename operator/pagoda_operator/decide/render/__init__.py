@@ -1,0 +1,1 @@
+"""The objects of a revision, and the types of writes."""

@@ -1,0 +1,150 @@
+"""The fetch sidecar of a replica's pod: a native sidecar (an init container that stays) which brings the model before the daemon starts.
+
+Its startup probe passes once the model is complete, and only then does the kubelet start the next container: that is the whole order.
+Models on a claim are mounted straight into the daemon, unless a cache is asked for; then the claim is copied from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from pagoda_contracts.conditions.service import INVALID_PROFILE, UNSUPPORTED_URI
+from pagoda_contracts.names import (
+    CLAIMS_MOUNT,
+    CONTAINER_DAEMON,
+    CONTAINER_FETCH,
+    CREDENTIALS_MOUNT,
+    FETCHED_DIR,
+    MODEL_MOUNT,
+    PATH_LIVE,
+    PATH_STARTUP,
+    PORT_FETCH_PROBES,
+)
+from pagoda_contracts.resources.profile import ServingProfileSpec
+from pagoda_contracts.resources.service import InferenceServiceSpec, ModelSpec
+
+from pagoda_operator.api.errors import SpecProblem
+
+CLAIM: Final = "pvc://"
+# What the sidecar fetches from, and of these what has revisions.
+SCHEMES: Final = (CLAIM, "hf://", "s3://", "gs://", "oci://")
+_WITH_REVISIONS: Final = ("hf://", "oci://")
+_GROUP: Final = 65532
+_MODEL: Final = "--model"
+_PROBE: Final = "fetch-probes"
+# A day: the sidecar itself tells a stall from a large model over a thin line, the probe must not. A restart loses nothing either way.
+_STARTUP_FAILURES: Final = 86_400
+
+
+def fetched(spec: InferenceServiceSpec) -> bool:
+    """Whether the sidecar brings the model."""
+    return not spec.model.uri.startswith(CLAIM) or spec.model.cache is not None
+
+
+def has_revisions(model: ModelSpec) -> bool:
+    """Whether model.revision means something at this address."""
+    return model.uri.startswith(_WITH_REVISIONS)
+
+
+def check(spec: InferenceServiceSpec, profile: ServingProfileSpec) -> None:
+    """SpecProblem where nothing here can bring the model."""
+    if not spec.model.uri.startswith(SCHEMES):
+        raise SpecProblem(UNSUPPORTED_URI, unsupported(spec.model.uri))
+    if fetched(spec) and profile.images.fetch is None:
+        message = f"the profile has no images.fetch, which model.uri {spec.model.uri!r} needs (and model.cache, for {CLAIM})"
+        raise SpecProblem(INVALID_PROFILE, message)
+
+
+def unsupported(uri: str) -> str:
+    """What is said of an address that nothing here can fetch from."""
+    return f"model.uri {uri!r} cannot be fetched; it must start with one of: {', '.join(SCHEMES)}"
+
+
+def defaults(spec: InferenceServiceSpec) -> dict[str, Any]:
+    """What a profile may change: confinement, resources, and what kind of volume holds a model that is not cached."""
+    container = {
+        "name": CONTAINER_FETCH,
+        # Idle after the fetch; while it fetches, what it hashes at full speed is a core.
+        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+    pod: dict[str, Any] = {"initContainers": [container]}
+    if spec.model.cache is None:
+        return pod | {"volumes": [{"name": "model", "emptyDir": {}}]}
+    # A fresh volume belongs to root. Only its root is looked at: a full one is not walked through at every start.
+    return pod | {"securityContext": {"fsGroup": _GROUP, "fsGroupChangePolicy": "OnRootMismatch"}}
+
+
+def fixed(spec: InferenceServiceSpec, profile: ServingProfileSpec) -> dict[str, Any]:
+    """What the operator decides itself."""
+    volumes, mounts = _volumes(spec), _mounts(spec)
+    daemon = {"name": CONTAINER_DAEMON, "volumeMounts": [{"name": "fetched", "mountPath": FETCHED_DIR, "readOnly": True}]}
+    return {"initContainers": [_sidecar(spec, profile, mounts)], "volumes": volumes, "containers": [daemon]}
+
+
+def _sidecar(spec: InferenceServiceSpec, profile: ServingProfileSpec, mounts: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "name": CONTAINER_FETCH,
+        "image": profile.images.fetch,
+        "restartPolicy": "Always",
+        "args": _arguments(spec.model),
+        "env": [{"name": "PAGODA_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}],
+        "ports": [{"name": _PROBE, "containerPort": PORT_FETCH_PROBES}],
+        "volumeMounts": mounts,
+        "startupProbe": _probe(PATH_STARTUP, period=1, failures=_STARTUP_FAILURES),
+        "livenessProbe": _probe(PATH_LIVE, period=10, failures=6),
+        "terminationMessagePolicy": "File",
+    }
+
+
+def _arguments(model: ModelSpec) -> list[str]:
+    arguments = ["serve", _MODEL, model.uri]
+    if model.revision is not None and has_revisions(model):
+        arguments += ["--revision", model.revision]
+    return [*arguments, "--credential", model.credential] if model.credential is not None else arguments
+
+
+def model_of(arguments: Sequence[str]) -> str:
+    """The address in a sidecar's arguments; empty where there is none."""
+    before = arguments.index(_MODEL) if _MODEL in arguments[:-1] else None
+    return arguments[before + 1] if before is not None else ""
+
+
+def inspecting(arguments: Sequence[str]) -> list[str]:
+    """A sidecar's arguments, for reading the model's config.json and nothing else of it; none where they name no model."""
+    return ["inspect", *arguments[arguments.index(_MODEL) + 1 :]] if model_of(arguments) else []
+
+
+def _volumes(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
+    volumes: list[dict[str, Any]] = [{"name": "fetched", "emptyDir": {}}]
+    if spec.model.cache is not None:
+        volumes.append({"name": "model", "persistentVolumeClaim": {"claimName": spec.model.cache.pvc}})
+    if spec.model.uri.startswith(CLAIM):
+        volumes.append({"name": "source", "persistentVolumeClaim": {"claimName": claim(spec.model.uri), "readOnly": True}})
+    secrets = enumerate(spec.credentials)
+    return volumes + [{"name": f"credential-{index}", "secret": {"secretName": known.secret_ref.name}} for index, known in secrets]
+
+
+def _mounts(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
+    """A credential's folder has its name; its volume a number, since a name of 63 characters leaves no room for a prefix."""
+    mounts: list[dict[str, Any]] = [{"name": "model", "mountPath": MODEL_MOUNT}, {"name": "fetched", "mountPath": FETCHED_DIR}]
+    if spec.model.uri.startswith(CLAIM):
+        mounts.append({"name": "source", "mountPath": f"{CLAIMS_MOUNT}/{claim(spec.model.uri)}", "readOnly": True})
+    for index, known in enumerate(spec.credentials):
+        mounts.append({"name": f"credential-{index}", "mountPath": f"{CREDENTIALS_MOUNT}/{known.name}", "readOnly": True})
+    return mounts
+
+
+def claim(uri: str) -> str:
+    """The claim of a pvc:// address."""
+    return uri.removeprefix(CLAIM).partition("/")[0]
+
+
+def _probe(path: str, *, period: int, failures: int) -> dict[str, Any]:
+    get = {"path": path, "port": _PROBE}
+    return {"httpGet": get, "periodSeconds": period, "failureThreshold": failures, "timeoutSeconds": 5}

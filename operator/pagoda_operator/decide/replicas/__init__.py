@@ -1,0 +1,1 @@
+"""How many pods each Deployment has now, and which pods leave."""

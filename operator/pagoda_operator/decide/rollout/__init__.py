@@ -1,0 +1,1 @@
+"""How requests and replicas move from one revision to the next."""

@@ -1,0 +1,1 @@
+"""Nodes, devices and model sizes as parsed facts."""

@@ -1,0 +1,148 @@
+"""Devices offered by dynamic resource allocation: ResourceSlices, and the ResourceClaims that hold them. Pure.
+
+`parse_slice` and `parse_claim` are the parsers of the mirrors (`world.py`). Selectors are CEL, which the scheduler evaluates; the few
+forms that people write for devices are understood here too, any other is left to the scheduler (`None`: may hold).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
+
+from pagoda_contracts.units import parse_quantity
+
+from pagoda_operator.inventory.types import Json
+
+_NAME: Final = r"\[['\"](?P<domain>[^'\"]+)['\"]\]\.(?P<name>\w+)"
+_EQUAL: Final = re.compile(rf"device\.attributes{_NAME}\s*==\s*(?P<quote>['\"])(?P<value>[^'\"]*)(?P=quote)")
+_TOLD: Final = re.compile(
+    rf"device\.attributes{_NAME}\.(?P<how>startsWith|contains|endsWith)\((?P<quote>['\"])(?P<value>[^'\"]*)(?P=quote)\)"
+)
+_DRIVER: Final = re.compile(r"device\.driver\s*==\s*['\"](?P<value>[^'\"]*)['\"]")
+_QUANTITY: Final = r"quantity\(['\"](?P<value>[^'\"]+)['\"]\)"
+_LEAST: Final = (
+    re.compile(rf"device\.capacity{_NAME}\s*>=\s*{_QUANTITY}"),
+    re.compile(rf"device\.capacity{_NAME}\.compareTo\({_QUANTITY}\)\s*>=\s*0"),
+)
+
+
+class Where(NamedTuple):
+    """Names one device in the cluster."""
+
+    driver: str
+    pool: str
+    device: str
+
+
+@dataclass(frozen=True)
+class SliceDevice:
+    """One device. Attributes of a domain other than the driver's carry it in their name."""
+
+    where: Where
+    node: str
+    attributes: Mapping[str, Any]
+    capacity: Mapping[str, str]
+
+    @property
+    def memory(self) -> int | None:
+        """In bytes; None where the driver does not say."""
+        text = self.capacity.get("memory")
+        return int(parse_quantity(text)) if text else None
+
+    def text(self, name: str) -> str:
+        """An attribute as text; empty where absent."""
+        return str(self.attributes.get(name, ""))
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A ResourceSlice of one node. An older generation of its pool is stale."""
+
+    driver: str
+    pool: str
+    generation: int
+    devices: tuple[SliceDevice, ...]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a ResourceClaim holds; nothing until it is allocated."""
+
+    name: str
+    namespace: str
+    devices: tuple[Where, ...]
+
+
+def parse_slice(body: Json) -> Slice:
+    """Devices of no single node have none here; placement does not see them, the scheduler does."""
+    spec = body["spec"]
+    node, driver, pool = spec.get("nodeName", ""), spec.get("driver", ""), spec.get("pool") or {}
+    name = str(pool.get("name", ""))
+    found = tuple(_device(one, Where(driver, name, one["name"]), node) for one in spec.get("devices") or ())
+    return Slice(driver, name, int(pool.get("generation", 0)), found)
+
+
+def _device(body: Json, where: Where, node: str) -> SliceDevice:
+    attributes = {name: next(iter(typed.values()), "") for name, typed in (body.get("attributes") or {}).items()}
+    capacity = {name: str(told["value"]) for name, told in (body.get("capacity") or {}).items()}
+    return SliceDevice(where, node, attributes, capacity)
+
+
+def parse_claim(body: Json) -> Claim | None:
+    """None while nothing is allocated to it."""
+    allocation = (body.get("status") or {}).get("allocation") or {}
+    results = (allocation.get("devices") or {}).get("results") or ()
+    held = tuple(Where(one["driver"], one["pool"], one["device"]) for one in results if not one.get("adminAccess"))
+    return Claim(body["metadata"]["name"], body["metadata"].get("namespace", ""), held) if held else None
+
+
+def devices(slices: Iterable[Slice]) -> tuple[SliceDevice, ...]:
+    """Those of each pool's newest generation."""
+    known = tuple(slices)
+    newest: dict[tuple[str, str], int] = {}
+    for one in known:
+        pool = (one.driver, one.pool)
+        newest[pool] = max(one.generation, newest.get(pool, 0))
+    return tuple(device for one in known if one.generation == newest[one.driver, one.pool] for device in one.devices)
+
+
+def holds(selector: str, device: SliceDevice) -> bool | None:
+    """Whether a selector holds for a device; None where only the scheduler can tell."""
+    verdicts = [_holds(part.strip().strip("()").strip(), device) if "||" not in part else None for part in selector.split("&&")]
+    return False if False in verdicts else None if None in verdicts else True
+
+
+def _holds(part: str, device: SliceDevice) -> bool | None:
+    # Brackets at the ends were stripped with the group's: those of a call are put back.
+    text = part + ")" if part.count("(") > part.count(")") else part
+    if found := _DRIVER.fullmatch(text):
+        return device.where.driver == found["value"]
+    if found := _EQUAL.fullmatch(text):
+        return _attribute(device, found) == found["value"]
+    if found := _TOLD.fullmatch(text):
+        have, value = _attribute(device, found), found["value"]
+        return {"startsWith": have.startswith, "endsWith": have.endswith, "contains": have.__contains__}[found["how"]](value)
+    least = next((found for form in _LEAST if (found := form.fullmatch(text))), None)
+    return _at_least(device, least) if least else None
+
+
+def _attribute(device: SliceDevice, found: re.Match[str]) -> str:
+    return device.text(_local(device, found))
+
+
+def _local(device: SliceDevice, found: re.Match[str]) -> str:
+    """The driver's own domain is left out in a slice."""
+    name, domain = found["name"], found["domain"]
+    return name if domain == device.where.driver else f"{domain}/{name}"
+
+
+def _at_least(device: SliceDevice, found: re.Match[str]) -> bool | None:
+    have = device.capacity.get(_local(device, found))
+    try:
+        wanted = parse_quantity(found["value"])
+    except ValueError:
+        return None
+    return (parse_quantity(have) if have else Decimal(0)) >= wanted

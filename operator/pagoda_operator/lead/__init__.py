@@ -1,0 +1,1 @@
+"""The Lease: one process works."""

@@ -1,0 +1,291 @@
+"""Holds the operator's Lease: one process works, the others watch. Called by serve.py; what to do is decided by election.py.
+
+It is renewed on a loop of its own (own_loop.py), so that no plan keeps it waiting; one whose planning loop has not turned for a minute
+holds it no longer. A leader that cannot renew ends its process, at once and without clean-up: by that loop, by a thread where the loop is
+blocked or the process was stopped, and by `guard`, which stands before every write. That does not fence what is already on the wire:
+writes carry the version they were planned on, control of replicas carries `epoch`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
+
+import structlog
+from pagoda_contracts.names import LEASE_OPERATOR
+
+from pagoda_operator.api.errors import ClusterError
+from pagoda_operator.api.state import LEASES, Json, Resource
+from pagoda_operator.lead.election import Create, Quit, Record, Renew, Step, Take, Terms, View, Wait, decide, leads, seen, won
+
+_WATCHDOG: Final = 0.25
+# The API server gives up a request after a minute. The last write of a leader that ended without a word began five seconds before
+# another could lead.
+_LATE_S: Final = 60.0
+# The loop that plans says so often that it turns; one that has not for so long plans no more, and another process shall.
+_BEAT: Final = 1.0
+_STUCK: Final = 60.0
+# And one that has not for so long, or has not begun, shall not begin to lead: it would end a minute later and have done nothing.
+_SILENT: Final = 5.0
+# What a Lease's duration says where it was given back: everything that its holder wrote was answered.
+_ANSWERED_S: Final = 1
+
+
+class Store(Protocol):
+    """What keeping a Lease asks of the API server."""
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
+        """The object, None where there is none."""
+
+    async def create(self, resource: Resource, manifest: Json, manager: str) -> Json:
+        """POST; Conflict where it exists."""
+
+    async def replace(self, resource: Resource, manifest: Json, manager: str) -> Json:
+        """PUT; Conflict where the resourceVersion is not the live object's."""
+
+
+def _end(why: str) -> None:
+    """No clean-up, no flush of buffers that might write: another process leads by now, or soon. Whoever reads our words may be gone, or
+    read no more: that must keep nobody here."""
+    try:
+        line = json.dumps({"event": "leadership_lost", "level": "error", "why": why})
+        stderr = sys.stderr.fileno()
+        if select.select([], [stderr], [], 0.0)[1]:
+            os.write(stderr, f"{line}\n".encode())
+    finally:
+        os._exit(1)
+
+
+async def _here(what: Coroutine[Any, Any, None]) -> None:
+    """On the caller's own loop."""
+    await what
+
+
+class Means(NamedTuple):
+    """What a contender is given: how to end its process, a steady clock, the terms, how to run what speaks with the API server: on the
+    loop that the store belongs to, and how many seconds that loop has for giving the Lease back."""
+
+    end: Callable[[str], None] = _end
+    clock: Callable[[], float] = time.monotonic
+    terms: Terms = Terms()
+    apart: Callable[[Coroutine[Any, Any, None]], Awaitable[None]] = _here
+    farewell: float = 5.0
+
+
+_MEANS: Final = Means()
+
+
+class Lease:
+    """One contender's part. `run`, `release` and `acquired` belong to the loop that plans; all else may be asked on any thread."""
+
+    def __init__(self, store: Store, namespace: str, identity: str, means: Means = _MEANS) -> None:
+        self._store = store
+        self._namespace = namespace
+        self._end, self._clock, self._terms, self._apart, self._farewell = means
+        # Written on the Lease's loop alone, and replaced whole: other threads read it.
+        self._view = View(identity)
+        self._took = ""
+        self._settled_at = 0.0
+        self._left = threading.Event()
+        self._renewing: asyncio.Task[None] | None = None
+        # When the loop that plans last turned; None before it began.
+        self._turned: float | None = None
+        self.acquired = asyncio.Event()
+        self._tell: Callable[[], object] = self.acquired.set
+
+    @property
+    def epoch(self) -> int:
+        """Grows with each change of the leader; replicas refuse orders of an older one. 0 before the first election."""
+        return self._view.epoch
+
+    def leads(self) -> bool:
+        """Whether this process may act."""
+        return leads(self._view, self._clock(), self._terms)
+
+    def settled(self) -> bool:
+        """Whether nothing that a leader before us wrote can come any more."""
+        return self.leads() and self._clock() >= self._settled_at
+
+    def age(self) -> float | None:
+        """Seconds since the last renewal began; None while another process leads."""
+        renewed = self._view.renewed
+        return None if renewed is None else self._clock() - renewed
+
+    def guard(self) -> None:
+        """Before every write: a process that was stopped for a minute must not go on where it was."""
+        if not self.leads():
+            self._end("a write without the Lease")
+
+    async def run(self) -> None:
+        """Strive for the Lease, then renew it; until cancelled."""
+        threading.Thread(target=self._watch, name="lease-age", daemon=True).start()
+        self._tell = partial(asyncio.get_running_loop().call_soon_threadsafe, self.acquired.set)
+        self._turned = self._clock()
+        renewing = asyncio.ensure_future(self._apart(self._renew()))
+        try:
+            while not renewing.done():
+                self._turned = self._clock()
+                await asyncio.wait([renewing], timeout=_BEAT)
+            renewing.result()
+        finally:
+            renewing.cancel()
+
+    async def release(self, *, answered: bool = True) -> None:
+        """Give it back, once nothing writes any more: the successor need not wait for its end. `answered`: nor for our last writes. Where
+        its loop or the API server hangs it ends by itself."""
+        try:
+            async with asyncio.timeout(self._farewell):
+                await self._apart(self._give_back(answered=answered))
+        except TimeoutError:
+            structlog.get_logger().warning("lease_not_released", error=f"no answer within {self._farewell:.0f} s")
+
+    async def _renew(self) -> None:
+        self._renewing = asyncio.current_task()
+        while True:  # noqa: ASYNC110 (silence has no event)
+            await asyncio.sleep(await self._round())
+
+    async def _give_back(self, *, answered: bool) -> None:
+        if self._renewing is not None:  # what it has under way would take the version that is given back
+            self._renewing.cancel()
+            await asyncio.wait([self._renewing])
+        view = self._view
+        self._left.set()
+        answered = answered and self.settled()  # else our own predecessor's last writes may come yet
+        if view.record is None or not self.leads():
+            return
+        self._view = View(view.record.holder, view.record, view.since)
+        try:
+            await self._write(view.record, "", view.record.transitions, _ANSWERED_S if answered else int(_LATE_S))
+        except ClusterError as error:
+            structlog.get_logger().warning("lease_not_released", error=str(error))
+
+    async def _round(self) -> float:
+        """One look and one step; seconds to the next."""
+        silent = self._silent()
+        if self.leads() and silent >= _STUCK:
+            self._end(f"the loop that plans has not turned for {silent:.0f} s")
+        try:
+            if self._view.renewed is None or self._view.record is None:
+                await self._look()
+            step = decide(self._view, self._clock(), self._terms)
+            if isinstance(step, Create | Take) and not self.leads() and silent >= _SILENT:
+                structlog.get_logger().warning("lease_left_to_others", why="the loop that plans does not turn")
+                return self._terms.retry
+            if not isinstance(step, Wait):
+                await self._carry_out(step)
+            return step.seconds if isinstance(step, Wait) else self._terms.retry
+        except ClusterError as error:
+            structlog.get_logger().warning("lease_unreachable", error=str(error))
+            return await self._after_failure()
+
+    def _silent(self) -> float:
+        """Seconds since the loop that plans turned."""
+        return float("inf") if self._turned is None else self._clock() - self._turned
+
+    async def _after_failure(self) -> float:
+        """A failed write leaves open what was written: look, so that the next step starts from what is."""
+        try:
+            await self._look()
+        except ClusterError:
+            return self._terms.retry / 2
+        step = decide(self._view, self._clock(), self._terms)
+        if isinstance(step, Quit):
+            self._end(step.why)
+        return 0.0 if isinstance(step, Renew | Create) and self.leads() else self._terms.retry
+
+    async def _look(self) -> None:
+        body = await self._store.get(LEASES, self._namespace, LEASE_OPERATOR)
+        self._view = seen(self._view, _record(body) if body else None, self._clock())
+
+    async def _carry_out(self, step: Step) -> None:
+        begun = self._clock()
+        match step:
+            case Quit(why):
+                self._end(why)
+            case Create(transitions):
+                self._won(await self._write(None, self._view.identity, transitions), begun, 0.0 if transitions == 1 else _LATE_S)
+            case Take(record, transitions):
+                given_back = not record.holder and record.duration <= _ANSWERED_S
+                self._won(await self._write(record, self._view.identity, transitions), begun, 0.0 if given_back else _LATE_S)
+            case Renew(record):
+                self._won(await self._write(record, self._view.identity, record.transitions), begun)
+
+    def _won(self, record: Record, begun: float, late: float = 0.0) -> None:
+        fresh = self._view.renewed is None
+        if fresh:
+            self._settled_at = begun + late  # before it leads: another thread asks whether it may
+        self._view = won(self._view, record, begun)
+        if fresh:
+            structlog.get_logger().info("leading", epoch=self.epoch, identity=self._view.identity)
+            self._tell()
+
+    async def _write(self, old: Record | None, holder: str, transitions: int, duration: int | None = None) -> Record:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")  # for people; no contender compares it
+        if self._view.renewed is None:
+            self._took = now
+        spec: dict[str, Any] = {"holderIdentity": holder, "leaseTransitions": transitions, "renewTime": now, "acquireTime": self._took}
+        spec["leaseDurationSeconds"] = int(self._terms.duration) if duration is None else duration
+        meta = {"name": LEASE_OPERATOR, "namespace": self._namespace}
+        manifest = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": meta, "spec": spec}
+        if old is None:
+            return _record(await self._store.create(LEASES, manifest, LEASE_OPERATOR))
+        manifest["metadata"] = meta | {"resourceVersion": old.version}
+        return _record(await self._store.replace(LEASES, manifest, LEASE_OPERATOR))
+
+    def _watch(self) -> None:
+        """On a thread of its own: a blocked event loop renews nothing and must not write either."""
+        while not self._left.wait(_WATCHDOG):
+            if (age := self.age()) is not None and age >= self._terms.deadline:
+                self._end(f"the Lease was not renewed for {age:.0f} s")
+
+
+class Alone:
+    """In place of a Lease where this process is the only one, as its command line says."""
+
+    # Replicas that have known a leader refuse it: nobody drains a fleet by accident from a laptop.
+    epoch = 0
+
+    def __init__(self) -> None:
+        self.acquired = asyncio.Event()
+        self.acquired.set()
+
+    def leads(self) -> bool:
+        """Always."""
+        return True
+
+    def settled(self) -> bool:
+        """Nobody led before."""
+        return True
+
+    def age(self) -> float | None:
+        """Nothing is renewed."""
+        return None
+
+    def guard(self) -> None:
+        """Every write is allowed."""
+
+    async def run(self) -> None:
+        """Nothing to do, until cancelled."""
+        await asyncio.Event().wait()
+
+    async def release(self, *, answered: bool = True) -> None:
+        """Nothing to give back."""
+
+
+Leadership = Lease | Alone
+
+
+def _record(body: Json) -> Record:
+    spec = body.get("spec") or {}
+    version = str(body["metadata"]["resourceVersion"])
+    duration = float(spec.get("leaseDurationSeconds") or 0)
+    return Record(version, spec.get("holderIdentity") or "", int(spec.get("leaseTransitions") or 0), duration)

@@ -1,1 +1,0 @@
-"""The children of a service as manifests. Pure: rendered objects in, nothing sent."""

@@ -1,0 +1,1 @@
+"""One run for one service, and the queue that starts it."""

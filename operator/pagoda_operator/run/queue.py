@@ -1,0 +1,278 @@
+"""The one door: every trigger puts a service's key here, `work` takes it out and reconciles. Level-triggered: keys carry no news.
+
+A key is in work at most once; what arrives meanwhile makes one more run. Failed keys come back with growing delays, all keys
+by the resync. `Schedule` decides and knows no clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple
+
+import structlog
+
+from pagoda_operator.api.errors import ClusterError, Conflict, Superseded, Unconverged
+from pagoda_operator.api.state import Key
+from pagoda_operator.client.tally import Tally, counting
+
+RETRY_DELAYS: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+# A conflict says that somebody was faster, the Deployment's controller as a rule, and asks for another look, not for patience: of 20
+# changes a second one in 25 met one, and took a second longer for it.
+CONFLICT_DELAYS: Final = (0.0, 0.0, 0.5, *RETRY_DELAYS)
+# Between two starts of one key: a rollout's burst of pod events is one run, and a fight over a child stays below 4 writes/s.
+SPACING: Final = 0.25
+# Urgent keys that go before others one after the other; then who has waited longest goes. Without that turn reports waited 17 s behind
+# edits that came faster than they could be answered, and a service's last report ends its change.
+URGENT_IN_A_ROW: Final = 3
+# So many entries out of date are no reason to build the heap anew.
+_SLACK: Final = 64
+
+
+class Outcome(NamedTuple):
+    """What a run asks for: to come back `again` in that many seconds, at the resync (None), or never (`gone`)."""
+
+    again: float | None = None
+    gone: bool = False
+
+
+Reconcile = Callable[[Key], Awaitable[Outcome]]
+
+
+class Schedule:
+    """Which key is due when."""
+
+    def __init__(self, spacing: float = SPACING) -> None:
+        self._spacing = spacing
+        self._due: dict[Key, float] = {}
+        self._started: dict[Key, float] = {}
+        self._failures: dict[Key, int] = {}
+        self._held: dict[Key, float] = {}
+        # Since when a run is wanted that has not begun, whatever keeps it: a busy worker, the spacing, a back-off. And of those in work,
+        # how long they were.
+        self._asked: dict[Key, float] = {}
+        self._queued: dict[Key, float] = {}
+        # All of `_due` that is not in work, and some that is out of date: a look at 2,000 keys at each step was a tenth of a core.
+        self._heap: list[tuple[float, Key]] = []
+        # Keys that go before others that are due, and the same of them alone.
+        self._urgent: set[Key] = set()
+        # Of those in work, which were: one that fails is as urgent as before.
+        self._hurried: set[Key] = set()
+        self._first: list[tuple[float, Key]] = []
+        self._row = 0
+        # Keys of which only some are in work at once; those, and who is due and waits for one of them: urgent ones, others.
+        self._scarce: Callable[[Key], bool] = lambda _: False
+        self._most = 0
+        self._counted: set[Key] = set()
+        self._aside: tuple[OrderedDict[Key, None], ...] = (OrderedDict(), OrderedDict())
+
+    def few(self, scarce: Callable[[Key], bool], most: int) -> None:
+        """Of keys that are `scarce` when they are taken, so many are in work at most; the others pass them."""
+        self._scarce, self._most = scarce, most
+
+    def add(self, key: Key, due: float, *, urgent: bool = False) -> None:
+        """Run the key at `due` or, if planned, earlier; not before a hold ends. `urgent`: somebody waits for what it does, while other runs
+        mostly report."""
+        if urgent and key not in self._urgent:
+            self._urgent.add(key)
+            if key in self._due and key not in self._started:
+                heapq.heappush(self._first, (self._due[key], key))
+        earliest = min(due, self._due.get(key, due))
+        self._asked[key] = min(due, self._asked.get(key, due))
+        self._plan(key, max(earliest, self._held.get(key, earliest)))
+
+    def take(self, now: float) -> Key | None:
+        """The key that has waited longest and is not in work, of urgent ones where there are any and it is not the others' turn."""
+        while (key := self._pop(now)) is not None and (scarce := self._scarce(key)) and len(self._counted) >= self._most:
+            self._aside[key not in self._urgent][key] = None
+        if key is None:
+            return None
+        if scarce:
+            self._counted.add(key)
+        for line in self._aside:
+            line.pop(key, None)
+        del self._due[key]
+        if key in self._urgent:
+            self._urgent.discard(key)
+            self._hurried.add(key)
+        self._started[key] = now
+        self._queued[key] = now - self._asked.pop(key, now)
+        return key
+
+    def _pop(self, now: float) -> Key | None:
+        lines = (self._heap,) if self._row >= URGENT_IN_A_ROW else (self._first, self._heap)
+        heap = next((heap for heap in lines if (due := self._top(heap)) is not None and due <= now), None)
+        self._row = self._row + 1 if heap is self._first else 0
+        return None if heap is None else heapq.heappop(heap)[1]
+
+    def queued(self, key: Key) -> float:
+        """Seconds that a run now in work was wanted before it began."""
+        return self._queued[key]
+
+    def done(self, key: Key, due: float | None) -> None:
+        """The key's run succeeded; `due` is its next, None where the service is gone."""
+        self._failures.pop(key, None)
+        self._held.pop(key, None)
+        self._finish(key, due)
+
+    def failed(self, key: Key, now: float, *, hold: bool = False, delays: Sequence[float] = RETRY_DELAYS) -> float:
+        """The key's run failed: it comes back after the delay returned, or, without a hold, with the next event."""
+        count = self._failures.get(key, 0)
+        self._failures[key] = count + 1
+        delay = delays[min(count, len(delays) - 1)]
+        if hold:
+            self._held[key] = now + delay
+        if key in self._hurried:
+            self._urgent.add(key)
+        self._finish(key, now + delay)
+        self._asked[key] = min(now, self._asked[key])
+        return delay
+
+    def _finish(self, key: Key, due: float | None) -> None:
+        started = self._started.pop(key)
+        self._hurried.discard(key)
+        self._queued.pop(key, None)
+        if due is not None:
+            self.add(key, due)
+        if key in self._due:
+            self._plan(key, max(self._due[key], started + self._spacing), anew=True)
+        if key in self._counted:
+            self._counted.discard(key)
+            self._call()
+
+    def _call(self) -> None:
+        """The first of those that wait aside is due again."""
+        line = next((line for line in self._aside if line), None)
+        if line is not None:
+            key, _ = line.popitem(last=False)
+            self._aside[1].pop(key, None)
+            self._plan(key, self._due[key], anew=True)
+
+    def _plan(self, key: Key, due: float, *, anew: bool = False) -> None:
+        if self._due.get(key) == due and not anew:
+            return
+        self._due[key] = due
+        if key in self._started:
+            return
+        heapq.heappush(self._heap, (due, key))
+        if key in self._urgent:
+            heapq.heappush(self._first, (due, key))
+        if len(self._heap) > 2 * len(self._due) + _SLACK:
+            self._heap = [(due, key) for key, due in self._due.items() if key not in self._started]
+            heapq.heapify(self._heap)
+
+    def next_due(self) -> float | None:
+        """When `take` is worth calling again."""
+        self._top(self._first)
+        return self._top(self._heap)
+
+    def _top(self, heap: list[tuple[float, Key]]) -> float | None:
+        """The earliest that is not out of date."""
+        while heap and self._passed(heap, *heap[0]):
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+    def _passed(self, heap: list[tuple[float, Key]], due: float, key: Key) -> bool:
+        return self._due.get(key) != due or key in self._started or (heap is self._first and key not in self._urgent)
+
+    def oldest(self, now: float, opened: float) -> float:
+        """Seconds that the longest-waiting or longest-working key has been at it since work began."""
+        waits = [now - max(due, opened) for due in self._due.values()] + [now - start for start in self._started.values()]
+        return max(0.0, max(waits, default=0.0))
+
+    def depth(self, now: float) -> int:
+        """Keys that are due or in work."""
+        return sum(due <= now for due in self._due.values()) + len(self._started)
+
+
+class KeyedQueue:
+    """A schedule on the event loop's clock."""
+
+    def __init__(self, resync: float, rng: random.Random) -> None:
+        self._schedule = Schedule()
+        self._resync = resync
+        self._rng = rng
+        self._opened: float | None = None
+        self._changed = asyncio.Event()
+        # One worker looks for a key while the others wait for their turn: an event that woke all 32 made each of them look.
+        self._turn = asyncio.Lock()
+
+    def add(self, key: Key, *, urgent: bool = False) -> None:
+        """A trigger: run the key now; an urgent one before those that are not, but for every fourth turn."""
+        self._schedule.add(key, _now(), urgent=urgent)
+        self._changed.set()
+
+    def few(self, scarce: Callable[[Key], bool], most: int) -> None:
+        """Of such keys so many are in work at most, and no worker waits with one."""
+        self._schedule.few(scarce, most)
+
+    def open(self) -> None:
+        """Work begins: a standby collects keys for days and is not late with any of them."""
+        if self._opened is None:
+            self._opened = _now()
+
+    def oldest(self) -> float:
+        """For the probes: how long the slowest key has waited; 0 while nobody works."""
+        return 0.0 if self._opened is None else self._schedule.oldest(_now(), self._opened)
+
+    def depth(self) -> int:
+        """Keys that are due or in work; 0 while nobody works."""
+        return 0 if self._opened is None else self._schedule.depth(_now())
+
+    async def work(self, reconcile: Reconcile) -> None:
+        """One worker; runs until cancelled."""
+        self.open()
+        while True:
+            key = await self._take()
+            with counting() as tally:
+                began = _now()
+                outcome = await self._attempt(key, reconcile)
+                self._tell(key, _now() - began, tally)
+            self._settle(key, outcome)
+
+    async def _take(self) -> Key:
+        async with self._turn:
+            while (key := self._schedule.take(_now())) is None:
+                self._changed.clear()
+                due = self._schedule.next_due()
+                try:
+                    async with asyncio.timeout_at(due):
+                        await self._changed.wait()
+                except TimeoutError:
+                    continue
+            return key
+
+    async def _attempt(self, key: Key, reconcile: Reconcile) -> Outcome | Exception:
+        try:
+            return await reconcile(key)
+        except ClusterError as error:
+            return error
+        except Superseded:
+            raise  # ends the worker, and with it the process
+        except Exception as error:  # noqa: BLE001
+            # One service's poison must not stop the others: said loudly, retried slowly.
+            structlog.get_logger().exception("reconcile_bug", namespace=key.namespace, name=key.name)
+            return error
+
+    def _tell(self, key: Key, took: float, tally: Tally) -> None:
+        """Where the time of a run goes; bench/operator.py adds it up for each change."""
+        times = {"queued_s": round(self._schedule.queued(key), 4), "took_s": round(took, 4), "waited_s": round(tally.waited(), 4)}
+        structlog.get_logger().debug("run", **key._asdict(), **times, requests=tally.requests, writes=tally.writes)
+
+    def _settle(self, key: Key, outcome: Outcome | Exception) -> None:
+        if isinstance(outcome, Exception):
+            delays = CONFLICT_DELAYS if isinstance(outcome, Conflict) else RETRY_DELAYS
+            delay = self._schedule.failed(key, _now(), hold=isinstance(outcome, Unconverged), delays=delays)
+            log = structlog.get_logger().bind(namespace=key.namespace, name=key.name, delay_s=delay, error=str(outcome))
+            (log.warning if delay else log.info)("reconcile_retry")
+        else:
+            delay = self._resync * self._rng.uniform(0.8, 1.2) if outcome.again is None else outcome.again
+            self._schedule.done(key, None if outcome.gone else _now() + delay)
+        self._changed.set()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,187 @@
+"""scaler: keeps what scaling remembers of each service, and asks `scaling` when the API server or a gateway has something new.
+
+Called by `reconcile` (a look at the objects) and by `signals` (`heard`, a look at the demand alone: no read, no write, so that it can be
+asked with every measure). Loses everything with its process; what must outlast it is in the status and in a ConfigMap, written hourly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+import structlog
+from pagoda_contracts.names import HISTORY_KEY
+
+from pagoda_operator.api.errors import ClusterError, PageRefused
+from pagoda_operator.api.reader import Reader
+from pagoda_operator.api.scaling import Decision
+from pagoda_operator.api.state import CONFIG_MAPS, Child, Key, Observed
+from pagoda_operator.decide.placement.room import placeable
+from pagoda_operator.decide.plan import owner_of
+from pagoda_operator.decide.render.writes import Apply, Create
+from pagoda_operator.decide.scale.basis import basis_of, lessons, page_manifest, page_name
+from pagoda_operator.decide.scale.learned import Learned, decode, encode, loaded
+from pagoda_operator.decide.scale.next_look import next_look
+from pagoda_operator.decide.scale.scaling import Basis, Memory, Moment, decide
+from pagoda_operator.decide.scale.schedules import refused
+from pagoda_operator.run.apply import Writer, apply
+from pagoda_operator.run.senses import Source
+
+PAGE_EVERY_S: Final = 3600.0
+# Between two whole looks at the demand of a service that nobody asks.
+IDLE_LOOK_S: Final = 60.0
+
+
+@dataclass(frozen=True)
+class _Kept:
+    uid: str
+    basis: Basis
+    memory: Memory
+    starting: frozenset[str]
+    decision: Decision | None = None
+    # When that was, by the steady clock.
+    looked: float = float("-inf")
+
+
+class Cluster(Reader, Writer, Protocol):
+    """What the page is read from and written to."""
+
+
+class Scaler:
+    """One per process."""
+
+    def __init__(self, cluster: Cluster, source: Source, steady: Callable[[], float], wall: Callable[[], float]) -> None:
+        self._cluster = cluster
+        self._source = source
+        self._steady = steady
+        self._wall = wall
+        self._kept: dict[Key, _Kept] = {}
+
+    async def complete(self, key: Key, observed: Observed) -> Observed:
+        """What was observed, with the decision on its replicas."""
+        wished = observed.spec.scaling if observed.spec else None
+        if wished is None or wished.mode == "Manual" or refused(wished):
+            self.forget(key)
+            return observed
+        kept, moment = self._kept.get(key), self._moment()
+        if kept is None or kept.uid != observed.meta.uid:
+            kept = await self._begin(observed, moment)
+        learned = lessons(kept.memory.learned, observed.pods, kept.starting)
+        memory = replace(kept.memory, learned=learned)
+        observed = replace(observed, placeable=placeable(observed))
+        starting = frozenset(pod.name for pod in observed.pods if pod.counts and not pod.ready)
+        known = _Kept(kept.uid, basis_of(observed, memory), memory, starting)
+        decided = self._decide(key, known, moment)
+        return replace(observed, scaling=decided.decision, starts=learned.starts)
+
+    def foresee(self, key: Key, observed: Observed) -> Observed:
+        """What was observed, with the decision that there would be on its replicas without a quota; nothing is remembered of it."""
+        wished = observed.spec.scaling if observed.spec else None
+        if wished is None or wished.mode == "Manual" or refused(wished):
+            return observed
+        kept, moment = self._kept.get(key), self._moment()
+        known = kept.memory if kept is not None and kept.uid == observed.meta.uid else None
+        observed = replace(observed, placeable=placeable(observed))
+        basis = basis_of(observed, known)
+        memory = known or Memory(moment.steady, basis.current, told=_words(observed), began=moment.wall)
+        decision, _ = decide(basis, self._source.of(key, moment.steady), memory, moment)
+        return replace(observed, scaling=decision)
+
+    def heard(self, key: Key, *, idle: bool = False) -> bool:
+        """A gateway told something new: whether that changes how many replicas the service shall have, or why; then a run is worth it.
+        `idle`: nothing was asked of it for ten minutes. That nothing came again decides nothing new, and 500 idle services took 1.3 % of a
+        core to find that out; what time alone changes, `again` knows."""
+        kept = self._kept.get(key)
+        if kept is None:
+            return False
+        if idle and self._steady() - kept.looked < IDLE_LOOK_S:
+            learned = loaded(kept.memory.learned, 0.0, self._wall(), kept.basis.day_s)
+            self._kept[key] = replace(kept, memory=replace(kept.memory, learned=learned))
+            return False
+        auto = kept.basis.spec.mode == "Auto"  # elsewhere the Deployments tell what was wanted
+        basis = replace(kept.basis, current=kept.memory.wanted) if auto else kept.basis
+        decided = self._decide(key, replace(kept, basis=basis), self._moment())
+        return _number(decided.decision) != _number(kept.decision) or decided.memory.told != kept.memory.told
+
+    def again(self, key: Key) -> float | None:
+        """In how many seconds a look is worth it without any event."""
+        kept, moment = self._kept.get(key), self._moment()
+        if kept is None:
+            return None
+        signals = self._source.of(key, moment.steady)
+        look = next_look(kept.basis, signals, kept.memory, kept.decision, moment)
+        page = max(1.0, self._page_due(kept.memory) - moment.wall) if kept.memory.learned.busy else None
+        return min((wait for wait in (look, page) if wait is not None), default=None)
+
+    def forget(self, key: Key) -> None:
+        """The service is gone, or a person's."""
+        self._kept.pop(key, None)
+
+    async def keep(self, key: Key, observed: Observed) -> None:
+        """Write down what was learned: at most hourly, and only after load."""
+        kept = self._kept.get(key)
+        if kept is None or not kept.memory.learned.busy or self._wall() < self._page_due(kept.memory):
+            return
+        learned = replace(kept.memory.learned, busy=False, written_at=self._wall())
+        self._kept[key] = replace(kept, memory=replace(kept.memory, learned=learned))
+        await _write(self._cluster, observed, encode(learned, self._wall()))
+
+    def _decide(self, key: Key, known: _Kept, moment: Moment) -> _Kept:
+        signals = self._source.of(key, moment.steady)
+        decision, memory = decide(known.basis, signals, known.memory, moment)
+        self._kept[key] = replace(known, memory=memory, decision=decision, looked=moment.steady)
+        return self._kept[key]
+
+    async def _begin(self, observed: Observed, moment: Moment) -> _Kept:
+        """A service seen for the first time by this process."""
+        read = await _read(self._cluster, observed)
+        learned = replace(read, written_at=min(read.written_at, moment.wall))
+        memory = Memory(moment.steady, 0, learned=learned, told=_words(observed), told_at=moment.steady, began=moment.wall)
+        basis = basis_of(observed, None)
+        return _Kept(observed.meta.uid, basis, replace(memory, wanted=basis.current), frozenset())
+
+    @staticmethod
+    def _page_due(memory: Memory) -> float:
+        return max(memory.began, memory.learned.written_at) + PAGE_EVERY_S
+
+    def _moment(self) -> Moment:
+        return Moment(self._steady(), self._wall())
+
+
+def _words(observed: Observed) -> str:
+    """Why a predecessor wanted as many as it told; nothing where a person or somebody else did."""
+    return (observed.status.scaling.reason or "") if observed.status.scaling else ""
+
+
+def _number(decision: Decision | None) -> int | None:
+    return None if decision is None else decision.replicas
+
+
+async def _read(reader: Reader, observed: Observed) -> Learned:
+    """What a predecessor wrote down; nothing where that is gone or garbled."""
+    body = await reader.get(CONFIG_MAPS, observed.meta.namespace, page_name(observed))
+    if body is None or not Child(CONFIG_MAPS, body).belongs_to(observed.meta.uid):
+        return Learned()
+    data: Any = body.get("data") or {}
+    try:
+        return decode(str(data.get(HISTORY_KEY, "")))
+    except PageRefused as error:
+        structlog.get_logger().warning("history_ignored", namespace=observed.meta.namespace, name=page_name(observed), error=str(error))
+        return Learned()
+
+
+async def _write(cluster: Cluster, observed: Observed, page: str) -> None:
+    """Beside the plan's children: no rollout waits for it, and a failure costs an hour's lesson."""
+    log = structlog.get_logger().bind(namespace=observed.meta.namespace, name=page_name(observed))
+    manifest = page_manifest(owner_of(observed), page)
+    try:
+        body = await cluster.get(CONFIG_MAPS, observed.meta.namespace, page_name(observed))
+        live = None if body is None else Child(CONFIG_MAPS, body)
+        if live is not None and not live.belongs_to(observed.meta.uid):
+            log.warning("history_not_written", error="a ConfigMap of that name is not this service's")
+            return
+        await apply(cluster, (Create(CONFIG_MAPS, manifest) if live is None else Apply(CONFIG_MAPS, manifest, live),))
+        log.info("history_written", bytes=len(page))
+    except ClusterError as error:
+        log.warning("history_not_written", error=str(error))

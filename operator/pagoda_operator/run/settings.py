@@ -1,0 +1,123 @@
+"""The operator's settings, finished at the door: the only reader of command line and environment."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from pagoda_contracts.names import PORT_GATEWAY_HTTP, PORT_METRICS, PORT_PROBES
+from pagoda_contracts.resources.profile import ServingProfileSpec
+from pagoda_contracts.units import parse_duration
+from pydantic import BaseModel, ValidationError
+
+from pagoda_operator.api.callers import Callers
+from pagoda_operator.api.errors import SettingsError
+
+GATEWAY_URL = "PAGODA_GATEWAY_URL"
+NAMESPACE = "PAGODA_NAMESPACE"
+DEFAULT_PROFILE_FILE = "PAGODA_DEFAULT_PROFILE"
+CALLERS_FILE = "PAGODA_CALLERS"
+GATEWAYS = "PAGODA_GATEWAYS"
+TOKEN_FILE = "PAGODA_TOKEN"  # noqa: S105 (a variable's name)
+# As the chart sets them from the pod's own fields.
+POD_NAME = "POD_NAME"
+POD_NAMESPACE = "POD_NAMESPACE"
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Settings(NamedTuple):
+    """What one operator process runs with."""
+
+    kubeconfig: str | None = None
+    # What services tell as their address; None where no gateway is known.
+    url: str | None = None
+    default_profile: ServingProfileSpec | None = None
+    # Who may call replicas; callers are not told apart where None.
+    callers: Callers | None = None
+    # The file with our own token.
+    token: Path | None = None
+    probes_port: int = PORT_PROBES
+    resync: float = 300
+    # host:port of gateways' demand; a name stands for all its addresses. None: no gateway is installed.
+    gateways: tuple[str, ...] = ()
+    metrics_port: int = PORT_METRICS
+    # Where the Lease is; None: this process works without one, and must be the only one.
+    lease_namespace: str | None = None
+    identity: str = ""
+    # A line for each run: how long it was wanted, how long it took, how long of that it waited for the API server.
+    debug: bool = False
+
+
+def load(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
+    """SettingsError names the option or variable, its value and what is accepted."""
+    more = "`pagoda-operator replay --help`: what scaling would have done with recorded demand."
+    parser = argparse.ArgumentParser(prog="pagoda-operator", description="Turns InferenceServices into replicas.", epilog=more)
+    parser.add_argument("--kubeconfig", help="a kubeconfig file; the pod's ServiceAccount where absent")
+    parser.add_argument("--probes-port", type=int, default=PORT_PROBES, help="0 lets the kernel choose (default: %(default)s)")
+    parser.add_argument("--resync", default="5m", help="look at each service this often without any event (default: %(default)s)")
+    parser.add_argument("--gateways", help="host:port,... where gateways tell of demand; a name stands for all its addresses")
+    parser.add_argument("--metrics-port", type=int, default=PORT_METRICS, help="0 lets the kernel choose (default: %(default)s)")
+    parser.add_argument("--namespace", help=f"where the Lease is kept (default: ${POD_NAMESPACE}; without either there is no Lease)")
+    parser.add_argument("--identity", help=f"holder of the Lease, unique (default: ${POD_NAME}, else host name and a number)")
+    parser.add_argument("--no-lease", action="store_true", help="work without a Lease: only where no other operator runs")
+    parser.add_argument("--debug", action="store_true", help="log each run: since when it was wanted, how long it took and waited")
+    options = parser.parse_args(arguments)
+    return Settings(
+        kubeconfig=options.kubeconfig,
+        url=_url(environment),
+        default_profile=_read(DEFAULT_PROFILE_FILE, ServingProfileSpec, environment),
+        callers=_read(CALLERS_FILE, Callers, environment),
+        token=Path(environment[TOKEN_FILE]) if environment.get(TOKEN_FILE) else None,
+        probes_port=options.probes_port,
+        resync=_resync(options.resync),
+        gateways=_gateways(options.gateways if options.gateways is not None else environment.get(GATEWAYS, "")),
+        metrics_port=options.metrics_port,
+        lease_namespace=None if options.no_lease else options.namespace or environment.get(POD_NAMESPACE) or None,
+        identity=options.identity or environment.get(POD_NAME) or f"{socket.gethostname()}-{secrets.token_hex(4)}",
+        debug=options.debug,
+    )
+
+
+def _gateways(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        host, _, port = name.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise SettingsError(f"--gateways: {name!r} is not an address; it must be host:port, or several with commas between them")
+    return names
+
+
+def _resync(text: str) -> float:
+    try:
+        seconds = parse_duration(text)
+    except ValueError as error:
+        raise SettingsError(f"--resync: {error}") from error
+    if seconds < 1:
+        raise SettingsError(f"--resync: {text!r} is too often; it must be at least 1s")
+    return seconds
+
+
+def _url(environment: Mapping[str, str]) -> str | None:
+    """The gateway's address as given, else by the chart's name in the operator's own namespace."""
+    namespace = environment.get(NAMESPACE)
+    standard = f"http://pagoda-gateway.{namespace}.svc:{PORT_GATEWAY_HTTP}/v1" if namespace else None
+    url = environment.get(GATEWAY_URL) or standard
+    if url and not url.startswith(("http://", "https://")):
+        raise SettingsError(f"{GATEWAY_URL}: {url!r} is not an address; it must be http://host:port/v1 or https://host:port/v1")
+    return url
+
+
+def _read(variable: str, kind: type[M], environment: Mapping[str, str]) -> M | None:
+    """What this installation says, from a JSON file: the spec of the profile `default`, who may call replicas."""
+    path = environment.get(variable)
+    if not path:
+        return None
+    try:
+        return kind.model_validate_json(Path(path).read_bytes())
+    except (OSError, ValidationError) as error:
+        raise SettingsError(f"{variable}: {path!r}: {error}") from error

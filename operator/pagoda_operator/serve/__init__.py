@@ -1,0 +1,1 @@
+"""The process: Kopf's handlers, probes, metrics, logs, and the parts put together."""

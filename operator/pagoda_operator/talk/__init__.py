@@ -1,0 +1,1 @@
+"""Gateways and daemons: streams in, orders out."""

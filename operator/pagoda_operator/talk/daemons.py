@@ -1,0 +1,105 @@
+"""Gives orders to replicas' daemons over gRPC: the only place that dials them. Called by `reconcile`; decides nothing.
+
+Every order carries the leader's epoch; a daemon that has obeyed a later one refuses, which ends this process: somebody else leads. It names
+the pod that is meant, too: where another has its address by now, nobody of that name is there any more, which is silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import grpc
+import structlog
+from pagoda_contracts.names import GRPC_SET_STATE, PORT_DAEMON_GRPC
+from pagoda_contracts.pb.daemon_pb2 import TARGET_DRAINING, TARGET_SERVING, Phase, SetStateRequest, SetStateResponse
+
+from pagoda_operator.api.errors import Superseded
+from pagoda_operator.api.orders import Answer, Stand, Tell
+from pagoda_operator.talk.tokens import Metadata, OwnToken
+
+# A daemon answers from its event loop in milliseconds; one that takes longer is told again with the next look.
+TIMEOUT_S: Final = 2.0
+_STANDS: Final = {
+    grpc.StatusCode.UNAUTHENTICATED: Stand.REFUSED,
+    grpc.StatusCode.PERMISSION_DENIED: Stand.REFUSED,
+    grpc.StatusCode.UNIMPLEMENTED: Stand.REFUSED,
+}
+_OPTIONS: Final = (("grpc.enable_http_proxy", 0),)
+
+
+class Voice(NamedTuple):
+    """In whose name: the leader's epoch now, and our token, None where callers are not told apart."""
+
+    epoch: Callable[[], int] = lambda: 0
+    token: OwnToken | None = None
+
+
+class Daemons:
+    """One short connection per order: a replica is told something a few times in its life."""
+
+    def __init__(self, voice: Voice, port: int = PORT_DAEMON_GRPC) -> None:
+        self._voice = voice
+        self._port = port
+
+    async def give(self, tells: Sequence[Tell]) -> dict[str, Answer]:
+        """All of them at once; answers by the pod's uid. Superseded where a daemon has obeyed a later leader."""
+        if not tells:
+            return {}
+        metadata = self._voice.token.metadata() if self._voice.token is not None else ()
+        answers = await asyncio.gather(*(self._tell(tell, metadata) for tell in tells))
+        return {tell.uid: answer for tell, answer in zip(tells, answers, strict=True)}
+
+    async def _tell(self, tell: Tell, metadata: Metadata) -> Answer:
+        host = f"[{tell.address}]" if ":" in tell.address else tell.address
+        async with grpc.aio.insecure_channel(f"{host}:{self._port}", options=_OPTIONS) as channel:
+            call = _Call(channel, metadata, self._voice.epoch(), tell.uid)
+            try:
+                return _answer(await call.set_state(tell.deadline_ms, tell.left_ms))
+            except grpc.aio.AioRpcError as error:
+                return await self._refused(call, tell, error)
+
+    async def _refused(self, call: _Call, tell: Tell, error: grpc.aio.AioRpcError) -> Answer:
+        log = structlog.get_logger().bind(pod=tell.pod, code=error.code().name, error=error.details())
+        if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
+            stand = _STANDS.get(error.code(), Stand.SILENT)
+            log.warning("order_refused" if stand is Stand.REFUSED else "daemon_silent")
+            return Answer(stand)
+        if tell.deadline_ms is None and await call.ends():
+            return Answer(Stand.ENDING)
+        log.error("superseded", epoch=call.epoch)
+        raise Superseded(f"{tell.pod}: {error.details()}")
+
+
+class _Call:
+    """Orders over one connection."""
+
+    def __init__(self, channel: grpc.aio.Channel, metadata: Metadata, epoch: int, uid: str) -> None:
+        self.epoch, self._uid = epoch, uid
+        self._metadata = metadata
+        self._method = channel.unary_unary(
+            GRPC_SET_STATE, request_serializer=SetStateRequest.SerializeToString, response_deserializer=SetStateResponse.FromString
+        )
+
+    async def set_state(self, deadline_ms: int | None, left_ms: int = 0) -> SetStateResponse:
+        """Drain until the deadline (0: as long as the daemon itself allows), or serve. A daemon of before `remaining_ms` goes by ours."""
+        target = TARGET_SERVING if deadline_ms is None else TARGET_DRAINING
+        order = SetStateRequest(target=target, epoch=self.epoch, pod_uid=self._uid)
+        order.deadline_unix_ms, order.remaining_ms = deadline_ms or 0, left_ms
+        answer: SetStateResponse = await self._method(order, metadata=self._metadata, timeout=TIMEOUT_S)
+        return answer
+
+    async def ends(self) -> bool:
+        """Whether SERVING was refused because SIGTERM was heard, not because our epoch is over: only then may it still be told to drain,
+        which it does already."""
+        try:
+            await self.set_state(0)
+        except grpc.aio.AioRpcError as error:
+            return error.code() is not grpc.StatusCode.FAILED_PRECONDITION
+        return True
+
+
+def _answer(response: SetStateResponse) -> Answer:
+    draining = response.phase in (Phase.PHASE_DRAINING, Phase.PHASE_STOPPED)
+    return Answer(Stand.DRAINING if draining else Stand.SERVING, response.in_flight)

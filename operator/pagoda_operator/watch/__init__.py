@@ -1,0 +1,1 @@
+"""What the watches showed: caches of objects, and what keeps them right."""

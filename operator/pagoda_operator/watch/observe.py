@@ -1,0 +1,131 @@
+"""Reads one service and all that belongs to it. Called by `reconcile`; decides nothing.
+
+From quorum reads (no resourceVersion) what is absent here is absent, so that acting on it is safe; from the mirror it may be late, and what
+`reconcile` does depends on nothing that it found only there (reading.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from pagoda_contracts.names import DEFAULT_PROFILE, LABEL_SERVICE, LABEL_SERVICE_UID
+from pagoda_contracts.resources.meta import ObjectMeta
+from pagoda_contracts.resources.profile import ServingProfileSpec
+from pagoda_contracts.resources.service import InferenceServiceSpec
+from pydantic import ValidationError
+
+from pagoda_operator.api.holdings import holdings
+from pagoda_operator.api.pods import parse_pod
+from pagoda_operator.api.reader import Reader
+from pagoda_operator.api.state import (
+    CHILD_RESOURCES,
+    DEPLOYMENTS,
+    PODS,
+    PROFILES,
+    SERVICES,
+    Child,
+    Json,
+    Key,
+    Observed,
+    explain,
+)
+from pagoda_operator.decide.plan import Plan
+from pagoda_operator.decide.quota.caps import named
+from pagoda_operator.decide.render.inspect import inspector_uid
+from pagoda_operator.decide.render.writes import Create
+
+
+async def observe(reader: Reader, key: Key) -> Observed | None:
+    """The service as it is now; None where it is gone or going (garbage collection does the rest)."""
+    selector = f"{LABEL_SERVICE}={key.name}"
+    # All at once: where the API server is short of CPU each answer takes half a second, and the service's was waited for first.
+    (body, profile), (pods, *lists) = await _together(
+        _with_profile(reader, key), *(reader.list(resource, key.namespace, selector) for resource in (PODS, *CHILD_RESOURCES))
+    )
+    if body is None:
+        return None
+    uid = body["metadata"]["uid"]
+    inspectors = [Child(PODS, pod) for pod in pods if _uid_label(pod) == inspector_uid(uid)]
+    labelled = [Child(resource, item) for resource, items in zip(CHILD_RESOURCES, lists, strict=True) for item in items]
+    return Observed(
+        meta=ObjectMeta.model_validate(body["metadata"]),
+        raw_status=body.get("status") or {},
+        **_spec(body),
+        **_profile(profile),
+        children=tuple(child for child in (*labelled, *inspectors) if child.belongs_to(uid)),
+        strangers=tuple(child for child in labelled if not child.belongs_to(uid)),
+        holdings=holdings(lists[CHILD_RESOURCES.index(DEPLOYMENTS)], pods),
+        pods=tuple(sorted((parse_pod(pod) for pod in pods if _uid_label(pod) == uid), key=lambda pod: pod.name)),
+    )
+
+
+async def _together(
+    service: Coroutine[Any, Any, tuple[Json | None, Json | None]], *lists: Coroutine[Any, Any, Sequence[Json]]
+) -> tuple[tuple[Json | None, Json | None], list[Sequence[Json]]]:
+    """All, or the first error and no read goes on: an answer that came after the next run's would tell the mirror of an older state."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            first, others = group.create_task(service), [group.create_task(read) for read in lists]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return first.result(), [read.result() for read in others]
+
+
+async def _with_profile(reader: Reader, key: Key) -> tuple[Json | None, Json | None]:
+    """The service and the profile that it names; nothing where it is gone or going."""
+    body = await reader.get(SERVICES, key.namespace, key.name)
+    if body is None or "deletionTimestamp" in body["metadata"]:
+        return None, None
+    return body, await reader.get(PROFILES, "", profile_name(body))
+
+
+async def strangers(reader: Reader, key: Key, draft: Plan) -> tuple[Child, ...]:
+    """Objects without our label that hold a name which the plan would create."""
+    wanted = [(step.resource, step.name) for step in draft.writes if isinstance(step, Create)]
+    found = await asyncio.gather(*(reader.get(resource, key.namespace, name) for resource, name in wanted))
+    return tuple(Child(resource, body) for (resource, _), body in zip(wanted, found, strict=True) if body is not None)
+
+
+def profile_name(body: Json) -> str:
+    """The profile that a service names, readable even where the rest of its spec is not."""
+    reference: Any = (body.get("spec") or {}).get("profileRef") or {}
+    return str(reference.get("name") or DEFAULT_PROFILE)
+
+
+def adapted_service(body: Json) -> Key | None:
+    """The service that a LoraAdapter names."""
+    reference: Any = (body.get("spec") or {}).get("serviceRef") or {}
+    name = reference.get("name")
+    return Key(str(reference.get("namespace") or body["metadata"]["namespace"]), str(name)) if name else None
+
+
+def quota_namespaces(body: Json) -> tuple[str, ...]:
+    """The namespaces that a TenantQuota counts."""
+    return tuple(sorted(named(body.get("spec"))))
+
+
+def unanswered(service: Json) -> bool:
+    """Whether the spec is newer than what the status tells of: somebody edited it, and no run has said so yet."""
+    return bool((service.get("status") or {}).get("observedGeneration") != service["metadata"].get("generation"))
+
+
+def _uid_label(pod: Json) -> str:
+    return str(pod["metadata"]["labels"].get(LABEL_SERVICE_UID, ""))
+
+
+def _spec(body: Json) -> dict[str, Any]:
+    try:
+        return {"spec": InferenceServiceSpec.model_validate(body.get("spec"), extra="ignore")}
+    except ValidationError as error:
+        return {"invalid": explain(error)}
+
+
+def _profile(body: Json | None) -> dict[str, Any]:
+    if body is None:
+        return {}
+    try:
+        return {"profile": ServingProfileSpec.model_validate(body.get("spec"), extra="ignore")}
+    except ValidationError as error:
+        return {"invalid_profile": explain(error)}

@@ -1,0 +1,46 @@
+"""What placement sees of the world (`world.py`). Made by serve.py, asked by `completion`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from pagoda_operator.api.state import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from pagoda_operator.inventory.fleet import Fleet
+from pagoda_operator.inventory.sizes import Size, largest
+from pagoda_operator.watch.world import World
+
+
+class View:
+    """A world's fleet, made anew only where something changed: hundreds of services may wait for the same devices."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._made = (-1, Fleet())
+        self._faults: tuple[int, Mapping[str, str]] = (-1, {})
+        self._sizes: tuple[int, tuple[Size, ...]] = (-1, ())
+
+    def __call__(self) -> Fleet:
+        """As it is now."""
+        if self._made[0] != self._world.changes:
+            self._made = (self._world.changes, fleet(self._world))
+        return self._made[1]
+
+    def faults(self) -> Mapping[str, str]:
+        """Node → what is wrong with its devices. From the mirror that is filled before the first decision: to a new process that waited for
+        the watch every sick node would look well, and its mark be taken off."""
+        if self._faults[0] != self._world.changes_of(NODES):
+            found = {node.name: node.fault for node in self._world.all(NODES) if node.fault}
+            self._faults = (self._world.changes_of(NODES), MappingProxyType(found))
+        return self._faults[1]
+
+    def sizes(self) -> tuple[Size, ...]:
+        """Of the largest nodes; worked out where nodes changed: who is on CPU alone compares no nodes."""
+        if self._sizes[0] != self._world.changes_of(NODES):
+            self._sizes = (self._world.changes_of(NODES), largest(self._world.all(NODES)))
+        return self._sizes[1]
+
+
+def fleet(world: World) -> Fleet:
+    """What placement sees of it."""
+    return Fleet(world.all(NODES), world.all(PODS), world.all(RESOURCE_SLICES), world.all(RESOURCE_CLAIMS))
