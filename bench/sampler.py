@@ -16,7 +16,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from pagoda_daemon.batch import GREEDY, Floats, Ints, RandomRows, SamplingRows, ShapedRow, Shaping
+from pagoda_daemon.nouns.batch import GREEDY, Floats, Ints, RandomRows, SamplingRows, ShapedRow, Shaping
 from pagoda_daemon.runner.logprobs import answer_logprobs
 from pagoda_daemon.runner.sampler import Sampler
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
-from pagoda_daemon.batch import LAST_SAMPLED
-from pagoda_daemon.engine.messages import Sampling, TokenLogprob
+from pagoda_daemon.nouns.batch import LAST_SAMPLED
+from pagoda_daemon.nouns.messages import Sampling, TokenLogprob
 from pagoda_daemon.runner.model_worker import ModelWorker
 from support.engine.drive import Drive
 from support.engine.tiny_families import VOCAB, make_model

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from pagoda_daemon.batch import Ints, RandomRows
+from pagoda_daemon.nouns.batch import Ints, RandomRows
 from pagoda_daemon.runner.noise import gumbel
 
 _WIDTHS = (64, 256, 2048)  # how many best tokens are looked at, before all

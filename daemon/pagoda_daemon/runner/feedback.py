@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pagoda_daemon.batch import LAST_SAMPLED, Ints, StepPlan
+from pagoda_daemon.nouns.batch import LAST_SAMPLED, Ints, StepPlan
 
 
 class Feedback:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagoda_daemon.batch import NOT_FINITE, Floats, Ints, Masks, SamplingRows
+from pagoda_daemon.nouns.batch import NOT_FINITE, Floats, Ints, Masks, SamplingRows
 from pagoda_daemon.runner.draw import draw, pick
 from pagoda_daemon.runner.shaping import Shaper
 

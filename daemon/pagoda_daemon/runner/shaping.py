@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagoda_daemon.batch import Ints, ShapedRow, Shaping
+from pagoda_daemon.nouns.batch import Ints, ShapedRow, Shaping
 
 _Flat = NDArray[np.int64]
 

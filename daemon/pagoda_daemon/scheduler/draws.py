@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pagoda_daemon.batch import GREEDY, Bools, Ints, Masks, RandomRows, SamplingRows, ScoredTokens, ShapedRow, no_ids
 from pagoda_daemon.kv.pool import BrokenAccountsError
+from pagoda_daemon.nouns.batch import GREEDY, Bools, Ints, Masks, RandomRows, SamplingRows, ScoredTokens, ShapedRow, no_ids
 from pagoda_daemon.scheduler.pooling import pooled_tokens
 from pagoda_daemon.scheduler.sampling import MASKED, RANDOM, SCORED, SHAPED, SPOKEN
 from pagoda_daemon.scheduler.state import State

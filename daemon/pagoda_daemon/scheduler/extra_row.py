@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pagoda_daemon.batch import GREEDY, Ints, Logprobs, RandomRows, SamplingRows, StepPlan, StepResult
-from pagoda_daemon.engine.messages import Canary
+from pagoda_daemon.nouns.batch import GREEDY, Ints, Logprobs, RandomRows, SamplingRows, StepPlan, StepResult
+from pagoda_daemon.nouns.messages import Canary
 from pagoda_daemon.scheduler.limits import Limits
 
 _TWO_BEST = 2

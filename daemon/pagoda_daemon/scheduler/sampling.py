@@ -10,8 +10,8 @@ from itertools import chain
 
 import numpy as np
 
-from pagoda_daemon.batch import Shaping
-from pagoda_daemon.engine.messages import Sampling
+from pagoda_daemon.nouns.batch import Shaping
+from pagoda_daemon.nouns.messages import Sampling
 
 RANDOM, SHAPED, SPOKEN, SCORED, MASKED, POOLED = (np.uint8(1 << bit) for bit in range(6))
 """Not greedy; logits are changed; log-probabilities of the answer; log-probabilities of the prompt; a grammar says which tokens; the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from pagoda_daemon.batch import GREEDY, Ints, RandomRows, SamplingRows, ShapedRow, Shaping
+from pagoda_daemon.nouns.batch import GREEDY, Ints, RandomRows, SamplingRows, ShapedRow, Shaping
 from pagoda_daemon.runner.sampler import Sampler
 
 

@@ -21,16 +21,20 @@ import jinja2
 import msgspec
 import pytest
 from pagoda_contracts import prefix
-from pagoda_daemon import template_worker, tokens
-from pagoda_daemon.api import app, auth, connection, endpoints, generation, requests, sampling, strict, structured
-from pagoda_daemon.api import errors as api_errors
-from pagoda_daemon.api.caller import ANYBODY, caller
+from pagoda_daemon.api.access import auth
+from pagoda_daemon.api.access.caller import ANYBODY, caller
+from pagoda_daemon.api.http import app, connection
+from pagoda_daemon.api.openai import errors as api_errors
+from pagoda_daemon.api.openai import requests, sampling, strict, structured
+from pagoda_daemon.api.routes import completions as endpoints
+from pagoda_daemon.api.routes import generation
 from pagoda_daemon.engine import loop, wire
-from pagoda_daemon.errors import ModelRejected
 from pagoda_daemon.metrics import Exposition
 from pagoda_daemon.model import config, files, loader
+from pagoda_daemon.nouns.errors import ModelRejected
 from pagoda_daemon.scheduler import admission
 from pagoda_daemon.scheduler.commit import fail_step
+from pagoda_daemon.text import template_worker, tokens
 from starlette.datastructures import Headers
 from starlette.responses import Response
 

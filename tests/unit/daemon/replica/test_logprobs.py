@@ -2,8 +2,8 @@
 
 import openai
 import pytest
-from pagoda_daemon.runner.simulated import expected_tokens
-from pagoda_daemon.tokens import ModelText
+from pagoda_daemon.simulated.device.worker import expected_tokens
+from pagoda_daemon.text.tokens import ModelText
 from support.engine.toy_model import VOCAB, tiny_model_dir
 from support.servers.replica import NAME, replica_config, start_replica
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from pagoda_daemon.batch import GREEDY, Masks, SamplingRows, Shaping
+from pagoda_daemon.nouns.batch import GREEDY, Masks, SamplingRows, Shaping
 from pagoda_daemon.runner import draw as draw_module
 from pagoda_daemon.runner import sampler as sampler_module
 from pagoda_daemon.runner.draw import best, pick

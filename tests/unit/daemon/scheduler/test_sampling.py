@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from pagoda_daemon.batch import GREEDY, LAST_SAMPLED, StepPlan, WorkerLimits
-from pagoda_daemon.engine.messages import Sampling
-from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
+from pagoda_daemon.nouns.batch import GREEDY, LAST_SAMPLED, StepPlan, WorkerLimits
+from pagoda_daemon.nouns.messages import Sampling
 from pagoda_daemon.scheduler.plan import plan
 from pagoda_daemon.scheduler.sampling import shaping_of
+from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens
 from support.engine.drive import Drive
 from support.engine.shaped_worker import ShapedWorker, shaped_tokens
 

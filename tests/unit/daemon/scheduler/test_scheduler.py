@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from pagoda_daemon.batch import RowError, StepPlan, StepResult, WorkerLimits
-from pagoda_daemon.engine.messages import Sampling, Submit
 from pagoda_daemon.kv.pool import BrokenAccountsError
-from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
+from pagoda_daemon.nouns.batch import RowError, StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.nouns.messages import Sampling, Submit
 from pagoda_daemon.scheduler.admission import Arrival, abort, refusal, submit
 from pagoda_daemon.scheduler.commit import commit, fail_step
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.plan import plan
 from pagoda_daemon.scheduler.state import State
+from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens
 from support.engine.drive import Drive
 
 VOCAB = 97

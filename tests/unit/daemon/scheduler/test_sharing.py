@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagoda_daemon.batch import WorkerLimits
-from pagoda_daemon.engine.messages import Sampling
-from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
-from pagoda_daemon.runner.virtual import VirtualWorker
+from pagoda_daemon.nouns.batch import WorkerLimits
+from pagoda_daemon.nouns.messages import Sampling
 from pagoda_daemon.scheduler.admission import abort
 from pagoda_daemon.scheduler.plan import plan
+from pagoda_daemon.simulated.device.virtual import VirtualWorker
+from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens
 from support.engine.drive import Drive
 from support.suite.profiles import examples
 

@@ -7,13 +7,13 @@ import random
 
 import numpy as np
 import pytest
-from pagoda_daemon.batch import StepPlan, WorkerLimits
-from pagoda_daemon.engine.messages import Sampling
-from pagoda_daemon.runner.simulated import SimulatedWorker
+from pagoda_daemon.nouns.batch import StepPlan, WorkerLimits
+from pagoda_daemon.nouns.messages import Sampling
 from pagoda_daemon.scheduler import plan as planning
 from pagoda_daemon.scheduler import steady
 from pagoda_daemon.scheduler.admission import abort
 from pagoda_daemon.scheduler.state import State
+from pagoda_daemon.simulated.device.worker import SimulatedWorker
 from support.engine.drive import Drive
 
 VOCAB = 97

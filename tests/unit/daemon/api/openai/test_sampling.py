@@ -1,0 +1,59 @@
+"""The engine's Sampling made of a request: the model's defaults, ids of its vocabulary, bad words as ids."""
+
+import pytest
+from pagoda_daemon.api.openai.sampling import SamplingFields, Wished, sampling_of
+from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.text.tokens import Defaults
+
+VOCAB = 100
+
+
+class Text:
+    """A model's text side: words of one letter, "x" of none, "Q" other behind a space, "long" of as many as it has letters."""
+
+    defaults = Defaults(0.6, 0.9, 20, 0.05, 1.1)
+    stop_ids = (99,)
+
+    def word_ids(self, word):
+        spaced = word.startswith(" ")
+        letters = [ord(letter) - 64 for letter in word.strip() if letter != "x"]
+        if spaced and letters[:1] == [17]:
+            return (50, *letters[1:])
+        return (60, *letters) if spaced else tuple(letters)
+
+
+def sampling(**fields):
+    return sampling_of(SamplingFields(**fields), Wished(8, None, None), Text(), VOCAB)
+
+
+def test_the_models_defaults_stand_where_the_request_is_silent():
+    silent = sampling()
+    assert (silent.temperature, silent.top_p, silent.top_k, silent.min_p, silent.repetition_penalty) == (0.6, 0.9, 20, 0.05, 1.1)
+    said = sampling(temperature=0, top_p=1, top_k=-1, min_p=0, repetition_penalty=1)
+    assert (said.temperature, said.top_p, said.top_k, said.min_p, said.repetition_penalty) == (0, 1, 0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "stops"),
+    [({}, (99,)), ({"stop_token_ids": [3]}, (99, 3)), ({"stop_token_ids": [3], "ignore_eos": True}, (3,)), ({"ignore_eos": True}, ())],
+)
+def test_stop_ids_are_the_models_and_the_requests(fields, stops):
+    assert sampling(**fields).stop_token_ids == stops
+
+
+def test_bad_words_are_banned_behind_a_space_too_where_that_is_another_token():
+    assert sampling(bad_words=["A", " BC", "QB"]).bad_words == ((1,), (2, 3), (17, 2), (50, 2))
+    with pytest.raises(BadRequest, match="'x' has no tokens"):
+        sampling(bad_words=["x"])
+
+
+@pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids", "logit_bias"])
+def test_ids_outside_of_the_vocabulary_are_refused_by_name(name):
+    sampling(**{name: {"99": 1.0} if name == "logit_bias" else [99]})
+    with pytest.raises(BadRequest, match=f"{name} holds token id 100, accepted are 0 to 99"):
+        sampling(**{name: {"100": 1.0} if name == "logit_bias" else [0, 100]})
+
+
+def test_allowed_ids_are_taken_once_each_and_an_empty_list_allows_all():
+    assert sampling(allowed_token_ids=[3, 1, 3]).allowed_token_ids == (3, 1)
+    assert sampling(allowed_token_ids=[]).allowed_token_ids is None
