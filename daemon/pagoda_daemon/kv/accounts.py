@@ -19,7 +19,8 @@ from pagoda_daemon.kv.ledger import BlockLedger
 from pagoda_daemon.kv.pool import BlockPool
 from pagoda_daemon.kv.tables import BlockTables
 from pagoda_daemon.kv.ties import PrefixTies
-from pagoda_daemon.nouns.batch import Ints, WorkerLimits
+from pagoda_daemon.nouns.arrays import Ints
+from pagoda_daemon.nouns.batch import WorkerLimits
 
 NO_MATCH = Match()
 

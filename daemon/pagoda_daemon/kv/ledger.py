@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pagoda_daemon.kv.chain import Chain
-from pagoda_daemon.nouns.batch import Ints
+from pagoda_daemon.nouns.arrays import Ints
 
 
 class Stored(NamedTuple):

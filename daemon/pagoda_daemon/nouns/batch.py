@@ -10,26 +10,14 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int32]
-Floats = NDArray[np.float32]
-Bools = NDArray[np.bool_]
-Seeds = NDArray[np.uint64]
+from pagoda_daemon.nouns.arrays import Bools, Floats, Ints
+from pagoda_daemon.nouns.sampling import DrawRows, Shaping
 
 LAST_SAMPLED: Final = -1
 """As a token id in a plan: the token that this row sampled last, in the step before this one. The worker knows it; the core may not yet."""
 
 NO_COPIES: Final[Ints] = np.zeros((0, 2), np.int32)
-
-
-def no_ids() -> Ints:
-    """An empty array of ids."""
-    return np.zeros(0, np.int32)
-
-
-def _no_bias() -> Floats:
-    return np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,33 +41,6 @@ def peak_blocks(tokens: int, block_size: int, window: int | None, budget: int) -
         return -(-tokens // block_size)
     most = window + budget
     return -(-min(tokens, most) // block_size) + (tokens > most)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RandomRows:
-    """How each sampling row draws; temperature 0 is greedy, top_k 0, top_p 1 and min_p 0 cut nothing."""
-
-    temperature: Floats
-    top_p: Floats
-    top_k: Ints
-    min_p: Floats
-    seeds: Seeds
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Shaping:
-    """What changes a request's logits before the draw; fixed for its life. The penalties are vLLM's: repetition counts prompt and
-    answer, frequency and presence the answer only. A bad word is banned where the answer ends with all of it but its last token."""
-
-    repetition: float = 1.0
-    frequency: float = 0.0
-    presence: float = 0.0
-    bias_ids: Ints = field(default_factory=no_ids)
-    bias: Floats = field(default_factory=_no_bias)
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    allowed: Ints | None = None
-    min_tokens: int = 0
-    stop_ids: Ints = field(default_factory=no_ids)
 
 
 class ShapedRow(NamedTuple):
@@ -128,7 +89,7 @@ class SamplingRows:
     `top_logprobs[i]` is -1 where no log-probability is wanted, else how many of the best are listed beside the chosen token.
     """
 
-    random: RandomRows | None = None
+    random: DrawRows | None = None
     shaped: tuple[ShapedRow, ...] = ()
     top_logprobs: Ints | None = None
     scored: ScoredTokens | None = None

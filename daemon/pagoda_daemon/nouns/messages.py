@@ -10,33 +10,7 @@ from typing import Literal
 
 import msgspec
 
-
-class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How tokens are chosen. Validated by the front; `temperature` 0 is greedy; `seed` None draws one.
-
-    `bad_words` are sequences of ids. `logprobs` wants the log-probability of each token and of so many of the best; `prompt_logprobs`
-    the same of each prompt token but the first, which no cached prefix can give; `pooling` the prompt's embedding. `deliver_stop`: the
-    stop id comes as a token.
-    """
-
-    max_tokens: int
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int | None = None
-    stop_token_ids: tuple[int, ...] = ()
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: dict[int, float] = {}
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    allowed_token_ids: tuple[int, ...] | None = None
-    min_tokens: int = 0
-    deliver_stop: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    pooling: Literal["mean", "last"] | None = None
+from pagoda_daemon.nouns.sampling import Sampling
 
 
 class Prefix(msgspec.Struct, frozen=True, array_like=True):

@@ -9,6 +9,7 @@ of 64 tokens by the groups' sums first, then a token in it. Which way a row goes
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from pagoda_daemon.nouns.batch import Ints, RandomRows
+from pagoda_daemon.nouns.arrays import Ints
+from pagoda_daemon.nouns.sampling import DrawRows
 from pagoda_daemon.runner.noise import gumbel
 
 _WIDTHS = (64, 256, 2048)  # how many best tokens are looked at, before all
@@ -27,36 +29,31 @@ _GROUP_KEY = 2**30  # groups take their noise beside the tokens' ids
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Rows to draw: logits divided by temperature [rows, vocab], and what `RandomRows` says of them."""
+    """Rows to draw: logits divided by temperature [rows, vocab], and how each of them draws."""
 
     logits: Tensor
-    rows: RandomRows
+    rows: DrawRows
     positions: Ints
 
     def of(self, chosen: NDArray[np.intp]) -> Drawing:
         if chosen.size == self.positions.size:
             return self
-        return Drawing(self.logits[torch.from_numpy(chosen).to(self.logits.device)], pick(self.rows, chosen), self.positions[chosen])
+        return Drawing(self.logits[torch.from_numpy(chosen).to(self.logits.device)], self.rows[chosen], self.positions[chosen])
 
     def noise(self, ids: Tensor) -> Tensor:
-        return gumbel(ids.int(), self.rows.seeds, self.positions)
+        return gumbel(ids.int(), self.rows["seed"], self.positions)
 
 
-def pick(rows: RandomRows, chosen: NDArray[np.intp]) -> RandomRows:
-    """Those of `rows` that are `chosen`."""
-    return RandomRows(rows.temperature[chosen], rows.top_p[chosen], rows.top_k[chosen], rows.min_p[chosen], rows.seeds[chosen])
-
-
-def draw(logits: Tensor, rows: RandomRows, positions: Ints) -> Ints:
+def draw(logits: Tensor, rows: DrawRows, positions: Ints) -> Ints:
     """`logits` are float32 and left as they are; every row has a finite maximum."""
-    heat = torch.from_numpy(rows.temperature).to(logits.device)[:, None]
+    heat = _column(rows["temperature"], logits)
     drawing = Drawing(logits / heat, rows, positions)
-    filtered = (rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)
+    filtered = (rows["top_k"] > 0) | (rows["top_p"] < 1) | (rows["min_p"] > 0)
     tokens = np.empty(positions.size, np.int32)
     if (free := np.flatnonzero(~filtered)).size:
         tokens[free] = _of_all(drawing.of(free))
     # A row with a small top_k starts with 64; the others would mostly come back.
-    narrow = (rows.top_k > 0) & (rows.top_k < _WIDTHS[0])
+    narrow = (rows["top_k"] > 0) & (rows["top_k"] < _WIDTHS[0])
     open_rows = {_WIDTHS[0]: np.flatnonzero(narrow), _WIDTHS[1]: np.flatnonzero(filtered & ~narrow)}
     left = np.zeros(0, np.intp)
     for width in (width for width in _WIDTHS if width < logits.shape[-1]):
@@ -144,9 +141,9 @@ def _least(values: Tensor, drawing: Drawing) -> tuple[Tensor, Tensor]:
 
     Equal values share their fate, so that no order among them matters: bf16 logits often are equal.
     """
-    rows, device, count = drawing.rows, values.device, values.shape[-1]
-    min_p, top_p = (torch.from_numpy(part).to(device)[:, None] for part in (rows.min_p, rows.top_p))
-    top_k = torch.from_numpy(rows.top_k.astype(np.int64)).to(device)[:, None]
+    rows, count = drawing.rows, values.shape[-1]
+    min_p, top_p = _column(rows["min_p"], values), _column(rows["top_p"], values)
+    top_k = _column(rows["top_k"].astype(np.int64), values)
     kept = (values - values[:, :1]).exp() >= min_p  # probabilities over the largest one
     kept &= (top_k == 0) | (values >= values.gather(1, top_k.clamp(1, count) - 1))
     bounded = (min_p > 0) | (top_k > 0)
@@ -155,6 +152,11 @@ def _least(values: Tensor, drawing: Drawing) -> tuple[Tensor, Tensor]:
     kept &= (mass.cumsum(dim=-1) - mass < top_p) | (top_p >= 1)
     least = values.gather(1, kept.sum(dim=-1, keepdim=True).clamp(min=1) - 1)
     return least, (ended & (least > values[:, -1:]))[:, 0]
+
+
+def _column(numbers: NDArray[Any], like: Tensor) -> Tensor:
+    """One number per row, beside `like`: [rows, 1]."""
+    return torch.from_numpy(numbers).to(like.device)[:, None]
 
 
 def _mass(values: Tensor, kept: Tensor, bounded: Tensor, logits: Tensor) -> Tensor:

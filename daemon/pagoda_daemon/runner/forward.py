@@ -15,7 +15,8 @@ from torch import Tensor
 
 from pagoda_daemon.model.attention import KvCache, attention_batch
 from pagoda_daemon.model.decoder import Decoder, Flat
-from pagoda_daemon.nouns.batch import Ints, StepPlan
+from pagoda_daemon.nouns.arrays import Ints
+from pagoda_daemon.nouns.batch import StepPlan
 from pagoda_daemon.runner.answer import Likeliest, wanted_logits
 from pagoda_daemon.runner.fixed import pass_size, passes
 

@@ -14,7 +14,7 @@ from pagoda_contracts.prefix import Scope
 
 from pagoda_daemon.kv.chain import Chain
 from pagoda_daemon.kv.ties import ties_of
-from pagoda_daemon.nouns.batch import Ints
+from pagoda_daemon.nouns.arrays import Ints
 from pagoda_daemon.nouns.messages import Refusal, RowOutput, Submit
 from pagoda_daemon.scheduler.door import logprob_bytes, refuse, worst_blocks
 from pagoda_daemon.scheduler.limits import Limits

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -17,22 +16,12 @@ from typing import Any, Final, NamedTuple
 from tokenizers import Tokenizer
 
 from pagoda_daemon.nouns.errors import BadRequest, ModelRejected
+from pagoda_daemon.nouns.sampling import NUMBERS
 from pagoda_daemon.text.detokenize import Detokenizer, detokenizers
 from pagoda_daemon.text.spelling import Speller
 from pagoda_daemon.text.templates import ChatTemplate
 
 _HERE: Final = "\ue000\uf8ff\ue000"  # of the private use area: stands where the last message is to be continued
-
-
-@dataclass(frozen=True)
-class Defaults:
-    """What generation_config.json says of sampling; OpenAI's defaults where it is silent."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
 
 
 class ChatShape(NamedTuple):
@@ -223,15 +212,15 @@ def _template_source(directory: Path, config: Mapping[str, Any]) -> str | None:
     return source
 
 
-def _defaults(generation: Mapping[str, Any], directory: Path) -> Defaults:
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    values = {name: generation[name] for name in names if generation.get(name) is not None}
+def _defaults(generation: Mapping[str, Any], directory: Path) -> Mapping[str, float]:
+    """What generation_config.json says of sampling, by the names of `Sampling`."""
+    values = {name: generation[name] for name, number in NUMBERS.items() if number.of_model and generation.get(name) is not None}
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**31:
             raise ModelRejected(f"generation_config.json in {directory}: {name} is {value!r:.64}, accepted is a number from 0")
-    top_k = values.pop("top_k", 0)
+    top_k = values.get("top_k", 0)
     if top_k != int(top_k):
         raise ModelRejected(f"generation_config.json in {directory}: top_k is {top_k}, accepted is a whole number")
     if values.get("repetition_penalty") == 0:
         raise ModelRejected(f"generation_config.json in {directory}: repetition_penalty is 0, accepted is more")
-    return Defaults(**values, top_k=int(top_k))
+    return values | ({"top_k": int(top_k)} if "top_k" in values else {})

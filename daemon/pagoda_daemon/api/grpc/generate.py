@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import structlog
 from pagoda_contracts.names import (
@@ -30,13 +30,14 @@ from pagoda_contracts.prefix import HASH_BYTES, to_header
 from pagoda_daemon.api.access.caller import Principal, Terms, caller, deadline_at
 from pagoda_daemon.api.grpc.server import Context, Door
 from pagoda_daemon.api.openai.errors import body_of, retryable
-from pagoda_daemon.api.openai.sampling import MAX_IDS, RANGES, check_ids, in_range
+from pagoda_daemon.api.openai.sampling import MAX_IDS, check_ids, check_numbers
 from pagoda_daemon.api.routes.completions import Admission
 from pagoda_daemon.api.routes.generation import Generator, checked_reason
 from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.metrics.records import Record
 from pagoda_daemon.nouns.errors import BadRequest, DaemonError, ModelNotFound, NotReady
-from pagoda_daemon.nouns.messages import Ready, RowOutput, Sampling, Submit
+from pagoda_daemon.nouns.messages import Ready, RowOutput, Submit
+from pagoda_daemon.nouns.sampling import NUMBERS, Sampling
 
 log = structlog.get_logger()
 
@@ -141,21 +142,14 @@ def sampling_of(given: pb.Sampling, max_tokens: int, vocab_size: int, stop_ids: 
         raise BadRequest(f"stop_token_ids has {len(given.stop_token_ids)} entries, accepted are at most {MAX_IDS}", "stop_token_ids")
     ids = tuple(given.stop_token_ids)
     check_ids("stop_token_ids", ids, vocab_size)
-    sampling = Sampling(
+    said: dict[str, Any] = {name: value for name in NUMBERS if (value := getattr(given, name))}
+    check_numbers(said)
+    return Sampling(
+        **said,
         max_tokens=max_tokens,
-        temperature=given.temperature,
-        top_p=given.top_p or 1.0,
-        top_k=given.top_k,
         seed=given.seed if given.has_seed else None,
         stop_token_ids=ids if given.ignore_eos else (*stop_ids, *ids),
-        min_p=given.min_p,
-        presence_penalty=given.presence_penalty,
-        frequency_penalty=given.frequency_penalty,
-        repetition_penalty=given.repetition_penalty or 1.0,
     )
-    for name in ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
-        in_range(name, getattr(sampling, name), *RANGES[name])
-    return sampling
 
 
 def terms_of(who: Principal, request: pb.GenerateRequest, arrived: float, call_s: float | None) -> Terms:

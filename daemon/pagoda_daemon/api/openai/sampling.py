@@ -7,12 +7,12 @@ Ranges are OpenAI's where it has the field, else vLLM's. What depends on the mod
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from pagoda_daemon.nouns.errors import BadRequest
-from pagoda_daemon.nouns.messages import Sampling
+from pagoda_daemon.nouns.sampling import NUMBERS, OFF, Number, Sampling
 from pagoda_daemon.text.tokens import ModelText
 
 MAX_STOPS: Final = 4
@@ -23,14 +23,7 @@ MAX_BAD_WORDS: Final = 128
 MAX_CHOICES: Final = 128  # prompts times n: OpenAI's most for n, and more prompts than lm-eval sends at once
 _MANY: Final = 2**31 - 1
 RANGES: Final[Mapping[str, tuple[float, float]]] = {
-    "temperature": (0.0, 2.0),
-    "top_p": (0.0, 1.0),
-    "top_k": (-1, _MANY),
-    "min_p": (0.0, 1.0),
     "seed": (-(2**63), 2**63 - 1),
-    "repetition_penalty": (0.01, 100.0),
-    "frequency_penalty": (-2.0, 2.0),
-    "presence_penalty": (-2.0, 2.0),
     "min_tokens": (0, _MANY),
     "prompt_logprobs": (0, MAX_LOGPROBS),
     "n": (1, MAX_CHOICES),
@@ -38,11 +31,11 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "max_completion_tokens": (1, _MANY),
     "top_logprobs": (0, MAX_LOGPROBS),
 }
-"""Of number fields, both ends included; what depends on other fields is said where it is checked."""
+"""Of numbers that are not in `NUMBERS`, both ends included; what depends on other fields is said where it is checked."""
 
 
 class SamplingFields(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """Fields of both endpoints that say how tokens are chosen and when the answer ends."""
+    """Fields of both endpoints that say how tokens are chosen and when the answer ends. Each of `NUMBERS` has its field."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -77,21 +70,14 @@ class Wished(msgspec.Struct, frozen=True):
 
 def sampling_of(fields: SamplingFields, wished: Wished, text: ModelText, vocab_size: int) -> Sampling:
     """The model's own defaults where the request is silent; BadRequest names an id that the model does not have."""
-    defaults = text.defaults
     ids = tuple(fields.stop_token_ids or ())
     check_ids("stop_token_ids", ids, vocab_size)
     check_ids("allowed_token_ids", fields.allowed_token_ids or (), vocab_size)
     return Sampling(
+        **_numbers(fields, text.defaults),
         max_tokens=wished.max_tokens,
-        temperature=_or(fields.temperature, defaults.temperature),
-        top_p=_or(fields.top_p, defaults.top_p),
-        top_k=max(0, defaults.top_k if fields.top_k is None else fields.top_k),
-        min_p=_or(fields.min_p, defaults.min_p),
         seed=fields.seed,
         stop_token_ids=ids if fields.ignore_eos else (*text.stop_ids, *ids),
-        repetition_penalty=_or(fields.repetition_penalty, defaults.repetition_penalty),
-        frequency_penalty=fields.frequency_penalty or 0.0,
-        presence_penalty=fields.presence_penalty or 0.0,
         logit_bias=_bias(fields.logit_bias or {}, vocab_size),
         bad_words=_bad_words(fields.bad_words or (), text),
         allowed_token_ids=tuple(dict.fromkeys(fields.allowed_token_ids)) if fields.allowed_token_ids else None,
@@ -102,8 +88,14 @@ def sampling_of(fields: SamplingFields, wished: Wished, text: ModelText, vocab_s
     )
 
 
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
+def _numbers(fields: SamplingFields, defaults: Mapping[str, float]) -> dict[str, Any]:
+    """Each as the request says it, else the model, else the API. A `top_k` of -1 is vLLM's word for 0."""
+    found: dict[str, Any] = {name: _first(getattr(fields, name), defaults.get(name), NUMBERS[name].silent, OFF[name]) for name in NUMBERS}
+    return found | {"top_k": max(0, found["top_k"])}
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)
 
 
 def _bias(given: Mapping[str, float], vocab_size: int) -> dict[int, float]:
@@ -134,10 +126,9 @@ def check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
 
 def check_sampling(fields: SamplingFields) -> None:
     """BadRequest names the first field out of its range."""
+    check_numbers({name: getattr(fields, name) for name in NUMBERS})
     for name in RANGES.keys() & set(fields.__struct_fields__):
         in_range(name, getattr(fields, name), *RANGES[name])
-    if fields.top_p == 0.0:
-        raise BadRequest("top_p is 0, accepted is more than 0 and at most 1; for greedy use temperature 0", "top_p")
     _check_bias(fields.logit_bias or {})
     _check_count("stop_token_ids", fields.stop_token_ids or (), MAX_IDS)
     _check_count("bad_words", fields.bad_words or (), MAX_BAD_WORDS)
@@ -146,10 +137,17 @@ def check_sampling(fields: SamplingFields) -> None:
     _check_strings("stop", fields.stops)
 
 
+def check_numbers(given: Mapping[str, float | None]) -> None:
+    """BadRequest names the first that is out of its range; None is not said."""
+    for name, value in given.items():
+        if value is not None and (why := NUMBERS[name].refusal(name, value)) is not None:
+            raise BadRequest(why, name)
+
+
 def in_range(name: str, value: float | None, low: float, high: float) -> None:
-    """NaN lies in no range; a number of thousands of digits, which JSON may hold, is compared but not printed whole."""
-    if value is not None and not low <= value <= high:
-        raise BadRequest(f"{name} is {value!s:.32}, accepted is {low} to {high}", name)
+    """Of a number that `NUMBERS` does not hold."""
+    if value is not None and (why := Number(low, high).refusal(name, value)) is not None:
+        raise BadRequest(why, name)
 
 
 def _check_bias(bias: Mapping[str, float]) -> None:

@@ -56,12 +56,18 @@ def _literal(value: Any) -> str:
 
 
 def _row(field: str, schema: Mapping[str, Any], kind: Mapping[str, Any]) -> str:
-    bounds = [f"{one['minimum']} to {one['maximum']}" for one in (kind, *kind.get("anyOf", ())) if "minimum" in one]
+    bounds = [_bounds(one) for one in (kind, *kind.get("anyOf", ())) if "maximum" in one]
     said = ["required"] * (field in schema.get("required", ())) + bounds
     if "default" in kind and kind["default"] not in (None, {}):
         said.append(f"default {_literal(kind['default'])}")
     null = " or null" * (field in schema.get("required", ()) and {"type": "null"} in kind.get("anyOf", ()))
     return f"| `{field}` | {_type(kind)}{null} | {', '.join(said)} |"
+
+
+def _bounds(number: Mapping[str, Any]) -> str:
+    if "exclusiveMinimum" in number:
+        return f"more than {number['exclusiveMinimum']:g}, at most {number['maximum']:g}"
+    return f"{number['minimum']} to {number['maximum']}"
 
 
 def _type(kind: Mapping[str, Any]) -> str:

@@ -26,7 +26,8 @@ from pagoda_daemon.api.routes.completions import Admission, Told, admitted
 from pagoda_daemon.api.routes.generation import Generator, Submission
 from pagoda_daemon.api.routes.usages import Usages
 from pagoda_daemon.nouns.errors import BadRequest
-from pagoda_daemon.nouns.messages import Ready, Sampling, Submit
+from pagoda_daemon.nouns.messages import Ready, Submit
+from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.text.tokens import ModelText
 
 MAX_INPUTS: Final = 2048  # OpenAI's

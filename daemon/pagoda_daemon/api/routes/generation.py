@@ -23,7 +23,8 @@ from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.metrics import Counts
 from pagoda_daemon.metrics.records import Record
 from pagoda_daemon.nouns.errors import BadRequest, DaemonError, Draining, Overloaded, RequestFailed, TooMany
-from pagoda_daemon.nouns.messages import Life, Ready, Refusal, RowOutput, Sampling, Submit, TokenLogprob
+from pagoda_daemon.nouns.messages import Life, Ready, Refusal, RowOutput, Submit, TokenLogprob
+from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.text.answer import AnswerText, Piece, echo
 from pagoda_daemon.text.stops import StopMatcher
 from pagoda_daemon.text.tokens import ModelText

@@ -21,6 +21,7 @@ from pagoda_daemon.api.openai.sampling import RANGES
 from pagoda_daemon.api.openai.trace import TRACE_PATH, Trace
 from pagoda_daemon.api.routes.embeddings import EmbeddingReply, EmbeddingRequest
 from pagoda_daemon.api.routes.texts import DetokenizeReply, DetokenizeRequest, TokenizeReply, TokenizeRequest
+from pagoda_daemon.nouns.sampling import NUMBERS
 
 SSE: Final = "text/event-stream"
 TEXT: Final = "text/plain"
@@ -153,6 +154,9 @@ def _refine(schema: dict[str, Any], *, served: bool) -> None:
     for name in RANGES.keys() & properties.keys():
         for kind in _numbers(properties[name]):
             kind["minimum"], kind["maximum"] = RANGES[name]
+    for name in NUMBERS.keys() & properties.keys():
+        for kind in _numbers(properties[name]):
+            kind["exclusiveMinimum" if NUMBERS[name].above else "minimum"], kind["maximum"] = NUMBERS[name].low, NUMBERS[name].high
     if served:
         properties.update({name: {"description": "Accepted; changes nothing."} for name in sorted(foreign().harmless)})
         properties.update({name: {"enum": [*values]} for name, values in sorted(foreign().neutral.items()) if name not in properties})

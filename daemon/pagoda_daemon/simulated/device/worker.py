@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from pagoda_contracts.launch import DaemonConfig
 from pagoda_contracts.launch import SimulatedWorker as SimulatedSettings
 
-from pagoda_daemon.nouns.batch import Ints, Logprobs, Masks, Pooled, PooledTokens, StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.nouns.arrays import Ints
+from pagoda_daemon.nouns.batch import Logprobs, Masks, Pooled, PooledTokens, StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.nouns.errors import ConfigRejected
 from pagoda_daemon.runner.feedback import Feedback
 

@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 
 from pagoda_daemon.nouns.errors import ConfigRejected
-from pagoda_daemon.nouns.messages import Sampling, Submit
+from pagoda_daemon.nouns.messages import Submit
+from pagoda_daemon.nouns.sampling import Sampling
 
 _POOL = 1 << 17
 # Odd, so that seeds in a row come to all places, and neighbours far from each other.

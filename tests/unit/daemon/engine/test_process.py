@@ -20,7 +20,8 @@ from pagoda_daemon.engine.client import EngineClient, wires
 from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.nouns.errors import EngineDied
-from pagoda_daemon.nouns.messages import Abort, Failed, Heartbeat, Loading, Ready, Sampling, Shutdown, StepOutput, Submit
+from pagoda_daemon.nouns.messages import Abort, Failed, Heartbeat, Loading, Ready, Shutdown, StepOutput, Submit
+from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.simulated.device.worker import expected_tokens
 from support.engine.front import PATIENCE_MS, engine_argv, engine_process, front
 

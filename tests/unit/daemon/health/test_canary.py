@@ -14,7 +14,8 @@ from pagoda_daemon.health.canary import MIN_MARGIN, PROMPTS, Canary
 from pagoda_daemon.health.replica import Limits, Replica, ready
 from pagoda_daemon.nouns.batch import StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.nouns.messages import Canary as Sung
-from pagoda_daemon.nouns.messages import CanaryAnswer, Ready, Sampling
+from pagoda_daemon.nouns.messages import CanaryAnswer, Ready
+from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.scheduler.canary import take_in
 from pagoda_daemon.scheduler.commit import fail_step
 from pagoda_daemon.scheduler.plan import plan

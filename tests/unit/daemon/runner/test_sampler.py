@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
-from pagoda_daemon.nouns.batch import GREEDY, Masks, SamplingRows, Shaping
+from pagoda_daemon.nouns.batch import GREEDY, Masks, SamplingRows
+from pagoda_daemon.nouns.sampling import Shaping
 from pagoda_daemon.runner import draw as draw_module
 from pagoda_daemon.runner import sampler as sampler_module
-from pagoda_daemon.runner.draw import best, pick
+from pagoda_daemon.runner.draw import best
 from pagoda_daemon.runner.noise import gumbel
 from pagoda_daemon.runner.sampler import NOT_FINITE, NOTHING_LEFT, Sampler
 from support.engine.sampling_rows import draw_tokens, greedy_tokens, places, random_rows, shaped_row
@@ -54,13 +53,12 @@ FILTERS = (
 def test_a_row_gets_the_same_token_alone_and_in_any_company() -> None:
     rows, width = 4 * len(FILTERS), 3000
     scores = logits(rows, width=width, scale=3.0)
-    parts = [random_rows(4, **settings) for settings in FILTERS]
-    mixed = replace(parts[0], **{name: np.concatenate([getattr(part, name) for part in parts]) for name in parts[0].__slots__})
+    mixed = np.concatenate([random_rows(4, **settings) for settings in FILTERS])
     together = draw_tokens(scores, mixed)
     for row in range(rows):
-        assert draw_tokens(scores[row : row + 1], pick(mixed, np.asarray([row])), start=row)[0] == together[row], f"row {row}"
+        assert draw_tokens(scores[row : row + 1], mixed[[row]], start=row)[0] == together[row], f"row {row}"
     half = np.arange(0, rows, 2)
-    shuffled = Sampler().sample(scores[half], SamplingRows(random=pick(mixed, half)), places(rows)[half])
+    shuffled = Sampler().sample(scores[half], SamplingRows(random=mixed[half]), places(rows)[half])
     assert shuffled.tokens.tolist() == together[half].tolist()
 
 
@@ -189,7 +187,7 @@ def test_equal_logits_share_their_fate() -> None:
 def test_filters_of_one_row_leave_the_others_alone() -> None:
     scores = torch.zeros(400, WIDTH)
     mixed = random_rows(400)
-    mixed.top_k[:200] = 1
+    mixed["top_k"][:200] = 1
     assert draw_tokens(scores, mixed)[200:].tolist() == draw_tokens(scores, random_rows(400))[200:].tolist()
 
 
@@ -248,7 +246,8 @@ def test_a_mask_that_leaves_nothing_is_that_rows_error():
 def test_a_row_is_drawn_by_its_own_settings_whatever_rows_are_sampled_together(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, width = 6, 32
     scores = torch.randn(rows, width, generator=torch.Generator().manual_seed(3))
-    mixed = replace(random_rows(rows), temperature=np.linspace(0.5, 3.0, rows, dtype=np.float32), seeds=np.arange(rows, dtype=np.uint64))
+    mixed = random_rows(rows)
+    mixed["temperature"], mixed["seed"] = np.linspace(0.5, 3.0, rows), np.arange(rows)
     together = draw_tokens(scores, mixed).tolist()
     assert len(set(together)) > 3
     monkeypatch.setattr(sampler_module, "_BLOCK", 2 * width)

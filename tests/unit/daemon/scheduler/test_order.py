@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 from pagoda_daemon.nouns.batch import StepPlan, WorkerLimits
-from pagoda_daemon.nouns.messages import Sampling, Submit
+from pagoda_daemon.nouns.messages import Submit
+from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.scheduler.admission import refusal
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.order import VirtualTokens, bound

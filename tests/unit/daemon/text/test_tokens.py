@@ -14,7 +14,7 @@ from pagoda_daemon.nouns.errors import BadRequest, ModelRejected
 from pagoda_daemon.nouns.messages import Ready
 from pagoda_daemon.text.spelling import Speller
 from pagoda_daemon.text.stops import StopMatcher
-from pagoda_daemon.text.tokens import Defaults, ModelText
+from pagoda_daemon.text.tokens import ModelText
 from support.engine.toy_model import BOS, EOS, VOCAB, tiny_model_dir
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
@@ -188,11 +188,12 @@ def test_stop_ids_come_from_generation_config_then_config_then_the_tokenizer(tmp
 
 
 def test_sampling_defaults_come_from_generation_config(tmp_path):
-    assert ModelText(tiny_model_dir(tmp_path / "a")).defaults == Defaults(1.0, 1.0, 0)
-    assert ModelText(tiny_model_dir(tmp_path / "b", temperature=0.6, top_p=0.9, top_k=20)).defaults == Defaults(0.6, 0.9, 20)
+    assert ModelText(tiny_model_dir(tmp_path / "a")).defaults == {}
+    asked = {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
+    assert ModelText(tiny_model_dir(tmp_path / "b", **asked)).defaults == asked
     qwen = ModelText(tiny_model_dir(tmp_path / "d", repetition_penalty=1.05, min_p=0.1))
-    assert qwen.defaults == Defaults(min_p=0.1, repetition_penalty=1.05)
-    whole = ModelText(tiny_model_dir(tmp_path / "c", top_k=50.0)).defaults.top_k
+    assert qwen.defaults == {"min_p": 0.1, "repetition_penalty": 1.05}
+    whole = ModelText(tiny_model_dir(tmp_path / "c", top_k=50.0)).defaults["top_k"]
     assert (whole, type(whole)) == (50, int)
 
 

@@ -13,9 +13,11 @@ from pagoda_daemon.api.grpc.generate import submit_of, terms_of
 from pagoda_daemon.engine.loop import Engine
 from pagoda_daemon.nouns.errors import BadRequest
 from pagoda_daemon.nouns.messages import Abort, Ready
+from pagoda_daemon.nouns.sampling import NUMBERS, OFF
 from pagoda_daemon.simulated.device.worker import expected_tokens
 from pagoda_daemon.simulated.fleet.engine import LocalEngine
 from pagoda_daemon.simulated.fleet.text import VOCAB
+from support.engine.sampling_rows import not_off
 from support.kube.issuer import Issuer
 from support.servers.local_front import NAME, local_config, local_front
 
@@ -225,10 +227,16 @@ def test_the_engines_id_is_never_the_callers():
     assert len({one.request_id, other.request_id, "same"}) == 3
 
 
+@pytest.mark.parametrize("name", NUMBERS)
+def test_each_number_of_a_request_is_the_engines_under_the_same_name(name):
+    assert getattr(submit_of(asked(sampling={name: not_off(name)}), LIMITS, ()).sampling, name) == not_off(name)
+
+
 def test_what_is_not_said_of_sampling_changes_nothing():
     sampling = submit_of(asked(sampling={"max_tokens": 0, "ignore_eos": False}), LIMITS, (7,)).sampling
     assert (sampling.max_tokens, sampling.top_p, sampling.repetition_penalty) == (512 - len(PROMPT), 1.0, 1.0)
     assert (sampling.temperature, sampling.seed, sampling.stop_token_ids) == (0.0, None, (7,))
+    assert {name: getattr(sampling, name) for name in NUMBERS} == OFF
     assert submit_of(asked(sampling={"has_seed": True, "seed": 0}), LIMITS, ()).sampling.seed == 0
 
 

@@ -1,17 +1,21 @@
 """The engine's Sampling made of a request: the model's defaults, ids of its vocabulary, bad words as ids."""
 
+from types import MappingProxyType
+
 import pytest
 from pagoda_daemon.api.openai.sampling import SamplingFields, Wished, sampling_of
 from pagoda_daemon.nouns.errors import BadRequest
-from pagoda_daemon.text.tokens import Defaults
+from pagoda_daemon.nouns.sampling import NUMBERS, OFF
+from support.engine.sampling_rows import not_off
 
 VOCAB = 100
+NUMBERS_OF_THE_MODEL = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
 
 
 class Text:
     """A model's text side: words of one letter, "x" of none, "Q" other behind a space, "long" of as many as it has letters."""
 
-    defaults = Defaults(0.6, 0.9, 20, 0.05, 1.1)
+    defaults = MappingProxyType(NUMBERS_OF_THE_MODEL)
     stop_ids = (99,)
 
     def word_ids(self, word):
@@ -31,6 +35,11 @@ def test_the_models_defaults_stand_where_the_request_is_silent():
     assert (silent.temperature, silent.top_p, silent.top_k, silent.min_p, silent.repetition_penalty) == (0.6, 0.9, 20, 0.05, 1.1)
     said = sampling(temperature=0, top_p=1, top_k=-1, min_p=0, repetition_penalty=1)
     assert (said.temperature, said.top_p, said.top_k, said.min_p, said.repetition_penalty) == (0, 1, 0, 0, 1)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_each_number_of_a_request_is_the_engines_under_the_same_name(name):
+    assert getattr(sampling(**{name: not_off(name)}), name) == not_off(name) != OFF[name]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from pagoda_daemon.api.routes.events import PING, EventStream
 from pagoda_daemon.api.routes.generation import Delta, Submission
 from pagoda_daemon.api.routes.usages import Usages
 from pagoda_daemon.nouns.errors import RequestFailed
-from pagoda_daemon.nouns.messages import Sampling, Submit
+from pagoda_daemon.nouns.messages import Submit
+from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.text.answer import Piece
 
 

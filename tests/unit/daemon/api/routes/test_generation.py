@@ -12,7 +12,8 @@ from pagoda_daemon.api.routes.generation import Generator, Submission
 from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.metrics import Counts
 from pagoda_daemon.nouns.errors import Overloaded, RequestError, RequestFailed
-from pagoda_daemon.nouns.messages import Refusal, RowOutput, Sampling, Submit
+from pagoda_daemon.nouns.messages import Refusal, RowOutput, Submit
+from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.text.tokens import ModelText
 from support.engine.toy_model import tiny_model_dir
 

@@ -14,6 +14,7 @@ from pagoda_daemon.api.routes.openapi import OPERATIONS, document
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.metrics import Counts, Exposition
 from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.nouns.sampling import NUMBERS
 from pagoda_daemon.text.tokens import ModelText
 from starlette.routing import Route
 from support.engine.toy_model import tiny_model_dir
@@ -75,14 +76,17 @@ def test_ranges_in_the_document_are_those_that_are_enforced(kind):
     properties = DOCUMENT["components"]["schemas"][kind.__name__]["properties"]
     seen = set()
     for name, schema in properties.items():
-        for bounds in (one for one in (schema, *schema.get("anyOf", ())) if "minimum" in one):
+        for bounds in (one for one in (schema, *schema.get("anyOf", ())) if "maximum" in one):
             seen.add(name)
-            exclusive = name == "top_p" or (name == "max_tokens" and kind is ChatRequest)  # said where it is checked: not 0
-            assert refused(kind, name, bounds["minimum"]) == (name if exclusive else None)
-            assert refused(kind, name, bounds["maximum"]) is None, name
-            assert refused(kind, name, bounds["minimum"] - 1) == name
-            assert refused(kind, name, bounds["maximum"] + 1) == name
-    assert seen == RANGES.keys() & set(kind.__struct_fields__)
+            exclusive = "exclusiveMinimum" in bounds
+            least, most = bounds["exclusiveMinimum" if exclusive else "minimum"], bounds["maximum"]
+            exclusive |= name == "max_tokens" and kind is ChatRequest  # said where it is checked: not 0
+            assert refused(kind, name, least) == (name if exclusive else None)
+            assert refused(kind, name, most) is None, name
+            assert refused(kind, name, least - 1) == name
+            assert refused(kind, name, most + 1 if most + 1 != most else most * 2) == name
+    assert seen == (RANGES.keys() | NUMBERS.keys()) & set(kind.__struct_fields__)
+    assert seen > set(NUMBERS)
     assert len(seen) >= 12
 
 

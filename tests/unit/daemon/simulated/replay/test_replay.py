@@ -16,7 +16,8 @@ from pagoda_contracts.launch import TestingConfig as ForTests
 from pagoda_daemon.engine.build import build_worker
 from pagoda_daemon.nouns.batch import StepResult, WorkerLimits
 from pagoda_daemon.nouns.errors import ConfigRejected
-from pagoda_daemon.nouns.messages import Sampling, Submit
+from pagoda_daemon.nouns.messages import Submit
+from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.scheduler.admission import Arrival, submit
 from pagoda_daemon.scheduler.commit import commit
 from pagoda_daemon.scheduler.limits import Limits
