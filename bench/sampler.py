@@ -46,6 +46,7 @@ def settings(rows: int, vocab: int) -> Iterator[tuple[str, SamplingRows]]:
     yield "top_p 0.9, temperature 0.6", random_rows(rows, 0.6, top_p=0.9)
     yield "top_p 0.95", random_rows(rows, top_p=0.95)
     yield "min_p 0.05", random_rows(rows, min_p=0.05)
+    yield "top_n_sigma 1", random_rows(rows, top_n_sigma=1)
     ids = np.arange(100, dtype=np.int32)
     shapings = {
         "repetition_penalty": Shaping(repetition=1.05),

@@ -58,6 +58,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     min_p: Annotated[float, Number(0.0, 1.0, of_model=True, drawn=np.float32)] = 0.0
+    top_n_sigma: Annotated[float, Number(0.0, _LARGEST_FLOAT, above=True, hint="leave it out to keep all tokens", drawn=np.float32)] = 0.0
     repetition_penalty: Annotated[float, Number(0.01, 100.0, of_model=True)] = 1.0
     frequency_penalty: Annotated[float, Number(-2.0, 2.0)] = 0.0
     presence_penalty: Annotated[float, Number(-2.0, 2.0)] = 0.0

@@ -41,6 +41,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    top_n_sigma: float | None = None
     seed: int | None = None
     repetition_penalty: float | None = None
     frequency_penalty: float | None = None

@@ -120,6 +120,7 @@ def test_every_field_of_sampling_is_taken(client):
     fields = {
         "top_k": 5,
         "min_p": 0.1,
+        "top_n_sigma": 1.5,
         "repetition_penalty": 1.1,
         "bad_words": ["never", "é"],
         "min_tokens": 2,

@@ -3,7 +3,7 @@
 from types import MappingProxyType
 
 import pytest
-from pagoda_daemon.api.openai.sampling import SamplingFields, Wished, sampling_of
+from pagoda_daemon.api.openai.sampling import SamplingFields, Wished, check_sampling, sampling_of
 from pagoda_daemon.nouns.errors import BadRequest
 from pagoda_daemon.nouns.sampling import NUMBERS, OFF
 from support.engine.sampling_rows import not_off
@@ -35,6 +35,14 @@ def test_the_models_defaults_stand_where_the_request_is_silent():
     assert (silent.temperature, silent.top_p, silent.top_k, silent.min_p, silent.repetition_penalty) == (0.6, 0.9, 20, 0.05, 1.1)
     said = sampling(temperature=0, top_p=1, top_k=-1, min_p=0, repetition_penalty=1)
     assert (said.temperature, said.top_p, said.top_k, said.min_p, said.repetition_penalty) == (0, 1, 0, 0, 1)
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), 1e39])
+def test_a_top_n_sigma_that_is_no_positive_number_is_refused_with_what_is_accepted(value):
+    with pytest.raises(BadRequest, match=r"^top_n_sigma is \S+, accepted is more than 0 and at most 3.40282e\+38; leave it out"):
+        check_sampling(SamplingFields(top_n_sigma=value))
+    check_sampling(SamplingFields(top_n_sigma=1e-30))
+    assert sampling().top_n_sigma == 0
 
 
 @pytest.mark.parametrize("name", NUMBERS)
