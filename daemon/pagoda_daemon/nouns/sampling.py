@@ -39,8 +39,8 @@ class Number(NamedTuple):
         """Why `value` cannot be used. NaN lies in no range; a number of thousands of digits, which JSON may hold, is not printed whole."""
         if self.low <= value <= self.high and not (self.above and value == self.low):
             return None
-        accepted = f"more than {self.low:g} and at most {self.high:g}" if self.above else f"{self.low} to {self.high}"
-        return f"{name} is {value!s:.32}, accepted is {accepted}" + (f"; {self.hint}" if self.hint else "")
+        accepted = f"more than {self.low:g} and at most {self.high:g}" if self.above else f"between {self.low} and {self.high}"
+        return f"{name} must be {accepted}, got {value!s:.32}" + (f"; {self.hint}" if self.hint else "")
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

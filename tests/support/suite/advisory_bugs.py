@@ -26,7 +26,7 @@ from pagoda_daemon.api.access.caller import ANYBODY, caller
 from pagoda_daemon.api.http import app, connection
 from pagoda_daemon.api.openai import errors as api_errors
 from pagoda_daemon.api.openai import requests, sampling, strict, structured
-from pagoda_daemon.api.routes import completions as endpoints
+from pagoda_daemon.api.routes import admission as front_admission
 from pagoda_daemon.api.routes import generation
 from pagoda_daemon.engine import loop, wire
 from pagoda_daemon.metrics import Exposition
@@ -136,7 +136,7 @@ def bodies_have_no_bound(patch: Patch) -> None:
     async def read(request: Any, _hold: Any) -> bytes:
         return b"".join([chunk async for chunk in request.stream()])
 
-    patch.setattr(endpoints, "read_body", read)
+    patch.setattr(front_admission, "read_body", read)
 
 
 class _Lenient:

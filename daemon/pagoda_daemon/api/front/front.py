@@ -32,7 +32,7 @@ from pagoda_daemon.api.http.app import Parts, application
 from pagoda_daemon.api.http.connection import Bounds
 from pagoda_daemon.api.http.last_words import last_words
 from pagoda_daemon.api.http.listener import bind, default_bounds, server_config
-from pagoda_daemon.api.routes.completions import Admission
+from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.generation import Generator as TextGenerator
 from pagoda_daemon.engine.client import EngineLink
 from pagoda_daemon.health.canary import Canary

@@ -31,7 +31,7 @@ from pagoda_daemon.api.access.caller import Principal, Terms, caller, deadline_a
 from pagoda_daemon.api.grpc.server import Context, Door
 from pagoda_daemon.api.openai.errors import body_of, retryable
 from pagoda_daemon.api.openai.sampling import MAX_IDS, check_ids, check_numbers
-from pagoda_daemon.api.routes.completions import Admission
+from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.generation import Generator, checked_reason
 from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.metrics.records import Record

@@ -28,7 +28,8 @@ from pagoda_daemon.api.openai.models import ModelCard, ModelList
 from pagoda_daemon.api.openai.replies import Chat, Completion
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest
 from pagoda_daemon.api.openai.trace import TRACE_PATH, Traces
-from pagoda_daemon.api.routes.completions import Admission, Generate
+from pagoda_daemon.api.routes.admission import Admission
+from pagoda_daemon.api.routes.completions import Generate
 from pagoda_daemon.api.routes.embeddings import Embed
 from pagoda_daemon.api.routes.generation import Generator
 from pagoda_daemon.api.routes.openapi import Load, Version, document

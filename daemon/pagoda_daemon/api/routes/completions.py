@@ -1,4 +1,4 @@
-"""The two generating endpoints as ASGI applications: admit, read, parse, generate, write; and the watch for a client that left.
+"""The two generating endpoints as ASGI applications: admit, read, parse, generate, write.
 
 An answer's first byte is sent only when the engine gave the first token: whatever fails before is an HTTP status that a gateway
 may retry elsewhere, whatever fails after is one error event and the end of the stream.
@@ -8,105 +8,36 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import structlog
 from msgspec import UNSET, UnsetType
-from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagoda_daemon.api.access.caller import Terms
 from pagoda_daemon.api.openai import requests
-from pagoda_daemon.api.openai.errors import JSON, TOO_LARGE, TOO_SLOW, body_of
+from pagoda_daemon.api.openai.errors import JSON, body_of
 from pagoda_daemon.api.openai.logprobs import prompt_logprobs
 from pagoda_daemon.api.openai.replies import DONE, Answer, Dialect, Head, event
 from pagoda_daemon.api.openai.requests import ChatRequest, GenerationRequest
 from pagoda_daemon.api.openai.tool_formats import tool_format
 from pagoda_daemon.api.openai.tool_replies import ToolChat
 from pagoda_daemon.api.openai.trace import Timing, timing
+from pagoda_daemon.api.routes.admission import Admission, admitted
 from pagoda_daemon.api.routes.believed import stamped
 from pagoda_daemon.api.routes.events import EventStream
 from pagoda_daemon.api.routes.generation import Delta, Generator, Submission, submissions
 from pagoda_daemon.api.routes.usages import Usages
-from pagoda_daemon.health.replica import Replica
-from pagoda_daemon.nouns.errors import BadRequest, DaemonError, Draining, ModelNotFound, NotReady, Overloaded
-from pagoda_daemon.nouns.messages import Ready
+from pagoda_daemon.nouns.errors import DaemonError
 from pagoda_daemon.text.answer import Piece
 
 log = structlog.get_logger()
 
-_WAITING_PER_ROW: Final = 16  # requests held per request that can decode: what waits behind 15 others has long missed its client
-_LEAST_WAITING: Final = 128
-_MAX_HELD_BYTES: Final = 128 * 2**20  # of bodies: eight of the largest; each may become as many bytes again of token ids
 _INLINE_BODY: Final = 32 * 1024  # larger bodies are tokenised on a thread, and chats, whose template is another process's
-
-
-@dataclass
-class Admission:
-    """Counts requests accepted and unfinished, as HTTP sees them, and their bodies' bytes; `idle` is set while there are none."""
-
-    replica: Replica
-    held_bytes: int = 0
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def __post_init__(self) -> None:
-        self.idle.set()
-
-    @contextmanager
-    def reading(self) -> Iterator[Callable[[int], None]]:
-        """While a body comes in, and as long as it is held. Refuses as `admit` does, but takes no place: a client that sends slowly keeps
-        nobody out and holds up no drain. Yields what counts bytes as they come and refuses the one that makes them too many."""
-        self._check()
-        held = 0
-
-        def hold(size: int) -> None:
-            nonlocal held
-            self._check()
-            held += size
-            self.held_bytes += size
-            if self.held_bytes > _MAX_HELD_BYTES:
-                raise Overloaded(f"this replica holds requests of {self.held_bytes} bytes, accepted are {_MAX_HELD_BYTES}")
-
-        try:
-            yield hold
-        finally:
-            self.held_bytes -= held
-
-    @contextmanager
-    def admit(self) -> Iterator[None]:
-        """Refuses while draining, loading or full; otherwise holds the drain until the request is finished."""
-        self._check()
-        self._count(1)
-        try:
-            yield
-        finally:
-            self._count(-1)
-
-    def limits_of(self, model: str | None, served_names: Sequence[str]) -> Ready:
-        """What a request for `model` (None: whichever it is) has to fit; ModelNotFound where it is not served."""
-        if model is not None and model not in served_names:
-            raise ModelNotFound(f"model {model[:128]!r} is not served here, accepted: {', '.join(served_names)}")
-        if self.replica.limits is None:
-            raise NotReady("the model is still loading")
-        return self.replica.limits
-
-    def _check(self) -> None:
-        if self.replica.leaving:
-            raise Draining("this replica is draining; another one will take the request")
-        if not self.replica.accepting:
-            raise NotReady("the model is still loading")
-        rows = self.replica.limits.max_concurrency if self.replica.limits else 0
-        if self.replica.in_flight >= (most := max(_LEAST_WAITING, _WAITING_PER_ROW * rows)):
-            raise Overloaded(f"this replica holds {self.replica.in_flight} requests, accepted are {most}")
-
-    def _count(self, change: int) -> None:
-        self.replica.in_flight += change
-        self.idle.clear() if self.replica.in_flight else self.idle.set()
-        self.replica.changed()
 
 
 class Told(NamedTuple):
@@ -195,33 +126,6 @@ class Generate:
         return request, jobs, self._dialect(request, self._head(request, told.request_id, jobs))
 
 
-async def admitted(admission: Admission, scope: Scope, receive: Receive, work: Callable[[bytes], Coroutine[Any, Any, None]]) -> None:
-    """Reads the body, takes a place, and does `work` with it, for as long as the client stays."""
-    with admission.reading() as hold:
-        try:
-            body = await read_body(Request(scope, receive), hold)
-        except ClientDisconnect:
-            return
-        with admission.admit():
-            await unless_gone(receive, work(body))
-
-
-async def read_body(request: Request, hold: Callable[[int], None]) -> bytes:
-    """The whole body, counted as it comes; BadRequest where it is too large."""
-    chunks, size = [], 0
-    try:
-        async with asyncio.timeout(requests.BODY_S):
-            async for chunk in request.stream():
-                size += len(chunk)
-                hold(len(chunk))
-                if size > requests.MAX_BODY:
-                    raise BadRequest(f"the body is larger than {requests.MAX_BODY} bytes", None, TOO_LARGE)
-                chunks.append(chunk)
-    except TimeoutError as error:
-        raise BadRequest(f"the body took longer than {requests.BODY_S:g} s; {size} bytes of it came", None, TOO_SLOW) from error
-    return b"".join(chunks)
-
-
 def _answer(deltas: Sequence[Delta]) -> Answer:
     piece = Piece("".join(delta.piece.text for delta in deltas), tuple(scored for delta in deltas for scored in delta.piece.scored))
     return Answer(piece, deltas[-1].finish_reason or "stop")
@@ -256,21 +160,3 @@ def _frames(dialect: Dialect, usages: Usages, deltas: Sequence[Delta]) -> bytes:
         if delta.finish_reason:
             out += dialect.finish(delta.finish_reason, delta.choice)
     return out
-
-
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Runs `work` to its end, or cancels it when the client leaves, streaming or not (Starlette watches only streams)."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        gone.cancel()
-        if not task.done():
-            task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -22,7 +22,8 @@ from pagoda_daemon.api.openai import requests
 from pagoda_daemon.api.openai.errors import JSON
 from pagoda_daemon.api.openai.replies import PromptDetails
 from pagoda_daemon.api.openai.sampling import check_ids
-from pagoda_daemon.api.routes.completions import Admission, Told, admitted
+from pagoda_daemon.api.routes.admission import Admission, admitted
+from pagoda_daemon.api.routes.completions import Told
 from pagoda_daemon.api.routes.generation import Generator, Submission
 from pagoda_daemon.api.routes.usages import Usages
 from pagoda_daemon.nouns.errors import BadRequest

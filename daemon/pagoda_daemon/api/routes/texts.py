@@ -19,7 +19,7 @@ from pagoda_daemon.api.openai.errors import JSON
 from pagoda_daemon.api.openai.logprobs import shown
 from pagoda_daemon.api.openai.messages import Message, check_messages, turns
 from pagoda_daemon.api.openai.sampling import check_ids
-from pagoda_daemon.api.routes.completions import Admission, admitted
+from pagoda_daemon.api.routes.admission import Admission, admitted
 from pagoda_daemon.nouns.errors import BadRequest
 from pagoda_daemon.nouns.messages import Ready
 from pagoda_daemon.text.tokens import ModelText

@@ -14,8 +14,7 @@ from pagoda_contracts import metrics as names
 from pagoda_contracts.launch import Fault, SloConfig
 from pagoda_contracts.names import HEADER_DEADLINE
 from pagoda_daemon.api.http import app, measured
-from pagoda_daemon.api.routes import completions as endpoints
-from pagoda_daemon.api.routes import generation
+from pagoda_daemon.api.routes import completions, generation
 from pagoda_daemon.engine import client
 from pagoda_daemon.engine.loop import Engine
 from pagoda_daemon.health.canary import Canary
@@ -143,7 +142,7 @@ async def stage(monkeypatch):
 
     for module in (app, generation, measured, client, simulated):
         monkeypatch.setattr(module, "time", made.clock)
-    monkeypatch.setattr(endpoints, "submissions", made.read)
+    monkeypatch.setattr(completions, "submissions", made.read)
     monkeypatch.setattr(simulated, "SimulatedWorker", PacedWorker)
     monkeypatch.setattr(simulated.LocalEngine, "engine_type", ToldEngine)
     monkeypatch.setattr(Canary, "run", silent)

@@ -10,7 +10,7 @@ from pagoda_daemon.api.access.auth import Guard, guarded
 from pagoda_daemon.api.access.caller import ROLE_ANYBODY, ROLE_CLIENT, ROLES
 from pagoda_daemon.api.access.roles import METHODS, NOBODY, OPEN, PEER_ROUTES, ROUTES
 from pagoda_daemon.api.http.app import Parts, application
-from pagoda_daemon.api.routes.completions import Admission
+from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.generation import Generator
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.metrics import Counts, Exposition

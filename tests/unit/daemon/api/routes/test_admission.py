@@ -14,7 +14,7 @@ from pagoda_contracts.names import (
 )
 from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_daemon.api.http.app import Parts, application
-from pagoda_daemon.api.routes.completions import Admission
+from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.generation import Generator
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.metrics import Counts, Exposition

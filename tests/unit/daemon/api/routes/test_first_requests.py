@@ -7,14 +7,14 @@ import sys
 FIRST = """
 import sys, threading
 from pagoda_daemon.api.routes import embeddings
-from pagoda_daemon.api.routes import completions as endpoints
+from pagoda_daemon.api.routes import completions
 from pagoda_daemon.api.openai import requests
 from pagoda_daemon.api.routes import texts
 if "unlearned" in sys.argv:
     requests.learn = lambda kind: None
 made = (
-    (endpoints.Generate(requests.ChatRequest, None, None, None, ()), b'{"model": "m", "messages": [{"role": "user", "content": "x"}]}'),
-    (endpoints.Generate(requests.CompletionRequest, None, None, None, ()), b'{"model": "m", "prompt": "x"}'),
+    (completions.Generate(requests.ChatRequest, None, None, None, ()), b'{"model": "m", "messages": [{"role": "user", "content": "x"}]}'),
+    (completions.Generate(requests.CompletionRequest, None, None, None, ()), b'{"model": "m", "prompt": "x"}'),
     (texts.TextRoute(texts.TokenizeRequest, None, None, None, ()), b'{"prompt": "x"}'),
     (embeddings.Embed(None, None, ()), b'{"model": "m", "input": "x"}'),
 )

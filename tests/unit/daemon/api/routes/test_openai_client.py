@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_daemon.api.http.app import Parts, application
-from pagoda_daemon.api.routes.completions import Admission
+from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.generation import Generator
 from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.health.replica import Replica

@@ -8,7 +8,7 @@ from pagoda_daemon.api.http.app import Parts, application
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest, parse
 from pagoda_daemon.api.openai.sampling import RANGES
 from pagoda_daemon.api.routes import apidoc
-from pagoda_daemon.api.routes.completions import Admission
+from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.generation import Generator
 from pagoda_daemon.api.routes.openapi import OPERATIONS, document
 from pagoda_daemon.health.replica import Replica
