@@ -32,6 +32,7 @@ from pagoda_daemon.engine import loop, wire
 from pagoda_daemon.metrics import Exposition
 from pagoda_daemon.model import config, files, loader
 from pagoda_daemon.nouns.errors import ModelRejected
+from pagoda_daemon.nouns.sampling import Number
 from pagoda_daemon.scheduler import admission
 from pagoda_daemon.scheduler.commit import fail_step
 from pagoda_daemon.text import template_worker, tokens
@@ -61,18 +62,16 @@ def fields_are_not_compared(patch: Patch) -> None:
 
 @plant
 def ranges_are_not_checked(patch: Patch) -> None:
-    patch.setattr(requests, "in_range", _anything)
-    patch.setattr(sampling, "in_range", _anything)
+    patch.setattr(Number, "refusal", _anything)
 
 
 @plant
 def comparisons_let_nan_through(patch: Patch) -> None:
-    def in_range(name: str, value: float | None, low: float, high: float) -> None:
-        if value is not None and (value < low or value > high):
-            raise requests.BadRequest(f"{name} is {value}", name)
+    def refusal(number: Number, name: str, value: float) -> str | None:
+        return f"{name} is {value}" if value < number.low or value > number.high else None
 
     patch.setattr(strict, "decode", json.loads)
-    patch.setattr(sampling, "in_range", in_range)
+    patch.setattr(Number, "refusal", refusal)
 
 
 @plant
