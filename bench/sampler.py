@@ -16,19 +16,19 @@ from functools import partial
 
 import numpy as np
 import torch
-from pagoda_daemon.batch import GREEDY, Floats, Ints, RandomRows, SamplingRows, ShapedRow, Shaping
+from pagoda_daemon.nouns.arrays import Ints
+from pagoda_daemon.nouns.batch import GREEDY, SamplingRows, ShapedRow
+from pagoda_daemon.nouns.sampling import Sampling, Shaping, draw_of
 from pagoda_daemon.runner.logprobs import answer_logprobs
 from pagoda_daemon.runner.sampler import Sampler
 
 KNOWN = 1024  # tokens of each row, half of them generated
 
 
-def random_rows(rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> SamplingRows:
-    def full(value: float) -> Floats:
-        return np.full(rows, value, np.float32)
-
-    seeds = np.arange(rows, dtype=np.uint64)
-    return SamplingRows(random=RandomRows(full(temperature), full(top_p), np.full(rows, top_k, np.int32), full(min_p), seeds))
+def random_rows(rows: int, temperature: float = 1.0, **numbers: float) -> SamplingRows:
+    """`numbers` by the names of `Sampling`."""
+    draws = [draw_of(Sampling(max_tokens=1, temperature=temperature, **numbers), seed) for seed in range(rows)]
+    return SamplingRows(random=np.stack(draws))
 
 
 def shaped_rows(rows: int, vocab: int, shaping: Shaping) -> SamplingRows:
@@ -42,10 +42,11 @@ def settings(rows: int, vocab: int) -> Iterator[tuple[str, SamplingRows]]:
     yield "greedy", GREEDY
     yield "temperature 1", random_rows(rows)
     yield "top_k 20", random_rows(rows, top_k=20)
-    yield "top_k 20, top_p 0.8, temperature 0.7", random_rows(rows, 0.7, 20, 0.8)
+    yield "top_k 20, top_p 0.8, temperature 0.7", random_rows(rows, 0.7, top_k=20, top_p=0.8)
     yield "top_p 0.9, temperature 0.6", random_rows(rows, 0.6, top_p=0.9)
     yield "top_p 0.95", random_rows(rows, top_p=0.95)
     yield "min_p 0.05", random_rows(rows, min_p=0.05)
+    yield "top_n_sigma 1", random_rows(rows, top_n_sigma=1)
     ids = np.arange(100, dtype=np.int32)
     shapings = {
         "repetition_penalty": Shaping(repetition=1.05),

@@ -15,18 +15,19 @@ from importlib import resources
 from typing import Any
 
 import numpy as np
-from pagoda_daemon.batch import StepPlan, StepResult, WorkerLimits
-from pagoda_daemon.engine.messages import Sampling, Submit
-from pagoda_daemon.runner.pace import Pace
-from pagoda_daemon.runner.virtual import Metronome
+from pagoda_daemon.nouns.batch import StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.nouns.messages import Submit
+from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.scheduler.admission import Arrival, submit
 from pagoda_daemon.scheduler.commit import commit
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.plan import plan
 from pagoda_daemon.scheduler.state import State
-from pagoda_daemon.simulate.report import Objective, report
-from pagoda_daemon.simulate.run import Simulation
-from pagoda_daemon.simulate.trace import drawn
+from pagoda_daemon.simulated.device.pace import Pace
+from pagoda_daemon.simulated.device.virtual import Metronome
+from pagoda_daemon.simulated.replay.report import Objective, report
+from pagoda_daemon.simulated.replay.run import Simulation
+from pagoda_daemon.simulated.replay.trace import drawn
 from pagoda_sizing.devices import find
 from pagoda_sizing.families import parse_model
 

@@ -14,7 +14,7 @@ from pagoda_daemon.model.config import read_spec
 from pagoda_daemon.model.loader import load_tensors
 from pagoda_daemon.model.rope import rope_table, rotate
 from pagoda_daemon.model.weights import Mlp, Weights, allocate, destinations
-from pagoda_daemon.spelling import byte_of_character
+from pagoda_daemon.text.spelling import byte_of_character
 from pagoda_kernels.cpu.native import read_bytes
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers

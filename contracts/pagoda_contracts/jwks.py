@@ -1,7 +1,7 @@
 """ServiceAccount tokens, verified offline against the cluster's public keys. Pure; the callees' only importer of PyJWT.
 
-Used by the daemon (api/jwks.py) and the gateway (callers.py), which read the key file. Only asymmetric algorithms, and of them only the one
-that the named key is for: a header can neither choose `none` nor have a public key taken for a shared secret.
+Used by the daemon (api/access/jwks.py) and the gateway (callers.py), which read the key file. Only asymmetric algorithms, and of them only
+the one that the named key is for: a header can neither choose `none` nor have a public key taken for a shared secret.
 """
 
 from __future__ import annotations

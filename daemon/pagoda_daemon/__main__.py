@@ -15,8 +15,8 @@ from pathlib import Path
 import structlog
 from pagoda_contracts.names import EXIT_PERMANENT
 
-from pagoda_daemon.errors import DaemonError, PermanentError
-from pagoda_daemon.logs import SteadyLoggerFactory
+from pagoda_daemon.nouns.errors import DaemonError, PermanentError
+from pagoda_daemon.process.logs import SteadyLoggerFactory
 
 log = structlog.get_logger()
 _MAX_REASON = 2048  # bytes; kubelet keeps 4096 of a termination message
@@ -30,14 +30,14 @@ def main() -> None:
         _simulate(sys.argv[2:])
         return
     try:
-        from pagoda_daemon import settings
-        from pagoda_daemon.api import process
+        from pagoda_daemon.api.front import process
+        from pagoda_daemon.process import settings
     except ModuleNotFoundError as missing:
         sys.exit(f"pagoda-daemon: module {missing.name!r} is missing; install it with: pip install 'pagoda[daemon]'")
     reason_file = settings.termination_log()
     try:
         if sys.argv[1:2] == [settings.SIMULATE_FRONTS]:
-            from pagoda_daemon.simulated import fronts
+            from pagoda_daemon.simulated.fleet import fronts
 
             fronts.run(sys.argv[2:])
             return
@@ -59,7 +59,7 @@ def _end_quietly() -> None:
 
 def _simulate(argv: list[str]) -> None:
     try:
-        from pagoda_daemon.simulate.__main__ import main as simulate
+        from pagoda_daemon.simulated.replay.command import main as simulate
     except ModuleNotFoundError as missing:
         sys.exit(f"pagoda-daemon simulate: module {missing.name!r} is missing; install it with: pip install 'pagoda[daemon]'")
     simulate(argv)

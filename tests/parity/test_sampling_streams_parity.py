@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
-from pagoda_daemon.batch import LAST_SAMPLED
-from pagoda_daemon.engine.messages import Sampling, TokenLogprob
+from pagoda_daemon.nouns.batch import LAST_SAMPLED
+from pagoda_daemon.nouns.messages import TokenLogprob
+from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.runner.model_worker import ModelWorker
 from support.engine.drive import Drive
 from support.engine.tiny_families import VOCAB, make_model
@@ -72,13 +73,14 @@ MIXED: tuple[dict[str, Any], ...] = (
     {"temperature": 1.2, "top_k": 40, "seed": 3, "repetition_penalty": 1.2, "logprobs": 3, "prompt_logprobs": 2},
     {"temperature": 1.0, "min_p": 0.05, "seed": 4, "bad_words": ((5,), (7, 8)), "logit_bias": {9: 4.0}},
     {"repetition_penalty": 1.5, "frequency_penalty": 1.0, "min_tokens": 20, "stop_token_ids": tuple(range(100, 140))},
+    {"temperature": 1.3, "seed": 7, "top_n_sigma": 1.5, "allowed_token_ids": tuple(range(1, 500, 2)), "repetition_penalty": 1.1},
     {"temperature": 1.5, "seed": 6, "allowed_token_ids": tuple(range(0, 500, 3)), "presence_penalty": 1.0},
 )
 
 
 def test_every_kind_of_sampling_is_the_same_alone_together_chunked_and_preempted(model: tuple[Path, PreTrainedModel]) -> None:
     directory, _ = model
-    requests = [(prompt, Sampling(COUNT, **MIXED[i % len(MIXED)])) for i, prompt in enumerate(prompts(12))]
+    requests = [(prompt, Sampling(COUNT, **MIXED[i % len(MIXED)])) for i, prompt in enumerate(prompts(14))]
 
     def streams(worker: ModelWorker, *, preempts: bool = False, **limits: int) -> list[list[int]]:
         drive = run(worker, requests, **limits)
@@ -93,6 +95,13 @@ def test_every_kind_of_sampling_is_the_same_alone_together_chunked_and_preempted
     assert streams(roomy, token_budget=16, max_concurrency=12) == alone
     assert streams(tight, preempts=True, max_concurrency=12) == alone
     assert streams(tight, preempts=True, max_concurrency=12, depth=2) == alone
+
+
+def test_the_least_top_n_sigma_is_greedy_and_the_largest_keeps_everything(model: tuple[Path, PreTrainedModel]) -> None:
+    worker, prompt, hot = load(model[0]), prompts(1)[0], {"temperature": 1.5, "seed": 5}
+    kinds: tuple[dict[str, Any], ...] = ({}, hot, {**hot, "top_n_sigma": 1e-30}, {**hot, "top_n_sigma": 1e30})
+    found = run(worker, [(prompt, Sampling(COUNT, **kind)) for kind in kinds]).tokens
+    assert found["r2"] == found["r0"] != found["r1"] == found["r3"]
 
 
 def test_a_cached_beginning_changes_neither_tokens_nor_prompt_scores(model: tuple[Path, PreTrainedModel]) -> None:

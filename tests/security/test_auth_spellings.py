@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from pagoda_contracts.launch import AuthConfig
-from pagoda_daemon.api.access import OPEN, ROUTES
+from pagoda_daemon.api.access.roles import OPEN, ROUTES
 from support.servers.local_replica import LocalReplica, local_replica, request
 
 KEY = "a-key-of-the-tests"

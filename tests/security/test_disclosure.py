@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from pagoda_daemon.api.generation import Generator
+from pagoda_daemon.api.routes.generation import Generator
 from support.judges.refusals import CHAT, COMPLETIONS, LEAK, PATIENCE_S, all_refused, chat, completion, error_of, served
 from support.servers.local_replica import LocalReplica, LockStep, local_replica, request
 

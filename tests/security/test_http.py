@@ -7,8 +7,8 @@ import json
 from contextlib import suppress
 
 import pytest
-from pagoda_daemon.api import requests
-from pagoda_daemon.api.connection import Bounds
+from pagoda_daemon.api.http.connection import Bounds
+from pagoda_daemon.api.openai import requests
 from support.judges.refusals import COMPLETIONS, PATIENCE_S, completion, error_of, served
 from support.servers.local_replica import HOST, LocalReplica, local_replica, read_answer, request
 from support.servers.loop_clock import LoopClock

@@ -10,14 +10,14 @@ from typing import Any
 import jinja2
 import msgspec
 import pytest
-from pagoda_daemon.engine.messages import Abort, ToEngine
 from pagoda_daemon.engine.wire import Wire
-from pagoda_daemon.errors import ModelRejected
 from pagoda_daemon.model import loader
 from pagoda_daemon.model.config import read_spec
 from pagoda_daemon.model.files import read_header
-from pagoda_daemon.template_worker import environment
-from pagoda_daemon.tokens import ModelText
+from pagoda_daemon.nouns.errors import ModelRejected
+from pagoda_daemon.nouns.messages import Abort, ToEngine
+from pagoda_daemon.text.template_worker import environment
+from pagoda_daemon.text.tokens import ModelText
 from support.engine.toy_model import tiny_model_dir
 
 LLAMA = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from pagoda_contracts.prefix import Scope, root, token_hashes
-from pagoda_daemon.batch import WorkerLimits
-from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
+from pagoda_daemon.nouns.batch import WorkerLimits
+from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens
 from support.engine.drive import Drive
 from support.engine.toy_model import VOCAB
 from support.judges.refusals import COMPLETIONS, PATIENCE_S, completion

@@ -2,6 +2,8 @@
 
 import ast
 import statistics
+import tomllib
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -10,6 +12,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 COMPONENTS = ("contracts", "sizing", "kernels", "daemon", "operator", "gateway", "fetch", "cli", "devcluster")
 MAX_FUNCTION, P90_FUNCTION, MEDIAN_FUNCTION, MAX_FILE = 60, 30, 10, 300
+MAX_FOLDER = 25
+IN_ORDER = ("daemon/pagoda_daemon", "operator/pagoda_operator", "gateway/pagoda_gateway")
+"""Packages whose folders are layers: no two import each other, and none is crowded. More of them join as they are put in order."""
 
 
 @cache
@@ -40,6 +45,60 @@ def test_functions_stay_short():
     counts = sorted(count for _, count in lengths)
     assert statistics.median(counts) <= MEDIAN_FUNCTION
     assert counts[int(len(counts) * 0.9)] <= P90_FUNCTION
+
+
+@pytest.mark.parametrize("package", IN_ORDER)
+def test_no_two_folders_import_each_other(package):
+    """The package's own top level counts as a folder: what stands beside `__main__` is imported by nothing in a folder."""
+    found = folder_imports(package)
+    assert sorted((one, other) for one, other in found if one < other and (other, one) in found) == []
+
+
+@pytest.mark.parametrize("package", IN_ORDER)
+def test_folders_stay_small(package):
+    files = Counter(folder_of(*module) for module in modules_of(package).items())
+    assert {folder: count for folder, count in files.items() if count > MAX_FOLDER} == {}
+
+
+@pytest.mark.parametrize("package", IN_ORDER)
+def test_each_folder_has_its_layer(package):
+    """A folder that the import contract does not name could import anything. One that only holds folders needs no layer."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    lines = [(box, line) for one in contracts if one["type"] == "layers" for box in one.get("containers", [""]) for line in one["layers"]]
+    named = {f"{box}.{name.strip()}".lstrip(".") for box, line in lines for name in line.split("|")}
+    folders = {folder_of(*module) for module in modules_of(package).items() if module[1].name != "__init__.py"}
+    assert folders - named - {Path(package).name} == set()
+
+
+@cache
+def modules_of(package: str) -> dict[str, Path]:
+    """The package's files by their dotted names; a folder goes by the name of its `__init__`."""
+    folder = ROOT / package
+    paths = [path.relative_to(folder.parent).with_suffix("") for path in folder.rglob("*.py")]
+    return {".".join(path.parts).removesuffix(".__init__"): folder.parent / path.with_suffix(".py") for path in paths}
+
+
+def folder_of(module: str, path: Path) -> str:
+    """Of a module, its folder; of a folder, itself."""
+    return module if path.name == "__init__.py" else module.rpartition(".")[0]
+
+
+def folder_imports(package: str) -> set[tuple[str, str]]:
+    """Which folder has a module that imports a module of which other folder, inside functions too."""
+    modules = modules_of(package)
+    home = {module: folder_of(module, path) for module, path in modules.items()}
+    return {(home[one], home[other]) for one, path in modules.items() for other in imported(path) if other in home} - {
+        (folder, folder) for folder in home.values()
+    }
+
+
+def imported(path: Path) -> list[str]:
+    """Dotted names; `from a.b import c` may mean the module a.b or the module a.b.c."""
+    found = [alias.name for node in parsed(path) if isinstance(node, ast.Import) for alias in node.names]
+    for node in parsed(path):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return found
 
 
 def test_modules_say_what_they_are():

@@ -24,27 +24,27 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#pagoda_contracts/pb/inference.proto\x12\tpagoda.v1\"\xfd\x01\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x10\n\x08has_seed\x18\x06 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\r\n\x05min_p\x18\t \x01(\x02\x12\x18\n\x10presence_penalty\x18\n \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x0b \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x0c \x01(\x02\"\x8a\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x03(\r\x12\x16\n\x0eresumed_tokens\x18\x04 \x03(\r\x12%\n\x08sampling\x18\x05 \x01(\x0b\x32\x13.pagoda.v1.Sampling\x12\x0e\n\x06tenant\x18\n \x01(\t\x12\x10\n\x08priority\x18\x0b \x01(\x05\x12\x12\n\ncache_salt\x18\x0c \x01(\t\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\r \x01(\x04\x12\x15\n\rprefix_hashes\x18\x0e \x03(\x0c\x12\x0e\n\x06weight\x18\x0f \x01(\x02\x12\x0c\n\x04tier\x18\x10 \x01(\t\"8\n\x08\x41\x63\x63\x65pted\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\"$\n\x06Tokens\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0b\n\x03ids\x18\x02 \x03(\r\"N\n\x08\x46inished\x12\'\n\x06reason\x18\x01 \x01(\x0e\x32\x17.pagoda.v1.FinishReason\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\":\n\x06\x46\x61iled\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\"\xb7\x01\n\x10GenerateResponse\x12\'\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x13.pagoda.v1.AcceptedH\x00\x12#\n\x06tokens\x18\x02 \x01(\x0b\x32\x11.pagoda.v1.TokensH\x00\x12\'\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x13.pagoda.v1.FinishedH\x00\x12#\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x11.pagoda.v1.FailedH\x00\x42\x07\n\x05\x65vent*z\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#pagoda_contracts/pb/inference.proto\x12\tpagoda.v1\"\x92\x02\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x10\n\x08has_seed\x18\x06 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\r\n\x05min_p\x18\t \x01(\x02\x12\x18\n\x10presence_penalty\x18\n \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x0b \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x0c \x01(\x02\x12\x13\n\x0btop_n_sigma\x18\r \x01(\x02\"\x8a\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x03(\r\x12\x16\n\x0eresumed_tokens\x18\x04 \x03(\r\x12%\n\x08sampling\x18\x05 \x01(\x0b\x32\x13.pagoda.v1.Sampling\x12\x0e\n\x06tenant\x18\n \x01(\t\x12\x10\n\x08priority\x18\x0b \x01(\x05\x12\x12\n\ncache_salt\x18\x0c \x01(\t\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\r \x01(\x04\x12\x15\n\rprefix_hashes\x18\x0e \x03(\x0c\x12\x0e\n\x06weight\x18\x0f \x01(\x02\x12\x0c\n\x04tier\x18\x10 \x01(\t\"8\n\x08\x41\x63\x63\x65pted\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\"$\n\x06Tokens\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0b\n\x03ids\x18\x02 \x03(\r\"N\n\x08\x46inished\x12\'\n\x06reason\x18\x01 \x01(\x0e\x32\x17.pagoda.v1.FinishReason\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\":\n\x06\x46\x61iled\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\"\xb7\x01\n\x10GenerateResponse\x12\'\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x13.pagoda.v1.AcceptedH\x00\x12#\n\x06tokens\x18\x02 \x01(\x0b\x32\x11.pagoda.v1.TokensH\x00\x12\'\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x13.pagoda.v1.FinishedH\x00\x12#\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x11.pagoda.v1.FailedH\x00\x42\x07\n\x05\x65vent*z\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pagoda_contracts.pb.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=997
-  _globals['_FINISHREASON']._serialized_end=1119
+  _globals['_FINISHREASON']._serialized_start=1018
+  _globals['_FINISHREASON']._serialized_end=1140
   _globals['_SAMPLING']._serialized_start=51
-  _globals['_SAMPLING']._serialized_end=304
-  _globals['_GENERATEREQUEST']._serialized_start=307
-  _globals['_GENERATEREQUEST']._serialized_end=573
-  _globals['_ACCEPTED']._serialized_start=575
-  _globals['_ACCEPTED']._serialized_end=631
-  _globals['_TOKENS']._serialized_start=633
-  _globals['_TOKENS']._serialized_end=669
-  _globals['_FINISHED']._serialized_start=671
-  _globals['_FINISHED']._serialized_end=749
-  _globals['_FAILED']._serialized_start=751
-  _globals['_FAILED']._serialized_end=809
-  _globals['_GENERATERESPONSE']._serialized_start=812
-  _globals['_GENERATERESPONSE']._serialized_end=995
+  _globals['_SAMPLING']._serialized_end=325
+  _globals['_GENERATEREQUEST']._serialized_start=328
+  _globals['_GENERATEREQUEST']._serialized_end=594
+  _globals['_ACCEPTED']._serialized_start=596
+  _globals['_ACCEPTED']._serialized_end=652
+  _globals['_TOKENS']._serialized_start=654
+  _globals['_TOKENS']._serialized_end=690
+  _globals['_FINISHED']._serialized_start=692
+  _globals['_FINISHED']._serialized_end=770
+  _globals['_FAILED']._serialized_start=772
+  _globals['_FAILED']._serialized_end=830
+  _globals['_GENERATERESPONSE']._serialized_start=833
+  _globals['_GENERATERESPONSE']._serialized_end=1016
 # @@protoc_insertion_point(module_scope)

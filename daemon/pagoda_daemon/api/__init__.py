@@ -1,0 +1,1 @@
+"""The front: everything that clients, gateways and the operator talk to."""

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from pagoda_daemon.logs import SteadyLoggerFactory
-from pagoda_daemon.parent import belong_to_parent, dump_stacks_on_signal
+from pagoda_daemon.process.logs import SteadyLoggerFactory
+from pagoda_daemon.process.parent import belong_to_parent, dump_stacks_on_signal
 
 if TYPE_CHECKING:
     from pagoda_contracts.launch import DaemonConfig
@@ -66,9 +66,9 @@ def _run(config_path: Path, inbox: str, outbox: str, parent: int) -> int:
     wire = Wire(inbox, outbox)
     try:
         config = _read_config(config_path)
+        from pagoda_daemon.engine.build import build_worker
         from pagoda_daemon.engine.events import kv_events
         from pagoda_daemon.engine.grammars import pool_maker
-        from pagoda_daemon.runner.build import build_worker
         from pagoda_daemon.runner.host import Host
 
         pools = pool_maker(Path(config.model.path) / "tokenizer.json", Host().cores())
@@ -88,7 +88,7 @@ def _run(config_path: Path, inbox: str, outbox: str, parent: int) -> int:
 def _read_config(path: Path) -> DaemonConfig:
     from pagoda_contracts.launch import DaemonConfig
 
-    from pagoda_daemon.errors import ConfigRejected
+    from pagoda_daemon.nouns.errors import ConfigRejected
 
     try:
         return DaemonConfig.model_validate_json(path.read_bytes())

@@ -1,6 +1,6 @@
 """The front's end of the wire to the engine process: starts it, submits, aborts, and hands out its tokens per request.
 
-Made by `api/process.py`. Knows no HTTP and no text. Sends never block and never await, so that an abort can be sent from a
+Made by `api/front/process.py`. Knows no HTTP and no text. Sends never block and never await, so that an abort can be sent from a
 `finally` of a cancelled task.
 """
 
@@ -23,7 +23,11 @@ import zmq
 from pagoda_contracts.pb.daemon_pb2 import Phase
 
 from pagoda_daemon.engine.cause import cause_of
-from pagoda_daemon.engine.messages import (
+from pagoda_daemon.engine.stream import Stream
+from pagoda_daemon.health.replica import Replica
+from pagoda_daemon.metrics.tokens import TokenMeter
+from pagoda_daemon.nouns.errors import ConfigRejected, DaemonError, EngineDied, RequestFailed
+from pagoda_daemon.nouns.messages import (
     Abort,
     Canary,
     CanaryAnswer,
@@ -39,11 +43,7 @@ from pagoda_daemon.engine.messages import (
     Submit,
     ToEngine,
 )
-from pagoda_daemon.engine.stream import Stream
-from pagoda_daemon.errors import ConfigRejected, DaemonError, EngineDied, RequestFailed
-from pagoda_daemon.health import Replica
-from pagoda_daemon.metrics.tokens import TokenMeter
-from pagoda_daemon.parent import DUMP_STACKS
+from pagoda_daemon.process.parent import DUMP_STACKS
 
 log = structlog.get_logger()
 

@@ -16,10 +16,13 @@ import structlog
 from pagoda_contracts.launch import EngineConfig
 from pagoda_contracts.names import EXIT_PERMANENT
 
-from pagoda_daemon.batch import StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.engine.build import Progress
 from pagoda_daemon.engine.device import Device, Loaded, LoadFailed, Outcome, StepFailed
 from pagoda_daemon.engine.grammars import Grammars, MakePool
-from pagoda_daemon.engine.messages import (
+from pagoda_daemon.engine.wire import EngineWire
+from pagoda_daemon.nouns.batch import StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.nouns.errors import PermanentError
+from pagoda_daemon.nouns.messages import (
     Abort,
     Canary,
     CanaryAnswer,
@@ -38,9 +41,6 @@ from pagoda_daemon.engine.messages import (
     Tally,
     ToEngine,
 )
-from pagoda_daemon.engine.wire import EngineWire
-from pagoda_daemon.errors import PermanentError
-from pagoda_daemon.runner.build import Progress
 from pagoda_daemon.runner.worker import Worker
 from pagoda_daemon.scheduler.admission import Arrival, abort, expire, knows, submit
 from pagoda_daemon.scheduler.canary import take_in

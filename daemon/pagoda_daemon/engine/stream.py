@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from pagoda_daemon.engine.messages import RowOutput
-from pagoda_daemon.errors import DaemonError
+from pagoda_daemon.nouns.errors import DaemonError
+from pagoda_daemon.nouns.messages import RowOutput
 
 
 class Stream:

@@ -1,6 +1,6 @@
 """Counts: what the front counts of each request, when it is opened, at its first token and at its end. Written by the event loop only.
 
-Called by `api/generation.py`. The clock is the caller's. What other parts ask often is cheap: `ttft_p95`, `tokens_per_second`.
+Called by `api/routes/generation.py`. The clock is the caller's. What other parts ask often is cheap: `ttft_p95`, `tokens_per_second`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pagoda_contracts import metrics as names
 from pagoda_contracts.launch import SloConfig
 from pagoda_contracts.units import parse_duration
 
-from pagoda_daemon.engine.messages import Life, RowOutput, Submit
 from pagoda_daemon.metrics.histogram import Histogram, Rate, Recent
 from pagoda_daemon.metrics.records import ABORTED, FAILED, REFUSED, Record, Ring
 from pagoda_daemon.metrics.tokens import TokenMeter
+from pagoda_daemon.nouns.messages import Life, RowOutput, Submit
 
 FINISHED: Final = ("stop", "length", ABORTED, FAILED)
 _OF_LIVES: Final = (

@@ -9,7 +9,7 @@ from pagoda_contracts import metrics as names
 from pagoda_contracts.metrics import Metric
 from pagoda_contracts.pb.daemon_pb2 import Phase
 
-from pagoda_daemon.health import OUTCOMES, Replica
+from pagoda_daemon.health.replica import OUTCOMES, Replica
 from pagoda_daemon.metrics.counts import FINISHED, Counts
 from pagoda_daemon.metrics.histogram import Histogram
 from pagoda_daemon.metrics.http import HttpCounts

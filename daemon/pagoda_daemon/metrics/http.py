@@ -1,5 +1,5 @@
 """HttpCounts: answers over HTTP by route, method and status. A client cannot add a series: unknown routes are "none", unknown methods
-"other". Written by `api/measured.py`.
+"other". Written by `api/http/measured.py`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
-from pagoda_daemon.engine.messages import Life, RowOutput, Submit
+from pagoda_daemon.nouns.messages import Life, RowOutput, Submit
 
 ABORTED: Final = "abort"
 FAILED: Final = "error"

@@ -1,4 +1,4 @@
-"""draw: a random token per row of finite logits: temperature, min_p, top_k, top_p (vLLM's order), then by Gumbel noise.
+"""draw: a random token per row of finite logits: top_n_sigma, temperature, min_p, top_k, top_p (vLLM's order), then by Gumbel noise.
 
 Called by `sampler`. argmax(logits + noise) draws from the softmax, and a rounding error of 1e-6 in a logit changes the choice with a
 probability of about 1e-6 (an inverse cumulative sum adds such errors up over the vocabulary). Two means keep it from 14 passes over every
@@ -9,6 +9,7 @@ of 64 tokens by the groups' sums first, then a token in it. Which way a row goes
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,47 +17,46 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from pagoda_daemon.batch import Ints, RandomRows
+from pagoda_daemon.nouns.arrays import Floats, Ints
+from pagoda_daemon.nouns.sampling import DrawRows
 from pagoda_daemon.runner.noise import gumbel
 
 _WIDTHS = (64, 256, 2048)  # how many best tokens are looked at, before all
 _FAN = 16  # tokens per group whose maximum tells whether the group can hold one of the best
+_LOWEST = np.finfo(np.float32).min
+_BELOW_ZERO = -1e-45  # the largest float32 below 0
 _GROUP = 64  # tokens per group that is drawn first
+_NEVER_DRAWN = -80.0  # below the best: more than all noise. exp of -inf takes 9 times as long as of a number
 _GROUP_KEY = 2**30  # groups take their noise beside the tokens' ids
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Rows to draw: logits divided by temperature [rows, vocab], and what `RandomRows` says of them."""
+    """Rows to draw: logits divided by temperature [rows, vocab], and how each of them draws."""
 
     logits: Tensor
-    rows: RandomRows
+    rows: DrawRows
     positions: Ints
 
     def of(self, chosen: NDArray[np.intp]) -> Drawing:
         if chosen.size == self.positions.size:
             return self
-        return Drawing(self.logits[torch.from_numpy(chosen).to(self.logits.device)], pick(self.rows, chosen), self.positions[chosen])
+        return Drawing(self.logits[torch.from_numpy(chosen).to(self.logits.device)], self.rows[chosen], self.positions[chosen])
 
     def noise(self, ids: Tensor) -> Tensor:
-        return gumbel(ids.int(), self.rows.seeds, self.positions)
+        return gumbel(ids.int(), self.rows["seed"], self.positions)
 
 
-def pick(rows: RandomRows, chosen: NDArray[np.intp]) -> RandomRows:
-    """Those of `rows` that are `chosen`."""
-    return RandomRows(rows.temperature[chosen], rows.top_p[chosen], rows.top_k[chosen], rows.min_p[chosen], rows.seeds[chosen])
-
-
-def draw(logits: Tensor, rows: RandomRows, positions: Ints) -> Ints:
+def draw(logits: Tensor, rows: DrawRows, positions: Ints) -> Ints:
     """`logits` are float32 and left as they are; every row has a finite maximum."""
-    heat = torch.from_numpy(rows.temperature).to(logits.device)[:, None]
-    drawing = Drawing(logits / heat, rows, positions)
-    filtered = (rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)
+    heat = _column(rows["temperature"], logits)
+    drawing = Drawing(near_best(logits / heat, logits, rows["top_n_sigma"]), rows, positions)
+    filtered = (rows["top_k"] > 0) | (rows["top_p"] < 1) | (rows["min_p"] > 0)
     tokens = np.empty(positions.size, np.int32)
     if (free := np.flatnonzero(~filtered)).size:
         tokens[free] = _of_all(drawing.of(free))
     # A row with a small top_k starts with 64; the others would mostly come back.
-    narrow = (rows.top_k > 0) & (rows.top_k < _WIDTHS[0])
+    narrow = (rows["top_k"] > 0) & (rows["top_k"] < _WIDTHS[0])
     open_rows = {_WIDTHS[0]: np.flatnonzero(narrow), _WIDTHS[1]: np.flatnonzero(filtered & ~narrow)}
     left = np.zeros(0, np.intp)
     for width in (width for width in _WIDTHS if width < logits.shape[-1]):
@@ -70,10 +70,53 @@ def draw(logits: Tensor, rows: RandomRows, positions: Ints) -> Ints:
     return tokens
 
 
+def near_best(scaled: Tensor, logits: Tensor, sigmas: Floats) -> Tensor:
+    """`scaled`, in place, without tokens whose logit is more than so many standard deviations below the row's largest; 0 drops none."""
+    chosen = np.flatnonzero(sigmas > 0)
+    if chosen.size:
+        wide = logits if chosen.size == sigmas.size else logits[torch.from_numpy(chosen).to(logits.device)]
+        floors = np.full(sigmas.size, _LOWEST)
+        floors[chosen] = np.maximum(_floors(wide.cpu().numpy(), sigmas[chosen]), _LOWEST)
+        # 0 for what stays, -inf for the rest, in passes that vectorise: 0.8 ms for 32 rows of 32k, where masked_fill_ takes 3.3.
+        scaled += torch.threshold_(logits - _column(floors, logits), _BELOW_ZERO, -torch.inf).clamp_(max=0)
+    return scaled
+
+
+def _floors(logits: Floats, sigmas: Floats) -> Floats:
+    """The least logit of each row that stays. In numpy, whose sums along a row do not depend on the other rows."""
+    variances = np.empty(sigmas.size, np.float32)
+    partly = np.isneginf(logits.min(axis=-1))
+    for rows, variance in ((~partly, _variance), (partly, _variance_of_free)):
+        if rows.any():
+            variances[rows] = variance(logits if rows.all() else logits[rows])
+    with np.errstate(over="ignore"):  # an infinite deviation keeps everything
+        floors: Floats = logits.max(axis=-1) - sigmas * np.sqrt(variances)
+    return floors
+
+
+def _variance(logits: Floats) -> Floats:
+    """Of each row."""
+    width = np.float32(logits.shape[-1])
+    apart = logits - (logits.sum(axis=-1) / width)[:, None]
+    found: Floats = np.square(apart, out=apart).sum(axis=-1) / width
+    return found
+
+
+def _variance_of_free(logits: Floats) -> Floats:
+    """Of each row, where some tokens are banned: they count for nothing, as in llama.cpp."""
+    free = logits > -np.inf
+    count = np.count_nonzero(free, axis=-1).astype(np.float32)
+    mean = np.where(free, logits, np.float32(0)).sum(axis=-1) / count
+    apart = np.where(free, logits - mean[:, None], np.float32(0))
+    found: Floats = np.square(apart, out=apart).sum(axis=-1) / count
+    return found
+
+
 def _of_all(drawing: Drawing) -> Ints:
     """A group by the logarithm of its mass, then a token in it: exact by the chain rule, with noise for 1/64 of the vocabulary."""
     groups = _grouped(drawing.logits, _GROUP)
-    mass = (groups - drawing.logits.amax(dim=-1)[:, None, None]).exp_().sum(dim=1).log_()
+    apart = groups - drawing.logits.amax(dim=-1)[:, None, None]
+    mass = apart.clamp_(min=_NEVER_DRAWN).exp_().sum(dim=1).log_()
     count = mass.shape[-1]
     keys = torch.arange(_GROUP_KEY, _GROUP_KEY + count, dtype=torch.int32, device=mass.device)
     group = (mass + drawing.noise(keys)).argmax(dim=-1)
@@ -144,9 +187,9 @@ def _least(values: Tensor, drawing: Drawing) -> tuple[Tensor, Tensor]:
 
     Equal values share their fate, so that no order among them matters: bf16 logits often are equal.
     """
-    rows, device, count = drawing.rows, values.device, values.shape[-1]
-    min_p, top_p = (torch.from_numpy(part).to(device)[:, None] for part in (rows.min_p, rows.top_p))
-    top_k = torch.from_numpy(rows.top_k.astype(np.int64)).to(device)[:, None]
+    rows, count = drawing.rows, values.shape[-1]
+    min_p, top_p = _column(rows["min_p"], values), _column(rows["top_p"], values)
+    top_k = _column(rows["top_k"].astype(np.int64), values)
     kept = (values - values[:, :1]).exp() >= min_p  # probabilities over the largest one
     kept &= (top_k == 0) | (values >= values.gather(1, top_k.clamp(1, count) - 1))
     bounded = (min_p > 0) | (top_k > 0)
@@ -155,6 +198,11 @@ def _least(values: Tensor, drawing: Drawing) -> tuple[Tensor, Tensor]:
     kept &= (mass.cumsum(dim=-1) - mass < top_p) | (top_p >= 1)
     least = values.gather(1, kept.sum(dim=-1, keepdim=True).clamp(min=1) - 1)
     return least, (ended & (least > values[:, -1:]))[:, 0]
+
+
+def _column(numbers: NDArray[Any], like: Tensor) -> Tensor:
+    """One number per row, beside `like`: [rows, 1]."""
+    return torch.from_numpy(numbers).to(like.device)[:, None]
 
 
 def _mass(values: Tensor, kept: Tensor, bounded: Tensor, logits: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from pagoda_daemon.batch import LAST_SAMPLED, Ints, StepPlan
+from pagoda_daemon.nouns.arrays import Ints
+from pagoda_daemon.nouns.batch import LAST_SAMPLED, StepPlan
 
 
 class Feedback:

@@ -1,4 +1,4 @@
-"""What the container may use: cores and memory, from cgroup v1 or v2 files and /proc. Called once by `runner.build`.
+"""What the container may use: cores and memory, from cgroup v1 or v2 files and /proc. Called once by `engine.build`.
 
 Inside a container the group's files lie at the mount's root (its own namespace or bind mount); on a plain machine under the path that
 /proc/self/cgroup names. Both are looked at, the deeper first.

@@ -13,8 +13,6 @@ import torch
 from pagoda_contracts.launch import EngineConfig
 from pagoda_kernels.cpu.native import BLOCK, NativeDecoder
 
-from pagoda_daemon.batch import WorkerLimits
-from pagoda_daemon.errors import ConfigRejected
 from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import ModelSpec, read_spec
 from pagoda_daemon.model.decoder import Decoder
@@ -22,6 +20,8 @@ from pagoda_daemon.model.fingerprint import fingerprint
 from pagoda_daemon.model.loader import load_tensors
 from pagoda_daemon.model.packed import KINDS, Packer, not_native, packed_weight_bytes
 from pagoda_daemon.model.weights import Weights, allocate, destinations, weight_bytes
+from pagoda_daemon.nouns.batch import WorkerLimits
+from pagoda_daemon.nouns.errors import ConfigRejected
 from pagoda_daemon.runner.forward import Forward, NativeForward, TorchForward
 from pagoda_daemon.runner.host import Host
 from pagoda_daemon.runner.kv_size import KvShape, kv_shape, needs

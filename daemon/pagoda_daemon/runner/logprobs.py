@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagoda_daemon.batch import Bools, Ints, Logprobs, ScoredTokens
+from pagoda_daemon.nouns.arrays import Bools, Ints
+from pagoda_daemon.nouns.batch import Logprobs, ScoredTokens
 from pagoda_daemon.runner.draw import best
 
 SLICE: Final = 2**22  # logits in float at a time: 16 MB

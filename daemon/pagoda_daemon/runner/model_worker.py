@@ -1,4 +1,4 @@
-"""ModelWorker: a model and its KV pool on the CPU. Built by `runner.build` and called by the engine on one thread.
+"""ModelWorker: a model and its KV pool on the CPU. Built by `engine.build` and called by the engine on one thread.
 
 The pool has one block more than the core knows of: `probe` computes into it.
 """
@@ -14,7 +14,7 @@ import structlog
 import torch
 from pagoda_contracts.launch import DaemonConfig
 
-from pagoda_daemon.batch import StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.nouns.batch import StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.runner.answer import answer, answer_likeliest, wanted_logits
 from pagoda_daemon.runner.feedback import Feedback
 from pagoda_daemon.runner.forward import Choose, Forward

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagoda_daemon.batch import NOT_FINITE, Floats, Ints, Masks, SamplingRows
-from pagoda_daemon.runner.draw import draw, pick
+from pagoda_daemon.nouns.arrays import Floats, Ints
+from pagoda_daemon.nouns.batch import NOT_FINITE, Masks, SamplingRows
+from pagoda_daemon.runner.draw import draw
 from pagoda_daemon.runner.shaping import Shaper
 
 # Colder is greedy: logits / 1e-38 is infinite in float32, while at 1e-5 a gap of 0.001 is already e^100 to 1.
@@ -49,11 +50,11 @@ class Sampler:
             wide = shaped[rows].float()
             tokens[rows], best[rows] = _greedy(wide)
             if sampling.random is not None:
-                hot = np.flatnonzero(np.isfinite(best[rows]) & (sampling.random.temperature[rows] >= _COLDEST))
+                hot = np.flatnonzero(np.isfinite(best[rows]) & (sampling.random["temperature"][rows] >= _COLDEST))
                 if hot.size:
                     chosen = hot + rows.start
                     warm = wide if hot.size == wide.shape[0] else wide[torch.from_numpy(hot).to(wide.device)]
-                    tokens[chosen] = draw(warm, pick(sampling.random, chosen), positions[chosen])
+                    tokens[chosen] = draw(warm, sampling.random[chosen], positions[chosen])
         return Sampled(tokens, unchosen(best))
 
 

@@ -13,7 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagoda_daemon.batch import Ints, ShapedRow, Shaping
+from pagoda_daemon.nouns.arrays import Ints
+from pagoda_daemon.nouns.batch import ShapedRow
+from pagoda_daemon.nouns.sampling import Shaping
 
 _Flat = NDArray[np.int64]
 

@@ -12,10 +12,10 @@ import numpy as np
 from msgspec import structs
 from pagoda_contracts.prefix import Scope
 
-from pagoda_daemon.batch import Ints
-from pagoda_daemon.engine.messages import Refusal, RowOutput, Submit
 from pagoda_daemon.kv.chain import Chain
 from pagoda_daemon.kv.ties import ties_of
+from pagoda_daemon.nouns.arrays import Ints
+from pagoda_daemon.nouns.messages import Refusal, RowOutput, Submit
 from pagoda_daemon.scheduler.door import logprob_bytes, refuse, worst_blocks
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.request import MAX_PRIORITY, Course, Request, choice_key, rank_of

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pagoda_daemon.batch import StepPlan, StepResult
-from pagoda_daemon.engine.messages import Canary, CanaryAnswer
+from pagoda_daemon.nouns.batch import StepPlan, StepResult
+from pagoda_daemon.nouns.messages import Canary, CanaryAnswer
 from pagoda_daemon.scheduler.extra_row import ashore, empty_plan
 from pagoda_daemon.scheduler.state import Flight, State
 

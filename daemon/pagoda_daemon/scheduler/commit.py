@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 from msgspec.structs import replace
 
-from pagoda_daemon.batch import NOT_FINITE, Bools, Ints, StepResult
-from pagoda_daemon.engine.messages import Refusal, RowOutput
+from pagoda_daemon.nouns.arrays import Bools, Ints
+from pagoda_daemon.nouns.batch import NOT_FINITE, StepResult
+from pagoda_daemon.nouns.messages import Refusal, RowOutput
 from pagoda_daemon.scheduler.canary import come_back, lost
 from pagoda_daemon.scheduler.grammars import spend
 from pagoda_daemon.scheduler.logprobs import logprobs_by_row, score, with_logprobs

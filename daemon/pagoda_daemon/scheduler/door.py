@@ -8,7 +8,7 @@ by the measured step times, there should be room again.
 
 from __future__ import annotations
 
-from pagoda_daemon.engine.messages import Reason, Refusal, Submit
+from pagoda_daemon.nouns.messages import Reason, Refusal, Submit
 from pagoda_daemon.scheduler import forecast
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.request import rank_of

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from pagoda_daemon.batch import GREEDY, Bools, Ints, Masks, RandomRows, SamplingRows, ScoredTokens, ShapedRow, no_ids
 from pagoda_daemon.kv.pool import BrokenAccountsError
+from pagoda_daemon.nouns.arrays import Bools, Ints, no_ids
+from pagoda_daemon.nouns.batch import GREEDY, Masks, SamplingRows, ScoredTokens, ShapedRow
 from pagoda_daemon.scheduler.pooling import pooled_tokens
 from pagoda_daemon.scheduler.sampling import MASKED, RANDOM, SCORED, SHAPED, SPOKEN
 from pagoda_daemon.scheduler.state import State
@@ -19,18 +20,13 @@ def sampling_rows(state: State, rows: Ints, starts: Ints, sample: Bools) -> Samp
         return GREEDY
     drawn, used = rows[sample], features[sample]
     return SamplingRows(
-        random=_random(state, drawn) if (used & RANDOM).any() else None,
+        random=table.draws[drawn] if (used & RANDOM).any() else None,
         shaped=tuple(_shaped(state, index, int(drawn[index])) for index in np.flatnonzero(used & SHAPED).tolist()),
         top_logprobs=table.top_logprobs[drawn] if (used & SPOKEN).any() else None,
         scored=_scored(state, rows, starts, features),
         pooled=pooled_tokens(state, rows, starts, features),
         masks=_masks(state, drawn, np.flatnonzero(used & MASKED).astype(np.int32)),
     )
-
-
-def _random(state: State, drawn: Ints) -> RandomRows:
-    table = state.rows.sampling
-    return RandomRows(table.temperature[drawn], table.top_p[drawn], table.top_k[drawn], table.min_p[drawn], table.seed[drawn])
 
 
 def _masks(state: State, drawn: Ints, at: Ints) -> Masks | None:

@@ -11,11 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pagoda_daemon.batch import GREEDY, Ints, Logprobs, RandomRows, SamplingRows, StepPlan, StepResult
-from pagoda_daemon.engine.messages import Canary
+from pagoda_daemon.nouns.arrays import Ints
+from pagoda_daemon.nouns.batch import GREEDY, Logprobs, SamplingRows, StepPlan, StepResult
+from pagoda_daemon.nouns.messages import Canary
+from pagoda_daemon.nouns.sampling import Sampling, draw_of
 from pagoda_daemon.scheduler.limits import Limits
 
 _TWO_BEST = 2
+_GREEDY_DRAW = draw_of(Sampling(max_tokens=1), seed=0)
 
 
 class Song(NamedTuple):
@@ -67,18 +70,8 @@ def _greedy_too(sampling: SamplingRows, rows: int, *, margin: bool) -> SamplingR
         top = np.full(rows, -1, np.int32)
     if sampling is GREEDY and top is None:
         return sampling
-    random = None if sampling.random is None else _with_greedy(sampling.random)
+    random = None if sampling.random is None else np.append(sampling.random, _GREEDY_DRAW)
     return replace(sampling, random=random, top_logprobs=None if top is None else _and(top, _TWO_BEST if margin else -1))
-
-
-def _with_greedy(random: RandomRows) -> RandomRows:
-    return RandomRows(
-        np.append(random.temperature, np.float32(0)),
-        np.append(random.top_p, np.float32(1)),
-        np.append(random.top_k, np.int32(0)),
-        np.append(random.min_p, np.float32(0)),
-        np.append(random.seeds, np.uint64(0)),
-    )
 
 
 def _margin(logprobs: Logprobs | None, row: int) -> float | None:

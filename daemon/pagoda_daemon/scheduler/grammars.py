@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from pagoda_daemon.batch import Ints
-from pagoda_daemon.engine.messages import Grammar, RowOutput
+from pagoda_daemon.nouns.arrays import Ints
+from pagoda_daemon.nouns.messages import Grammar, RowOutput
 from pagoda_daemon.scheduler.request import Request
 from pagoda_daemon.scheduler.state import State
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pagoda_daemon.batch import Floats, Ints
-from pagoda_daemon.engine.messages import Grammar, Life, Sampling
 from pagoda_daemon.kv.chain import Chain
+from pagoda_daemon.nouns.arrays import Floats, Ints
+from pagoda_daemon.nouns.messages import Grammar, Life
+from pagoda_daemon.nouns.sampling import Sampling
 
 MAX_PRIORITY = 1000
 _PER_TIER = 1 << 16

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pagoda_daemon.batch import LAST_SAMPLED, Ints
+from pagoda_daemon.nouns.arrays import Ints
+from pagoda_daemon.nouns.batch import LAST_SAMPLED
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.request import Request
 from pagoda_daemon.scheduler.sampling import SamplingTable

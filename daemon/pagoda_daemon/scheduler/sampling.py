@@ -10,8 +10,7 @@ from itertools import chain
 
 import numpy as np
 
-from pagoda_daemon.batch import Shaping
-from pagoda_daemon.engine.messages import Sampling
+from pagoda_daemon.nouns.sampling import DRAW, Sampling, Shaping, draw_of, shaping_of
 
 RANDOM, SHAPED, SPOKEN, SCORED, MASKED, POOLED = (np.uint8(1 << bit) for bit in range(6))
 """Not greedy; logits are changed; log-probabilities of the answer; log-probabilities of the prompt; a grammar says which tokens; the
@@ -25,21 +24,13 @@ class SamplingTable:
 
     def __init__(self, rows: int) -> None:
         self.features = np.zeros(rows, np.uint8)
-        self.temperature = np.zeros(rows, np.float32)
-        self.top_p = np.ones(rows, np.float32)
-        self.top_k = np.zeros(rows, np.int32)
-        self.min_p = np.zeros(rows, np.float32)
-        self.seed = np.zeros(rows, np.uint64)
+        self.draws = np.zeros(rows, DRAW)
         self.top_logprobs = np.full(rows, -1, np.int32)
         self.shaping: list[Shaping | None] = [None] * rows
 
     def seat(self, row: int, sampling: Sampling, seed: int, *, constrained: bool = False) -> None:
         """Everything of `row` is written: nothing of the request that had it before is left."""
-        self.temperature[row] = sampling.temperature
-        self.top_p[row] = sampling.top_p
-        self.top_k[row] = sampling.top_k
-        self.min_p[row] = sampling.min_p
-        self.seed[row] = seed
+        self.draws[row] = draw_of(sampling, seed)
         self.top_logprobs[row] = -1 if sampling.logprobs is None else sampling.logprobs
         self.shaping[row] = shaping_of(sampling)
         self.features[row] = (
@@ -50,23 +41,6 @@ class SamplingTable:
             | MASKED * constrained
             | POOLED * (sampling.pooling is not None)
         )
-
-
-def shaping_of(sampling: Sampling) -> Shaping | None:
-    """The arrays that a worker reads; None where the logits stay as they are."""
-    penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
-    plain = penalties == (1.0, 0.0, 0.0) and not sampling.logit_bias and not sampling.bad_words
-    if plain and sampling.allowed_token_ids is None and not (sampling.min_tokens and sampling.stop_token_ids):
-        return None
-    return Shaping(
-        *penalties,
-        bias_ids=np.fromiter(sampling.logit_bias.keys(), np.int32),
-        bias=np.fromiter(sampling.logit_bias.values(), np.float32),
-        bad_words=sampling.bad_words,
-        allowed=None if sampling.allowed_token_ids is None else np.asarray(sampling.allowed_token_ids, np.int32),
-        min_tokens=sampling.min_tokens,
-        stop_ids=np.asarray(sampling.stop_token_ids, np.int32),
-    )
 
 
 def sampling_refusal(sampling: Sampling, vocab_size: int) -> str | None:

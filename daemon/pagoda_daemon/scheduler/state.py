@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pagoda_daemon.batch import Ints, StepPlan
-from pagoda_daemon.engine.messages import Canary, CanaryAnswer, Stats, Tally
 from pagoda_daemon.kv.accounts import KvAccounts
 from pagoda_daemon.kv.index import Match
 from pagoda_daemon.kv.pool import BrokenAccountsError
+from pagoda_daemon.nouns.arrays import Ints
+from pagoda_daemon.nouns.batch import StepPlan
+from pagoda_daemon.nouns.messages import Canary, CanaryAnswer, Stats, Tally
 from pagoda_daemon.scheduler.cost import StepCost
 from pagoda_daemon.scheduler.extra_row import aboard
 from pagoda_daemon.scheduler.limits import Limits

@@ -8,7 +8,7 @@ from typing import Final
 
 from pagoda_contracts.metrics import ITERATION_TOKENS, STEP_SECONDS
 
-from pagoda_daemon.engine.messages import Residence, Tally
+from pagoda_daemon.nouns.messages import Residence, Tally
 
 _TOKENS: Final = ITERATION_TOKENS.buckets
 _SECONDS: Final = STEP_SECONDS.buckets

@@ -1,1 +1,1 @@
-"""Many replicas in one process, for clusters whose nodes only pretend: real fronts and schedulers, devices that compute nothing."""
+"""Simulators: a device that computes nothing, a trace on a virtual clock, and whole replicas in one process."""

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 from llguidance import LLMatcher, LLTokenizer
 
-from pagoda_daemon.parent import belong_to_parent
+from pagoda_daemon.process.parent import belong_to_parent
 from pagoda_daemon.structured import limits
 from pagoda_daemon.structured.compile import matcher_of
 from pagoda_daemon.structured.protocol import Advance, Answer, Close, Hello, Job, Masked, Open, Refused, Standing, Unfit, mask_words

@@ -19,13 +19,13 @@ from pagoda_operator.client.cluster import Hooks, KubeCluster
 from pagoda_operator.client.server_time import ServerTime
 from pagoda_operator.inventory.fleet import Fleet
 from pagoda_operator.lead.leader import Leadership
+from pagoda_operator.quota.keeper import Quotas
+from pagoda_operator.quota.native import singles
+from pagoda_operator.quota.teller import Teller
 from pagoda_operator.run.defaults import DEFAULT_KEY
 from pagoda_operator.run.events import Recorder
 from pagoda_operator.run.keys import TokenKeys
 from pagoda_operator.run.queue import KeyedQueue, Reconcile
-from pagoda_operator.run.quota.keeper import Quotas
-from pagoda_operator.run.quota.native import singles
-from pagoda_operator.run.quota.teller import Teller
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.remembered import Remembered
 from pagoda_operator.run.scaler import Scaler

@@ -4,8 +4,8 @@ import threading
 import uuid
 
 import pytest
-from pagoda_daemon.api.control import Control
-from pagoda_daemon.runner.simulated import SimulatedWorker, simulated_limits
+from pagoda_daemon.api.grpc.control import Control
+from pagoda_daemon.simulated.device.worker import SimulatedWorker, simulated_limits
 from support.kube.client import Kube
 from support.kube.cluster import running_cluster
 from support.kube.namespace import Real

@@ -12,9 +12,9 @@ from functools import partial
 import httpx
 import pytest
 from pagoda_contracts.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAIN_DEADLINE, GRPC_SET_STATE, ROLE_OPERATOR
-from pagoda_daemon.api.access import METHODS
-from pagoda_daemon.api.caller import ROLE_ANYBODY
-from pagoda_daemon.drain import Until
+from pagoda_daemon.api.access.caller import ROLE_ANYBODY
+from pagoda_daemon.api.access.roles import METHODS
+from pagoda_daemon.health.drain import Until
 from pagoda_operator.api.state import DEPLOYMENTS
 from support.kube.operator_process import OperatorProcess
 from support.kube.operator_under_test import under_test

@@ -8,8 +8,8 @@ import pytest
 from pagoda_contracts.launch import Fault
 from pagoda_contracts.names import GRPC_SET_STATE, HEADER_ROUTE, LABEL_REVISION, PORT_DAEMON_HTTP, ROLE_OPERATOR
 from pagoda_contracts.route import parse_route
-from pagoda_daemon.api.access import METHODS
-from pagoda_daemon.api.caller import ROLE_ANYBODY
+from pagoda_daemon.api.access.caller import ROLE_ANYBODY
+from pagoda_daemon.api.access.roles import METHODS
 from pagoda_operator.api.state import DEPLOYMENTS, PROFILES
 from support.kube.client import eventually
 from support.kube.fake_api import is_ready, is_trial, passed, running, waiting

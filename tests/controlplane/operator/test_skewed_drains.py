@@ -12,8 +12,8 @@ from functools import partial
 import httpx
 import pytest
 from pagoda_contracts.names import GRPC_SET_STATE, PORT_DAEMON_HTTP, ROLE_OPERATOR
-from pagoda_daemon.api.access import METHODS
-from pagoda_daemon.api.caller import ROLE_ANYBODY
+from pagoda_daemon.api.access.caller import ROLE_ANYBODY
+from pagoda_daemon.api.access.roles import METHODS
 from support.kube.operator_process import OperatorProcess
 from support.kube.operator_under_test import under_test
 from support.kube.paper_kubelet import in_loop, paper_kubelet

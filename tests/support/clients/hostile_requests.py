@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pagoda_daemon.api.requests import ChatRequest, CompletionRequest
-from pagoda_daemon.api.texts import DetokenizeRequest, TokenizeRequest
+from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest
+from pagoda_daemon.api.routes.texts import DetokenizeRequest, TokenizeRequest
 from support.servers.replica import NAME
 
 PROMPT_CANARY: Final = "canary-of-a-prompt-7f3a"

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from pagoda_contracts.launch import EngineConfig
-from pagoda_daemon.batch import WorkerLimits
 from pagoda_daemon.engine.grammars import MakePool, pool_maker
 from pagoda_daemon.engine.loop import Engine
-from pagoda_daemon.engine.messages import FromEngine, Grammar, Ready, RowOutput, Shutdown, StepOutput, ToEngine
-from pagoda_daemon.runner.simulated import SimulatedWorker
+from pagoda_daemon.nouns.batch import WorkerLimits
+from pagoda_daemon.nouns.messages import FromEngine, Grammar, Ready, RowOutput, Shutdown, StepOutput, ToEngine
 from pagoda_daemon.runner.worker import Worker
-from pagoda_daemon.simulated.engine import LocalWire
+from pagoda_daemon.simulated.device.worker import SimulatedWorker
+from pagoda_daemon.simulated.fleet.engine import LocalWire
 from support.engine.toy_model import EOS, VOCAB, tiny_model_dir
 
 PATIENCE_S = 300.0

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from pagoda_daemon.batch import GREEDY, Ints, RandomRows, SamplingRows, ShapedRow, Shaping
+from pagoda_daemon.nouns.arrays import Ints
+from pagoda_daemon.nouns.batch import GREEDY, SamplingRows, ShapedRow
+from pagoda_daemon.nouns.sampling import DRAW, NUMBERS, OFF, DrawRows, Sampling, Shaping, draw_of
 from pagoda_daemon.runner.sampler import Sampler
 
 
-def random_rows(rows: int, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0, seed: int = 7) -> RandomRows:
-    return RandomRows(
-        np.full(rows, temperature, np.float32),
-        np.full(rows, top_p, np.float32),
-        np.full(rows, top_k, np.int32),
-        np.full(rows, min_p, np.float32),
-        np.full(rows, seed, np.uint64),
-    )
+def random_rows(rows: int, temperature: float = 1.0, seed: int = 7, **numbers: float) -> DrawRows:
+    """`numbers` by the names of `Sampling`."""
+    return np.full(rows, draw_of(Sampling(max_tokens=1, temperature=temperature, **numbers), seed), DRAW)
+
+
+def not_off(name: str) -> float:
+    """A value of this number of `Sampling` that changes something, and that a float32 can hold."""
+    number = NUMBERS[name]
+    return 7 if isinstance(OFF[name], int) else float(np.float32((number.low + number.high) / 2 + 0.125))
 
 
 def places(rows: int, start: int = 0) -> Ints:
@@ -23,7 +26,7 @@ def places(rows: int, start: int = 0) -> Ints:
     return np.arange(start, start + rows, dtype=np.int32)
 
 
-def draw_tokens(logits: torch.Tensor, random: RandomRows, start: int = 0) -> Ints:
+def draw_tokens(logits: torch.Tensor, random: DrawRows, start: int = 0) -> Ints:
     sampled = Sampler().sample(logits, SamplingRows(random=random), places(logits.shape[0], start))
     assert sampled.errors == {}
     return sampled.tokens

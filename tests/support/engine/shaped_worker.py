@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from pagoda_daemon.batch import StepPlan, StepResult
-from pagoda_daemon.runner.simulated import SimulatedWorker, next_token
+from pagoda_daemon.nouns.batch import StepPlan, StepResult
+from pagoda_daemon.simulated.device.worker import SimulatedWorker, next_token
 
 
 class ShapedWorker(SimulatedWorker):

@@ -12,15 +12,15 @@ from typing import Any
 import grpc.aio
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, Listen, ModelConfig, SimulatedWorker, TestingConfig
 from pagoda_contracts.units import parse_duration
-from pagoda_daemon.api.front import Backing, Front, Ports
-from pagoda_daemon.errors import EngineDied
-from pagoda_daemon.runner.build import Progress
+from pagoda_daemon.api.front.front import Backing, Front, Ports
+from pagoda_daemon.engine.build import Progress
+from pagoda_daemon.nouns.errors import EngineDied
+from pagoda_daemon.process.settings import Settings
 from pagoda_daemon.runner.faulty import FaultyWorker
 from pagoda_daemon.runner.worker import Worker
-from pagoda_daemon.settings import Settings
-from pagoda_daemon.simulated.engine import LocalEngine
-from pagoda_daemon.simulated.text import VOCAB, tiny_model_dir
-from pagoda_daemon.tokens import ModelText
+from pagoda_daemon.simulated.fleet.engine import LocalEngine
+from pagoda_daemon.simulated.fleet.text import VOCAB, tiny_model_dir
+from pagoda_daemon.text.tokens import ModelText
 
 NAME = "toy"
 PATIENCE_S = 300.0

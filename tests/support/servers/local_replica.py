@@ -23,14 +23,14 @@ import grpc.aio
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, Listen, ModelConfig, SimulatedWorker, TestingConfig
 from pagoda_contracts.names import GRPC_GENERATE
 from pagoda_contracts.pb.inference_pb2 import GenerateRequest, GenerateResponse, Sampling
-from pagoda_daemon.api.connection import Bounds
-from pagoda_daemon.api.front import Backing, Front, Ports
+from pagoda_daemon.api.front.front import Backing, Front, Ports
+from pagoda_daemon.api.http.connection import Bounds
 from pagoda_daemon.engine.loop import Engine
-from pagoda_daemon.engine.messages import Abort, Submit, ToEngine
-from pagoda_daemon.runner import simulated
-from pagoda_daemon.settings import Settings
-from pagoda_daemon.simulated.engine import LocalEngine
-from pagoda_daemon.tokens import ModelText
+from pagoda_daemon.nouns.messages import Abort, Submit, ToEngine
+from pagoda_daemon.process.settings import Settings
+from pagoda_daemon.simulated.device import worker as simulated
+from pagoda_daemon.simulated.fleet.engine import LocalEngine
+from pagoda_daemon.text.tokens import ModelText
 from support.engine.toy_model import VOCAB, tiny_model_dir
 
 

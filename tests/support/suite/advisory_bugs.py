@@ -21,16 +21,21 @@ import jinja2
 import msgspec
 import pytest
 from pagoda_contracts import prefix
-from pagoda_daemon import template_worker, tokens
-from pagoda_daemon.api import app, auth, connection, endpoints, generation, requests, sampling, strict, structured
-from pagoda_daemon.api import errors as api_errors
-from pagoda_daemon.api.caller import ANYBODY, caller
+from pagoda_daemon.api.access import auth
+from pagoda_daemon.api.access.caller import ANYBODY, caller
+from pagoda_daemon.api.http import app, connection
+from pagoda_daemon.api.openai import errors as api_errors
+from pagoda_daemon.api.openai import requests, sampling, strict, structured
+from pagoda_daemon.api.routes import admission as front_admission
+from pagoda_daemon.api.routes import generation
 from pagoda_daemon.engine import loop, wire
-from pagoda_daemon.errors import ModelRejected
 from pagoda_daemon.metrics import Exposition
 from pagoda_daemon.model import config, files, loader
+from pagoda_daemon.nouns.errors import ModelRejected
+from pagoda_daemon.nouns.sampling import Number
 from pagoda_daemon.scheduler import admission
 from pagoda_daemon.scheduler.commit import fail_step
+from pagoda_daemon.text import template_worker, tokens
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
@@ -57,18 +62,16 @@ def fields_are_not_compared(patch: Patch) -> None:
 
 @plant
 def ranges_are_not_checked(patch: Patch) -> None:
-    patch.setattr(requests, "in_range", _anything)
-    patch.setattr(sampling, "in_range", _anything)
+    patch.setattr(Number, "refusal", _anything)
 
 
 @plant
 def comparisons_let_nan_through(patch: Patch) -> None:
-    def in_range(name: str, value: float | None, low: float, high: float) -> None:
-        if value is not None and (value < low or value > high):
-            raise requests.BadRequest(f"{name} is {value}", name)
+    def refusal(number: Number, name: str, value: float) -> str | None:
+        return f"{name} is {value}" if value < number.low or value > number.high else None
 
     patch.setattr(strict, "decode", json.loads)
-    patch.setattr(sampling, "in_range", in_range)
+    patch.setattr(Number, "refusal", refusal)
 
 
 @plant
@@ -132,7 +135,7 @@ def bodies_have_no_bound(patch: Patch) -> None:
     async def read(request: Any, _hold: Any) -> bytes:
         return b"".join([chunk async for chunk in request.stream()])
 
-    patch.setattr(endpoints, "read_body", read)
+    patch.setattr(front_admission, "read_body", read)
 
 
 class _Lenient:

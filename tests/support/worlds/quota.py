@@ -15,8 +15,8 @@ from pagoda_operator.api.errors import Conflict
 from pagoda_operator.api.orders import Nobody, Orders
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, QUOTAS, SERVICES, Json, Key, Resource
 from pagoda_operator.decide.quota.caps import parse_quota
-from pagoda_operator.run.quota.keeper import Quotas
-from pagoda_operator.run.quota.teller import Teller
+from pagoda_operator.quota.keeper import Quotas
+from pagoda_operator.quota.teller import Teller
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.senses import Senses
 from pagoda_operator.run.settings import Settings

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, Fault, ModelConfig, SimulatedWorker
 from pagoda_contracts.launch import TestingConfig as ForTests
-from pagoda_daemon.batch import NOT_FINITE
-from pagoda_daemon.engine.messages import Failed, Heartbeat, Ready, Sampling, Submit
-from pagoda_daemon.health import Limits, Replica, live
-from pagoda_daemon.runner.build import build_worker
+from pagoda_daemon.engine.build import build_worker
+from pagoda_daemon.health.replica import Limits, Replica, live
+from pagoda_daemon.nouns.batch import NOT_FINITE
+from pagoda_daemon.nouns.messages import Failed, Heartbeat, Ready, Submit
+from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.runner.faulty import EXIT_CODE
-from pagoda_daemon.runner.simulated import SimulatedWorker as SimulatedDevice
-from pagoda_daemon.runner.simulated import expected_tokens
+from pagoda_daemon.simulated.device.worker import SimulatedWorker as SimulatedDevice
+from pagoda_daemon.simulated.device.worker import expected_tokens
 from support.engine.front import engine_process
 
 PROMPT = (1, 2, 3)

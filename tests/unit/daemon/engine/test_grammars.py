@@ -9,8 +9,9 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from pagoda_daemon.engine.messages import Abort, Grammar, Sampling, Submit
-from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
+from pagoda_daemon.nouns.messages import Abort, Grammar, Submit
+from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens
 from pagoda_daemon.structured import limits
 from structlog.testing import capture_logs
 from support.engine.constrained import LIMITS, drawn_schema, local_engine, schema_grammar

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pagoda_contracts.launch import EngineConfig
-from pagoda_daemon.batch import LAST_SAMPLED, StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.engine.build import Progress
 from pagoda_daemon.engine.loop import EXIT_FAILED, EXIT_OK, STEP_FAILED, Engine
-from pagoda_daemon.engine.messages import Failed, Heartbeat, Loading, Ready, Sampling, StepOutput, Submit
 from pagoda_daemon.engine.wire import Wire
-from pagoda_daemon.runner.build import Progress
-from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
+from pagoda_daemon.nouns.batch import LAST_SAMPLED, StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.nouns.messages import Failed, Heartbeat, Loading, Ready, StepOutput, Submit
+from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.runner.worker import Worker
+from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens
 from structlog.testing import capture_logs
 from support.engine.front import Front, front
 

@@ -5,8 +5,9 @@ import json
 import jsonschema
 import numpy as np
 import pytest
-from pagoda_daemon.engine.messages import Canary, CanaryAnswer, Sampling, Submit
-from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
+from pagoda_daemon.nouns.messages import Canary, CanaryAnswer, Submit
+from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens
 from support.engine.constrained import LIMITS, drawn_schema, local_engine, schema_grammar
 from support.engine.toy_model import EOS, VOCAB
 

@@ -11,9 +11,9 @@ import zmq
 import zmq.asyncio
 from pagoda_contracts.launch import KvEventsConfig
 from pagoda_daemon.engine.events import KvEvents, kv_events
-from pagoda_daemon.errors import ConfigRejected
 from pagoda_daemon.kv.ledger import Removed, Stored
-from pagoda_daemon.simulated.text import VOCAB
+from pagoda_daemon.nouns.errors import ConfigRejected
+from pagoda_daemon.simulated.fleet.text import VOCAB
 from support.clients.kv_decoder import chain_to, decoded, picture, replay, requester
 from support.servers.local_front import NAME, local_config, local_front
 from support.servers.loopback import own_net
@@ -37,7 +37,7 @@ def published(monkeypatch):
             made.append(events)
             yield events
 
-    monkeypatch.setattr("pagoda_daemon.simulated.engine.kv_events", noted)
+    monkeypatch.setattr("pagoda_daemon.simulated.fleet.engine.kv_events", noted)
     return made
 
 

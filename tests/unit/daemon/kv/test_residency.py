@@ -4,10 +4,10 @@ from itertools import pairwise
 
 import pytest
 from pagoda_contracts.metrics import BLOCK_LIFETIME
-from pagoda_daemon.batch import WorkerLimits
 from pagoda_daemon.kv.pool import BlockPool
 from pagoda_daemon.kv.residency import Residency
-from pagoda_daemon.runner.simulated import SimulatedWorker
+from pagoda_daemon.nouns.batch import WorkerLimits
+from pagoda_daemon.simulated.device.worker import SimulatedWorker
 from support.engine.drive import Drive
 
 

@@ -8,10 +8,10 @@ import random
 import numpy as np
 import pytest
 from pagoda_contracts.prefix import Scope, token_hashes
+from pagoda_daemon.health.prefixes import PrefixBook
 from pagoda_daemon.kv.chain import Chain
 from pagoda_daemon.kv.ledger import BlockLedger, Removed, Stored
 from pagoda_daemon.kv.ties import PrefixTies, ties_of
-from pagoda_daemon.prefixes import PrefixBook
 from support.engine import kv_model
 from support.engine.kv_model import LONGEST, ROWS, NaiveDevice
 
@@ -135,8 +135,8 @@ def test_a_preempted_requests_ties_are_settled_when_it_is_seated_again():
 
 
 def test_a_new_reader_begins_with_everything_and_a_slow_one_begins_anew(monkeypatch):
-    monkeypatch.setattr("pagoda_daemon.prefixes.PER_FRAME", 2)
-    monkeypatch.setattr("pagoda_daemon.prefixes.MOST_PENDING", 5)
+    monkeypatch.setattr("pagoda_daemon.health.prefixes.PER_FRAME", 2)
+    monkeypatch.setattr("pagoda_daemon.health.prefixes.MOST_PENDING", 5)
     book = PrefixBook()
     names = [bytes([at]) for at in range(9)]
     book.note(names[:3], [])

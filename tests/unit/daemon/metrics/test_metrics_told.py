@@ -13,12 +13,13 @@ import pytest
 from pagoda_contracts import metrics as names
 from pagoda_contracts.launch import Fault, SloConfig
 from pagoda_contracts.names import HEADER_DEADLINE
-from pagoda_daemon.api import app, endpoints, generation, measured
-from pagoda_daemon.canary import Canary
+from pagoda_daemon.api.http import app, measured
+from pagoda_daemon.api.routes import completions, generation
 from pagoda_daemon.engine import client
 from pagoda_daemon.engine.loop import Engine
-from pagoda_daemon.runner.simulated import SimulatedWorker, simulated_limits
-from pagoda_daemon.simulated import engine as simulated
+from pagoda_daemon.health.canary import Canary
+from pagoda_daemon.simulated.device.worker import SimulatedWorker, simulated_limits
+from pagoda_daemon.simulated.fleet import engine as simulated
 from prometheus_client.parser import text_string_to_metric_families
 from support.servers.local_front import NAME, local_config, local_front
 
@@ -141,7 +142,7 @@ async def stage(monkeypatch):
 
     for module in (app, generation, measured, client, simulated):
         monkeypatch.setattr(module, "time", made.clock)
-    monkeypatch.setattr(endpoints, "submissions", made.read)
+    monkeypatch.setattr(completions, "submissions", made.read)
     monkeypatch.setattr(simulated, "SimulatedWorker", PacedWorker)
     monkeypatch.setattr(simulated.LocalEngine, "engine_type", ToldEngine)
     monkeypatch.setattr(Canary, "run", silent)

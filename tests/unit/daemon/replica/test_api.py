@@ -11,8 +11,8 @@ import httpx
 import openai
 import pytest
 from pagoda_contracts.names import HEADER_IGNORED, HEADER_REQUEST_ID, HEADER_SHOULD_RETRY
-from pagoda_daemon.runner.simulated import STATE, expected_tokens
-from pagoda_daemon.tokens import ChatShape, ModelText
+from pagoda_daemon.simulated.device.worker import STATE, expected_tokens
+from pagoda_daemon.text.tokens import ChatShape, ModelText
 from support.engine.toy_model import EOS, VOCAB, tiny_model_dir
 from support.servers.replica import NAME, PATIENCE_S, replica_config, start_replica
 

@@ -14,10 +14,10 @@ from functools import partial
 import grpc.aio
 import pytest
 from pagoda_contracts.names import GRPC_HEALTH
-from pagoda_daemon.api.connection import BoundedProtocol
+from pagoda_daemon.api.http.connection import BoundedProtocol
 from pagoda_daemon.engine.client import EngineLink
-from pagoda_daemon.runner.simulated import expected_tokens
-from pagoda_daemon.tokens import ModelText
+from pagoda_daemon.simulated.device.worker import expected_tokens
+from pagoda_daemon.text.tokens import ModelText
 from support.engine.toy_model import VOCAB
 from support.servers.local_replica import HOST, NAME, PATIENCE_S, LocalReplica, generate, local_replica, request, texts
 from support.suite.profiles import examples

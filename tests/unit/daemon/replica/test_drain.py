@@ -24,8 +24,8 @@ from pagoda_contracts.names import (
     PATH_READY,
 )
 from pagoda_contracts.pb.daemon_pb2 import Phase, State, WatchStateRequest
-from pagoda_daemon.runner.simulated import expected_tokens
-from pagoda_daemon.tokens import ModelText
+from pagoda_daemon.simulated.device.worker import expected_tokens
+from pagoda_daemon.text.tokens import ModelText
 from support.engine.toy_model import VOCAB
 from support.servers.replica import NAME, PATIENCE_S, replica_config, start_daemon, start_replica
 
@@ -128,7 +128,7 @@ def test_a_drain_refuses_new_requests_until_those_in_flight_are_whole(tmp_path):
 
 
 def test_an_idle_replica_tells_its_watchers_before_it_ends(tmp_path):
-    """That it refuses in words meanwhile, test_front_control.py shows on a clock that stands."""
+    """That it refuses in words meanwhile, `api/grpc/test_control.py` shows on a clock that stands."""
     with start_replica(replica_config(tmp_path)) as replica, watching(replica) as watcher:
         replica.terminate()
         wait_until(lambda: watcher.frames[-1].phase == Phase.PHASE_DRAINING)

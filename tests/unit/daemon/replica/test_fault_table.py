@@ -9,8 +9,8 @@ import signal
 import httpx
 import pytest
 from pagoda_contracts.names import ERROR_ENGINE_DIED, PATH_READY
-from pagoda_daemon.runner.simulated import expected_tokens
-from pagoda_daemon.tokens import ModelText
+from pagoda_daemon.simulated.device.worker import expected_tokens
+from pagoda_daemon.text.tokens import ModelText
 from support.clients.fault_kinds import ANSWER, BODY, FATAL, FROZEN, LOCAL, config, full_disk, one_of_many, strike
 from support.clients.told import Told
 from support.engine.toy_model import VOCAB

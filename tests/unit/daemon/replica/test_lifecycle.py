@@ -18,13 +18,13 @@ import httpx
 import pytest
 from pagoda_contracts.launch import DaemonConfig, HealthConfig
 from pagoda_contracts.names import PATH_READY
-from pagoda_daemon.api.front import Backing, Front, Ports
-from pagoda_daemon.engine.messages import Submit, ToEngine
-from pagoda_daemon.health import Replica as Health
-from pagoda_daemon.settings import Settings
-from pagoda_daemon.simulated.engine import LocalEngine
-from pagoda_daemon.simulated.text import VOCAB
-from pagoda_daemon.tokens import ModelText
+from pagoda_daemon.api.front.front import Backing, Front, Ports
+from pagoda_daemon.health.replica import Replica as Health
+from pagoda_daemon.nouns.messages import Submit, ToEngine
+from pagoda_daemon.process.settings import Settings
+from pagoda_daemon.simulated.fleet.engine import LocalEngine
+from pagoda_daemon.simulated.fleet.text import VOCAB
+from pagoda_daemon.text.tokens import ModelText
 from support.clients.told import Crowd
 from support.engine.tiny_model import tiny_model
 from support.judges.leftovers import ends_clean, gives_back_all_but, held_by_nobody, processes_of

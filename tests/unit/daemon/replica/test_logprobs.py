@@ -2,8 +2,8 @@
 
 import openai
 import pytest
-from pagoda_daemon.runner.simulated import expected_tokens
-from pagoda_daemon.tokens import ModelText
+from pagoda_daemon.simulated.device.worker import expected_tokens
+from pagoda_daemon.text.tokens import ModelText
 from support.engine.toy_model import VOCAB, tiny_model_dir
 from support.servers.replica import NAME, replica_config, start_replica
 
@@ -120,6 +120,7 @@ def test_every_field_of_sampling_is_taken(client):
     fields = {
         "top_k": 5,
         "min_p": 0.1,
+        "top_n_sigma": 1.5,
         "repetition_penalty": 1.1,
         "bad_words": ["never", "é"],
         "min_tokens": 2,

@@ -18,10 +18,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
-from pagoda_daemon.batch import SamplingRows, ScoredTokens, ShapedRow, Shaping, StepPlan
-from pagoda_daemon.errors import ConfigRejected
 from pagoda_daemon.model.config import FAMILIES, parse_spec
 from pagoda_daemon.model.weights import allocate, destinations, weight_bytes
+from pagoda_daemon.nouns.batch import SamplingRows, ScoredTokens, ShapedRow, StepPlan
+from pagoda_daemon.nouns.errors import ConfigRejected
+from pagoda_daemon.nouns.sampling import Shaping
 from pagoda_daemon.runner.forward import NativeForward
 from pagoda_daemon.runner.host import Host, Memory
 from pagoda_daemon.runner.kv_size import LEAST_CONTEXT, KvShape, Needs, kv_shape, needs
@@ -258,7 +259,7 @@ def step(rows: int, length: int, queries: int) -> StepPlan:
     known = np.arange(length, dtype=np.int32)
     fed = np.flatnonzero(np.arange(rows * queries) % queries != queries - 1).astype(np.int32)
     sampling = SamplingRows(
-        random=random_rows(rows, top_p=0.9, top_k=50, min_p=0.01),
+        random=random_rows(rows, top_p=0.9, top_k=50, min_p=0.01, top_n_sigma=30.0),
         shaped=tuple(ShapedRow(at, Shaping(repetition=1.1, presence=0.5), known, length // 2) for at in range(rows)),
         top_logprobs=np.full(rows, 20, np.int32),
         scored=ScoredTokens(fed // queries, fed, fed, np.full_like(fed, 20)),

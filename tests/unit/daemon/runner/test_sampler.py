@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+import statistics
 
 import numpy as np
 import pytest
 import torch
-from pagoda_daemon.batch import GREEDY, Masks, SamplingRows, Shaping
+from hypothesis import given
+from hypothesis import strategies as st
+from pagoda_daemon.nouns.batch import GREEDY, Masks, SamplingRows
+from pagoda_daemon.nouns.sampling import Shaping
 from pagoda_daemon.runner import draw as draw_module
 from pagoda_daemon.runner import sampler as sampler_module
-from pagoda_daemon.runner.draw import best, pick
+from pagoda_daemon.runner.draw import _floors, best, near_best
 from pagoda_daemon.runner.noise import gumbel
 from pagoda_daemon.runner.sampler import NOT_FINITE, NOTHING_LEFT, Sampler
 from support.engine.sampling_rows import draw_tokens, greedy_tokens, places, random_rows, shaped_row
@@ -48,19 +52,20 @@ FILTERS = (
     {"top_k": 40, "top_p": 0.9, "min_p": 0.01},
     {"temperature": 0.0},
     {"top_p": 0.999},
+    {"top_n_sigma": 1.5},
+    {"top_n_sigma": 3.0, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
 )
 
 
 def test_a_row_gets_the_same_token_alone_and_in_any_company() -> None:
     rows, width = 4 * len(FILTERS), 3000
     scores = logits(rows, width=width, scale=3.0)
-    parts = [random_rows(4, **settings) for settings in FILTERS]
-    mixed = replace(parts[0], **{name: np.concatenate([getattr(part, name) for part in parts]) for name in parts[0].__slots__})
+    mixed = np.concatenate([random_rows(4, **settings) for settings in FILTERS])
     together = draw_tokens(scores, mixed)
     for row in range(rows):
-        assert draw_tokens(scores[row : row + 1], pick(mixed, np.asarray([row])), start=row)[0] == together[row], f"row {row}"
+        assert draw_tokens(scores[row : row + 1], mixed[[row]], start=row)[0] == together[row], f"row {row}"
     half = np.arange(0, rows, 2)
-    shuffled = Sampler().sample(scores[half], SamplingRows(random=pick(mixed, half)), places(rows)[half])
+    shuffled = Sampler().sample(scores[half], SamplingRows(random=mixed[half]), places(rows)[half])
     assert shuffled.tokens.tolist() == together[half].tolist()
 
 
@@ -108,9 +113,13 @@ def chi_square(tokens: np.ndarray, probabilities: torch.Tensor) -> float:
     return (statistic - freedom) / (2 * freedom) ** 0.5
 
 
-def filtered(scores: torch.Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> torch.Tensor:
+def filtered(
+    scores: torch.Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, top_n_sigma: float = 0.0
+) -> torch.Tensor:
     """The distribution that a row's settings mean, written down naively in float64."""
     probabilities = (scores.double() / temperature).softmax(-1)
+    if top_n_sigma:
+        probabilities[scores < floor_of(scores.tolist(), top_n_sigma)] = 0
     probabilities[probabilities < min_p * probabilities.max()] = 0
     if top_k:
         probabilities[probabilities < probabilities.sort(descending=True).values[top_k - 1]] = 0
@@ -118,6 +127,12 @@ def filtered(scores: torch.Tensor, temperature: float = 1.0, top_k: int = 0, top
     ordered, order = probabilities.sort(descending=True)
     probabilities[order[ordered.cumsum(0) - ordered >= top_p]] = 0
     return probabilities / probabilities.sum()
+
+
+def floor_of(logits: list[float], sigmas: float) -> float:
+    """The least logit that top_n_sigma keeps, by its definition (arXiv 2411.07641); of banned tokens nothing counts."""
+    free = [logit for logit in logits if logit > -math.inf]
+    return max(free) - sigmas * statistics.pstdev(free)
 
 
 # Each path settles some: the groups, the best 64, the best 256, and all, sorted.
@@ -132,6 +147,8 @@ DISTRIBUTIONS = {
     "wide top_k": {"top_k": 800},
     "min_p": {"min_p": 0.1},
     "min_p and top_p": {"min_p": 0.02, "top_p": 0.9},
+    "top_n_sigma": {"top_n_sigma": 1.5},
+    "top_n_sigma and top_p": {"top_n_sigma": 2.0, "top_p": 0.8},
 }
 
 
@@ -189,8 +206,51 @@ def test_equal_logits_share_their_fate() -> None:
 def test_filters_of_one_row_leave_the_others_alone() -> None:
     scores = torch.zeros(400, WIDTH)
     mixed = random_rows(400)
-    mixed.top_k[:200] = 1
+    mixed["top_k"][:200] = 1
     assert draw_tokens(scores, mixed)[200:].tolist() == draw_tokens(scores, random_rows(400))[200:].tolist()
+
+
+ROW = st.lists(st.one_of(st.floats(-30, 30, width=16), st.just(-math.inf)), min_size=9, max_size=9).filter(lambda row: max(row) > -math.inf)
+
+
+@given(st.lists(st.tuples(ROW, st.sampled_from([0.0, 0.01, 0.5, 1.0, 1.7, 4.0, 1e30])), min_size=1, max_size=5))
+def test_top_n_sigma_keeps_what_its_definition_keeps_in_each_row(rows: list[tuple[list[float], float]]) -> None:
+    scores, sigmas = torch.tensor([row for row, _ in rows]), np.asarray([sigma for _, sigma in rows], np.float32)
+    found = near_best(scores.clone(), scores, sigmas)
+    for kept, logits_of_row, sigma in zip(found.tolist(), scores.tolist(), sigmas.tolist(), strict=True):
+        floor = floor_of(logits_of_row, sigma) if sigma else -math.inf
+        for after, before in zip(kept, logits_of_row, strict=True):
+            if abs(before - floor) > 1e-4 or before == max(logits_of_row):  # nearer, the rounding of a float32 decides
+                assert after == (before if before >= floor else -math.inf)
+
+
+@pytest.mark.parametrize("width", [3, 1001, 70_001])
+def test_what_top_n_sigma_keeps_of_a_row_does_not_depend_on_the_others(width: int) -> None:
+    scores = logits(7, width=width, scale=4.0)
+    scores[3, : width // 3] = -torch.inf
+    sigmas = np.asarray([1.0, 0.0, 0.3, 1.5, 2.0, 0.0, 1.0], np.float32)
+    together = near_best(scores.clone(), scores, sigmas)
+    assert together[[1, 5]].equal(scores[[1, 5]])
+    for row in range(7):
+        assert near_best(scores[[row]], scores[[row]], sigmas[[row]]).equal(together[[row]])
+    assert _floors(scores.numpy(), sigmas).tolist() == [_floors(scores[[row]].numpy(), sigmas[[row]]).item() for row in range(7)]
+
+
+@pytest.mark.parametrize("temperature", [0.2, 1.0, 2.0])
+def test_top_n_sigma_keeps_the_same_tokens_at_any_temperature(temperature: float) -> None:
+    scores = logits(1, width=200, scale=2.0)
+    kept = {at for at, logit in enumerate(scores[0].tolist()) if logit >= floor_of(scores[0].tolist(), 1.2)}
+    tokens = draw_tokens(scores.expand(3000, 200), random_rows(3000, temperature, top_n_sigma=1.2))
+    assert set(tokens.tolist()) <= kept
+    assert len(kept) > 3
+    assert temperature < 1 or set(tokens.tolist()) == kept
+
+
+@pytest.mark.parametrize("sigma", [1e-50, 1e-30, 3e38])
+def test_the_least_and_the_largest_top_n_sigma_are_no_special_values(sigma: float) -> None:
+    scores = logits(50, width=200)
+    tokens = draw_tokens(scores, random_rows(50, top_n_sigma=sigma)).tolist()
+    assert tokens == (draw_tokens(scores, random_rows(50)).tolist() if sigma > 1 else scores.argmax(-1).tolist())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -248,7 +308,8 @@ def test_a_mask_that_leaves_nothing_is_that_rows_error():
 def test_a_row_is_drawn_by_its_own_settings_whatever_rows_are_sampled_together(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, width = 6, 32
     scores = torch.randn(rows, width, generator=torch.Generator().manual_seed(3))
-    mixed = replace(random_rows(rows), temperature=np.linspace(0.5, 3.0, rows, dtype=np.float32), seeds=np.arange(rows, dtype=np.uint64))
+    mixed = random_rows(rows)
+    mixed["temperature"], mixed["seed"] = np.linspace(0.5, 3.0, rows), np.arange(rows)
     together = draw_tokens(scores, mixed).tolist()
     assert len(set(together)) > 3
     monkeypatch.setattr(sampler_module, "_BLOCK", 2 * width)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from pagoda_daemon.batch import ShapedRow, Shaping
+from pagoda_daemon.nouns.batch import ShapedRow
+from pagoda_daemon.nouns.sampling import Shaping
 from pagoda_daemon.runner.shaping import Shaper, banned_ids
 from support.engine.sampling_rows import shaped_row
 

@@ -8,17 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from pagoda_contracts.prefix import Scope, root
-from pagoda_daemon.batch import WorkerLimits
-from pagoda_daemon.engine.messages import Refusal, Sampling, Submit
-from pagoda_daemon.runner.virtual import VirtualWorker
+from pagoda_daemon.nouns.batch import WorkerLimits
+from pagoda_daemon.nouns.messages import Refusal, Submit
+from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.scheduler import forecast
 from pagoda_daemon.scheduler.admission import MAX_ANSWERS, Arrival, submit
 from pagoda_daemon.scheduler.cost import StepCost
 from pagoda_daemon.scheduler.door import logprob_bytes, refuse, worst_blocks
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.state import State
-from pagoda_daemon.simulate.run import Simulation
-from pagoda_daemon.simulate.trace import Job, drawn
+from pagoda_daemon.simulated.device.virtual import VirtualWorker
+from pagoda_daemon.simulated.replay.run import Simulation
+from pagoda_daemon.simulated.replay.trace import Job, drawn
 
 WORKER = WorkerLimits(512, 16, 97, 4096)
 

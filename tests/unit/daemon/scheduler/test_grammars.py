@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from pagoda_daemon.batch import GREEDY, WorkerLimits
-from pagoda_daemon.engine.messages import Grammar, Sampling
-from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
+from pagoda_daemon.nouns.batch import GREEDY, WorkerLimits
+from pagoda_daemon.nouns.messages import Grammar
+from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.scheduler.grammars import finish, offer, take_unwatched, wait_ms
 from pagoda_daemon.scheduler.plan import plan
+from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens
 from support.engine.drive import Drive
 
 VOCAB = 97

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-from pagoda_daemon.batch import WorkerLimits
-from pagoda_daemon.engine.messages import FromEngine, Life, RowOutput, Sampling, Stats, StepOutput
-from pagoda_daemon.runner.simulated import SimulatedWorker
+from pagoda_daemon.nouns.batch import WorkerLimits
+from pagoda_daemon.nouns.messages import FromEngine, Life, RowOutput, Stats, StepOutput
+from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.scheduler.admission import abort
 from pagoda_daemon.scheduler.commit import fail_step
 from pagoda_daemon.scheduler.plan import plan
+from pagoda_daemon.simulated.device.worker import SimulatedWorker
 from support.engine.drive import Drive
 
 VOCAB = 97

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from pagoda_daemon.batch import StepPlan, WorkerLimits
-from pagoda_daemon.engine.messages import Sampling, Submit
-from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
-from pagoda_daemon.runner.virtual import VirtualWorker
+from pagoda_daemon.nouns.batch import StepPlan, WorkerLimits
+from pagoda_daemon.nouns.messages import Submit
+from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.scheduler.admission import refusal
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.order import VirtualTokens, bound
 from pagoda_daemon.scheduler.state import State
-from pagoda_daemon.simulate.run import Simulation
-from pagoda_daemon.simulate.trace import Job, drawn, merged
+from pagoda_daemon.simulated.device.virtual import VirtualWorker
+from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens
+from pagoda_daemon.simulated.replay.run import Simulation
+from pagoda_daemon.simulated.replay.trace import Job, drawn, merged
 from support.engine.drive import Drive
 
 VOCAB, ROWS = 97, 8

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagoda_daemon.batch import StepPlan, WorkerLimits
-from pagoda_daemon.engine.messages import Sampling
-from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
+from pagoda_daemon.nouns.batch import StepPlan, WorkerLimits
+from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.scheduler.admission import REFUSED, abort
 from pagoda_daemon.scheduler.state import State
+from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens
 from support.engine.drive import Drive
 from support.engine.shaped_worker import ShapedWorker, shaped_tokens
 from support.suite.profiles import examples

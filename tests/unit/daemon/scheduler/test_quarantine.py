@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from pagoda_daemon.batch import StepPlan, StepResult, WorkerLimits
-from pagoda_daemon.engine.messages import Refusal, RowOutput, Sampling, Submit
-from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
+from pagoda_daemon.nouns.batch import StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.nouns.messages import Refusal, RowOutput, Submit
+from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.scheduler.admission import Arrival, abort, submit
 from pagoda_daemon.scheduler.commit import commit, fail_step
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.plan import plan
 from pagoda_daemon.scheduler.state import State
+from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens
 
 VOCAB = 256
 WHY = "the step raised"

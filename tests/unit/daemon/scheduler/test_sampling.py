@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from pagoda_daemon.batch import GREEDY, LAST_SAMPLED, StepPlan, WorkerLimits
-from pagoda_daemon.engine.messages import Sampling
-from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
+from pagoda_daemon.nouns.batch import GREEDY, LAST_SAMPLED, StepPlan, WorkerLimits
+from pagoda_daemon.nouns.messages import Canary
+from pagoda_daemon.nouns.sampling import DRAW, NUMBERS, OFF, Sampling, shaping_of
+from pagoda_daemon.scheduler.extra_row import aboard
 from pagoda_daemon.scheduler.plan import plan
-from pagoda_daemon.scheduler.sampling import shaping_of
+from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens
 from support.engine.drive import Drive
+from support.engine.sampling_rows import not_off
 from support.engine.shaped_worker import ShapedWorker, shaped_tokens
 
 VOCAB = 97
@@ -42,11 +44,26 @@ def test_only_what_a_sampling_row_uses_is_carried() -> None:
     assert step.sample.tolist() == [True, True, True, True, False]
     random, shaped = step.sampling.random, step.sampling.shaped
     assert random is not None
-    np.testing.assert_array_equal(random.temperature, np.asarray([0, 0.5, 0, 0], np.float32))
-    assert (random.top_k[1], random.seeds[1], random.min_p[1]) == (7, 3, np.float32(0.1))
+    np.testing.assert_array_equal(random["temperature"], np.asarray([0, 0.5, 0, 0], np.float32))
+    assert (random["top_k"][1], random["seed"][1], random["min_p"][1]) == (7, 3, np.float32(0.1))
     assert [(row.at, row.tokens.tolist(), row.prompt_len) for row in shaped] == [(2, [4, 5], 2)]
     assert step.sampling.top_logprobs is not None
     assert step.sampling.top_logprobs.tolist() == [-1, -1, -1, 2]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_each_number_reaches_the_rows_that_sample_beside_others_and_the_canary(name: str) -> None:
+    """Those that the draw needs as arrays, the others as what changes the logits."""
+    d = drive(token_budget=32)
+    d.submit("other", [1], Sampling(5, temperature=1.5))
+    d.submit("asks", [2, 3], Sampling(5, **{"temperature": 1.5, name: not_off(name)}))
+    step = aboard(next_plan(d), Canary(1, (4, 5)), d.state.limits)
+    if name not in (DRAW.names or ()):
+        assert [row.at for row in step.sampling.shaped] == [1]
+        return
+    assert step.sampling.random is not None
+    of_others = 1.5 if name == "temperature" else OFF[name]
+    assert step.sampling.random[name].tolist() == [of_others, not_off(name), OFF[name]]
 
 
 def test_a_row_that_changes_hands_keeps_nothing_of_the_one_before() -> None:

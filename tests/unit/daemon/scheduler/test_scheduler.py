@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from pagoda_daemon.batch import RowError, StepPlan, StepResult, WorkerLimits
-from pagoda_daemon.engine.messages import Sampling, Submit
 from pagoda_daemon.kv.pool import BrokenAccountsError
-from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
+from pagoda_daemon.nouns.batch import RowError, StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.nouns.messages import Submit
+from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.scheduler.admission import Arrival, abort, refusal, submit
 from pagoda_daemon.scheduler.commit import commit, fail_step
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.plan import plan
 from pagoda_daemon.scheduler.state import State
+from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens
 from support.engine.drive import Drive
 
 VOCAB = 97
@@ -252,7 +253,7 @@ def test_a_seed_of_any_sign_is_kept_and_a_missing_one_is_drawn() -> None:
     step = plan(d.state, 0.0)
     assert step is not None
     assert step.sampling.random is not None
-    assert step.sampling.random.seeds.tolist() == [2**64 - 1, 1]
+    assert step.sampling.random["seed"].tolist() == [2**64 - 1, 1]
 
 
 def test_step_time_is_measured_with_the_injected_clock() -> None:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagoda_daemon.batch import WorkerLimits
-from pagoda_daemon.engine.messages import Sampling
-from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
-from pagoda_daemon.runner.virtual import VirtualWorker
+from pagoda_daemon.nouns.batch import WorkerLimits
+from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.scheduler.admission import abort
 from pagoda_daemon.scheduler.plan import plan
+from pagoda_daemon.simulated.device.virtual import VirtualWorker
+from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens
 from support.engine.drive import Drive
 from support.suite.profiles import examples
 
@@ -51,7 +51,7 @@ def test_answers_differ_by_seed() -> None:
     d = drive()
     d.submit("a", [1, 2, 3], Sampling(2, temperature=1.0, seed=5), n=3)
     d.drain()
-    seeds = {int(seed) for step in d.plans if step.sampling.random is not None for seed in step.sampling.random.seeds}
+    seeds = {int(seed) for step in d.plans if step.sampling.random is not None for seed in step.sampling.random["seed"]}
     assert seeds == {5, 6, 7}
 
 

@@ -7,13 +7,13 @@ import random
 
 import numpy as np
 import pytest
-from pagoda_daemon.batch import StepPlan, WorkerLimits
-from pagoda_daemon.engine.messages import Sampling
-from pagoda_daemon.runner.simulated import SimulatedWorker
+from pagoda_daemon.nouns.batch import StepPlan, WorkerLimits
+from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.scheduler import plan as planning
 from pagoda_daemon.scheduler import steady
 from pagoda_daemon.scheduler.admission import abort
 from pagoda_daemon.scheduler.state import State
+from pagoda_daemon.simulated.device.worker import SimulatedWorker
 from support.engine.drive import Drive
 
 VOCAB = 97
@@ -47,9 +47,8 @@ def same(left: StepPlan, right: StepPlan | None) -> None:
     for name in ("rows", "starts", "token_ids", "positions", "block_tables", "sample", "copies"):
         assert np.array_equal(getattr(left, name), getattr(right, name)), name
     assert (left.step, left.sampling.shaped, left.sampling.scored) == (right.step, right.sampling.shaped, right.sampling.scored)
-    for name in ("temperature", "top_p", "top_k", "min_p", "seeds"):
-        drawn = [getattr(each.sampling.random, name, None) for each in (left, right)]
-        assert np.array_equal(*drawn) if drawn[0] is not None else drawn[1] is None, name
+    drawn = [each.sampling.random for each in (left, right)]
+    assert np.array_equal(*drawn) if drawn[0] is not None else drawn[1] is None
 
 
 @pytest.mark.parametrize("window", [None, 20])

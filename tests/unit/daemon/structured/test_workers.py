@@ -15,8 +15,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from pagoda_daemon.engine.messages import Grammar, Sampling, Submit
-from pagoda_daemon.runner.simulated import SimulatedWorker, expected_tokens
+from pagoda_daemon.nouns.messages import Grammar, Submit
+from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens
 from pagoda_daemon.structured import limits, worker
 from pagoda_daemon.structured import pool as pools
 from pagoda_daemon.structured.pool import Broken, Mask, Pool, Tried

@@ -20,8 +20,8 @@ from pagoda_operator.decide.quota.caps import Quota
 from pagoda_operator.decide.quota.ledger import Age, Ledger
 from pagoda_operator.decide.render.writes import Create
 from pagoda_operator.decide.status.status import status
+from pagoda_operator.quota.native import singles
 from pagoda_operator.run.queue import Outcome
-from pagoda_operator.run.quota.native import singles
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.senses import Senses, Unscaled
 from pagoda_operator.run.settings import Settings

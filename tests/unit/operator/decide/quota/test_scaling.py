@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pagoda_operator.decide.quota.caps import Quota
-from pagoda_operator.run.quota.keeper import Quotas
+from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.run.senses import Senses
 from support.worlds.fleets import H100, TINY, cut, fleet, mig, node
 from support.worlds.scaled import ScaledWorld

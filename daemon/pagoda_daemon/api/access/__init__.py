@@ -1,0 +1,1 @@
+"""Who may call what: principals, keys, tokens, and what is believed of a caller."""

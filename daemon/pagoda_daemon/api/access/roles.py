@@ -1,0 +1,61 @@
+"""Which role may use which route, HTTP and gRPC: the only such table. A route that is not in it is refused to everybody.
+
+Read by `auth.py` (HTTP) and `api/grpc/server.py`. Keys are a route's own path pattern and a method's full name, never what a client wrote,
+so that no spelling of a path goes round it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pagoda_contracts.names import (
+    GRPC_GENERATE,
+    GRPC_HEALTH_CHECK,
+    GRPC_HEALTH_WATCH,
+    GRPC_SET_ADAPTERS,
+    GRPC_SET_STATE,
+    GRPC_WATCH_STATE,
+    ROLE_GATEWAY,
+    ROLE_METRICS,
+    ROLE_OPERATOR,
+)
+
+from pagoda_daemon.api.access.caller import ROLE_ANYBODY, ROLE_CLIENT
+
+Roles = frozenset[str]
+
+NOBODY: Final[Roles] = frozenset()
+OPEN: Final[Roles] = frozenset(("*",))  # without any proof: says nothing that a port scan does not
+_OPENAI: Final[Roles] = frozenset((ROLE_ANYBODY, ROLE_CLIENT, ROLE_GATEWAY))
+_SCRAPE: Final[Roles] = frozenset((ROLE_ANYBODY, ROLE_GATEWAY, ROLE_OPERATOR, ROLE_METRICS))
+# Nobody in particular may not tell a replica to drain: stand-alone, SIGTERM does that.
+_CONTROL: Final[Roles] = frozenset((ROLE_OPERATOR,))
+_WATCH: Final[Roles] = frozenset((ROLE_ANYBODY, ROLE_GATEWAY, ROLE_OPERATOR))
+_GENERATE: Final[Roles] = frozenset((ROLE_ANYBODY, ROLE_GATEWAY))
+
+ROUTES: Final[Mapping[str, Roles]] = {
+    "/v1/chat/completions": _OPENAI,
+    "/v1/completions": _OPENAI,
+    "/v1/embeddings": _OPENAI,
+    "/v1/models": _OPENAI,
+    "/v1/models/{name:path}": _OPENAI,
+    "/v1/requests/{id}/trace": _OPENAI,
+    "/tokenize": _OPENAI,
+    "/detokenize": _OPENAI,
+    "/openapi.json": _OPENAI,
+    "/load": _OPENAI | _SCRAPE,
+    "/metrics": _SCRAPE,
+    "/health": OPEN,
+    "/version": OPEN,
+}
+METHODS: Final[Mapping[str, Roles]] = {
+    GRPC_WATCH_STATE: _WATCH,
+    GRPC_SET_STATE: _CONTROL,
+    GRPC_SET_ADAPTERS: _CONTROL,
+    GRPC_GENERATE: _GENERATE,
+    GRPC_HEALTH_CHECK: OPEN,
+    GRPC_HEALTH_WATCH: OPEN,
+}
+# Whose peers may come from the networks of `auth.metricsFrom` without a token.
+PEER_ROUTES: Final = frozenset(("/metrics",))

@@ -1,0 +1,1 @@
+"""The front process: all servers around one engine."""

@@ -1,0 +1,110 @@
+"""The front process: the engine first, then the front beside its watchdog, and nothing left behind. Called by `__main__` alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import structlog
+import uvloop
+
+from pagoda_daemon.api.front.faulty import faulty_parts
+from pagoda_daemon.api.front.front import Backing, Front, Ports
+from pagoda_daemon.api.front.greeting import Greeting
+from pagoda_daemon.engine.client import EngineClient, EngineLink, Wires, start_engine, wires
+from pagoda_daemon.health.replica import Limits, Replica
+from pagoda_daemon.health.watchdog import EXIT_STUCK, Ends, Watchdog
+from pagoda_daemon.nouns.errors import ConfigRejected, EngineDied
+from pagoda_daemon.process.settings import Settings
+
+log = structlog.get_logger()
+_STOPS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+def run(settings: Settings) -> None:
+    """Serves in the calling (main) thread until drained. The engine starts first: see `start_engine`."""
+    if unknown := settings.config.unknown_fields():
+        log.warning("unknown_config_fields", fields=unknown)
+    run_dir = Path(settings.config.listen.run_dir)
+    if not os.access(run_dir, os.W_OK):
+        raise ConfigRejected(f"listen.runDir: {run_dir} is not a writable directory")
+    addresses = wires(run_dir)
+    early = _keep_signals()
+    process = start_engine(settings.config_path, addresses)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(settings, process, addresses, early))
+    finally:
+        _tidy(settings, process)
+
+
+def _keep_signals() -> list[int]:
+    """Signals from here on until the loop takes them: one that raised between the two ended in uvloop's stack, with code 1."""
+    early: list[int] = []
+    for number in _STOPS:
+        signal.signal(number, lambda number, _frame: early.append(number))
+    return early
+
+
+def _tidy(settings: Settings, process: subprocess.Popen[bytes]) -> None:
+    """No process and no socket is left."""
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+    run_dir = Path(settings.config.listen.run_dir)
+    if settings.human:  # a stand-alone start made its own; in a pod it is the emptyDir
+        shutil.rmtree(run_dir, ignore_errors=True)
+    for address in wires(run_dir):
+        Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
+
+
+async def _serve(settings: Settings, process: subprocess.Popen[bytes], addresses: Wires, early: list[int]) -> None:
+    config, loop = settings.config, asyncio.get_running_loop()
+    client, text = faulty_parts(config.testing)
+    engines: list[EngineClient] = []
+
+    def engine(replica: Replica) -> EngineLink:
+        engines.append(client(process, addresses, replica))
+        return engines[0]
+
+    front = Front(
+        settings, Backing(engine, lambda: text(Path(config.model.path), config.engine.tool_parser), tidy=lambda: _tidy(settings, process))
+    )
+    for number in _STOPS:
+        loop.add_signal_handler(number, front.stop)
+    for _ in early:
+        front.stop()
+
+    def abrupt(why: str) -> None:
+        told = front.last_words(EngineDied("this replica stands still and ends"))
+        log.error("ended_abruptly", why=why, told=told)
+        _tidy(settings, process)
+        os._exit(EXIT_STUCK)
+
+    ends = Ends(lambda why: _ask(loop, engines[0].condemn, why), abrupt)
+    watchdog = Watchdog(front.replica, Limits.of(config.health), ends)
+    try:
+        await front.run(lambda ports: _announce(settings, front.replica, ports))
+    finally:
+        watchdog.close()
+
+
+def _ask(loop: asyncio.AbstractEventLoop, what: Callable[[str], None], why: str) -> None:
+    with suppress(RuntimeError):  # the loop is closed: the end has come
+        loop.call_soon_threadsafe(what, why)
+
+
+def _announce(settings: Settings, replica: Replica, ports: Ports) -> None:
+    host = settings.config.listen.host
+    log.info("listening", host=host, http=ports.http, grpc=ports.grpc, probes=ports.probes, model=settings.config.model.served_names[0])
+    if settings.human:
+        shown = f"[{host}]" if ":" in host else host
+        Greeting(replica, f"http://{shown}:{ports.http}", settings.config.model.served_names[0], sys.stderr.write).begin()

@@ -1,0 +1,1 @@
+"""The gRPC services: control, state, generation, health."""

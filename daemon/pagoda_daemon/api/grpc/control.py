@@ -1,0 +1,120 @@
+"""SetState and SetAdapters: how the operator steers this replica, and SIGTERM's first half. Made by `front.py`.
+
+Decides by `drain.py`; what it does is to enter a phase, and at the deadline to end what still runs. Orders may be repeated: the answer
+tells where the replica is, however it got there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+from pagoda_contracts.names import GRPC_SET_ADAPTERS, GRPC_SET_STATE
+from pagoda_contracts.pb.daemon_pb2 import (
+    TARGET_DRAINING,
+    TARGET_SERVING,
+    Phase,
+    SetAdaptersRequest,
+    SetAdaptersResponse,
+    SetStateRequest,
+    SetStateResponse,
+)
+
+from pagoda_daemon.api.access.caller import Principal
+from pagoda_daemon.api.grpc.server import Context, Door
+from pagoda_daemon.health.drain import Drain, Until
+from pagoda_daemon.health.replica import Replica
+from pagoda_daemon.nouns.errors import BadRequest, Draining, NotBuilt, WrongReplica
+
+log = structlog.get_logger()
+
+_CUT_AGAIN_S: Final = 1.0
+CUT: Final = "this replica had to stop before the request was finished"
+
+
+class Control:
+    """`fail_streams` ends every running request; `uid` is our pod's, empty where it is not known."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        timeout_s: float,
+        fail_streams: Callable[[Draining], None],
+        *,
+        uid: str = "",
+    ) -> None:
+        self._replica = replica
+        self._timeout_ms = int(timeout_s * 1000)
+        self._fail_streams = fail_streams
+        self._uid = uid
+        self._timer: asyncio.TimerHandle | None = None
+
+    def doors(self) -> tuple[Door, ...]:
+        return (
+            Door(GRPC_SET_STATE, SetStateRequest, unary=self.set_state),
+            Door(GRPC_SET_ADAPTERS, SetAdaptersRequest, unary=self.set_adapters),
+        )
+
+    async def set_state(self, caller: Principal, request: SetStateRequest, _context: Context) -> SetStateResponse:
+        """The gRPC method."""
+        if request.pod_uid and self._uid and request.pod_uid != self._uid:
+            raise WrongReplica(f"the order is for pod {request.pod_uid}, this is {self._uid}")
+        before = self._replica.drain
+        if request.target == TARGET_DRAINING:
+            self._enter(before.begin(self._until(request.remaining_ms, request.deadline_unix_ms), request.epoch))
+        elif request.target == TARGET_SERVING:
+            self._enter(before.turn_back(request.epoch))
+        else:
+            raise BadRequest(f"target must be SERVING or DRAINING, got {request.target}", "target")
+        after = self._replica.drain
+        if after.draining != before.draining:
+            log.info("ordered", by=caller.name, draining=after.draining, epoch=after.epoch, in_flight=self._replica.in_flight)
+        return SetStateResponse(
+            phase=self._replica.phase, in_flight=self._replica.in_flight, deadline_unix_ms=after.until.unix_ms, epoch=after.epoch
+        )
+
+    async def set_adapters(self, _caller: Principal, _request: SetAdaptersRequest, _context: Context) -> SetAdaptersResponse:
+        """The gRPC method."""
+        raise NotBuilt("this version serves no adapters")
+
+    def end(self) -> None:
+        """SIGTERM: drains for good. To end what runs at the deadline is the caller's business from here on."""
+        self._enter(self._replica.drain.end(self._until()))
+        self._cancel()
+
+    def left_s(self) -> float:
+        """Until the deadline."""
+        return self._replica.drain.left_s(time.monotonic() * 1000)
+
+    def _until(self, remaining_ms: int = 0, deadline_unix_ms: int = 0) -> Until:
+        """From now on, as long as is said. An operator of before `remaining_ms` names a time of its own clock, which is read by ours."""
+        now, wall = int(time.monotonic() * 1000), int(time.time() * 1000)
+        left = deadline_unix_ms - wall if deadline_unix_ms > 0 else self._timeout_ms
+        left = remaining_ms or left
+        return Until(now + left, wall + left)
+
+    def _enter(self, drain: Drain) -> None:
+        before, self._replica.drain = self._replica.drain, drain
+        if drain.draining == before.draining:
+            return
+        if drain.draining:
+            self._replica.enter(Phase.PHASE_DRAINING)
+            self._timer = asyncio.get_running_loop().call_later(self.left_s(), self._cut)
+        else:
+            self._cancel()
+            self._replica.enter(Phase.PHASE_READY if self._replica.limits is not None else Phase.PHASE_LOADING)
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _cut(self) -> None:
+        """Again until nothing runs: what was still being read or rendered at the deadline reaches the engine after it."""
+        if self._replica.in_flight:
+            log.warning("drain_cut", in_flight=self._replica.in_flight)
+            self._fail_streams(Draining(CUT))
+            self._timer = asyncio.get_running_loop().call_later(_CUT_AGAIN_S, self._cut)

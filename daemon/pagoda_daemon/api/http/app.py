@@ -1,0 +1,165 @@
+"""The Starlette application: routes, error handlers, and the middleware that puts a request id on every answer."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+from pagoda_contracts.names import HEADER_IGNORED, HEADER_REQUEST_ID
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pagoda_daemon.api.access.auth import Guard, guarded
+from pagoda_daemon.api.http.measured import Measured, patterns
+from pagoda_daemon.api.openai import requests
+from pagoda_daemon.api.openai.errors import JSON, TOO_LARGE, on_bug, on_daemon_error, on_http_error, response_of
+from pagoda_daemon.api.openai.models import ModelCard, ModelList
+from pagoda_daemon.api.openai.replies import Chat, Completion
+from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest
+from pagoda_daemon.api.openai.trace import TRACE_PATH, Traces
+from pagoda_daemon.api.routes.admission import Admission
+from pagoda_daemon.api.routes.completions import Generate
+from pagoda_daemon.api.routes.embeddings import Embed
+from pagoda_daemon.api.routes.generation import Generator
+from pagoda_daemon.api.routes.openapi import Load, Version, document
+from pagoda_daemon.api.routes.texts import DetokenizeRequest, TextRoute, TokenizeRequest, detokenize, tokenize
+from pagoda_daemon.health.replica import Replica
+from pagoda_daemon.metrics import Exposition
+from pagoda_daemon.metrics.text import CONTENT_TYPE
+from pagoda_daemon.nouns.errors import BadRequest, DaemonError, ModelNotFound
+
+_SANE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the routes need, made by `front.py`."""
+
+    replica: Replica
+    admission: Admission
+    generator: Generator
+    exposition: Exposition
+    served_names: tuple[str, ...]
+    version: str
+    revision: str = ""
+    guard: Guard = field(default_factory=lambda: Guard(None))
+    ping_after_s: float | None = None
+
+
+def application(parts: Parts) -> ASGIApp:
+    """The whole HTTP side of a replica."""
+    shared = (parts.admission, parts.generator, parts.served_names, fingerprint(parts.version, parts.revision), parts.ping_after_s)
+    texts = (parts.admission, parts.generator.text, parts.served_names)
+    info = Info(parts, int(time.time()))
+    routes = [
+        Route("/v1/chat/completions", Generate(ChatRequest, Chat, *shared), methods=["POST"]),
+        Route("/v1/completions", Generate(CompletionRequest, Completion, *shared), methods=["POST"]),
+        Route("/tokenize", TextRoute(TokenizeRequest, tokenize, *texts), methods=["POST"]),
+        Route("/detokenize", TextRoute(DetokenizeRequest, detokenize, *texts), methods=["POST"]),
+        Route("/v1/embeddings", Embed(parts.admission, parts.generator, parts.served_names), methods=["POST"]),
+        Route("/v1/models", info.models),
+        Route("/v1/models/{name:path}", info.model),
+        Route(TRACE_PATH, Traces(parts.generator.counts.recent).get),
+        Route("/metrics", info.metrics),
+        Route("/health", info.health),
+        Route("/version", info.version),
+        Route("/load", info.load),
+        Route("/openapi.json", info.openapi),
+    ]
+    handlers = {DaemonError: on_daemon_error, HTTPException: on_http_error, Exception: on_bug}
+    app = Starlette(routes=guarded(routes, parts.guard), exception_handlers=handlers)
+    app.router.redirect_slashes = False  # the redirect would name whatever host the client wrote
+    return Outermost(Measured(app, patterns(routes), parts.exposition.http), parts.replica)
+
+
+def fingerprint(version: str, revision: str) -> str:
+    """Changes when what computes the answers does."""
+    return f"fp_{hashlib.sha256(f'{version}/{revision}'.encode()).hexdigest()[:10]}"
+
+
+@dataclass(frozen=True)
+class Info:
+    """The endpoints that generate nothing."""
+
+    parts: Parts
+    created: int
+
+    async def models(self, _request: Request) -> Response:
+        return _json(ModelList(tuple(self._cards(self.parts.served_names))))
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in self.parts.served_names:
+            raise ModelNotFound(f"model {name[:128]!r} is not served here, accepted: {', '.join(self.parts.served_names)}")
+        return _json(self._cards([name])[0])
+
+    async def metrics(self, _request: Request) -> Response:
+        text = self.parts.exposition.text(time.monotonic(), time.time())
+        return Response(text, headers={"content-type": CONTENT_TYPE})
+
+    async def health(self, _request: Request) -> Response:
+        return Response(status_code=200 if self.parts.replica.accepting else 503)
+
+    async def version(self, _request: Request) -> Response:
+        return _json(Version(self.parts.version))
+
+    async def load(self, _request: Request) -> Response:
+        return _json(Load(self.parts.replica.in_flight))
+
+    async def openapi(self, _request: Request) -> Response:
+        return Response(msgspec.json.encode(document(self.parts.version)), media_type=JSON)
+
+    def _cards(self, names: Sequence[str]) -> list[ModelCard]:
+        limits = self.parts.replica.limits
+        length = limits.max_model_len if limits else None
+        return [ModelCard(name, self.created, self.parts.served_names[0], length) for name in names]
+
+
+def _json(payload: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(payload), media_type=JSON)
+
+
+class Outermost:
+    """Names every request, refuses bodies known to be too large, and closes connections after their answer while leaving.
+
+    The engine sees only ids made here: a client's id is echoed in the header and used for nothing.
+    """
+
+    def __init__(self, app: ASGIApp, replica: Replica) -> None:
+        self._app = app
+        self._replica = replica
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        request_id = secrets.token_hex(16)
+        scope.setdefault("state", {}).update(request_id=request_id, arrived=time.monotonic(), ignored=[])
+        wished = headers.get(HEADER_REQUEST_ID, "")
+        shown = wished if _SANE_ID.fullmatch(wished) else request_id
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                answer = MutableHeaders(scope=message)
+                answer[HEADER_REQUEST_ID] = shown
+                if scope["state"]["ignored"]:
+                    answer[HEADER_IGNORED] = ", ".join(scope["state"]["ignored"])
+                if self._replica.leaving:
+                    answer["connection"] = "close"
+            await send(message)
+
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > requests.MAX_BODY:
+            too_large = BadRequest(f"the body must have at most {requests.MAX_BODY} bytes, got {length}", None, TOO_LARGE)
+            await response_of(too_large)(scope, receive, send_named)
+            return
+        await self._app(scope, receive, send_named)

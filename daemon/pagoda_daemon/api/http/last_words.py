@@ -1,0 +1,71 @@
+"""last_words: one clean error to every client that still waits, written past an event loop that stands still.
+
+Called by `api/front/process.py` from the watchdog's thread, right before the process exits. What the loop has not sent yet makes a
+connection's place in the protocol unknown: that one is left to break off.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Any, Protocol
+
+import structlog
+
+from pagoda_daemon.api.openai.errors import body_of, response_of
+from pagoda_daemon.api.openai.replies import DONE, event
+from pagoda_daemon.nouns.errors import DaemonError
+
+log = structlog.get_logger()
+
+
+class Cycle(Protocol):
+    """What uvicorn knows of the answer under way on a connection."""
+
+    response_started: bool
+    response_complete: bool
+    chunked_encoding: bool | None
+
+
+def last_words(connections: Iterable[Any], error: DaemonError) -> int:
+    """How many clients were told; `connections` are `BoundedProtocol`s."""
+    told = 0
+    for connection in list(connections):
+        words = farewell(connection.serving, error)
+        if words is not None:
+            with suppress(OSError, RuntimeError, AttributeError):  # gone meanwhile, or a transport that is closing
+                told += _send(connection.transport, words)
+    return told
+
+
+def farewell(cycle: Cycle | None, error: DaemonError) -> bytes | None:
+    """The rest of the answer: a whole one where none has begun, an error event at the end of a stream; None where nothing fits."""
+    if cycle is None or cycle.response_complete:
+        return None
+    if not cycle.response_started:
+        return _whole(error)
+    if cycle.chunked_encoding:
+        tail = event(body_of(error)) + DONE
+        return b"%x\r\n%b\r\n0\r\n\r\n" % (len(tail), tail)
+    return None
+
+
+def _whole(error: DaemonError) -> bytes:
+    response = response_of(error)
+    head = [f"HTTP/1.1 {response.status_code} {HTTPStatus(response.status_code).phrase}".encode()]
+    head += [name + b": " + value for name, value in response.raw_headers]
+    return b"\r\n".join([*head, b"connection: close", b"", bytes(response.body)])
+
+
+def _send(transport: Any, words: bytes) -> bool:
+    """Never blocks: a client that does not read gets what fits, hence nothing it could mistake for an end."""
+    if transport.get_write_buffer_size():
+        return False
+    with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as raw:
+        raw.setblocking(False)
+        sent = raw.send(words, socket.MSG_NOSIGNAL)
+        raw.shutdown(socket.SHUT_WR)
+    return sent == len(words)

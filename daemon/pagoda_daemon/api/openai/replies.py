@@ -1,0 +1,265 @@
+"""What a client reads: the objects of OpenAI's two completion endpoints, whole and as SSE events. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, Protocol
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from pagoda_daemon.api.openai.calls import ToolCall, ToolPart
+from pagoda_daemon.api.openai.logprobs import ChatLogprobs, PromptLogprobs, Spell, TextLogprobs, chat_logprobs, text_logprobs
+from pagoda_daemon.api.openai.trace import Timing
+from pagoda_daemon.text.answer import Piece
+
+SSE_HEADERS: Final = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+DONE: Final = b"data: [DONE]\n\n"
+_MARK: Final = "\0"
+_ENCODED_MARK: Final = msgspec.json.encode(_MARK)
+
+
+def event(payload: msgspec.Struct) -> bytes:
+    """One SSE frame."""
+    return b"data: " + msgspec.json.encode(payload) + b"\n\n"
+
+
+class PromptDetails(msgspec.Struct, frozen=True):
+    """Of the prompt's tokens: how many were known already, from an earlier request with the same beginning."""
+
+    cached_tokens: int = 0
+
+
+class CompletionDetails(msgspec.Struct, frozen=True):
+    """Of the answer's tokens."""
+
+    reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of one request: each prompt once, and all answers. `timing` where `include_timing` asked for it."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails = PromptDetails()
+    completion_tokens_details: CompletionDetails = CompletionDetails()
+    timing: Timing | UnsetType = UNSET
+
+
+class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a chunk adds to a message."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    tool_calls: tuple[ToolPart, ...] | UnsetType = UNSET
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """The answer as a message."""
+
+    content: str | None
+    role: str = "assistant"
+    refusal: None = None
+    tool_calls: tuple[ToolCall, ...] | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct, frozen=True):
+    """One answer."""
+
+    message: ChatMessage
+    finish_reason: str
+    index: int = 0
+    logprobs: ChatLogprobs | None = None
+
+
+class ChunkChoice(msgspec.Struct, frozen=True):
+    """A part of one answer."""
+
+    delta: ChatDelta
+    finish_reason: str | None = None
+    index: int = 0
+    logprobs: ChatLogprobs | None = None
+
+
+class TextChoice(msgspec.Struct, frozen=True):
+    """One answer, or a part of it."""
+
+    text: str
+    finish_reason: str | None = None
+    index: int = 0
+    logprobs: TextLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class ChatReply(_Envelope, frozen=True, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    choices: tuple[ChatChoice, ...]
+    usage: Usage
+    object: Literal["chat.completion"] = "chat.completion"
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class ChatChunk(_Envelope, frozen=True, kw_only=True):
+    """One event of a streamed chat; `usage` is absent unless asked for."""
+
+    choices: tuple[ChunkChoice, ...]
+    usage: Usage | UnsetType | None = UNSET
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+
+
+class TextReply(_Envelope, frozen=True, kw_only=True):
+    """POST /v1/completions, whole or as one event; in events `usage` is absent unless asked for."""
+
+    choices: tuple[TextChoice, ...]
+    usage: Usage | UnsetType | None = UNSET
+    object: Literal["text_completion"] = "text_completion"
+
+
+@dataclass(frozen=True)
+class Head:
+    """What all chunks of an answer share. `spell` is there where log-probabilities are wanted."""
+
+    request_id: str
+    created: int
+    model: str
+    include_usage: bool
+    spell: Spell | None = None
+    fingerprint: str = ""
+    choices: int = 1
+
+    def envelope(self, prefix: str) -> dict[str, Any]:
+        return {
+            "id": f"{prefix}-{self.request_id}",
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+
+class Answer(NamedTuple):
+    """One choice at once; `prompt_logprobs` where they were asked for by that name."""
+
+    piece: Piece
+    reason: str
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class TextEvents:
+    """Events of which one string alone differs: what stands before and behind it is written once (2 us), then only the string is (0.3).
+    `write` gives the whole event, and what comes from here is equal to it byte for byte."""
+
+    def __init__(self, write: Callable[[str, int], bytes]) -> None:
+        self._write = write
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+
+    def event(self, text: str, index: int) -> bytes:
+        around = self._around.get(index)
+        if around is None:
+            # Nothing behind an event's text comes from outside, so the last mark is the text's own.
+            before, _, behind = self._write(_MARK, index).rpartition(_ENCODED_MARK)
+            around = self._around[index] = before, behind
+        return around[0] + msgspec.json.encode(text) + around[1]
+
+
+class Dialect(Protocol):
+    """How an endpoint writes its answers; `index` is the choice's."""
+
+    def opening(self) -> bytes: ...
+    def text(self, piece: Piece, index: int = 0) -> bytes: ...
+    def finish(self, reason: str, index: int = 0) -> bytes: ...
+    def usage(self, usage: Usage) -> bytes: ...
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> bytes: ...
+
+
+class Chat:
+    """`chat.completion` and its chunks: the role of every choice first, then text, then the reasons."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._envelope = head.envelope("chatcmpl")
+        self._texts = TextEvents(lambda text, index: self._chunk(ChunkChoice(ChatDelta(content=text), None, index)))
+
+    def opening(self) -> bytes:
+        return b"".join(self._chunk(ChunkChoice(ChatDelta("assistant", ""), index=index)) for index in range(self._head.choices))
+
+    def text(self, piece: Piece, index: int = 0) -> bytes:
+        if self._head.spell is None:
+            return self._texts.event(piece.text, index)
+        return self._delta(ChatDelta(content=piece.text), piece, index)
+
+    def finish(self, reason: str, index: int = 0) -> bytes:
+        return self._chunk(ChunkChoice(ChatDelta(), reason, index))
+
+    def usage(self, usage: Usage) -> bytes:
+        return event(ChatChunk(**self._envelope, choices=(), usage=usage))
+
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> bytes:
+        choices = tuple(self._choice(answer, index) for index, answer in enumerate(answers))
+        reply = ChatReply(**self._envelope, choices=choices, usage=usage, prompt_logprobs=answers[0].prompt_logprobs)
+        return msgspec.json.encode(reply)
+
+    def _choice(self, answer: Answer, index: int) -> ChatChoice:
+        return ChatChoice(ChatMessage(answer.piece.text), answer.reason, index, self._logprobs(answer.piece))
+
+    def _delta(self, delta: ChatDelta, piece: Piece, index: int) -> bytes:
+        return self._chunk(ChunkChoice(delta, None, index, self._logprobs(piece)))
+
+    def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
+        return None if self._head.spell is None else chat_logprobs(piece.scored, self._head.spell)
+
+    def _chunk(self, choice: ChunkChoice) -> bytes:
+        usage = None if self._head.include_usage else UNSET
+        return event(ChatChunk(**self._envelope, choices=(choice,), usage=usage))
+
+
+class Completion:
+    """`text_completion`, whole and in chunks of the same shape."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._envelope = head.envelope("cmpl")
+        self._texts = TextEvents(lambda text, index: self._chunk(TextChoice(text, None, index)))
+
+    def opening(self) -> bytes:
+        return b""
+
+    def text(self, piece: Piece, index: int = 0) -> bytes:
+        if self._head.spell is None:
+            return self._texts.event(piece.text, index)
+        return self._chunk(TextChoice(piece.text, None, index, self._logprobs(piece)))
+
+    def finish(self, reason: str, index: int = 0) -> bytes:
+        return self._chunk(TextChoice("", reason, index))
+
+    def usage(self, usage: Usage) -> bytes:
+        return event(TextReply(**self._envelope, choices=(), usage=usage))
+
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> bytes:
+        choices = tuple(
+            TextChoice(answer.piece.text, answer.reason, index, self._logprobs(answer.piece), answer.prompt_logprobs)
+            for index, answer in enumerate(answers)
+        )
+        return msgspec.json.encode(TextReply(**self._envelope, choices=choices, usage=usage))
+
+    def _logprobs(self, piece: Piece) -> TextLogprobs | None:
+        return None if self._head.spell is None else text_logprobs(piece.scored, self._head.spell)
+
+    def _chunk(self, choice: TextChoice) -> bytes:
+        usage = None if self._head.include_usage else UNSET
+        return event(TextReply(**self._envelope, choices=(choice,), usage=usage))

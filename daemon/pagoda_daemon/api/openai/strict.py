@@ -1,0 +1,36 @@
+"""Bytes → JSON that can be read in one way only. Pure; called by `requests`.
+
+msgspec refuses NaN, infinities, lone surrogates, control characters, trailing bytes and integers that no machine holds, but keeps the
+last of two equal keys, where others keep the first: what a gateway counted would not be what runs here.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from pagoda_daemon.nouns.errors import BadRequest
+
+
+def decode(body: bytes) -> Any:
+    """BadRequest says what is wrong with it."""
+    try:
+        parsed = msgspec.json.decode(body)
+        # Again with a hook for each object: 3 us for a small body, and 0.3 s for 16 MB of token ids, which msgspec reads in 0.07.
+        json.loads(body, object_pairs_hook=_unique)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+    except RecursionError as error:
+        raise BadRequest("the body is nested too deeply") from error
+    return parsed
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BadRequest(f"the body has the key {twice[:64]!r} twice in one object", twice[:64], "duplicate_key")
+    return found

@@ -1,0 +1,139 @@
+"""Tools in a request: their types, what is accepted of them, and how a conversation with calls in it is given to a chat template. Pure.
+
+How a model writes a call is `tool_formats`'s business, how it is read `tool_parser`'s.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from pagoda_daemon.api.openai.structured import check_json, check_size, of_schema
+from pagoda_daemon.nouns.errors import BadRequest
+
+MAX_TOOLS: Final = 128
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What may be called; `parameters` is a JSON schema."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """OpenAI's wrapping of a function."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A function by its name."""
+
+    name: str
+
+
+class NamedTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`tool_choice` for exactly this function."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A call that the model made earlier; `arguments` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class CalledTool(msgspec.Struct, frozen=True):
+    """OpenAI's wrapping of a call, as clients hand it back."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class Toolbox(msgspec.Struct, frozen=True):
+    """The tools that an answer may or must use. `must`: it is nothing but calls; `named`: of the only tool, once."""
+
+    tools: tuple[Tool, ...]
+    must: bool = False
+    named: bool = False
+    parallel: bool = True
+
+    @property
+    def single(self) -> bool:
+        """At most one call."""
+        return self.named or not self.parallel
+
+    def for_template(self) -> list[dict[str, Any]]:
+        """As templates read them: what the client wrote, no more."""
+        return [{"type": "function", "function": _plain(tool.function)} for tool in self.tools]
+
+
+def toolbox(tools: Sequence[Tool] | None, choice: ToolChoice | None, *, parallel: bool | None) -> Toolbox | None:
+    """None where no tool may be used; BadRequest names what is wrong."""
+    _check_tools(tools or ())
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise BadRequest("tool_choice asks for a call, and there are no tools", "tool_choice")
+        return None
+    if choice == "none":
+        return None
+    if isinstance(choice, NamedTool):
+        wanted = tuple(tool for tool in tools if tool.function.name == choice.function.name)
+        if not wanted:
+            names = ", ".join(tool.function.name for tool in tools)
+            raise BadRequest(f"tool_choice names {choice.function.name[:64]!r}, accepted: {names}", "tool_choice")
+        return Toolbox(wanted, must=True, named=True)
+    return Toolbox(tuple(tools), must=choice == "required", parallel=parallel is not False)
+
+
+def _check_tools(tools: Sequence[Tool]) -> None:
+    if len(tools) > MAX_TOOLS:
+        raise BadRequest(f"tools must have at most {MAX_TOOLS} entries, got {len(tools)}", "tools")
+    seen: set[str] = set()
+    for at, tool in enumerate(tools):
+        name, where = tool.function.name, f"tools[{at}].function"
+        if not _NAME.fullmatch(name) or name in seen:
+            raise BadRequest(f"{where}.name must be 1 to 64 of A-Z a-z 0-9 _ -, each name once, got {name[:64]!r}", f"{where}.name")
+        seen.add(name)
+        check_json(tool.function.parameters, f"{where}.parameters")
+        check_size(of_schema(tool.function.parameters or {}, f"{where}.parameters").text, f"{where}.parameters")
+
+
+def _plain(function: Function) -> dict[str, Any]:
+    fields = {name: getattr(function, name) for name in ("name", "description", "parameters", "strict")}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def calls_for_template(calls: Sequence[CalledTool], param: str) -> list[dict[str, Any]]:
+    """Templates write arguments themselves: they want them as an object."""
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": _arguments(call, f"{param}[{at}]")}}
+        for at, call in enumerate(calls)
+    ]
+
+
+def _arguments(call: CalledTool, param: str) -> dict[str, Any]:
+    where = f"{param}.function.arguments"
+    try:
+        parsed = msgspec.json.decode(call.function.arguments or "{}")
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        raise BadRequest(f"{where} is not JSON: {error}", where) from error
+    if not isinstance(parsed, dict):
+        raise BadRequest(f"{where} must be a JSON object", where)
+    check_json(parsed, where)
+    return parsed

@@ -1,0 +1,1 @@
+"""The HTTP routes: from a body to a submission, from deltas to an answer."""

@@ -1,0 +1,162 @@
+"""The two generating endpoints as ASGI applications: admit, read, parse, generate, write.
+
+An answer's first byte is sent only when the engine gave the first token: whatever fails before is an HTTP status that a gateway
+may retry elsewhere, whatever fails after is one error event and the end of the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import structlog
+from msgspec import UNSET, UnsetType
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pagoda_daemon.api.access.caller import Terms
+from pagoda_daemon.api.openai import requests
+from pagoda_daemon.api.openai.errors import JSON, body_of
+from pagoda_daemon.api.openai.logprobs import prompt_logprobs
+from pagoda_daemon.api.openai.replies import DONE, Answer, Dialect, Head, event
+from pagoda_daemon.api.openai.requests import ChatRequest, GenerationRequest
+from pagoda_daemon.api.openai.tool_formats import tool_format
+from pagoda_daemon.api.openai.tool_replies import ToolChat
+from pagoda_daemon.api.openai.trace import Timing, timing
+from pagoda_daemon.api.routes.admission import Admission, admitted
+from pagoda_daemon.api.routes.believed import stamped
+from pagoda_daemon.api.routes.events import EventStream
+from pagoda_daemon.api.routes.generation import Delta, Generator, Submission, submissions
+from pagoda_daemon.api.routes.usages import Usages
+from pagoda_daemon.nouns.errors import DaemonError
+from pagoda_daemon.text.answer import Piece
+
+log = structlog.get_logger()
+
+_INLINE_BODY: Final = 32 * 1024  # larger bodies are tokenised on a thread, and chats, whose template is another process's
+
+
+class Told(NamedTuple):
+    """What comes with a body, and where the names of its fields go that nobody knows."""
+
+    request_id: str
+    terms: Terms
+    ignored: list[str]
+
+    @classmethod
+    def of(cls, scope: Scope) -> Told:
+        """As the layers around the endpoints have put it there."""
+        state = scope["state"]
+        return cls(state["request_id"], state["caller"].terms, state["ignored"])
+
+
+@dataclass(frozen=True)
+class Generate:
+    """One endpoint: a request type and the dialect of its answers."""
+
+    kind: type[GenerationRequest]
+    dialect: Callable[[Head], Dialect]
+    admission: Admission
+    generator: Generator
+    served_names: tuple[str, ...]
+    fingerprint: str = ""
+    ping_after_s: float | None = None
+
+    def __post_init__(self) -> None:
+        requests.learn(self.kind)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await admitted(self.admission, scope, receive, lambda body: self._answer(body, scope, receive, send))
+
+    async def _answer(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        told = Told.of(scope)
+        apart = len(body) > _INLINE_BODY or self.kind is ChatRequest
+        prepare = asyncio.to_thread(self._prepare, body, told) if apart else None
+        request, jobs, dialect = await prepare if prepare else self._prepare(body, told)
+        usages = Usages(jobs, self._timing(request, told.request_id))
+        async with aclosing(self.generator.deltas(jobs, scope["state"]["arrived"])) as deltas:  # type: ignore[type-var]
+            if request.stream:
+                events = EventStream(send, self.ping_after_s)
+                await _stream(dialect, usages, deltas, events, include_usage=request.include_usage)
+            else:
+                answers = await self._whole(jobs, usages, deltas, request.prompt_logprobs)
+                await Response(dialect.whole(answers, usages.usage()), media_type=JSON)(scope, receive, send)
+
+    def _dialect(self, request: GenerationRequest, head: Head) -> Dialect:
+        box = request.box if isinstance(request, ChatRequest) else None
+        return self.dialect(head) if box is None else ToolChat(head, tool_format(self.generator.text), box)
+
+    def _head(self, request: GenerationRequest, request_id: str, jobs: Sequence[Submission]) -> Head:
+        spell = self.generator.text.spell if request.listed is not None else None
+        choices = sum(job.message.n for job in jobs)
+        return Head(request_id, int(time.time()), request.model, request.include_usage, spell, self.fingerprint, choices)
+
+    def _timing(self, request: GenerationRequest, request_id: str) -> Callable[[], Timing | UnsetType] | None:
+        """What tells the timings at the end, where they were asked for."""
+        recent = self.generator.counts.recent
+        return (lambda: timing(found) if (found := recent.get(request_id)) else UNSET) if request.include_timing else None
+
+    async def _whole(
+        self, jobs: Sequence[Submission], usages: Usages, deltas: AsyncIterator[list[Delta]], prompt_top: int | None
+    ) -> list[Answer]:
+        parts: dict[int, list[Delta]] = {job.first + index: [] for job in jobs for index in range(job.message.n)}
+        async for found in deltas:
+            for delta in found:
+                usages.note(delta)
+                parts[delta.choice].append(delta)
+        answers = [_answer(part) for part in parts.values()]
+        if prompt_top is None:
+            return answers
+        prompts = [job.message.prompt for job in jobs for _ in range(job.message.n)]
+        spell = self.generator.text.spell
+        return [
+            answer._replace(prompt_logprobs=prompt_logprobs(prompt, part[0].prompt_scores, prompt_top, spell))
+            for answer, prompt, part in zip(answers, prompts, parts.values(), strict=True)
+        ]
+
+    def _prepare(self, body: bytes, told: Told) -> tuple[GenerationRequest, tuple[Submission, ...], Dialect]:
+        """All that takes longer the more the client wrote: looking into 8 MB of tools takes a second, in which no stream would move."""
+        request = requests.parse(body, self.kind, told.ignored)
+        limits = self.admission.limits_of(request.model, self.served_names)
+        jobs = stamped(submissions(request, told.request_id, self.generator.text, limits), request, told.terms)
+        return request, jobs, self._dialect(request, self._head(request, told.request_id, jobs))
+
+
+def _answer(deltas: Sequence[Delta]) -> Answer:
+    piece = Piece("".join(delta.piece.text for delta in deltas), tuple(scored for delta in deltas for scored in delta.piece.scored))
+    return Answer(piece, deltas[-1].finish_reason or "stop")
+
+
+async def _stream(
+    dialect: Dialect, usages: Usages, deltas: AsyncIterator[list[Delta]], events: EventStream, *, include_usage: bool
+) -> None:
+    opening = dialect.opening()
+    async with events:
+        try:
+            async for found in deltas:
+                if (frames := opening + _frames(dialect, usages, found)) or not events.begun:
+                    await events.write(frames)
+                opening = b""
+        except DaemonError as error:
+            if not events.begun:
+                raise
+            log.warning("stream_failed", error=str(error), tokens=usages.completion_tokens)
+            await events.end(event(body_of(error)) + DONE)
+            return
+        await events.end((dialect.usage(usages.usage()) if include_usage else b"") + DONE)
+
+
+def _frames(dialect: Dialect, usages: Usages, deltas: Sequence[Delta]) -> bytes:
+    """An event for each delta that says something; what came together is one write."""
+    out = b""
+    for delta in deltas:
+        usages.note(delta)
+        if delta.piece.text or delta.piece.scored:
+            out += dialect.text(delta.piece, delta.choice)
+        if delta.finish_reason:
+            out += dialect.finish(delta.finish_reason, delta.choice)
+    return out

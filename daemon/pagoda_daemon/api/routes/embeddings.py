@@ -1,0 +1,132 @@
+"""/v1/embeddings: the model's states over a prompt, pooled into one vector of length 1. The decoder itself is asked, no other model.
+
+A prompt goes through the engine like any other, its states are summed where they are computed, and the token that follows it is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pagoda_daemon.api.access.caller import Terms
+from pagoda_daemon.api.openai import requests
+from pagoda_daemon.api.openai.errors import JSON
+from pagoda_daemon.api.openai.replies import PromptDetails
+from pagoda_daemon.api.openai.sampling import check_ids
+from pagoda_daemon.api.routes.admission import Admission, admitted
+from pagoda_daemon.api.routes.completions import Told
+from pagoda_daemon.api.routes.generation import Generator, Submission
+from pagoda_daemon.api.routes.usages import Usages
+from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.nouns.messages import Ready, Submit
+from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.text.tokens import ModelText
+
+MAX_INPUTS: Final = 2048  # OpenAI's
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """POST /v1/embeddings. `pooling`: the state of the last token, or the mean of all; `dimensions` is not built."""
+
+    model: str
+    input: str | list[int | str | list[int]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    pooling: Literal["last", "mean"] = "last"
+
+
+class Embedding(msgspec.Struct, frozen=True):
+    """Of one input; base64 is of little-endian fp32."""
+
+    index: int
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingUsage(msgspec.Struct, frozen=True):
+    """Tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+class EmbeddingReply(msgspec.Struct, frozen=True):
+    """One vector for each input, in their order."""
+
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
+@dataclass(frozen=True)
+class Embed:
+    """The endpoint."""
+
+    admission: Admission
+    generator: Generator
+    served_names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        requests.learn(EmbeddingRequest)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await admitted(self.admission, scope, receive, lambda body: self._answer(body, scope, receive, send))
+
+    async def _answer(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        request, jobs = await asyncio.to_thread(self._prepare, body, Told.of(scope))
+        usages, found = Usages(jobs), {}
+        async with aclosing(self.generator.deltas(jobs, scope["state"]["arrived"])) as deltas:  # type: ignore[type-var]
+            async for several in deltas:
+                for delta in several:
+                    usages.note(delta)
+                    found[delta.choice] = delta.embedding
+        used = usages.usage()
+        vectors = [Embedding(index, _written(found[index], request.encoding_format)) for index in range(len(jobs))]
+        usage = EmbeddingUsage(used.prompt_tokens, used.prompt_tokens, used.prompt_tokens_details)
+        await Response(msgspec.json.encode(EmbeddingReply(vectors, request.model, usage)), media_type=JSON)(scope, receive, send)
+
+    def _prepare(self, body: bytes, told: Told) -> tuple[EmbeddingRequest, tuple[Submission, ...]]:
+        request = requests.typed(body, EmbeddingRequest, told.ignored)
+        limits = self.admission.limits_of(request.model, self.served_names)
+        return request, submissions(request, told.request_id, self.generator.text, limits, replace(told.terms, prefixes=()))
+
+
+def submissions(request: EmbeddingRequest, request_id: str, text: ModelText, limits: Ready, terms: Terms) -> tuple[Submission, ...]:
+    """One for each input; BadRequest names what is wrong with which."""
+    if request.dimensions is not None:
+        raise BadRequest("dimensions is not supported yet; leave it out", "dimensions", "unsupported_parameter")
+    inputs = requests.prompts_of(request.input, "input")
+    if not 1 <= len(inputs) <= MAX_INPUTS:
+        raise BadRequest(f"input must have 1 to {MAX_INPUTS} entries, got {len(inputs)}", "input")
+    sampling = Sampling(1, pooling=request.pooling)
+    found = []
+    for index, given in enumerate(inputs):
+        ids = text.encode(given, limits.max_model_len) if isinstance(given, str) else given
+        _check(index, ids, limits)
+        message = terms.stamp(Submit(f"{request_id}-{index}" if len(inputs) > 1 else request_id, ids, sampling))
+        found.append(Submission(message, answers=False, first=index))
+    return tuple(found)
+
+
+def _check(index: int, ids: Sequence[int], limits: Ready) -> None:
+    if not ids:
+        raise BadRequest(f"input {index} has no tokens", "input")
+    check_ids("input", ids, limits.vocab_size)
+    if len(ids) >= limits.max_model_len:
+        said = f"input {index} has {len(ids)} tokens; at most {limits.max_model_len - 1} are allowed: {len(ids) - limits.max_model_len + 1}"
+        raise BadRequest(f"{said} too many", "input", "context_length_exceeded")
+
+
+def _written(vector: bytes, form: str | None) -> list[float] | str:
+    return b64encode(vector).decode() if form == "base64" else np.frombuffer(vector, "<f4").tolist()

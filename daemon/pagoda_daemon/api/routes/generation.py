@@ -1,0 +1,278 @@
+"""One request's way through the front: prompt ids and limits, submit, tokens back to text, the end. Knows no HTTP.
+
+Called by `api/routes/completions.py`. `Submission` is made by pure functions; `deltas` is the only place that talks to the engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, NamedTuple
+
+from msgspec import structs
+
+from pagoda_daemon.api.openai.requests import ChatRequest, GenerationRequest
+from pagoda_daemon.api.openai.sampling import Wished, sampling_of
+from pagoda_daemon.api.openai.structured import INVALID, grammar_of
+from pagoda_daemon.api.openai.tool_formats import marks_and_grammar, tool_format
+from pagoda_daemon.api.openai.tools import Toolbox
+from pagoda_daemon.engine.client import EngineLink
+from pagoda_daemon.engine.stream import Stream
+from pagoda_daemon.metrics import Counts
+from pagoda_daemon.metrics.records import Record
+from pagoda_daemon.nouns.errors import BadRequest, DaemonError, Draining, Overloaded, RequestFailed, TooMany
+from pagoda_daemon.nouns.messages import Life, Ready, Refusal, RowOutput, Submit, TokenLogprob
+from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.text.answer import AnswerText, Piece, echo
+from pagoda_daemon.text.stops import StopMatcher
+from pagoda_daemon.text.tokens import ModelText
+
+_FINISHED: Final = frozenset(("stop", "length"))
+_CROWDED: Final = frozenset(("queue_full", "load_shed"))
+
+
+class Delta(NamedTuple):
+    """What is new of a choice, all tokens generated for it so far, and at its end the reason. The prompt's scores come with its first."""
+
+    piece: Piece
+    completion_tokens: int
+    finish_reason: str | None
+    prompt_scores: tuple[TokenLogprob, ...] = ()
+    choice: int = 0
+    life: Life | None = None
+    embedding: bytes = b""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A validated prompt, ready for the engine; its answers are the choices from number `first` on. `echo`: the prompt's text, where the
+    answers begin with it."""
+
+    message: Submit
+    stops: tuple[str, ...] = ()
+    echo: str | None = None
+    answers: bool = True  # false: the prompt is only scored, and the one token that the engine gives is dropped
+    first: int = 0
+    skip_special: bool = True
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.message.sampling
+
+
+def submissions(request: GenerationRequest, request_id: str, text: ModelText, limits: Ready) -> tuple[Submission, ...]:
+    """One per prompt. Tokenises and checks against the engine's limits; BadRequest says by how many tokens it does not fit."""
+    if isinstance(request, ChatRequest):
+        box = request.box
+        if box is not None:
+            return (_with_tools(request, request_id, text, limits, box),)
+        ids = text.encode_chat(request.turns(), limits.max_model_len, request.shape)
+        return (submission(request, request_id, ids, text, limits),)
+    given = request.prompts()
+    found = []
+    for number, prompt in enumerate(given):
+        special = request.add_special_tokens is not False
+        ids = text.encode(prompt, limits.max_model_len, special=special) if isinstance(prompt, str) else prompt
+        job = submission(request, request_id if len(given) == 1 else f"{request_id}-{number}", ids, text, limits)
+        shown = (prompt if isinstance(prompt, str) else text.decode(ids)) if request.echoes else None
+        found.append(replace(job, echo=shown, first=number * job.message.n))
+    return tuple(found)
+
+
+def submission(request: GenerationRequest, request_id: str, prompt: tuple[int, ...], text: ModelText, limits: Ready) -> Submission:
+    """Of one prompt."""
+    _check_ids(prompt, limits.vocab_size)
+    wished = Wished(_max_tokens(len(prompt), request.limit, limits.max_model_len), request.listed, _prompt_listed(request))
+    grammar = grammar_of(request, text.stop_ids)
+    message = Submit(request_id, prompt, sampling_of(request, wished, text, limits.vocab_size), request.n or 1, grammar=grammar)
+    return Submission(message, request.stops, answers=request.limit != 0, skip_special=request.skip_special_tokens)
+
+
+def _with_tools(request: ChatRequest, request_id: str, text: ModelText, limits: Ready, box: Toolbox) -> Submission:
+    """Of a chat whose answer may hold calls: their marks must not be left out of its text where they are special tokens."""
+    form = tool_format(text)
+    ids = text.encode_chat(request.turns(), limits.max_model_len, request.shape, box.for_template())
+    job = submission(request, request_id, ids, text, limits)
+    special, grammar = marks_and_grammar(box, form, text)
+    return replace(job, message=structs.replace(job.message, grammar=grammar), skip_special=job.skip_special and not special)
+
+
+def _prompt_listed(request: GenerationRequest) -> int | None:
+    """An echo with log-probabilities shows the prompt's, vLLM's own field may ask for more of them."""
+    asked = (request.prompt_logprobs, request.listed if request.echoes else None)
+    return max((one for one in asked if one is not None), default=None)
+
+
+def _check_ids(prompt: tuple[int, ...], vocab_size: int) -> None:
+    if not prompt:
+        raise BadRequest("the prompt has no tokens", "prompt")
+    wrong = next((token for token in prompt if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise BadRequest(f"prompt holds token id {wrong!s:.32}; token ids must be 0 to {vocab_size - 1}", "prompt")
+
+
+def _max_tokens(prompt: int, wished: int | None, context: int) -> int:
+    needed = prompt + (1 if wished is None else max(1, wished))
+    if needed > context:
+        raise BadRequest(
+            f"this model's context is {context} tokens; the prompt has {prompt} and {needed - prompt} are to be generated: "
+            f"{needed - context} too many",
+            "messages" if wished is None else "max_tokens",
+            "context_length_exceeded",
+        )
+    return context - prompt if wished is None else max(1, wished)
+
+
+class _Choice:
+    """One answer under way: the engine's tokens become its text."""
+
+    def __init__(self, index: int, job: Submission, record: Record, scores: list[TokenLogprob], text: ModelText) -> None:
+        self.job = job
+        self.index = index
+        self.record = record
+        self.tokens = 0
+        self.ended = False  # by the engine, which holds nothing of it any more
+        stops = StopMatcher(job.stops, include=job.sampling.deliver_stop)
+        self._detokenizer = partial(text.detokenizer, skip_special=job.skip_special)
+        self._answer = AnswerText(self._detokenizer(), stops, job.sampling.min_tokens, len(job.echo or ""))
+        self._scores = scores  # of the prompt: all its choices have the list, the first one's outputs fill it
+        self._begun = False
+
+    def take(self, row: RowOutput) -> Delta | None:
+        """None where nothing is to be said yet: a part of the prompt was scored."""
+        self._scores += row.prompt_logprobs
+        reason = checked_reason(row)
+        self.ended = reason is not None
+        if reason is None and not row.token_ids:
+            return None
+        self.tokens += len(row.token_ids)
+        piece = _taken(self._answer, row, last=self.ended) if self.job.answers else Piece("")
+        if self._answer.stopped:
+            reason = "stop"
+        scores: tuple[TokenLogprob, ...] = ()
+        if not self._begun:
+            self._begun, scores = True, tuple(self._scores)
+            if self.job.echo is not None:
+                piece = _joined(echo(self.job.echo, self.job.message.prompt, scores, self._detokenizer()), piece)
+        return Delta(piece, self.tokens if self.job.answers else 0, reason, scores, self.job.first + self.index, row.life, row.embedding)
+
+
+_Open = dict[str, dict[int, _Choice]]
+
+
+@dataclass(frozen=True)
+class Generator:
+    """Runs submissions on the engine and counts what comes back."""
+
+    engine: EngineLink
+    text: ModelText
+    counts: Counts
+
+    async def deltas(self, jobs: Sequence[Submission], arrived: float) -> AsyncIterator[list[Delta]]:
+        """Text as it comes, all that is new at a time, of each choice the last delta with a reason; `arrived` is monotonic.
+
+        Left early (client gone, cancelled), or with one choice failed, the engine is told to stop all of them.
+        """
+        open_choices: _Open = {}
+        try:
+            stream = self._submit(jobs, open_choices, arrived)
+            while open_choices:
+                found, error = self._read(await stream.take(), open_choices)
+                if found:
+                    yield found
+                if error is not None:
+                    raise error
+        except DaemonError:
+            for choices in open_choices.values():
+                for choice in choices.values():
+                    choice.record.fail()
+            raise
+        finally:
+            for request_id, choices in open_choices.items():
+                self.engine.close_stream(request_id, finished=False)
+                self._count_cut(tuple(choices.values()))
+
+    def _read(self, rows: Sequence[RowOutput], open_choices: _Open) -> tuple[list[Delta], DaemonError | None]:
+        """What the rows say, and what went wrong after it."""
+        found: list[Delta] = []
+        try:
+            for row in rows:
+                siblings = open_choices.get(row.request_id)
+                choice = siblings.get(row.index) if siblings else None
+                if choice is not None and (delta := self._heard(choice, row)) is not None:
+                    found.append(delta)
+                    if delta.finish_reason is not None:
+                        self._close(open_choices, choice)
+        except DaemonError as error:
+            return found, error
+        return found, None
+
+    def _heard(self, choice: _Choice, row: RowOutput) -> Delta | None:
+        if row.life is not None or row.finish_reason is not None:
+            self.counts.hear(choice.record, row, time.monotonic())
+        delta = choice.take(row)
+        if delta is not None and delta.finish_reason is not None:
+            choice.record.end(choice.index, delta.finish_reason, choice.tokens)
+        return delta
+
+    def _submit(self, jobs: Sequence[Submission], open_choices: _Open, arrived: float) -> Stream:
+        stream = None
+        for job in jobs:
+            scores: list[TokenLogprob] = []
+            sent = time.monotonic()  # before: the engine may have heard it, and count its queue, while this thread waits for its next turn
+            stream = self.engine.submit(job.message, stream) if stream else self.engine.submit(job.message)
+            record = self.counts.open(job.message, arrived, sent)
+            share = (job, record, scores, self.text)
+            open_choices[job.message.request_id] = {index: _Choice(index, *share) for index in range(job.message.n)}
+        if stream is None:
+            raise BadRequest("there is no prompt", "prompt")
+        return stream
+
+    def _close(self, open_choices: _Open, choice: _Choice) -> None:
+        """The choice is over. Where a stop string ended it, the engine still computes it."""
+        request_id = choice.job.message.request_id
+        siblings = open_choices[request_id]
+        del siblings[choice.index]
+        if not siblings:
+            del open_choices[request_id]
+            self.engine.close_stream(request_id, finished=choice.ended)
+            self.counts.close(choice.record, time.monotonic())
+        elif not choice.ended:
+            self.engine.abort_choice(request_id, choice.index)
+
+    def _count_cut(self, choices: Sequence[_Choice]) -> None:
+        """Those of one prompt that nobody waits for any more."""
+        record = choices[0].record
+        record.completion_tokens += sum(choice.tokens for choice in choices)
+        self.counts.close(record, time.monotonic())
+
+
+def _taken(answer: AnswerText, row: RowOutput, *, last: bool) -> Piece:
+    piece = answer.push(row.token_ids, row.logprobs)
+    return _joined(piece, answer.end()) if last else piece
+
+
+def _joined(first: Piece, then: Piece) -> Piece:
+    return Piece(first.text + then.text, (*first.scored, *then.scored))
+
+
+def checked_reason(row: RowOutput) -> str | None:
+    """Why the answer ended, None while it goes on; raises what ended it badly."""
+    if row.finish_reason is None or row.finish_reason in _FINISHED:
+        return row.finish_reason
+    if row.refusal is not None:
+        raise _refused(row.refusal)
+    why = row.error or f"the engine ended this request: {row.finish_reason}"
+    raise RequestFailed(f"{why} (request {row.request_id})")
+
+
+def _refused(refusal: Refusal) -> DaemonError:
+    """Nothing was generated: another replica may take it."""
+    if refusal.reason == "draining":
+        return Draining(refusal.message)
+    if refusal.reason == "grammar":
+        return BadRequest(refusal.message, None, INVALID)
+    kind = TooMany if refusal.reason in _CROWDED else Overloaded
+    return kind(f"{refusal.reason}: {refusal.message}", refusal.retry_after_s)

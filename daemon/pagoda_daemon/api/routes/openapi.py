@@ -1,0 +1,166 @@
+"""The OpenAPI 3.1 document, made from the types that the endpoints read and write. Pure; served at /openapi.json, tabled in docs/api.md.
+
+What the types cannot say is added from where it is enforced: ranges of numbers, and fields that are only accepted at values which change
+no answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from pagoda_contracts.names import HEADER_RETRY_AFTER, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY
+
+from pagoda_daemon.api.openai.errors import JSON, ErrorReply
+from pagoda_daemon.api.openai.models import ModelCard, ModelList
+from pagoda_daemon.api.openai.replies import ChatChunk, ChatReply, TextReply
+from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest, foreign
+from pagoda_daemon.api.openai.sampling import RANGES
+from pagoda_daemon.api.openai.trace import TRACE_PATH, Trace
+from pagoda_daemon.api.routes.embeddings import EmbeddingReply, EmbeddingRequest
+from pagoda_daemon.api.routes.texts import DetokenizeReply, DetokenizeRequest, TokenizeReply, TokenizeRequest
+from pagoda_daemon.nouns.sampling import NUMBERS
+
+SSE: Final = "text/event-stream"
+TEXT: Final = "text/plain"
+
+
+class Version(msgspec.Struct, frozen=True):
+    """GET /version."""
+
+    version: str
+
+
+class Load(msgspec.Struct, frozen=True):
+    """GET /load: requests accepted and unfinished."""
+
+    server_load: int
+
+
+class Operation(NamedTuple):
+    """One route. `chunk`: what each event of a streamed answer holds; `media` without a `reply` is an answer that is not JSON."""
+
+    method: str
+    path: str
+    summary: str
+    request: type[msgspec.Struct] | None = None
+    reply: type[msgspec.Struct] | None = None
+    chunk: type[msgspec.Struct] | None = None
+    media: str | None = None
+
+    @property
+    def name(self) -> str:
+        words = self.path.replace("{", "").replace("}", "").replace(".", "/").strip("/").split("/")
+        return "_".join([self.method, *words])
+
+
+OPERATIONS: Final = (
+    Operation("post", "/v1/chat/completions", "Answer a conversation", ChatRequest, ChatReply, ChatChunk),
+    Operation("post", "/v1/completions", "Continue prompts", CompletionRequest, TextReply, TextReply),
+    Operation("post", "/tokenize", "Token ids of a prompt or a conversation", TokenizeRequest, TokenizeReply),
+    Operation("post", "/detokenize", "Text of token ids", DetokenizeRequest, DetokenizeReply),
+    Operation("post", "/v1/embeddings", "Vectors of inputs, from the decoder's own states", EmbeddingRequest, EmbeddingReply),
+    Operation("get", "/v1/models", "Served names", None, ModelList),
+    Operation("get", "/v1/models/{name}", "One served name", None, ModelCard),
+    Operation("get", TRACE_PATH, "What a request of yours went through: times and counts", None, Trace),
+    Operation("get", "/health", "200 while requests are accepted, else 503", media=""),
+    Operation("get", "/load", "Requests in flight", None, Load),
+    Operation("get", "/version", "This daemon's version", None, Version),
+    Operation("get", "/metrics", "Prometheus exposition", media=TEXT),
+    Operation("get", "/openapi.json", "This document", media=JSON),
+)
+
+_ERRORS: Final[Mapping[str, str]] = {
+    "400": "The request is wrong; `param` names the field",
+    "401": "No valid credential",
+    "403": "The credential does not allow this",
+    "404": "Not served here",
+    "405": "Another method is accepted here",
+    "408": "The body came too slowly",
+    "413": "The body is too large",
+    "429": "Too many requests wait here: try again after `retry-after`",
+    "431": "The header is too large",
+    "500": "This one request failed",
+    "503": "Not now: loading, draining, or without memory or time for this request",
+}
+_HINTS: Final = {
+    HEADER_RETRY_AFTER: {"description": "Seconds, at most 120", "schema": {"type": "integer"}},
+    HEADER_RETRY_AFTER_MS: {"description": "The same in milliseconds", "schema": {"type": "integer"}},
+    HEADER_SHOULD_RETRY: {"description": "Whether the same request may succeed", "schema": {"enum": ["true", "false"]}},
+}
+
+
+def document(version: str, operations: Iterable[Operation] = OPERATIONS) -> dict[str, Any]:
+    """The whole document, ready for JSON."""
+    listed = tuple(operations)
+    kinds = [kind for operation in listed for kind in (operation.request, operation.reply, operation.chunk) if kind is not None]
+    _, schemas = msgspec.json.schema_components([*dict.fromkeys(kinds), ErrorReply], ref_template="#/components/schemas/{name}")
+    for kind in {operation.request for operation in listed if operation.request is not None}:
+        _refine(schemas[kind.__name__], served=kind in (ChatRequest, CompletionRequest))
+    paths: dict[str, Any] = {}
+    for operation in listed:
+        paths.setdefault(operation.path, {})[operation.method] = _described(operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Pagoda daemon", "version": version, "description": "One replica of a model, over the OpenAI API."},
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+
+
+def _described(operation: Operation) -> dict[str, Any]:
+    errors = {status: _answer(said, {JSON: ErrorReply}) for status, said in _ERRORS.items()}
+    for status in ("429", "503"):
+        errors[status]["headers"] = _HINTS
+    if operation.path == "/health":
+        errors["503"] = {"description": "Not accepting"}
+    described: dict[str, Any] = {
+        "operationId": operation.name,
+        "summary": operation.summary,
+        "responses": {"200": _success(operation), **errors},
+    }
+    if operation.request is not None:
+        described["requestBody"] = {"required": True, "content": {JSON: {"schema": _ref(operation.request)}}}
+    if named := re.findall(r"\{(\w+)\}", operation.path):
+        schema = {"type": "string", "minLength": 1}
+        described["parameters"] = [{"name": name, "in": "path", "required": True, "schema": schema} for name in named]
+    return described
+
+
+def _success(operation: Operation) -> dict[str, Any]:
+    if operation.reply is None:
+        return {"description": operation.summary, "content": {operation.media: {}}} if operation.media else {"description": "Accepting"}
+    answer = _answer(operation.summary, {JSON: operation.reply})
+    if operation.chunk is not None:
+        said = f"Each event is a {operation.chunk.__name__} or an ErrorReply; the last one is [DONE]"
+        answer["content"][SSE] = {
+            "schema": {"type": "string", "description": said, "contentMediaType": SSE, "contentSchema": _ref(operation.chunk)}
+        }
+    return answer
+
+
+def _answer(said: str, content: Mapping[str, type[msgspec.Struct]]) -> dict[str, Any]:
+    return {"description": said, "content": {media: {"schema": _ref(kind)} for media, kind in content.items()}}
+
+
+def _ref(kind: type[msgspec.Struct]) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}
+
+
+def _refine(schema: dict[str, Any], *, served: bool) -> None:
+    properties: dict[str, Any] = schema["properties"]
+    for name in RANGES.keys() & properties.keys():
+        for kind in _numbers(properties[name]):
+            kind["minimum"], kind["maximum"] = RANGES[name]
+    for name in NUMBERS.keys() & properties.keys():
+        for kind in _numbers(properties[name]):
+            kind["exclusiveMinimum" if NUMBERS[name].above else "minimum"], kind["maximum"] = NUMBERS[name].low, NUMBERS[name].high
+    if served:
+        properties.update({name: {"description": "Accepted; changes nothing."} for name in sorted(foreign().harmless)})
+        properties.update({name: {"enum": [*values]} for name, values in sorted(foreign().neutral.items()) if name not in properties})
+
+
+def _numbers(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    return [one for one in (schema, *schema.get("anyOf", ())) if one.get("type") in ("integer", "number")]

@@ -1,0 +1,104 @@
+"""/tokenize and /detokenize, in vLLM's shapes: what the model's tokenizer makes of text, a conversation, or ids. Nothing is generated.
+
+They take part in admission like the generating endpoints: tokenising 16 MB costs a thread for seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pagoda_daemon.api.openai import requests
+from pagoda_daemon.api.openai.errors import JSON
+from pagoda_daemon.api.openai.logprobs import shown
+from pagoda_daemon.api.openai.messages import Message, check_messages, turns
+from pagoda_daemon.api.openai.sampling import check_ids
+from pagoda_daemon.api.routes.admission import Admission, admitted
+from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.nouns.messages import Ready
+from pagoda_daemon.text.tokens import ModelText
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """POST /tokenize. Either `prompt` or `messages`; `add_special_tokens` is true for the one and false for the other where absent."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    return_token_strs: bool | None = None
+
+
+class TokenizeReply(msgspec.Struct, frozen=True):
+    """How many ids, which, and how many a request of this replica may have."""
+
+    count: int
+    max_model_len: int
+    tokens: tuple[int, ...]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+class DetokenizeReply(msgspec.Struct, frozen=True):
+    """The text of ids, special ones included."""
+
+    prompt: str
+
+
+@dataclass(frozen=True)
+class TextRoute:
+    """One of the two endpoints: its request type, and what it makes of one."""
+
+    kind: type[Any]
+    answer: Callable[[Any, ModelText, Ready], msgspec.Struct]
+    admission: Admission
+    text: ModelText
+    served_names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        requests.learn(self.kind)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def work(body: bytes) -> None:
+            content = await asyncio.to_thread(self._answered, body, scope["state"]["ignored"])
+            await Response(content, media_type=JSON)(scope, receive, send)
+
+        await admitted(self.admission, scope, receive, work)
+
+    def _answered(self, body: bytes, ignored: list[str]) -> bytes:
+        request = requests.typed(body, self.kind, ignored)
+        limits = self.admission.limits_of(request.model, self.served_names)
+        return msgspec.json.encode(self.answer(request, self.text, limits))
+
+
+def tokenize(request: TokenizeRequest, text: ModelText, limits: Ready) -> TokenizeReply:
+    context = limits.max_model_len
+    if (request.prompt is None) is (request.messages is None):
+        raise BadRequest("give either prompt or messages", "prompt")
+    if request.messages is None:
+        ids = text.encode(request.prompt or "", context, special=request.add_special_tokens is not False)
+    else:
+        check_messages(request.messages)
+        shape = requests.shape_of(request.add_generation_prompt, request.continue_final_message, request.add_special_tokens)
+        ids = text.encode_chat(turns(request.messages), context, shape)
+    strings = [shown(text.spell(token)) for token in ids] if request.return_token_strs else None
+    return TokenizeReply(len(ids), context, ids, strings)
+
+
+def detokenize(request: DetokenizeRequest, text: ModelText, limits: Ready) -> DetokenizeReply:
+    check_ids("tokens", request.tokens, limits.vocab_size)
+    return DetokenizeReply(text.decode_apart(request.tokens, skip_special=False))

@@ -1,0 +1,36 @@
+"""Usages: what a request is told to have used, counted from its deltas. Called by the endpoints; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec import UNSET, UnsetType
+
+from pagoda_daemon.api.openai.replies import PromptDetails, Usage
+from pagoda_daemon.api.openai.trace import Timing
+from pagoda_daemon.api.routes.generation import Delta, Submission
+
+
+class Usages:
+    """Counts the tokens of a request's choices as they come."""
+
+    def __init__(self, jobs: Sequence[Submission], timing: Callable[[], Timing | UnsetType] | None = None) -> None:
+        self._timing = timing
+        self._prompt = sum(len(job.message.prompt) for job in jobs)
+        self._cached = {job.first: 0 for job in jobs}
+        self._answers: dict[int, int] = {}
+
+    def note(self, delta: Delta) -> None:
+        """A prompt's further answers always find it computed: only the first one tells what was known before this request."""
+        self._answers[delta.choice] = delta.completion_tokens
+        if delta.life is not None and delta.choice in self._cached:
+            self._cached[delta.choice] = delta.life.cached_tokens
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(self._answers.values())
+
+    def usage(self) -> Usage:
+        answered = self.completion_tokens
+        timing = self._timing() if self._timing else UNSET
+        return Usage(self._prompt, answered, self._prompt + answered, PromptDetails(sum(self._cached.values())), timing=timing)

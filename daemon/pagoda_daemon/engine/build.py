@@ -1,0 +1,39 @@
+"""build_worker: the configuration decides which worker. Called by the engine on the device thread; imports torch only if needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pagoda_contracts.launch import DaemonConfig
+
+from pagoda_daemon.runner.faulty import FaultyWorker
+from pagoda_daemon.runner.worker import Worker
+from pagoda_daemon.simulated.device.worker import SimulatedWorker
+
+Progress = Callable[[float], None]
+"""Called with 0..1 while the weights are read."""
+
+
+def build_worker(config: DaemonConfig, progress: Progress) -> Worker:
+    """A loaded, warm worker; PermanentError where no restart would help."""
+    worker = _healthy(config, progress)
+    return FaultyWorker(worker, config.testing.faults) if config.testing is not None and config.testing.faults else worker
+
+
+def _healthy(config: DaemonConfig, progress: Progress) -> Worker:
+    if config.testing is not None and config.testing.simulated is not None:
+        device = config.testing.simulated.device
+        return SimulatedWorker.of(config) if device is None else _stand_in(config, device)
+    from pagoda_daemon.runner.model_worker import ModelWorker
+
+    return ModelWorker.load(config, progress)
+
+
+def _stand_in(config: DaemonConfig, device: str) -> Worker:
+    """As fast as the device would be, in real time, and with as many blocks."""
+    from pagoda_daemon.simulated.device.pace import Pace
+    from pagoda_daemon.simulated.device.virtual import VirtualWorker
+
+    pace = Pace.read(Path(config.model.path) / "config.json", device)
+    return VirtualWorker(pace.limits(config.engine.block_size, config.engine.max_model_len), pace.milliseconds)

@@ -1,0 +1,1 @@
+"""Whether this replica is alive, ready, draining and right."""

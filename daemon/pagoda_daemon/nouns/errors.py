@@ -1,0 +1,157 @@
+"""The daemon's errors, one tree; `api/openai/errors.py` maps it to HTTP, `__main__` to an exit code.
+
+DaemonError
+├── PermanentError            no restart cures it: exit 78, one line in the termination message
+│   ├── ModelRejected         unknown architecture, missing tensor, wrong shape, unreadable file
+│   └── ConfigRejected        impossible or contradictory configuration
+├── NotStarted                this machine would not let it start now (a full disk): a restart may
+├── EngineDied                the engine process is gone or silent
+└── RequestError              ends one request, never the engine
+    ├── BadRequest            invalid input; names the parameter
+    ├── Unauthenticated       no key or token, or none that is good
+    ├── Forbidden             known, and not allowed to do this
+    ├── ModelNotFound         `model` is none of the served names
+    ├── RequestNotFound       no request of that id, or another tenant's
+    ├── Draining              accepted no more: try another replica
+    ├── NotReady              still loading
+    ├── StaleOrder            an order of control that no longer holds
+    ├── WrongReplica          an order for the pod that had this address before
+    ├── NotBuilt              a method that this version knows and does not serve
+    ├── Overloaded            holds as many as it may: try another replica
+    │   └── TooMany           too much waits already
+    └── RequestFailed         the engine ended this request; others go on
+"""
+
+from __future__ import annotations
+
+from pagoda_contracts.names import (
+    ERROR_DRAINING,
+    ERROR_FORBIDDEN,
+    ERROR_MODEL_NOT_FOUND,
+    ERROR_NOT_READY,
+    ERROR_OVERLOADED,
+    ERROR_UNAUTHENTICATED,
+    ERROR_UNSUPPORTED,
+)
+
+
+class DaemonError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class PermanentError(DaemonError):
+    """No restart cures it. `reason` is a CamelCase word for the operator's condition."""
+
+    reason = "Permanent"
+
+
+class ModelRejected(PermanentError):
+    """The model's files cannot be served; the message names the file, key or tensor."""
+
+    reason = "ModelRejected"
+
+
+class ConfigRejected(PermanentError):
+    """The configuration cannot work; the message names the value and what is accepted."""
+
+    reason = "ConfigRejected"
+
+
+class NotStarted(DaemonError):
+    """The machine would not let it start; the message names what was refused."""
+
+
+class EngineDied(DaemonError):
+    """The engine process is gone or silent."""
+
+
+class RequestError(DaemonError):
+    """Ends one request. `code` is OpenAI's string code."""
+
+    code = "invalid_request"
+
+
+class BadRequest(RequestError):
+    """Invalid input; `param` names it."""
+
+    code = "invalid_value"
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class Unauthenticated(RequestError):
+    """No key or token, or none that is good. The message never tells which of the checks failed beyond what the bearer knows."""
+
+    code = ERROR_UNAUTHENTICATED
+
+
+class Forbidden(RequestError):
+    """Known, and not allowed to do this."""
+
+    code = ERROR_FORBIDDEN
+
+
+class ModelNotFound(RequestError):
+    """`model` is none of the served names."""
+
+    code = ERROR_MODEL_NOT_FOUND
+
+
+class RequestNotFound(RequestError):
+    """None of that id is remembered, or it is another tenant's: which of the two is not said."""
+
+    code = "request_not_found"
+
+
+class Draining(RequestError):
+    """Accepted no more; another replica will take it."""
+
+    code = ERROR_DRAINING
+
+
+class NotReady(RequestError):
+    """Still loading."""
+
+    code = ERROR_NOT_READY
+
+
+class StaleOrder(RequestError):
+    """An order of control that no longer holds: of an older epoch, or against SIGTERM."""
+
+    code = "failed_precondition"
+
+
+class WrongReplica(RequestError):
+    """An order of control for the pod that had this address before."""
+
+    code = "not_found"
+
+
+class NotBuilt(RequestError):
+    """A method that this version knows and does not serve."""
+
+    code = ERROR_UNSUPPORTED
+
+
+class Overloaded(RequestError):
+    """As much as one replica holds, or promises to finish in time; another one, or this one after `retry_after_s`, will take it."""
+
+    code = ERROR_OVERLOADED
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class TooMany(Overloaded):
+    """Too much waits for the engine already."""
+
+
+class RequestFailed(RequestError):
+    """The engine ended this one request; the others go on."""
+
+    code = "internal_error"

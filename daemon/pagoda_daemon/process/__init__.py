@@ -1,0 +1,1 @@
+"""What belongs to a process of the daemon: its settings, its log, its parent."""

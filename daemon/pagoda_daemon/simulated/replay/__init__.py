@@ -1,0 +1,1 @@
+"""`pagoda-daemon simulate`: a trace through the real scheduler, on a virtual clock."""

@@ -1,0 +1,1 @@
+"""Text ⇄ token ids: tokenizer, chat template, detokenisation, stop strings."""

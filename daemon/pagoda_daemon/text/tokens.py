@@ -1,0 +1,226 @@
+"""Text ⇄ token ids: the model's tokenizer, its chat template, incremental detokenisation.
+
+Called by `api/`. Reads only the model's directory: no template, code or URL ever comes from a request. Incremental detokenisation is
+`detokenize`, stop strings are `stops`.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tokenizers import Tokenizer
+
+from pagoda_daemon.nouns.errors import BadRequest, ModelRejected
+from pagoda_daemon.nouns.sampling import NUMBERS
+from pagoda_daemon.text.detokenize import Detokenizer, detokenizers
+from pagoda_daemon.text.spelling import Speller
+from pagoda_daemon.text.templates import ChatTemplate
+
+_HERE: Final = "\ue000\uf8ff\ue000"  # of the private use area: stands where the last message is to be continued
+
+
+class ChatShape(NamedTuple):
+    """How a conversation is written: whether the beginning of an answer follows (`answer_follows`), whether the last message is left open
+    instead (`continue_last`), and whether the tokenizer adds its special ids to those that the template writes."""
+
+    answer_follows: bool = True
+    continue_last: bool = False
+    special: bool = False
+
+
+AS_A_QUESTION: Final = ChatShape()
+Tools = Sequence[Mapping[str, Any]] | None
+
+
+class ModelText:
+    """The text side of a model directory. Thread-safe: rendering and encoding keep no state."""
+
+    def __init__(self, directory: Path, tool_parser: str | None = None) -> None:
+        self._tokenizer = _load_tokenizer(directory / "tokenizer.json")
+        self._longest = max(map(len, self._tokenizer.get_vocab()), default=1)
+        self.spell = Speller(self._tokenizer)
+        self._detokenizers = {
+            skip: detokenizers(self._tokenizer, partial(self.decode, skip_special=skip), skip_special=skip) for skip in (True, False)
+        }
+        config = _read_json(directory / "tokenizer_config.json", required=False)
+        generation = _read_json(directory / "generation_config.json", required=False)
+        model = _read_json(directory / "config.json", required=True)
+        self._special = {name: text for name in ("bos_token", "eos_token", "unk_token", "pad_token") if (text := _text(config.get(name)))}
+        source = _template_source(directory, config)
+        self.template, self.tool_parser = source or "", tool_parser
+        self._template = None if source is None else ChatTemplate(source, directory)
+        self._warming, self._is_warm = threading.Lock(), False
+        self.stop_ids = self._stop_ids(generation, model)
+        self.defaults = _defaults(generation, directory)
+
+    def _stop_ids(self, generation: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[int, ...]:
+        found = generation.get("eos_token_id", model.get("eos_token_id"))
+        if found is None and "eos_token" in self._special:
+            found = self._tokenizer.token_to_id(self._special["eos_token"])
+        ids = found if isinstance(found, list) else [] if found is None else [found]
+        if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in ids):
+            raise ModelRejected(f"eos_token_id: {found!r} is not a token id or a list of them")
+        return tuple(ids)
+
+    def encode(self, text: str, context: int, *, special: bool = True) -> tuple[int, ...]:
+        """Ids of a raw prompt, with the special ids that the tokenizer's post-processor adds; BadRequest if too long at a glance."""
+        return self._ids(text, context, "prompt", special=special)
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], context: int, shape: ChatShape = AS_A_QUESTION, tools: Tools = None
+    ) -> tuple[int, ...]:
+        """Ids of a conversation, as the model's own template writes it; BadRequest if too long at a glance."""
+        return self._ids(self._rendered(messages, context, shape, tools), context, "messages", special=shape.special)
+
+    def warm(self) -> None:
+        """Compiles the chat template; ModelRejected where it does not compile. Once: whoever comes meanwhile waits until it is done. Of
+        many fronts of one text some were refused otherwise, as conversations are that wait too long, and had failed for good."""
+        with self._warming:
+            if self._template is not None and not self._is_warm:
+                self._template.check()
+            self._is_warm = True
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], context: int, shape: ChatShape, tools: Tools) -> str:
+        """To continue the last message, a mark that no text holds stands at its end, and the text is cut there."""
+        if not shape.continue_last:
+            return self._render(messages, context, shape.answer_follows, tools)
+        last = messages[-1]
+        text = self._render([*messages[:-1], {**last, "content": last["content"] + _HERE}], context, False, tools)
+        if text.count(_HERE) != 1:
+            raise BadRequest("the model's chat template does not show the last message: it cannot be continued", "continue_final_message")
+        return text[: text.index(_HERE)]
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], context: int, answer_follows: bool, tools: Tools) -> str:
+        if self._template is None:
+            raise BadRequest("this model has no chat template: use /v1/completions", "messages", "no_chat_template")
+        most = context * self._longest
+        variables = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": answer_follows, **self._special}
+        text = self._template.render(variables, most)
+        if text is None:
+            raise _too_long(context, f"more than {most}", most, "messages")
+        return text
+
+    def _ids(self, text: str, context: int, param: str, *, special: bool) -> tuple[int, ...]:
+        """No token stands for more characters than it is written with, so a text over `context` times the longest cannot fit."""
+        if len(text) > (most := context * self._longest):
+            raise _too_long(context, str(len(text)), most, param)
+        # Not `encode`: it keeps the interpreter's lock, 8 s for 8 MB in which no probe, state frame or stream moves.
+        return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids)
+
+    def special_id(self, token: str) -> int | None:
+        """The id of a special token, which `decode` leaves out; None where there is no such token or it is plain text."""
+        found = self._tokenizer.token_to_id(token)
+        added = self._tokenizer.get_added_tokens_decoder()
+        return found if found in added and added[found].special else None
+
+    def word_ids(self, word: str) -> tuple[int, ...]:
+        """Ids of a piece of text as it stands within another."""
+        return tuple(self._tokenizer.encode(word, add_special_tokens=False).ids)
+
+    def decode_apart(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """`decode` for any number of ids, on a thread: it keeps the interpreter's lock, 1.7 s for 4 million ids; this one lets go of it."""
+        return str(self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special)[0])
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of ids, special ones left out or not."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special)
+        return text
+
+    def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
+        """For one answer: its ids in as they come, its text out."""
+        return self._detokenizers[skip_special]()
+
+
+def _too_long(context: int, characters: str, most: int, param: str) -> BadRequest:
+    return BadRequest(
+        f"this model's context is {context} tokens; the prompt has {characters} characters, and {context} tokens hold at most {most}",
+        param,
+        "context_length_exceeded",
+    )
+
+
+def _load_tokenizer(path: Path) -> Tokenizer:
+    if not _present(path):
+        raise ModelRejected(f"{path.name} is missing in {path.parent}")
+    try:
+        tokenizer: Tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the Rust side raises bare Exception
+        raise ModelRejected(f"{path.name} cannot be read: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _read_json(path: Path, *, required: bool) -> dict[str, Any]:
+    if not _present(path):
+        if required:
+            raise ModelRejected(f"{path.name} is missing in {path.parent}")
+        return {}
+    try:
+        parsed = json.loads(_read(path))
+    except (ValueError, RecursionError) as error:
+        raise ModelRejected(f"{path.name} is not JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise ModelRejected(f"{path.name} is not a JSON object")
+    return parsed
+
+
+def _present(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError as error:  # a directory on the way may not be entered
+        raise ModelRejected(f"{path.name} in {path.parent} cannot be read: {error}") from error
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelRejected(f"{path.name} in {path.parent} cannot be read: {error}") from error
+
+
+def _text(token: Any) -> str | None:
+    """tokenizer_config.json writes a special token as a string or as an object."""
+    content = token.get("content") if isinstance(token, dict) else token
+    if content is not None and not isinstance(content, str):
+        raise ModelRejected(f"tokenizer_config.json: a special token must be a string, got {content!r:.64}")
+    return content
+
+
+def _template_source(directory: Path, config: Mapping[str, Any]) -> str | None:
+    """chat_template.jinja wins over tokenizer_config.json; of several named templates the one called default."""
+    file = directory / "chat_template.jinja"
+    if _present(file):
+        return _read(file)
+    source = config.get("chat_template")
+    if isinstance(source, list):
+        named = [entry for entry in source if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
+        if len(named) != len(source):
+            raise ModelRejected(
+                f"tokenizer_config.json in {directory}: chat_template is a list; its entries must be objects with name and template"
+            )
+        source = {entry["name"]: entry.get("template") for entry in named}.get("default")
+    if source is not None and not isinstance(source, str):
+        raise ModelRejected(
+            f"tokenizer_config.json in {directory}: chat_template must be a string or a list of objects, got {source!r:.64}"
+        )
+    return source
+
+
+def _defaults(generation: Mapping[str, Any], directory: Path) -> Mapping[str, float]:
+    """What generation_config.json says of sampling, by the names of `Sampling`."""
+    values = {name: generation[name] for name, number in NUMBERS.items() if number.of_model and generation.get(name) is not None}
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**31:
+            raise ModelRejected(f"generation_config.json in {directory}: {name} must be a number of at least 0, got {value!r:.64}")
+    top_k = values.get("top_k", 0)
+    if top_k != int(top_k):
+        raise ModelRejected(f"generation_config.json in {directory}: top_k must be a whole number, got {top_k}")
+    if values.get("repetition_penalty") == 0:
+        raise ModelRejected(f"generation_config.json in {directory}: repetition_penalty must be above 0, got 0")
+    return values | ({"top_k": int(top_k)} if "top_k" in values else {})

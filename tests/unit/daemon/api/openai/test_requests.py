@@ -1,0 +1,221 @@
+"""The typed border: what is served, accepted, refused, and how a refusal names its field."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest, foreign, parse
+from pagoda_daemon.nouns.errors import BadRequest
+from support.suite.profiles import examples
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def chat(**changes):
+    return parse(json.dumps({**CHAT, **changes}).encode(), ChatRequest, [])
+
+
+def completion(prompt, **changes):
+    return parse(json.dumps({"model": "m", "prompt": prompt, **changes}).encode(), CompletionRequest, [])
+
+
+def refusal(body, kind=ChatRequest):
+    with pytest.raises(BadRequest) as caught:
+        parse(body, kind, [])
+    return caught.value
+
+
+def test_a_full_chat_request_is_typed():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    request = chat(
+        messages=[{"role": "system", "content": "s"}, {"role": "user", "content": parts, "name": "ann"}],
+        max_tokens=5,
+        max_completion_tokens=7,
+        temperature=0,
+        top_p=0.5,
+        top_k=-1,
+        seed=-3,
+        stop="x",
+        stream=True,
+        stream_options={"include_usage": True},
+        ignore_eos=True,
+    )
+    assert request.turns() == [{"role": "system", "content": "s"}, {"role": "user", "content": "a\nb"}]
+    assert (request.limit, request.stops, request.include_usage) == (7, ("x",), True)
+
+
+def test_prompts_are_strings_or_lists_of_ids_alone_or_several():
+    assert completion("p").prompts() == completion(["p"]).prompts() == ("p",)
+    assert completion([1, 2]).prompts() == completion([[1, 2]]).prompts() == ((1, 2),)
+    assert completion(["a", "b"]).prompts() == ("a", "b")
+    assert completion([[1], [2, 3]], n=2).prompts() == ((1,), (2, 3))
+    assert completion("p").limit == 16
+    for mixed in (["a", 1], [[1], 2]):
+        with pytest.raises(BadRequest, match="mixes"):
+            completion(mixed)
+
+
+@pytest.mark.parametrize(("prompt", "n"), [([], 1), ("p", 0), ("p", 129), (["p"] * 129, None), (["p"] * 65, 2)])
+def test_choices_are_bounded(prompt, n):
+    with pytest.raises(BadRequest) as caught:
+        completion(prompt, n=n)
+    assert caught.value.param == ("n" if prompt == "p" else "prompt")
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"temperature": 2.5}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"temperature": "1"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"seed": 2**63}, "seed"),
+        ({"seed": 10**400}, "seed"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"top_n_sigma": 0}, "top_n_sigma"),
+        ({"top_n_sigma": -1}, "top_n_sigma"),
+        ({"top_n_sigma": 1e39}, "top_n_sigma"),
+        ({"top_n_sigma": True}, "top_n_sigma"),
+        ({"top_n_sigma": "1"}, "top_n_sigma"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"frequency_penalty": 2.1}, "frequency_penalty"),
+        ({"presence_penalty": -2.1}, "presence_penalty"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logit_bias": {str(n): 1 for n in range(1025)}}, "logit_bias"),
+        ({"bad_words": ["  "]}, "bad_words"),
+        ({"bad_words": ["a"] * 129}, "bad_words"),
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
+        ({"stop_token_ids": ["a"]}, "stop_token_ids[0]"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
+        ({"logprobs": 0}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"n": True}, "n"),
+        ({"n": 10**400}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_completion_tokens": -1}, "max_completion_tokens"),
+        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"stop": "x" * 257}, "stop"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+        ({"model": None}, "model"),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(changes, param):
+    error = refusal(json.dumps({**CHAT, **changes}).encode())
+    assert error.param == param
+    assert param.split("[")[0] in str(error) or "content parts" in str(error)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_numbers_that_are_none_are_refused(number):
+    refusal(f'{{"model":"m","messages":[{{"role":"user","content":"x"}}],"temperature":{number}}}'.encode())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"best_of": 2},
+        {"reasoning_effort": "low"},
+        {"kv_transfer_params": None},
+        {"prompt_embeds": "x"},
+        {"chat_template": "x"},
+        {"cache_salt": "x"},
+    ],
+)
+def test_what_would_change_the_answer_is_never_ignored(changes):
+    error = refusal(json.dumps({**CHAT, **changes}).encode())
+    assert (error.code, error.param) == ("unsupported_parameter", next(iter(changes)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "parallel_tool_calls": True},
+        {"n": 1, "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "logprobs": False, "tools": []},
+        {"response_format": {"type": "text"}, "tool_choice": "auto", "logit_bias": None},
+    ],
+)
+def test_what_changes_no_answer_is_accepted(changes):
+    assert chat(**changes).model == "m"
+
+
+def test_a_completion_without_tokens_is_accepted_only_where_it_echoes():
+    assert completion("p", max_tokens=0, echo=True, logprobs=1).limit == 0
+    assert completion([[1, 2]]).prompts() == ((1, 2),)
+    with pytest.raises(BadRequest, match="max_tokens must be at least 1, got 0"):
+        completion("p", max_tokens=0)
+    with pytest.raises(BadRequest, match="logprobs"):
+        completion("p", logprobs=21)
+
+
+@pytest.mark.parametrize(("changes", "listed"), [({}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 3}, 3)])
+def test_chat_asks_for_logprobs_by_two_fields(changes, listed):
+    assert chat(**changes).listed == listed
+
+
+def test_a_misspelt_field_is_refused():
+    error = refusal(json.dumps({**CHAT, "temprature": 1}).encode())
+    assert (error.code, error.param) == ("unknown_parameter", "temprature")
+    assert "'temperature' is" in str(error)
+
+
+def test_a_field_that_nobody_knows_is_accepted_and_told():
+    unknown: list[str] = []
+    parse(json.dumps({**CHAT, "max_output_seconds": 3, "moderation": {"x": [1]}}).encode(), ChatRequest, unknown)
+    assert unknown == ["max_output_seconds", "moderation"]
+
+
+@pytest.mark.parametrize("names", [["a\nb"], ["x" * 65], ["\u00e4"], [f"unknown{i}" for i in range(17)]])
+def test_names_that_are_no_names_and_too_many_are_refused(names):
+    assert refusal(json.dumps({**CHAT, **dict.fromkeys(names, 1)}).encode()).code == "unknown_parameter"
+
+
+@pytest.mark.parametrize("name", sorted(foreign().internal))
+def test_internal_fields_are_refused_by_name(name):
+    error = refusal(json.dumps({**CHAT, name: 1}).encode())
+    assert (error.code, error.param) == ("unsupported_parameter", name)
+
+
+def test_a_missing_field_is_named():
+    assert refusal(b'{"model":"m"}').param == "messages"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"model":' + b"[" * 200_000, b'"x"', b'{"a":"\\ud800"}'])
+def test_a_body_that_is_no_object_is_refused(body):
+    assert refusal(body).code in ("invalid_value", "unknown_parameter")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = sorted({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, "tools", "n", "user", "stop_token_ids", "x"})
+
+
+@settings(max_examples=examples(100))
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6), st.sampled_from([ChatRequest, CompletionRequest]))
+def test_any_object_is_parsed_or_refused(fields, kind):
+    base = {"model": "m", "messages": CHAT["messages"]} if kind is ChatRequest else {"model": "m", "prompt": "p"}
+    try:
+        request = parse(json.dumps({**base, **fields}).encode(), kind, [])
+    except BadRequest:
+        return
+    assert isinstance(request.model, str)
