@@ -39,5 +39,5 @@ def test_after_a_restore_the_service_is_what_its_restored_spec_says_and_follows_
             world.rest(2, hold=True)
             leave(world)
         assert judged(recorder.ordered(), proxy.journal, kube.asked[asked:]) == []
-        assert world.outcome.rests == undisturbed("grown").rests
         assert world.life.deaths <= lease
+    assert world.outcome.rests == undisturbed("grown").rests

@@ -14,7 +14,8 @@ NAMES = ("first", "second")
 
 
 @pytest.fixture
-def pair(kube, accounts, place, proxy):
+def pair(kube, accounts, place, proxy, undisturbed):
+    undisturbed("grown")  # before the two are there
     kube.delete(LEASES, NAMESPACE, LEASE_OPERATOR)
     with living(place(), proxy, Rivals(accounts, NAMES)) as world:
         yield world

@@ -39,7 +39,7 @@ def test_the_models_defaults_stand_where_the_request_is_silent():
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), 1e39])
 def test_a_top_n_sigma_that_is_no_positive_number_is_refused_with_what_is_accepted(value):
-    with pytest.raises(BadRequest, match=r"^top_n_sigma must be more than 0 and at most 3.40282e\+38, got \S+; leave it out to"):
+    with pytest.raises(BadRequest, match=r"^top_n_sigma must be above 0 and at most 3.40282e\+38, got \S+; leave it out to"):
         check_sampling(SamplingFields(top_n_sigma=value))
     check_sampling(SamplingFields(top_n_sigma=1e-30))
     assert sampling().top_n_sigma == 0
