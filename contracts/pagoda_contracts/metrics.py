@@ -76,7 +76,7 @@ LORA_INFO: Final = Metric(
     "vllm:lora_requests_info", "gauge", "Adapters at work", ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
 )
 PROMPT_TOKENS: Final = _counter("vllm:prompt_tokens", "Prompt tokens of requests that gave a first token")
-PROMPT_TOKENS_CACHED: Final = _counter("vllm:prompt_tokens_cached", "Prompt tokens of these that were known from an equal beginning")
+PROMPT_TOKENS_CACHED: Final = _counter("vllm:prompt_tokens_cached", "Prompt tokens that were known from an equal beginning")
 PROMPT_TOKENS_BY_SOURCE: Final = _counter("vllm:prompt_tokens_by_source", "Prompt tokens by where their KV came from", "source")
 GENERATION_TOKENS: Final = _counter("vllm:generation_tokens", "Tokens generated")
 REQUEST_SUCCESS: Final = _counter("vllm:request_success", "Answers that ended, by why", "finished_reason")

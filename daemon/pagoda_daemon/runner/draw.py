@@ -1,4 +1,4 @@
-"""draw: a random token per row of finite logits: top_n_sigma, temperature, min_p, top_k, top_p (vLLM's order), then by Gumbel noise.
+"""draw: a random token per row of finite logits: top_n_sigma, then temperature, min_p, top_k, top_p (vLLM's order), then by Gumbel noise.
 
 Called by `sampler`. argmax(logits + noise) draws from the softmax, and a rounding error of 1e-6 in a logit changes the choice with a
 probability of about 1e-6 (an inverse cumulative sum adds such errors up over the vocabulary). Two means keep it from 14 passes over every
@@ -86,10 +86,10 @@ def _floors(logits: Floats, sigmas: Floats) -> Floats:
     """The least logit of each row that stays. In numpy, whose sums along a row do not depend on the other rows."""
     variances = np.empty(sigmas.size, np.float32)
     partly = np.isneginf(logits.min(axis=-1))
-    for rows, variance in ((~partly, _variance), (partly, _variance_of_free)):
-        if rows.any():
-            variances[rows] = variance(logits if rows.all() else logits[rows])
     with np.errstate(over="ignore"):  # an infinite deviation keeps everything
+        for rows, variance in ((~partly, _variance), (partly, _variance_of_free)):
+            if rows.any():
+                variances[rows] = variance(logits if rows.all() else logits[rows])
         floors: Floats = logits.max(axis=-1) - sigmas * np.sqrt(variances)
     return floors
 
@@ -190,7 +190,8 @@ def _least(values: Tensor, drawing: Drawing) -> tuple[Tensor, Tensor]:
     rows, count = drawing.rows, values.shape[-1]
     min_p, top_p = _column(rows["min_p"], values), _column(rows["top_p"], values)
     top_k = _column(rows["top_k"].astype(np.int64), values)
-    kept = (values - values[:, :1]).exp() >= min_p  # probabilities over the largest one
+    # Probabilities over the largest one. What is banned or beyond top_n_sigma is kept by no filter: else fewer than top_k would look unsettled.
+    kept = ((values - values[:, :1]).exp() >= min_p) & (values > -torch.inf)
     kept &= (top_k == 0) | (values >= values.gather(1, top_k.clamp(1, count) - 1))
     bounded = (min_p > 0) | (top_k > 0)
     ended = ~bounded | ~kept[:, -1:]

@@ -6,6 +6,7 @@ Nothing goes to the client before the first byte of an answer is here, so a fail
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Final
 
@@ -72,7 +73,8 @@ class Relay:
         except Died as death:
             answer.close()
             error = UpstreamDied("the replica died with this answer under way; it cannot be continued")
-            await self.end(begun, error)
+            with suppress(ConnectionError):  # the client may have left too: what ended the answer is the replica's death
+                await self.end(begun, error)
             raise error from death
         return begun
 

@@ -1,4 +1,4 @@
-"""What a replica is charged for: whole GPUs and MIG slices by profile, as sums. Pure; read by all of quota/ and manifests/pod.py.
+"""What a replica is charged for: whole GPUs and MIG slices by profile, as sums. Pure; read by all of quota/ and render/pod.py.
 
 A replica's own annotation says it, because its resources do not always: under MIG's single strategy a slice is requested as
 `nvidia.com/gpu`, and a resource claim names no device. Pods without one (made before there were quotas) are read by their resources.

@@ -1,5 +1,5 @@
 """The HTTP session that Kopf watches with: the same addresses, certificates and rotating tokens as cluster.py's, whose configuration it
-takes. Made by serve.py.
+takes. Made by serve/process.py.
 """
 
 from __future__ import annotations

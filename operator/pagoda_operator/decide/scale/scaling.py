@@ -17,7 +17,7 @@ from pagoda_contracts.units import parse_duration
 from pagoda_operator.api.scaling import Asked, Decision
 from pagoda_operator.api.signals_view import ServiceSignals
 from pagoda_operator.decide.scale.asked import Bounds, Fleet, History, Targets
-from pagoda_operator.decide.scale.autoscale import UNHEARD, autoscale, limited
+from pagoda_operator.decide.scale.autoscale import QUANTILE_S, UNHEARD, autoscale, limited
 from pagoda_operator.decide.scale.behavior import Behavior, Change, Direction, Limit
 from pagoda_operator.decide.scale.learned import DAY_S, Learned, forecast, loaded
 from pagoda_operator.decide.scale.load import offered
@@ -200,7 +200,8 @@ def _clamped(decision: Decision, basis: Basis) -> Decision:
 def _remembered(basis: Basis, found: Decision, memory: Memory, moment: Moment) -> tuple[Decision, Memory]:
     """With the reason that the status keeps: a new one where the number changes, else rarely and only where its point does."""
     behavior, changed = behavior_of(basis.spec), found.replicas - basis.current
-    oldest = moment.steady - behavior.memory_s
+    # What has grown is waited for, whatever the behavior looks back to: else a model that loads for 5 min is ordered twice.
+    oldest = moment.steady - max(behavior.memory_s, fleet_of(basis, memory, moment).start_s + QUANTILE_S)
     anew = changed != 0 or not memory.told or (found.cause != memory.told_cause and moment.steady - memory.told_at >= REASON_EVERY_S)
     changes = (*memory.changes, Change(moment.steady, changed)) if changed else memory.changes
     remembered = replace(

@@ -53,7 +53,7 @@ def refused(spec: ScalingSpec | None) -> str:
         try:
             zone = _zone(schedule)
         except (KeyError, ValueError, OSError):
-            return f"{where}.timeZone: {schedule.time_zone!r} must be an IANA name such as Europe/Berlin"
+            return f"{where}.timeZone: {schedule.time_zone!r} is not a known time zone; use an IANA name such as Europe/Berlin"
         try:
             first = next(CronSim(schedule.start, datetime(2024, 1, 1, tzinfo=zone)), None)
         except CronSimError as error:
