@@ -190,7 +190,7 @@ def _least(values: Tensor, drawing: Drawing) -> tuple[Tensor, Tensor]:
     rows, count = drawing.rows, values.shape[-1]
     min_p, top_p = _column(rows["min_p"], values), _column(rows["top_p"], values)
     top_k = _column(rows["top_k"].astype(np.int64), values)
-    # Probabilities over the largest one. What is banned or beyond top_n_sigma is kept by no filter: else fewer than top_k would look unsettled.
+    # Probabilities over the largest one. What is banned or beyond top_n_sigma is not kept, else fewer than top_k would look unsettled.
     kept = ((values - values[:, :1]).exp() >= min_p) & (values > -torch.inf)
     kept &= (top_k == 0) | (values >= values.gather(1, top_k.clamp(1, count) - 1))
     bounded = (min_p > 0) | (top_k > 0)

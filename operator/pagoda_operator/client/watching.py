@@ -1,5 +1,5 @@
 """The HTTP session that Kopf watches with: the same addresses, certificates and rotating tokens as cluster.py's, whose configuration it
-takes. Made by serve/process.py.
+takes. Made by process.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Holds the operator's Lease: one process works, the others watch. Called by serve/process.py; what to do is decided by election.py.
+"""Holds the operator's Lease: one process works, the others watch. Called by process.py; what to do is decided by election.py.
 
 It is renewed on a loop of its own (own_loop.py), so that no plan keeps it waiting; one whose planning loop has not turned for a minute
 holds it no longer. A leader that cannot renew ends its process, at once and without clean-up: by that loop, by a thread where the loop is

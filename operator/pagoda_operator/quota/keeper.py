@@ -1,6 +1,6 @@
 """Quotas: what `reconcile` asks about devices. Fills the ledger once, keeps it by what every run reads, wakes who waits for room.
 
-Made by serve/process.py; the arithmetic is ledger.py's. Between an offer, the plan made of it and its admission no other service's run comes in,
+Made by process.py; the arithmetic is ledger.py's. Between an offer, the plan made of it and its admission no other service's run comes in,
 but where the API server is asked about names: then admission is what counts, and a refused plan is made again.
 """
 

@@ -1,5 +1,5 @@
 """Writes TenantQuotas' statuses and keeps their native ResourceQuotas, beside the services' runs; has services read anew of which something
-was charged in doubt for long enough. Made by serve/process.py.
+was charged in doubt for long enough. Made by process.py.
 
 A changed spec is answered within seconds; what only counts up and down, at most once a minute per quota.
 """

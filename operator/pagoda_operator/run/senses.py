@@ -1,4 +1,4 @@
-"""What a reconcile hears from, and says to, the parts that live in the operator's memory. Made by serve/process.py, used by reconcile.py.
+"""What a reconcile hears from, and says to, the parts that live in the operator's memory. Made by process.py, used by reconcile.py.
 
 Every part that adds to Observed or is told what a run found is one field here, with a stand-in that knows nothing: what a unit test does
 not give is not there.

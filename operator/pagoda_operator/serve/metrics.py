@@ -1,4 +1,4 @@
-"""The operator's metrics in a registry of their own, answered on a thread of their own. Made by serve/process.py.
+"""The operator's metrics in a registry of their own, answered on a thread of their own. Made by process.py.
 
 Gauges are set once a second on the event loop, which owns what they tell of. No label holds a name of a service: 2,000 services make
 no 2,000 series.

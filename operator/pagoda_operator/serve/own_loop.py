@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, for what must not wait for the loop that plans. Used by serve/process.py for the Lease.
+"""An event loop on a thread of its own, for what must not wait for the loop that plans. Used by process.py for the Lease.
 
 What runs there shares nothing with the other loop but values that are replaced whole: a client belongs to the loop that made it.
 """

@@ -1,4 +1,4 @@
-"""Builds what runs side by side in one operator, from its settings. Called by serve/process.py, which runs it.
+"""Builds what runs side by side in one operator, from its settings. Called by process.py, which runs it.
 
 In two steps: `core` stands before the API server has answered, `parts` when it is known which kinds the cluster has.
 """

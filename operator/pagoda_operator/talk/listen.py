@@ -1,4 +1,4 @@
-"""Listens to every gateway: resolves their addresses, keeps one Watch stream to each, and hands frames to `signals`. Started by serve/process.py.
+"""Listens to every gateway: resolves their addresses, keeps one Watch stream to each, and hands frames to `signals`. Started by process.py.
 
 Names are resolved by DNS (the chart's headless Service has one address per gateway), which takes no right on the API server. Decides
 nothing: what silence means is for `signals` to say.

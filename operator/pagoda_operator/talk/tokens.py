@@ -1,4 +1,4 @@
-"""OwnToken: the ServiceAccount token that the operator shows to replicas and gateways. Made by serve/process.py; asked by whoever dials them.
+"""OwnToken: the ServiceAccount token that the operator shows to replicas and gateways. Made by process.py; asked by whoever dials them.
 
 The file is read for every question: calls are few, and kubelet renews it when it likes.
 """

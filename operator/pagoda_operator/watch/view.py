@@ -1,4 +1,4 @@
-"""What placement sees of the world (`world.py`). Made by serve/process.py, asked by `completion`."""
+"""What placement sees of the world (`world.py`). Made by process.py, asked by `completion`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kinds are mirrored, and by which parser: each lives with whoever decides by it. Called by serve/process.py. Pure.
+"""Which kinds are mirrored, and by which parser: each lives with whoever decides by it. Called by process.py. Pure.
 
 Each keeps what its kind's deciding module needs and nothing that changes with time alone (heartbeats, images, counters).
 """

@@ -35,7 +35,9 @@ _TREND_HOLDS_S: Final = 600.0  # five minutes of growth tell little about what c
 _LONG_START_S: Final = 900.0
 QUANTILE_S: Final = 60.0  # what gateways take the 95th percentile of
 _TELLING: Final = 40  # requests: two lie above the 95th percentile, so one slow one decides nothing
-_BINDING: Final = 0.3  # of the TTFT target: below it the target asks for nothing; at 0 a burst cost 11 % more hours, here 5 %, and missed as many
+_BINDING: Final = (
+    0.3  # of the TTFT target: below it the target asks for nothing; at 0 a burst cost 11 % more hours, here 5 %, and missed as many
+)
 _NEAR: Final = 0.9  # of the TTFT target: from here on nothing is taken away
 _AT_MOST: Final = 1.5  # times the replicas that serve, because one late minute says little about how many help
 _FULL: Final = 0.9  # of the KV: what else runs has to wait for it

@@ -137,7 +137,11 @@ def broken(found):
     return sum(ready < need for _, ready, need, _ in after) / len(after)
 
 
-@pytest.mark.parametrize(("start_s", "seed"), [(60.0, None), (60.0, 1), (60.0, 2), (200.0, None), (360.0, None)], ids=["calm", "chance", "luck", "slow", "slower"])
+@pytest.mark.parametrize(
+    ("start_s", "seed"),
+    [(60.0, None), (60.0, 1), (60.0, 2), (200.0, None), (360.0, None)],
+    ids=["calm", "chance", "luck", "slow", "slower"],
+)
 def test_what_a_target_needs_is_found_and_stays(start_s, seed):
     found = loop(lambda _: 2.0, start_s=start_s, seed=seed)
     assert next(second for second, ready, need, _ in found if ready >= need) < 5 * (start_s + 120.0), "it came there in the first place"
