@@ -1,4 +1,4 @@
-"""Fills the world's mirrors before the first decision, and from time to time compares all mirrors with the API server. Run by process.py, on
+"""Fills the world's mirrors before the first decision, and from time to time compares mirrors with the API server. Run by process.py, on
 the leader and on a standby.
 
 A watch that is begun anew lists what is there and says nothing of what is not: a pod that went meanwhile would hold its GPU for ever. The
