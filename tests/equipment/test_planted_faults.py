@@ -1,5 +1,6 @@
 """The lists of planted faults are up to date: what each changes stands there once, and its tests exist. `make test-full` plants them."""
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,31 @@ def stands(test):
     file, _, names = test.partition("::")
     name = names.rpartition("::")[2].partition("[")[0]
     return (ROOT / file).exists() and (not name or name == "runTest" or name in (ROOT / file).read_text())
+
+
+def test_a_fault_of_the_unit_tier_is_shown_by_tests_of_that_tier():
+    slow = [(fault.name, test) for fault in known_faults() if fault.tier == "unit" for test in fault.tests if not quick(test)]
+    assert slow == []
+
+
+def quick(test):
+    """Whether `make test-unit` runs it: it is a unit test, and nothing about it or its file is deep."""
+    file, _, names = test.partition("::")
+    if not file.startswith(("tests/unit/", "tests/equipment/")):
+        return False
+    function = names.rpartition("::")[2].partition("[")[0]
+    tree = ast.parse((ROOT / file).read_text())
+    marked = [node for node in ast.walk(tree) if getattr(node, "name", None) == function for node in getattr(node, "decorator_list", ())]
+    whole = [node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"]
+    return not any("mark.deep" in ast.unparse(node) for node in (*marked, *whole))
+
+
+@pytest.mark.deep
+def test_a_deep_test_is_not_quick():
+    here = "tests/equipment/test_planted_faults.py"
+    assert not quick(f"{here}::test_a_deep_test_is_not_quick")
+    assert quick(f"{here}::test_each_fault_has_a_name_of_its_own")
+    assert not quick("tests/parity/test_promlint.py::any")
 
 
 def test_a_fault_is_planted_in_a_copy_and_taken_out_again(tmp_path):

@@ -7,8 +7,7 @@ law, rate of arrivals times time in a row (Little, 1961), the rate projected by 
 (square-root staffing: Halfin and Whitt, 1981), so that a large service needs less spare than a small one. *What did it need at that time on
 previous days*, where a forecast is given? *Will those who wait be served in time* by the replicas that there are and those on their
 way? Only what these leave over asks for more: a slow start is not ordered twice. *Is a target broken now*: KV in use, the 95th percentile
-of the time to first token? Then more than serve, for the
-latter in proportion to how far the target is missed.
+of the time to first token? Then more than serve, for the latter in proportion to how far the target is missed.
 
 Down goes to the most that any moment of the window asked for, never on signals that are missing or old, and not before a whole window was
 seen, so that a restart takes nothing away. To zero goes only who had no request for `idle_after_s`. `behavior` says how fast.
@@ -35,9 +34,7 @@ _TREND_HOLDS_S: Final = 600.0  # five minutes of growth tell little about what c
 _LONG_START_S: Final = 900.0
 QUANTILE_S: Final = 60.0  # what gateways take the 95th percentile of
 _TELLING: Final = 40  # requests: two lie above the 95th percentile, so one slow one decides nothing
-_BINDING: Final = (
-    0.3  # of the TTFT target: below it the target asks for nothing; at 0 a burst cost 11 % more hours, here 5 %, and missed as many
-)
+_BINDING: Final = 0.3  # of the TTFT target: below it nothing is asked for; at 0 a burst cost 11 % more hours, here 5 %, for the same misses
 _NEAR: Final = 0.9  # of the TTFT target: from here on nothing is taken away
 _AT_MOST: Final = 1.5  # times the replicas that serve, because one late minute says little about how many help
 _FULL: Final = 0.9  # of the KV: what else runs has to wait for it
