@@ -113,27 +113,32 @@ async def together(base_url: str, model: str, questions: Sequence[str]) -> list[
 
 @dataclass(frozen=True)
 class Load:
-    """Arrivals at a fixed rate whatever the answers do: `before` an event, while it lasts, and `after` it. `tokens`: see request_body."""
+    """Arrivals at a fixed rate whatever the answers do: `before` an event, while it lasts, and `after` it. `tokens`: see request_body.
+    `most` are under way: on a machine too busy to answer as many a second as arrive, the rest come later instead of filling every queue."""
 
     questions: Sequence[str]
     per_second: float
     before: int = 40
     after: int = 80
     tokens: int | None = None
+    most: int = 256
 
 
 async def open_loop(base_url: str, model: str, load: Load, event: Callable[[], Awaitable[None]]) -> list[Stream]:
     """Every stream of the load, in order of arrival, after all have ended. The event's own failure is raised."""
     async with open_client(base_url) as client:
         running: list[asyncio.Task[Stream]] = []
+        room = asyncio.Semaphore(load.most)
         async with asyncio.timeout(1500):
             start = time.monotonic()
 
             async def arrive(wanted: Callable[[], bool]) -> None:
                 while wanted():
                     await asyncio.sleep(max(0.0, start + len(running) / load.per_second - time.monotonic()))
+                    await room.acquire()
                     question = load.questions[len(running) % len(load.questions)]
                     running.append(asyncio.create_task(stream_chat(client, model, question, load.tokens)))
+                    running[-1].add_done_callback(lambda _: room.release())
 
             await arrive(lambda: len(running) < load.before)
             happening = asyncio.ensure_future(event())
