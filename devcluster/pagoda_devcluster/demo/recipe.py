@@ -15,7 +15,7 @@ from pathlib import Path
 SUITE = "bookworm"
 BASE_PACKAGES = ("python3-minimal", "libpython3.11-stdlib", "ca-certificates", "tzdata")
 REGISTRY = "localhost/pagoda"
-SOURCES = ("contracts", "sizing", "kernels", "daemon", "operator", "gateway", "fetch")
+SOURCES = ("contracts", "kube", "sizing", "kernels", "daemon", "operator", "gateway", "fetch")
 DEPS_MOUNT = "/opt/pagoda/deps"
 
 
