@@ -42,7 +42,7 @@ class Api(Protocol):
 
 
 class _ListMeta(msgspec.Struct, rename="camel"):
-    resource_version: str = ""
+    resource_version: str
     continue_: str = msgspec.field(default="", name="continue")
 
 

@@ -1,9 +1,9 @@
-"""The reads that may be asked for. Implemented by the API server's client, by the mirror and by all who stand between."""
+"""The reads that may be asked for. Implemented by the API server's client; `Reader` by the caches too."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pagoda_operator.api.state import Json, Resource
 
@@ -16,3 +16,17 @@ class Reader(Protocol):
 
     async def list(self, resource: Resource, namespace: str, selector: str) -> Sequence[Json]:
         """The objects with these labels."""
+
+
+class Listed(NamedTuple):
+    """A list by a quorum read, and its version."""
+
+    items: Sequence[Json]
+    version: str
+
+
+class Lister(Protocol):
+    """The quorum reads that verify what the caches show."""
+
+    async def listed(self, resource: Resource, namespace: str, *, label: str = "", name: str = "") -> Listed:
+        """The objects with this label, or the one of this name."""

@@ -19,6 +19,7 @@ from pagoda_contracts.resources.meta import ObjectMeta
 from pagoda_contracts.resources.profile import SERVING_PROFILE, ServingProfileSpec
 from pagoda_contracts.resources.service import INFERENCE_SERVICE, InferenceServiceSpec, InferenceServiceStatus
 from pagoda_contracts.resources.tenant import TENANT_QUOTA
+from pagoda_kube.cache import Key as Key  # noqa: PLC0414 (told on)
 from pydantic import ValidationError
 
 from pagoda_operator.api.callers import Callers
@@ -33,13 +34,6 @@ from pagoda_operator.inventory.fleet import Fleet
 from pagoda_operator.inventory.sizes import Size
 
 Json = Mapping[str, Any]
-
-
-class Key(NamedTuple):
-    """Names one service: what the queue carries."""
-
-    namespace: str
-    name: str
 
 
 class Resource(NamedTuple):

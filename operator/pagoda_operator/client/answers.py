@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from pagoda_operator.api.errors import ClusterError, Conflict, Denied, Refused, Unavailable
-from pagoda_operator.api.state import Json
-from pagoda_operator.client.name_lists import parse_names
+from pagoda_operator.api.reader import Listed
+from pagoda_operator.api.state import Json, Resource
 
 _ERRORS: Final[dict[int, type[ClusterError]]] = {
     HTTPStatus.BAD_REQUEST: Refused,
@@ -29,13 +28,6 @@ _PASSING: Final = (
 )
 
 
-class Wanted(NamedTuple):
-    """What is asked for, and how a good answer is read; Unavailable where it is none."""
-
-    accept: str
-    read: Callable[[bytes], Any]
-
-
 class Answer(NamedTuple):
     """As it came."""
 
@@ -43,9 +35,9 @@ class Answer(NamedTuple):
     data: bytes
     retry_after: str | None = None
 
-    def body(self, wanted: Wanted) -> Any:
-        """Read."""
-        return (wanted.read if 200 <= self.status < 300 else _refusal)(self.data)
+    def body(self) -> Any:
+        """Read; Unavailable where a good answer is none of an API server."""
+        return (parsed if 200 <= self.status < 300 else _refusal)(self.data)
 
     def standing(self) -> Answer:
         """This one, of a read; Unavailable where another attempt may find another answer."""
@@ -79,6 +71,16 @@ def checked(status: int, body: Any) -> Json:
     raise _ERRORS.get(status, Unavailable)(_sentence(status, body))
 
 
+def list_of(resource: Resource, body: Json) -> Listed:
+    """A list; Unavailable where it is none: what no API server said proves nothing. Items of a list do not say what they are; everything
+    else about them is as in a GET."""
+    version = (body.get("metadata") or {}).get("resourceVersion")
+    if version is None or "items" not in body:
+        raise Unavailable(f"no list of an API server: {str(body)[:200]}", 0.0)
+    kind = {"apiVersion": resource.api_version, "kind": resource.kind}
+    return Listed([kind | item for item in body["items"] or ()], version)
+
+
 def _sentence(status: int, body: Any) -> str:
     return f"{status}: {body.get('message', '') if isinstance(body, dict) else ''}"
 
@@ -91,5 +93,4 @@ def _refusal(data: bytes) -> Any:
 
 
 # The second for the token keys alone: that path answers application/json with 406.
-OBJECT: Final = Wanted("application/json, application/jwk-set+json", parsed)
-NAMES: Final = Wanted("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1", parse_names)
+OBJECT: Final = "application/json, application/jwk-set+json"

@@ -8,7 +8,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
@@ -22,9 +22,10 @@ from kubernetes.aio.config.kube_config import load_kube_config
 from pagoda_contracts.names import PATH_JWKS
 
 from pagoda_operator.api.errors import Unavailable
-from pagoda_operator.api.state import CONTROLLER_REVISIONS, EVENTS, RESOURCE_CLAIM_TEMPLATES, Json, Key, Resource
+from pagoda_operator.api.reader import Listed
+from pagoda_operator.api.state import CONTROLLER_REVISIONS, EVENTS, RESOURCE_CLAIM_TEMPLATES, Json, Resource
 from pagoda_operator.client.again import Again
-from pagoda_operator.client.answers import NAMES, OBJECT, Answer, Wanted, checked
+from pagoda_operator.client.answers import OBJECT, Answer, checked, list_of
 from pagoda_operator.client.paths import object_path, path_of, root_of
 from pagoda_operator.client.tally import sent, waiting
 
@@ -40,8 +41,6 @@ _GIVEN_UP: Final = 60.0
 _CONNECTIONS: Final = 256
 # Writes under way: where the server is short of CPU more of them only wait there, and with them all others' requests and the Lease's.
 _WRITES: Final = 32
-_PAGE: Final = 100  # a pod is 25 KB of dictionaries
-_NAMES: Final = 500  # of which names and versions are kept
 # No later attempt ends otherwise.
 _LASTING: Final = (aiohttp.ClientConnectorCertificateError, aiohttp.InvalidURL, aiohttp.TooManyRedirects)
 
@@ -70,19 +69,13 @@ def _untold(resource: Resource, verb: str, body: Json) -> None:
     del resource, verb, body
 
 
-def _undated(date: str | None, asked: float, answered: float) -> None:
-    """Nobody learns the time."""
-    del date, asked, answered
-
-
 class Hooks(NamedTuple):
     """What stands around writes: `guard` before each, `wrote` after it with the object as the server answered. `again`: a read is asked
-    once more. `dated`: a good answer's Date, and when it was asked for and came, by time.monotonic."""
+    once more."""
 
     guard: Callable[[], None] = _anybody
     wrote: Callable[[Resource, str, Json], None] = _untold
     again: Callable[[], None] = _anybody
-    dated: Callable[[str | None, float, float], None] = _undated
 
 
 _NO_HOOKS: Final = Hooks()
@@ -134,35 +127,17 @@ class KubeCluster:
         status, body = await self._call("GET", path_of(resource, namespace, name))
         return None if status == HTTPStatus.NOT_FOUND else checked(status, body)
 
-    async def list(self, resource: Resource, namespace: str, selector: str) -> list[Json]:
+    async def list(self, resource: Resource, namespace: str, selector: str) -> Sequence[Json]:
         """The objects with these labels; a quorum read."""
-        status, body = await self._call("GET", path_of(resource, namespace), {"labelSelector": selector})
+        return (await self.listed(resource, namespace, label=selector)).items
+
+    async def listed(self, resource: Resource, namespace: str, *, label: str = "", name: str = "") -> Listed:
+        """The objects with this label, or the one of this name, and the list's version; a quorum read."""
+        query = {"fieldSelector": f"metadata.name={name}"} if name else {"labelSelector": label}
+        status, body = await self._call("GET", path_of(resource, namespace), query)
         if status == HTTPStatus.NOT_FOUND and resource == RESOURCE_CLAIM_TEMPLATES:
-            return []  # an older cluster
-        # Items of a list do not say what they are; everything else about them is as in a GET.
-        kind = {"apiVersion": resource.api_version, "kind": resource.kind}
-        return [kind | item for item in checked(status, body)["items"]]
-
-    async def pages(self, resource: Resource) -> AsyncIterator[Sequence[Json]]:
-        """All objects of the cluster, a page at a time; a quorum read for the first, its continuation for the rest."""
-        query = {"limit": str(_PAGE)}
-        while True:
-            page = checked(*await self._call("GET", path_of(resource), query))
-            yield tuple(page["items"] or ())
-            if not (more := page["metadata"].get("continue")):
-                return
-            query = query | {"continue": more}
-
-    async def versions(self, resource: Resource, selector: str) -> dict[Key, str]:
-        """Every object of the kind with these labels, by version: metadata only."""
-        found: dict[Key, str] = {}
-        query = {"limit": str(_NAMES)} | ({"labelSelector": selector} if selector else {})
-        while True:
-            page: Any = checked(*await self._call("GET", path_of(resource), query, wanted=NAMES))
-            found |= page.versions()
-            if not page.more:
-                return found
-            query = query | {"continue": page.more}
+            return Listed((), "")  # an older cluster
+        return list_of(resource, checked(status, body))
 
     async def token_keys(self) -> Json:
         """The keys that ServiceAccount tokens are verified by (JWKS)."""
@@ -212,8 +187,9 @@ class KubeCluster:
             "propagationPolicy": "Background",
             "preconditions": {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]},
         }
-        checked(*await self._call("DELETE", object_path(resource, meta), {}, body))
-        self._hooks.wrote(resource, "delete", {"metadata": meta})
+        answer = checked(*await self._call("DELETE", object_path(resource, meta), {}, body))
+        # What begins to end is answered as it is now; what is gone, by a Status.
+        self._hooks.wrote(resource, "delete", answer if answer.get("kind") == resource.kind else {"metadata": meta})
 
     def _wrote(self, resource: Resource, verb: str, answer: tuple[int, Any]) -> Json:
         body = checked(*answer)
@@ -231,10 +207,8 @@ class KubeCluster:
         query: dict[str, str] | None = None,
         body: Json | str | None = None,
         kind: str = _JSON,
-        *,
-        wanted: Wanted = OBJECT,
     ) -> tuple[int, Any]:
-        headers = {"Accept": wanted.accept, "Content-Type": kind}
+        headers = {"Accept": OBJECT, "Content-Type": kind}
         prepared = await self._api.param_serialize(
             method, path, query_params=list((query or {}).items()), header_params=headers, body=body, auth_settings=["BearerToken"]
         )
@@ -242,19 +216,19 @@ class KubeCluster:
             self._again.asked()
         if method == "GET":
             async with self._reads:
-                return await self._read(path, prepared, wanted)
+                return await self._read(path, prepared)
         async with self._writes:
             self._hooks.guard()
             answer = await self._send(method, path, prepared, self._timeout)
-        return answer.status, answer.body(wanted)
+        return answer.status, answer.body()
 
-    async def _read(self, path: str, prepared: RequestSerialized, wanted: Wanted) -> tuple[int, Any]:
+    async def _read(self, path: str, prepared: RequestSerialized) -> tuple[int, Any]:
         """A failed attempt that another one follows is told by the log and the metrics alone. All together take no longer than one may."""
         end, attempts = time.monotonic() + self._timeout, 0
         while True:
             try:
                 answer = (await self._send("GET", path, prepared, end - time.monotonic())).standing()
-                return answer.status, answer.body(wanted)
+                return answer.status, answer.body()
             except Unavailable as error:
                 attempts, left = attempts + 1, end - time.monotonic()
                 pause = None if self._again is None else self._again.pause(error.soon, attempts, left)
@@ -268,10 +242,7 @@ class KubeCluster:
         try:
             sent(write=method != "GET")
             with waiting():
-                asked = time.monotonic()
                 response = await self._api.call_api(*prepared, _request_timeout=seconds)
-                if 200 <= response.status < 300:
-                    self._hooks.dated(response.headers.get("Date"), asked, time.monotonic())
                 data: bytes = await response.read()  # type: ignore[no-untyped-call]
             if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 self._lost(method, path)

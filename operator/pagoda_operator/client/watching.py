@@ -16,7 +16,7 @@ from kubernetes.aio.client.configuration import Configuration
 Stamp = Callable[[str, float], None]
 
 
-def watch_session(configuration: Configuration, accepted: Stamp, heard: Stamp) -> aiohttp.ClientSession:
+def watch_session(configuration: Configuration, heard: Stamp) -> aiohttp.ClientSession:
     """Kopf's session: our addresses and tokens; of a watched path it tells each connection and each event or bookmark."""
 
     async def authorize(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
@@ -28,7 +28,7 @@ def watch_session(configuration: Configuration, accepted: Stamp, heard: Stamp) -
         async def start(self, connection: Any) -> aiohttp.ClientResponse:
             await super().start(connection)
             if "watch" in self.url.query and self.status == HTTPStatus.OK:  # a refused one is none
-                accepted(self.url.path, time.monotonic())
+                heard(self.url.path, time.monotonic())
                 self.content = _Stamped(self.content, lambda: heard(self.url.path, time.monotonic()))  # type: ignore[assignment]
             return self
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import random
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -63,15 +62,6 @@ class Schedule:
         self._hurried: set[Key] = set()
         self._first: list[tuple[float, Key]] = []
         self._row = 0
-        # Keys of which only some are in work at once; those, and who is due and waits for one of them: urgent ones, others.
-        self._scarce: Callable[[Key], bool] = lambda _: False
-        self._most = 0
-        self._counted: set[Key] = set()
-        self._aside: tuple[OrderedDict[Key, None], ...] = (OrderedDict(), OrderedDict())
-
-    def few(self, scarce: Callable[[Key], bool], most: int) -> None:
-        """Of keys that are `scarce` when they are taken, so many are in work at most; the others pass them."""
-        self._scarce, self._most = scarce, most
 
     def add(self, key: Key, due: float, *, urgent: bool = False) -> None:
         """Run the key at `due` or, if planned, earlier; not before a hold ends. `urgent`: somebody waits for what it does, while other runs
@@ -86,14 +76,8 @@ class Schedule:
 
     def take(self, now: float) -> Key | None:
         """The key that has waited longest and is not in work, of urgent ones where there are any and it is not the others' turn."""
-        while (key := self._pop(now)) is not None and (scarce := self._scarce(key)) and len(self._counted) >= self._most:
-            self._aside[key not in self._urgent][key] = None
-        if key is None:
+        if (key := self._pop(now)) is None:
             return None
-        if scarce:
-            self._counted.add(key)
-        for line in self._aside:
-            line.pop(key, None)
         del self._due[key]
         if key in self._urgent:
             self._urgent.discard(key)
@@ -139,17 +123,6 @@ class Schedule:
             self.add(key, due)
         if key in self._due:
             self._plan(key, max(self._due[key], started + self._spacing), anew=True)
-        if key in self._counted:
-            self._counted.discard(key)
-            self._call()
-
-    def _call(self) -> None:
-        """The first of those that wait aside is due again."""
-        line = next((line for line in self._aside if line), None)
-        if line is not None:
-            key, _ = line.popitem(last=False)
-            self._aside[1].pop(key, None)
-            self._plan(key, self._due[key], anew=True)
 
     def _plan(self, key: Key, due: float, *, anew: bool = False) -> None:
         if self._due.get(key) == due and not anew:
@@ -204,10 +177,6 @@ class KeyedQueue:
         """A trigger: run the key now; an urgent one before those that are not, but for every fourth turn."""
         self._schedule.add(key, _now(), urgent=urgent)
         self._changed.set()
-
-    def few(self, scarce: Callable[[Key], bool], most: int) -> None:
-        """Of such keys so many are in work at most, and no worker waits with one."""
-        self._schedule.few(scarce, most)
 
     def open(self) -> None:
         """Work begins: a standby collects keys for days and is not late with any of them."""

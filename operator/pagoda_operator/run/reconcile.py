@@ -1,4 +1,8 @@
-"""One run for one service: observe → plan → apply → status. Called by the queue, for every trigger the same way.
+"""One run for one service: observe → decide → admit (quota) → apply → status, each once. Called by the queue, the same for all triggers.
+
+A run is planned from the caches and costs no request where it asks for nothing. What it would make or remove is verified by a quorum read
+first, and so is what frees devices; every other write carries the version that was seen, and ends in a Conflict where that was an old one.
+Where the caches showed something else than the truth, the run begins anew with that.
 
 The one place that maps errors to conditions: what the API server refuses stalls the service, what it denies is said and
 retried, everything else goes to the queue, which retries.
@@ -6,7 +10,8 @@ retried, everything else goes to the queue, which retries.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, Protocol
@@ -16,23 +21,23 @@ from pagoda_contracts.conditions.service import INVALID_SPEC, NO_ACCELERATOR
 
 from pagoda_operator.api.errors import ClusterError, Conflict, Denied, Refused, SpecProblem, Unavailable, Unconverged
 from pagoda_operator.api.orders import Answer
-from pagoda_operator.api.reader import Reader
-from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Key, Observed, Resource
+from pagoda_operator.api.reader import Lister, Reader
+from pagoda_operator.api.state import DEPLOYMENTS, PODS, Key, Observed, Resource
 from pagoda_operator.decide.plan import Plan, owner_of, plan
-from pagoda_operator.decide.render.writes import Annotate, Create
+from pagoda_operator.decide.render.writes import Annotate, Create, Delete
 from pagoda_operator.decide.status.held import contested
 from pagoda_operator.decide.status.outdated import alone
 from pagoda_operator.decide.status.status import status
 from pagoda_operator.inventory.digest import digest
+from pagoda_operator.inventory.fleet import Fleet
 from pagoda_operator.run.apply import Writer, apply, apply_status
-from pagoda_operator.run.completion import TRUTH, VIEW, Run, complete
 from pagoda_operator.run.defaults import DEFAULT_KEY, keep
 from pagoda_operator.run.events import Recorder
 from pagoda_operator.run.queue import Outcome
-from pagoda_operator.run.reading import EVERYTHING, REPLICAS, SERVICE, Partly, needed, suffices
 from pagoda_operator.run.senses import Senses
 from pagoda_operator.run.settings import Settings
-from pagoda_operator.watch.observe import observe, strangers
+from pagoda_operator.watch.observe import observe, profile_used, strangers
+from pagoda_operator.watch.packed import OWN
 
 # After a write the next look is at once; what is on its way out is looked for again.
 _AT_ONCE: Final = 0.0
@@ -43,9 +48,13 @@ _LEFT: Final = 30.0
 _SAME_WRITES: Final = 4
 # While a drain is under way its daemon is asked so often how many requests are left.
 _DRAIN_POLL: Final = 1.0
+# A service that changes faster than it can be read is left to the next run.
+_LOOKS: Final = 4
+# By what a service is charged for devices.
+_HOLDINGS: Final = (DEPLOYMENTS, PODS)
 
 
-class Cluster(Reader, Writer, Protocol):
+class Cluster(Reader, Writer, Lister, Protocol):
     """All that reconciling asks of the API server."""
 
 
@@ -55,8 +64,7 @@ class Reconciler:
     def __init__(self, cluster: Cluster, settings: Settings, clock: Callable[[], datetime], senses: Senses | None = None) -> None:
         self._cluster = cluster
         self._senses = senses or Senses()
-        source = self._senses.reader or cluster
-        self._truth: Reader = self._senses.view.learning(source) if self._senses.view else source
+        self._reader: Reader = self._senses.caches or cluster
         self._settings = settings
         self._clock = clock
         self._events = self._senses.events or Recorder(cluster, settings.identity)
@@ -64,48 +72,102 @@ class Reconciler:
         self._answers: dict[Key, dict[str, Answer]] = {}
         # What each service's last run wrote, and how many runs in a row wrote just that.
         self._repeats: dict[Key, tuple[list[str], int]] = {}
-        # Services that this process has planned from quorum reads.
-        self._verified: set[Key] = set()
 
     async def reconcile(self, key: Key) -> Outcome:
         """One run; ClusterError asks for another one later."""
         if not key.namespace:
             return await self._profile(key)
-        read = await self._from_view(key)
-        if isinstance(read, Outcome):
-            return read
-        return await self._from_truth(key, read)
-
-    def unseen(self, key: Key) -> bool:
-        """Whether a run would be this process's first look at a service."""
-        return bool(key.namespace) and key not in self._verified
-
-    async def _from_truth(self, key: Key, read: frozenset[Resource]) -> Outcome:
-        """A run on quorum reads of these kinds, then of all where its deeds ask for that."""
-        view = self._senses.view
-        observed = await observe(Partly(self._truth, view or self._truth, read), key)
-        if view is not None:
-            await self._senses.claims.follow(view, key, sure=SERVICES in read)
-        if observed is None and SERVICES in read:
-            return await self._forget(key)
-        planned = await self._plan(key, observed, read) if observed is not None else None
         try:
-            if planned is not None:
-                return await self._deeds(key, *planned)
+            return await self._run(key)
         except Conflict:
-            if SERVICES in read:
-                raise  # else it is not the service that was shown
-        return await self._from_truth(key, EVERYTHING)
+            await self._verify(key, OWN)  # it was not as the caches show it
+            raise
+
+    async def _run(self, key: Key) -> Outcome:
+        for _ in range(_LOOKS):
+            observed = await self._observe(key)
+            if observed is None:
+                return await self._forget(key)
+            draft = contested(observed, plan(observed))
+            if not self._to_verify(observed, draft) or not await self._verify(key, OWN):
+                return await self._deeds(key, *await self._admitted(key, observed, draft))
+        raise Conflict("it changes faster than it can be read")
+
+    async def _observe(self, key: Key) -> Observed | None:
+        """The service and all that this process knows of it: a declared order, each step on what the ones before it found."""
+        observed = await observe(self._reader, key)
+        if observed is not None and not self._senses.quota.booked(key, observed) and await self._verify(key, _HOLDINGS):
+            observed = await observe(self._reader, key)
+        if observed is None:
+            return None
+        observed = self._known(key, observed)
+        await self._senses.quota.settle(key, observed)
+        # After what it holds is booked; before scaling, which wishes for no more. What it needs may depend on how many it will be.
+        grant = self._senses.quota.offer(key, observed, lambda seen: plan(self._senses.scaling.foresee(key, seen)))
+        observed = replace(observed, quota=grant, cramped=self._senses.quota.cramped(key, observed))
+        return await self._senses.scaling.complete(key, observed)
+
+    def _known(self, key: Key, observed: Observed) -> Observed:
+        """With the time, what gateways and daemons said, the names that others hold, and the devices. Who runs on CPU alone need not
+        compare 1,000 nodes."""
+        senses, now = self._senses, self._clock().timestamp()
+        return replace(
+            observed,
+            now=now,
+            ages=senses.ages.of(key, observed.stamps, now),
+            lacking=senses.lacking.of(key, observed.pods, now),
+            signals=senses.signals.of(key, now),
+            unheard_s=senses.signals.unheard(key),
+            answers=self._answers.get(key, {}),
+            callers=self._settings.callers,
+            taken=senses.claims.taken(key),
+            faults=senses.faults(),
+            fleet=senses.fleet() if observed.asks_for_devices else Fleet(),
+            sizes=senses.sizes(),
+        )
+
+    def _to_verify(self, observed: Observed, draft: Plan) -> bool:
+        """Whether a plan makes or removes anything, since what the caches do not show may exist and what they show may have changed; or
+        says for the first time that something is wrong: a profile that was not shown yet is not missing."""
+        if any(isinstance(write, Create | Delete) for write in draft.writes):
+            return True
+        wrong = draft.problem is not None or draft.held is not None
+        return wrong and self._status(observed, draft) != observed.raw_status
+
+    async def _verify(self, key: Key, kinds: Iterable[Resource]) -> bool:
+        """Reads these kinds of a service's objects by quorum reads; whether any was shown otherwise."""
+        caches = self._senses.caches
+        if caches is None:
+            return False
+        profile = await profile_used(caches, key)
+        return any(await asyncio.gather(*(caches.verify(self._cluster, resource, key, profile) for resource in kinds)))
+
+    async def _admitted(self, key: Key, observed: Observed, draft: Plan) -> tuple[Observed, Plan]:
+        """As far as there is room for it, and no name that it would create is a stranger's."""
+        if in_the_way := await strangers(self._cluster, key, draft):
+            own = tuple(child for child in in_the_way if child.belongs_to(observed.meta.uid))
+            others = tuple(child for child in in_the_way if child not in own)
+            observed = replace(observed, children=observed.children + own, strangers=observed.strangers + others)
+            draft = contested(observed, plan(observed))
+        return observed, self._senses.quota.admit(key, observed, draft)
 
     async def _deeds(self, key: Key, observed: Observed, draft: Plan) -> Outcome:
         """What a plan asks for, and when to look again."""
-        self._verified.add(key)
         self._senses.waits(key, waiting=_wants_devices(observed, draft))
         if not observed.raw_status and await self._tell(observed, draft):
             return Outcome(again=_AT_ONCE)  # said before anything is made: kstatus takes silence for success
-        outcome = await self._carry_out(key, observed, draft)
+        turn = 0.0 if draft.writes or draft.tells else self._turn(key, observed, draft)
+        if turn:
+            outcome = Outcome(again=min(wait for wait in (_again(observed, draft), turn) if wait is not None))
+        else:
+            outcome = await self._carry_out(key, observed, draft)
         await self._senses.scaling.keep(key, observed)
         return self._in_time(key, outcome)
+
+    def _turn(self, key: Key, observed: Observed, draft: Plan) -> float:
+        """In how many seconds its status is to be written: what moves nothing has its turn."""
+        turns, wanted = self._senses.turns, self._status(observed, draft)
+        return turns.wait(key) if turns is not None and alone(wanted, observed.raw_status) else 0.0
 
     def _in_time(self, key: Key, outcome: Outcome) -> Outcome:
         """Back when scaling can decide otherwise by time alone, if that is before the resync."""
@@ -120,60 +182,10 @@ class Reconciler:
         await keep(self._cluster, self._cluster, self._settings.default_profile)
         return Outcome()
 
-    async def _plan(self, key: Key, observed: Observed, read: frozenset[Resource]) -> tuple[Observed, Plan] | None:
-        observed = await complete(self._run(key), observed, TRUTH)
-        draft = contested(observed, plan(observed))
-        if not suffices(read, draft):
-            return None
-        if in_the_way := await strangers(self._cluster, key, draft):
-            own = tuple(child for child in in_the_way if child.belongs_to(observed.meta.uid))
-            others = tuple(child for child in in_the_way if child not in own)
-            observed = replace(observed, children=observed.children + own, strangers=observed.strangers + others)
-            draft = contested(observed, plan(observed))
-        return observed, self._senses.quota.admit(key, observed, draft)
-
-    def _run(self, key: Key) -> Run:
-        now, answers = self._clock().timestamp(), self._answers.get(key, {})
-        return Run(key, self._senses, now, answers, self._settings.callers, self._cluster)
-
-    async def _from_view(self, key: Key) -> Outcome | frozenset[Resource]:
-        """A run on what the watches have shown, at no cost: where that asks for nothing, there is nothing to do, or an event still comes.
-        Else what must be read anew: for the first look of this process, and for whatever would be written, told or booked."""
-        view = self._senses.view
-        if view is None or key not in self._verified:
-            return EVERYTHING
-        await self._senses.claims.follow(view, key, sure=False)
-        observed = await observe(view, key)
-        if observed is None:
-            return EVERYTHING
-        if not self._senses.quota.booked(key, observed):
-            return SERVICE
-        observed = await complete(self._run(key), observed, VIEW)
-        draft = contested(observed, plan(observed))
-        if read := needed(draft):
-            return read
-        turn = 0.0 if _unanswered(observed) else self._turn(key, observed, draft)
-        if turn == 0:
-            return REPLICAS if suffices(REPLICAS, draft) else EVERYTHING
-        self._repeats.pop(key, None)
-        self._senses.waits(key, waiting=_wants_devices(observed, draft))
-        await self._senses.scaling.keep(key, observed)
-        waits = [wait for wait in (_again(observed, draft), turn) if wait is not None]
-        return self._in_time(key, Outcome(again=min(waits, default=None)))
-
-    def _turn(self, key: Key, observed: Observed, draft: Plan) -> float | None:
-        """In how many seconds its status is to be written; None where it says all already. What moves nothing has its turn."""
-        wanted = self._status(observed, draft)
-        if wanted == observed.raw_status:
-            return None
-        turns = self._senses.turns
-        return turns.wait(key) if turns is not None and alone(wanted, observed.raw_status) else 0.0
-
     async def _forget(self, key: Key) -> Outcome:
         self._repeats.pop(key, None)
         self._events.forget(key)
         self._answers.pop(key, None)
-        self._verified.discard(key)
         self._senses.waits(key, waiting=False)
         self._senses.scaling.forget(key)
         self._senses.ages.forget(key)
@@ -258,11 +270,6 @@ class Reconciler:
 
     def _status(self, observed: Observed, draft: Plan) -> dict[str, Any]:
         return status(observed, draft, self._settings.url, self._clock().strftime("%Y-%m-%dT%H:%M:%SZ"))
-
-
-def _unanswered(observed: Observed) -> bool:
-    """Whether the spec is newer than the status: there will be something to write, whatever a plan says."""
-    return bool(observed.raw_status.get("observedGeneration") != observed.meta.generation)
 
 
 def _wants_devices(observed: Observed, draft: Plan) -> bool:

@@ -13,7 +13,6 @@ from typing import Protocol
 
 from pagoda_operator.api.grant import Grant
 from pagoda_operator.api.orders import Nobody, Orders, unix
-from pagoda_operator.api.reader import Reader
 from pagoda_operator.api.signals_view import ServiceSignals
 from pagoda_operator.api.state import Key, Observed
 from pagoda_operator.decide.plan import Plan
@@ -22,6 +21,7 @@ from pagoda_operator.inventory.fleet import Fleet
 from pagoda_operator.inventory.sizes import Size
 from pagoda_operator.run.events import Recorder
 from pagoda_operator.run.turns import Turns
+from pagoda_operator.watch.caches import Caches
 from pagoda_operator.watch.claims import Claims
 from pagoda_operator.watch.lacking import Lacking
 
@@ -155,13 +155,6 @@ def nobody_asks(key: Key, *, waiting: bool) -> None:
     del key, waiting
 
 
-class View(Reader, Protocol):
-    """What the watches have shown, and a way to tell it what quorum reads found."""
-
-    def learning(self, source: Reader) -> Reader:
-        """The source, with the view listening."""
-
-
 class Scaling(Protocol):
     """Decides how many replicas (scaler.py)."""
 
@@ -210,10 +203,8 @@ class Senses:
 
     waits: Waits = nobody_asks
     signals: Source = field(default_factory=Silence)
-    # What the watches have shown; None: every run reads the API server.
-    view: View | None = None
-    # By which runs read the API server; None: each on its own.
-    reader: Reader | None = None
+    # None: every run reads the API server.
+    caches: Caches | None = None
     keys: Keys = field(default_factory=NoKeys)
     quota: Quotas = field(default_factory=NoQuotas)
     claims: Claims = field(default_factory=Claims)

@@ -15,11 +15,9 @@ from typing import Final
 
 from pagoda_contracts.names import PATH_LIVE, PATH_READY, PATH_STARTUP
 
-from pagoda_operator.watch.silence import Silences
-
 _BEAT: Final = 1.0
-# A watch that is silent for 70 s is begun anew: one without even a connection for so long is dead (a Kopf whose watch died silently looks
-# idle). Nor may anything be kept back for so long (silence.py). Missed bookmarks prove nothing.
+# A watch that is silent for 75 s is begun anew: one without even a connection for so long is dead (a Kopf whose watch died silently looks
+# idle). Missed bookmarks prove nothing, and what a watch keeps back is found by the next list.
 MAX_WATCH_AGE: Final = 180.0
 MAX_LOOP_LAG: Final = 5.0
 # Requests end after 30 s and retries come after 60 s: what waits longer waits for ever.
@@ -39,21 +37,10 @@ class Vitals:
         self._queue_seconds = 0.0
         self._beat = time.monotonic()
         self._watches: dict[str, float] = {}
-        self.silences = Silences()
-        # Every kind has been listed and is watched.
-        self.complete = asyncio.Event()
 
     def watched(self, path: str, now: float) -> None:
-        """A fresh connection of a watch."""
+        """A list, a fresh connection of a watch, or a word of it."""
         self._watches[path] = now
-        self.silences.accepted(path, now)
-        if self._kinds is not None and len(self._watches) >= self._kinds:
-            self.complete.set()
-
-    def heard(self, path: str, now: float) -> None:
-        """An event or bookmark of a watch."""
-        self._watches[path] = now
-        self.silences.heard(path, now)
 
     def expect(self, kinds: int) -> None:
         """So many kinds will be watched."""
@@ -79,10 +66,7 @@ class Vitals:
         if (age := self._lease_age()) is not None and age > MAX_LEASE_AGE:
             return f"Lease not renewed for {age:.0f} s"
         silent = [path for path, seconds in self.ages(now).items() if seconds > MAX_WATCH_AGE]
-        if silent:
-            return f"watch silent: {', '.join(silent)}"
-        deaf = self.silences.deaf(now, MAX_WATCH_AGE)
-        return f"watch keeps back what a list shows: {', '.join(deaf)}" if deaf else None
+        return f"watch silent: {', '.join(silent)}" if silent else None
 
     def unready(self, now: float) -> str | None:
         """Why it does no work yet; None once every kind is watched."""

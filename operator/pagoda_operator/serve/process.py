@@ -15,6 +15,7 @@ from typing import Any
 
 import kopf
 import structlog
+from pagoda_kube.api import KubernetesApi
 
 from pagoda_operator.api.errors import ClusterError
 from pagoda_operator.api.state import Resource
@@ -24,13 +25,10 @@ from pagoda_operator.client.watching import watch_session
 from pagoda_operator.lead.leader import Alone, Leadership, Lease, Means
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.serve import probes
-from pagoda_operator.serve.handlers import PERHAPS, Intake, Sink, register
+from pagoda_operator.serve.feeds import PERHAPS, Feeds
+from pagoda_operator.serve.handlers import register
 from pagoda_operator.serve.own_loop import OwnLoop
 from pagoda_operator.serve.parts import core, parts
-from pagoda_operator.watch.check import fill
-from pagoda_operator.watch.claims import Claims
-from pagoda_operator.watch.world import World
-from pagoda_operator.watch.world_parsers import PARSERS
 
 # Half of the deadline, as client-go's. With 3 s an API server short of CPU that took up to 2.9 s for a renewal cost the Lease.
 _RENEWAL_TIMEOUT = 5.0
@@ -52,19 +50,16 @@ async def run(settings: Settings) -> int:
     servers = [probes.serve(made.vitals, settings.probes_port), made.metrics.serve(settings.metrics_port)]
     structlog.get_logger().info("serving", probes=servers[0].server_address[1], metrics=servers[1].server_address[1])
     beat = asyncio.create_task(made.vitals.beat())  # before the first question to an API server that may be away
-    world, intake = World(PARSERS, time.monotonic), Intake(made.vitals.silences.heard)
-    sink = Sink(made.door, world, made.mirror, intake, Claims(made.queue.add), await _present(made.cluster))
-    made.vitals.expect(len(sink.kinds) + 1)  # and the definitions that Kopf looks for
-    registry = kopf.OperatorRegistry()
-    register(registry, sink, configuration.host, lambda: watch_session(configuration, made.vitals.watched, made.vitals.heard))
-    await fill(made.cluster, sink.world, [resource for resource in PARSERS if resource in sink.kinds])
+    registry, api = kopf.OperatorRegistry(), KubernetesApi(configuration)
+    register(registry, made.caches, configuration.host, lambda: watch_session(configuration, made.vitals.watched))
+    feeds = Feeds(api, made.caches, made.vitals, await _present(made.cluster))
     try:
-        return await _first_end(kopf.operator(registry=registry, clusterwide=True, standalone=True), [beat, *parts(made, sink)])
+        return await _first_end(kopf.operator(registry=registry, clusterwide=True, standalone=True), [beat, *parts(made, feeds)])
     finally:
         await lease.release(answered=made.cluster.answered)
         for server in servers:
             server.shutdown()
-        await made.cluster.close()
+        await asyncio.gather(made.cluster.close(), api.close())
         with suppress(TimeoutError):  # a loop that hangs keeps nobody
             await asyncio.wait_for(apart.do(ballots.close()), _FAREWELL)
         apart.close()

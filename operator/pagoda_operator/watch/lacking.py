@@ -1,4 +1,4 @@
-"""Since when pods find no node for another reason than a lack of free devices. Asked by `completion`, read by `sides`.
+"""Since when pods find no node for another reason than a lack of free devices. Asked by `reconcile`, read by `sides`.
 
 The scheduler's condition keeps the time at which no node was found first, whatever the reason becomes; a pod may wait for devices for
 hours before the claim that it mounts is deleted. So the change is remembered as it is seen. A process that did not see it goes by when

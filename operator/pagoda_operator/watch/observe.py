@@ -1,7 +1,6 @@
 """Reads one service and all that belongs to it. Called by `reconcile`; decides nothing.
 
-From quorum reads (no resourceVersion) what is absent here is absent, so that acting on it is safe; from the mirror it may be late, and what
-`reconcile` does depends on nothing that it found only there (reading.py).
+Reads the caches, which may be a moment late: what makes or removes an object is verified before it is done.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from pagoda_operator.api.state import (
     explain,
 )
 from pagoda_operator.decide.plan import Plan
-from pagoda_operator.decide.quota.caps import named
 from pagoda_operator.decide.render.inspect import inspector_uid
 from pagoda_operator.decide.render.writes import Create
 
@@ -94,16 +92,10 @@ def profile_name(body: Json) -> str:
     return str(reference.get("name") or DEFAULT_PROFILE)
 
 
-def adapted_service(body: Json) -> Key | None:
-    """The service that a LoraAdapter names."""
-    reference: Any = (body.get("spec") or {}).get("serviceRef") or {}
-    name = reference.get("name")
-    return Key(str(reference.get("namespace") or body["metadata"]["namespace"]), str(name)) if name else None
-
-
-def quota_namespaces(body: Json) -> tuple[str, ...]:
-    """The namespaces that a TenantQuota counts."""
-    return tuple(sorted(named(body.get("spec"))))
+async def profile_used(reader: Reader, key: Key) -> str:
+    """The profile that a service names, as far as it is known."""
+    body = await reader.get(SERVICES, key.namespace, key.name)
+    return profile_name(body) if body is not None else DEFAULT_PROFILE
 
 
 def unanswered(service: Json) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 import marshal
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pagoda_contracts.names import (
@@ -21,7 +21,8 @@ from pagoda_contracts.names import (
     LABEL_COMPONENT,
 )
 from pagoda_operator.api.errors import Conflict, OperatorError
-from pagoda_operator.api.state import DEPLOYMENTS, EVENTS, PODS, PROFILES, SERVICES, Json, Key, Resource
+from pagoda_operator.api.reader import Listed
+from pagoda_operator.api.state import DEPLOYMENTS, EVENTS, PODS, PROFILES, SERVICES, Json, Resource
 
 Body = dict[str, Any]
 ENDED = ("Failed", "Succeeded")
@@ -79,15 +80,10 @@ class FakeApi:
         found = [body for (kind, where, _), body in self.objects.items() if kind == resource.kind and namespace in ("", where)]
         return copied([body for body in found if matches(body["metadata"].get("labels", {}))])
 
-    async def pages(self, resource: Resource) -> AsyncIterator[list[Json]]:
-        self.kinds_read.append(resource.kind)
-        yield copied([body for (kind, _, _), body in self.objects.items() if kind == resource.kind])
-
-    async def versions(self, resource: Resource, selector: str) -> dict[Key, str]:
-        self.kinds_read.append(resource.kind)
-        metas, matches = [body["metadata"] for (kind, _, _), body in self.objects.items() if kind == resource.kind], _matcher(selector)
-        wanted = [meta for meta in metas if matches(meta.get("labels", {}))]
-        return {Key(meta.get("namespace", ""), meta["name"]): meta["resourceVersion"] for meta in wanted}
+    async def listed(self, resource: Resource, namespace: str, *, label: str = "", name: str = "") -> Listed:
+        version = str(next(self._numbers))  # as large as any that an object has
+        found = await self.list(resource, namespace, label)
+        return Listed([body for body in found if name in ("", body["metadata"]["name"])], version)
 
     # Writes
 
@@ -142,7 +138,7 @@ class FakeApi:
         else:
             del self.objects[self._key(resource, meta)]
         next(with_end, None)
-        self.wrote(resource, "delete", {"metadata": dict(meta)})
+        self.wrote(resource, "delete", copied(live))
 
     def _write(self, verb: str, resource: Resource, name: str) -> Iterator[None]:
         """Before the write: hooks, refusals, a crash; after it: the journal, and a crash that loses the answer."""

@@ -17,7 +17,9 @@ from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.senses import NoQuotas, Quotas, Senses, Silence, Source
 from pagoda_operator.run.settings import Settings
+from pagoda_operator.watch.claims import Claims
 from pagoda_operator.watch.observe import observe
+from pagoda_operator.watch.packed import key_of
 from support.kube.fake_api import FakeApi, copied, profile_body, running, service_body
 
 KEY = Key("ns", "tiny")
@@ -51,7 +53,9 @@ class World:
 
     def restart(self) -> None:
         """A new process: nothing is remembered."""
-        self.operator = Reconciler(self.api, self.settings, lambda: now() + self.later, self.senses())
+        self.claims, self.named = Claims(), set[Key]()
+        senses = replace(self.senses(), claims=self.claims)
+        self.operator = Reconciler(self.api, self.settings, lambda: now() + self.later, senses)
 
     def senses(self) -> Senses:
         return Senses(daemons=self.daemons, signals=self.signals, quota=self.quota, fleet=lambda: self.fleet, sizes=lambda: self.sizes)
@@ -64,8 +68,18 @@ class World:
     def plan(self) -> Plan:
         return plan(self.observed())
 
-    def run(self) -> Outcome:
-        return asyncio.run(self.operator.reconcile(KEY))
+    def run(self, key: Key = KEY) -> Outcome:
+        self.tell_names()
+        return asyncio.run(self.operator.reconcile(key))
+
+    def tell_names(self) -> None:
+        """The watch of services has told who wants and holds which names."""
+        services = {key_of(body): body for body in self.api.of(SERVICES)}
+        for body in services.values():
+            self.claims.put(copied(body))
+        for key in self.named - services.keys():
+            self.claims.drop(key)
+        self.named = {*services}
 
     def settle(self) -> None:
         """Runs and the Deployment controller in turn, until both are quiet."""

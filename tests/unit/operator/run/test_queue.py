@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from pagoda_operator.api.errors import Conflict, Unavailable, Unconverged
 from pagoda_operator.api.state import Key
 from pagoda_operator.run.queue import CONFLICT_DELAYS, RETRY_DELAYS, KeyedQueue, Outcome, Schedule
-from pagoda_operator.watch.door import Door
 
 A, B = Key("ns", "a"), Key("ns", "b")
 
@@ -84,53 +83,6 @@ def test_no_trigger_is_lost(steps):
             working.discard(key)
             schedule.done(key, None) if step == "done" else schedule.failed(key, now)
     assert owed <= left(schedule, working)
-
-
-@settings(deadline=None)
-@given(
-    st.lists(st.tuples(st.sampled_from(["add", "hurry", "take", "take", "done", "failed", "seen"]), st.integers(0, 5)), max_size=60),
-    st.integers(1, 3),
-)
-def test_of_scarce_keys_so_many_are_in_work_and_none_that_waits_is_lost_or_holds_up_another(steps, most):
-    schedule, working, owed, seen, now = Schedule(spacing=0.0), {}, set(), set(), 0.0
-    schedule.few(lambda key: key not in seen, most)
-    for step, number in steps:
-        now, key = now + 100.0, Key("ns", str(number))
-        if step in ("add", "hurry"):
-            schedule.add(key, now, urgent=step == "hurry")
-            owed.add(key)
-        elif step == "take":
-            taken, scarce = schedule.take(now), [one for one, was in working.items() if was]
-            free = {one for one in owed - working.keys() if one in seen or len(scarce) < most}
-            assert (taken in free) if free else taken is None or taken not in {*working} | owed
-            if taken is not None:
-                working[taken] = taken not in seen
-                owed.discard(taken)
-            assert sum(working.values()) <= most
-        elif key in working and step == "seen":
-            seen.add(key)
-        elif key in working:
-            del working[key]
-            schedule.done(key, None) if step == "done" else schedule.failed(key, now)
-            owed |= {key} if step == "failed" else set()
-    assert owed <= left(schedule, working)
-
-
-def test_a_scarce_key_that_is_wanted_urgently_while_it_waits_goes_first_and_once():
-    schedule, others = Schedule(), [Key("ns", f"s{number}") for number in range(2)]
-    schedule.few(lambda _: True, 1)
-    for key in (B, *others, A):
-        schedule.add(key, 0.0)
-    assert (schedule.take(1.0), schedule.take(1.0)) == (A, None)
-    schedule.add(others[1], 1.0, urgent=True)
-    taken = []
-    for now in (2.0, 3.0, 4.0, 5.0):
-        schedule.done(taken[-1] if taken else A, None)
-        taken.append(schedule.take(now))
-        if taken[-1] is None:
-            break
-        assert schedule.take(now) is None
-    assert (taken[0], {*taken[1:3]}, taken[3:]) == (others[1], {B, others[0]}, [None])
 
 
 @pytest.mark.parametrize("when", ["before", "in work", "planned"])
@@ -330,29 +282,5 @@ async def test_a_bug_in_one_service_stops_no_other():
     queue.add(B)
     await asyncio.wait_for(seen.wait(), 60)
     assert not worker.done()
-    worker.cancel()
-    await asyncio.gather(worker, return_exceptions=True)
-
-
-async def test_an_edited_profile_wakes_the_services_that_use_it():
-    queue = KeyedQueue(resync=300, rng=random.Random(1))
-    door, woken, done = Door(queue), [], asyncio.Event()
-    door.service(A, "default", gone=False)
-    door.service(B, "h100", gone=False)
-
-    async def reconcile(key):
-        woken.append(key)
-        if key == Key("", "h100") or len(woken) > 4:
-            done.set()
-        return Outcome(gone=True)
-
-    worker = asyncio.create_task(queue.work(reconcile))
-    while len(woken) < 2:
-        await asyncio.sleep(0)
-    door.profile("h100")
-    await asyncio.wait_for(done.wait(), 60)
-    while len(woken) < 4:
-        await asyncio.sleep(0.01)
-    assert sorted(woken[2:]) == sorted([B, Key("", "h100")])
     worker.cancel()
     await asyncio.gather(worker, return_exceptions=True)

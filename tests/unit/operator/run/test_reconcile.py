@@ -1,17 +1,16 @@
 """Errors become conditions, and what somebody undoes is not fought over."""
 
 import asyncio
-import random
 
 import pytest
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_operator.api.errors import Denied, Refused, Unconverged
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, SERVICES, Key
 from pagoda_operator.run.defaults import DEFAULT_KEY
-from pagoda_operator.run.queue import KeyedQueue, Outcome
+from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
-from support.kube.fake_api import FakeApi, profile_body, service_body
+from support.kube.fake_api import FakeApi, profile_body
 from support.worlds.fake_daemons import FakeDaemons
 from support.worlds.world import World, now
 
@@ -87,53 +86,6 @@ def test_without_an_installations_profile_the_name_is_an_admins():
     assert asyncio.run(operator.reconcile(DEFAULT_KEY)) == Outcome()
     assert asyncio.run(operator.reconcile(Key("", "h100"))) == Outcome(gone=True)
     assert api.journal == []
-
-
-class Gated(FakeApi):
-    """Once it is closed a look at a service waits."""
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.looking = asyncio.Event(), []
-        self.open.set()
-
-    async def get(self, resource, namespace, name):
-        if resource == SERVICES:
-            self.looking.append(name)
-            await self.open.wait()
-        return await super().get(resource, namespace, name)
-
-
-async def test_of_first_looks_some_are_made_at_a_time_and_a_service_that_was_looked_at_waits_for_none_of_them():
-    """No worker waits with one: a takeover's first looks held 64 of 96 workers, and edits waited."""
-    api, queue = Gated(), KeyedQueue(resync=3600.0, rng=random.Random(1))
-    names = [f"s{number}" for number in range(200)]
-    api.put(PROFILES, profile_body())
-    for name in names:
-        api.put(SERVICES, service_body(name))
-    reconciler = Reconciler(api, Settings(), now)
-    queue.few(reconciler.unseen, 32)
-    await reconciler.reconcile(Key("ns", "s0"))
-    api.open.clear()
-    api.looking.clear()
-    for name in names[1:]:
-        queue.add(Key("ns", name))
-    workers = [asyncio.create_task(queue.work(reconciler.reconcile)) for _ in range(96)]
-    async with asyncio.timeout(60):
-        while len(api.looking) < 32:
-            await asyncio.sleep(0)
-    queue.add(Key("ns", "s0"))
-    async with asyncio.timeout(60):
-        while api.looking[-1] != "s0":
-            await asyncio.sleep(0)
-    assert len(api.looking) == 33
-    api.open.set()
-    async with asyncio.timeout(60):
-        while {*api.looking} != {*names}:
-            await asyncio.sleep(0.001)
-    for worker in workers:
-        worker.cancel()
-    await asyncio.gather(*workers, return_exceptions=True)
 
 
 def serving(replicas):

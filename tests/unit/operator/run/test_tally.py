@@ -4,9 +4,7 @@ import asyncio
 import random
 
 import pytest
-from pagoda_contracts.names import LABEL_SERVICE
-from pagoda_operator.api.state import PODS, Key
-from pagoda_operator.client.batched import Batched
+from pagoda_operator.api.state import Key
 from pagoda_operator.client.tally import Tally, counting, sent, waiting
 from pagoda_operator.run.queue import KeyedQueue, Outcome, Schedule
 from structlog.testing import capture_logs
@@ -69,27 +67,6 @@ async def test_a_run_says_how_long_it_was_wanted_took_and_waited_and_another_s_r
         "a": (2.0, 1.5, 0.5),
         "b": (2.0, 1.5, 1.0),
     }
-
-
-async def test_a_list_for_many_is_waited_for_by_each_and_sent_for_none():
-    asked = []
-
-    class Server:
-        async def list(self, _resource, _namespace, selector):
-            asked.append(selector)
-            sent(write=False)
-            await asyncio.sleep(0)
-            return []
-
-    batched = Batched(Server())
-
-    async def run(name):
-        with counting() as tally:
-            await batched.list(PODS, "ns", f"{LABEL_SERVICE}={name}")
-        return tally.requests, len(tally.waits)
-
-    assert await asyncio.gather(run("a"), run("b")) == [(0, 1), (0, 1)]
-    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("depth", [0, 1])

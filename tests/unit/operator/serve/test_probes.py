@@ -47,13 +47,6 @@ def test_a_lease_that_is_not_renewed_is_named_and_a_standby_s_is_not():
     assert [made.ailment(0.0) for _ in range(3)] == [None, None, "Lease not renewed for 12 s"]
 
 
-def test_it_tells_when_everything_is_watched(vitals):
-    vitals.watched("/a", 1.0)
-    assert not vitals.complete.is_set()
-    vitals.watched("/b", 1.0)
-    assert vitals.complete.is_set()
-
-
 def ask(server, path):
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{server.server_address[1]}{path}", timeout=60) as answer:

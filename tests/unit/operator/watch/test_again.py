@@ -66,7 +66,6 @@ class Asking:
 READS = {
     "get": (lambda cluster: cluster.get(CONFIG_MAPS, "ns", "a"), GOOD),
     "list": (lambda cluster: cluster.list(PODS, "ns", "a"), []),
-    "versions": (lambda cluster: cluster.versions(PODS, ""), {}),
     "token_keys": (lambda cluster: cluster.token_keys(), GOOD),
     "serves": (lambda cluster: cluster.serves(PODS), False),
 }
@@ -144,15 +143,6 @@ async def test_no_write_is_sent_twice(verb, word):
         assert (asking.seen, asking.again, wrote) == (1, 0, [])
         # Of what was answered with a good status, however badly, nothing is on its way any more.
         assert asking.cluster.answered == (word in ("shorter", "a page", "a list", "429:0"))
-
-
-async def test_a_page_in_the_middle_is_asked_again_and_no_other():
-    good = {"metadata": {"continue": "more"}, "items": [{"metadata": {"name": "a"}}]}
-    async with Asking(FailingServer(["200", "reset"], good)) as asking:
-        pages = asking.cluster.pages(PODS)
-        assert [await anext(pages) for _ in range(3)] == [tuple(good["items"])] * 3
-        assert ["continue" in line for line in asking.server.seen] == [False, True, True, True]
-        await pages.aclose()
 
 
 @pytest.mark.deep

@@ -8,7 +8,8 @@ import pytest
 import yaml
 from kubernetes.aio.client.configuration import Configuration
 from pagoda_operator.api.errors import ClusterError, Unavailable
-from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, EVENTS, PODS, Key
+from pagoda_operator.api.reader import Listed
+from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, EVENTS, PODS
 from pagoda_operator.client.cluster import KubeCluster, connect
 from pagoda_operator.client.watching import watch_session
 from pagoda_operator.serve.parts import _WORKERS
@@ -113,15 +114,11 @@ async def test_a_request_goes_the_way_that_watches_go_whatever_proxy_the_environ
         await cluster.close()
 
 
-async def test_of_a_list_of_names_keys_and_versions_are_kept():
-    items = [
-        {"metadata": {"name": "a", "namespace": "n", "resourceVersion": "7", "managedFields": [{"fieldsV1": {"f:x": {}}}]}},
-        {"metadata": {"name": "node", "resourceVersion": "8"}},
-    ]
-    async with Server(
-        json.dumps({"kind": "PartialObjectMetadataList", "metadata": {"resourceVersion": "9"}, "items": items}), "200 OK"
-    ) as server:
-        assert await server.cluster.versions(PODS, "") == {Key("n", "a"): "7", Key("", "node"): "8"}
+async def test_a_list_is_known_by_its_version_and_its_items_by_their_kind():
+    items = [{"metadata": {"name": "a", "namespace": "n", "resourceVersion": "7"}}]
+    async with Server(json.dumps({"kind": "PodList", "metadata": {"resourceVersion": "9"}, "items": items}), "200 OK") as server:
+        found = await server.cluster.listed(PODS, "n", label="l")
+    assert found == Listed([{"apiVersion": "v1", "kind": "Pod", **items[0]}], "9")
 
 
 LATIN = b'{"message": "Zeit\xfcberschreitung"}'
@@ -137,11 +134,11 @@ async def test_a_proxys_page_in_place_of_an_answer_is_an_error_of_ours_whatever_
 @pytest.mark.parametrize(
     ("answer", "status"), [("<html>", "200 OK"), (LATIN, "200 OK"), ('{"items": []}', "200 OK"), ('{"message": "later"}', "503 x")]
 )
-async def test_what_is_no_list_of_names_proves_nothing(answer, status):
-    """Else all that is shown would be in doubt at once."""
+async def test_what_is_no_list_proves_nothing(answer, status):
+    """Else all that the caches have would be gone at once."""
     async with Server(answer, status) as server:
         with pytest.raises(Unavailable):
-            await server.cluster.versions(PODS, "")
+            await server.cluster.listed(PODS, "n", label="l")
 
 
 @pytest.mark.parametrize(("status", "accepted"), [("200 OK", ["/pods"]), ("403 x", []), ("500 x", [])])
@@ -149,10 +146,15 @@ async def test_a_watch_that_is_refused_is_no_sign_of_life(status, accepted):
     told = []
     async with Server("{}", status) as server:
         host = server.cluster._api.configuration.host
-        session = watch_session(server.cluster._api.configuration, lambda path, _: told.append(path), lambda *_: None)
+        session = watch_session(server.cluster._api.configuration, lambda path, _: told.append(path))
         async with session, session.get(f"{host}/pods?watch=true") as response:
             await response.read()
     assert told == accepted
+
+
+_LIST = b'{"metadata": {"resourceVersion": "1"}, "items": []}'
+_HEAD = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+EMPTY = _HEAD % len(_LIST) + _LIST
 
 
 async def test_of_writes_so_many_are_under_way_that_the_server_bears_and_reads_wait_for_none_of_them():
@@ -163,8 +165,7 @@ async def test_of_writes_so_many_are_under_way_that_the_server_bears_and_reads_w
         asked.append((await reader.readuntil(b"\r\n\r\n")).split()[0].decode())
         most.release()
         await let.wait()
-        body = b'{"items": []}'
-        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: 13\r\n\r\n" + body)
+        writer.write(EMPTY)
         await writer.drain()
         writer.close()
 
@@ -208,13 +209,12 @@ async def test_what_pins_a_revision_is_sent_as_yaml_which_the_server_spells_anew
 async def test_however_much_is_read_no_write_waits_for_a_connection(tmp_path):
     """A request's time includes that wait: a write that never left would pass for one that may be done."""
     wrote, let = asyncio.Event(), asyncio.Event()
-    head = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: 13\r\n\r\n"
 
     async def serve(reader, writer):
         if (await reader.readuntil(b"\r\n\r\n")).startswith(b"POST"):
             wrote.set()
         await let.wait()
-        writer.write(head + b'{"items": []}')
+        writer.write(EMPTY)
         await writer.drain()
         writer.close()
 

@@ -3,17 +3,14 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from pagoda_operator.api.errors import Unavailable
-from pagoda_operator.api.state import NODES, PODS, Key
+from pagoda_operator.api.state import PODS
 from pagoda_operator.inventory.fleet import Fleet, Terms
 from pagoda_operator.inventory.mig import of_product, of_resource, parse_profile
 from pagoda_operator.inventory.nodes import parse_node
 from pagoda_operator.inventory.pods import parse_occupant
 from pagoda_operator.inventory.slices import devices, holds, parse_claim, parse_slice
-from pagoda_operator.watch.check import fill
-from pagoda_operator.watch.view import View, fleet
-from pagoda_operator.watch.world import World
-from pagoda_operator.watch.world_parsers import PARSERS
+from pagoda_operator.watch.caches import Caches
+from pagoda_operator.watch.view import View
 from support.worlds.fleets import A100_40, H100, claim, cut, node, pod, resource_slice, whole
 
 
@@ -193,56 +190,12 @@ def named(name, **more):
     return pod("a", name, gpu=1) | more
 
 
-class Pages:
-    """Lists what it is given; the first `failures` tries fail."""
-
-    def __init__(self, *pages, failures=0):
-        self.given = pages
-        self.failures = failures
-
-    async def pages(self, _resource):
-        if self.failures:
-            self.failures -= 1
-            raise Unavailable("503")
-        for page in self.given:
-            yield page
-
-
-async def test_the_mirrors_are_full_before_anything_is_decided(monkeypatch):
-    monkeypatch.setattr("pagoda_operator.watch.check._TRY_AGAIN", 0)
-    world = World(PARSERS, lambda: 0.0)
-    await fill(Pages([named("a")], [named("b")], failures=2), world, [PODS])
-    assert [found.name for found in fleet(world).occupants] == ["a", "b"]
-
-
-async def test_what_a_broken_watch_did_not_tell_is_forgotten_and_what_it_told_since_is_not():
-    world = World(PARSERS, lambda: 0.0)
-    for name in ("gone", "stays"):
-        world.put(PODS, named(name))
-
-    class Racing(Pages):
-        async def pages(self, resource):
-            world.put(PODS, named("new"))
-            async for page in super().pages(resource):
-                yield page
-
-    await fill(Racing([named("stays")]), world, [PODS])
-    assert [found.name for found in world.all(PODS)] == ["new", "stays"]
-
-
 def test_a_view_is_made_anew_only_where_something_changed():
-    world = World(PARSERS, lambda: 0.0)
-    view = View(world)
-    world.put(PODS, named("a"))
+    caches = Caches()
+    view = View(caches)
+    caches.event(PODS, named("a"), gone=False)
     first = view()
-    world.put(PODS, named("a"))
+    caches.event(PODS, named("a"), gone=False)
     assert view() is first
-    world.drop(PODS, named("a"))
+    caches.event(PODS, named("a"), gone=True)
     assert (view().occupants, len(first.occupants)) == ((), 1)
-
-
-async def test_a_list_takes_back_nothing_that_a_watch_told():
-    world = World(PARSERS, lambda: 0.0)
-    world.put(NODES, node("a", H100, whole(2)))
-    await fill(Pages([node("a", H100, whole(1))]), world, [NODES])
-    assert world.get(NODES, Key("", "a")).offers[0].capacity == 2

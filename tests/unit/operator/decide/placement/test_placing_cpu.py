@@ -10,9 +10,8 @@ from pagoda_operator.api.state import DEPLOYMENTS, NODES, PODS, PROFILES
 from pagoda_operator.decide.placement.options import options
 from pagoda_operator.inventory.nodes import parse_node
 from pagoda_operator.inventory.sizes import largest, too_small
+from pagoda_operator.watch.caches import Caches
 from pagoda_operator.watch.view import View
-from pagoda_operator.watch.world import World as Mirrored
-from pagoda_operator.watch.world_parsers import PARSERS
 from support.worlds.fleets import CPU, H100, LLAMA8, fleet, gpu, node, plain_node, whole
 from support.worlds.placing import ENGINE, bind, inspected, placement, template
 from support.worlds.played_scheduler import refuse
@@ -323,12 +322,12 @@ def test_what_no_node_has_is_told_in_round_numbers(there, asked, told):
 
 
 def test_a_thousand_nodes_are_a_handful_of_sizes_and_looked_at_once():
-    mirrored = Mirrored(PARSERS, lambda: 0.0)
-    view = View(mirrored)
+    caches = Caches()
+    view = View(caches)
     for number in range(1000):
-        mirrored.put(NODES, plain_node(f"n{number}", str(1 + number % 64), f"{1 + number % 32}Gi"))
+        caches.event(NODES, plain_node(f"n{number}", str(1 + number % 64), f"{1 + number % 32}Gi"), gone=False)
     found = view.sizes()
     assert found == ((64_000, 32 << 30),)
     assert view.sizes() is found
-    mirrored.put(NODES, plain_node("large", "128", "1Gi"))
+    caches.event(NODES, plain_node("large", "128", "1Gi"), gone=False)
     assert view.sizes() == ((128_000, 1 << 30), (64_000, 32 << 30))

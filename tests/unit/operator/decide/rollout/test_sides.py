@@ -12,8 +12,8 @@ from pagoda_operator.api.pods import Pod, parse_pod
 from pagoda_operator.api.signals_view import EndpointSignal, Seen, ServiceSignals
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES
 from pagoda_operator.decide.replicas.sides import current_side
+from pagoda_operator.watch.caches import Caches
 from pagoda_operator.watch.lacking import Lacking
-from pagoda_operator.watch.mirror import Mirror
 from support.kube.fake_api import crashed, fetching, is_trial, running, waiting
 from support.worlds.world import KEY, World
 
@@ -176,17 +176,17 @@ def step(world, old, status, *, rounds):
                 befall(world, pod, status)
 
 
-def test_what_is_judged_by_passes_through_the_mirror():
-    mirror = Mirror(lambda: 0.0)
+def test_what_is_judged_by_passes_through_the_caches():
+    caches = Caches()
     body = {"metadata": {"name": "tiny-1", "namespace": "ns", "labels": {LABEL_SERVICE: "tiny"}, "resourceVersion": "1"}}
     body["status"] = sandbox("False")
-    mirror.put(PODS, body)
-    kept = asyncio.run(mirror.get(PODS, "ns", "tiny-1"))
+    caches.event(PODS, body, gone=False)
+    kept = asyncio.run(caches.get(PODS, "ns", "tiny-1"))
     assert parse_pod(kept).unmounted_since == parse_pod(body).unmounted_since == 1767225600.0
     deployment = {"metadata": body["metadata"], "status": {}}
     refuse(deployment)
-    mirror.put(DEPLOYMENTS, deployment)
-    assert asyncio.run(mirror.get(DEPLOYMENTS, "ns", "tiny-1"))["status"] == deployment["status"]
+    caches.event(DEPLOYMENTS, deployment, gone=False)
+    assert asyncio.run(caches.get(DEPLOYMENTS, "ns", "tiny-1"))["status"] == deployment["status"]
 
 
 @pytest.mark.parametrize("changed", [{"phase": "Running"}, {"phase": "Pending", "conditions": []}])

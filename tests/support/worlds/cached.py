@@ -1,37 +1,28 @@
-"""The operator's runs on a fake API server and a mirror of it, for unit tests: `show` is the watches, as late as a test wants them."""
+"""The operator's runs on a fake API server and caches of it, for unit tests: `show` is the watches, as late as a test wants them."""
 
 from __future__ import annotations
 
 import pytest
 from pagoda_contracts.names import LABEL_SERVICE
 from pagoda_operator.api.state import PODS, PROFILES, SERVICES, Key, Resource
-from pagoda_operator.client.batched import Batched
 from pagoda_operator.run.senses import Senses
-from pagoda_operator.watch.mirror import MIRRORED, Mirror
+from pagoda_operator.watch.caches import Caches
+from pagoda_operator.watch.packed import OWN
 from support.kube.fake_api import Body, copied, running
 from support.worlds.world import World
 
 
-class Clock:
-    """Stands still until a test moves it."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Mirrored(World):
-    """The fake API server and an operator that plans from a mirror; `show` is the watches."""
+class Cached(World):
+    """The fake API server and an operator that plans from its caches; `show` is the watches."""
 
     def restart(self) -> None:
-        self.clock = Clock()
-        self.mirror = Mirror(self.clock)
-        self.api.wrote = self.mirror.wrote
+        self.woken: list[tuple[Resource, Key]] = []
+        self.caches = Caches(lambda resource, key, *_: self.woken.append((resource, key)))
+        self.api.wrote = self.caches.wrote
         super().restart()
 
     def senses(self) -> Senses:
-        return Senses(view=self.mirror, reader=Batched(self.api))
+        return Senses(caches=self.caches)
 
     def live(self, resource: Resource) -> list[Body]:
         bodies = [copied(body) for body in self.api.of(resource)]
@@ -39,13 +30,14 @@ class Mirrored(World):
 
     def show(self, *resources: Resource) -> None:
         """The watches of these kinds (all, if none is named) catch up."""
-        for resource in resources or MIRRORED:
-            listed = {Key(b["metadata"].get("namespace", ""), b["metadata"]["name"]) for b in self.live(resource)}
-            for body in self.live(resource):
-                self.mirror.put(resource, body)
-            for key in self.mirror.versions(resource).keys() - listed:
+        for resource in resources or OWN:
+            live = self.live(resource)
+            for body in live:
+                self.caches.event(resource, body, gone=False)
+            here = {Key(b["metadata"].get("namespace", ""), b["metadata"]["name"]) for b in live}
+            for key in self.caches.kinds[resource].values().keys() - here:
                 # A DELETED event bears a version of its own, newer than any before it.
-                self.mirror.drop(resource, {"metadata": {"namespace": key.namespace, "name": key.name, "resourceVersion": "999999"}})
+                self.caches.kinds[resource].drop(key, str(next(self.api._numbers)))
 
     def make_ready(self) -> None:
         for pod in self.api.of(PODS):

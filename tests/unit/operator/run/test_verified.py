@@ -1,0 +1,136 @@
+"""What a run reads: nothing where it asks for nothing or writes at a version that it saw; all of a service where it makes or removes."""
+
+from __future__ import annotations
+
+import pytest
+from pagoda_contracts.names import LABEL_SERVICE_UID
+from pagoda_operator.api.errors import Conflict
+from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, DISRUPTION_BUDGETS, PODS, PROFILES, SERVICES
+from pagoda_operator.run import reconcile
+from pagoda_operator.watch.packed import OWN
+from support.kube.fake_api import profile_body
+from support.worlds.cached import Cached, get_ready
+
+ALL = {resource.kind for resource in OWN}
+HOLDINGS = {DEPLOYMENTS.kind, PODS.kind}
+
+
+@pytest.fixture
+def world() -> Cached:
+    made = Cached()
+    made.settle()
+    made.make_ready()
+    return made
+
+
+def asked(world: Cached) -> set[str]:
+    """The kinds that one run reads, once the watches have caught up."""
+    world.show()
+    begun = len(world.api.kinds_read)
+    world.run()
+    return set(world.api.kinds_read[begun:])
+
+
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One entry for each plan that is made."""
+    made: list[None] = []
+    plan = reconcile.plan
+    monkeypatch.setattr(reconcile, "plan", lambda observed: [made.append(None), plan(observed)][1])
+    return made
+
+
+def test_a_run_at_rest_reads_nothing_and_plans_once(world: Cached, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = plans(monkeypatch)
+    assert asked(world) == set()
+    assert len(made) == 1
+
+
+def test_so_does_the_first_run_of_a_new_process(world: Cached) -> None:
+    world.restart()
+    written = len(world.api.journal)
+    assert asked(world) == set()
+    assert len(world.api.journal) == written
+
+
+def test_another_number_of_replicas_is_planned_once_and_costs_a_write_at_the_version_that_was_seen(
+    world: Cached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.edit(replicas=2)
+    made = plans(monkeypatch)
+    assert asked(world) == set()
+    assert len(made) == 1
+    assert world.api.of(DEPLOYMENTS)[0]["spec"]["replicas"] == 2
+
+
+def test_a_replica_that_gets_ready_costs_the_status_alone(world: Cached) -> None:
+    world.edit(replicas=2)
+    world.settle()
+    world.api.control()
+    for pod in world.api.of(PODS):
+        get_ready(world, pod)
+    assert asked(world) == set()
+    assert world.conditions()["Ready"]["status"] == "True"
+
+
+@pytest.mark.parametrize("resource", [CONFIG_MAPS, DISRUPTION_BUDGETS])
+def test_a_child_that_is_missing_is_looked_for_before_it_is_made(world: Cached, resource) -> None:
+    (body,) = [body for body in world.api.of(resource) if LABEL_SERVICE_UID in body["metadata"]["labels"]]
+    del world.api.objects[resource.kind, "ns", body["metadata"]["name"]]
+    assert asked(world) >= ALL
+    assert world.names(resource) == [body["metadata"]["name"]]
+
+
+def test_a_new_revision_is_made_of_what_is_not_of_what_was_shown(world: Cached) -> None:
+    world.edit(engine={"maxModelLen": 64})
+    assert asked(world) >= ALL
+
+
+def test_a_plan_on_what_was_shown_wrongly_is_made_again_on_the_truth(world: Cached, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Deployment is there, and the watch has said that it went."""
+    (name,) = world.names(DEPLOYMENTS)
+    key = next(iter(world.caches.kinds[DEPLOYMENTS].values()))
+    world.caches.kinds[DEPLOYMENTS]._forget(key)
+    made, written = plans(monkeypatch), len(world.api.journal)
+    world.run()
+    assert (len(made), world.names(DEPLOYMENTS)) == (2, [name])
+    assert [entry for entry in world.api.journal[written:] if entry[1] == "Deployment"] == []
+
+
+def test_a_write_at_a_version_that_is_over_is_a_conflict_and_the_next_run_knows_better(world: Cached) -> None:
+    (name,) = world.names(DEPLOYMENTS)
+    world.edit(replicas=3)
+    world.show(SERVICES)
+    world.api.edit(DEPLOYMENTS, "ns", name, lambda body: body["metadata"].setdefault("annotations", {}).update(by="somebody"))
+    with pytest.raises(Conflict):
+        world.run()
+    world.run()
+    assert world.api.of(DEPLOYMENTS)[0]["spec"]["replicas"] == 3
+
+
+def test_a_status_is_written_at_the_version_that_was_seen(world: Cached) -> None:
+    """Of an edit that was not shown yet it says nothing."""
+    for pod in world.api.of(PODS):
+        pod["status"] = {}
+        world.api._touch(pod)
+    world.edit(replicas=3)  # nobody has shown this yet
+    world.show(PODS)
+    with pytest.raises(Conflict):
+        world.run()
+    assert world.api.of(SERVICES)[0]["status"]["observedGeneration"] < world.api.of(SERVICES)[0]["metadata"]["generation"]
+    world.run()
+    assert world.api.of(DEPLOYMENTS)[0]["spec"]["replicas"] == 3
+
+
+def test_a_profile_that_was_not_shown_yet_is_not_called_missing(world: Cached) -> None:
+    world.api.put(PROFILES, profile_body("p2"))
+    world.edit(profileRef={"name": "p2"}, engine={"maxModelLen": 99})
+    world.show(SERVICES)
+    world.run()
+    assert world.conditions()["Stalled"]["status"] != "True"
+
+
+def test_what_is_wrong_is_looked_up_once_and_not_at_each_run(world: Cached) -> None:
+    world.edit(profileRef={"name": "nobody's"})
+    world.settle()
+    assert world.conditions()["Stalled"]["status"] == "True"
+    assert asked(world) == set()

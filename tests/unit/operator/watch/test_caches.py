@@ -1,0 +1,135 @@
+"""Our own objects are read again as they came, by service; what is written is known at once; verifying finds what no watch has shown."""
+
+import asyncio
+
+from pagoda_contracts.names import LABEL_SERVICE
+from pagoda_operator.api.reader import Listed
+from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, NODES, PODS, PROFILES, SERVICES, Key
+from pagoda_operator.watch.caches import Caches
+
+TINY = Key("ns", "tiny")
+
+
+def labelled(name, version, service="tiny", **more):
+    meta = {"name": name, "namespace": "ns", "resourceVersion": version, "labels": {LABEL_SERVICE: service}, "managedFields": [{}]}
+    return {"metadata": meta, **more}
+
+
+def of(caches, resource, service="tiny"):
+    return asyncio.run(caches.list(resource, "ns", f"{LABEL_SERVICE}={service}"))
+
+
+def test_a_child_is_read_again_as_it_came_with_the_version_that_was_seen_last():
+    caches = Caches()
+    caches.event(DEPLOYMENTS, labelled("d", "5", spec={"replicas": 1}), gone=False)
+    caches.event(DEPLOYMENTS, labelled("d", "6", spec={"replicas": 1}), gone=False)
+    (body,) = of(caches, DEPLOYMENTS)
+    assert (body["kind"], body["apiVersion"], body["metadata"]["resourceVersion"]) == ("Deployment", "apps/v1", "6")
+    assert "managedFields" not in body["metadata"]
+
+
+def test_a_child_that_changes_its_service_is_the_others():
+    caches = Caches()
+    caches.event(CONFIG_MAPS, labelled("c", "5"), gone=False)
+    caches.event(CONFIG_MAPS, labelled("c", "6", service="other"), gone=False)
+    assert (of(caches, CONFIG_MAPS), len(of(caches, CONFIG_MAPS, "other"))) == ([], 1)
+    caches.event(CONFIG_MAPS, {"metadata": {"name": "c", "namespace": "ns", "resourceVersion": "7"}}, gone=False)
+    assert of(caches, CONFIG_MAPS, "other") == []
+
+
+def test_of_a_pod_is_kept_what_is_decided_by():
+    caches, container = Caches(), {"name": "daemon", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "1"}}, "env": [1]}
+    status = {"phase": "Running", "containerStatuses": [{"name": "daemon", "imageID": "sha", "restartCount": 2}]}
+    caches.event(PODS, labelled("p", "5", spec={"nodeName": "n", "containers": [container], "volumes": [1]}, status=status), gone=False)
+    (body,) = of(caches, PODS)
+    assert body["spec"] == {"nodeName": "n", "containers": [{"name": "daemon", "resources": container["resources"]}]}
+    assert body["status"]["containerStatuses"] == [{"name": "daemon", "restartCount": 2}]
+
+
+def test_the_answer_to_a_write_is_known_at_once_and_an_event_that_was_on_its_way_does_not_undo_it():
+    caches = Caches()
+    caches.event(DEPLOYMENTS, labelled("d", "5", spec={"replicas": 1}), gone=False)
+    caches.wrote(DEPLOYMENTS, "patch", labelled("d", "9", spec={"replicas": 2}))
+    caches.event(DEPLOYMENTS, labelled("d", "7", spec={"replicas": 1}), gone=False)
+    assert of(caches, DEPLOYMENTS)[0]["spec"] == {"replicas": 2}
+    caches.wrote(DEPLOYMENTS, "delete", {"metadata": {"name": "d", "namespace": "ns", "resourceVersion": "9"}})
+    caches.event(DEPLOYMENTS, labelled("d", "8", spec={"replicas": 1}), gone=False)
+    assert of(caches, DEPLOYMENTS) == []
+
+
+def test_a_replica_that_is_deleted_is_there_until_it_has_ended():
+    """Its devices are in use: another one would not find them free."""
+    caches = Caches()
+    caches.event(PODS, labelled("p", "5"), gone=False)
+    going = labelled("p", "6")
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    caches.wrote(PODS, "delete", going)
+    (body,) = of(caches, PODS)
+    assert body["metadata"]["deletionTimestamp"]
+    caches.event(PODS, labelled("p", "7"), gone=True)
+    assert of(caches, PODS) == []
+
+
+def test_writes_of_what_is_not_cached_are_nothing():
+    caches = Caches()
+    caches.wrote(NODES._replace(kind="Event", plural="events"), "create", {"metadata": {"name": "e"}})
+    assert caches.changes == 0
+
+
+class Server:
+    """Lists what it is given, at a version."""
+
+    def __init__(self, version, *items):
+        self.answer, self.asked = Listed(items, version), []
+
+    async def listed(self, resource, namespace, *, label="", name=""):
+        self.asked.append((resource.plural, namespace, label, name))
+        return self.answer
+
+
+def verify(caches, server, resource):
+    return asyncio.run(caches.verify(server, resource, TINY, "fast"))
+
+
+def test_verifying_finds_what_was_shown_otherwise_and_what_was_not_shown():
+    caches = Caches()
+    caches.event(DEPLOYMENTS, labelled("gone", "5"), gone=False)
+    caches.event(DEPLOYMENTS, labelled("other", "5", service="another"), gone=False)
+    server = Server("9", labelled("new", "8"))
+    assert verify(caches, server, DEPLOYMENTS) == 2
+    assert [body["metadata"]["name"] for body in of(caches, DEPLOYMENTS)] == ["new"]
+    assert len(of(caches, DEPLOYMENTS, "another")) == 1
+    assert verify(caches, server, DEPLOYMENTS) == 0
+    assert server.asked[0] == ("deployments", "ns", f"{LABEL_SERVICE}=tiny", "")
+
+
+def test_a_service_and_its_profile_are_verified_by_name():
+    caches = Caches()
+    caches.event(SERVICES, {"metadata": {"name": "tiny", "namespace": "ns", "resourceVersion": "5"}}, gone=False)
+    server = Server("9")
+    assert (verify(caches, server, SERVICES), verify(caches, server, PROFILES)) == (1, 0)
+    assert server.asked == [("inferenceservices", "ns", "", "tiny"), ("servingprofiles", "", "", "fast")]
+    assert asyncio.run(caches.get(SERVICES, "ns", "tiny")) is None
+
+
+def test_an_answer_that_is_older_than_what_was_told_meanwhile_undoes_nothing():
+    caches = Caches()
+    caches.event(DEPLOYMENTS, labelled("d", "5", spec={"replicas": 1}), gone=False)
+
+    class Slow(Server):
+        async def listed(self, *asked, **more):
+            caches.event(DEPLOYMENTS, labelled("d", "12", spec={"replicas": 3}), gone=False)
+            return await super().listed(*asked, **more)
+
+    assert verify(caches, Slow("9", labelled("d", "8", spec={"replicas": 2})), DEPLOYMENTS) == 0
+    assert of(caches, DEPLOYMENTS)[0]["spec"] == {"replicas": 3}
+
+
+def test_many_are_sorted_again_only_where_one_changed():
+    caches = Caches()
+    for number in range(300):
+        caches.event(NODES, {"metadata": {"name": f"n{number:03}", "resourceVersion": str(number + 1)}, "status": {}}, gone=False)
+    found = caches.all(NODES)
+    assert ([node.name for node in found] == [f"n{number:03}" for number in range(300)], caches.all(NODES) is found) == (True, True)
+    caches.event(NODES, {"metadata": {"name": "n000", "resourceVersion": "900"}}, gone=True)
+    assert len(caches.all(NODES)) == 299

@@ -1,0 +1,178 @@
+"""Which services a change in the caches wakes."""
+
+import pytest
+from pagoda_contracts.names import LABEL_SERVICE
+from pagoda_operator.api.state import (
+    ADAPTERS,
+    DEPLOYMENTS,
+    DISRUPTION_BUDGETS,
+    NODES,
+    PODS,
+    PROFILES,
+    QUOTAS,
+    RESOURCE_SLICES,
+    SERVICES,
+    Key,
+)
+from pagoda_operator.watch.caches import Caches
+from pagoda_operator.watch.claims import Claims
+from pagoda_operator.watch.triggers import Triggers
+
+
+class Woken(list):
+    def __init__(self):
+        super().__init__()
+        self.urgent = []
+
+    def add(self, key, *, urgent=False):
+        self.append(key)
+        self.urgent += [key] * urgent
+
+
+class Harness:
+    """Events thrown at the caches as watches would."""
+
+    def __init__(self):
+        self.woken = Woken()
+        self.triggers = Triggers(self.woken, Claims(self.woken.add))
+        self.caches = Caches(self.triggers.changed)
+
+    def throw(self, resource, body, *, gone=False):
+        """What this event wakes."""
+        self.woken.clear()
+        self.caches.event(resource, body, gone=gone)
+        return sorted(set(self.woken))
+
+
+def node(heartbeat="1", **status):
+    conditions = [{"type": "Ready", "status": "True", "lastHeartbeatTime": heartbeat}]
+    meta = {"name": "n1", "resourceVersion": heartbeat, "labels": {"gpu": "h100"}}
+    return {"metadata": meta, "spec": {}, "status": {"allocatable": {"cpu": "4"}, "conditions": conditions, **status}}
+
+
+def pod(name="p", phase="Running", requests=None, **labels):
+    resources = {"requests": requests or {"cpu": "1"}}
+    spec = {"nodeName": "n1", "containers": [{"name": "c", "resources": resources}]}
+    return {"metadata": {"name": name, "namespace": "ns", "labels": labels}, "spec": spec, "status": {"phase": phase}}
+
+
+def service(name, profile="default", namespace="ns", **more):
+    meta = {"name": name, "namespace": namespace, "uid": name, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return {"metadata": meta, "spec": {"profileRef": {"name": profile}, **more}}
+
+
+@pytest.fixture
+def harness():
+    return Harness()
+
+
+def test_a_heartbeat_of_a_node_wakes_nobody_and_its_new_room_does(harness):
+    waiting = Key("ns", "waits")
+    harness.triggers.waits(waiting, waiting=True)
+    assert harness.throw(NODES, node()) == [waiting]
+    for beat in range(2, 20):
+        assert harness.throw(NODES, node(str(beat))) == []
+    assert harness.throw(NODES, node("20", allocatable={"cpu": "8"})) == [waiting]
+    assert harness.throw(NODES, node("21"), gone=True) == [waiting]
+    harness.triggers.waits(waiting, waiting=False)
+    assert harness.throw(NODES, node("22")) == []
+
+
+def test_a_replica_wakes_its_service_and_its_node_then_does_too(harness):
+    owner = Key("ns", "tiny")
+    harness.throw(NODES, node())
+    assert harness.throw(PODS, pod(**{LABEL_SERVICE: "tiny"})) == [owner]
+    assert harness.throw(NODES, node("2", unschedulable=True, allocatable={})) == [owner]
+    assert harness.throw(PODS, pod(**{LABEL_SERVICE: "tiny"}), gone=True) == [owner]
+    assert harness.throw(NODES, node("3")) == []
+
+
+def test_a_replica_whose_label_is_taken_off_is_gone_to_its_service(harness):
+    owner = Key("ns", "tiny")
+    harness.throw(NODES, node())
+    harness.throw(PODS, pod(**{LABEL_SERVICE: "tiny"}))
+    assert harness.throw(PODS, pod()) == [owner]
+    assert harness.throw(NODES, node("2", allocatable={})) == []
+
+
+def test_a_changed_profile_wakes_all_who_use_it_once(harness):
+    users = [Key("ns", "a"), Key("ns", "b")]
+    for key in users:
+        harness.throw(SERVICES, service(key.name, "fast"))
+    harness.throw(SERVICES, service("c"))
+    changed = {"metadata": {"name": "fast", "resourceVersion": "8"}, "spec": {}}
+    assert harness.throw(PROFILES, changed) == [Key("", "fast"), *users]
+    assert harness.throw(PROFILES, changed) == []
+    harness.throw(SERVICES, service("a", "fast"), gone=True)
+    assert harness.throw(PROFILES, changed, gone=True) == [Key("", "fast"), users[1]]
+
+
+def test_of_foreign_pods_only_those_that_hold_devices_wake_who_waits(harness):
+    waiting = Key("ns", "waits")
+    harness.triggers.waits(waiting, waiting=True)
+    assert harness.throw(PODS, pod("web")) == []
+    holder = pod("holder", requests={"nvidia.com/gpu": "1"})
+    assert harness.throw(PODS, holder) == [waiting]
+    assert harness.throw(PODS, holder) == []
+    assert harness.throw(PODS, pod("holder", "Succeeded", {"nvidia.com/gpu": "1"})) == [waiting]
+    assert harness.caches.all(PODS) == ()
+
+
+def test_a_quota_wakes_the_services_of_its_namespaces_once_per_change(harness):
+    inside, outside = Key("ns", "in"), Key("elsewhere", "out")
+    for key in (inside, outside):
+        harness.throw(SERVICES, service(key.name, namespace=key.namespace))
+    quota = {"metadata": {"name": "q"}, "spec": {"subjects": {"namespaces": ["ns"]}}}
+    assert harness.throw(QUOTAS, quota) == [inside]
+    assert harness.throw(QUOTAS, quota | {"status": {"usage": 1}}) == []
+    assert harness.caches.all(QUOTAS)[0].status == {"usage": 1}  # what is written back is written at what was said last
+    assert harness.throw(QUOTAS, quota | {"spec": {"subjects": {"namespaces": ["elsewhere"]}}}) == [outside, inside]
+
+
+def test_a_service_that_gives_a_name_up_wakes_the_next_who_claims_it(harness):
+    def named(name):
+        return service(name, model={"servedNames": ["llama"]})
+
+    harness.throw(SERVICES, named("a"))
+    assert harness.throw(SERVICES, named("b")) == [Key("ns", "a"), Key("ns", "b")]
+    assert harness.throw(SERVICES, named("b")) == []
+    assert harness.throw(SERVICES, named("a"), gone=True) == [Key("ns", "a"), Key("ns", "b")]
+
+
+def test_slices_and_adapters_wake_who_waits_and_whom_they_name(harness):
+    waiting = Key("ns", "waits")
+    harness.triggers.waits(waiting, waiting=True)
+    assert harness.throw(RESOURCE_SLICES, {"metadata": {"name": "s"}, "spec": {"devices": [{"name": "gpu-0"}]}}) == [waiting]
+    adapter = {"metadata": {"name": "l", "namespace": "ns", "generation": 1}, "spec": {"serviceRef": {"name": "tiny"}}}
+    assert harness.throw(ADAPTERS, adapter) == [Key("ns", "tiny")]
+    assert harness.throw(ADAPTERS, adapter | {"spec": {}}) == [Key("ns", "tiny")]
+
+
+def test_what_a_child_says_of_itself_wakes_nobody_where_it_decides_nothing(harness):
+    meta = {"name": "tiny", "namespace": "ns", "labels": {LABEL_SERVICE: "tiny"}}
+    for resource, wakes in ((DEPLOYMENTS, True), (DISRUPTION_BUDGETS, False)):
+        assert harness.throw(resource, {"metadata": meta, "spec": {}, "status": {}}) == [Key("ns", "tiny")]
+        assert bool(harness.throw(resource, {"metadata": meta, "spec": {}, "status": {"observed": 1}})) == wakes
+
+
+def test_an_edit_without_an_answer_is_urgent_and_what_only_reports_is_not(harness):
+    def edited(generation, told, **status):
+        meta = {"name": "s", "namespace": "ns", "uid": "u", "generation": generation, "resourceVersion": str(10 * generation + told)}
+        return {"metadata": meta, "spec": {}, "status": {"observedGeneration": told, **status}}
+
+    for body, gone, urgent in (
+        (edited(1, 1), False, False),
+        (edited(2, 1), False, True),
+        (edited(2, 2), False, False),
+        (edited(3, 2), True, False),
+    ):
+        harness.woken.urgent.clear()
+        assert harness.throw(SERVICES, body, gone=gone) == [Key("ns", "s")]
+        assert bool(harness.woken.urgent) == urgent, body
+
+
+def test_an_object_that_cannot_be_read_keeps_no_other_from_being_told(harness):
+    waiting = Key("ns", "waits")
+    harness.triggers.waits(waiting, waiting=True)
+    assert harness.throw(NODES, {"metadata": {"name": "odd", "resourceVersion": "3"}, "status": {"allocatable": 7}}) == []
+    assert harness.throw(NODES, node("4")) == [waiting]
