@@ -1,8 +1,8 @@
-"""Keeps a cache as the API server says: list, then watch from there, and list again whenever a watch ends. Knows Kubernetes' wire format
-and no object's meaning.
+"""Keeps a cache as the API server says: list, watch from there, and list again whenever a watch ends. Knows Kubernetes' wire format and no
+object's meaning.
 
-Every list is a quorum read (no resourceVersion). A watch is asked to end after 4 to 6 minutes, and after each one all is listed anew: what
-a watch kept back, for whatever reason, is found then. After a fault it tries again with jittered backoff, and the cache stays as it is.
+Every list is a quorum read (no resourceVersion). Beside the watch all is listed every five minutes: what a watch kept back, for whatever
+reason, is found then. After a fault it tries again with jittered backoff, and the cache stays as it is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ log = structlog.get_logger()
 # Objects in one page of a list: 5,000 pods at once would be 60 MB.
 _PAGE: Final = 250
 _LIST_S: Final = 30.0
-WATCH_S: Final = 300.0
+LIST_EVERY_S: Final = 300.0
+_WATCH_S: Final = 1800.0
 # Bookmarks come about every 60 s: a watch that is silent for longer has died without a FIN.
 SILENT_S: Final = 75.0
 _CONNECT_S: Final = 5.0
@@ -77,16 +78,19 @@ _NONE: Final = Signs()
 class Reflector(Generic[V]):
     """Of one kind."""
 
-    def __init__(self, api: Api, kind: Kind[V], cache: Cache[V], signs: Signs = _NONE) -> None:
-        self._api, self._kind, self._cache, self._signs = api, kind, cache, signs
+    def __init__(self, api: Api, kind: Kind[V], cache: Cache[V], signs: Signs = _NONE, every_s: float = LIST_EVERY_S) -> None:
+        self._api, self._kind, self._cache, self._signs, self._every_s = api, kind, cache, signs, every_s
+        self._listed = False
 
     async def run(self) -> None:
         """Lists and watches until it is cancelled."""
-        await self._forever(self._follow)
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._forever(self._follow))
+            both.create_task(self.run_lists())
 
     async def run_lists(self) -> None:
-        """Lists as often as `run` does, for what somebody else watches; until it is cancelled."""
-        await self._forever(self._list_and_wait)
+        """Lists from time to time, beside a watch of ours or of somebody else's; until it is cancelled."""
+        await self._forever(self._wait_and_list)
 
     async def list(self) -> str:
         """Takes one complete list and returns its version. May be called beside `run`. ApiFault, aiohttp.ClientError, OSError or
@@ -99,7 +103,10 @@ class Reflector(Generic[V]):
             items += [self._kind.read(raw) for raw in part.items or ()]
             if not (page := part.metadata.continue_):
                 break
-        self._cache.replace(items, part.metadata.resource_version, since)
+        found = self._cache.replace(items, part.metadata.resource_version, since)
+        if found and self._listed:  # what a watch was about to tell is among it
+            log.info("list_found_more", path=self._kind.path, objects=found)
+        self._listed = True
         self._signs.listed()
         return part.metadata.resource_version
 
@@ -124,13 +131,18 @@ class Reflector(Generic[V]):
             async for line in lines:
                 self._read(line)
 
-    async def _list_and_wait(self) -> None:
+    async def _wait_and_list(self) -> None:
+        await asyncio.sleep(_some(self._every_s))
         await self.list()
-        await asyncio.sleep(_some(WATCH_S))
 
     async def _lines(self, version: str) -> AsyncGenerator[bytes, None]:
         """The events of a watch from a version on, until the server ends it or falls silent."""
-        extra = [("watch", "1"), ("allowWatchBookmarks", "true"), ("resourceVersion", version), ("timeoutSeconds", f"{_some(WATCH_S):.0f}")]
+        extra = [
+            ("watch", "1"),
+            ("allowWatchBookmarks", "true"),
+            ("resourceVersion", version),
+            ("timeoutSeconds", f"{_some(_WATCH_S):.0f}"),
+        ]
         limits = aiohttp.ClientTimeout(sock_connect=_CONNECT_S, sock_read=SILENT_S)
         answer = await self._api.get(self._kind.path, [*self._kind.query, *extra], limits)
         tail = b""

@@ -1,5 +1,5 @@
 """Which nodes say that their devices are not to be trusted, in the words of those who watch devices. Pure; read with
-the node by the parser of the mirror (nodes.py).
+the node by the cache's parser (nodes.py).
 
 Nobody's words are required: NVSentinel, the EKS agent and node problem detectors write node conditions, anything else may write our own
 annotation. Replicas that hold devices there are sick (health.py). Where a new one goes is the scheduler's: keeping it off such a node is

@@ -1,6 +1,6 @@
 """The cluster's devices by class: what there is, what of it a service's pods may use, and what is free now. Pure.
 
-Made of the mirrors (`world.py`), hence a view: it decides where new pods are tried, never that something is deleted.
+Made of the caches, hence a view: it decides where new pods are tried, never that something is deleted.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A node as placement sees it: what devices it offers, whether pods may come, what its driver and mig-manager say. Pure.
 
-`parse_node` is the parser of the mirror of nodes (`world.py`). Values compare equal while nothing changes that is decided by, so that
+`parse_node` is the cache's parser of nodes. Values compare equal while nothing changes that is decided by, so that
 a kubelet's heartbeat is no news.
 """
 
@@ -164,7 +164,7 @@ def lasting_taints(node: Node) -> list[Taint]:
 
 
 def parse_node(body: Json) -> Node | None:
-    """The parser of the mirror; every node counts, since CPU pods go anywhere."""
+    """The cache's parser; every node counts, since CPU pods go anywhere."""
     meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
     labels: Mapping[str, str] = meta.get("labels") or {}
     allocatable: Json = status.get("allocatable") or {}

@@ -1,6 +1,6 @@
 """A pod as an occupant of its node: what it asks for, and whether it still does. Pure.
 
-`parse_occupant` is the parser of the mirror of pods (`world.py`): it keeps pods that hold devices or claims, and ours. A pod that is being
+`parse_occupant` is the cache's parser of pods: it keeps pods that hold devices or claims, and ours. A pod that is being
 deleted occupies until it is gone; one that has finished does not.
 """
 

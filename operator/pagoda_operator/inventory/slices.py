@@ -1,6 +1,6 @@
 """Devices offered by dynamic resource allocation: ResourceSlices, and the ResourceClaims that hold them. Pure.
 
-`parse_slice` and `parse_claim` are the parsers of the mirrors (`world.py`). Selectors are CEL, which the scheduler evaluates; the few
+`parse_slice` and `parse_claim` are the caches' parsers. Selectors are CEL, which the scheduler evaluates; the few
 forms that people write for devices are understood here too, any other is left to the scheduler (`None`: may hold).
 """
 

@@ -89,8 +89,11 @@ class Reconciler:
             if observed is None:
                 return await self._forget(key)
             draft = contested(observed, plan(observed))
-            if not self._to_verify(observed, draft) or not await self._verify(key, OWN):
-                return await self._deeds(key, *await self._admitted(key, observed, draft))
+            if self._to_verify(observed, draft) and await self._verify(key, OWN):
+                continue
+            if not observed.raw_status and await self._tell(observed, draft):
+                return Outcome(again=_AT_ONCE)  # said before anything is made: kstatus takes silence for success
+            return await self._deeds(key, *await self._admitted(key, observed, draft))
         raise Conflict("it changes faster than it can be read")
 
     async def _observe(self, key: Key) -> Observed | None:
@@ -129,7 +132,7 @@ class Reconciler:
     def _to_verify(self, observed: Observed, draft: Plan) -> bool:
         """Whether a plan makes or removes anything, since what the caches do not show may exist and what they show may have changed; or
         says for the first time that something is wrong: a profile that was not shown yet is not missing."""
-        if any(isinstance(write, Create | Delete) for write in draft.writes):
+        if observed.raw_status and any(isinstance(write, Create | Delete) for write in draft.writes):
             return True
         wrong = draft.problem is not None or draft.held is not None
         return wrong and self._status(observed, draft) != observed.raw_status
@@ -154,8 +157,6 @@ class Reconciler:
     async def _deeds(self, key: Key, observed: Observed, draft: Plan) -> Outcome:
         """What a plan asks for, and when to look again."""
         self._senses.waits(key, waiting=_wants_devices(observed, draft))
-        if not observed.raw_status and await self._tell(observed, draft):
-            return Outcome(again=_AT_ONCE)  # said before anything is made: kstatus takes silence for success
         turn = 0.0 if draft.writes or draft.tells else self._turn(key, observed, draft)
         if turn:
             outcome = Outcome(again=min(wait for wait in (_again(observed, draft), turn) if wait is not None))

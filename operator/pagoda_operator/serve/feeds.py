@@ -12,7 +12,7 @@ import msgspec
 import structlog
 from pagoda_contracts.names import LABEL_SERVICE
 from pagoda_kube.api import ApiFault
-from pagoda_kube.reflector import Api, Kind, Reflector, Signs
+from pagoda_kube.reflector import LIST_EVERY_S, Api, Kind, Reflector, Signs
 
 from pagoda_operator.api.state import (
     ADAPTERS,
@@ -39,10 +39,10 @@ _TRY_AGAIN_S: Final = 2.0
 class Feeds:
     """Of all kinds; of those in PERHAPS only which are `present` in this cluster."""
 
-    def __init__(self, api: Api, caches: Caches, vitals: Vitals, present: Iterable[Resource]) -> None:
-        here = frozenset(present)
+    def __init__(self, api: Api, caches: Caches, vitals: Vitals, present: Iterable[Resource], resync: float) -> None:
+        here, every_s = frozenset(present), min(resync, LIST_EVERY_S)
         self._reflectors = {
-            resource: Reflector(api, kind_of(caches, resource), cache, _signs(vitals, resource))
+            resource: Reflector(api, kind_of(caches, resource), cache, _signs(vitals, resource), every_s)
             for resource, cache in caches.kinds.items()
             if resource not in PERHAPS or resource in here
         }

@@ -52,7 +52,7 @@ async def run(settings: Settings) -> int:
     beat = asyncio.create_task(made.vitals.beat())  # before the first question to an API server that may be away
     registry, api = kopf.OperatorRegistry(), KubernetesApi(configuration)
     register(registry, made.caches, configuration.host, lambda: watch_session(configuration, made.vitals.watched))
-    feeds = Feeds(api, made.caches, made.vitals, await _present(made.cluster))
+    feeds = Feeds(api, made.caches, made.vitals, await _present(made.cluster), settings.resync)
     try:
         return await _first_end(kopf.operator(registry=registry, clusterwide=True, standalone=True), [beat, *parts(made, feeds)])
     finally:

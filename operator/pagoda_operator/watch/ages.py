@@ -1,5 +1,5 @@
 """How old times are that the operator wrote into an object, though somebody sets the clock meanwhile. Made by parts.py, asked by
-`completion`.
+`reconcile`.
 
 A time in an object is by the clock on the wall, which may jump. So it is read once, when it is first seen: from then on it ages by a clock
 that nobody sets. What claims to be of the future is as of now: a wait for it lasts as long as it should, not as long as the jump.

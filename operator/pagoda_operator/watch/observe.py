@@ -62,7 +62,7 @@ async def observe(reader: Reader, key: Key) -> Observed | None:
 async def _together(
     service: Coroutine[Any, Any, tuple[Json | None, Json | None]], *lists: Coroutine[Any, Any, Sequence[Json]]
 ) -> tuple[tuple[Json | None, Json | None], list[Sequence[Json]]]:
-    """All, or the first error and no read goes on: an answer that came after the next run's would tell the mirror of an older state."""
+    """All, or the first error, and then no read goes on."""
     try:
         async with asyncio.TaskGroup() as group:
             first, others = group.create_task(service), [group.create_task(read) for read in lists]

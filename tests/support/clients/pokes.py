@@ -17,14 +17,14 @@ from pagoda_operator.api.state import (
     RESOURCE_SLICES,
     Resource,
 )
-from pagoda_operator.serve.handlers import ALWAYS, PERHAPS
+from pagoda_operator.watch.caches import KINDS as CACHED
 from support.kube.client import Body
 from support.kube.namespace import Real
 from support.kube.operator_process import NODES
 
 # Kopf looks itself for what kinds there are.
 DEFINITIONS = Resource("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions")
-KINDS = (*ALWAYS, *PERHAPS, DEFINITIONS)
+KINDS = (*CACHED, DEFINITIONS)
 _CLUSTER = (NODES, PROFILES, QUOTAS, RESOURCE_SLICES, DEFINITIONS)
 _CLAIM = {"devices": {"requests": [{"name": "one", "exactly": {"deviceClassName": "nothing.example"}}]}}
 # Of these a service on cores has none, or nobody may change one: one is made, and made anew. Nobody's, as its label says.

@@ -24,7 +24,6 @@ class Changes:
     die_after_writes: int | None = None  # killed right after that write reached the API server, the answer unseen
     haste: float = 1.0  # the patience for silent watches is divided by it
     skew_s: float = 0.0  # by how much the machine's clock is wrong
-    dates_kept: bool = False  # with skew_s: the answers' Date is read; else it is not, as behind a proxy that drops it
     key_settle_s: float | None = None  # for how long a token that a new key signed is not shown
     otherwise_rendered: bool = False  # pods as another version renders them: the daemon has one variable more
     key_look_s: float | None = None  # how often it looks for new keys; it reads them half as often
@@ -49,7 +48,7 @@ def main() -> None:
     if changes.haste != 1:
         _hasten(changes.haste)
     if changes.skew_s:
-        _skew(changes.skew_s, dates_kept=changes.dates_kept)
+        _skew(changes.skew_s)
     if changes.otherwise_rendered:
         _render_otherwise()
     if changes.key_look_s is not None:
@@ -85,8 +84,8 @@ def _die_after(most: int) -> None:
 
 def _hasten(haste: float) -> None:
     import kopf
+    from pagoda_kube import reflector
     from pagoda_operator.serve import handlers, probes
-    from pagoda_operator.watch import check, silence
 
     configure = handlers.configure
 
@@ -97,14 +96,13 @@ def _hasten(haste: float) -> None:
 
     _put(handlers, "configure", hasty)
     _put(probes, "MAX_WATCH_AGE", probes.MAX_WATCH_AGE / haste)
-    _put(silence, "PATIENCE", silence.PATIENCE / haste)
-    _put(check, "PATIENCE", check.PATIENCE / haste)
+    _put(reflector, "SILENT_S", reflector.SILENT_S / haste)
 
 
-def _skew(seconds: float, *, dates_kept: bool) -> None:
+def _skew(seconds: float) -> None:
     import grpc.aio._utils
-    from pagoda_operator.client.server_time import ServerTime
     from pagoda_operator.lead import leader
+    from pagoda_operator.serve import parts
 
     true_time = time.time
 
@@ -118,8 +116,8 @@ def _skew(seconds: float, *, dates_kept: bool) -> None:
     _put(grpc.aio._utils, "time", SimpleNamespace(time=true_time))
     assert leader.datetime is datetime, "it takes its time from elsewhere by now: nothing would be skewed"
     _put(leader, "datetime", Wrong)
-    if not dates_kept:
-        _put(ServerTime, "told", lambda *_: None)
+    assert parts.datetime is datetime, "it takes its time from elsewhere by now: nothing would be skewed"
+    _put(parts, "datetime", Wrong)
 
 
 def _render_otherwise() -> None:

@@ -18,7 +18,7 @@ from pagoda_operator.api.quota_devices import Devices, most, spoken, total
 from pagoda_operator.api.state import Key
 from pagoda_operator.decide.quota.caps import Quota
 
-# A mirror shows a write within a second or two; the API server gives up an unanswered one after a minute.
+# A cache shows a write within a second or two; the API server gives up an unanswered one after a minute.
 _UNSEEN_S: Final = 30.0
 _UNANSWERED_S: Final = 65.0
 

@@ -53,7 +53,7 @@ def test_the_answer_to_a_write_is_known_at_once_and_an_event_that_was_on_its_way
     caches.event(DEPLOYMENTS, labelled("d", "7", spec={"replicas": 1}), gone=False)
     assert of(caches, DEPLOYMENTS)[0]["spec"] == {"replicas": 2}
     caches.wrote(DEPLOYMENTS, "delete", {"metadata": {"name": "d", "namespace": "ns", "resourceVersion": "9"}})
-    caches.event(DEPLOYMENTS, labelled("d", "8", spec={"replicas": 1}), gone=False)
+    caches.event(DEPLOYMENTS, labelled("d", "9", spec={"replicas": 2}), gone=False)
     assert of(caches, DEPLOYMENTS) == []
 
 
