@@ -31,7 +31,7 @@ from pagoda_operator.decide.render.writes import Annotate, Create, Delete, Write
 from pagoda_operator.decide.replicas.sides import current_side, old_sides
 from pagoda_operator.decide.rollout import trial
 from pagoda_operator.decide.rollout.rollout import decide
-from pagoda_operator.decide.rollout.scene import Rollout, Scene
+from pagoda_operator.decide.rollout.rollout_state import Rollout, RolloutState
 from pagoda_operator.decide.scale.schedules import refused
 from pagoda_operator.inventory.types import Held, Placement
 
@@ -148,7 +148,7 @@ def _plan(observed: Observed, spec: InferenceServiceSpec, where: Where, health: 
     return _fenced(observed, replace(draft, tells=toward.tells, leaving=toward.leaving))
 
 
-def _scene(observed: Observed, spec: InferenceServiceSpec, current: Revision, where: Where) -> Scene:
+def _scene(observed: Observed, spec: InferenceServiceSpec, current: Revision, where: Where) -> RolloutState:
     """What a rollout is decided by. Places are counted only where there is one: among 1,000 nodes that takes 10 ms."""
     now, olds = current_side(observed, current), old_sides(observed, current)
     free = spare(ask(observed, spec), where.resolved, where.entry) if olds else None
@@ -156,7 +156,7 @@ def _scene(observed: Observed, spec: InferenceServiceSpec, current: Revision, wh
     rooms, record = [room for room in (free, granted) if room is not None], observed.status.rollout
     # One more for relief goes again: it makes no room scarce, or a rollout would drain the one that it stands beside.
     relieving = sum(child.extra for child in observed.of(DEPLOYMENTS))
-    return Scene(
+    return RolloutState(
         spec=spec.rollout or RolloutSpec(),
         wanted=observed.wanted,
         current=now,

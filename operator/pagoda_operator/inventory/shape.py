@@ -29,7 +29,7 @@ from pagoda_operator.inventory.digest import digest
 ASSUMED_CONTEXT: Final = 4096
 _HUB: Final = "hf://"
 _WEIGHTS: Final[Mapping[str, str]] = {"none": "bf16"}
-# What the daemon does whatever kvCache.dtype says (`unheeded` names it): a cache taken for half as large would not fit.
+# What the daemon does whatever kvCache.dtype says (`ignored_fields` names it): a cache taken for half as large would not fit.
 _KV: Final = "bf16"
 # The arithmetic knows no 4-byte floats: weights that are not quantised, and the cache, are twice those of bfloat16.
 _WIDE: Final = "float32"

@@ -25,16 +25,16 @@ from pagoda_operator.api.reader import Lister, Reader
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, Key, Observed, Resource
 from pagoda_operator.decide.plan import Plan, owner_of, plan
 from pagoda_operator.decide.render.writes import Annotate, Create, Delete
-from pagoda_operator.decide.status.held import contested
+from pagoda_operator.decide.status.name_conflict import with_name_conflict
 from pagoda_operator.decide.status.outdated import alone
 from pagoda_operator.decide.status.status import status
 from pagoda_operator.inventory.digest import digest
 from pagoda_operator.inventory.fleet import Fleet
 from pagoda_operator.run.apply import Writer, apply, apply_status
 from pagoda_operator.run.defaults import DEFAULT_KEY, keep
+from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.events import Recorder
 from pagoda_operator.run.queue import Outcome
-from pagoda_operator.run.senses import Senses
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.watch.observe import observe, profile_used, strangers
 from pagoda_operator.watch.packed import OWN
@@ -61,13 +61,15 @@ class Cluster(Reader, Writer, Lister, Protocol):
 class Reconciler:
     """Brings services to their specs."""
 
-    def __init__(self, cluster: Cluster, settings: Settings, clock: Callable[[], datetime], senses: Senses | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster, settings: Settings, clock: Callable[[], datetime], dependencies: Dependencies | None = None
+    ) -> None:
         self._cluster = cluster
-        self._senses = senses or Senses()
-        self._reader: Reader = self._senses.caches or cluster
+        self._dependencies = dependencies or Dependencies()
+        self._reader: Reader = self._dependencies.caches or cluster
         self._settings = settings
         self._clock = clock
-        self._events = self._senses.events or Recorder(cluster, settings.identity)
+        self._events = self._dependencies.events or Recorder(cluster, settings.identity)
         # What each service's daemons answered to their last order, by pod; asked anew after a restart.
         self._answers: dict[Key, dict[str, Answer]] = {}
         # What each service's last run wrote, and how many runs in a row wrote just that.
@@ -88,7 +90,7 @@ class Reconciler:
             observed = await self._observe(key)
             if observed is None:
                 return await self._forget(key)
-            draft = contested(observed, plan(observed))
+            draft = with_name_conflict(observed, plan(observed))
             if self._to_verify(observed, draft) and await self._verify(key, OWN):
                 continue
             if not observed.raw_status and await self._tell(observed, draft):
@@ -99,34 +101,34 @@ class Reconciler:
     async def _observe(self, key: Key) -> Observed | None:
         """The service and all that this process knows of it: a declared order, each step on what the ones before it found."""
         observed = await observe(self._reader, key)
-        if observed is not None and not self._senses.quota.booked(key, observed) and await self._verify(key, _HOLDINGS):
+        if observed is not None and not self._dependencies.quota.booked(key, observed) and await self._verify(key, _HOLDINGS):
             observed = await observe(self._reader, key)
         if observed is None:
             return None
         observed = self._known(key, observed)
-        await self._senses.quota.settle(key, observed)
+        await self._dependencies.quota.settle(key, observed)
         # After what it holds is booked; before scaling, which wishes for no more. What it needs may depend on how many it will be.
-        grant = self._senses.quota.offer(key, observed, lambda seen: plan(self._senses.scaling.foresee(key, seen)))
-        observed = replace(observed, quota=grant, cramped=self._senses.quota.cramped(key, observed))
-        return await self._senses.scaling.complete(key, observed)
+        grant = self._dependencies.quota.offer(key, observed, lambda seen: plan(self._dependencies.scaling.foresee(key, seen)))
+        observed = replace(observed, quota=grant, cramped=self._dependencies.quota.cramped(key, observed))
+        return await self._dependencies.scaling.complete(key, observed)
 
     def _known(self, key: Key, observed: Observed) -> Observed:
         """With the time, what gateways and daemons said, the names that others hold, and the devices. Who runs on CPU alone need not
         compare 1,000 nodes."""
-        senses, now = self._senses, self._clock().timestamp()
+        dependencies, now = self._dependencies, self._clock().timestamp()
         return replace(
             observed,
             now=now,
-            ages=senses.ages.of(key, observed.stamps, now),
-            lacking=senses.lacking.of(key, observed.pods, now),
-            signals=senses.signals.of(key, now),
-            unheard_s=senses.signals.unheard(key),
+            ages=dependencies.ages.of(key, observed.stamps, now),
+            unschedulable=dependencies.unschedulable.of(key, observed.pods, now),
+            signals=dependencies.signals.of(key, now),
+            unheard_s=dependencies.signals.unheard(key),
             answers=self._answers.get(key, {}),
             callers=self._settings.callers,
-            taken=senses.claims.taken(key),
-            faults=senses.faults(),
-            fleet=senses.fleet() if observed.asks_for_devices else Fleet(),
-            sizes=senses.sizes(),
+            taken=dependencies.claims.taken(key),
+            faults=dependencies.faults(),
+            fleet=dependencies.fleet() if observed.asks_for_devices else Fleet(),
+            sizes=dependencies.sizes(),
         )
 
     def _to_verify(self, observed: Observed, draft: Plan) -> bool:
@@ -139,7 +141,7 @@ class Reconciler:
 
     async def _verify(self, key: Key, kinds: Iterable[Resource]) -> bool:
         """Reads these kinds of a service's objects by quorum reads; whether any was shown otherwise."""
-        caches = self._senses.caches
+        caches = self._dependencies.caches
         if caches is None:
             return False
         profile = await profile_used(caches, key)
@@ -151,28 +153,28 @@ class Reconciler:
             own = tuple(child for child in in_the_way if child.belongs_to(observed.meta.uid))
             others = tuple(child for child in in_the_way if child not in own)
             observed = replace(observed, children=observed.children + own, strangers=observed.strangers + others)
-            draft = contested(observed, plan(observed))
-        return observed, self._senses.quota.admit(key, observed, draft)
+            draft = with_name_conflict(observed, plan(observed))
+        return observed, self._dependencies.quota.admit(key, observed, draft)
 
     async def _deeds(self, key: Key, observed: Observed, draft: Plan) -> Outcome:
         """What a plan asks for, and when to look again."""
-        self._senses.waits(key, waiting=_wants_devices(observed, draft))
+        self._dependencies.waits(key, waiting=_wants_devices(observed, draft))
         turn = 0.0 if draft.writes or draft.tells else self._turn(key, observed, draft)
         if turn:
             outcome = Outcome(again=min(wait for wait in (_again(observed, draft), turn) if wait is not None))
         else:
             outcome = await self._carry_out(key, observed, draft)
-        await self._senses.scaling.keep(key, observed)
+        await self._dependencies.scaling.keep(key, observed)
         return self._in_time(key, outcome)
 
     def _turn(self, key: Key, observed: Observed, draft: Plan) -> float:
         """In how many seconds its status is to be written: what moves nothing has its turn."""
-        turns, wanted = self._senses.turns, self._status(observed, draft)
+        turns, wanted = self._dependencies.turns, self._status(observed, draft)
         return turns.wait(key) if turns is not None and alone(wanted, observed.raw_status) else 0.0
 
     def _in_time(self, key: Key, outcome: Outcome) -> Outcome:
         """Back when scaling can decide otherwise by time alone, if that is before the resync."""
-        look = self._senses.scaling.again(key)
+        look = self._dependencies.scaling.again(key)
         if look is None or look >= self._settings.resync or (outcome.again is not None and outcome.again <= look):
             return outcome
         return outcome._replace(again=look)
@@ -187,14 +189,14 @@ class Reconciler:
         self._repeats.pop(key, None)
         self._events.forget(key)
         self._answers.pop(key, None)
-        self._senses.waits(key, waiting=False)
-        self._senses.scaling.forget(key)
-        self._senses.ages.forget(key)
-        self._senses.lacking.forget(key)
-        if self._senses.turns is not None:
-            self._senses.turns.forget(key)
+        self._dependencies.waits(key, waiting=False)
+        self._dependencies.scaling.forget(key)
+        self._dependencies.ages.forget(key)
+        self._dependencies.unschedulable.forget(key)
+        if self._dependencies.turns is not None:
+            self._dependencies.turns.forget(key)
         # The last pod's end may go unseen by a broken watch, and nothing else would look here again.
-        holds = await self._senses.quota.gone(key)
+        holds = await self._dependencies.quota.gone(key)
         return Outcome(again=_LEFT) if holds else Outcome(gone=True)
 
     async def _carry_out(self, key: Key, observed: Observed, draft: Plan) -> Outcome:
@@ -210,7 +212,7 @@ class Reconciler:
             await self._tell(observed, replace(draft, denied=str(error)))
             raise
         except Unavailable:
-            self._senses.quota.unanswered(key)
+            self._dependencies.quota.unanswered(key)
             raise
         news = await self._order(key, observed, draft)
         if news and not draft.writes:
@@ -228,7 +230,7 @@ class Reconciler:
         """What daemons have just answered may let replicas go: they are marked for it in this run. A look and a status for that step alone
         were half of what a scale-down waited for."""
         answered = replace(observed, answers=self._answers[key])
-        further = contested(answered, plan(answered))
+        further = with_name_conflict(answered, plan(answered))
         if not further.writes or any(not isinstance(write, Annotate) or write.resource != PODS for write in further.writes):
             return observed, draft
         await apply(self._cluster, further.writes)
@@ -240,7 +242,7 @@ class Reconciler:
         if observed.callers is None or not observed.callers.tokens:
             return
         try:
-            await self._senses.keys.ensure(owner_of(observed))
+            await self._dependencies.keys.ensure(owner_of(observed))
         except ClusterError:
             if any(isinstance(write, Create) and write.resource in (DEPLOYMENTS, PODS) for write in draft.writes):
                 raise
@@ -248,7 +250,7 @@ class Reconciler:
     async def _order(self, key: Key, observed: Observed, draft: Plan) -> bool:
         """Orders to daemons; whether an answer says something new. Pods that are gone are forgotten."""
         before = self._answers.get(key, {})
-        given, now = await self._senses.daemons.give(draft.tells), self._clock().timestamp()
+        given, now = await self._dependencies.daemons.give(draft.tells), self._clock().timestamp()
         answers = {uid: answer.after(before.get(uid), now) for uid, answer in given.items()}
         here = {pod.uid for pod in observed.pods}
         after = {uid: answer for uid, answer in (before | answers).items() if uid in here}

@@ -26,7 +26,7 @@ from pagoda_operator.decide.scale.next_look import next_look
 from pagoda_operator.decide.scale.scaling import Basis, Memory, Moment, decide
 from pagoda_operator.decide.scale.schedules import refused
 from pagoda_operator.run.apply import Writer, apply
-from pagoda_operator.run.senses import Source
+from pagoda_operator.run.dependencies import Source
 
 PAGE_EVERY_S: Final = 3600.0
 # Between two whole looks at the demand of a service that nobody asks.

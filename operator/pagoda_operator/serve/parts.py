@@ -20,13 +20,13 @@ from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.quota.native import singles
 from pagoda_operator.quota.teller import Teller
 from pagoda_operator.run.defaults import DEFAULT_KEY
+from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.events import Recorder
 from pagoda_operator.run.keys import TokenKeys
+from pagoda_operator.run.node_pools import NodePools
 from pagoda_operator.run.queue import KeyedQueue
 from pagoda_operator.run.reconcile import Reconciler
-from pagoda_operator.run.remembered import Remembered
 from pagoda_operator.run.scaler import Scaler
-from pagoda_operator.run.senses import Senses
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.run.turns import Turns
 from pagoda_operator.serve import probes
@@ -39,8 +39,8 @@ from pagoda_operator.talk.tokens import OwnToken
 from pagoda_operator.watch.ages import Ages
 from pagoda_operator.watch.caches import Caches
 from pagoda_operator.watch.claims import Claims
-from pagoda_operator.watch.lacking import Lacking
 from pagoda_operator.watch.triggers import Triggers
+from pagoda_operator.watch.unschedulable import Unschedulable
 from pagoda_operator.watch.view import View
 
 Heard = Callable[[Resource, str, Json], None]
@@ -84,13 +84,15 @@ def parts(made: Core, feeds: Feeds) -> list[Awaitable[None]]:
     quotas = Quotas(made.cluster, lambda: made.caches.all(QUOTAS), made.queue.add, time.monotonic, made.lease.settled)
     listener = Listener(made.settings.gateways, signals, made.settings.identity, own)
     daemons = Daemons(Voice(lambda: made.lease.epoch, own))
-    senses = _senses(made, signals)
-    fleet = Remembered(made.cluster, senses.fleet, made.settings.lease_namespace, time.time)
+    dependencies = _dependencies(made, signals)
+    fleet = NodePools(made.cluster, dependencies.fleet, made.settings.lease_namespace, time.time)
     teller = Teller(made.cluster, lambda: made.caches.all(QUOTAS), quotas, _utc, lambda: singles(fleet()))
-    senses = replace(senses, daemons=daemons, keys=keys, quota=quotas, fleet=fleet)
+    dependencies = replace(dependencies, daemons=daemons, keys=keys, quota=quotas, fleet=fleet)
     events = Recorder(made.cluster, made.settings.identity, beside=True)
-    senses = replace(senses, ages=Ages(time.monotonic), lacking=Lacking(time.monotonic), turns=Turns(time.monotonic), events=events)
-    reconciler = Reconciler(made.cluster, made.settings, _utc, senses)
+    dependencies = replace(
+        dependencies, ages=Ages(time.monotonic), unschedulable=Unschedulable(time.monotonic), turns=Turns(time.monotonic), events=events
+    )
+    reconciler = Reconciler(made.cluster, made.settings, _utc, dependencies)
     made.queue.add(DEFAULT_KEY)
     beside = [made.metrics.sample(gauges(made, events.waiting)), made.lease.run(), listener.run(), *feeds.runs()]
     run, start = made.metrics.timed(reconciler.reconcile), _Start(made.lease.acquired, (feeds.list_all, fleet.load))
@@ -110,12 +112,12 @@ def gauges(made: Core, events: Callable[[], float]) -> Gauges:
     )
 
 
-def _senses(made: Core, signals: Signals) -> Senses:
+def _dependencies(made: Core, signals: Signals) -> Dependencies:
     """Those that are told of things."""
     scaler = Scaler(made.cluster, signals, asyncio.get_running_loop().time, time.time)
     signals.measured = lambda key: made.triggers.child(key) if scaler.heard(key, idle=signals.idle(key)) else None
     fleet = View(made.caches)
-    return Senses(
+    return Dependencies(
         waits=made.triggers.waits,
         signals=signals,
         caches=made.caches,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pagoda_contracts.names import LABEL_SERVICE
 from pagoda_operator.api.state import PODS, PROFILES, SERVICES, Key, Resource
-from pagoda_operator.run.senses import Senses
+from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.watch.caches import Caches
 from pagoda_operator.watch.packed import OWN
 from support.kube.fake_api import Body, copied, running
@@ -21,8 +21,8 @@ class Cached(World):
         self.api.wrote = self.caches.wrote
         super().restart()
 
-    def senses(self) -> Senses:
-        return Senses(caches=self.caches)
+    def dependencies(self) -> Dependencies:
+        return Dependencies(caches=self.caches)
 
     def live(self, resource: Resource) -> list[Body]:
         bodies = [copied(body) for body in self.api.of(resource)]

@@ -10,8 +10,8 @@ from pagoda_contracts.names import HISTORY_SUFFIX
 from pagoda_operator.api.measure import BIN_S, Measure
 from pagoda_operator.api.signals_view import EndpointSignal, Seen, ServiceSignals
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS, SERVICES, Key
+from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.scaler import Scaler
-from pagoda_operator.run.senses import Senses
 from support.kube.fake_api import FakeApi, is_ready, running
 from support.worlds.world import KEY, World, now
 
@@ -60,8 +60,8 @@ class ScaledWorld(World):
         self.scaler = Scaler(self.api, self.gateways, self.steady, self.wall)
         super().restart()
 
-    def senses(self) -> Senses:
-        return Senses(signals=self.gateways, scaling=self.scaler, fleet=lambda: self.fleet)
+    def dependencies(self) -> Dependencies:
+        return Dependencies(signals=self.gateways, scaling=self.scaler, fleet=lambda: self.fleet)
 
     def wall(self) -> float:
         return (now() + self.later).timestamp()

@@ -13,9 +13,9 @@ from pagoda_operator.api.state import PODS, PROFILES, SERVICES, Key, Observed, R
 from pagoda_operator.decide.plan import Plan, plan
 from pagoda_operator.inventory.fleet import Fleet
 from pagoda_operator.inventory.sizes import Size
+from pagoda_operator.run.dependencies import Dependencies, NoQuotas, Quotas, Silence, Source
 from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.reconcile import Reconciler
-from pagoda_operator.run.senses import NoQuotas, Quotas, Senses, Silence, Source
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.watch.claims import Claims
 from pagoda_operator.watch.observe import observe
@@ -30,7 +30,7 @@ def now() -> datetime:
 
 
 class World:
-    """A fake API server and the operator's own runs on it. Worlds with more in them say what the operator perceives (`senses`).
+    """A fake API server and the operator's own runs on it. Worlds with more in them say what the operator perceives (`dependencies`).
     `settings`: of the next process."""
 
     settings = Settings()
@@ -54,11 +54,13 @@ class World:
     def restart(self) -> None:
         """A new process: nothing is remembered."""
         self.claims, self.named = Claims(), set[Key]()
-        senses = replace(self.senses(), claims=self.claims)
-        self.operator = Reconciler(self.api, self.settings, lambda: now() + self.later, senses)
+        dependencies = replace(self.dependencies(), claims=self.claims)
+        self.operator = Reconciler(self.api, self.settings, lambda: now() + self.later, dependencies)
 
-    def senses(self) -> Senses:
-        return Senses(daemons=self.daemons, signals=self.signals, quota=self.quota, fleet=lambda: self.fleet, sizes=lambda: self.sizes)
+    def dependencies(self) -> Dependencies:
+        return Dependencies(
+            daemons=self.daemons, signals=self.signals, quota=self.quota, fleet=lambda: self.fleet, sizes=lambda: self.sizes
+        )
 
     def observed(self) -> Observed:
         found = asyncio.run(observe(self.api, KEY))

@@ -140,7 +140,7 @@ def _lacks(observed: Observed, pod: Pod) -> Iterator[_Lack]:
     if pod.waiting in _NOT_MADE:
         yield _Lack(pod.created, _waits(pod))
     if pod.unschedulable and not pod.assigned and not pod.short:
-        since = observed.lacking.get(pod.uid, pod.unscheduled_since or pod.created)
+        since = observed.unschedulable.get(pod.uid, pod.unscheduled_since or pod.created)
         yield _Lack(since, f"{pod.name} has no node: {pod.unscheduled}")
     if pod.unmounted_since is not None and pod.assigned:
         yield _Lack(pod.unmounted_since, f"{pod.name}: its volumes are not mounted or it has no network; its Events say what is missing")

@@ -5,35 +5,35 @@ from __future__ import annotations
 from pagoda_contracts.resources.status import RolloutStatus
 
 from pagoda_operator.decide.replicas.sides import Side
-from pagoda_operator.decide.rollout.scene import Scene, Strategy, held_s, share, steps_of
+from pagoda_operator.decide.rollout.rollout_state import RolloutState, Strategy, held_s, share, steps_of
 from pagoda_operator.decide.rollout.trial import PATIENCE_S
 
 
-def counts(scene: Scene, old: Side, record: RolloutStatus) -> tuple[int, int]:
+def counts(state: RolloutState, old: Side, record: RolloutStatus) -> tuple[int, int]:
     """Replicas of the new and of the old side."""
-    wanted, new = scene.wanted, scene.current
+    wanted, new = state.wanted, state.current
     if record.phase == "RolledBack":
-        back, failing = _shift(scene, (old, new), record.strategy)
+        back, failing = _shift(state, (old, new), record.strategy)
         return min(failing, new.up), back
     if record.phase == "Retiring":
         return wanted, min(wanted, new.broken)
-    if wanted and (step := steps_of(scene, record).now) is not None:
-        return _canary_counts(scene, old, record.strategy, share(wanted, step.weight))
-    asked, left = _shift(scene, (new, old), record.strategy)
-    return asked, max(left, 1) if tries(scene, old, record) and not scene.tried.passed else left
+    if wanted and (step := steps_of(state, record).now) is not None:
+        return _canary_counts(state, old, record.strategy, share(wanted, step.weight))
+    asked, left = _shift(state, (new, old), record.strategy)
+    return asked, max(left, 1) if tries(state, old, record) and not state.tried.passed else left
 
 
-def _shift(scene: Scene, sides: tuple[Side, Side], strategy: Strategy) -> tuple[int, int]:
+def _shift(state: RolloutState, sides: tuple[Side, Side], strategy: Strategy) -> tuple[int, int]:
     """All of the first side, none of the second, and never fewer that serve than can be helped on the way."""
-    (new, old), wanted = sides, scene.wanted
+    (new, old), wanted = sides, state.wanted
     if new.ready >= wanted:
         return wanted, 0
     if strategy == "Replace":
         asked = min(wanted, max(new.held, wanted - max(old.pods, old.replicas)))
         return asked, max(0, _left(old, wanted - new.up - 1, wanted - new.ready - 1))
-    if scene.room is None:
+    if state.room is None:
         return wanted, wanted
-    asked = _within_room(scene.room, new, wanted)
+    asked = _within_room(state.room, new, wanted)
     # Between what the new side cannot bear and what it already does: its hiccups move nothing.
     least = max(0, wanted - max(0, asked - new.broken))
     most = min(old.held, wanted) if asked >= wanted else _left(old, wanted - new.up, wanted - new.ready)
@@ -51,38 +51,38 @@ def _within_room(room: int, new: Side, goal: int) -> int:
     return min(goal, max(1, new.held, new.placed + room))
 
 
-def _canary_counts(scene: Scene, old: Side, strategy: Strategy, goal: int) -> tuple[int, int]:
+def _canary_counts(state: RolloutState, old: Side, strategy: Strategy, goal: int) -> tuple[int, int]:
     """The step's share of the new side; the old one stays whole where there is room, so that going back costs nothing."""
-    new, wanted = scene.current, scene.wanted
+    new, wanted = state.current, state.wanted
     goal = max(goal, min(wanted, new.up))  # who goes back to a revision that still serves takes nothing from it
     if strategy == "Surge":
-        return goal if scene.room is None else _within_room(scene.room, new, goal), wanted
+        return goal if state.room is None else _within_room(state.room, new, goal), wanted
     asked = min(goal, max(new.held, wanted - max(old.pods, old.replicas)))
     # One at a time, and the last old one stays: a canary without an old side would be everybody's.
     return asked, max(1, _left(old, wanted - min(goal, new.up + 1), wanted - min(goal, new.ready + 1)))
 
 
-def spares(scene: Scene, old: Side) -> dict[str, int]:
+def spares(state: RolloutState, old: Side) -> dict[str, int]:
     """Older sides yet: as long as the two that count do not serve enough, those of them that do."""
-    missing, kept = max(0, scene.wanted - scene.current.ready - old.ready), {}
-    for side in sorted(scene.olds, key=lambda side: (-side.up, side.name)):
+    missing, kept = max(0, state.wanted - state.current.ready - old.ready), {}
+    for side in sorted(state.olds, key=lambda side: (-side.up, side.name)):
         if side.name != old.name:
             kept[side.name] = min(side.up, missing)
             missing -= kept[side.name]
     return kept
 
 
-def tries(scene: Scene, old: Side, record: RolloutStatus) -> bool:
+def tries(state: RolloutState, old: Side, record: RolloutStatus) -> bool:
     """Whether a trial is to be there. One that tells nothing for lack of a place is not waited for any longer."""
-    return takes_the_last(scene, old, record) and (scene.tried.placed or held_s(scene, record) < PATIENCE_S)
+    return takes_the_last(state, old, record) and (state.tried.placed or held_s(state, record) < PATIENCE_S)
 
 
-def takes_the_last(scene: Scene, old: Side, record: RolloutStatus) -> bool:
+def takes_the_last(state: RolloutState, old: Side, record: RolloutStatus) -> bool:
     """Whether the last old one that serves would go for a revision that nobody has seen serve. While a trial is there also one that
     does not at this moment: a hiccup must not cost what the trial is for, and one that drains goes on draining."""
-    new, under_way = scene.current, record.phase == "Progressing" and steps_of(scene, record).now is None
-    if not (under_way and record.strategy == "Replace" and scene.wanted) or new.ready or new.proven:
+    new, under_way = state.current, record.phase == "Progressing" and steps_of(state, record).now is None
+    if not (under_way and record.strategy == "Replace" and state.wanted) or new.ready or new.proven:
         return False
-    if _shift(scene, (new, old), record.strategy)[1]:
+    if _shift(state, (new, old), record.strategy)[1]:
         return False
-    return old.up > 0 or (scene.tried.there and max(old.pods, old.replicas) > old.broken)
+    return old.up > 0 or (state.tried.there and max(old.pods, old.replicas) > old.broken)

@@ -38,10 +38,10 @@ from pagoda_operator.decide.plan import Plan, owner_of
 from pagoda_operator.decide.replicas.stages import STAGES, clean
 from pagoda_operator.decide.scale.autoscale import limited
 from pagoda_operator.decide.status.expect import expected
-from pagoda_operator.decide.status.held import held_names
+from pagoda_operator.decide.status.ignored_fields import in_vain
+from pagoda_operator.decide.status.name_conflict import held_names
 from pagoda_operator.decide.status.outdated import outdated
 from pagoda_operator.decide.status.status_health import health_condition
-from pagoda_operator.decide.status.unheeded import in_vain
 
 _MAX_REASON: Final = 512
 _MAX_DECISIONS: Final = 5

@@ -27,7 +27,7 @@ from pagoda_operator.decide.health.relief import relief
 from pagoda_operator.decide.plan import plan
 from pagoda_operator.decide.render.writes import Annotate, Apply, Delete
 from pagoda_operator.decide.replicas.sickness import Sickness
-from pagoda_operator.run.senses import NoQuotas, Senses
+from pagoda_operator.run.dependencies import Dependencies, NoQuotas
 from pagoda_operator.watch.ages import Ages
 from support.kube.fake_api import Crash, is_ready, running
 from support.suite.profiles import examples
@@ -56,7 +56,7 @@ class Sickbay(World):
 
     def restart(self):
         super().restart()
-        self.operator._senses = Senses(signals=self, ages=Ages(self.steady), quota=self.crowd)
+        self.operator._dependencies = Dependencies(signals=self, ages=Ages(self.steady), quota=self.crowd)
         self.operator._clock = lambda: now() + self.later + self.jump
 
     def steady(self):
@@ -874,7 +874,7 @@ def test_nothing_stays_said_of_who_is_gone_or_of_a_device_that_is_whole_again():
     world = Sickbay(replicas=2)
     name = world.pods[0]
     world.api.edit(PODS, "ns", name, lambda body: body["metadata"]["annotations"].update({ANNOTATION_DEVICE_FAULT: "Xid 79"}))
-    world.operator._senses = Senses(signals=world)
+    world.operator._dependencies = Dependencies(signals=world)
     world.run()
     assert world.degraded()["reason"] == "DeviceFault"
     world.deaf = True
@@ -1229,7 +1229,7 @@ def test_a_drain_that_began_while_the_spec_is_broken_is_told_to_its_daemon_and_c
     addressed(world)
     world.api.edit(PODS, "ns", first, lambda body: body["metadata"]["annotations"].pop(ANNOTATION_DEVICE_FAULT))
     daemons = Obeying()
-    world.operator._senses = replace(world.operator._senses, daemons=daemons)
+    world.operator._dependencies = replace(world.operator._dependencies, daemons=daemons)
     for _ in range(2):
         world.run()
     assert daemons.told

@@ -4,7 +4,7 @@ import pytest
 from pagoda_contracts.resources.scaling import ScalingSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_operator.api.state import DEPLOYMENTS, SERVICES
-from pagoda_operator.decide.status.unheeded import FIELDS, idle_scaling, unheeded
+from pagoda_operator.decide.status.ignored_fields import FIELDS, idle_scaling, ignored_fields
 from support.kube.object_table import FULL, SERVICE
 from support.worlds.world import World
 
@@ -90,7 +90,7 @@ def test_waiting_for_an_accelerator_is_no_new_revision():
 
 @pytest.mark.parametrize("field", FIELDS)
 def test_each_field_that_changes_nothing_yet_is_named(field):
-    assert field in unheeded(InferenceServiceSpec.model_validate(full(field)))
+    assert field in ignored_fields(InferenceServiceSpec.model_validate(full(field)))
 
 
 def full(field):
@@ -111,4 +111,4 @@ def test_the_status_names_them_and_is_silent_about_defaults_written_out():
     assert world.conditions()["Ready"]["message"].endswith("; not acted on yet: adapters")
     silent = {"scaling": {"mode": "Manual"}, "rollout": {}, "engine": {"quantization": "none", "kvCache": {"prefixCaching": True}}}
     spec = InferenceServiceSpec.model_validate({"model": {"uri": "pvc://a"}, "accelerators": [CPU]} | silent)
-    assert unheeded(spec) == ()
+    assert ignored_fields(spec) == ()

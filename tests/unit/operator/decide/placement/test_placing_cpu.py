@@ -287,7 +287,7 @@ def test_devices_do_not_wake_who_waits_for_cores_alone():
     made = world(CPU)
     made.settle()
     refuse(made, words=LACKS)
-    made.operator._senses = replace(made.operator._senses, waits=lambda _key, *, waiting: told.append(waiting))
+    made.operator._dependencies = replace(made.operator._dependencies, waits=lambda _key, *, waiting: told.append(waiting))
     made.run()
     assert told == [False]
 

@@ -11,7 +11,7 @@ from pagoda_operator.api.errors import Unavailable
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS
 from pagoda_operator.inventory.fleet import Fleet
 from pagoda_operator.inventory.pools import FORGET_S, STALE_S, dressed, gone, read, seen, written
-from pagoda_operator.run.remembered import Remembered, with_gone
+from pagoda_operator.run.node_pools import NodePools, with_gone
 from support.kube.fake_api import FakeApi, running
 from support.worlds.fleets import A100_80, CPU, H100, LLAMA70, TINY, cut, dra_of, fleet, gpu, mig, node, pod, resource_slice, whole
 from support.worlds.placing import ENGINE, placement
@@ -285,11 +285,11 @@ def test_what_no_node_ever_seen_could_do_is_still_stalled(entry, model, why):
 
 
 class Memory:
-    """Remembered on a fake API server, with a fleet to set."""
+    """NodePools on a fake API server, with a fleet to set."""
 
     def __init__(self, api):
         self.api, self.fleet, self.at = api, Fleet(), 0.0
-        self.remembered = Remembered(api, lambda: self.fleet, MINE, lambda: self.at)
+        self.remembered = NodePools(api, lambda: self.fleet, MINE, lambda: self.at)
 
     def run(self, *steps):
         for step in steps:

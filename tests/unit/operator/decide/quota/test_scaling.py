@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pagoda_operator.decide.quota.caps import Quota
 from pagoda_operator.quota.keeper import Quotas
-from pagoda_operator.run.senses import Senses
+from pagoda_operator.run.dependencies import Dependencies
 from support.worlds.fleets import H100, TINY, cut, fleet, mig, node
 from support.worlds.scaled import ScaledWorld
 
@@ -16,9 +16,9 @@ MOST = Quota("team", frozenset({"ns"}), {"mig-2g.20gb": 2})
 class CappedWorld(ScaledWorld):
     """`Auto` at once wants three; spec.replicas says one."""
 
-    def senses(self) -> Senses:
+    def dependencies(self) -> Dependencies:
         quotas = Quotas(self.api, lambda: [MOST], lambda _: None, lambda: 0.0)
-        return Senses(signals=self.gateways, scaling=self.scaler, fleet=lambda: self.fleet, quota=quotas)
+        return Dependencies(signals=self.gateways, scaling=self.scaler, fleet=lambda: self.fleet, quota=quotas)
 
 
 def test_what_quota_grants_is_asked_for_the_devices_that_scaling_leads_to() -> None:

@@ -11,7 +11,7 @@ from pagoda_operator.api.errors import SpecProblem
 from pagoda_operator.api.state import PODS, PROFILES, Key
 from pagoda_operator.decide.render.pod import Inputs, daemon_config, pod_template
 from pagoda_operator.decide.render.revision import identify
-from pagoda_operator.decide.status.unheeded import unheeded
+from pagoda_operator.decide.status.ignored_fields import ignored_fields
 from support.kube.fake_api import fetching, profile_body, running
 from support.worlds.world import World
 
@@ -115,9 +115,9 @@ def test_another_secret_is_another_revision_only_where_it_is_used():
 
 
 def test_fields_that_fetching_heeds_are_not_called_idle():
-    assert unheeded(inputs().spec) == ()
-    assert unheeded(inputs(model={"uri": "s3://bucket/name", "revision": "v1"}).spec) == ("model.revision",)
-    assert unheeded(inputs(model={"uri": "pvc://models", "credential": "hub"}).spec) == ("model.credential", "credentials")
+    assert ignored_fields(inputs().spec) == ()
+    assert ignored_fields(inputs(model={"uri": "s3://bucket/name", "revision": "v1"}).spec) == ("model.revision",)
+    assert ignored_fields(inputs(model={"uri": "pvc://models", "credential": "hub"}).spec) == ("model.credential", "credentials")
 
 
 def world_with(status):

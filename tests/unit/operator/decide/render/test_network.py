@@ -10,8 +10,8 @@ from pagoda_operator.api.state import DEPLOYMENTS, NETWORK_POLICIES, PODS, PROFI
 from pagoda_operator.decide.render.children import Owner
 from pagoda_operator.decide.render.inspect import inspect_pod
 from pagoda_operator.decide.render.network import inspection_policy, network_policy
+from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.reconcile import Reconciler
-from pagoda_operator.run.senses import Senses
 from pagoda_operator.run.settings import Settings
 from support.judges.network_rules import Network, Peer, selected
 from support.kube.fake_api import FakeApi, profile_body, service_body
@@ -251,7 +251,7 @@ def inspected(uri="hf://org/model"):
 
 def look(api, callers=OURS, times=3):
     for _ in range(times):
-        asyncio.run(Reconciler(api, Settings(callers=callers), now, Senses(fleet=lambda: fleet(MIXED))).reconcile(KEY))
+        asyncio.run(Reconciler(api, Settings(callers=callers), now, Dependencies(fleet=lambda: fleet(MIXED))).reconcile(KEY))
 
 
 @pytest.mark.parametrize(("uri", "ways"), [("hf://org/model", 2), ("pvc://models/tiny", 0)])

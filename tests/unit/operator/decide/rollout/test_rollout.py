@@ -12,7 +12,7 @@ from pagoda_operator.api.signals_view import RevisionSignal, ServiceSignals
 from pagoda_operator.decide.replicas.sides import Side
 from pagoda_operator.decide.rollout.canary import judge
 from pagoda_operator.decide.rollout.rollout import decide
-from pagoda_operator.decide.rollout.scene import Scene, share
+from pagoda_operator.decide.rollout.rollout_state import RolloutState, share
 from support.suite.profiles import examples
 
 NOW = 1_800_000_000.0
@@ -33,9 +33,9 @@ def record(strategy="Surge", phase="Progressing", **words):
     return RolloutStatus(revision="hash-new", replaces="hash-old", strategy=strategy, phase=phase, **words)
 
 
-def scene(new, old, wanted=3, **words):
+def state(new, old, wanted=3, **words):
     spec = words.pop("spec", RolloutSpec())
-    return Scene(spec, wanted, new, (old,) if old else (), words.pop("record", record()), now=NOW, **words)
+    return RolloutState(spec, wanted, new, (old,) if old else (), words.pop("record", record()), now=NOW, **words)
 
 
 def counts(it):
@@ -52,12 +52,12 @@ def heard(new, old=None, *, fresh=True):
 
 
 def test_a_first_revision_is_no_rollout():
-    told = decide(scene(side("new"), None, record=None))
+    told = decide(state(side("new"), None, record=None))
     assert (told.targets, told.record, told.weights) == ({"new": 3}, None, {})
 
 
 def test_what_is_decided_is_written_before_it_is_done():
-    told = decide(scene(side("new"), side("old", 3, 3), record=None))
+    told = decide(state(side("new"), side("old", 3, 3), record=None))
     assert (told.targets, told.record) == ({"new": 0, "old": 3}, record())
     assert told.kept == {"old"}
 
@@ -67,42 +67,42 @@ def test_what_is_decided_is_written_before_it_is_done():
     [("Auto", None, "Surge"), ("Auto", 1, "Surge"), ("Auto", 0, "Replace"), ("Surge", 0, "Surge"), ("Replace", 9, "Replace")],
 )
 def test_auto_goes_by_room_and_the_others_by_the_spec(strategy, room, chosen):
-    told = decide(scene(side("new"), side("old", 3, 3), record=None, room=room, spec=RolloutSpec(strategy=strategy)))
+    told = decide(state(side("new"), side("old", 3, 3), record=None, room=room, spec=RolloutSpec(strategy=strategy)))
     assert told.record.strategy == chosen
 
 
 def test_a_surge_without_known_bounds_keeps_the_old_side_whole_until_the_new_one_is():
-    assert counts(scene(side("new"), side("old", 3, 3))) == (3, 3)
-    assert counts(scene(side("new", 3, 2), side("old", 3, 3))) == (3, 3)
-    assert counts(scene(side("new", 3, 3), side("old", 3, 3))) == (3, 0)
-    assert decide(scene(side("new", 3, 3), side("old", 3, 3))).record.phase == "Retiring"
+    assert counts(state(side("new"), side("old", 3, 3))) == (3, 3)
+    assert counts(state(side("new", 3, 2), side("old", 3, 3))) == (3, 3)
+    assert counts(state(side("new", 3, 3), side("old", 3, 3))) == (3, 0)
+    assert decide(state(side("new", 3, 3), side("old", 3, 3))).record.phase == "Retiring"
 
 
 def test_a_bad_revision_beside_a_whole_old_side_is_left_to_mend_itself():
     bad = side("new", 3, 0, broken=3, why="new-1: no such image")
-    told = decide(scene(bad, side("old", 3, 3)))
+    told = decide(state(bad, side("old", 3, 3)))
     assert ((told.targets["new"], told.targets["old"]), told.record.phase) == ((3, 3), "Progressing")
 
 
 def test_a_surge_by_room_exchanges_ready_ones_and_a_hiccup_moves_nothing():
-    assert counts(scene(side("new"), side("old", 3, 3), room=1)) == (1, 3)
-    assert counts(scene(side("new", 1, 1), side("old", 3, 3), room=0)) == (1, 2)
-    assert counts(scene(side("new", 2, 1), side("old", 2, 2), room=0)) == (2, 2)
-    assert counts(scene(side("new", 3, 1), side("old", 1, 1), room=0)) == (3, 1)
-    assert counts(scene(side("new", 2, 2, broken=0), side("old", 1, 1), room=1)) == (3, 1)
+    assert counts(state(side("new"), side("old", 3, 3), room=1)) == (1, 3)
+    assert counts(state(side("new", 1, 1), side("old", 3, 3), room=0)) == (1, 2)
+    assert counts(state(side("new", 2, 1), side("old", 2, 2), room=0)) == (2, 2)
+    assert counts(state(side("new", 3, 1), side("old", 1, 1), room=0)) == (3, 1)
+    assert counts(state(side("new", 2, 2, broken=0), side("old", 1, 1), room=1)) == (3, 1)
 
 
 def test_a_surge_by_room_brings_back_what_the_new_side_cannot_bear():
-    assert counts(scene(side("new", 2, 0, broken=2), side("old", 1, 1), room=1)) == (3, 2)
+    assert counts(state(side("new", 2, 0, broken=2), side("old", 1, 1), room=1)) == (3, 2)
 
 
 def test_surge_asks_for_one_even_without_room_so_that_a_node_may_be_added():
-    assert counts(scene(side("new"), side("old", 3, 3), room=0, spec=RolloutSpec(strategy="Surge"))) == (1, 3)
+    assert counts(state(side("new"), side("old", 3, 3), room=0, spec=RolloutSpec(strategy="Surge"))) == (1, 3)
 
 
 def test_replace_takes_one_old_one_away_then_makes_one_new_one():
     def at(new, old):
-        return counts(scene(new, old, record=record("Replace")))
+        return counts(state(new, old, record=record("Replace")))
 
     assert at(side("new"), side("old", 3, 3)) == (0, 2)
     assert at(side("new"), side("old", 2, 2)) == (1, 2)
@@ -115,7 +115,7 @@ def test_a_moments_doubt_goes_back_to_nothing_that_no_record_speaks_of():
     """Gone back from a canary to the revision before, which is whole: not to what was fled, and not through the steps again."""
     fled = RolloutStatus(revision="hash-old", replaces="hash-new", strategy="Surge", phase="Progressing", step=0)
     for ready in range(4):
-        told = decide(scene(replace(side("new", 3, 3), ready=ready), side("old", 1, 1), record=fled, spec=CANARY))
+        told = decide(state(replace(side("new", 3, 3), ready=ready), side("old", 1, 1), record=fled, spec=CANARY))
         assert (told.targets, told.record, told.weights) == ({"old": 0, "new": 3}, None, {})
 
 
@@ -124,72 +124,72 @@ def test_a_doubt_recalls_no_drain(strategy, room, old):
     """One of the old side drains, for the one new replica there is."""
     for ready in (1, 0):
         new = replace(side("new", 1, 1), ready=ready)
-        assert counts(scene(new, old, wanted=2, record=record(strategy), room=room))[1] == old.replicas - 1
+        assert counts(state(new, old, wanted=2, record=record(strategy), room=room))[1] == old.replicas - 1
 
 
 def test_a_doubt_stops_the_next_drain():
     for ready, left in ((1, 0), (0, 1)):
         new = replace(side("new", 1, 1), ready=ready)
-        assert counts(scene(new, side("old", 1, 1), wanted=2, record=record("Replace")))[1] == left
+        assert counts(state(new, side("old", 1, 1), wanted=2, record=record("Replace")))[1] == left
 
 
 def test_turned_back_the_failing_side_is_looked_at_again_while_the_old_one_is_doubted():
     back, doubted = record(phase="RolledBack", reason="x"), replace(side("old", 3, 3), ready=0, doubt="d", again=5.0)
-    told = decide(scene(side("new", 1, 1), doubted, record=back))
+    told = decide(state(side("new", 1, 1), doubted, record=back))
     assert (told.targets, told.again) == ({"old": 3, "new": 1}, 5.0)
-    assert decide(scene(side("new", 1, 1), side("old", 3, 3), record=back)).targets == {"old": 3, "new": 0}
+    assert decide(state(side("new", 1, 1), side("old", 3, 3), record=back)).targets == {"old": 3, "new": 0}
 
 
 def test_replace_with_a_bad_image_stops_at_the_first_and_brings_the_replaced_one_back():
     bad = side("new", 1, 0, broken=1, why="new-1: no such image")
-    told = decide(scene(bad, side("old", 2, 2), record=record("Replace")))
+    told = decide(state(bad, side("old", 2, 2), record=record("Replace")))
     assert (told.record.phase, told.record.reason) == ("RolledBack", "new-1: no such image")
     back = record("Replace", "RolledBack", reason="x")
-    assert counts(scene(bad, side("old", 2, 2), record=back)) == (0, 2)
-    assert counts(scene(side("new"), side("old", 2, 2), record=back)) == (0, 3)
-    assert counts(scene(side("new", 2, 1, broken=1), side("old", 1, 1), record=back)) == (1, 1)
+    assert counts(state(bad, side("old", 2, 2), record=back)) == (0, 2)
+    assert counts(state(side("new"), side("old", 2, 2), record=back)) == (0, 3)
+    assert counts(state(side("new", 2, 1, broken=1), side("old", 1, 1), record=back)) == (1, 1)
 
 
 def test_turned_back_stays_until_another_revision_is_asked_for():
     back = record(phase="RolledBack", reason="x")
-    told = decide(scene(side("new"), side("old", 3, 3), record=back))
+    told = decide(state(side("new"), side("old", 3, 3), record=back))
     assert (told.targets, told.record, told.kept) == ({"new": 0, "old": 3}, back, {"old"})
-    other = decide(scene(replace(side("new"), hash="hash-third"), side("old", 3, 3), record=back))
+    other = decide(state(replace(side("new"), hash="hash-third"), side("old", 3, 3), record=back))
     assert (other.record.phase, other.record.revision) == ("Progressing", "hash-third")
 
 
 def test_turned_back_at_zero_the_old_side_wakes():
     back = record(phase="RolledBack", reason="x")
-    asleep = decide(scene(side("new"), side("old", proven=True), wanted=0, record=back))
+    asleep = decide(state(side("new"), side("old", proven=True), wanted=0, record=back))
     assert (asleep.targets, asleep.kept, asleep.record) == ({"new": 0, "old": 0}, {"old"}, back)
-    assert counts(scene(side("new"), side("old", proven=True), wanted=1, record=back)) == (0, 1)
+    assert counts(state(side("new"), side("old", proven=True), wanted=1, record=back)) == (0, 1)
 
 
 def test_auto_becomes_replace_when_a_surge_finds_no_place_and_stays_so():
     stuck = side("new", 1, 0, placed=0, short=1, stuck=True)
-    told = decide(scene(stuck, side("old", 3, 3)))
+    told = decide(state(stuck, side("old", 3, 3)))
     assert told.record.strategy == "Replace"
-    after = decide(scene(side("new", 1, 1), side("old", 2, 2), record=record("Replace")))
+    after = decide(state(side("new", 1, 1), side("old", 2, 2), record=record("Replace")))
     assert after.record.strategy == "Replace"
     waiting = side("new", 1, 0, placed=0, short=1)
-    assert decide(scene(waiting, side("old", 3, 3))).again == 10.0
+    assert decide(state(waiting, side("old", 3, 3))).again == 10.0
 
 
 def test_a_retiring_side_comes_back_for_what_breaks_and_not_for_a_hiccup():
     retiring = record(phase="Retiring")
-    assert counts(scene(side("new", 3, 2), side("old", 3, 3), record=retiring)) == (3, 0)
-    assert counts(scene(side("new", 3, 1, broken=2), side("old", 1, 1), record=retiring)) == (3, 2)
+    assert counts(state(side("new", 3, 2), side("old", 3, 3), record=retiring)) == (3, 0)
+    assert counts(state(side("new", 3, 1, broken=2), side("old", 1, 1), record=retiring)) == (3, 2)
 
 
 def test_of_three_revisions_the_third_goes_only_as_far_as_the_others_serve():
     third = side("third", 2, 2)
-    it = Scene(RolloutSpec(), 3, side("new"), (side("old", 2, 2), third), record(), now=NOW)
+    it = RolloutState(RolloutSpec(), 3, side("new"), (side("old", 2, 2), third), record(), now=NOW)
     assert decide(it).targets == {"new": 3, "old": 3, "third": 1}
 
 
 def test_of_older_revisions_yet_as_many_stay_together_as_the_others_lack():
     olds = (side("old", 1, 1), side("third", 2, 2), side("fourth", 2, 2), side("fifth", 1, 1))
-    told = decide(Scene(RolloutSpec(), 4, side("new"), olds, record(), now=NOW)).targets
+    told = decide(RolloutState(RolloutSpec(), 4, side("new"), olds, record(), now=NOW)).targets
     assert {name: told[name] for name in ("third", "fourth", "fifth")} == {"third": 1, "fourth": 2, "fifth": 0}
 
 
@@ -197,7 +197,7 @@ def test_of_older_revisions_yet_as_many_stay_together_as_the_others_lack():
 
 
 def canary(new, old, **words):
-    return scene(new, old, **{"wanted": 10, "spec": CANARY, "record": record(step=0)} | words)
+    return state(new, old, **{"wanted": 10, "spec": CANARY, "record": record(step=0)} | words)
 
 
 def test_a_canary_begins_with_its_share_of_replicas_and_none_of_the_requests():
@@ -335,7 +335,7 @@ def sides(draw, name):
 )  # fmt: skip
 def test_serving_replicas_are_never_taken_below_what_is_wanted(new, old, wanted, room, strategy, phase, step):
     spec = CANARY if step is not None and strategy == "Surge" else RolloutSpec(strategy=strategy)
-    it = Scene(spec, wanted, new, (old,), record(strategy, phase, step=step if strategy == "Surge" else None), room, now=NOW)
+    it = RolloutState(spec, wanted, new, (old,), record(strategy, phase, step=step if strategy == "Surge" else None), room, now=NOW)
     targets = decide(it).targets
     stays = min(new.ready, targets["new"]) + min(old.ready, targets["old"])
     spared = 1 if strategy == "Replace" else 0
@@ -347,8 +347,8 @@ def test_serving_replicas_are_never_taken_below_what_is_wanted(new, old, wanted,
 
 @given(new=sides("new"), old=sides("old"), wanted=SMALL, room=st.none() | SMALL)
 def test_surge_asks_for_no_more_than_twice_and_replace_for_no_more_than_there_are_places(new, old, wanted, room):
-    surge = decide(Scene(RolloutSpec(strategy="Surge"), wanted, new, (old,), record(), room, now=NOW)).targets
+    surge = decide(RolloutState(RolloutSpec(strategy="Surge"), wanted, new, (old,), record(), room, now=NOW)).targets
     assert sum(surge.values()) <= 2 * wanted
     spec = RolloutSpec(strategy="Replace")
-    targets = decide(Scene(spec, wanted, new, (old,), record("Replace"), room, now=NOW)).targets
+    targets = decide(RolloutState(spec, wanted, new, (old,), record("Replace"), room, now=NOW)).targets
     assert targets["new"] <= max(min(new.held, wanted), wanted - max(old.pods, old.replicas)) or new.ready >= wanted

@@ -13,7 +13,7 @@ from pagoda_operator.api.signals_view import EndpointSignal, Seen, ServiceSignal
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES
 from pagoda_operator.decide.replicas.sides import current_side
 from pagoda_operator.watch.caches import Caches
-from pagoda_operator.watch.lacking import Lacking
+from pagoda_operator.watch.unschedulable import Unschedulable
 from support.kube.fake_api import crashed, fetching, is_trial, running, waiting
 from support.worlds.world import KEY, World
 
@@ -243,7 +243,7 @@ def test_a_pod_that_waited_for_devices_and_then_lacks_something_else_has_ten_min
 @pytest.mark.parametrize("jump", [-3600.0, 0.0, 3600.0])
 def test_a_pod_that_lacks_something_has_waited_as_long_as_it_has_whoever_sets_the_clock(jump):
     passed = 0.0
-    lacking = Lacking(lambda: passed)
+    lacking = Unschedulable(lambda: passed)
     pod = Pod("p", "r", "a", meta={"uid": "u"}, unschedulable=True, unscheduled=NO_LABEL, unscheduled_since=1_000_000.0)
     assert lacking.of(KEY, [pod], 1_000_100.0) == {"u": 1_000_000.0}
     passed = 50.0

@@ -26,7 +26,7 @@ from pagoda_operator.decide.render.network import inspection_policy
 from pagoda_operator.decide.render.trial_pod import trial_pod
 from pagoda_operator.decide.replicas.sides import Side
 from pagoda_operator.decide.rollout.rollout import decide
-from pagoda_operator.decide.rollout.scene import Scene
+from pagoda_operator.decide.rollout.rollout_state import RolloutState
 from pagoda_operator.decide.rollout.trial import PATIENCE_S, Trial
 from pagoda_operator.run.settings import Settings
 from support.kube.fake_api import crashed, fetching, is_ready, is_trial, passed, running, scheduled, waiting
@@ -60,7 +60,7 @@ HERE = Trial(there=True, placed=True, told="it runs")
 def decided(tried=NONE, new=NEW, old=OLD, wanted=1, held=None, **words):
     """What is decided of one replica under Replace."""
     told = words.pop("record", None) or record(**words)
-    return decide(Scene(RolloutSpec(strategy=told.strategy), wanted, new, (old,), told, now=NOW, tried=tried, held=held))
+    return decide(RolloutState(RolloutSpec(strategy=told.strategy), wanted, new, (old,), told, now=NOW, tried=tried, held=held))
 
 
 def targets(told):

@@ -22,7 +22,7 @@ def held_names(observed: Observed) -> tuple[str, ...]:
     return tuple(name for name in observed.spec.model.served_names or (observed.meta.name,) if name not in taken)
 
 
-def contested(observed: Observed, draft: Plan) -> Plan:
+def with_name_conflict(observed: Observed, draft: Plan) -> Plan:
     """The plan of a service whose names others hold: told so; where no name is left to it, it starts nothing that is not there yet."""
     if not observed.taken or draft.problem is not None or observed.spec is None:
         return draft

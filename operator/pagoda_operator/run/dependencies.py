@@ -23,7 +23,7 @@ from pagoda_operator.run.events import Recorder
 from pagoda_operator.run.turns import Turns
 from pagoda_operator.watch.caches import Caches
 from pagoda_operator.watch.claims import Claims
-from pagoda_operator.watch.lacking import Lacking
+from pagoda_operator.watch.unschedulable import Unschedulable
 
 
 class Waits(Protocol):
@@ -198,7 +198,7 @@ class Unscaled:
 
 
 @dataclass(frozen=True)
-class Senses:
+class Dependencies:
     """One field per part."""
 
     waits: Waits = nobody_asks
@@ -214,7 +214,7 @@ class Senses:
     fleet: Callable[[], Fleet] = Fleet
     sizes: Callable[[], tuple[Size, ...]] = tuple
     ages: Ages = field(default_factory=WallAges)
-    lacking: Lacking = field(default_factory=Lacking)
+    unschedulable: Unschedulable = field(default_factory=Unschedulable)
     # None: each word is written by the run that says it.
     events: Recorder | None = None
     # None: everything is written at once.

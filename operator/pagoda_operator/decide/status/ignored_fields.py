@@ -31,7 +31,7 @@ _IDLE: Final[Mapping[str, tuple[str, ...]]] = {
 FIELDS: Final = (*_WORDS, *_OF_A_FETCH, _REVISION, *_BLOCKS)
 
 
-def unheeded(spec: InferenceServiceSpec) -> tuple[str, ...]:
+def ignored_fields(spec: InferenceServiceSpec) -> tuple[str, ...]:
     """Names of fields that ask for something else than what is done."""
     words = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     blocks = (name for name, done in _BLOCKS.items() if getattr(spec, name) not in done)
@@ -60,6 +60,6 @@ def _at(words: Mapping[str, Any], field: str) -> bool:
 
 def in_vain(spec: InferenceServiceSpec) -> str:
     """What is added to a service's sentence: a matter of the spec alone, so that it never changes while the spec stands."""
-    yet, idle = unheeded(spec), idle_scaling(spec.scaling) if spec.scaling else ()
+    yet, idle = ignored_fields(spec), idle_scaling(spec.scaling) if spec.scaling else ()
     told = f"; not acted on yet: {', '.join(yet)}" if yet else ""
     return f"{told}; of no effect in mode {spec.scaling.mode}: {', '.join(idle)}" if idle and spec.scaling else told

@@ -14,7 +14,7 @@ from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.state import Key
 
 
-class Lacking:
+class Unschedulable:
     """Of all services."""
 
     def __init__(self, steady: Callable[[], float] | None = None) -> None:

@@ -19,7 +19,7 @@ Strategy = Literal["Surge", "Replace"]
 
 
 @dataclass(frozen=True)
-class Scene:
+class RolloutState:
     """All that is decided by. `room`: how many more replicas find a place now, None where nobody knows."""
 
     spec: RolloutSpec
@@ -64,15 +64,15 @@ class Steps(NamedTuple):
         return self.all[self.at] if self.at is not None and self.at < len(self.all) else None
 
 
-def steps_of(scene: Scene, record: RolloutStatus) -> Steps:
+def steps_of(state: RolloutState, record: RolloutStatus) -> Steps:
     """For the record as it is."""
-    return Steps(scene.spec.canary.steps if scene.spec.canary else (), record.step)
+    return Steps(state.spec.canary.steps if state.spec.canary else (), record.step)
 
 
-def held_s(scene: Scene, record: RolloutStatus) -> float:
+def held_s(state: RolloutState, record: RolloutStatus) -> float:
     """How long ago the record's `since` is."""
     since = unix(record.since)
-    return 0.0 if since is None else scene.now - since if scene.held is None else scene.held
+    return 0.0 if since is None else state.now - since if state.held is None else state.held
 
 
 def share(wanted: int, weight: int) -> int:

@@ -31,7 +31,7 @@ class Cluster(Reader, Writer, Protocol):
     """What the ConfigMap is read from and written to."""
 
 
-class Remembered:
+class NodePools:
     """`fleet`: what is there; `namespace`: the operator's own, None where it has none."""
 
     def __init__(self, cluster: Cluster, fleet: Callable[[], Fleet], namespace: str | None, wall: Callable[[], float]) -> None:
