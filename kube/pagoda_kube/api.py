@@ -10,6 +10,8 @@ import msgspec
 from kubernetes.aio.client import ApiClient, Configuration
 
 OK: Final = 200
+# What decoding raises. Text that is not UTF-8 is none of msgspec's errors.
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError)
 
 
 class ApiFault(Exception):
@@ -54,5 +56,5 @@ def _message(body: bytes) -> str:
     """Of an error; the first of a proxy's page."""
     try:
         return msgspec.json.decode(body, type=Status).message
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return body[:200].decode(errors="replace")

@@ -1,8 +1,8 @@
 """The cache of one kind of objects, fed by lists, by a watch and by the answers to own writes. Pure: it opens no socket and reads no clock.
 
 Whatever comes late or twice, the newest version of an object counts: an event that was on its way when a list or a write's answer showed
-more is old news, and so is any event up to the version of a list that was taken. Kubernetes promises since 1.35 that the versions of one kind compare as numbers (KEP-5504), and before it they always
-were. A version that is no number is believed.
+more is old news, and so is any event up to the version of a list that was taken. Kubernetes promises since 1.35 that the versions of one
+kind compare as numbers (KEP-5504), and before it they always were. A version that is no number is believed.
 
 A list is taken whole: what it lacks is gone, unless it is newer than the list. A list that is older than what was known when it was asked
 for comes from a store that was set back (restored from a backup). All of it is believed, and nothing that was known before.

@@ -17,7 +17,7 @@ import aiohttp
 import msgspec
 import structlog
 
-from pagoda_kube.api import ApiFault, Status
+from pagoda_kube.api import UNREADABLE, ApiFault, Status
 from pagoda_kube.cache import Cache, Item
 
 log = structlog.get_logger()
@@ -61,7 +61,7 @@ class Kind(NamedTuple, Generic[V]):
     """What is followed: the path of its lists, what selects, and how an object is read."""
 
     path: str
-    read: Callable[[bytes], Item[V]]
+    read: Callable[[msgspec.Raw], Item[V]]
     query: tuple[tuple[str, str], ...] = ()
 
 
@@ -93,8 +93,8 @@ class Reflector(Generic[V]):
         await self._forever(self._wait_and_list)
 
     async def list(self) -> str:
-        """Takes one complete list and returns its version. May be called beside `run`. ApiFault, aiohttp.ClientError, OSError or
-        msgspec.DecodeError where it fails; then the cache is as before."""
+        """Takes one complete list and returns its version. May be called beside `run`. ApiFault, aiohttp.ClientError, OSError or one of
+        UNREADABLE where it fails; then the cache is as before."""
         since, items, page = self._cache.newest, list[Item[V]](), ""
         while True:
             query = [*self._kind.query, ("limit", str(_PAGE)), *([("continue", page)] if page else [])]
@@ -111,14 +111,14 @@ class Reflector(Generic[V]):
         return part.metadata.resource_version
 
     async def _forever(self, turn: Callable[[], Awaitable[None]]) -> None:
-        """Turn after turn. One that ended within seconds is a fault's, whatever it said: a server that ends each watch at once is not listed
-        ten times a second."""
+        """Turn after turn. One that ended within seconds is a fault's, whatever it said: a server that ends each watch at once is not
+        listed ten times a second."""
         pause, clock = _BACKOFF_S[0], asyncio.get_running_loop().time
         while True:
             began = clock()
             try:
                 await turn()
-            except (ApiFault, aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
+            except (ApiFault, aiohttp.ClientError, OSError, *UNREADABLE) as error:
                 log.warning("watch_failed", path=self._kind.path, error=f"{type(error).__name__}: {error}")
             if clock() - began > _BACKOFF_S[1]:
                 pause = _BACKOFF_S[0]

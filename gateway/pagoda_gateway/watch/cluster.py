@@ -1,19 +1,19 @@
 """Watches InferenceServices and replicas' pods in the whole cluster and keeps the cache as they say. Started by serve/process.py.
 
-reflector.py follows one kind; here is what is read of an object. It writes nothing to the cluster.
+pagoda_kube follows each kind; here is what is read of an object. While the API server is away, the cache stays as it is, and the gateway
+goes on serving. It writes nothing to the cluster.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final, TypeVar
 
-import aiohttp
 import msgspec
 from kubernetes.aio import config
-from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.client import Configuration
 from pagoda_contracts.names import (
     ANNOTATION_DEVICE_FAULT,
     ANNOTATION_DRAIN_DEADLINE,
@@ -26,10 +26,36 @@ from pagoda_contracts.names import (
     VERSION,
 )
 from pagoda_contracts.resources.service import INFERENCE_SERVICE
+from pagoda_kube.api import KubernetesApi
+from pagoda_kube.cache import Cache, Changed, Item, Key
+from pagoda_kube.reflector import Kind, Reflector, Signs
 
 from pagoda_gateway.watch.cache import EndpointCache
-from pagoda_gateway.watch.reflector import Meta, Reflector, Store
 from pagoda_gateway.watch.services import Replica, Service
+
+V = TypeVar("V")
+
+
+class Meta(msgspec.Struct, rename="camel"):
+    """The part of metadata that routing reads."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    creation_timestamp: str = ""
+    deletion_timestamp: str | None = None
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+    @property
+    def key(self) -> str:
+        """namespace/name."""
+        return f"{self.namespace}/{self.name}"
+
+    def item(self, value: V | None) -> Item[V]:
+        """The object in pagoda_kube's words."""
+        return Item(Key(self.namespace, self.name), self.resource_version, value)
 
 
 class _Model(msgspec.Struct, rename="camel"):
@@ -94,54 +120,51 @@ class PodObject(msgspec.Struct, rename="camel"):
         )
 
 
+def read_service(raw: msgspec.Raw) -> Item[Service]:
+    """An InferenceService as the API server writes it."""
+    read = msgspec.json.decode(raw, type=ServiceObject)
+    return read.metadata.item(read.parsed())
+
+
+def read_pod(raw: msgspec.Raw) -> Item[Replica]:
+    """A replica's pod as the API server writes it."""
+    read = msgspec.json.decode(raw, type=PodObject)
+    return read.metadata.item(read.parsed())
+
+
+SERVICES: Final = Kind(f"/apis/{GROUP}/{VERSION}/{INFERENCE_SERVICE.plural}", read_service)
+PODS: Final = Kind("/api/v1/pods", read_pod, (("labelSelector", LABEL_SERVICE),))
+
+
 async def watch(cache: EndpointCache, kubeconfig: Path | None) -> None:
     """Keeps the cache as the cluster says, until it is cancelled. `kubeconfig` None: the pod's own account."""
-    api = await _connect(kubeconfig)
-    services = Store(ServiceObject, lambda read: cache.put_service(read.parsed()), cache.delete_service)
-    pods = Store(PodObject, partial(_put_pod, cache), cache.delete_replica)
+    api = KubernetesApi(await _configuration(kubeconfig))
+    services = Cache[Service](_telling(cache.put_service, cache.delete_service))
+    replicas = Cache[Replica](_telling(cache.put_replica, cache.delete_replica))
     try:
         async with asyncio.TaskGroup() as both:
-            path = f"/apis/{GROUP}/{VERSION}/{INFERENCE_SERVICE.plural}"
-            both.create_task(Reflector(api, path, services, lambda: cache.mark_synced("services")).run())
-            selected = [("labelSelector", LABEL_SERVICE)]
-            both.create_task(Reflector(api, "/api/v1/pods", pods, lambda: cache.mark_synced("replicas"), selected).run())
+            both.create_task(Reflector(api, SERVICES, services, Signs(lambda: cache.mark_synced("services"))).run())
+            both.create_task(Reflector(api, PODS, replicas, Signs(lambda: cache.mark_synced("replicas"))).run())
     finally:
         await api.close()
 
 
-def _put_pod(cache: EndpointCache, pod: PodObject) -> None:
-    replica = pod.parsed()
-    if replica is None:
-        cache.delete_replica(pod.metadata.key)
-    else:
-        cache.put_replica(replica)
+def _telling(put: Callable[[V], None], delete: Callable[[str], None]) -> Changed[V]:
+    """What routing sees of an object is put; one of which it sees nothing any more is deleted."""
+
+    def changed(key: Key, _before: V | None, after: V | None) -> None:
+        if after is None:
+            delete(f"{key.namespace}/{key.name}")
+        else:
+            put(after)
+
+    return changed
 
 
-async def _connect(kubeconfig: Path | None) -> KubernetesApi:
+async def _configuration(kubeconfig: Path | None) -> Configuration:
     configuration = Configuration()
     if kubeconfig is None:
         config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     else:
         await config.load_kube_config(config_file=str(kubeconfig), client_configuration=configuration)  # type: ignore[no-untyped-call]
-    return KubernetesApi(ApiClient(configuration))
-
-
-class KubernetesApi:
-    """reflector.py's Api by the client library, which handles kubeconfigs, TLS and the renewal of a pod's token. Raw JSON only."""
-
-    def __init__(self, client: ApiClient) -> None:
-        self._client = client
-
-    async def get(self, path: str, query: Sequence[tuple[str, str]], limits: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
-        """Returns the answer's head."""
-        headers = {"accept": "application/json"}
-        request = await self._client.param_serialize(
-            "GET", path, query_params=list(query), header_params=headers, auth_settings=["BearerToken"]
-        )
-        answer = await self._client.call_api(*request, _request_timeout=limits)
-        response: aiohttp.ClientResponse = answer.response
-        return response
-
-    async def close(self) -> None:
-        """Closes its connections."""
-        await self._client.close()  # type: ignore[no-untyped-call]
+    return configuration

@@ -112,7 +112,54 @@ def test_of_what_nothing_is_kept_the_version_is_known():
     assert not cache.put(item(A, 4, "old"))
 
 
-# A store with a life of its own; a watch that tells it late, in order; lists and writes' answers that overtake the watch.
+class Life:
+    """A store with a life of its own; a watch that tells it late, in order; lists and writes' answers that overtake the watch."""
+
+    def __init__(self):
+        self.cache, self.objects, self.version = Cache(), {}, 0
+        self.history, self.told = [], 0
+        self.heard = {A: 0, B: 0}  # the newest that the cache can have heard of each
+
+    def write(self, key):
+        self.version += 1
+        self.objects[key] = self.version
+        self.history.append((key, self.version, True))
+
+    def own(self, key):
+        self.write(key)
+        self.cache.put(item(key, self.version, self.version))
+        self.heard[key] = self.version
+
+    def delete(self, key):
+        if self.objects.pop(key, None) is not None:
+            self.version += 1
+            self.history.append((key, self.version, False))
+
+    def tell(self, _key=None):
+        if self.told < len(self.history):
+            key, at, lives = self.history[self.told]
+            self.told += 1
+            if lives:
+                self.cache.put(item(key, at, at))
+            else:
+                self.cache.drop(key, str(at))
+            self.heard[key] = max(self.heard[key], at)
+
+    def list(self, _key):
+        self.cache.replace([item(key, at, at) for key, at in self.objects.items()], str(self.version), self.cache.newest)
+        self.heard = dict.fromkeys(self.heard, self.version)
+
+    def known(self, key):
+        found = self.cache.get(key)
+        return found.number if found else 0
+
+    def held(self, key):
+        """What the store held of it at the newest moment that was heard of."""
+        moments = [(at, lives) for which, at, lives in self.history if which == key and at <= self.heard[key]]
+        at, lives = moments[-1] if moments else (0, False)
+        return at if lives else 0
+
+
 STEPS = st.lists(
     st.tuples(st.sampled_from(["write", "delete", "tell", "tell", "list", "own"]), st.sampled_from([A, B])), min_size=1, max_size=40
 )
@@ -120,45 +167,13 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_however_lists_events_and_own_writes_overtake_each_other_nothing_newer_is_undone(steps):
-    cache, _ = made()
-    store, history, version, told = {}, [], 0, 0
-    newest = {A: 0, B: 0}  # the newest that the cache can have heard of each
-
-    def known(key):
-        found = cache.get(key)
-        return found.number if found else 0
-
+    life = Life()
     for step, key in steps:
-        before = {one: known(one) for one in (A, B)}
-        if step in ("write", "own"):
-            version += 1
-            store[key] = version
-            history.append(("put", key, version))
-            if step == "own":
-                cache.put(item(key, version, version))
-                newest[key] = version
-        elif step == "delete" and key in store:
-            version += 1
-            del store[key]
-            history.append(("drop", key, version))
-        elif step == "tell" and told < len(history):
-            kind, which, at = history[told]
-            told += 1
-            if kind == "put":
-                cache.put(item(which, at, at))
-            else:
-                cache.drop(which, str(at))
-            newest[which] = max(newest[which], at)
-        elif step == "list":
-            cache.replace([item(one, at, at) for one, at in store.items()], str(version), cache.newest)
-            newest = dict.fromkeys(newest, version)
+        before = {one: life.known(one) for one in (A, B)}
+        getattr(life, step)(key)
         for one in (A, B):
-            assert known(one) >= before[one] or known(one) == 0
-            # What is kept is what the store held at the newest moment that was heard of, or later.
-            held = next((at if kind == "put" else 0 for kind, which, at in reversed(history) if which == one and at <= newest[one]), 0)
-            assert known(one) == held
-    while told < len(history):
-        kind, which, at = history[told]
-        told += 1
-        cache.put(item(which, at, at)) if kind == "put" else cache.drop(which, str(at))
-    assert cache.values() == store
+            assert life.known(one) >= before[one] or life.known(one) == 0
+            assert life.known(one) == life.held(one)
+    while life.told < len(life.history):
+        life.tell()
+    assert life.cache.values() == life.objects

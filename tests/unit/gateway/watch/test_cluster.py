@@ -1,4 +1,8 @@
-"""What is read of an InferenceService and of a replica's pod."""
+"""What is read of an InferenceService and of a replica's pod, and how the gateway's cache follows them."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
@@ -9,8 +13,10 @@ from pagoda_contracts.names import (
     LABEL_SERVICE,
     LABEL_SERVICE_UID,
 )
-from pagoda_gateway.watch.cluster import PodObject, ServiceObject
+from pagoda_gateway.watch.cache import EndpointCache
+from pagoda_gateway.watch.cluster import PODS, SERVICES, PodObject, ServiceObject, watch
 from pagoda_gateway.watch.services import Replica, Service
+from support.servers.scripted_api import Held, Script, event, page, scripted_api
 
 
 def pod(name: str, **metadata) -> dict:
@@ -57,3 +63,77 @@ def test_a_services_status_tells_the_weights_and_a_pods_annotation_that_its_devi
     meta = {"name": "p", "namespace": "ns", "labels": {LABEL_REVISION: "a"}, "annotations": {ANNOTATION_DEVICE_FAULT: "Xid 79"}}
     replica = msgspec.convert({"metadata": meta, "status": {"podIP": "10.0.0.1"}}, PodObject).parsed()
     assert (replica.revision, replica.device_fault) == ("a", "Xid 79")
+
+
+class Followed:
+    """A cache that follows a scripted API server."""
+
+    def __init__(self, services: Script, pods: Script) -> None:
+        self.cache, self.services, self.pods = EndpointCache(), services, pods
+        self.gone: asyncio.Queue[str] = asyncio.Queue()
+        self.cache.on_replica_removed = self.gone.put_nowait
+
+    def addresses(self, model: str) -> dict[str, str]:
+        service = self.cache.resolve(model)
+        return {endpoint.name: endpoint.address for endpoint in self.cache.endpoints(service)} if service else {}
+
+
+@pytest.fixture
+async def followed(tmp_path) -> AsyncIterator[Followed]:
+    async with scripted_api() as (url, scripts):
+        named = {"name": "it", "context": {"cluster": "it", "user": "it"}, "cluster": {"server": url}, "user": {"token": "t"}}
+        config = {"current-context": "it", "contexts": [named], "clusters": [named], "users": [named]}
+        (tmp_path / "kubeconfig").write_text(json.dumps(config))
+        made = Followed(scripts[SERVICES.path], scripts[PODS.path])
+        task = asyncio.create_task(watch(made.cache, tmp_path / "kubeconfig"))
+        yield made
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+def service(name: str, version: str = "1") -> dict:
+    return {"metadata": {"name": name, "namespace": "ns", "uid": "u", "resourceVersion": version}}
+
+
+def replica(name: str, version: str = "1", ip: str = "10.0.0.7") -> dict:
+    return pod(name, labels={LABEL_SERVICE: "s"}, resourceVersion=version) | {"status": {"podIP": ip}}
+
+
+async def test_it_is_synced_after_the_first_whole_lists_of_both_kinds(followed):
+    followed.services.say(page(service("s")))
+    await followed.services.next_query()
+    assert "watch" in await followed.services.next_query()
+    followed.pods.say(page(replica("a"), more="next"))
+    assert (await followed.pods.next_query())["labelSelector"] == LABEL_SERVICE
+    assert "continue" in await followed.pods.next_query()
+    assert (followed.cache.synced, followed.addresses("s")) == (False, {})
+    followed.pods.say(page(replica("b", ip="10.0.0.8")))
+    assert "watch" in await followed.pods.next_query()
+    assert (followed.cache.synced, followed.addresses("s")) == (True, {"ns/a": "10.0.0.7:8000", "ns/b": "10.0.0.8:8000"})
+
+
+async def test_a_pod_that_ends_loses_its_address_or_is_deleted_is_no_endpoint_any_more(followed):
+    told = Held()
+    followed.services.say(page(service("s")))
+    followed.pods.say(page(replica("a"), replica("b"), replica("c"), replica("d")), told)
+    ended = replica("a", "11")
+    ended["status"]["phase"] = "Failed"
+    for line in (event("MODIFIED", ended), event("MODIFIED", replica("b", "12", ip="")), event("DELETED", replica("c", "13"))):
+        told.put_nowait(line)
+    assert [await asyncio.wait_for(followed.gone.get(), 60) for _ in range(3)] == ["ns/a", "ns/b", "ns/c"]
+    assert followed.addresses("s") == {"ns/d": "10.0.0.7:8000"}
+
+
+async def test_while_the_api_server_is_away_the_last_state_stays_in_use_and_its_end_brings_the_news(followed):
+    followed.services.say(page(service("s")), 503, 503)
+    followed.pods.say(page(replica("a")), 503, 503)
+    for script in (followed.services, followed.pods):
+        assert ["watch" in await script.next_query() for _ in range(4)] == [False, True, False, False]
+    assert (followed.cache.synced, followed.addresses("s")) == (True, {"ns/a": "10.0.0.7:8000"})
+    followed.services.say(page(service("s"), service("t", "21"), version="30"))
+    followed.pods.say(page(replica("b", "22", ip="10.0.0.8"), version="30"))
+    for script in (followed.services, followed.pods):
+        assert "watch" in await script.next_query()
+    assert followed.cache.resolve("t").key == "ns/t"
+    assert followed.addresses("s") == {"ns/b": "10.0.0.8:8000"}
