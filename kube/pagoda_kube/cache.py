@@ -91,24 +91,29 @@ class Cache(Generic[V]):
     def replace(self, items: Iterable[Item[V]], version: str, since: int, among: Iterable[Key] | None = None) -> int:
         """Takes a list by a quorum read, with the list's own version. `since`: `newest` before it was asked for. `among`: what a list of
         some objects would have held; None for a list of all. Returns how many objects it changed."""
-        listed, found, changed = as_number(version), set[Key](), 0
-        back = listed is not None and listed < since
-        if back:
+        listed = as_number(version)
+        if listed is not None and listed < since:
             self._ended.clear()
+            self._known = {key: known._replace(number=None) for key, known in self._known.items()}
             self._newest = self._listed = 0
-        for item in items:
-            found.add(item.key)
-            changed += self._keep(item, as_number(item.version)) if back else self.put(item)
-        for key in [key for key in (self._known if among is None else among) if key not in found]:
-            known = self._known.get(key)
-            if known is not None and (back or listed is None or (known.number or 0) <= listed):
-                changed += self._forget(key)
+        if listed is not None and listed < self._listed:
+            return 0  # a later list was faster
+        read = {item.key: item for item in items}
+        gone = [key for key in (self._known if among is None else among) if key not in read]
+        changed = sum([self._keep(item, as_number(item.version)) for item in read.values() if not self._is_newer(item.key, listed)])
+        changed += sum([self._forget(key) for key in gone if not self._is_newer(key, listed)])
         if listed is not None:
             self._newest = max(self._newest, listed)
             if among is None:
-                self._listed = max(self._listed, listed)
+                self._listed = listed
                 self._ended = {key: end for key, end in self._ended.items() if end > listed}
         return changed
+
+    def _is_newer(self, key: Key, listed: int | None) -> bool:
+        """Whether something was told of an object that is newer than a list."""
+        known = self._known.get(key)
+        newest = max(self._ended.get(key, -1), known.number if known is not None and known.number is not None else -1)
+        return listed is not None and newest > listed
 
     def _is_old(self, key: Key, number: int | None) -> bool:
         if number is None:

@@ -8,10 +8,9 @@ from collections.abc import Awaitable, Iterable
 from typing import Final
 
 import aiohttp
-import msgspec
 import structlog
 from pagoda_contracts.names import LABEL_SERVICE
-from pagoda_kube.api import ApiFault
+from pagoda_kube.api import UNREADABLE, ApiFault
 from pagoda_kube.reflector import LIST_EVERY_S, Api, Kind, Reflector, Signs
 
 from pagoda_operator.api.state import (
@@ -69,7 +68,7 @@ async def _until_listed(resource: Resource, reflector: Reflector[Seen]) -> None:
         try:
             await reflector.list()
             return
-        except (ApiFault, aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
+        except (ApiFault, aiohttp.ClientError, OSError, *UNREADABLE) as error:
             structlog.get_logger().warning("not_listed", kind=resource.kind, error=f"{type(error).__name__}: {error}")
         await asyncio.sleep(_TRY_AGAIN_S)
 

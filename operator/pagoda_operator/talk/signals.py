@@ -1,6 +1,6 @@
 """What all gateways say, as one view per service (signals_view.py). Pure: frames and a clock go in, views and wake-ups come out.
 
-Fed by listen.py; asked by `reconcile` through Dependencies. Held requests add up over gateways; what replicas say of themselves every gateway
+Fed by listen.py; asked by `reconcile`. Held requests add up over gateways; what replicas say of themselves every gateway
 repeats, so it is taken from the one that hears most of them. A wake-up comes when something changed that a decision may hang on,
 never for each frame; what scaling decides by is measured in bins, and told as `measured` at the end of each, or within a second where more
 wait than before: a queue that grows must not wait for five.

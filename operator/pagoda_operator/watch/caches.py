@@ -92,7 +92,7 @@ class Caches:
         """The cache of each kind."""
         return self._kinds
 
-    def reader_of(self, resource: Resource) -> Callable[[bytes], Item[Seen]]:
+    def reader_of(self, resource: Resource) -> Callable[[msgspec.Raw], Item[Seen]]:
         """Reads an object of a list or an event. Items of a list do not say what they are; everything else about them is as in a GET."""
         kind = {"apiVersion": resource.api_version, "kind": resource.kind}
         return lambda raw: item(resource, kind | msgspec.json.decode(raw, type=dict))

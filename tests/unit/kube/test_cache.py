@@ -98,6 +98,23 @@ def test_a_store_that_was_set_back_is_believed_whole():
     assert told[-1] == ("a", "restored", "edited")
 
 
+def test_a_list_heals_what_a_store_that_was_set_back_hid():
+    """Its versions had passed the old ones before the next list: nobody saw that they went back."""
+    cache, _ = made()
+    cache.replace([item(A, 300, "lost")], "310", cache.newest)
+    assert not cache.put(item(B, 305))  # as old as the list that was taken before the store went back
+    assert cache.replace([item(A, 250, "restored"), item(B, 305)], "320", cache.newest) == 2
+    assert cache.values() == {A: "restored", B: "v"}
+
+
+def test_a_list_that_a_later_one_overtook_is_not_taken():
+    cache, _ = made()
+    since = cache.newest
+    cache.replace([item(A, 5)], "20", since)
+    assert cache.replace([item(B, 6)], "10", since) == 0
+    assert cache.values() == {A: "v"}
+
+
 def test_versions_that_are_no_numbers_are_believed():
     cache, _ = made()
     cache.put(item(A, "x9", "one"))

@@ -87,7 +87,7 @@ async def test_pages_become_one_list_and_a_watch_begins_at_its_version(scene):
     assert first == {"labelSelector": "l", "limit": "250"}
     assert await scene.server.next_query() == first | {"continue": "next"}
     watch = await scene.server.next_query()
-    assert 240 <= int(watch.pop("timeoutSeconds")) <= 360
+    assert 1440 <= int(watch.pop("timeoutSeconds")) <= 2160
     assert watch == {"labelSelector": "l", "watch": "1", "allowWatchBookmarks": "true", "resourceVersion": "20"}
     assert await scene.server.next_query() == first
     assert scene.known == {"b": "1", "c": "21", "d": "1"}
@@ -156,6 +156,26 @@ async def test_a_bookmark_is_a_sign_of_life_and_changes_nothing(scene):
     watch.put_nowait(None)
     assert await scene.asked(1) == ["list"]
     assert scene.known == {"a": "1", "b": "12"}
+
+
+async def test_what_a_watch_keeps_back_is_found_by_a_list_beside_it(idle):
+    due = asyncio.Event()
+
+    class Gated(Reflector):
+        async def _wait_and_list(self) -> None:
+            await due.wait()
+            due.clear()
+            await self.list()
+
+    idle.server.say(page(pod("a")), Held(), page(pod("a"), pod("kept-back", "12"), version="20"))
+    task = asyncio.create_task(Gated(idle.api, PODS, idle.cache).run())
+    assert await idle.asked(2) == ["list", "watch 10"]
+    due.set()
+    assert await idle.asked(1) == ["list"]
+    await idle.hears(("a", "1"), ("kept-back", "12"))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 async def test_a_watch_that_falls_silent_ends(scene, monkeypatch):
@@ -242,7 +262,8 @@ class Hours:
 
 async def test_a_server_that_ends_each_watch_at_once_is_listed_ever_more_rarely(monkeypatch):
     hours = Hours(monkeypatch, [0.0] * 100_000)
-    await hours.until_over(Reflector(hours, PODS, Cache()).run())
+    made = Reflector(hours, PODS, Cache())
+    await hours.until_over(made._forever(made._follow))  # without the lists beside it
     assert hours.asked[:4] == ["list", "watch", "list", "watch"]
     assert hours.pauses[0] <= 0.15
     assert all(2.5 <= pause <= 7.5 for pause in hours.pauses[6:])
@@ -251,7 +272,8 @@ async def test_a_server_that_ends_each_watch_at_once_is_listed_ever_more_rarely(
 
 async def test_after_a_watch_that_lasted_the_list_does_not_wait(monkeypatch):
     hours = Hours(monkeypatch, [0.0] * 10 + [300.0] * 3 + [0.0, 0.0])
-    await hours.until_over(Reflector(hours, PODS, Cache()).run())
+    made = Reflector(hours, PODS, Cache())
+    await hours.until_over(made._forever(made._follow))  # without the lists beside it
     assert min(hours.pauses[6:10]) >= 2.5
     assert max(hours.pauses[10:13]) <= 0.15
 
