@@ -1,4 +1,4 @@
-"""What one run asked of the API server, and how long it waited for answers. Begun by queue.py, counted by cluster.py and batched.py.
+"""What one run asked of the API server, and how long it waited for answers. Begun by queue.py, counted by cluster.py.
 
 It goes with the run's context, and with that of whatever the run begins: none of what lies between knows of it.
 """
@@ -15,7 +15,7 @@ from typing import Final
 
 @dataclass
 class Tally:
-    """`requests` that were sent for this run alone, `writes` among them; what is read for many runs at once is only waited for."""
+    """`requests` that were sent for this run, `writes` among them."""
 
     requests: int = 0
     writes: int = 0
@@ -61,13 +61,3 @@ def sent(*, write: bool) -> None:
     if (tally := _RUN.get()) is not None:
         tally.requests += 1
         tally.writes += write
-
-
-@contextmanager
-def for_many() -> Iterator[None]:
-    """What begins here is nobody's own."""
-    token = _RUN.set(None)
-    try:
-        yield
-    finally:
-        _RUN.reset(token)

@@ -20,7 +20,6 @@ from pagoda_operator.decide.render.children import Owner
 from pagoda_operator.inventory.fleet import Fleet
 from pagoda_operator.inventory.sizes import Size
 from pagoda_operator.run.events import Recorder
-from pagoda_operator.run.turns import Turns
 from pagoda_operator.watch.caches import Caches
 from pagoda_operator.watch.claims import Claims
 from pagoda_operator.watch.unschedulable import Unschedulable
@@ -217,5 +216,3 @@ class Dependencies:
     unschedulable: Unschedulable = field(default_factory=Unschedulable)
     # None: each word is written by the run that says it.
     events: Recorder | None = None
-    # None: everything is written at once.
-    turns: Turns | None = None

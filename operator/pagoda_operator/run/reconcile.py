@@ -26,7 +26,6 @@ from pagoda_operator.api.state import DEPLOYMENTS, PODS, Key, Observed, Resource
 from pagoda_operator.decide.plan import Plan, owner_of, plan
 from pagoda_operator.decide.render.writes import Annotate, Create, Delete
 from pagoda_operator.decide.status.name_conflict import with_name_conflict
-from pagoda_operator.decide.status.outdated import alone
 from pagoda_operator.decide.status.status import status
 from pagoda_operator.inventory.digest import digest
 from pagoda_operator.inventory.fleet import Fleet
@@ -159,18 +158,9 @@ class Reconciler:
     async def _deeds(self, key: Key, observed: Observed, draft: Plan) -> Outcome:
         """What a plan asks for, and when to look again."""
         self._dependencies.waits(key, waiting=_wants_devices(observed, draft))
-        turn = 0.0 if draft.writes or draft.tells else self._turn(key, observed, draft)
-        if turn:
-            outcome = Outcome(again=min(wait for wait in (_again(observed, draft), turn) if wait is not None))
-        else:
-            outcome = await self._carry_out(key, observed, draft)
+        outcome = await self._carry_out(key, observed, draft)
         await self._dependencies.scaling.keep(key, observed)
         return self._in_time(key, outcome)
-
-    def _turn(self, key: Key, observed: Observed, draft: Plan) -> float:
-        """In how many seconds its status is to be written: what moves nothing has its turn."""
-        turns, wanted = self._dependencies.turns, self._status(observed, draft)
-        return turns.wait(key) if turns is not None and alone(wanted, observed.raw_status) else 0.0
 
     def _in_time(self, key: Key, outcome: Outcome) -> Outcome:
         """Back when scaling can decide otherwise by time alone, if that is before the resync."""
@@ -193,8 +183,6 @@ class Reconciler:
         self._dependencies.scaling.forget(key)
         self._dependencies.ages.forget(key)
         self._dependencies.unschedulable.forget(key)
-        if self._dependencies.turns is not None:
-            self._dependencies.turns.forget(key)
         # The last pod's end may go unseen by a broken watch, and nothing else would look here again.
         holds = await self._dependencies.quota.gone(key)
         return Outcome(again=_LEFT) if holds else Outcome(gone=True)

@@ -28,7 +28,6 @@ from pagoda_operator.run.queue import KeyedQueue
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.scaler import Scaler
 from pagoda_operator.run.settings import Settings
-from pagoda_operator.run.turns import Turns
 from pagoda_operator.serve import probes
 from pagoda_operator.serve.feeds import Feeds
 from pagoda_operator.serve.metrics import Gauges, Metrics
@@ -89,9 +88,7 @@ def parts(made: Core, feeds: Feeds) -> list[Awaitable[None]]:
     teller = Teller(made.cluster, lambda: made.caches.all(QUOTAS), quotas, _utc, lambda: singles(fleet()))
     dependencies = replace(dependencies, daemons=daemons, keys=keys, quota=quotas, fleet=fleet)
     events = Recorder(made.cluster, made.settings.identity, beside=True)
-    dependencies = replace(
-        dependencies, ages=Ages(time.monotonic), unschedulable=Unschedulable(time.monotonic), turns=Turns(time.monotonic), events=events
-    )
+    dependencies = replace(dependencies, ages=Ages(time.monotonic), unschedulable=Unschedulable(time.monotonic), events=events)
     reconciler = Reconciler(made.cluster, made.settings, _utc, dependencies)
     made.queue.add(DEFAULT_KEY)
     beside = [made.metrics.sample(gauges(made, events.waiting)), made.lease.run(), listener.run(), *feeds.runs()]

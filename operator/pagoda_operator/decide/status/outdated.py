@@ -6,8 +6,8 @@ A rendering is pinned once something runs it (`pinning.py`); an edited profile o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 from pagoda_operator.api.errors import SpecProblem
 from pagoda_operator.api.state import CONTROLLER_REVISIONS, DEPLOYMENTS, Observed
@@ -18,7 +18,6 @@ from pagoda_operator.decide.render.overlay import lost, written
 
 _PARTS: Final = ("podTemplate", "daemonConfig", CLAIM)
 _MOST: Final = 512
-_WORD: Final = "outdated"
 
 
 def outdated(observed: Observed, plan: Plan) -> str | None:
@@ -33,12 +32,6 @@ def outdated(observed: Observed, plan: Plan) -> str | None:
     except SpecProblem:
         return observed.status.outdated
     return ", ".join(_differences(kept.body["data"], fresh))[:_MOST] or None
-
-
-def alone(wanted: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
-    """Whether one status says nothing else than the other but for this."""
-    both = (wanted, told)
-    return wanted != told and len({name for status in both for name in status if wanted.get(name) != told.get(name)} - {_WORD}) == 0
 
 
 def _differences(kept: Manifest, fresh: Manifest) -> Iterator[str]:
