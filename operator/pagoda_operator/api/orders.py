@@ -13,7 +13,7 @@ from pagoda_contracts.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAIN_DE
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class Order:
     """Drain for `left_ms` more, which is until `deadline_ms` (Unix milliseconds) by our clock; or, where that is None, serve again."""
 
     pod: str
@@ -57,7 +57,7 @@ class Answer:
         late = before is not None and before.stand is Stand.DRAINING and self.stand is Stand.SILENT and abs(now - before.at) < LATE_S
         return before if before is not None and late else replace(self, at=now)
 
-    def tells_more(self, before: Answer) -> bool:
+    def is_news(self, before: Answer) -> bool:
         """Whether a decision may hang on the difference; how many are left is none."""
         return (self.stand, self.drained) != (before.stand, before.drained)
 
@@ -65,16 +65,16 @@ class Answer:
 class Orders(Protocol):
     """Who carries orders out."""
 
-    async def give(self, tells: Sequence[Tell]) -> dict[str, Answer]:
+    async def give(self, orders: Sequence[Order]) -> dict[str, Answer]:
         """All of them at once; answers by the pod's uid. Superseded where a daemon has obeyed a later leader."""
 
 
 class Nobody:
     """Stand-in where no daemon can be dialled: each is drained by its own deletion."""
 
-    async def give(self, tells: Sequence[Tell]) -> dict[str, Answer]:
+    async def give(self, orders: Sequence[Order]) -> dict[str, Answer]:
         """Refused, all of them."""
-        return {tell.uid: Answer(Stand.REFUSED) for tell in tells}
+        return {order.uid: Answer(Stand.REFUSED) for order in orders}
 
 
 def written(annotations: Mapping[str, str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_contracts.resources.traffic import RolloutSpec
 
 from pagoda_operator.api.errors import SpecProblem
-from pagoda_operator.api.orders import Tell
+from pagoda_operator.api.orders import Order
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, Child, Observed
 from pagoda_operator.decide.children.converge import converge, wanted
 from pagoda_operator.decide.children.isolation import isolate
@@ -58,7 +58,7 @@ class Plan:
     # No quota has room for what this would make more of; it is not among the writes.
     over_quota: str = ""
     # Orders to daemons, given after the writes; pods on their way out.
-    tells: tuple[Tell, ...] = ()
+    orders: tuple[Order, ...] = ()
     leaving: tuple[str, ...] = ()
     health: Health = field(default_factory=Health)
     rollout: Rollout | None = None
@@ -72,7 +72,7 @@ def plan(observed: Observed) -> Plan:
     if swapping and draft.rollout is None:  # nothing is decided, and one on its way out still makes way for another
         toward = relieved_steps(observed, health, {child.name: child.ordered for child in running(observed)}, "")
         writes = (*draft.writes, *toward.annotate, *rescaled(observed, owner_of(observed), toward))
-        draft = replace(draft, tells=toward.tells, leaving=toward.leaving, writes=writes)
+        draft = replace(draft, orders=toward.orders, leaving=toward.leaving, writes=writes)
     return replace(draft, writes=_once((*draft.writes, *health.writes)), health=health)
 
 
@@ -145,7 +145,7 @@ def _plan(observed: Observed, spec: InferenceServiceSpec, where: Where, health: 
         *trial.steps(observed, attempt if step.tries else None),
     )
     draft = Plan(writes, None, current, pinned.data["podTemplate"], retiring(observed, current), rollout=step)
-    return _fenced(observed, replace(draft, tells=toward.tells, leaving=toward.leaving))
+    return _fenced(observed, replace(draft, orders=toward.orders, leaving=toward.leaving))
 
 
 def _scene(observed: Observed, spec: InferenceServiceSpec, current: Revision, where: Where) -> RolloutState:

@@ -1,4 +1,4 @@
-"""What a TenantQuota's status says, by kstatus' rules. Pure; `teller.py` writes it where it differs.
+"""What a TenantQuota's status says, by kstatus' rules. Pure; `status_writer.py` writes it where it differs.
 
 Usage is what the ledger charges, of what the quota caps: replicas that start and that end included. What gateways count (requests,
 tokens) is not here yet.

@@ -238,12 +238,12 @@ class Reconciler:
     async def _order(self, key: Key, observed: Observed, draft: Plan) -> bool:
         """Orders to daemons; whether an answer says something new. Pods that are gone are forgotten."""
         before = self._answers.get(key, {})
-        given, now = await self._dependencies.daemons.give(draft.tells), self._clock().timestamp()
+        given, now = await self._dependencies.daemons.give(draft.orders), self._clock().timestamp()
         answers = {uid: answer.after(before.get(uid), now) for uid, answer in given.items()}
         here = {pod.uid for pod in observed.pods}
         after = {uid: answer for uid, answer in (before | answers).items() if uid in here}
         self._answers[key] = after
-        return any(uid not in before or answer.tells_more(before[uid]) for uid, answer in answers.items())
+        return any(uid not in before or answer.is_news(before[uid]) for uid, answer in answers.items())
 
     def _check_converging(self, key: Key, written: list[str]) -> None:
         last, count = self._repeats.get(key, ([], 0))
@@ -275,7 +275,7 @@ def _again(observed: Observed, draft: Plan) -> float | None:
     """When to look again though no event may come."""
     sick = [draft.health.again] if draft.health.again is not None else []
     due = [draft.rollout.again] if draft.rollout is not None and draft.rollout.again is not None else []
-    times = [*([_WAIT] if draft.waiting or draft.over_quota else []), *([_DRAIN_POLL] if draft.tells else []), *sick, *due]
+    times = [*([_WAIT] if draft.waiting or draft.over_quota else []), *([_DRAIN_POLL] if draft.orders else []), *sick, *due]
     if draft.again_at is not None:
         times.append(max(1.0, draft.again_at - observed.now))
     return min(times, default=None)

@@ -18,7 +18,7 @@ from pagoda_operator.client.cluster import Hooks, KubeCluster
 from pagoda_operator.lead.leader import Leadership
 from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.quota.native import singles
-from pagoda_operator.quota.teller import Teller
+from pagoda_operator.quota.status_writer import StatusWriter
 from pagoda_operator.run.defaults import DEFAULT_KEY
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.events import Recorder
@@ -85,7 +85,7 @@ def parts(made: Core, feeds: Feeds) -> list[Awaitable[None]]:
     daemons = Daemons(Voice(lambda: made.lease.epoch, own))
     dependencies = _dependencies(made, signals)
     fleet = NodePools(made.cluster, dependencies.fleet, made.settings.lease_namespace, time.time)
-    teller = Teller(made.cluster, lambda: made.caches.all(QUOTAS), quotas, _utc, lambda: singles(fleet()))
+    status_writer = StatusWriter(made.cluster, lambda: made.caches.all(QUOTAS), quotas, _utc, lambda: singles(fleet()))
     dependencies = replace(dependencies, daemons=daemons, keys=keys, quota=quotas, fleet=fleet)
     events = Recorder(made.cluster, made.settings.identity, beside=True)
     dependencies = replace(dependencies, ages=Ages(time.monotonic), unschedulable=Unschedulable(time.monotonic), events=events)
@@ -93,7 +93,7 @@ def parts(made: Core, feeds: Feeds) -> list[Awaitable[None]]:
     made.queue.add(DEFAULT_KEY)
     beside = [made.metrics.sample(gauges(made, events.waiting)), made.lease.run(), listener.run(), *feeds.runs()]
     run, start = made.metrics.timed(reconciler.reconcile), _Start(made.lease.acquired, (feeds.list_all, fleet.load))
-    leading = [_led(start, task) for task in (keys.run, teller.run, fleet.run, events.run)]
+    leading = [_led(start, task) for task in (keys.run, status_writer.run, fleet.run, events.run)]
     return [*beside, *leading, *(_led(start, partial(made.queue.work, run)) for _ in range(_WORKERS))]
 
 

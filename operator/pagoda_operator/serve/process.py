@@ -42,9 +42,9 @@ async def run(settings: Settings) -> int:
     """Run until a signal (0) or until a part ends on its own (1)."""
     configuration = await connect(settings.kubeconfig)
     apart = OwnLoop("lease")
-    ballots = await apart.do(_ballots(settings))
+    lease_client = await apart.do(_lease_client(settings))
     means = Means(apart=apart.do)
-    lease: Leadership = Lease(ballots, settings.lease_namespace, settings.identity, means) if settings.lease_namespace else Alone()
+    lease: Leadership = Lease(lease_client, settings.lease_namespace, settings.identity, means) if settings.lease_namespace else Alone()
     again = Again(time.monotonic, random.Random())  # noqa: S311 (spreads load)
     made = core(settings, lease, partial(KubeCluster, configuration, again=again))
     servers = [probes.serve(made.vitals, settings.probes_port), made.metrics.serve(settings.metrics_port)]
@@ -61,11 +61,11 @@ async def run(settings: Settings) -> int:
             server.shutdown()
         await asyncio.gather(made.cluster.close(), api.close())
         with suppress(TimeoutError):  # a loop that hangs keeps nobody
-            await asyncio.wait_for(apart.do(ballots.close()), _FAREWELL)
+            await asyncio.wait_for(apart.do(lease_client.close()), _FAREWELL)
         apart.close()
 
 
-async def _ballots(settings: Settings) -> KubeCluster:
+async def _lease_client(settings: Settings) -> KubeCluster:
     """A loop and connections of its own and short tries: a renewal must wait for nothing else."""
     return KubeCluster(await connect(settings.kubeconfig), timeout=_RENEWAL_TIMEOUT)
 

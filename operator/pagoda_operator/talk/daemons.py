@@ -16,7 +16,7 @@ from pagoda_contracts.names import GRPC_SET_STATE, PORT_DAEMON_GRPC
 from pagoda_contracts.pb.daemon_pb2 import TARGET_DRAINING, TARGET_SERVING, Phase, SetStateRequest, SetStateResponse
 
 from pagoda_operator.api.errors import Superseded
-from pagoda_operator.api.orders import Answer, Stand, Tell
+from pagoda_operator.api.orders import Answer, Order, Stand
 from pagoda_operator.talk.tokens import Metadata, OwnToken
 
 # A daemon answers from its event loop in milliseconds; one that takes longer is told again with the next look.
@@ -43,33 +43,33 @@ class Daemons:
         self._voice = voice
         self._port = port
 
-    async def give(self, tells: Sequence[Tell]) -> dict[str, Answer]:
+    async def give(self, orders: Sequence[Order]) -> dict[str, Answer]:
         """All of them at once; answers by the pod's uid. Superseded where a daemon has obeyed a later leader."""
-        if not tells:
+        if not orders:
             return {}
         metadata = self._voice.token.metadata() if self._voice.token is not None else ()
-        answers = await asyncio.gather(*(self._tell(tell, metadata) for tell in tells))
-        return {tell.uid: answer for tell, answer in zip(tells, answers, strict=True)}
+        answers = await asyncio.gather(*(self._give(order, metadata) for order in orders))
+        return {order.uid: answer for order, answer in zip(orders, answers, strict=True)}
 
-    async def _tell(self, tell: Tell, metadata: Metadata) -> Answer:
-        host = f"[{tell.address}]" if ":" in tell.address else tell.address
+    async def _give(self, order: Order, metadata: Metadata) -> Answer:
+        host = f"[{order.address}]" if ":" in order.address else order.address
         async with grpc.aio.insecure_channel(f"{host}:{self._port}", options=_OPTIONS) as channel:
-            call = _Call(channel, metadata, self._voice.epoch(), tell.uid)
+            call = _Call(channel, metadata, self._voice.epoch(), order.uid)
             try:
-                return _answer(await call.set_state(tell.deadline_ms, tell.left_ms))
+                return _answer(await call.set_state(order.deadline_ms, order.left_ms))
             except grpc.aio.AioRpcError as error:
-                return await self._refused(call, tell, error)
+                return await self._refused(call, order, error)
 
-    async def _refused(self, call: _Call, tell: Tell, error: grpc.aio.AioRpcError) -> Answer:
-        log = structlog.get_logger().bind(pod=tell.pod, code=error.code().name, error=error.details())
+    async def _refused(self, call: _Call, order: Order, error: grpc.aio.AioRpcError) -> Answer:
+        log = structlog.get_logger().bind(pod=order.pod, code=error.code().name, error=error.details())
         if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
             stand = _STANDS.get(error.code(), Stand.SILENT)
             log.warning("order_refused" if stand is Stand.REFUSED else "daemon_silent")
             return Answer(stand)
-        if tell.deadline_ms is None and await call.ends():
+        if order.deadline_ms is None and await call.ends():
             return Answer(Stand.ENDING)
         log.error("superseded", epoch=call.epoch)
-        raise Superseded(f"{tell.pod}: {error.details()}")
+        raise Superseded(f"{order.pod}: {error.details()}")
 
 
 class _Call:
@@ -85,9 +85,9 @@ class _Call:
     async def set_state(self, deadline_ms: int | None, left_ms: int = 0) -> SetStateResponse:
         """Drain until the deadline (0: as long as the daemon itself allows), or serve. A daemon of before `remaining_ms` goes by ours."""
         target = TARGET_SERVING if deadline_ms is None else TARGET_DRAINING
-        order = SetStateRequest(target=target, epoch=self.epoch, pod_uid=self._uid)
-        order.deadline_unix_ms, order.remaining_ms = deadline_ms or 0, left_ms
-        answer: SetStateResponse = await self._method(order, metadata=self._metadata, timeout=TIMEOUT_S)
+        request = SetStateRequest(target=target, epoch=self.epoch, pod_uid=self._uid)
+        request.deadline_unix_ms, request.remaining_ms = deadline_ms or 0, left_ms
+        answer: SetStateResponse = await self._method(request, metadata=self._metadata, timeout=TIMEOUT_S)
         return answer
 
     async def ends(self) -> bool:

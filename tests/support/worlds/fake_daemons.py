@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pagoda_contracts.names import ANNOTATION_DRAIN_DEADLINE
 from pagoda_operator.api.errors import Superseded
-from pagoda_operator.api.orders import Answer, Stand, Tell
+from pagoda_operator.api.orders import Answer, Order, Stand
 from pagoda_operator.api.state import PODS
 from support.kube.fake_api import Body, FakeApi, running
 
@@ -37,14 +37,14 @@ class FakeDaemons:
         """The pod's daemon."""
         return self._known.setdefault(pod["metadata"]["uid"], FakeDaemon())
 
-    async def give(self, tells: Sequence[Tell]) -> dict[str, Answer]:
-        return {tell.uid: self._obey(tell) for tell in tells}
+    async def give(self, orders: Sequence[Order]) -> dict[str, Answer]:
+        return {order.uid: self._obey(order) for order in orders}
 
-    def _obey(self, tell: Tell) -> Answer:
-        named = next((pod["metadata"]["uid"] for pod in self.api.of(PODS) if pod["metadata"]["name"] == tell.pod), tell.uid)
-        assert tell.uid == named, f"an order for {tell.uid} went to {tell.pod}, which is {named}: its daemon would refuse it"
-        daemon = self._known.setdefault(tell.uid, FakeDaemon())
-        self.told.append((tell.pod, "serve" if tell.deadline_ms is None else "drain"))
+    def _obey(self, order: Order) -> Answer:
+        named = next((pod["metadata"]["uid"] for pod in self.api.of(PODS) if pod["metadata"]["name"] == order.pod), order.uid)
+        assert order.uid == named, f"an order for {order.uid} went to {order.pod}, which is {named}: its daemon would refuse it"
+        daemon = self._known.setdefault(order.uid, FakeDaemon())
+        self.told.append((order.pod, "serve" if order.deadline_ms is None else "drain"))
         if self.refusing:
             return Answer(Stand.REFUSED)
         if daemon.deaf:
@@ -52,10 +52,10 @@ class FakeDaemons:
         if self.epoch < daemon.epoch:
             raise Superseded(f"epoch {self.epoch}")
         daemon.epoch = self.epoch
-        if tell.deadline_ms is None:
+        if order.deadline_ms is None:
             daemon.draining, daemon.deadline_ms = False, 0
         elif not daemon.draining:
-            daemon.draining, daemon.deadline_ms = True, tell.deadline_ms
+            daemon.draining, daemon.deadline_ms = True, order.deadline_ms
         return Answer(Stand.DRAINING if daemon.draining else Stand.SERVING, daemon.in_flight)
 
     def probe(self) -> None:

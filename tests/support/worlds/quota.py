@@ -16,7 +16,7 @@ from pagoda_operator.api.orders import Nobody, Orders
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, QUOTAS, SERVICES, Json, Key, Resource
 from pagoda_operator.decide.quota.caps import parse_quota
 from pagoda_operator.quota.keeper import Quotas
-from pagoda_operator.quota.teller import Teller
+from pagoda_operator.quota.status_writer import StatusWriter
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
@@ -137,7 +137,7 @@ class QuotaWorld:
         self.quotas = Quotas(self.api, self.seen, self.woken.append, lambda: self.later, lambda: self.later >= self.settled_at)
         dependencies = Dependencies(quota=self.quotas, daemons=self.daemons, ages=Ages(lambda: self.later))
         self.operator = Reconciler(self.api, Settings(), self.now, dependencies)
-        self.teller = Teller(self.api, self.seen, self.quotas, self.now, lambda: self.single)
+        self.status_writer = StatusWriter(self.api, self.seen, self.quotas, self.now, lambda: self.single)
 
     def now(self) -> datetime:
         return START + timedelta(seconds=self.later + self.jump)

@@ -14,7 +14,7 @@ from typing import Final
 
 from pagoda_contracts.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAIN_DEADLINE, LOWEST_DELETION_COST
 
-from pagoda_operator.api.orders import Answer, Stand, Tell
+from pagoda_operator.api.orders import Answer, Order, Stand
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.decide.render.writes import Annotate
 
@@ -67,7 +67,7 @@ class Drain:
 
     replicas: int
     annotate: tuple[Annotate, ...] = ()
-    tells: tuple[Tell, ...] = ()
+    orders: tuple[Order, ...] = ()
     leaving: tuple[str, ...] = ()
 
 
@@ -82,7 +82,7 @@ def drain(crew: Crew) -> Drain:
     return Drain(
         replicas=_replicas(crew, active, staying, len(sure)),
         annotate=(*_turned_back(crew, staying), *_marked(crew, victims), *_priced(released, sure)),
-        tells=(*_recalled(crew, staying), *_told(crew, victims, released)),
+        orders=(*_recalled(crew, staying), *_told(crew, victims, released)),
         leaving=tuple(sorted(pod.name for pod in victims)),
     )
 
@@ -198,16 +198,16 @@ def _priced(released: list[Pod], sure: list[Pod]) -> Iterator[Annotate]:
             yield Annotate(pod, {ANNOTATION_DELETION_COST: str(LOWEST_DELETION_COST)})
 
 
-def _told(crew: Crew, victims: list[Pod], released: list[Pod]) -> Iterator[Tell]:
+def _told(crew: Crew, victims: list[Pod], released: list[Pod]) -> Iterator[Order]:
     """Again each time: orders may be repeated, and the answer says how many requests are left. The daemon's clock is another one, so it is
     told how long, never longer than a drain may take: a predecessor with a clock far ahead wrote the annotation."""
     for pod in victims:
         if pod.drain_deadline_ms is not None and pod not in released:
             left_ms = min(pod.drain_deadline_ms - crew.now * 1000, crew.timeout_s * 1000)
-            yield Tell(pod.name, pod.uid, pod.address, pod.drain_deadline_ms, max(1, int(left_ms)))
+            yield Order(pod.name, pod.uid, pod.address, pod.drain_deadline_ms, max(1, int(left_ms)))
 
 
-def _recalled(crew: Crew, staying: list[Pod]) -> Iterator[Tell]:
+def _recalled(crew: Crew, staying: list[Pod]) -> Iterator[Order]:
     for pod in staying:
         if pod.drain_deadline_ms is not None and not _serves_again(crew, pod):
-            yield Tell(pod.name, pod.uid, pod.address, None)
+            yield Order(pod.name, pod.uid, pod.address, None)

@@ -9,7 +9,7 @@ from pagoda_contracts.launch import DaemonConfig
 from pagoda_contracts.names import ANNOTATION_RELIEVED, ANNOTATION_RESERVED, LABEL_ACCELERATOR, LABEL_REVISION
 from pagoda_contracts.units import parse_duration
 
-from pagoda_operator.api.orders import Tell
+from pagoda_operator.api.orders import Order
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.signals_view import Seen
 from pagoda_operator.api.state import CONTROLLER_REVISIONS, DEPLOYMENTS, Child, Observed
@@ -26,7 +26,7 @@ class Steps:
 
     replicas: Mapping[str, int]
     annotate: tuple[Annotate, ...]
-    tells: tuple[Tell, ...]
+    orders: tuple[Order, ...]
     leaving: tuple[str, ...]
     # What Deployments stay charged for that have fewer while a sick replica ends.
     reserved: Mapping[str, int]
@@ -52,7 +52,7 @@ def steps(observed: Observed, targets: Mapping[str, int], sick: str, turns: Mapp
     return Steps(
         replicas={**targets, **{name: one.replicas for name, one in drains.items()}},
         annotate=tuple(write for one in drains.values() for write in one.annotate),
-        tells=tuple(tell for one in drains.values() for tell in one.tells),
+        orders=tuple(order for one in drains.values() for order in one.orders),
         leaving=tuple(name for one in drains.values() for name in one.leaving),
         reserved=reserved,
     )

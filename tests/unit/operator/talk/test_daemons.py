@@ -5,7 +5,7 @@ import time
 import pytest
 from pagoda_contracts.names import ROLE_GATEWAY, ROLE_OPERATOR
 from pagoda_operator.api.errors import Superseded
-from pagoda_operator.api.orders import Answer, Nobody, Stand, Tell
+from pagoda_operator.api.orders import Answer, Nobody, Order, Stand
 from pagoda_operator.talk import daemons as module
 from pagoda_operator.talk.daemons import Daemons, Voice
 from pagoda_operator.talk.tokens import OwnToken
@@ -36,7 +36,7 @@ def in_ms(seconds):
 
 
 def told(deadline_ms, left_ms=0):
-    return [Tell("a", "uid-a", "127.0.0.1", deadline_ms, left_ms)]
+    return [Order("a", "uid-a", "127.0.0.1", deadline_ms, left_ms)]
 
 
 @pytest.fixture

@@ -219,14 +219,14 @@ async def test_an_attempt_that_another_follows_is_in_the_log_for_who_looks_for_i
 async def test_the_lease_s_own_requests_are_as_they_were(tmp_path):
     """Short tries, each of them the Lease's own to count and to repeat."""
     async with FailingServer(["500", "503:0"]) as server:
-        ballots = await serve._ballots(Settings(kubeconfig=kubeconfig(tmp_path, server.url)))
+        lease_client = await serve._lease_client(Settings(kubeconfig=kubeconfig(tmp_path, server.url)))
         for asked in (1, 2):
             with pytest.raises(ClusterError):
-                await ballots.get(CONFIG_MAPS, "ns", "a")
+                await lease_client.get(CONFIG_MAPS, "ns", "a")
             assert len(server.seen) == asked
-        assert (ballots._timeout, ballots._again) == (5.0, None)
-        assert "middlewares" not in ballots._api.configuration.client_session_kwargs
-        await ballots.close()
+        assert (lease_client._timeout, lease_client._again) == (5.0, None)
+        assert "middlewares" not in lease_client._api.configuration.client_session_kwargs
+        await lease_client.close()
 
 
 MOVES = st.lists(

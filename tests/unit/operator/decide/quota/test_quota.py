@@ -375,7 +375,7 @@ def test_a_quota_that_nobody_can_read_lets_nothing_grow_and_takes_nothing_away()
     world.break_device(sick)
     world.round(first, 6)
     assert (sick in world.staying, world.replicas(first), world.total) == (False, 2, 2)
-    asyncio.run(world.teller.tell())
+    asyncio.run(world.status_writer.write())
     stalled = told(world)["conditions"][2]
     assert (stalled["status"], stalled["reason"]) == ("True", "InvalidSpec")
     assert stalled["message"].endswith(". Its namespaces keep the devices that they have and get no more until the spec is corrected.")
@@ -392,7 +392,7 @@ def test_a_quota_whose_namespaces_cannot_be_read_either_holds_for_none_and_says_
     world.api.objects[QUOTAS.kind, "", "team"]["spec"] = spec
     key = world.serve("ns", 1)
     world.round(key, 3)
-    asyncio.run(world.teller.tell())
+    asyncio.run(world.status_writer.write())
     assert world.replicas(key) == 1
     assert told(world)["conditions"][2]["message"].endswith("Its namespaces cannot be read either, so it limits none.")
 
@@ -404,13 +404,13 @@ def test_at_rest_nothing_is_written_under_a_quota_by_nobody_however_often_starte
     for key in keys * 3:
         world.run(key, 4)
         world.control()
-    asyncio.run(world.teller.tell())
+    asyncio.run(world.status_writer.write())
     written = len(world.api.journal)
     for _ in range(20):
         world.restart()
         for key in reversed(keys):
             world.run(key, 2)
-        asyncio.run(world.teller.tell())
+        asyncio.run(world.status_writer.write())
     assert len(world.api.journal) == written
 
 
@@ -494,7 +494,7 @@ def test_who_was_charged_in_doubt_is_read_anew_when_that_is_over_and_others_get_
     world.run(second, 3)
     assert world.replicas(second) == 0
     for world.later, woken in ((64, []), (66, [first]), (68, [first])):
-        asyncio.run(world.teller.tell())
+        asyncio.run(world.status_writer.write())
         assert [key for key in world.woken if key == first] == woken
     world.woken.clear()
     world.run(first)
@@ -621,7 +621,7 @@ def test_a_quota_tells_what_is_held_at_most_once_a_minute_and_at_once_when_it_ch
     world = QuotaWorld()
     world.cap(2, "ns")
     key = world.serve("ns", 1)
-    asyncio.run(world.teller.tell())
+    asyncio.run(world.status_writer.write())
     assert told(world)["usage"]["migSlices"] == [{"profile": SLICE, "count": 0}]
     assert {line["type"]: line["status"] for line in told(world)["conditions"]} == {
         "Ready": "True",
@@ -632,13 +632,13 @@ def test_a_quota_tells_what_is_held_at_most_once_a_minute_and_at_once_when_it_ch
     for turn in range(29):
         world.later += 2
         world.jump = (-300, 0, 300)[turn % 3]  # somebody sets the clock
-        asyncio.run(world.teller.tell())
+        asyncio.run(world.status_writer.write())
     assert told(world)["usage"]["migSlices"][0]["count"] == 0
     world.later += 2
-    asyncio.run(world.teller.tell())
+    asyncio.run(world.status_writer.write())
     assert told(world)["usage"]["migSlices"][0]["count"] == 1
     world.recap(0)
-    asyncio.run(world.teller.tell())
+    asyncio.run(world.status_writer.write())
     assert (told(world)["observedGeneration"], told(world)["conditions"][1]["reason"]) == (2, "Draining")
 
 
@@ -646,10 +646,10 @@ def test_what_nobody_acts_on_yet_is_named_and_what_cannot_be_read_is_stalled():
     world = QuotaWorld()
     world.cap(1, "ns")
     world.api.edit(QUOTAS, "", "team", lambda body: body["spec"].update(weight=3, maxConcurrency=4))
-    asyncio.run(world.teller.tell())
+    asyncio.run(world.status_writer.write())
     assert told(world)["conditions"][0]["message"] == "in force; not acted on yet: maxConcurrency, weight"
     world.api.edit(QUOTAS, "", "team", lambda body: body["spec"].update(weight=-3))
-    asyncio.run(world.teller.tell())
+    asyncio.run(world.status_writer.write())
     assert told(world)["conditions"][2]["reason"] == "InvalidSpec"
     assert world.seen()[0].caps == {}
 
@@ -660,27 +660,27 @@ def test_of_two_spellings_of_the_same_slices_the_smaller_cap_holds_and_it_is_sai
     slices = [{"profile": profile, "count": count} for profile, count in zip(("1g.5gb+me", "1g.5gb.me"), counts, strict=True)]
     world.cap(0, "ns", migSlices=slices)
     assert world.seen()[0].caps == {"mig-1g.5gb.me": 1}
-    asyncio.run(world.teller.tell())
+    asyncio.run(world.status_writer.write())
     assert told(world)["conditions"][0]["message"] == "in force; 1g.5gb+me and 1g.5gb.me are the same slices, so the smaller cap applies"
 
 
 def test_a_native_quota_stands_where_it_is_asked_for_follows_and_goes():
     world = QuotaWorld()
     body = world.cap(2, "ns", resourceQuota=True)
-    asyncio.run(world.teller.tell())
+    asyncio.run(world.status_writer.write())
     (native,) = world.api.of(RESOURCE_QUOTAS)
     assert native["spec"]["hard"] == {"requests.nvidia.com/mig-1g.10gb": "2"}
     assert (native["metadata"]["namespace"], native["metadata"]["ownerReferences"][0]["uid"]) == ("ns", body["metadata"]["uid"])
     written = len(world.api.journal)
     world.later += 61
-    asyncio.run(world.teller.tell())
+    asyncio.run(world.status_writer.write())
     assert len(world.api.journal) == written
     devices = {"migSlices": [{"profile": SLICE, "count": 3}], "gpus": 1, "resourceQuota": True}
     world.api.edit(QUOTAS, "", "team", lambda found: found["spec"].update(devices=devices))
-    asyncio.run(world.teller.tell())
+    asyncio.run(world.status_writer.write())
     assert world.api.of(RESOURCE_QUOTAS)[0]["spec"]["hard"]["requests.nvidia.com/gpu"] == "1"
     world.recap(3)
-    asyncio.run(world.teller.tell())
+    asyncio.run(world.status_writer.write())
     assert world.api.of(RESOURCE_QUOTAS) == []
 
 
@@ -694,7 +694,7 @@ def native_of_gpus(world, *more):
     world.cap(2, "ns")
     devices = {"gpus": 4, "resourceQuota": True}
     world.api.edit(QUOTAS, "", "team", lambda found: found["spec"].update(devices=devices))
-    asyncio.run(world.teller.tell())
+    asyncio.run(world.status_writer.write())
     return world.api.of(RESOURCE_QUOTAS)[0]
 
 
@@ -709,7 +709,7 @@ def test_a_native_quota_on_gpus_limits_claims_too_by_every_class_that_is_used():
     assert native_of_gpus(world)["spec"]["hard"] == hard
     claiming(world, "x" * 240)
     world.later += 61
-    asyncio.run(world.teller.tell())
+    asyncio.run(world.status_writer.write())
     assert world.api.of(RESOURCE_QUOTAS)[0]["spec"]["hard"] == hard, "no ResourceQuota could have this name"
 
 
@@ -721,7 +721,7 @@ def test_an_api_server_that_counts_no_claims_is_told_of_and_what_it_does_not_say
     def told_with(status):
         world.api.edit(RESOURCE_QUOTAS, "ns", "pagoda-team", lambda found: found.update(status=status))
         world.later += 61
-        asyncio.run(world.teller.tell())
+        asyncio.run(world.status_writer.write())
         return told(world)["conditions"][0]["message"]
 
     assert told(world)["conditions"][0]["message"] == "in force"
@@ -738,10 +738,10 @@ def test_slices_that_are_requested_as_gpus_are_no_gpus_too_many_for_the_native_q
     devices = {} if gpus is None else {"gpus": gpus}
     world.cap(7, "ns", resourceQuota=True, **devices)
     world.single = None
-    asyncio.run(world.teller.tell())
+    asyncio.run(world.status_writer.write())
     assert world.api.of(RESOURCE_QUOTAS) == [], "the fleet is not known yet"
     world.single = singles(fleet(node("a", H100, cut(1, p1g_10gb=7), strategy="single"), node("b", H100, whole(8))))
-    asyncio.run(world.teller.tell())
+    asyncio.run(world.status_writer.write())
     (native,) = world.api.of(RESOURCE_QUOTAS)
     hard = native["spec"]["hard"]
     assert (hard.get("requests.nvidia.com/gpu"), hard[f"requests.nvidia.com/mig-{SLICE}"]) == (limit, "7")
@@ -749,7 +749,7 @@ def test_slices_that_are_requested_as_gpus_are_no_gpus_too_many_for_the_native_q
     assert f"; the ResourceQuota {said}" in told(world)["conditions"][0]["message"]
     world.later += 61
     world.single = singles(fleet(node("b", H100, whole(8))))
-    asyncio.run(world.teller.tell())
+    asyncio.run(world.status_writer.write())
     (native,) = world.api.of(RESOURCE_QUOTAS)
     assert native["spec"]["hard"].get("requests.nvidia.com/gpu") == (None if gpus is None else str(gpus))
     assert told(world)["conditions"][0]["message"] == "in force"
@@ -759,7 +759,7 @@ def test_a_native_quota_of_somebody_else_is_left_alone():
     world = QuotaWorld()
     world.cap(2, "ns", resourceQuota=True)
     world.api.put(RESOURCE_QUOTAS, {"metadata": {"name": "pagoda-team", "namespace": "ns"}, "spec": {"hard": {"pods": "1"}}})
-    asyncio.run(world.teller.tell())
+    asyncio.run(world.status_writer.write())
     assert told(world)["conditions"][2]["reason"] == "ResourceQuotaRefused"
     assert world.api.of(RESOURCE_QUOTAS)[0]["spec"] == {"hard": {"pods": "1"}}
 

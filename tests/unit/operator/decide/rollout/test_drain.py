@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from pagoda_contracts.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAIN_DEADLINE, LOWEST_DELETION_COST
-from pagoda_operator.api.orders import Answer, Stand, Tell
+from pagoda_operator.api.orders import Answer, Order, Stand
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.decide.replicas.drain import Crew, Turn, drain
 
@@ -33,13 +33,13 @@ def notes(step):
 
 def test_with_as_many_as_wanted_nothing_is_done():
     step = look(pod("a1"), pod("a2"), target=2)
-    assert (step.replicas, step.annotate, step.tells, step.leaving) == (2, (), (), ())
+    assert (step.replicas, step.annotate, step.orders, step.leaving) == (2, (), (), ())
 
 
 def test_first_the_pod_is_annotated_and_its_daemon_is_not_told_yet():
     step = look(pod("a1"), pod("a2"), target=1)
     assert notes(step) == {"a2": {ANNOTATION_DRAIN_DEADLINE: str(int((NOW + 30) * 1000))}}
-    assert (step.replicas, step.tells, step.leaving) == (2, (), ("a2",))
+    assert (step.replicas, step.orders, step.leaving) == (2, (), ("a2",))
 
 
 def test_one_that_is_doubted_goes_before_one_that_answers_and_recalls_nobody_who_leaves():
@@ -50,28 +50,28 @@ def test_one_that_is_doubted_goes_before_one_that_answers_and_recalls_nobody_who
 
 def test_then_its_daemon_is_told_the_annotations_deadline():
     step = look(pod("a1"), leaving("a2"), target=1)
-    assert step.tells == (Tell("a2", "uid-a2", "10.0.0.1", DEADLINE, 20_000),)
+    assert step.orders == (Order("a2", "uid-a2", "10.0.0.1", DEADLINE, 20_000),)
     assert (step.replicas, step.annotate, step.leaving) == (2, (), ("a2",))
 
 
 def test_it_is_never_told_longer_than_a_drain_may_take_whatever_a_predecessors_clock_wrote():
     for written_ms, told_ms in ((300_000, 30_000), (1, 1)):
         going = replace(leaving("a2"), drain_deadline_ms=int(NOW * 1000) + written_ms)
-        assert [tell.left_ms for tell in look(pod("a1"), going, target=1).tells] == [told_ms]
+        assert [tell.left_ms for tell in look(pod("a1"), going, target=1).orders] == [told_ms]
 
 
 def test_while_requests_run_it_is_asked_again_and_stays():
     step = look(pod("a1"), leaving("a2", ready=False), target=1, answers={"a2": Answer(Stand.DRAINING, 3)})
-    assert ([tell.pod for tell in step.tells], step.replicas, step.annotate) == (["a2"], 2, ())
+    assert ([tell.pod for tell in step.orders], step.replicas, step.annotate) == (["a2"], 2, ())
 
 
 def test_drained_it_becomes_the_cheapest_before_replicas_fall():
     drained = {"a2": Answer(Stand.DRAINING, 0)}
     step = look(pod("a1"), leaving("a2", ready=False), target=1, answers=drained)
     assert notes(step) == {"a2": {ANNOTATION_DELETION_COST: str(LOWEST_DELETION_COST)}}
-    assert (step.replicas, step.tells) == (2, ())
+    assert (step.replicas, step.orders) == (2, ())
     step = look(pod("a1"), leaving("a2", ready=False, cost=LOWEST_DELETION_COST), target=1, answers=drained)
-    assert (step.replicas, step.annotate, step.tells) == (1, (), ())
+    assert (step.replicas, step.annotate, step.orders) == (1, (), ())
 
 
 def test_the_last_one_needs_no_cost():
@@ -82,7 +82,7 @@ def test_the_last_one_needs_no_cost():
 def test_at_the_deadline_it_goes_whatever_runs():
     late = replace(leaving("a2", cost=LOWEST_DELETION_COST), drain_deadline_ms=int(NOW * 1000))
     step = look(pod("a1"), late, target=1, answers={"a2": Answer(Stand.DRAINING, 9)})
-    assert (step.replicas, step.tells) == (1, ())
+    assert (step.replicas, step.orders) == (1, ())
 
 
 @pytest.mark.parametrize(
@@ -131,12 +131,12 @@ def test_without_signals_the_newest_goes_and_one_that_nobody_heard_of_is_not_the
 
 def test_who_is_on_the_way_stays_the_victim_however_loads_change():
     step = look(pod("a1"), leaving("a2"), target=1, in_flight={"a1": 0, "a2": 9})
-    assert ([tell.pod for tell in step.tells], step.annotate) == (["a2"], ())
+    assert ([tell.pod for tell in step.orders], step.annotate) == (["a2"], ())
 
 
 def test_one_that_broke_goes_instead_of_one_that_can_be_turned_back():
     step = look(pod("a1", ready=False), leaving("a2"), target=1)
-    assert [(tell.pod, tell.deadline_ms) for tell in step.tells] == [("a2", None)]
+    assert [(tell.pod, tell.deadline_ms) for tell in step.orders] == [("a2", None)]
     assert step.replicas == 2
     assert notes(step) == {"a1": {ANNOTATION_DELETION_COST: str(LOWEST_DELETION_COST)}}
 
@@ -165,17 +165,17 @@ def test_replicas_falls_once_for_a_pod_that_leaves_however_often_it_is_looked_at
 
 def test_a_burst_turns_it_back_before_anything_is_made():
     told = look(pod("a1"), leaving("a2", ready=False, cost=LOWEST_DELETION_COST), target=3)
-    assert ([(tell.pod, tell.deadline_ms) for tell in told.tells], told.replicas, told.annotate) == ([("a2", None)], 2, ())
+    assert ([(tell.pod, tell.deadline_ms) for tell in told.orders], told.replicas, told.annotate) == ([("a2", None)], 2, ())
     serving = {"a2": Answer(Stand.SERVING)}
     back = look(pod("a1"), leaving("a2", cost=LOWEST_DELETION_COST), target=3, answers=serving)
     assert notes(back) == {"a2": {ANNOTATION_DRAIN_DEADLINE: None, ANNOTATION_DELETION_COST: None}}
-    assert (back.tells, back.replicas) == ((), 2)
+    assert (back.orders, back.replicas) == ((), 2)
     assert look(pod("a1"), pod("a2"), target=3).replicas == 3
 
 
 def test_one_that_cannot_be_reached_holds_up_no_burst():
     step = look(pod("a1"), leaving("a2"), target=3, answers={"a2": Answer(Stand.SILENT)})
-    assert (step.replicas, [tell.pod for tell in step.tells], step.annotate) == (3, ["a2"], ())
+    assert (step.replicas, [tell.pod for tell in step.orders], step.annotate) == (3, ["a2"], ())
 
 
 def test_a_removal_under_way_is_called_back_first():

@@ -25,8 +25,8 @@ TICK_S: Final = 2.0
 _PERIOD_S: Final = 60.0
 
 
-class Teller:
-    """One round: `tell`. `single`: slices that the fleet offers as GPUs, None until all nodes are known: a ResourceQuota without them
+class StatusWriter:
+    """One round: `write`. `single`: slices that the fleet offers as GPUs, None until all nodes are known: a ResourceQuota without them
     would refuse replicas meanwhile."""
 
     def __init__(
@@ -45,9 +45,9 @@ class Teller:
         """For ever."""
         while True:
             await asyncio.sleep(TICK_S)
-            await self.tell()
+            await self.write()
 
-    async def tell(self) -> None:
+    async def write(self) -> None:
         """Each quota that changed, and each that was not looked at for a minute."""
         now = self._keeper.steady()
         self._keeper.doubt()
