@@ -88,6 +88,13 @@ class Cache(Generic[V]):
             self._newest = max(self._newest, number)
         return self._forget(key)
 
+    def deleted(self, key: Key, version: str) -> None:
+        """The server has deleted this very version for us. When it ended is not said; what comes of it later comes by its next event."""
+        number, known = as_number(version), self._known.get(key)
+        if number is not None and (known is None or known.number is None or known.number <= number):
+            self._ended[key] = max(number, self._ended.get(key, -1))
+            self._forget(key)
+
     def replace(self, items: Iterable[Item[V]], version: str, since: int, among: Iterable[Key] | None = None) -> int:
         """Takes a list by a quorum read, with the list's own version. `since`: `newest` before it was asked for. `among`: what a list of
         some objects would have held; None for a list of all. Returns how many objects it changed."""
@@ -101,7 +108,10 @@ class Cache(Generic[V]):
         read = {item.key: item for item in items}
         gone = [key for key in (self._known if among is None else among) if key not in read]
         changed = sum([self._keep(item, as_number(item.version)) for item in read.values() if not self._is_newer(item.key, listed)])
-        changed += sum([self._forget(key) for key in gone if not self._is_newer(key, listed)])
+        ended = [key for key in gone if not self._is_newer(key, listed)]
+        changed += sum([self._forget(key) for key in ended])
+        if listed is not None:
+            self._ended |= dict.fromkeys(ended, listed)
         if listed is not None:
             self._newest = max(self._newest, listed)
             if among is None:

@@ -66,7 +66,7 @@ class Kind(NamedTuple, Generic[V]):
 
 
 class Signs(NamedTuple):
-    """Signs of life: a complete list was taken; something was heard from a watch."""
+    """Signs of life: a complete list was taken; a watch was accepted, or something was heard from it."""
 
     listed: Callable[[], None] = lambda: None
     heard: Callable[[], None] = lambda: None
@@ -90,7 +90,8 @@ class Reflector(Generic[V]):
 
     async def run_lists(self) -> None:
         """Lists from time to time, beside a watch of ours or of somebody else's; until it is cancelled."""
-        await self._forever(self._wait_and_list)
+        await asyncio.sleep(_some(self._every_s))
+        await self._forever(self._list_and_wait)
 
     async def list(self) -> str:
         """Takes one complete list and returns its version. May be called beside `run`. ApiFault, aiohttp.ClientError, OSError or one of
@@ -131,9 +132,9 @@ class Reflector(Generic[V]):
             async for line in lines:
                 self._read(line)
 
-    async def _wait_and_list(self) -> None:
-        await asyncio.sleep(_some(self._every_s))
+    async def _list_and_wait(self) -> None:
         await self.list()
+        await asyncio.sleep(_some(self._every_s))
 
     async def _lines(self, version: str) -> AsyncGenerator[bytes, None]:
         """The events of a watch from a version on, until the server ends it or falls silent."""
@@ -145,6 +146,7 @@ class Reflector(Generic[V]):
         ]
         limits = aiohttp.ClientTimeout(sock_connect=_CONNECT_S, sock_read=SILENT_S)
         answer = await self._api.get(self._kind.path, [*self._kind.query, *extra], limits)
+        self._signs.heard()
         tail = b""
         try:
             while chunk := await answer.content.readany():

@@ -36,8 +36,8 @@ class Component:
         return (*self.below, self.folder)
 
 
-OPERATOR = Component("operator", "operator", "requirements/operator.txt", below=("contracts", "sizing"))
-GATEWAY = Component("gateway", "gateway", "requirements/gateway.txt")
+OPERATOR = Component("operator", "operator", "requirements/operator.txt", below=("contracts", "kube", "sizing"))
+GATEWAY = Component("gateway", "gateway", "requirements/gateway.txt", below=("contracts", "kube"))
 FETCH = Component("fetch", "fetch", "requirements/fetch.txt")
 _ENGINE = ("contracts", "sizing", "kernels")
 DAEMON = Component("daemon", "daemon", "requirements/daemon.txt", below=_ENGINE)

@@ -1,5 +1,5 @@
-"""The API server, in six verbs on raw JSON: with watching.py, which makes the session for watches, the only importer of the Kubernetes
-client. Errors leave as ours.
+"""The API server, in six verbs on raw JSON: beside watching.py, which makes the session for Kopf's watches, the only importer here of the
+Kubernetes client. Errors leave as ours.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A run is planned from the caches and costs no request where it asks for nothing. What it would make or remove is verified by a quorum read
 first, and so is what frees devices; every other write carries the version that was seen, and ends in a Conflict where that was an old one.
-Where the caches showed something else than the truth, the run begins anew with that.
+The run is planned again on what was read, whether that differs or not, and once: a service whose pods start changes all the time.
 
 The one place that maps errors to conditions: what the API server refuses stalls the service, what it denies is said and
 retried, everything else goes to the queue, which retries.
@@ -47,8 +47,6 @@ _LEFT: Final = 30.0
 _SAME_WRITES: Final = 4
 # While a drain is under way its daemon is asked so often how many requests are left.
 _DRAIN_POLL: Final = 1.0
-# A service that changes faster than it can be read is left to the next run.
-_LOOKS: Final = 4
 # By what a service is charged for devices.
 _HOLDINGS: Final = (DEPLOYMENTS, PODS)
 
@@ -85,22 +83,27 @@ class Reconciler:
             raise
 
     async def _run(self, key: Key) -> Outcome:
-        for _ in range(_LOOKS):
-            observed = await self._observe(key)
-            if observed is None:
+        if (seen := await self._planned(key)) is None:
+            return await self._forget(key)
+        if self._to_verify(*seen):
+            await self._verify(key, OWN)
+            # Planned again whatever was read: a watch may have told the same meanwhile. Once, since pods that start change all the time.
+            if (seen := await self._planned(key)) is None:
                 return await self._forget(key)
-            draft = with_name_conflict(observed, plan(observed))
-            if self._to_verify(observed, draft) and await self._verify(key, OWN):
-                continue
-            if not observed.raw_status and await self._tell(observed, draft):
-                return Outcome(again=_AT_ONCE)  # said before anything is made: kstatus takes silence for success
-            return await self._deeds(key, *await self._admitted(key, observed, draft))
-        raise Conflict("it changes faster than it can be read")
+        observed, draft = seen
+        if not observed.raw_status and await self._tell(observed, draft):
+            return Outcome(again=_AT_ONCE)  # said before anything is made: kstatus takes silence for success
+        return await self._deeds(key, *await self._admitted(key, observed, draft))
+
+    async def _planned(self, key: Key) -> tuple[Observed, Plan] | None:
+        observed = await self._observe(key)
+        return None if observed is None else (observed, with_name_conflict(observed, plan(observed)))
 
     async def _observe(self, key: Key) -> Observed | None:
         """The service and all that this process knows of it: a declared order, each step on what the ones before it found."""
         observed = await observe(self._reader, key)
-        if observed is not None and not self._dependencies.quota.booked(key, observed) and await self._verify(key, _HOLDINGS):
+        if observed is not None and not self._dependencies.quota.booked(key, observed):
+            await self._verify(key, _HOLDINGS)
             observed = await observe(self._reader, key)
         if observed is None:
             return None
@@ -138,13 +141,11 @@ class Reconciler:
         wrong = draft.problem is not None or draft.held is not None
         return wrong and self._status(observed, draft) != observed.raw_status
 
-    async def _verify(self, key: Key, kinds: Iterable[Resource]) -> bool:
-        """Reads these kinds of a service's objects by quorum reads; whether any was shown otherwise."""
-        caches = self._dependencies.caches
-        if caches is None:
-            return False
-        profile = await profile_used(caches, key)
-        return any(await asyncio.gather(*(caches.verify(self._cluster, resource, key, profile) for resource in kinds)))
+    async def _verify(self, key: Key, kinds: Iterable[Resource]) -> None:
+        """Has the caches know these kinds of a service's objects by quorum reads."""
+        if (caches := self._dependencies.caches) is not None:
+            profile = await profile_used(caches, key)
+            await asyncio.gather(*(caches.verify(self._cluster, resource, key, profile) for resource in kinds))
 
     async def _admitted(self, key: Key, observed: Observed, draft: Plan) -> tuple[Observed, Plan]:
         """As far as there is room for it, and no name that it would create is a stranger's."""

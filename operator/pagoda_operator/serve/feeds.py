@@ -78,5 +78,4 @@ def _signs(vitals: Vitals, resource: Resource) -> Signs:
     if resource in KOPFS:
         return Signs()
     path = path_of(resource)
-    heard = lambda: vitals.watched(path, time.monotonic())  # noqa: E731
-    return Signs(heard, heard)
+    return Signs(heard=lambda: vitals.watched(path, time.monotonic()))

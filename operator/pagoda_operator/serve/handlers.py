@@ -16,6 +16,7 @@ import kopf
 from pagoda_operator.api.state import Resource
 from pagoda_operator.run.queue import RETRY_DELAYS
 from pagoda_operator.serve.feeds import KOPFS
+from pagoda_operator.serve.kopf_storage import NoDifference
 from pagoda_operator.watch.caches import Caches
 
 _BACKOFFS: Final = (0.5, 1, 2, 5, 10, 15)
@@ -56,6 +57,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
     """Kopf's settings: survive outages, notice silence, write nothing."""
     settings.peering.standalone = True
     settings.posting.enabled = False
+    settings.persistence.diffbase_storage = NoDifference()
     settings.watching.inactivity_timeout = 70  # bookmarks come every ~60 s
     settings.watching.server_timeout, settings.watching.client_timeout = 300, 330
     settings.watching.connect_timeout = 10

@@ -18,7 +18,7 @@ from pagoda_contracts.names import LABEL_SERVICE
 from pagoda_kube.cache import Cache, Item
 
 from pagoda_operator.api.reader import Lister
-from pagoda_operator.api.state import PROFILES, SERVICES, Json, Key, Resource
+from pagoda_operator.api.state import PROFILES, QUOTAS, SERVICES, Json, Key, Resource
 from pagoda_operator.watch.packed import OWN, Packed, key_of, pack
 from pagoda_operator.watch.parsers import PARSERS
 
@@ -60,7 +60,7 @@ class Caches:
         label, _, name = selector.partition("=")
         if label != LABEL_SERVICE:
             raise ValueError(f"the caches list by {LABEL_SERVICE}=<name> only, not by {selector!r}")
-        keys = self._of.get(resource, {}).get(Key(namespace, name), ())
+        keys = sorted(self._of.get(resource, {}).get(Key(namespace, name), ()))
         return [body for key in keys if (body := await self.get(resource, *key)) is not None]
 
     # Read by decisions over more than one service
@@ -79,7 +79,8 @@ class Caches:
         if resource not in self._kinds:
             return ()
         last = self._sorted.get(resource)
-        if last is not None and len(last[1]) >= _FEW and last[0] == self._changes[resource]:
+        # Of a quota more is kept than is compared: what it says of itself, and the version at which that is written anew.
+        if last is not None and len(last[1]) >= _FEW and last[0] == self._changes[resource] and resource != QUOTAS:
             return last[1]
         kept = {key: seen.shared for key, seen in self._kinds[resource].values().items() if seen.shared is not None}
         self._sorted[resource] = self._changes[resource], tuple(kept[key] for key in sorted(kept))
@@ -107,8 +108,12 @@ class Caches:
 
     def wrote(self, resource: Resource, verb: str, body: Json) -> None:
         """The server's answer to a write of ours; of a delete what was deleted, or, where it only begins to end, as it is now."""
-        if resource in self._kinds:
-            self.event(resource, body, gone=verb == "delete" and "deletionTimestamp" not in body["metadata"])
+        if resource not in self._kinds:
+            return
+        if verb == "delete" and "deletionTimestamp" not in body["metadata"]:
+            self._kinds[resource].deleted(key_of(body), str(body["metadata"].get("resourceVersion", "")))
+        else:
+            self.event(resource, body, gone=False)
 
     async def verify(self, lister: Lister, resource: Resource, service: Key, profile: str) -> int:
         """Reads of a kind what is a service's own by a quorum read; how many objects were shown otherwise."""
@@ -134,16 +139,24 @@ class Caches:
             self._of[resource].setdefault(now.service, {})[key] = None
         if (before.shared if before is not None else None) != (after.shared if after is not None else None):
             self._changes[resource] += 1
-        self._tell(resource, key, before, after)
+        try:
+            self._tell(resource, key, before, after)
+        # By now the cache has it, and no later list would tell it again; nor may one object's fault end the others' watch.
+        except Exception:  # noqa: BLE001
+            structlog.get_logger().exception("change_not_told", kind=resource.kind, **key._asdict())
 
 
 def item(resource: Resource, body: Json) -> Item[Seen]:
-    """An object as it is kept. One that cannot be read is known by its version alone: it keeps no other from being told."""
+    """An object as it is kept. What cannot be read of it is not kept: it keeps no other from being told."""
     key, version = key_of(body), str(body["metadata"].get("resourceVersion", ""))
-    try:
-        parser = PARSERS.get(resource)
-        seen = Seen(pack(resource, body), parser(body) if parser is not None else None)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        structlog.get_logger().warning("object_not_read", kind=resource.kind, namespace=key.namespace, name=key.name, error=repr(error))
-        seen = Seen(None, None)
+    seen = Seen(*(_read(half, resource, body) for half in (partial(pack, resource), PARSERS.get(resource, lambda _: None))))
     return Item(key, version, None if seen == Seen(None, None) else seen)
+
+
+def _read(half: Callable[[Json], Any], resource: Resource, body: Json) -> Any:
+    try:
+        return half(body)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        where = key_of(body)._asdict()
+        structlog.get_logger().warning("object_not_read", kind=resource.kind, **where, error=repr(error))
+        return None

@@ -1,4 +1,4 @@
-"""A TenantQuota as far as devices go. Pure; the World's parser of the kind."""
+"""A TenantQuota as far as devices go. Pure; the cache's parser of the kind."""
 
 from __future__ import annotations
 

@@ -134,3 +134,43 @@ def test_what_is_wrong_is_looked_up_once_and_not_at_each_run(world: Cached) -> N
     world.settle()
     assert world.conditions()["Stalled"]["status"] == "True"
     assert asked(world) == set()
+
+
+def test_a_service_whose_pods_change_all_the_time_is_read_once_and_its_revision_is_made(
+    world: Cached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted until nothing changed between two reads, it would be read for ever."""
+    listed = world.api.listed
+
+    async def moving(resource, namespace, *, label="", name=""):
+        if resource == PODS:
+            for pod in world.api.of(PODS):
+                pod["status"]["podIP"] = f"10.0.0.{len(world.api.kinds_read)}"
+                world.api._touch(pod)
+        return await listed(resource, namespace, label=label, name=name)
+
+    world.edit(engine={"maxModelLen": 64})
+    world.show()
+    monkeypatch.setattr(world.api, "listed", moving)
+    begun, before = len(world.api.kinds_read), world.names(DEPLOYMENTS)
+    for _ in range(4):
+        world.run()
+    assert world.names(DEPLOYMENTS) != before
+    assert world.api.kinds_read[begun:].count(PODS.kind) <= 4
+
+
+def test_what_a_watch_tells_while_it_is_verified_counts(world: Cached, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The read then finds nothing that the caches do not know: the plan is another one all the same."""
+    listed = world.api.listed
+
+    async def overtaken(resource, namespace, *, label="", name=""):
+        if resource == PROFILES:
+            world.show(PROFILES)
+        return await listed(resource, namespace, label=label, name=name)
+
+    world.api.put(PROFILES, profile_body("p2"))
+    world.edit(profileRef={"name": "p2"}, engine={"maxModelLen": 99})
+    world.show(SERVICES)
+    monkeypatch.setattr(world.api, "listed", overtaken)
+    world.run()
+    assert world.conditions()["Stalled"]["status"] != "True"

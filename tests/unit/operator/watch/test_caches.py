@@ -4,8 +4,8 @@ import asyncio
 
 from pagoda_contracts.names import LABEL_SERVICE
 from pagoda_operator.api.reader import Listed
-from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, NODES, PODS, PROFILES, SERVICES, Key
-from pagoda_operator.watch.caches import Caches
+from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, NODES, PODS, PROFILES, QUOTAS, SERVICES, Key
+from pagoda_operator.watch.caches import Caches, item
 
 TINY = Key("ns", "tiny")
 
@@ -123,6 +123,44 @@ def test_an_answer_that_is_older_than_what_was_told_meanwhile_undoes_nothing():
 
     assert verify(caches, Slow("9", labelled("d", "8", spec={"replicas": 2})), DEPLOYMENTS) == 0
     assert of(caches, DEPLOYMENTS)[0]["spec"] == {"replicas": 3}
+
+
+def test_what_verifying_found_gone_does_not_come_back_by_an_event_that_was_on_its_way():
+    caches = Caches()
+    caches.event(DEPLOYMENTS, labelled("d", "10"), gone=False)
+    assert verify(caches, Server("20"), DEPLOYMENTS) == 1
+    caches.event(DEPLOYMENTS, labelled("d", "15"), gone=False)
+    assert of(caches, DEPLOYMENTS) == []
+
+
+def test_a_delete_that_the_server_answers_without_a_version_is_known_though_a_list_was_newer():
+    caches = Caches()
+    caches.kinds[DEPLOYMENTS].replace([item(DEPLOYMENTS, labelled("d", "10"))], "20", 0)
+    caches.wrote(DEPLOYMENTS, "delete", {"metadata": labelled("d", "10")["metadata"]})
+    assert of(caches, DEPLOYMENTS) == []
+
+
+def test_of_many_quotas_each_is_as_it_was_told_last():
+    """What a quota says of itself is compared by nobody, and is written anew at the version of the last word."""
+    caches = Caches()
+    for version in range(2):
+        for number in range(250):
+            meta = {"name": f"q{number}", "resourceVersion": str(version * 250 + number + 1)}
+            caches.event(QUOTAS, {"metadata": meta, "spec": {"subjects": {"namespaces": ["n"]}}, "status": {"v": version}}, gone=False)
+        assert {quota.status["v"] for quota in caches.all(QUOTAS)} == {version}
+
+
+def test_a_listener_that_fails_keeps_no_other_object_from_being_told():
+    told = []
+
+    def listen(_resource, key, _before, _after):
+        told.append(key.name)
+        raise RuntimeError("a bug")
+
+    caches = Caches(listen)
+    for name in ("a", "b"):
+        caches.event(DEPLOYMENTS, labelled(name, "5"), gone=False)
+    assert (told, len(of(caches, DEPLOYMENTS))) == (["a", "b"], 2)
 
 
 def test_many_are_sorted_again_only_where_one_changed():
