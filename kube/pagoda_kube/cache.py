@@ -95,7 +95,7 @@ class Cache(Generic[V]):
             self._ended[key] = max(number, self._ended.get(key, -1))
             self._forget(key)
 
-    def replace(self, items: Iterable[Item[V]], version: str, since: int, among: Iterable[Key] | None = None) -> int:
+    def take_list(self, items: Iterable[Item[V]], version: str, since: int, among: Iterable[Key] | None = None) -> int:
         """Takes a list by a quorum read, with the list's own version. `since`: `newest` before it was asked for. `among`: what a list of
         some objects would have held; None for a list of all. Returns how many objects it changed."""
         listed = as_number(version)

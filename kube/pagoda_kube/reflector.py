@@ -104,7 +104,7 @@ class Reflector(Generic[V]):
             items += [self._kind.read(raw) for raw in part.items or ()]
             if not (page := part.metadata.continue_):
                 break
-        found = self._cache.replace(items, part.metadata.resource_version, since)
+        found = self._cache.take_list(items, part.metadata.resource_version, since)
         if found and self._listed:  # what a watch was about to tell is among it
             log.info("list_found_more", path=self._kind.path, objects=found)
         self._listed = True

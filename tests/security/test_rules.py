@@ -69,7 +69,7 @@ def test_nothing_is_decided_by_the_host_header() -> None:
 
 
 def test_the_operator_writes_to_the_cluster_from_three_modules_only() -> None:
-    """What is written is planned, planned from quorum reads, and written at the version that was read: by `apply` alone."""
+    """What is written is planned, and written at the version that was seen: by `apply` alone."""
     found: dict[str, set[str]] = {}
     for path in (ROOT / "operator").rglob("*.py"):
         if path.name != "cluster.py":

@@ -126,7 +126,7 @@ class Caches:
         else:
             listed = await lister.listed(resource, service.namespace, label=f"{LABEL_SERVICE}={service.name}")
             among = tuple(self._of[resource].get(service, ()))
-        return cache.replace((item(resource, body) for body in listed.items), listed.version, since, among)
+        return cache.take_list((item(resource, body) for body in listed.items), listed.version, since, among)
 
     def _changed(self, resource: Resource, key: Key, before: Seen | None, after: Seen | None) -> None:
         was, now = (seen.own if seen is not None else None for seen in (before, after))

@@ -63,7 +63,7 @@ def test_what_a_list_lacks_is_gone_unless_it_is_newer_than_the_list():
     cache.put(item(A, 5))
     since = cache.newest
     cache.put(item(B, 12))  # while the list is on its way
-    assert cache.replace([], "10", since) == 1
+    assert cache.take_list([], "10", since) == 1
     assert cache.values() == {B: "v"}
     assert told[-1] == ("a", "v", None)
 
@@ -73,9 +73,9 @@ def test_a_list_does_not_bring_back_what_ended_after_it_was_made():
     cache.put(item(A, 5))
     since = cache.newest
     cache.drop(A, "11")
-    assert cache.replace([item(A, 5)], "10", since) == 0
+    assert cache.take_list([item(A, 5)], "10", since) == 0
     assert cache.values() == {}
-    cache.replace([], "20", cache.newest)
+    cache.take_list([], "20", cache.newest)
     assert cache.put(item(A, 21))
 
 
@@ -83,7 +83,7 @@ def test_a_list_of_some_says_nothing_of_the_others():
     cache, _ = made()
     cache.put(item(A, 5))
     cache.put(item(B, 6))
-    assert cache.replace([], "10", cache.newest, among=[A]) == 1
+    assert cache.take_list([], "10", cache.newest, among=[A]) == 1
     assert cache.values() == {B: "v"}
 
 
@@ -92,7 +92,7 @@ def test_a_store_that_was_set_back_is_believed_whole():
     cache, told = made()
     cache.put(item(A, 900))
     cache.put(item(B, 901))
-    assert cache.replace([item(A, 300, "restored")], "310", cache.newest) == 2
+    assert cache.take_list([item(A, 300, "restored")], "310", cache.newest) == 2
     assert cache.values() == {A: "restored"}
     assert cache.put(item(A, 311, "edited"))
     assert told[-1] == ("a", "restored", "edited")
@@ -101,17 +101,17 @@ def test_a_store_that_was_set_back_is_believed_whole():
 def test_a_list_heals_what_a_store_that_was_set_back_hid():
     """Its versions had passed the old ones before the next list: nobody saw that they went back."""
     cache, _ = made()
-    cache.replace([item(A, 300, "lost")], "310", cache.newest)
+    cache.take_list([item(A, 300, "lost")], "310", cache.newest)
     assert not cache.put(item(B, 305))  # as old as the list that was taken before the store went back
-    assert cache.replace([item(A, 250, "restored"), item(B, 305)], "320", cache.newest) == 2
+    assert cache.take_list([item(A, 250, "restored"), item(B, 305)], "320", cache.newest) == 2
     assert cache.values() == {A: "restored", B: "v"}
 
 
 def test_a_list_that_a_later_one_overtook_is_not_taken():
     cache, _ = made()
     since = cache.newest
-    cache.replace([item(A, 5)], "20", since)
-    assert cache.replace([item(B, 6)], "10", since) == 0
+    cache.take_list([item(A, 5)], "20", since)
+    assert cache.take_list([item(B, 6)], "10", since) == 0
     assert cache.values() == {A: "v"}
 
 
@@ -119,7 +119,7 @@ def test_versions_that_are_no_numbers_are_believed():
     cache, _ = made()
     cache.put(item(A, "x9", "one"))
     assert cache.put(item(A, "x1", "two"))
-    assert cache.replace([], "y", cache.newest) == 1
+    assert cache.take_list([], "y", cache.newest) == 1
 
 
 def test_of_what_nothing_is_kept_the_version_is_known():
@@ -163,7 +163,7 @@ class Life:
             self.heard[key] = max(self.heard[key], at)
 
     def list(self, _key):
-        self.cache.replace([item(key, at, at) for key, at in self.objects.items()], str(self.version), self.cache.newest)
+        self.cache.take_list([item(key, at, at) for key, at in self.objects.items()], str(self.version), self.cache.newest)
         self.heard = dict.fromkeys(self.heard, self.version)
 
     def known(self, key):

@@ -135,7 +135,7 @@ def test_what_verifying_found_gone_does_not_come_back_by_an_event_that_was_on_it
 
 def test_a_delete_that_the_server_answers_without_a_version_is_known_though_a_list_was_newer():
     caches = Caches()
-    caches.kinds[DEPLOYMENTS].replace([item(DEPLOYMENTS, labelled("d", "10"))], "20", 0)
+    caches.kinds[DEPLOYMENTS].take_list([item(DEPLOYMENTS, labelled("d", "10"))], "20", 0)
     caches.wrote(DEPLOYMENTS, "delete", {"metadata": labelled("d", "10")["metadata"]})
     assert of(caches, DEPLOYMENTS) == []
 
