@@ -14,6 +14,8 @@ from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.signals_view import MISSING_S, EndpointSignal, Seen
 from pagoda_operator.api.state import DEPLOYMENTS, PODS
 from pagoda_operator.decide.health.successor import Case, step
+from pagoda_operator.decide.placement.question import ask
+from pagoda_operator.decide.replicas.sides import current_side
 from support.kube.fake_api import Crash, is_ready, running
 from support.suite.profiles import examples
 from support.worlds.sickbay import SILENT, STUCK, WELL, WRONG, Sickbay
@@ -268,6 +270,10 @@ def test_a_successor_without_a_node_waits_and_the_condition_says_for_what():
     assert set(world.pods) == {sick, new}
     assert world.told()[1] == "ReplacementHeld"
     assert f"The successor {new} has no node: {why}" in world.told()[2]
+    observed = world.observed()
+    side = current_side(observed, world.plan().current)
+    assert (side.short, side.stuck) == (0, False), "no rollout takes a replica away for it"
+    assert [run.refused for run in ask(observed, observed.spec).runs] == [""], "nor does the service move to other devices"
 
 
 def test_a_successor_is_waited_for_until_a_gateway_hears_it():
