@@ -36,11 +36,8 @@ ANNOTATION_ONLY_RUNS: Final = f"{GROUP}/trial-only-runs"
 ANNOTATION_DRAIN_DEADLINE: Final = f"{GROUP}/drain-deadline-ms"
 # What one replica is charged for by TenantQuotas: `gpu=2`, `mig-1g.10gb=1`. On its pod template.
 ANNOTATION_DEVICES: Final = f"{GROUP}/devices"
-# Of a Deployment that has one replica less while a sick one ends: how many it stays charged for, so that nobody else takes their devices.
-ANNOTATION_RESERVED: Final = f"{GROUP}/reserved-replicas"
-# Of a Deployment that has one replica more because those that serve are on devices called faulty, or had: how many it was raised to, how
-# many such ones in a row were sick too, and when the last of them was given up; as JSON.
-ANNOTATION_RELIEVED: Final = f"{GROUP}/relieved"
+# Of a Deployment that has one replica more than the service asks for, the successor of an unhealthy one: how many that makes.
+ANNOTATION_WITH_SUCCESSOR: Final = f"{GROUP}/with-successor"
 # Kubernetes' own: of pods that are alike otherwise the ReplicaSet removes the cheapest first; and the lowest cost there is.
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 LOWEST_DELETION_COST: Final = -(2**31)

@@ -9,31 +9,33 @@ from pagoda_contracts.conditions.types import DEGRADED, Reason
 DEVICE_FAULT: Final = Reason(
     "DeviceFault",
     DEGRADED,
-    "The device of a replica is reported as faulty, by the node or by an annotation of the pod. The operator replaces the replica.",
-    "Repair or cordon the node. A replacement on the same node would fail again.",
+    "The device of a replica is reported as faulty, by the node or by an annotation of the pod. The operator starts a successor.",
+    "Repair or cordon the node. A successor on the same node would be unhealthy too.",
 )
 DEEP_CHECK_FAILED: Final = Reason(
     "DeepCheckFailed",
     DEGRADED,
-    "A replica gives a wrong or late answer to its canary prompt. The operator replaces it.",
+    "A replica gives a wrong or late answer to its canary prompt. The operator starts a successor.",
     "If it comes back on the same device, check that device.",
 )
 SILENT: Final = Reason(
     "Silent",
     DEGRADED,
-    "A replica is Ready to Kubernetes, and no gateway hears from it. The operator replaces it.",
+    "A replica is Ready to Kubernetes, and no gateway hears from it. The operator starts a successor.",
     "If all replicas are silent, check the network between gateways and replicas.",
 )
 STUCK: Final = Reason(
     "Stuck",
     DEGRADED,
-    "A replica answers and makes no progress: its engine or its device hangs. The operator replaces it.",
+    "A replica answers and makes no progress: its engine or its device hangs. The operator starts a successor.",
     "If it comes back on the same device, check that device.",
 )
 REPLACEMENT_HELD: Final = Reason(
     "ReplacementHeld",
     DEGRADED,
-    "Replicas are unhealthy, and the operator does not replace them now. The message says why.",
-    "If the message names a wait, wait. Else check what it names: the model, the devices, or the quota.",
+    "Replicas are unhealthy, and the operator does not replace them now. The message says why: "
+    "a quota, a missing node, or a successor that is unhealthy too.",
+    "If the message names a wait, wait. Else check what it names: the model, the devices, the quota or the nodes. "
+    "If a successor is unhealthy, delete its pod for another attempt. If there is no room, delete the unhealthy pod.",
 )
 WELL: Final = Reason("Well", DEGRADED, "Degraded is False: all replicas that were unhealthy are healthy again or replaced.", "Nothing.")

@@ -75,7 +75,7 @@ class RolloutStatus(Model):
 
 
 class Replacement(Model):
-    """A replica that was taken away because it was sick; its Deployment makes another."""
+    """A replica that an older operator removed because it was unhealthy."""
 
     pod: Annotated[str, StringConstraints(max_length=253)] = Field(description="The replica.")
     uid: Annotated[str, StringConstraints(max_length=64)] = Field(description="Which pod of that name.")
@@ -84,9 +84,11 @@ class Replacement(Model):
 
 
 class HealthStatus(Model):
-    """Replicas that are sick, and the last one that was replaced. At most one in two minutes is, also across restarts of the operator."""
+    """Written by older operators only."""
 
-    last_replacement: Replacement | None = Field(default=None, description="The last replica that was taken away for being sick.")
+    last_replacement: Replacement | None = Field(
+        default=None, description="Written by older operators only: the last replica that was replaced."
+    )
     successor_sick: Literal[True] | None = Field(
         default=None,
         description="Written by older operators only: the replacement of the last serving replicas was unhealthy as well.",

@@ -24,10 +24,9 @@ from pydantic import ValidationError
 
 from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.grant import Grant
-from pagoda_operator.api.holdings import Holding, reserved
-from pagoda_operator.api.orders import Answer, unix
+from pagoda_operator.api.holdings import Holding, with_successor
+from pagoda_operator.api.orders import Answer
 from pagoda_operator.api.pods import Pod, condition_of
-from pagoda_operator.api.relieved import Relieved, relieved_of
 from pagoda_operator.api.scaling import Decision
 from pagoda_operator.api.signals_view import ServiceSignals
 from pagoda_operator.inventory.fleet import Fleet
@@ -124,24 +123,14 @@ class Child:
         return int(self.body.get("spec", {}).get("replicas", 1))
 
     @property
-    def reserved(self) -> int:
-        """A Deployment's replicas that it stays charged for while it asks for fewer; 0 where it does not."""
-        return reserved(self.meta)
-
-    @property
-    def relieved(self) -> Relieved:
-        """What stands on a Deployment about a replica that is beside faulty ones."""
-        return relieved_of(self.meta)
-
-    @property
     def extra(self) -> int:
-        """1 where one of its replicas is that one, else 0: who changed the number since has undone it."""
-        return int(1 < self.relieved.replicas == self.replicas)
+        """1 where one of a Deployment's replicas is an unhealthy one's successor, else 0."""
+        return int(with_successor(self.meta, self.replicas))
 
     @property
     def ordered(self) -> int:
-        """Replicas that it is to have: without one more for relief, with those that make way for a moment."""
-        return max(self.replicas - self.extra, self.reserved)
+        """Replicas that a Deployment is to have, without a successor of an unhealthy one."""
+        return self.replicas - self.extra
 
     def count(self, name: str) -> int:
         """A number of a Deployment's status, 0 where the controller has not seen the newest spec."""
@@ -188,8 +177,8 @@ class Observed:
     # What all that bears the service's name holds, and what TenantQuotas let it have; None where none caps what it needs.
     holdings: tuple[Holding, ...] = ()
     quota: Grant | None = None
-    # Deployments of which not one replica more finds room in quotas beside all that is charged.
-    cramped: frozenset[str] = frozenset()
+    # Deployments for which quotas have no room for a successor of an unhealthy replica, and by which quota.
+    full: Mapping[str, str] = field(default_factory=dict)
     # Served names that older services hold (claims.py).
     taken: tuple[Taken, ...] = ()
     # What daemons answered to their last order, by the pod's uid; empty after a restart.
@@ -249,14 +238,9 @@ class Observed:
 
     @property
     def stamps(self) -> tuple[str, ...]:
-        """The times in it, and on Deployments, that something waits by."""
-        health, rollout = self.status.health, self.status.rollout
-        found = (health.last_replacement.time if health and health.last_replacement else None, rollout.since if rollout else None)
-        return tuple(stamp for stamp in (*found, *(child.relieved.at for child in self.of(DEPLOYMENTS))) if stamp)
-
-    def age(self, stamp: str) -> float:
-        """Of one of them; by the clock on the wall where nothing else is known."""
-        return self.ages.get(stamp, self.now - (unix(stamp) or self.now))
+        """The times in it that something waits by."""
+        rollout = self.status.rollout
+        return (rollout.since,) if rollout is not None and rollout.since else ()
 
     def of(self, resource: Resource) -> tuple[Child, ...]:
         """The service's own children of a kind."""

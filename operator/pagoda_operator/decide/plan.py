@@ -21,13 +21,14 @@ from pagoda_operator.decide.children.isolation import isolate
 from pagoda_operator.decide.children.pinning import Where, pin, told
 from pagoda_operator.decide.children.retire import rescaled, retire, retiring, running
 from pagoda_operator.decide.health.health import Health, judge
-from pagoda_operator.decide.health.relief import relieved_steps
+from pagoda_operator.decide.health.successor import succession
 from pagoda_operator.decide.placement import inspection
 from pagoda_operator.decide.placement.place import alternatives, place, spare
 from pagoda_operator.decide.placement.question import ask
 from pagoda_operator.decide.render.children import Manifest, Owner
 from pagoda_operator.decide.render.revision import Revision, identify
-from pagoda_operator.decide.render.writes import Annotate, Create, Delete, Write
+from pagoda_operator.decide.render.writes import Create, Write
+from pagoda_operator.decide.replicas.replicas import steps
 from pagoda_operator.decide.replicas.sides import current_side, old_sides
 from pagoda_operator.decide.rollout import trial
 from pagoda_operator.decide.rollout.rollout import decide
@@ -68,18 +69,20 @@ def plan(observed: Observed) -> Plan:
     """The writes that bring what is observed nearer to the spec, and replace what is sick; none when it is there and well."""
     health = judge(observed)
     draft = _converging(observed, health)
-    swapping = health.swapped or health.relieved or any(child.reserved or child.relieved.written() for child in observed.of(DEPLOYMENTS))
-    if swapping and draft.rollout is None:  # nothing is decided, and one on its way out still makes way for another
-        toward = relieved_steps(observed, health, {child.name: child.ordered for child in running(observed)}, "")
-        writes = (*draft.writes, *toward.annotate, *rescaled(observed, owner_of(observed), toward))
-        draft = replace(draft, orders=toward.orders, leaving=toward.leaving, writes=writes)
-    return replace(draft, writes=_once((*draft.writes, *health.writes)), health=health)
+    if draft.rollout is None:
+        draft = _succeeding(observed, draft, health)
+    return replace(draft, writes=(*draft.writes, *health.marks))
 
 
-def _once(writes: tuple[Write, ...]) -> tuple[Write, ...]:
-    """Nothing is written on a pod that is deleted: its deletion names the version that was read."""
-    gone = {write.name for write in writes if isinstance(write, Delete) and write.resource == PODS}
-    return tuple(write for write in writes if not (isinstance(write, Annotate) and write.resource == PODS and write.name in gone))
+def _succeeding(observed: Observed, draft: Plan, health: Health) -> Plan:
+    """Nothing is decided about what there should be, and an unhealthy replica gets its successor all the same."""
+    targets = {child.name: child.ordered for child in running(observed)}
+    succeeded, health = succession(observed, health, targets)
+    if succeeded == targets and not any(child.extra for child in running(observed)):
+        return replace(draft, health=health)
+    toward = steps(observed, targets, succeeded, health.turns)
+    writes = (*draft.writes, *toward.annotate, *rescaled(observed, owner_of(observed), toward))
+    return replace(draft, orders=toward.orders, leaving=toward.leaving, writes=writes, health=health)
 
 
 def _converging(observed: Observed, health: Health) -> Plan:
@@ -130,7 +133,8 @@ def _plan(observed: Observed, spec: InferenceServiceSpec, where: Where, health: 
     step = decide(replace(_scene(observed, spec, current, where), tried=trial.look(observed, attempt)))
     # Quota may leave the new revision less than a rollout would give it.
     targets = {**step.targets, current.name: min(step.targets[current.name], observed.room)}
-    toward = relieved_steps(observed, health, targets, current.name)
+    succeeded, health = succession(observed, health, targets)
+    toward = steps(observed, targets, succeeded, health.turns)
     manifests = wanted(toward, owner, current, replace(pinned, text=told(observed, current, pinned.data)))
     if step.record is not None and not toward.replicas[current.name] and observed.find(DEPLOYMENTS, current.name) is None:
         # The Deployment controller calls one of no replicas complete, which "ever served" (sides.py) is read from.
@@ -144,7 +148,7 @@ def _plan(observed: Observed, spec: InferenceServiceSpec, where: Where, health: 
         *inspection.tidy(observed),
         *trial.steps(observed, attempt if step.tries else None),
     )
-    draft = Plan(writes, None, current, pinned.data["podTemplate"], retiring(observed, current), rollout=step)
+    draft = Plan(writes, None, current, pinned.data["podTemplate"], retiring(observed, current), rollout=step, health=health)
     return _fenced(observed, replace(draft, orders=toward.orders, leaving=toward.leaving))
 
 
@@ -154,13 +158,13 @@ def _scene(observed: Observed, spec: InferenceServiceSpec, current: Revision, wh
     free = spare(ask(observed, spec), where.resolved, where.entry) if olds else None
     granted = max(0, observed.quota.room - now.held) if observed.quota is not None else None
     rooms, record = [room for room in (free, granted) if room is not None], observed.status.rollout
-    # One more for relief goes again: it makes no room scarce, or a rollout would drain the one that it stands beside.
-    relieving = sum(child.extra for child in observed.of(DEPLOYMENTS))
+    # A successor takes the place of an unhealthy replica: it makes no room scarce, or a rollout would drain the one that it stands beside.
+    extra = sum(child.extra for child in observed.of(DEPLOYMENTS))
     return RolloutState(
         spec=spec.rollout or RolloutSpec(),
         wanted=observed.wanted,
         current=now,
-        room=min(rooms) + relieving if rooms else None,
+        room=min(rooms) + extra if rooms else None,
         olds=olds,
         record=record,
         signals=observed.signals,

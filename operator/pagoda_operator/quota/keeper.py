@@ -15,7 +15,7 @@ from typing import Final
 from pagoda_contracts.names import LABEL_SERVICE
 
 from pagoda_operator.api.grant import Grant
-from pagoda_operator.api.holdings import Holding, holdings, mark_of, reserved
+from pagoda_operator.api.holdings import Holding, holdings
 from pagoda_operator.api.quota_devices import held
 from pagoda_operator.api.reader import Reader
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Json, Key, Observed
@@ -109,12 +109,15 @@ class Quotas:
         need = next((one.need for one in observed.holdings if one.name == name), held(template["metadata"], template["spec"]))
         return self.ledger.offer(key, observed.holdings, name, need, quotas)
 
-    def cramped(self, key: Key, observed: Observed) -> frozenset[str]:
-        """Deployments whose replicas get no successor beside them: there is no room for one more, or nothing may grow yet."""
+    def full(self, key: Key, observed: Observed) -> dict[str, str]:
+        """Deployments whose unhealthy replicas get no successor: there is no room for one more, or nothing may grow yet; and why."""
         quotas = of_namespace(self._quotas(), key.namespace)
-        if self._sure:
-            return self.ledger.cramped(observed.holdings, quotas)
-        return frozenset(one.name for one in observed.holdings if any(quota.invalid or quota.caps.keys() & one.need for quota in quotas))
+        found = self.ledger.full(observed.holdings, quotas)
+        if not self._sure:
+            capped = {one.name: quota for one in observed.holdings for quota in quotas if quota.invalid or quota.caps.keys() & one.need}
+            growing = [one.name for one in observed.holdings if not one.extra and one.name in capped]
+            found = {name: _PAUSED.format(capped[name].name) for name in growing} | found
+        return found
 
     def admit(self, key: Key, observed: Observed, draft: Plan) -> Plan:
         """The draft, booked; without what would grow where there is no room for it."""
@@ -159,31 +162,18 @@ def _planned(observed: Observed, writes: Iterable[Write]) -> list[Holding]:
     """What the service will hold once the writes are done."""
     known = {holding.name: holding for holding in observed.holdings}
     for write in writes:
-        if (succeeded := _succeeded(observed, write)) is not None:
-            known[succeeded.name] = replace(known[succeeded.name], leaving=known[succeeded.name].leaving + 1)
         if write.resource != DEPLOYMENTS or isinstance(write, Annotate):
             continue
         target = 0 if isinstance(write, Delete) else int(write.manifest["spec"]["replicas"])
-        kept = 0 if isinstance(write, Delete) else reserved(write.manifest["metadata"])
         if write.name in known:
-            known[write.name] = replace(known[write.name], target=target, reserved=kept)
+            known[write.name] = replace(known[write.name], target=target)
         elif isinstance(write, Create):
             template = write.manifest["spec"]["template"]
             known[write.name] = Holding(write.name, held(template["metadata"], template["spec"]), target)
     return list(known.values())
 
 
-def _succeeded(observed: Observed, write: Write) -> Holding | None:
-    """Whose replica is deleted here: another one is made at once, beside it until it is gone."""
-    if write.resource != PODS or not isinstance(write, Delete):
-        return None
-    mark = mark_of(write.live.meta)
-    return next((holding for holding in observed.holdings if holding.mark == mark and holding.target), None)
-
-
 def _grows(observed: Observed, write: Write) -> bool:
-    if _succeeded(observed, write) is not None:
-        return True
     if write.resource != DEPLOYMENTS or not isinstance(write, Create | Apply):
         return False
     before = next((holding.target for holding in observed.holdings if holding.name == write.name), 0)

@@ -61,8 +61,8 @@ class Quotas(Protocol):
     def offer(self, key: Key, observed: Observed, planned: Callable[[Observed], Plan]) -> Grant | None:
         """What the current revision may have, as a first plan shows it; None where no quota caps what it needs."""
 
-    def cramped(self, key: Key, observed: Observed) -> frozenset[str]:
-        """Deployments of which not one replica more finds room beside all that is charged."""
+    def full(self, key: Key, observed: Observed) -> dict[str, str]:
+        """Deployments for which there is no room for a successor of an unhealthy replica, and by which quota."""
 
     def admit(self, key: Key, observed: Observed, draft: Plan) -> Plan:
         """The draft as far as there is room, booked."""
@@ -89,10 +89,10 @@ class NoQuotas:
     def offer(self, key: Key, observed: Observed, planned: Callable[[Observed], Plan]) -> Grant | None:
         """No limit."""
 
-    def cramped(self, key: Key, observed: Observed) -> frozenset[str]:
+    def full(self, key: Key, observed: Observed) -> dict[str, str]:
         """None."""
         del key, observed
-        return frozenset()
+        return {}
 
     def admit(self, key: Key, observed: Observed, draft: Plan) -> Plan:
         """All of it."""

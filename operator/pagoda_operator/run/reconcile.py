@@ -111,7 +111,7 @@ class Reconciler:
         await self._dependencies.quota.settle(key, observed)
         # After what it holds is booked; before scaling, which wishes for no more. What it needs may depend on how many it will be.
         grant = self._dependencies.quota.offer(key, observed, lambda seen: plan(self._dependencies.scaling.foresee(key, seen)))
-        observed = replace(observed, quota=grant, cramped=self._dependencies.quota.cramped(key, observed))
+        observed = replace(observed, quota=grant, full=self._dependencies.quota.full(key, observed))
         return await self._dependencies.scaling.complete(key, observed)
 
     def _known(self, key: Key, observed: Observed) -> Observed:

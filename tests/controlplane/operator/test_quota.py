@@ -4,7 +4,7 @@ import re
 import uuid
 
 import pytest
-from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, ANNOTATION_DEVICES, ANNOTATION_RESERVED, API_VERSION
+from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, ANNOTATION_DEVICES, API_VERSION
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, QUOTAS, RESOURCE_CLAIMS, RESOURCE_QUOTAS
 from support.kube.client import eventually
 from support.kube.namespace import Real
@@ -128,32 +128,26 @@ def claim(name, count):
     return {"metadata": {"name": name}, "spec": {"devices": {"requests": [request]}}}
 
 
-def test_a_sick_replica_under_a_full_cap_is_replaced_without_one_too_many(real, operator, quota):
-    def within():
+def test_a_sick_replica_under_a_full_cap_stays_and_gets_a_successor_when_the_cap_grows(real, operator, quota):
+    def within(cap):
         """All pods, those that end included, are never more than the cap: at each look."""
         pods = real.pods()
-        assert len(pods) <= 2, [pod["metadata"]["name"] for pod in pods]
-        return pods
-
-    def deployment():
-        (found,) = real.kube.list(DEPLOYMENTS, real.namespace)
-        return found["spec"]["replicas"], found["metadata"]["annotations"].get(ANNOTATION_RESERVED)
+        assert len(pods) <= cap, [pod["metadata"]["name"] for pod in pods]
+        return {pod["metadata"]["name"] for pod in pods if not pod["metadata"].get("deletionTimestamp")}
 
     real.apply(replicas=2)
     sick, well = (pod["metadata"]["name"] for pod in real.serve(2))
     real.told(Ready="Available")
     real.kube.merge(PODS, real.namespace, sick, {"metadata": {"annotations": {ANNOTATION_DEVICE_FAULT: "Xid 79"}}})
-    eventually(lambda: [pod for pod in within() if pod["metadata"].get("deletionTimestamp")], "one makes way")
-    (going,) = [pod["metadata"]["name"] for pod in within() if pod["metadata"].get("deletionTimestamp")]
-    assert (going, deployment()) == (sick, (1, "2"))
-    real.edit(replicas=3)  # whatever is asked meanwhile is looked at, and nothing is made
-    real.told(Stalled="QuotaExceeded")
-    assert {pod["metadata"]["name"] for pod in within()} == {sick, well}
-    assert deployment() == (1, "2")
+    assert "has no room: TenantQuota" in real.told(Degraded="ReplacementHeld")["Degraded"]["message"]
+    assert within(2) == {sick, well}
+    limit(real, 3)
+    eventually(lambda: len(within(3)) == 3, "a successor is made beside it")
+    real.serve(3)
+    eventually(lambda: len(real.pods()) == 3 and sick not in within(3), "the sick one goes when the successor is Ready")
     real.end_pods()
-    eventually(lambda: len([pod for pod in within() if pod["metadata"]["name"] != sick]) == 2, "its successor is made")
-    eventually(lambda: deployment() == (2, None), "nothing is reserved any more")
-    assert well in {pod["metadata"]["name"] for pod in within()}
+    eventually(lambda: len(within(3)) == 2, "as many as are asked for")
+    assert well in within(3)
 
 
 @pytest.fixture

@@ -332,7 +332,13 @@ def new_pod(deployment: Body, number: int) -> Body:
     told = copied({field: deployment["spec"]["template"]["metadata"].get(field, {}) for field in ("labels", "annotations")})
     name = f"{meta['name']}-{number}"
     spec = copied(deployment["spec"]["template"]["spec"])
-    return {"metadata": {"name": name, "namespace": meta["namespace"], "ownerReferences": [owner], **told}, "spec": spec, "status": {}}
+    # Each one is younger than all before it, though no clock moves here.
+    since = {"creationTimestamp": f"2026-01-01T00:00:00.{number:06}Z"}
+    return {
+        "metadata": {"name": name, "namespace": meta["namespace"], "ownerReferences": [owner], **since, **told},
+        "spec": spec,
+        "status": {},
+    }
 
 
 def is_trial(pod: Body) -> bool:

@@ -20,7 +20,6 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Changes:
-    replace_every_s: float | None = None  # at most one sick replica is replaced in that time
     die_after_writes: int | None = None  # killed right after that write reached the API server, the answer unseen
     haste: float = 1.0  # the patience for silent watches is divided by it
     skew_s: float = 0.0  # by how much the machine's clock is wrong
@@ -41,8 +40,6 @@ def main() -> None:
         _put(bearer, "SETTLE_S", changes.key_settle_s)
     from pagoda_operator.__main__ import main as operator
 
-    if changes.replace_every_s is not None:
-        _replace_every(changes.replace_every_s)
     if changes.die_after_writes is not None:
         _die_after(changes.die_after_writes)
     if changes.haste != 1:
@@ -59,12 +56,6 @@ def main() -> None:
 def _put(owner: Any, name: str, value: Any) -> None:
     assert hasattr(owner, name), f"{owner} has no {name} by now: nothing would change"
     setattr(owner, name, value)
-
-
-def _replace_every(seconds: float) -> None:
-    from pagoda_operator.decide.health import health
-
-    _put(health, "REPLACE_EVERY_S", seconds)
 
 
 def _die_after(most: int) -> None:

@@ -94,7 +94,8 @@ def _refused(observed: Observed, spec: InferenceServiceSpec, deployment: Child) 
     is it while another revision of the service holds a node."""
     meta = deployment.body["spec"]["template"]["metadata"]
     labels, on_cpu = meta["labels"], ANNOTATION_DEVICES not in (meta.get("annotations") or {})
-    tried = [pod for pod in _pods(observed, labels) if pod.unschedulable]
+    # A replica that comes only in the place of an unhealthy one has the whole service move for it no more than a rollout judge by it.
+    tried = [pod for pod in _pods(observed, labels) if pod.unschedulable][deployment.extra :]
     held = on_cpu and any(pod.assigned and not pod.finished for pod in _others(observed, labels))
     makes_room = any(pod.short for pod in tried) and (held or _makes_room(observed, spec, labels))
     return next((pod.unscheduled for pod in tried if not (makes_room and pod.short)), "")

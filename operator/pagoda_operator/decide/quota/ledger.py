@@ -123,17 +123,25 @@ class Ledger:
         # Where it is not known what is allowed, nothing that serves goes for want of what it does not hold itself.
         unread = quota.invalid != "" and any(holding.target and not holding.need.get(word) for holding in held if holding.name != current)
         if unread:
-            replicas = max(replicas, sum(max(holding.target, holding.reserved) for holding in held))
+            replicas = max(replicas, sum(holding.target for holding in held))
         return Grant(replicas, room, _says(quota, word, charged), unread)
 
-    def cramped(self, held: Iterable[Holding], quotas: Iterable[Quota]) -> frozenset[str]:
-        """Those of which not one replica more finds room beside all that is charged."""
-        quotas = tuple(quotas)
-        return frozenset(one.name for one in held if any(self._full(quota, one.need) for quota in self._readable(quotas, one.need)))
+    def full(self, held: Iterable[Holding], quotas: Iterable[Quota]) -> dict[str, str]:
+        """Deployments for which there is no room for a successor of an unhealthy replica, and by which quota."""
+        found, quotas = {}, tuple(quotas)
+        for one in held:
+            capped = (self._too_much(quota, one) for quota in self._readable(quotas, one.need))
+            if why := next(filter(None, capped), ""):
+                found[one.name] = why
+        return found
 
-    def _full(self, quota: Quota, need: Devices) -> bool:
-        capped = [(word, count) for word, count in need.items() if count and word in quota.caps]
-        return any(self._charged(quota, word) + count > quota.caps[word] for word, count in capped)
+    def _too_much(self, quota: Quota, one: Holding) -> str:
+        """A successor that is there goes only if its quota shrank: what ends meanwhile takes no room from it."""
+        for word, count in one.need.items():
+            used = self._lasting(quota, word) if one.extra else self._charged(quota, word) + count
+            if count and word in quota.caps and used > quota.caps[word]:
+                return _says(quota, word, self._charged(quota, word))
+        return ""
 
     def _share(self, key: Key, quota: Quota, word: str) -> int:
         """Of what is too much under the quota, what this service gives back: the newest first, each all it has, until it is enough."""
@@ -200,14 +208,16 @@ class Ledger:
         frozen = self._frozen.get((quota.name, quota.namespaces))
         if frozen is None:
             return self._charged(quota, word)
-        stays = sum(entry.lasting.get(word, 0) for key, entry in self._entries.items() if quota.counts(key.namespace))
-        return max(frozen.get(word, 0), stays)
+        return max(frozen.get(word, 0), self._lasting(quota, word))
 
     def _all(self, quota: Quota) -> Devices:
         return total(entry.charge for key, entry in self._entries.items() if quota.counts(key.namespace))
 
     def _entry(self, key: Key) -> Entry:
         return self._entries.get(key, _NOTHING)
+
+    def _lasting(self, quota: Quota, word: str) -> int:
+        return sum(entry.lasting.get(word, 0) for key, entry in self._entries.items() if quota.counts(key.namespace))
 
     def _charged(self, quota: Quota, word: str) -> int:
         return sum(entry.charge.get(word, 0) for key, entry in self._entries.items() if quota.counts(key.namespace))

@@ -39,7 +39,7 @@ class Turn(IntEnum):
 @dataclass(frozen=True)
 class Crew:
     """One Deployment's replicas, and how many there should be. `replicas` is what its spec says now; `timeout_s` how long a drain may
-    take; `in_flight` what gateways heard, by pod name; `sick` goes before others that are as ready, and is drained by its own deletion."""
+    take; `in_flight` what gateways heard, by pod name; `turns` who goes before others that are as ready."""
 
     pods: tuple[Pod, ...]
     replicas: int
@@ -48,7 +48,6 @@ class Crew:
     now: float
     answers: Mapping[str, Answer] = field(default_factory=dict)
     in_flight: Mapping[str, int] = field(default_factory=dict)
-    sick: frozenset[str] = frozenset()
     turns: Mapping[str, Turn] = field(default_factory=dict)
 
     def answer(self, pod: Pod) -> Answer | None:
@@ -89,8 +88,6 @@ def drain(crew: Crew) -> Drain:
 
 def _preference(crew: Crew, pod: Pod) -> tuple[int, int, int]:
     """Who goes first: whom the ReplicaSet would take anyway, then whose turn it is, who is on the way, who does the least, the newest."""
-    if pod.name in crew.sick:
-        return removal_class(pod), -1, 0
     if pod.drain_deadline_ms is not None:
         return _SERVING, min(Turn.LEAVING, crew.turns.get(pod.name, Turn.ANY)), -1
     return removal_class(pod), crew.turns.get(pod.name, Turn.ANY), crew.in_flight.get(pod.name, _UNHEARD)
@@ -111,7 +108,7 @@ def removal_class(pod: Pod) -> int:
 def _released(crew: Crew, pod: Pod) -> bool:
     """Whether it may be removed: it never served, or its drain is over, or it can only be drained by its own deletion (SIGTERM)."""
     if pod.drain_deadline_ms is None:
-        return pod.name in crew.sick or removal_class(pod) < _SERVING
+        return removal_class(pod) < _SERVING
     answer = crew.answer(pod)
     if crew.now * 1000 >= pod.drain_deadline_ms or not pod.address:
         return True
@@ -187,7 +184,7 @@ def _marked(crew: Crew, victims: list[Pod]) -> Iterator[Annotate]:
     """The first step, with the one deadline."""
     deadline = str(int((crew.now + crew.timeout_s) * 1000))
     for pod in victims:
-        if pod.drain_deadline_ms is None and removal_class(pod) == _SERVING and pod.name not in crew.sick:
+        if pod.drain_deadline_ms is None and removal_class(pod) == _SERVING:
             yield Annotate(pod, {ANNOTATION_DRAIN_DEADLINE: deadline})
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from pagoda_contracts.launch import DaemonConfig
-from pagoda_contracts.names import ANNOTATION_RELIEVED, ANNOTATION_RESERVED, LABEL_ACCELERATOR, LABEL_REVISION
+from pagoda_contracts.names import ANNOTATION_WITH_SUCCESSOR, LABEL_ACCELERATOR, LABEL_REVISION
 from pagoda_contracts.units import parse_duration
 
 from pagoda_operator.api.orders import Order
@@ -14,8 +14,7 @@ from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.signals_view import Seen
 from pagoda_operator.api.state import CONTROLLER_REVISIONS, DEPLOYMENTS, Child, Observed
 from pagoda_operator.decide.render.writes import Annotate
-from pagoda_operator.decide.replicas.drain import Crew, Turn
-from pagoda_operator.decide.replicas.swap import swap
+from pagoda_operator.decide.replicas.drain import Crew, Turn, drain
 
 _DEFAULT_TIMEOUT: str = DaemonConfig.model_fields["drain_timeout"].default
 
@@ -28,34 +27,41 @@ class Steps:
     annotate: tuple[Annotate, ...]
     orders: tuple[Order, ...]
     leaving: tuple[str, ...]
-    # What Deployments stay charged for that have fewer while a sick replica ends.
-    reserved: Mapping[str, int]
-    # What stands on Deployments about one replica more beside faulty ones (relief.py).
-    relieved: Mapping[str, str] = field(default_factory=dict)
+    # Deployments of which one replica is the successor of an unhealthy one (successor.py).
+    with_successor: frozenset[str]
 
     def notes(self, name: str) -> dict[str, str]:
-        """A Deployment's annotations that go with its number of replicas; empty texts for those that it has not."""
-        reserved = self.reserved.get(name, 0)
-        return {ANNOTATION_RESERVED: str(reserved) if reserved else "", ANNOTATION_RELIEVED: self.relieved.get(name, "")}
+        """A Deployment's annotation that goes with its number of replicas; an empty text if it has none."""
+        return {ANNOTATION_WITH_SUCCESSOR: str(self.replicas[name]) if name in self.with_successor else ""}
 
 
-def steps(observed: Observed, targets: Mapping[str, int], sick: str, turns: Mapping[str, Turn]) -> Steps:
-    """What each live Deployment is asked for on its way to its target; one that does not exist yet is made with its target. `sick`: the
-    replica that makes way for another before there is room for one; `turns`: who goes first, who last."""
+def steps(observed: Observed, targets: Mapping[str, int], succeeded: Mapping[str, int], turns: Mapping[str, Turn]) -> Steps:
+    """What each live Deployment is asked for on its way to its target; one that does not exist yet is made with its target. `succeeded`:
+    the targets with a successor of an unhealthy replica; `turns`: who goes first, who last."""
     live = [child for child in observed.of(DEPLOYMENTS) if child.name in targets]
-    swaps = {
-        child.name: swap(_crew(observed, child, targets[child.name], turns), child.reserved, sick, cramped=child.name in observed.cramped)
-        for child in live
-    }
-    drains = {name: drained for name, (drained, _) in swaps.items()}
-    reserved = {name: kept for name, (_, kept) in swaps.items() if kept}
+    drains = {child.name: drain(_crew(observed, child, succeeded[child.name], turns)) for child in live}
+    replicas = {**succeeded, **{name: one.replicas for name, one in drains.items()}}
+    extra = frozenset(child.name for child in live if _has_extra(child, targets[child.name], succeeded[child.name], replicas[child.name]))
     return Steps(
-        replicas={**targets, **{name: one.replicas for name, one in drains.items()}},
-        annotate=tuple(write for one in drains.values() for write in one.annotate),
+        replicas=replicas,
+        annotate=(*(write for one in drains.values() for write in one.annotate), *_stale(live, replicas, extra)),
         orders=tuple(order for one in drains.values() for order in one.orders),
         leaving=tuple(name for one in drains.values() for name in one.leaving),
-        reserved=reserved,
+        with_successor=extra,
     )
+
+
+def _has_extra(live: Child, target: int, succeeded: int, now: int) -> bool:
+    """Whether the number that is asked for now has a successor in it: until the drain of the unhealthy replica, or of it, is over."""
+    return now > target and (succeeded > target or (live.extra > 0 and now == live.replicas))
+
+
+def _stale(live: list[Child], replicas: Mapping[str, int], extra: frozenset[str]) -> Iterator[Annotate]:
+    """The annotation goes in the write that changes the number of replicas, or here if nothing else is written of the Deployment."""
+    for child in live:
+        written = ANNOTATION_WITH_SUCCESSOR in child.meta.get("annotations", {})
+        if written and child.name not in extra and replicas[child.name] == child.replicas:
+            yield Annotate(child, {ANNOTATION_WITH_SUCCESSOR: None})
 
 
 def pods_of(observed: Observed, deployment: Child) -> tuple[Pod, ...]:

@@ -92,7 +92,8 @@ def _side(observed: Observed, deployment: Child) -> Side:
     kept = observed.find(CONTROLLER_REVISIONS, deployment.name)
     doubts = {pod.name: doubt(observed, pod) for pod in pods if pod.serves}
     timers = [left for lack in (*lacks, *refused) if (left := lack.left(observed.now)) > 0] + [_DOUBT_S] * any(doubts.values())
-    asked = deployment.ordered if deployment.extra else len(pods)  # one more for relief is nobody's that a rollout decides by
+    short = [pod for pod in pods if pod.short][deployment.extra :]
+    asked = deployment.ordered if deployment.extra else len(pods)  # no rollout decides by a successor
     return Side(
         name=deployment.name,
         hash=str(deployment.body["spec"]["template"]["metadata"]["labels"].get(LABEL_REVISION, "")),
@@ -103,8 +104,8 @@ def _side(observed: Observed, deployment: Child) -> Side:
         doubt=next((f"{name} is Ready, and {told}" for name, told in doubts.items() if told), ""),
         placed=min(sum(pod.assigned for pod in pods), asked),
         broken=max(len(lost), 1 if late else 0),
-        short=sum(pod.short for pod in pods),
-        stuck=any(pod.short and observed.now - (pod.unscheduled_since or observed.now) >= STUCK_S for pod in pods),
+        short=len(short),
+        stuck=any(observed.now - (pod.unscheduled_since or observed.now) >= STUCK_S for pod in short),
         why=next(iter(lost.values()), late),
         proven=_proven(deployment),
         number=int(kept.body["revision"]) if kept else 0,

@@ -73,7 +73,6 @@ def status(observed: Observed, plan: Plan, url: str | None, now: str) -> dict[st
         ready_expected_at=expected(pods, observed.wanted, observed.starts),
         scaling=_scaling(observed, now),
         placement=plan.placement.status if plan.placement else None,
-        health=plan.health.record,
         rollout=plan.rollout.record if plan.rollout else observed.status.rollout,
         outdated=outdated(observed, plan),
         revisions=_revisions(pods, plan.rollout.weights if plan.rollout else {}),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_RESERVED
+from pagoda_contracts.names import ANNOTATION_DEVICES
 from pagoda_contracts.resources.placement import Accelerator
 from pagoda_operator.api.errors import Unavailable
 from pagoda_operator.api.grant import Grant
@@ -374,7 +374,7 @@ def test_a_quota_that_nobody_can_read_lets_nothing_grow_and_takes_nothing_away()
     sick = world.staying[0]
     world.break_device(sick)
     world.round(first, 6)
-    assert (sick in world.staying, world.replicas(first), world.total) == (False, 2, 2)
+    assert (sick in world.staying, world.replicas(first), world.total) == (True, 2, 2)
     asyncio.run(world.status_writer.write())
     stalled = told(world)["conditions"][2]
     assert (stalled["status"], stalled["reason"]) == ("True", "InvalidSpec")
@@ -778,112 +778,127 @@ def full(replicas, cap=None, **spec):
     return world, key, rival
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
-def test_a_sick_replica_under_a_full_quota_goes_before_its_successor_is_made_and_no_rival_gets_its_slice(replicas):
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_under_a_full_quota_a_sick_replica_stays_and_the_condition_names_the_cap(replicas):
     world, key, rival = full(replicas)
-    sick = world.staying[-1]
-    world.break_device(sick)
-    served = []
-    for _ in range(8):
+    there = list(world.staying)
+    world.break_device(world.staying[0])
+    for _ in range(6):
+        world.later += 60
         for turn in (key, rival):
             world.run(turn)
-            world.control()
-            served.append(len(world.staying))
-            assert (world.total <= replicas, world.replicas(rival)) == (True, 0)
-            assert "more would be needed" not in world.condition(key)["message"]
-        if len(served) == 10:  # it has been on its way out for a while, and the first who looks after its end is the rival
-            world.end_pods()
-            world.run(rival)
-            world.restart()
-            world.run(rival, 2)
-    assert sick["metadata"]["name"] not in {pod["metadata"]["name"] for pod in world.api.of(PODS)}
-    assert (world.replicas(key), len(world.staying), min(served)) == (replicas, replicas, replicas - 1)
-    (deployment,) = world.api.of(DEPLOYMENTS)[:1]
-    assert ANNOTATION_RESERVED not in deployment["metadata"]["annotations"]
+        world.control()
+        assert (world.staying, world.total, world.replicas(rival)) == (there, replicas, 0)
+    line = world.condition(key, "Degraded")
+    verb = "is" if replicas == 1 else "are"
+    assert line["reason"] == "ReplacementHeld"
+    assert f"TenantQuota team allows {replicas} {SLICE} slices, and {replicas} {verb} in use" in line["message"]
+    assert world.condition(key, "Stalled")["status"] == "False", "the service has what it asks for"
     written = len(world.api.journal)
     world.run(key, 3)
     assert len(world.api.journal) == written
 
 
-def test_a_sick_replica_has_its_successor_beside_it_where_the_quota_has_room_and_that_is_charged():
-    world, key, rival = full(2, cap=3)
-    world.ask(rival, 0)
-    world.round(rival, 4)
-    world.break_device(world.staying[0])
+@pytest.mark.parametrize("crashed", [False, True])
+def test_where_the_quota_grows_a_successor_is_made_and_it_is_charged_until_the_sick_one_is_gone(crashed):
+    world, key, rival = full(2)
+    sick = world.staying[0]
+    world.break_device(sick)
     world.run(key, 2)
+    world.recap(3)
+    world.run(key, 2)
+    assert (world.replicas(key), world.total) == (3, 3)
+    world.restart(crashed=crashed)
+    world.run(rival, 2)
     world.control()
-    assert (len(world.staying), world.total, world.replicas(key)) == (2, 3, 2)
-    world.ask(rival, 1)
-    world.run(key)
+    world.run(key, 6)
+    world.control()
     world.run(rival, 3)
-    assert world.replicas(rival) == 0, "the slice of the one that ends is not free yet"
+    assert (sick in world.staying, world.replicas(key), world.total, world.replicas(rival)) == (False, 2, 3, 0), (
+        "it ends, and holds its slice"
+    )
+    world.later += LATE_S * 2
     world.end_pods()
     world.run(key)
     world.run(rival, 3)
-    assert (world.replicas(rival), world.total) == (1, 3)
+    assert (world.replicas(key), world.replicas(rival), world.total) == (2, 1, 3)
 
 
-def test_of_two_that_would_surge_into_the_last_slice_at_once_one_goes_first():
+def test_of_two_that_want_a_successor_in_the_last_slice_one_gets_it_and_then_the_other():
     world = QuotaWorld()
     world.cap(5, "ns")
     keys = [world.serve("ns", 2), world.serve("ns", 2)]
     for key in keys:
         world.round(key, 3)
-    for pod in world.staying[::2]:
+    sick = world.staying[::2]
+    for pod in sick:
         world.break_device(pod)
-    for _ in range(4):
-        for key in keys:
-            world.run(key)
-            assert world.total <= 5
-        world.control()
-    for _ in range(4):
-        world.end_pods()
+    for _ in range(8):
         for key in keys:
             world.run(key, 2)
+            assert world.total <= 5
         world.control()
+        world.end_pods()
     assert ([world.replicas(key) for key in keys], world.total) == ([2, 2], 4)
+    assert not [pod for pod in sick if pod in world.staying]
+
+
+def test_a_cap_that_shrinks_takes_the_successor_and_no_replica_that_is_asked_for():
+    world, key, _ = full(2, cap=3)
+    world.round(key, 2)
+    world.recap(2)
+    world.ask(Key("ns", "s2"), 0)
+    world.round(Key("ns", "s2"), 3)
+    world.recap(3)
+    sick = world.staying[0]
+    world.break_device(sick)
+    world.run(key, 2)
+    assert world.replicas(key) == 3
+    world.recap(2)
+    world.run(key, 4)
+    world.control()
+    assert (world.replicas(key), len(world.staying)) == (2, 2)
+    assert "TenantQuota team allows 2" in world.condition(key, "Degraded")["message"]
+    written = len(world.api.journal)
+    world.run(key, 6)
+    assert len(world.api.journal) == written
+
+
+def test_after_a_leader_that_was_killed_no_successor_is_made_for_a_minute():
+    world, key, _ = full(1, cap=3)
+    world.break_device(world.staying[0])
+    world.restart(crashed=True)
+    world.run(key, 3)
+    assert (world.replicas(key), "paused for a minute" in world.condition(key, "Degraded")["message"]) == (1, True)
+    world.later += LATE_S
+    world.run(key, 3)
+    assert world.replicas(key) == 2
+
+
+def test_a_successor_that_was_made_before_a_leader_was_killed_stays():
+    world, key, _ = full(1, cap=3)
+    world.break_device(world.staying[0])
+    world.run(key, 3)
+    world.restart(crashed=True)
+    world.run(key, 3)
+    assert world.replicas(key) == 2
 
 
 @pytest.mark.parametrize("spec", [{"accelerators": []}, {"podTemplate": {"spec": {"hostNetwork": True}}}])
 def test_a_spec_that_nothing_can_be_made_of_does_not_keep_a_sick_replica(spec):
-    world, key, _ = full(2)
-    names = {pod["metadata"]["name"] for pod in world.staying}
+    world, key, rival = full(2)
+    world.ask(rival, 0)
+    world.round(rival, 2)
+    world.recap(3)
     sick = world.staying[0]
     world.break_device(sick)
     world.api.edit(SERVICES, *key, lambda body: body["spec"].update(spec))
     for _ in range(6):
-        world.run(key)
-        world.control()
-        assert world.total == 2
-        world.end_pods()
-    assert (world.replicas(key), len(names - {pod["metadata"]["name"] for pod in world.staying})) == (2, 1)
-    assert sick not in world.staying
-
-
-def test_who_wants_fewer_meanwhile_gets_fewer_and_keeps_nothing():
-    world, key, rival = full(2)
-    world.break_device(world.staying[0])
-    world.run(key, 3)
-    world.control()
-    assert world.replicas(key) == 1
-    world.ask(key, 1)
-    world.run(key, 2)
-    world.end_pods()
-    world.run(key)
-    world.run(rival, 3)
-    world.control()
-    assert (world.replicas(key), world.replicas(rival), world.total) == (1, 1, 2)
-
-
-def test_a_word_on_a_deployment_that_nobody_of_us_set_is_taken_off():
-    world, key, rival = full(1)
-    (deployment,) = (body for body in world.api.of(DEPLOYMENTS) if body["spec"]["replicas"])
-    name = deployment["metadata"]["name"]
-    for said in ("7", "seven", "-1"):
-        world.api.edit(DEPLOYMENTS, "ns", name, lambda body, said=said: body["metadata"]["annotations"].update({ANNOTATION_RESERVED: said}))
         world.run(key, 2)
-        assert ANNOTATION_RESERVED not in deployment["metadata"]["annotations"]
-        assert (world.replicas(key), world.replicas(rival)) == (1, 0)
+        world.control()
+        assert world.total <= 3
+        world.end_pods()
+    assert (world.replicas(key), world.total, sick in world.staying) == (2, 2, False)
 
 
 # Any order of events
