@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
@@ -91,16 +90,3 @@ def _number(text: str) -> int:
         return int(text)
     except ValueError:
         return 0
-
-
-def stamp(now: float) -> str:
-    """A time as the API server writes it, in whole seconds."""
-    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def unix(told: str | None) -> float | None:
-    """Seconds of a time as the API server writes it; None where absent or unreadable."""
-    try:
-        return datetime.fromisoformat(told).timestamp() if told else None
-    except ValueError:
-        return None

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pagoda_contracts.names import ANNOTATION_RELIEVED
 
-from pagoda_operator.api.orders import unix
+from pagoda_operator.inventory.values import unix
 
 # After a successor that was sick too the next one waits for as long as two replacements are apart, then twice as long each time.
 _PAUSE_S: Final = 120.0

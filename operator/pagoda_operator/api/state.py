@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from pagoda_contracts.names import (
     API_VERSION,
@@ -25,15 +25,15 @@ from pydantic import ValidationError
 from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.grant import Grant
 from pagoda_operator.api.holdings import Holding, reserved
-from pagoda_operator.api.orders import Answer, unix
+from pagoda_operator.api.orders import Answer
 from pagoda_operator.api.pods import Pod, condition_of
 from pagoda_operator.api.relieved import Relieved, relieved_of
 from pagoda_operator.api.scaling import Decision
-from pagoda_operator.api.signals_view import ServiceSignals
+from pagoda_operator.api.signals import ServiceSignals
+from pagoda_operator.inventory.fit import Size
 from pagoda_operator.inventory.fleet import Fleet
-from pagoda_operator.inventory.sizes import Size
-
-Json = Mapping[str, Any]
+from pagoda_operator.inventory.values import Json as Json  # noqa: PLC0414 (told on)
+from pagoda_operator.inventory.values import unix
 
 
 class Resource(NamedTuple):

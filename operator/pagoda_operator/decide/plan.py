@@ -15,6 +15,7 @@ from pagoda_contracts.resources.traffic import RolloutSpec
 
 from pagoda_operator.api.errors import SpecProblem
 from pagoda_operator.api.orders import Order
+from pagoda_operator.api.placement import Held, Placement
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, Child, Observed
 from pagoda_operator.decide.children.converge import converge, wanted
 from pagoda_operator.decide.children.isolation import isolate
@@ -33,7 +34,6 @@ from pagoda_operator.decide.rollout import trial
 from pagoda_operator.decide.rollout.rollout import decide
 from pagoda_operator.decide.rollout.rollout_state import Rollout, RolloutState
 from pagoda_operator.decide.scale.schedules import refused
-from pagoda_operator.inventory.types import Held, Placement
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Final
 from pagoda_contracts.names import LABEL_SERVICE, LABEL_SERVICE_UID, RESOURCE_GPU, RESOURCE_MIG_PREFIX
 from pagoda_contracts.units import read_quantity
 
-from pagoda_operator.inventory.types import Json
+from pagoda_operator.inventory.values import Json
 
 CPU: Final = "cpu"
 MEMORY: Final = "memory"

@@ -13,10 +13,8 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from pagoda_operator.inventory.nodes import Node, lasting_labels, lasting_taints, parse_node
-from pagoda_operator.inventory.published import Published, published
-from pagoda_operator.inventory.published import read as read_published
-from pagoda_operator.inventory.slices import Slice
-from pagoda_operator.inventory.types import Json
+from pagoda_operator.inventory.slices import Published, Slice, published, read_published
+from pagoda_operator.inventory.values import Json
 
 # Hardware that nobody saw for so long was given back.
 FORGET_S: Final = 30 * 86_400.0
@@ -82,8 +80,8 @@ def _written(pool: Pool) -> dict[str, Any]:
 def read(text: str) -> dict[str, Pool]:
     """What was written; nothing of what is not ours to read."""
     try:
-        told: Any = json.loads(text)
-        found = {str(name): _read(one) for name, one in told.items()}
+        entries: Any = json.loads(text)
+        found = {str(name): _read(one) for name, one in entries.items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
     return {name: pool for name, pool in found.items() if _example(pool) is not None}

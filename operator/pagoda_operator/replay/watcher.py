@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from pagoda_contracts.resources.scaling import ScalingSpec
 
-from pagoda_operator.api.measure import BIN_S, Measure
-from pagoda_operator.api.scaling import Decision
-from pagoda_operator.api.signals_view import ServiceSignals
+from pagoda_operator.api.scaling import BIN_S, Decision, Measure
+from pagoda_operator.api.signals import ServiceSignals
 from pagoda_operator.decide.scale.bins import Level, amended
 from pagoda_operator.decide.scale.learned import DAY_S, Learned
 from pagoda_operator.decide.scale.scaling import Basis, Memory, Moment, decide

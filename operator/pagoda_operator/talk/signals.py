@@ -16,8 +16,8 @@ from typing import Final
 from pagoda_contracts.names import STATE_DEAD_MS
 from pagoda_contracts.pb import demand_pb2 as pb
 
-from pagoda_operator.api.measure import BIN_S
-from pagoda_operator.api.signals_view import CONFIRM_S, MISSING_S, EndpointSignal, ServiceSignals
+from pagoda_operator.api.scaling import BIN_S
+from pagoda_operator.api.signals import CONFIRM_S, MISSING_S, EndpointSignal, ServiceSignals
 from pagoda_operator.api.state import Key
 from pagoda_operator.decide.scale.bins import Bins
 from pagoda_operator.talk.signals_merge import endpoints, level, matters, revisions

@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 from pagoda_contracts.names import HISTORY_SUFFIX
-from pagoda_operator.api.measure import BIN_S, Measure
-from pagoda_operator.api.signals_view import EndpointSignal, Seen, ServiceSignals
+from pagoda_operator.api.scaling import BIN_S, Measure
+from pagoda_operator.api.signals import EndpointSignal, Seen, ServiceSignals
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS, SERVICES, Key
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.scaler import Scaler

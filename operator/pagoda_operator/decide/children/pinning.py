@@ -11,12 +11,12 @@ from pagoda_contracts.names import ANNOTATION_RENDERED, DAEMON_CONFIG_KEY
 from pagoda_contracts.resources.service import Accelerator
 
 from pagoda_operator.api.errors import SpecProblem
+from pagoda_operator.api.placement import Resolved
 from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, RESOURCE_CLAIM_TEMPLATES, Child, Key, Observed
 from pagoda_operator.decide.render import children, pod
 from pagoda_operator.decide.render.children import Manifest, Owner
 from pagoda_operator.decide.render.devices import claim_spec
 from pagoda_operator.decide.render.revision import Revision
-from pagoda_operator.inventory.types import Resolved
 
 CLAIM: Final = "claim"
 

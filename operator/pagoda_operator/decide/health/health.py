@@ -21,14 +21,14 @@ from typing import Final
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT
 from pagoda_contracts.resources.status import HealthStatus, Replacement
 
-from pagoda_operator.api.orders import stamp
 from pagoda_operator.api.pods import Pod
-from pagoda_operator.api.signals_view import MISSING_S
+from pagoda_operator.api.signals import MISSING_S
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, Child, Observed
 from pagoda_operator.decide.health.successors import before, comes, comes_elsewhere, deployment_of, ill, more
 from pagoda_operator.decide.render.writes import Annotate, Delete
 from pagoda_operator.decide.replicas.drain import Turn
 from pagoda_operator.decide.replicas.sickness import OURS, Sick, Sickness, doubt, leaving, sick_of, sound
+from pagoda_operator.inventory.values import stamp
 
 REPLACE_EVERY_S: Final = 120.0
 # Room in a quota that another service leaves is no event of this one.

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from pagoda_operator.api.orders import stamp
 from pagoda_operator.api.relieved import Relieved
 from pagoda_operator.api.state import DEPLOYMENTS, Child, Observed
 from pagoda_operator.decide.health.health import Health
@@ -15,6 +14,7 @@ from pagoda_operator.decide.health.successors import ill, loading
 from pagoda_operator.decide.render.writes import Annotate
 from pagoda_operator.decide.replicas.drain import removal_class
 from pagoda_operator.decide.replicas.replicas import Steps, pods_of, steps
+from pagoda_operator.inventory.values import stamp
 
 
 def relief(observed: Observed, health: Health, targets: Mapping[str, int], current: str) -> dict[str, int]:

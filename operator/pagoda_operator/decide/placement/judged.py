@@ -9,11 +9,10 @@ from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_contracts.resources.status import PlacementStatus
 from pagoda_contracts.units import parse_duration
 
+from pagoda_operator.api.placement import Held, Pin, Resolved
 from pagoda_operator.decide.placement.options import Option, merged
+from pagoda_operator.inventory.fit import Shape, Size
 from pagoda_operator.inventory.fleet import Fleet, Terms
-from pagoda_operator.inventory.shape import Shape
-from pagoda_operator.inventory.sizes import Size
-from pagoda_operator.inventory.types import Held, Pin, Resolved
 
 
 class Run(NamedTuple):

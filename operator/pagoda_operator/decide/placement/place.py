@@ -15,14 +15,14 @@ from pagoda_contracts.resources.placement import Accelerator
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_contracts.resources.status import PlacementStatus, RejectedAccelerator, WaitingAccelerator
 
+from pagoda_operator.api.placement import Placement, Resolved
 from pagoda_operator.decide.placement.judged import Home, Judged, Question
 from pagoda_operator.decide.placement.options import Option, absent, demanded, merged, options
 from pagoda_operator.decide.placement.unbound import given_up, heeded
 from pagoda_operator.decide.placement.warnings import warnings
 from pagoda_operator.decide.render.revision import entry_digest, identify
-from pagoda_operator.inventory.digest import digest
-from pagoda_operator.inventory.shape import Asked
-from pagoda_operator.inventory.types import Placement, Resolved
+from pagoda_operator.inventory.fit import Asked
+from pagoda_operator.inventory.values import digest
 
 _MAX_REJECTED: Final = 32
 _MAX_WHY: Final = 1000

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_PLACEMENT, DAEMON_CUDA, LABEL_ACCELERATOR, LABEL_REVISION
 from pagoda_contracts.resources.service import InferenceServiceSpec
 
+from pagoda_operator.api.placement import Pin, read_pin
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, Child, Observed
 from pagoda_operator.decide.placement.inspection import inspect
 from pagoda_operator.decide.placement.judged import Question, Run
 from pagoda_operator.decide.render.pod import scheduling
 from pagoda_operator.inventory.fleet import Terms
-from pagoda_operator.inventory.types import Pin, read_pin
 
 
 def ask(observed: Observed, spec: InferenceServiceSpec) -> Question:

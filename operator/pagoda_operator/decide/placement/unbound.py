@@ -14,7 +14,7 @@ from typing import Final
 from pagoda_operator.decide.placement.judged import Home, Judged, Question
 from pagoda_operator.decide.placement.options import Option
 from pagoda_operator.decide.render.revision import entry_digest
-from pagoda_operator.inventory.sizes import too_small
+from pagoda_operator.inventory.fit import too_small
 
 _SAID: Final = "the scheduler finds no node: "
 # Of what more or larger nodes would cure; a volume or a pod that is missing is none of these.

@@ -36,7 +36,7 @@ from pagoda_operator.api.state import (
     Resource,
 )
 from pagoda_operator.decide.render.revision import Revision
-from pagoda_operator.inventory.digest import digest
+from pagoda_operator.inventory.values import digest
 
 Manifest = dict[str, Any]
 

@@ -24,7 +24,7 @@ from pagoda_operator.api.state import CONFIG_MAPS, PODS
 from pagoda_operator.decide.render.children import Manifest, Owner, stamped
 from pagoda_operator.decide.render.fetch import CLAIM, has_revisions
 from pagoda_operator.decide.render.overlay import merge
-from pagoda_operator.inventory.digest import digest
+from pagoda_operator.inventory.values import digest
 
 CONTAINER: Final = "inspect"
 SOURCE_KEY: Final = "source"

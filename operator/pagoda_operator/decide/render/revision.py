@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from pagoda_contracts.resources.service import Accelerator, InferenceServiceSpec
 
 from pagoda_operator.decide.render.fetch import fetched
-from pagoda_operator.inventory.digest import digest
+from pagoda_operator.inventory.values import digest
 
 # An empty one is the same as none.
 _ONLY_WHERE_SET: Final = ("health", "slo")

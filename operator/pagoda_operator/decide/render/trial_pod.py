@@ -27,7 +27,7 @@ from pagoda_operator.decide.render.children import Manifest, Owner, stamped
 from pagoda_operator.decide.render.fetch import CLAIM, claim, inspecting
 from pagoda_operator.decide.render.inspect import inspector_uid
 from pagoda_operator.decide.render.overlay import merge
-from pagoda_operator.inventory.digest import digest
+from pagoda_operator.inventory.values import digest
 
 # Of a replica's pod: where it may run, how it is confined, and whom it can reach there.
 _POD: Final = (

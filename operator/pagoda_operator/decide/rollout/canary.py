@@ -11,7 +11,7 @@ from typing import Final
 from pagoda_contracts.resources.traffic import AbortOn
 from pagoda_contracts.units import parse_duration
 
-from pagoda_operator.api.signals_view import RevisionSignal
+from pagoda_operator.api.signals import RevisionSignal
 
 # Errors: Wilson's lower bound at 97.5 % must be above the limit, and from 20 requests on. One error of 20 (bound 0.9 %) does not break
 # a limit of 1 %, two (2.8 %) do; below 20 a single one would.

@@ -19,7 +19,7 @@ from pagoda_contracts.resources.status import RolloutStatus
 from pagoda_contracts.resources.traffic import CanaryStep
 from pagoda_contracts.units import parse_duration
 
-from pagoda_operator.api.signals_view import RevisionSignal
+from pagoda_operator.api.signals import RevisionSignal
 from pagoda_operator.decide.replicas.sides import Side
 from pagoda_operator.decide.rollout.canary import judge
 from pagoda_operator.decide.rollout.counts import counts, spares, takes_the_last, tries

@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple
 from pagoda_contracts.resources.status import RolloutStatus
 from pagoda_contracts.resources.traffic import CanaryStep, RolloutSpec
 
-from pagoda_operator.api.orders import unix
-from pagoda_operator.api.signals_view import ServiceSignals
+from pagoda_operator.api.signals import ServiceSignals
 from pagoda_operator.decide.replicas.sides import Side
 from pagoda_operator.decide.rollout.trial import Trial
+from pagoda_operator.inventory.values import unix
 
 Strategy = Literal["Surge", "Replace"]
 

@@ -11,8 +11,7 @@ from typing import Final, NamedTuple
 
 from pagoda_contracts.names import ANNOTATION_ONLY_RUNS, COMPONENT_TRIAL, LABEL_COMPONENT
 
-from pagoda_operator.api.fetching import tell
-from pagoda_operator.api.pods import Pod, parse_pod
+from pagoda_operator.api.pods import Pod, fetch_message, parse_pod
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, Observed
 from pagoda_operator.decide.render.children import Manifest, Owner
 from pagoda_operator.decide.render.revision import Revision
@@ -100,7 +99,7 @@ def _at(pod: Pod) -> str:
     if pod.finished:
         return f"trial pod {pod.name} was evicted before it finished"
     if pod.fetching.exit_code:
-        return tell(pod.name, pod.fetching)
+        return fetch_message(pod.name, pod.fetching)
     troubles = (found[1] for found in (stage(pod) for stage in STAGES[:4]) if found is not None)
     quiet = "pulls its image and reads the model's config.json" if pod.assigned else "has no node yet"
     return next(troubles, f"{pod.name} {quiet}")

@@ -8,8 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pagoda_operator.api.measure import BIN_S, Measure
-from pagoda_operator.api.scaling import Asked
+from pagoda_operator.api.scaling import BIN_S, Asked, Measure
 from pagoda_operator.decide.scale.behavior import Behavior, Change
 
 

@@ -20,8 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pagoda_operator.api.measure import Measure
-from pagoda_operator.api.scaling import Asked, Decision
+from pagoda_operator.api.scaling import Asked, Decision, Measure
 from pagoda_operator.decide.scale.asked import Bounds, Fleet, History, Targets
 from pagoda_operator.decide.scale.behavior import Behavior, paced, stabilized
 from pagoda_operator.decide.scale.load import Demand, demand_of

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from pagoda_operator.api.measure import BIN_S, Measure
+from pagoda_operator.api.scaling import BIN_S, Measure
 
 KEPT: Final = 120
 # A gap of so many bins is bridged: a gateway that restarts or is replaced is away for some seconds. A longer one begins the record anew.

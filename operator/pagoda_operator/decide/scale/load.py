@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pagoda_operator.api.measure import BIN_S, Measure
+from pagoda_operator.api.scaling import BIN_S, Measure
 
 _SHORT: Final = 4  # bins: what arrives now
 _LONG: Final = 24  # bins: what arrived lately; its mean is believed unless the short one contradicts it

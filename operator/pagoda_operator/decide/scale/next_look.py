@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from pagoda_operator.api.scaling import Decision
-from pagoda_operator.api.signals_view import ServiceSignals
+from pagoda_operator.api.signals import ServiceSignals
 from pagoda_operator.decide.scale.asked import History
 from pagoda_operator.decide.scale.autoscale import holds
 from pagoda_operator.decide.scale.behavior import resumes

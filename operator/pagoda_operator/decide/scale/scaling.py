@@ -15,7 +15,7 @@ from pagoda_contracts.resources.scaling import ScalingRules, ScalingSpec, Scalin
 from pagoda_contracts.units import parse_duration
 
 from pagoda_operator.api.scaling import Asked, Decision
-from pagoda_operator.api.signals_view import ServiceSignals
+from pagoda_operator.api.signals import ServiceSignals
 from pagoda_operator.decide.scale.asked import Bounds, Fleet, History, Targets
 from pagoda_operator.decide.scale.autoscale import QUANTILE_S, UNHEARD, autoscale, limited
 from pagoda_operator.decide.scale.behavior import Behavior, Change, Direction, Limit

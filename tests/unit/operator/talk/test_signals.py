@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_contracts.pb import demand_pb2 as pb
-from pagoda_operator.api.measure import BIN_S
-from pagoda_operator.api.signals_view import CONFIRM_S, MISSING_S, Seen
+from pagoda_operator.api.scaling import BIN_S
+from pagoda_operator.api.signals import CONFIRM_S, MISSING_S, Seen
 from pagoda_operator.api.state import Key
 from pagoda_operator.decide.scale.asked import Bounds, Fleet, History, Targets
 from pagoda_operator.decide.scale.autoscale import autoscale

@@ -19,14 +19,15 @@ from pagoda_contracts.names import (
     LABEL_REVISION,
 )
 from pagoda_operator.api.grant import Grant
-from pagoda_operator.api.orders import Answer, Stand, unix
-from pagoda_operator.api.signals_view import CONFIRM_S, MISSING_S, EndpointSignal, Seen, ServiceSignals
+from pagoda_operator.api.orders import Answer, Stand
+from pagoda_operator.api.signals import CONFIRM_S, MISSING_S, EndpointSignal, Seen, ServiceSignals
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Observed
 from pagoda_operator.decide.health.health import REPLACE_EVERY_S, judge
 from pagoda_operator.decide.health.relief import relief
 from pagoda_operator.decide.plan import plan
 from pagoda_operator.decide.render.writes import Annotate, Apply, Delete
 from pagoda_operator.decide.replicas.sickness import Sickness
+from pagoda_operator.inventory.values import unix
 from pagoda_operator.run.dependencies import Dependencies, NoQuotas
 from pagoda_operator.watch.ages import Ages
 from support.kube.fake_api import Crash, is_ready, running

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from pagoda_operator.api.measure import BIN_S, Measure
-from pagoda_operator.api.scaling import Asked, Decision
+from pagoda_operator.api.scaling import BIN_S, Asked, Decision, Measure
 from pagoda_operator.decide.scale.asked import Bounds, Fleet, History, Targets
 from pagoda_operator.decide.scale.autoscale import autoscale
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagoda_operator.api.measure import Measure
-from pagoda_operator.api.scaling import Asked
+from pagoda_operator.api.scaling import Asked, Measure
 from pagoda_operator.decide.scale.asked import Bounds, Fleet, History, Targets
 from pagoda_operator.decide.scale.autoscale import autoscale
 from pagoda_operator.decide.scale.behavior import Behavior, Change, Direction, Limit, paced, resumes, stabilized

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagoda_contracts.resources.scaling import ScalingSpec
-from pagoda_operator.api.measure import BIN_S, Measure
-from pagoda_operator.api.scaling import Asked, Decision
-from pagoda_operator.api.signals_view import EndpointSignal, Seen, ServiceSignals
+from pagoda_operator.api.scaling import BIN_S, Asked, Decision, Measure
+from pagoda_operator.api.signals import EndpointSignal, Seen, ServiceSignals
 from pagoda_operator.decide.scale.learned import BINS, DAY_S, Learned
 from pagoda_operator.decide.scale.scaling import Basis, Memory, Moment, decide
 from support.suite.profiles import examples

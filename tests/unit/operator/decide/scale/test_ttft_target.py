@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 from pagoda_contracts.resources.scaling import ScalingSpec
-from pagoda_operator.api.measure import BIN_S, Measure
-from pagoda_operator.api.signals_view import ServiceSignals
+from pagoda_operator.api.scaling import BIN_S, Measure
+from pagoda_operator.api.signals import ServiceSignals
 from pagoda_operator.decide.scale.asked import Bounds, Fleet, History, Targets
 from pagoda_operator.decide.scale.autoscale import autoscale
 from pagoda_operator.decide.scale.behavior import Change

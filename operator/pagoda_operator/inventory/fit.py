@@ -1,18 +1,20 @@
-"""What is known of the model that a service runs: its shape for the arithmetic, and whether it fits a device. Pure.
+"""Whether a replica fits: the model that a service runs on a device, and what it asks for on CPU on a node. Pure.
 
-The operator never leaves the cluster: a shape comes from the published models that `sizing` knows by name, or from the ConfigMap that an
-inspection filled (`inspection.py`).
+The operator never leaves the cluster: a model's shape comes from the published models that `sizing` knows by name, or from the ConfigMap
+that an inspection filled (`inspection.py`). By the sizes of nodes nobody decides: whether a pod finds room is the scheduler's to say, and
+larger nodes may come.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pagoda_contracts.launch import EngineConfig
+from pagoda_contracts.resources.placement import CpuAccelerator
 from pagoda_contracts.resources.service import EngineSpec, InferenceServiceSpec
 from pagoda_contracts.units import parse_quantity
 from pagoda_sizing.devices import Device
@@ -23,7 +25,8 @@ from pagoda_sizing.host import Launch, least_memory
 from pagoda_sizing.model import Model
 from pagoda_sizing.published import published
 
-from pagoda_operator.inventory.digest import digest
+from pagoda_operator.inventory.nodes import Node
+from pagoda_operator.inventory.values import digest
 
 # Where a service sets no maxModelLen: the model's own limit times the concurrency would fit no device (Llama-3.1-8B: 17 GB a request).
 ASSUMED_CONTEXT: Final = 4096
@@ -172,3 +175,38 @@ def tenths(count: int, *, up: bool = False) -> str:
     unit, name = (1 << 30, "GiB") if count >= 1 << 29 else (1 << 20, "MiB")
     found = -(-10 * count // unit) if up else 10 * count // unit
     return f"{found / 10:.1f} {name}"
+
+
+class Size(NamedTuple):
+    """What pods may have of a node."""
+
+    millicores: int
+    memory: int
+
+
+def largest(nodes: Iterable[Node]) -> tuple[Size, ...]:
+    """Sizes of nodes than which none has more of both: a handful, whatever the nodes."""
+    found: list[Size] = []
+    for size in sorted({Size(node.millicores, node.memory) for node in nodes}, reverse=True):
+        if not found or size.memory > found[-1].memory:
+            found.append(size)
+    return tuple(found)
+
+
+def too_small(sizes: tuple[Size, ...], cpu: CpuAccelerator) -> str:
+    """What no node has for one replica; empty where one has it all, or where no node says what it has."""
+    need = Size(int(parse_quantity(cpu.cores) * 1000), int(parse_quantity(cpu.memory)))
+    cores, memory = max((size.millicores for size in sizes), default=0), max((size.memory for size in sizes), default=0)
+    if 0 < cores < need.millicores:
+        return f"needs {_cores(need.millicores, up=True)} on one node, but the largest node has {_cores(cores)}"
+    if 0 < memory < need.memory:
+        return f"needs {tenths(need.memory, up=True)} on one node, but the largest node has {tenths(memory)}"
+    if cores and memory and not any(size.millicores >= need.millicores and size.memory >= need.memory for size in sizes):
+        return f"needs {_cores(need.millicores, up=True)} and {tenths(need.memory, up=True)} on one node, but no node has both"
+    return ""
+
+
+def _cores(millicores: int, *, up: bool = False) -> str:
+    """In tenths; what is needed rounded up and what there is down, so that they never read the same."""
+    found = -(-millicores // 100) if up else millicores // 100
+    return f"{found / 10:,.1f}".removesuffix(".0") + (" core" if found == 10 else " cores")

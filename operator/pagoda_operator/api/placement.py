@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,9 +35,6 @@ class Resolved:
     def written(self, alternatives: str) -> str:
         """As an annotation's value."""
         return json.dumps({"alternatives": alternatives, **vars(self)}, sort_keys=True, separators=(",", ":"))
-
-
-Json = Mapping[str, Any]
 
 
 class Pin(NamedTuple):

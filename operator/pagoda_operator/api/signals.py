@@ -1,4 +1,4 @@
-"""What gateways say of one service, as scaling, rollout and health read it: frozen values, no streams, no clock. Made by `signals`.
+"""What gateways say of one service, as scaling, rollout and health read it: frozen values, no streams, no clock. Made by `talk/signals`.
 
 A view and never the truth: an endpoint that is not in it was not heard of, which proves nothing about its pod.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from pagoda_operator.api.measure import Measure
+from pagoda_operator.api.scaling import Measure
 
 # For so long a bad verdict must last before somebody acts on it: a node that hiccups, a gateway that restarts.
 CONFIRM_S: Final = 5.0
