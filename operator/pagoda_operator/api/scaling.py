@@ -23,10 +23,15 @@ class Measure:
     kv_utilization: float = 0.0
     ttft_p95_s: float = 0.0
 
+    @property
+    def active(self) -> bool:
+        """Whether a request came or was there."""
+        return bool(self.arrived or self.running or self.waiting or self.held)
+
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What was asked for at a time: by everything together, and by what lasts, the load and late first tokens."""
+class Recommendation:
+    """How many replicas were recommended at a time: by everything together, and by what lasts, the load and late first tokens."""
 
     at: float
     replicas: int
@@ -35,10 +40,10 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`replicas` from now on; `asked` is to be kept in History; `reason` says why in a sentence, `cause` in a word that changes only
-    where the sentence's point does."""
+    """`replicas` from now on. `recommendation` is to be kept in History. `reason` says why in a sentence, `cause` in a word that changes
+    only where the sentence's point does."""
 
     replicas: int
-    asked: Asked
+    recommendation: Recommendation
     reason: str
     cause: str = "load"

@@ -68,7 +68,7 @@ class RevisionSignal:
 
 @dataclass(frozen=True, slots=True)
 class ServiceSignals:
-    """One service now. `measures` are whole bins of `autoscale.BIN_S`, oldest first, watched without a gap since `watched_since`, both in
+    """One service now. `measures` are whole bins of `BIN_S`, oldest first, watched without a gap since `watched_since`, both in
     seconds of the clock that `of` was asked by (a clock that jumps moves all of them). `fresh`: every known gateway was heard within
     3 s. `held` and `wake` are over all gateways, `endpoints` by pod name, `revisions` by hash."""
 

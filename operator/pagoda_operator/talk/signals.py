@@ -19,7 +19,7 @@ from pagoda_contracts.pb import demand_pb2 as pb
 from pagoda_operator.api.scaling import BIN_S
 from pagoda_operator.api.signals import CONFIRM_S, MISSING_S, EndpointSignal, ServiceSignals
 from pagoda_operator.api.state import Key
-from pagoda_operator.decide.scale.bins import Bins
+from pagoda_operator.decide.scale.demand import Bins
 from pagoda_operator.talk.signals_merge import endpoints, level, matters, revisions
 
 FRESH_S: Final = STATE_DEAD_MS / 1000
@@ -206,7 +206,7 @@ class Signals:
             self.wake(key)
 
     def _end_bins(self, now: float) -> None:
-        """A bin ends for all; with a gateway silent no bin does, and bins.py bridges or begins anew."""
+        """A bin ends for all; with a gateway silent no bin does, and demand.py bridges or begins anew."""
         ended = self._bin_ends
         if now - ended >= BIN_S:  # this process was not looking
             ended = now

@@ -41,7 +41,7 @@ class Gateways:
         return 0.0 if self.known else math.inf
 
     def idle(self) -> bool:
-        """As bins.py finds it."""
+        """As demand.py finds it."""
         recent = self.measures[-120:]
         return len(recent) == 120 and not any(m.arrived or m.ended or m.running or m.waiting or m.held for m in recent)
 

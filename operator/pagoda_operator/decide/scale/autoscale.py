@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pagoda_operator.api.scaling import Asked, Decision, Measure
-from pagoda_operator.decide.scale.asked import Bounds, Fleet, History, Targets
+from pagoda_operator.api.scaling import Decision, Measure, Recommendation
 from pagoda_operator.decide.scale.behavior import Behavior, paced, stabilized
-from pagoda_operator.decide.scale.load import Demand, demand_of
+from pagoda_operator.decide.scale.demand import Demand, demand_of
+from pagoda_operator.decide.scale.inputs import Bounds, Fleet, History, Targets
 
 _CATCH_UP_S: Final = 60.0
 _WORTH_A_REPLICA: Final = 0.5  # rows: a forecast below it starts nothing
@@ -64,7 +64,7 @@ def autoscale(history: History, fleet: Fleet, targets: Targets, bounds: Bounds, 
     if not history.fresh(now):
         return _unheard(history, fleet, bounds, now)
     if _idle(history, bounds, now) and forecast < _WORTH_A_REPLICA:
-        idle = Decision(0, Asked(now, 0, 0), f"No requests for {bounds.idle_after_s:.0f} s.", "idle")
+        idle = Decision(0, Recommendation(now, 0, 0), f"No requests for {bounds.idle_after_s:.0f} s.", "idle")
         return _at_a_pace(history, fleet, bounds, idle, now)
     answers = [*_answers(history, fleet, targets, forecast), *_for_ttft(history, fleet, targets, now)]
     lasting = max(answer.replicas for answer in answers if answer.lasts)
@@ -78,11 +78,11 @@ def _unheard(history: History, fleet: Fleet, bounds: Bounds, now: float) -> Deci
     wanted = max(fleet.wanted, 1 if history.held else 0)
     kept = bounds.clamp(wanted)
     if kept == fleet.wanted:
-        return Decision(kept, Asked(now, kept, kept), UNHEARD, "unheard")
+        return Decision(kept, Recommendation(now, kept, kept), UNHEARD, "unheard")
     if kept == wanted:
-        return Decision(kept, Asked(now, kept, kept), _HELD, "held")
+        return Decision(kept, Recommendation(now, kept, kept), _HELD, "held")
     why = f"{bounds.least_by} is {kept}" if kept > wanted else f"{bounds.most_by} is {kept}"
-    return Decision(kept, Asked(now, kept, kept), f"No recent metrics from the gateway; {why}.", f"unheard, {why}")
+    return Decision(kept, Recommendation(now, kept, kept), f"No recent metrics from the gateway; {why}.", f"unheard, {why}")
 
 
 def _wish(best: _Answer, load: int, fleet: Fleet, bounds: Bounds, now: float) -> Decision:
@@ -96,7 +96,7 @@ def _wish(best: _Answer, load: int, fleet: Fleet, bounds: Bounds, now: float) ->
         bound, idle = bounds.least >= replicas, f"The last one will be removed after {bounds.idle_after_s:.0f} s without requests."
         named = f"The {bounds.least_by} is {bounds.least}." if bound else idle
         reason, cause = f"{enough(best.replicas)} {named}", bounds.least_by if bound else "last"
-    return Decision(replicas, Asked(now, replicas, min(replicas, max(floor, load))), reason, cause)
+    return Decision(replicas, Recommendation(now, replicas, min(replicas, max(floor, load))), reason, cause)
 
 
 def _idle(history: History, bounds: Bounds, now: float) -> bool:
@@ -107,12 +107,12 @@ def _up(history: History, fleet: Fleet, bounds: Bounds, wish: Decision, now: flo
     """Where a window upwards is asked for, the least that it asked for; nobody waits for that at zero."""
     if not bounds.behavior.up.window_s or not fleet.wanted:
         return wish
-    past = [(asked.at, asked.replicas) for asked in history.asked]
-    kept = max(stabilized(wish.replicas, fleet.wanted, past, bounds.behavior, now), fleet.wanted)
+    recent = [(past.at, past.replicas) for past in history.recommendations]
+    kept = max(stabilized(wish.replicas, fleet.wanted, recent, bounds.behavior, now), fleet.wanted)
     if kept == wish.replicas:
         return wish
     reason = f"{wish.reason} Scaling up waits until this has lasted {bounds.behavior.up.window_s:.0f} s."
-    return Decision(kept, wish.asked, reason, f"{wish.cause}, scaleUp window")
+    return Decision(kept, wish.recommendation, reason, f"{wish.cause}, scaleUp window")
 
 
 def _down(history: History, fleet: Fleet, bounds: Bounds, wish: Decision, now: float) -> Decision:
@@ -129,21 +129,21 @@ def _down(history: History, fleet: Fleet, bounds: Bounds, wish: Decision, now: f
 
 def _needed(history: History, fleet: Fleet, behavior: Behavior, now: float) -> int:
     """The most that the window asked for. Unless somebody set the window, help with a backlog counts only until it could have helped."""
-    counts = [most for _, most in holds(history.asked, fleet, behavior, now)]
+    counts = [most for _, most in holds(history.recommendations, fleet, behavior, now)]
     return max(counts, default=0)
 
 
-def holds(asked: Sequence[Asked], fleet: Fleet, behavior: Behavior, now: float) -> list[tuple[float, int]]:
-    """What each asked for still holds, and until when."""
+def holds(recommendations: Sequence[Recommendation], fleet: Fleet, behavior: Behavior, now: float) -> list[tuple[float, int]]:
+    """What each recommendation still holds, and until when."""
     window = behavior.down_window_s
     help_s = min(window, fleet.start_s + _CATCH_UP_S) if behavior.down.window_s is None else window
-    held = []
-    for a in asked:
-        if now < a.at + help_s:
-            held.append((a.at + help_s, a.replicas))
-        elif now < a.at + window:
-            held.append((a.at + window, a.load))
-    return held
+    holding = []
+    for past in recommendations:
+        if now < past.at + help_s:
+            holding.append((past.at + help_s, past.replicas))
+        elif now < past.at + window:
+            holding.append((past.at + window, past.load))
+    return holding
 
 
 def _at_a_pace(history: History, fleet: Fleet, bounds: Bounds, settled: Decision, now: float) -> Decision:

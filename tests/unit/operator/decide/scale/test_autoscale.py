@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
-from pagoda_operator.api.scaling import BIN_S, Asked, Decision, Measure
-from pagoda_operator.decide.scale.asked import Bounds, Fleet, History, Targets
+from pagoda_operator.api.scaling import BIN_S, Decision, Measure, Recommendation
 from pagoda_operator.decide.scale.autoscale import autoscale
+from pagoda_operator.decide.scale.inputs import Bounds, Fleet, History, Targets
 
 TARGETS = Targets(rows=16)
 BOUNDS = Bounds(least=1, most=32)
@@ -22,7 +22,7 @@ def steady(rate: float, seconds: float = 600.0, *, until: float = 1000.0, waitin
 
 
 def decide(measures: list[Measure], fleet: Fleet, *, bounds: Bounds = BOUNDS, now: float = 1000.0, since: float = 0.0) -> Decision:
-    asked = [Asked(now - 1.0, 1, 1)]
+    asked = [Recommendation(now - 1.0, 1, 1)]
     return autoscale(History(measures, asked, since), fleet, TARGETS, bounds, now)
 
 
@@ -62,15 +62,15 @@ def test_a_slow_start_is_not_ordered_twice() -> None:
 
 def test_down_goes_to_the_most_that_the_window_needed() -> None:
     measures = steady(1.0)
-    history = History(measures, [Asked(790.0, 9, 6), Asked(900.0, 5, 4), Asked(995.0, 1, 1)], 0.0)
+    history = History(measures, [Recommendation(790.0, 9, 6), Recommendation(900.0, 5, 4), Recommendation(995.0, 1, 1)], 0.0)
     decision = autoscale(history, Fleet(ready=8), TARGETS, BOUNDS, 1000.0)
     assert decision.replicas == 6
     assert "were needed within" in decision.reason
 
 
 def test_help_with_a_backlog_is_not_kept_for_the_whole_window() -> None:
-    recent = History(steady(1.0), [Asked(950.0, 9, 2)], 0.0)
-    older = History(steady(1.0), [Asked(800.0, 9, 2)], 0.0)
+    recent = History(steady(1.0), [Recommendation(950.0, 9, 2)], 0.0)
+    older = History(steady(1.0), [Recommendation(800.0, 9, 2)], 0.0)
     fleet = Fleet(ready=9, start_s=60.0)
     assert autoscale(recent, fleet, TARGETS, BOUNDS, 1000.0).replicas == 9
     assert autoscale(older, fleet, TARGETS, BOUNDS, 1000.0).replicas == 2
@@ -115,5 +115,5 @@ def test_a_late_first_token_asks_for_one_more_while_somebody_waits() -> None:
     targets = Targets(rows=16, ttft_p95_s=1.0)
     for waiting, running, wanted in ((2, 8, 7), (2, 6, 7), (0, 6, 6)):  # while nobody waits: test_ttft_target.py
         measures = [*steady(1.0, until=995.0), Measure(1000.0, 5, 5, running, waiting, 0, ttft_p95_s=3.0)]
-        found = autoscale(History(measures, [Asked(900.0, 6, 6)], 0.0), Fleet(ready=6), targets, BOUNDS, 1000.0)
+        found = autoscale(History(measures, [Recommendation(900.0, 6, 6)], 0.0), Fleet(ready=6), targets, BOUNDS, 1000.0)
         assert found.replicas == wanted

@@ -10,12 +10,12 @@ import pytest
 from pagoda_contracts.resources.scaling import ScalingSpec
 from pagoda_operator.api.scaling import BIN_S, Measure
 from pagoda_operator.api.signals import ServiceSignals
-from pagoda_operator.decide.scale.asked import Bounds, Fleet, History, Targets
 from pagoda_operator.decide.scale.autoscale import autoscale
 from pagoda_operator.decide.scale.behavior import Change
-from pagoda_operator.decide.scale.bins import Level
+from pagoda_operator.decide.scale.demand import Level
+from pagoda_operator.decide.scale.inputs import Basis, Bounds, Fleet, History, Memory, Moment, Targets
 from pagoda_operator.decide.scale.learned import Learned
-from pagoda_operator.decide.scale.scaling import Basis, Memory, Moment, decide
+from pagoda_operator.decide.scale.scaling import decide
 
 NOW = 10_000.0
 TARGETS = Targets(rows=64, queue_depth=0, ttft_p95_s=0.8)
