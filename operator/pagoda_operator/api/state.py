@@ -200,7 +200,7 @@ class Observed:
     signals: ServiceSignals | None = None
     # For how many seconds no gateway has told of any of its replicas.
     unheard_s: float = math.inf
-    # Replicas that have a place or would find one now; None where nobody can tell (room.py).
+    # Replicas that have a place or would find one now; None where nobody can tell (place.py).
     placeable: int | None = None
     # Nodes whose devices are not to be trusted, with the reason.
     faults: Mapping[str, str] = field(default_factory=dict)

@@ -66,19 +66,19 @@ def _published() -> Mapping[str, dict[str, Any]]:
 def is_report(text: str) -> bool:
     """Whether it has an inspection's form."""
     try:
-        told = json.loads(text)
+        report = json.loads(text)
     except ValueError:
         return False
-    return isinstance(told, dict) and isinstance(told.get("config"), dict)
+    return isinstance(report, dict) and isinstance(report.get("config"), dict)
 
 
 def from_report(text: str) -> Shape:
-    """What an inspection told; SizingError where the model is none that can be counted."""
+    """What an inspection reported; SizingError where the model is none that can be counted."""
     return Shape(parse_model(json.loads(text)["config"]), "inspected")
 
 
 @dataclass(frozen=True)
-class Asked:
+class Requirement:
     """What a replica must hold on each of its devices."""
 
     shape: Shape
@@ -91,26 +91,26 @@ class Asked:
         return self.engine.max_model_len or min(limit, ASSUMED_CONTEXT)
 
 
-def why_not(asked: Asked, memory: int, count: int = 1) -> str:
+def why_not(required: Requirement, memory: int, count: int = 1) -> str:
     """Why `count` devices of so much memory cannot hold it; empty where they do.
 
     A slice never has peers; that is the caller's to know: it asks with count 1.
     """
     try:
-        told = _terms(asked, _usable(asked.engine, memory), count)
+        terms = _terms(required, _usable(required.engine, memory), count)
     except SizingError as refused:
         return str(refused)
-    needed = needed_bytes(asked, told)
-    if needed <= told.memory_bytes:
+    needed = needed_bytes(required, terms)
+    if needed <= terms.memory_bytes:
         return ""
     each = f" on each of {count}" if count > 1 else ""
-    return f"needs {gib(needed)} for weights + {_cache(asked)}{each}, has {gib(told.memory_bytes)}"
+    return f"needs {gib(needed)} for weights + {_cache(required)}{each}, has {gib(terms.memory_bytes)}"
 
 
-def why_not_on_cpu(asked: Asked, memory: int) -> str:
+def why_not_on_cpu(required: Requirement, memory: int) -> str:
     """Why a daemon that may use so much memory cannot start on CPU. By the daemon's own rule: one request has to fit, not all that there
     may be, and a share of the memory is not heeded."""
-    engine = asked.engine
+    engine = required.engine
     size = engine.kv_cache.size
     launch = Launch(
         quantisation=_WEIGHTS.get(engine.quantization, engine.quantization),
@@ -120,32 +120,32 @@ def why_not_on_cpu(asked: Asked, memory: int) -> str:
         concurrency=engine.max_concurrency,
         tokens=EngineConfig().token_budget,
     )
-    least = least_memory(asked.shape.model, launch)
+    least = least_memory(required.shape.model, launch)
     if least <= memory:
         return ""
-    cache = f"{size} of KV cache" if size else f"1 request at {launch.context_of(asked.shape.model):,} tokens"
+    cache = f"{size} of KV cache" if size else f"1 request at {launch.context_of(required.shape.model):,} tokens"
     return f"needs {tenths(least, up=True)} for weights + {cache}, has {tenths(memory)}"
 
 
-def needed_bytes(asked: Asked, told: Fit) -> int:
+def needed_bytes(required: Requirement, terms: Fit) -> int:
     """Weights, cache and reserve of one device."""
-    size = asked.engine.kv_cache.size
-    wide = 2 if asked.engine.dtype == _WIDE else 1
-    cache_bytes = int(parse_quantity(size)) if size else told.concurrency * told.kv_bytes_per_request * wide
-    weights = told.weight_bytes * (wide if asked.engine.quantization == "none" else 1)
-    return weights + told.reserve_bytes + cache_bytes
+    size = required.engine.kv_cache.size
+    wide = 2 if required.engine.dtype == _WIDE else 1
+    cache_bytes = int(parse_quantity(size)) if size else terms.concurrency * terms.kv_bytes_per_request * wide
+    weights = terms.weight_bytes * (wide if required.engine.quantization == "none" else 1)
+    return weights + terms.reserve_bytes + cache_bytes
 
 
-def _terms(asked: Asked, memory: int, count: int) -> Fit:
-    engine = asked.engine
+def _terms(required: Requirement, memory: int, count: int) -> Fit:
+    engine = required.engine
     demand = Demand(
-        context=asked.context,
+        context=required.context,
         concurrency=engine.max_concurrency,
         quantisation=_WEIGHTS.get(engine.quantization, engine.quantization),
         kv_dtype=_KV,
         reserve_bytes=default_reserve(memory),
     )
-    return fit(asked.shape.model, _device(memory), demand, count)
+    return fit(required.shape.model, _device(memory), demand, count)
 
 
 def _device(memory: int) -> Device:
@@ -158,11 +158,11 @@ def _usable(engine: EngineSpec, memory: int) -> int:
     return memory if share is None else int(memory * share)
 
 
-def _cache(asked: Asked) -> str:
-    if asked.engine.kv_cache.size:
-        return f"{asked.engine.kv_cache.size} of KV cache"
-    requests = asked.engine.max_concurrency
-    return f"{requests} request{'s' if requests > 1 else ''} at {asked.context:,} tokens"
+def _cache(required: Requirement) -> str:
+    if required.engine.kv_cache.size:
+        return f"{required.engine.kv_cache.size} of KV cache"
+    requests = required.engine.max_concurrency
+    return f"{requests} request{'s' if requests > 1 else ''} at {required.context:,} tokens"
 
 
 def gib(count: int) -> str:

@@ -200,34 +200,34 @@ def blocked(node: Node, terms: Terms) -> Block | None:
 
 
 def _lasting(node: Node, terms: Terms) -> list[Block]:
-    told = []
+    reasons = []
     missing = [f"{key}={value}" for key, value in terms.selector.items() if node.labels.get(key) != value]
     if missing:
-        told.append(f"lacks the label {missing[0]}, which the profile or podTemplate requires")
+        reasons.append(f"lacks the label {missing[0]}, which the profile or podTemplate requires")
     hard = (taint for taint in node.taints if taint.effect in _HARD and not taint.key.startswith(PASSING_TAINTS))
-    told += [f"taint {_written(taint)} is not tolerated" for taint in hard if not tolerated(taint, terms.tolerations)]
+    reasons += [f"taint {_written(taint)} is not tolerated" for taint in hard if not tolerated(taint, terms.tolerations)]
     needed = parse_version(terms.cuda)
     if node.cuda is not None and needed is not None and node.cuda < needed:
-        told.append(f"driver {node.driver} supports CUDA {node.cuda[0]}.{node.cuda[1]}, but the daemon needs {terms.cuda}")
+        reasons.append(f"driver {node.driver} supports CUDA {node.cuda[0]}.{node.cuda[1]}, but the daemon needs {terms.cuda}")
     if node.mig.state == MIG_FAILED:
-        told.append(f"MIG configuration {node.mig.config or MIG_INVALID.lstrip('-')} has failed")
-    return [Block(why, passing=False) for why in told]
+        reasons.append(f"MIG configuration {node.mig.config or MIG_INVALID.lstrip('-')} has failed")
+    return [Block(why, passing=False) for why in reasons]
 
 
 def _passing(node: Node, terms: Terms) -> list[Block]:
     if node.gone:
         return [Block("gone, but its node pool may scale up for pending pods", passing=True)]
-    told = []
+    reasons = []
     if node.unschedulable:
-        told.append("cordoned")
+        reasons.append("cordoned")
     if not node.ready:
-        told.append("not ready")
+        reasons.append("not ready")
     # Beside the two above, whose taints they are.
     passing = (taint for taint in node.taints if taint.effect in _HARD and taint.key.startswith(PASSING_TAINTS))
-    told += [f"tainted {taint.key}, which is temporary" for taint in passing if not tolerated(taint, terms.tolerations)]
+    reasons += [f"tainted {taint.key}, which is temporary" for taint in passing if not tolerated(taint, terms.tolerations)]
     if node.mig.state in MIG_AT_WORK:
-        told.append(f"being reconfigured by mig-manager (mig.config.state is {node.mig.state})")
-    return [Block(why, passing=True) for why in told]
+        reasons.append(f"being reconfigured by mig-manager (mig.config.state is {node.mig.state})")
+    return [Block(why, passing=True) for why in reasons]
 
 
 def _written(taint: Taint) -> str:

@@ -17,7 +17,7 @@ from pagoda_operator.api.errors import ClusterError, PageRefused
 from pagoda_operator.api.reader import Reader
 from pagoda_operator.api.scaling import Decision
 from pagoda_operator.api.state import CONFIG_MAPS, Child, Key, Observed
-from pagoda_operator.decide.placement.room import placeable
+from pagoda_operator.decide.placement.place import placeable
 from pagoda_operator.decide.plan import owner_of
 from pagoda_operator.decide.render.writes import Apply, Create
 from pagoda_operator.decide.scale.inputs import Basis, Memory, Moment, basis_of

@@ -1,8 +1,8 @@
-"""The current revision's children and the service's own: what each should be, and the writes that make it so. Pure; called by `plan`."""
+"""The service's children: what each should be, the writes that make it so, and how old revisions go. Pure; called by `plan`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from pagoda_operator.api.state import (
@@ -12,16 +12,17 @@ from pagoda_operator.api.state import (
     DEPLOYMENTS,
     DISRUPTION_BUDGETS,
     RESOURCE_CLAIM_TEMPLATES,
+    Child,
     Observed,
     Resource,
 )
-from pagoda_operator.decide.children.pinning import CLAIM, Pinned
+from pagoda_operator.decide.children.pinning import CLAIM, Pinned, template_of
 from pagoda_operator.decide.render import children
-from pagoda_operator.decide.render.children import Manifest, Owner
+from pagoda_operator.decide.render.children import Manifest, Owner, Revision
+from pagoda_operator.decide.render.inspect import map_name
 from pagoda_operator.decide.render.overlay import lost
-from pagoda_operator.decide.render.revision import Revision
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
-from pagoda_operator.decide.replicas.replicas import Steps
+from pagoda_operator.decide.replicas.replicas import Steps, pods_of
 
 # What pins a revision, or is immutable in the server's eyes.
 _FROZEN: Final = (CONFIG_MAPS, CONTROLLER_REVISIONS, RESOURCE_CLAIM_TEMPLATES)
@@ -62,3 +63,52 @@ def converge(observed: Observed, manifests: list[tuple[Resource, Manifest]]) -> 
 def _frozen(manifest: Manifest) -> Manifest:
     """What the API server lets nobody change in place."""
     return {part: manifest[part] for part in ("data", "revision", "spec") if part in manifest}
+
+
+def retire(observed: Observed, owner: Owner, current: Revision, toward: Steps, kept: Collection[str]) -> Iterator[Write]:
+    """Old revisions: kept while needed, then scaled to 0, then, without pods, deleted."""
+    for old in running(observed):
+        if old.name == current.name:
+            continue
+        if (write := _rescaled(observed, owner, old, toward)) is not None:
+            yield write
+        elif old.name not in kept and _empty(observed, old):
+            yield Delete(DEPLOYMENTS, old)
+    yield from _leftovers(observed, current)
+
+
+def running(observed: Observed) -> list[Child]:
+    """Deployments that stay until somebody says otherwise."""
+    return [child for child in observed.of(DEPLOYMENTS) if not child.deleting]
+
+
+def rescaled(observed: Observed, owner: Owner, toward: Steps) -> Iterator[Write]:
+    """Every Deployment as it is, but for its number of replicas."""
+    writes = (_rescaled(observed, owner, child, toward) for child in running(observed))
+    return (write for write in writes if write is not None)
+
+
+def _rescaled(observed: Observed, owner: Owner, live: Child, toward: Steps) -> Write | None:
+    manifest = children.deployment(owner, live.name, template_of(observed, live), toward.replicas[live.name], toward.notes(live.name))
+    return Apply(DEPLOYMENTS, manifest, live) if lost(manifest, live.body) is not None else None
+
+
+def _leftovers(observed: Observed, current: Revision) -> Iterator[Write]:
+    """What pinned or configured a revision goes after the Deployment that ran it."""
+    running = {child.name for child in observed.of(DEPLOYMENTS)} | {current.name}
+    running |= {map_name(observed.meta.name)}  # what an inspection told of the model is nobody's revision
+    for resource in (CONFIG_MAPS, CONTROLLER_REVISIONS, RESOURCE_CLAIM_TEMPLATES):
+        for child in observed.of(resource):
+            if child.name not in running and not child.deleting:
+                yield Delete(resource, child)
+
+
+def _empty(observed: Observed, deployment: Child) -> bool:
+    """Whether its last pod is gone: the Deployment controller says so, and no pod of it is listed."""
+    pods = [pod for pod in pods_of(observed, deployment) if not pod.finished]
+    return deployment.seen and deployment.count("replicas") == 0 and not pods
+
+
+def retiring(observed: Observed, current: Revision) -> tuple[str, ...]:
+    """Names of the old revisions' Deployments that are still there."""
+    return tuple(child.name for child in observed.of(DEPLOYMENTS) if child.name != current.name)

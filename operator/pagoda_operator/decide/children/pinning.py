@@ -14,9 +14,8 @@ from pagoda_operator.api.errors import SpecProblem
 from pagoda_operator.api.placement import Resolved
 from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, RESOURCE_CLAIM_TEMPLATES, Child, Key, Observed
 from pagoda_operator.decide.render import children, pod
-from pagoda_operator.decide.render.children import Manifest, Owner
+from pagoda_operator.decide.render.children import Manifest, Owner, Revision
 from pagoda_operator.decide.render.devices import claim_spec
-from pagoda_operator.decide.render.revision import Revision
 
 CLAIM: Final = "claim"
 

@@ -1,4 +1,4 @@
-"""How the operator learns a model's shape: published models by name, else what a pod of one run told. Pure; called by `plan`.
+"""How the operator learns a model's shape: published models by name, else what a pod that runs once reports. Pure; called by `plan`.
 
 Pod → its termination message → ConfigMap `<service>-model` → the pod goes. Another address or revision of the model is read anew.
 """
@@ -108,8 +108,8 @@ def steps(observed: Observed, owner: Owner, spec: InferenceServiceSpec) -> Itera
 
 def _report(pod: Child) -> str:
     ended = _last_end(pod)
-    told = str(ended.get("message", "")).strip()
-    return told if ended.get("exitCode") == 0 and is_report(told) else ""
+    report = str(ended.get("message", "")).strip()
+    return report if ended.get("exitCode") == 0 and is_report(report) else ""
 
 
 def tidy(observed: Observed) -> Iterator[Write]:

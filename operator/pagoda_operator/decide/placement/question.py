@@ -1,19 +1,61 @@
-"""Puts together what placement decides from, out of one service's observation. Pure; called by `plan` and by whoever asks for room."""
+"""What a placement is decided from, and how it is read from one service's observation. Pure; called by `plan` and `place`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_PLACEMENT, DAEMON_CUDA, LABEL_ACCELERATOR, LABEL_REVISION
 from pagoda_contracts.resources.service import InferenceServiceSpec
+from pagoda_contracts.resources.status import PlacementStatus
 
-from pagoda_operator.api.placement import Pin, read_pin
+from pagoda_operator.api.placement import Held, Pin, Resolved, read_pin
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, Child, Observed
 from pagoda_operator.decide.placement.inspection import inspect
-from pagoda_operator.decide.placement.judged import Question, Run
 from pagoda_operator.decide.render.pod import scheduling
-from pagoda_operator.inventory.fleet import Terms
+from pagoda_operator.inventory.fit import Shape, Size
+from pagoda_operator.inventory.fleet import Fleet, Terms
+
+
+class Run(NamedTuple):
+    """One revision that has a Deployment, or is pinned and waits for one: what it was placed on, where that is known, and whether a pod of
+    it has a node; `refused`: what the scheduler says of one for which it found none."""
+
+    name: str
+    number: int
+    pin: Pin | None
+    running: bool
+    accelerator: str = ""
+    refused: str = ""
+
+
+class Question(NamedTuple):
+    """All that a placement is decided from."""
+
+    name: str
+    spec: InferenceServiceSpec
+    fleet: Fleet = Fleet()
+    terms: Terms = Terms()
+    shape: Shape | None = None
+    # Without a shape: what is being done about it, or why there will be none.
+    unknown: Held | None = None
+    unknowable: str = ""
+    runs: tuple[Run, ...] = ()
+    kept: PlacementStatus | None = None
+    wanted: int = 1
+    now: float = 0.0
+    # The largest nodes there are, for reasons.
+    sizes: tuple[Size, ...] = ()
+
+
+class Home(NamedTuple):
+    """Where the spec's revision lives: which entry, on what, and what its Run says."""
+
+    position: int
+    resolved: Resolved
+    running: bool
+    refused: str
 
 
 def ask(observed: Observed, spec: InferenceServiceSpec) -> Question:

@@ -43,8 +43,8 @@ from pagoda_operator.api.quota_devices import needs
 from pagoda_operator.api.quota_devices import written as written_devices
 from pagoda_operator.api.state import Key
 from pagoda_operator.decide.render import devices, fetch
+from pagoda_operator.decide.render.children import Revision
 from pagoda_operator.decide.render.overlay import covers, leaves, lost, merge, written
-from pagoda_operator.decide.render.revision import Revision
 
 # The user of distroless images; Pod Security `restricted` asks for any but root.
 _USER: Final = 65532

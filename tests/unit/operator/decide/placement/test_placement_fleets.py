@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import pytest
 from pagoda_operator.api.placement import Pin
-from pagoda_operator.decide.placement.judged import Run
 from pagoda_operator.decide.placement.place import alternatives, place
-from pagoda_operator.decide.render.revision import identify
+from pagoda_operator.decide.placement.question import Run
+from pagoda_operator.decide.render.children import identify
 from pagoda_operator.inventory.fleet import Fleet, Terms
 from support.worlds.fleets import (
     A100_40,

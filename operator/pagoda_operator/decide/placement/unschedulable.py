@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from pagoda_operator.decide.placement.judged import Home, Judged, Question
-from pagoda_operator.decide.placement.options import Option
-from pagoda_operator.decide.render.revision import entry_digest
+from pagoda_operator.decide.placement.options import Judged, Option
+from pagoda_operator.decide.placement.question import Home, Question
+from pagoda_operator.decide.render.children import entry_digest
 from pagoda_operator.inventory.fit import too_small
 
 _SAID: Final = "the scheduler finds no node: "
@@ -21,7 +21,7 @@ _SAID: Final = "the scheduler finds no node: "
 _LACKING: Final = ("Insufficient", "Too many pods", "no nodes available")
 
 
-def heeded(question: Question, judged: tuple[Judged, ...], home: Home | None) -> tuple[Judged, ...]:
+def with_scheduler_verdicts(question: Question, judged: tuple[Judged, ...], home: Home | None) -> tuple[Judged, ...]:
     """With what the scheduler says of the devices that the service lives on, and said of those before them, which the status remembers:
     gone back to, they would be waited for in turns for ever."""
     if home is None or home.position >= len(judged):
