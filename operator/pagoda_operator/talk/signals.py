@@ -1,4 +1,4 @@
-"""What all gateways say, as one view per service (signals_view.py). Pure: frames and a clock go in, views and wake-ups come out.
+"""What all gateways say, as one view per service (api/signals.py). Pure: frames and a clock go in, views and wake-ups come out.
 
 Fed by listen.py; asked by `reconcile`. Held requests add up over gateways; what replicas say of themselves every gateway
 repeats, so it is taken from the one that hears most of them. A wake-up comes when something changed that a decision may hang on,
