@@ -46,8 +46,6 @@ from pagoda_operator.decide.render import devices, fetch
 from pagoda_operator.decide.render.children import Revision
 from pagoda_operator.decide.render.overlay import covers, leaves, lost, merge, written
 
-# The user of distroless images; Pod Security `restricted` asks for any but root.
-_USER: Final = 65532
 # From the end of the drain to the kill: closing streams, leaving the engine.
 _GRACE_AFTER_DRAIN: Final = 30
 # Where keys have owners.
@@ -163,23 +161,9 @@ def _defaults(spec: InferenceServiceSpec) -> dict[str, Any]:
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": _USER,
-                "runAsGroup": _USER,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
+            "securityContext": fetch.restricted_pod(),
             "volumes": [{"name": "run", "emptyDir": {}}, {"name": "tmp", "emptyDir": {}}],
-            "containers": [
-                {
-                    "name": CONTAINER_DAEMON,
-                    "securityContext": {
-                        "allowPrivilegeEscalation": False,
-                        "readOnlyRootFilesystem": True,
-                        "capabilities": {"drop": ["ALL"]},
-                    },
-                }
-            ],
+            "containers": [{"name": CONTAINER_DAEMON, "securityContext": fetch.restricted_container()}],
         }
     }
     merged: dict[str, Any] = merge(own, {"spec": fetch.defaults(spec)}) if fetch.fetched(spec) else own
@@ -255,15 +239,9 @@ def _daemon(inputs: Inputs) -> dict[str, Any]:
 
 
 def _probes() -> dict[str, Any]:
-    """Startup passes as soon as loading moves; the daemon itself judges a load that stalls (livez).
-    Timeouts above the kubelet's 1 s, which kills busy replicas."""
+    """Startup passes as soon as loading moves; the daemon itself judges a load that stalls (livez)."""
     return {
-        "startupProbe": _probe(PATH_STARTUP, period=2, failures=300),
-        "livenessProbe": _probe(PATH_LIVE, period=5, failures=6),
-        "readinessProbe": _probe(PATH_READY, period=1, failures=3),
+        "startupProbe": fetch.probe(PATH_STARTUP, "probes", period=2, failures=300),
+        "livenessProbe": fetch.probe(PATH_LIVE, "probes", period=5, failures=6),
+        "readinessProbe": fetch.probe(PATH_READY, "probes", period=1, failures=3),
     }
-
-
-def _probe(path: str, *, period: int, failures: int) -> dict[str, Any]:
-    get = {"path": path, "port": "probes"}
-    return {"httpGet": get, "periodSeconds": period, "failureThreshold": failures, "timeoutSeconds": 5}
