@@ -29,8 +29,8 @@ from pagoda_operator.decide.render.children import Manifest, Owner, Revision, id
 from pagoda_operator.decide.render.writes import Annotate, Create, Delete, Write
 from pagoda_operator.decide.replicas.sides import current_side, old_sides
 from pagoda_operator.decide.rollout import trial
+from pagoda_operator.decide.rollout.counts import Rollout, RolloutState
 from pagoda_operator.decide.rollout.rollout import decide
-from pagoda_operator.decide.rollout.rollout_state import Rollout, RolloutState
 from pagoda_operator.decide.scale.schedules import refused
 
 

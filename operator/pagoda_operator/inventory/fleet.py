@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -138,28 +138,23 @@ def classes(fleet: Fleet, terms: Terms) -> tuple[DeviceClass, ...]:
         block = blocks[node.name]
         return Room(node, offer.capacity, 0 if block else max(0, offer.allocatable - used[place] + own[place]), block)
 
-    return tuple(sorted((_with(kind, [room(*one) for one in found]) for kind, found in fleet.kinds.items()), key=_size))
+    return tuple(sorted((replace(kind, rooms=tuple(room(*one) for one in found)) for kind, found in fleet.kinds.items()), key=_size))
 
 
 def claimable(fleet: Fleet, terms: Terms, class_name: str, selectors: tuple[str, ...]) -> tuple[DeviceClass, ...]:
     """What resource claims of a DeviceClass and selectors can get, from small to large; what only the scheduler can judge counts."""
-    held = _held(fleet, terms.service_uid)
+    allocated = _allocated(fleet, terms.service_uid)
     blocks = fleet.blocks(terms)
     nodes = {node.name: (node, blocks[node.name]) for node in fleet.nodes}
     found: dict[DeviceClass, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
     for device in devices(fleet.slices):
         if device.node in nodes and _of_class(class_name, device) and all(holds(one, device) is not False for one in selectors):
-            found[_class_of(device)][device.node].append(device.where not in held)
+            found[_class_of(device)][device.node].append(device.where not in allocated)
     made = []
     for kind, by_node in found.items():
         rooms = [Room(node, len(free), 0 if block else sum(free), block) for name, free in by_node.items() for node, block in [nodes[name]]]
-        made.append(_with(kind, sorted(rooms, key=lambda room: room.node.name)))
+        made.append(replace(kind, rooms=tuple(sorted(rooms, key=lambda room: room.node.name))))
     return tuple(sorted(made, key=_size))
-
-
-def _with(kind: DeviceClass, rooms: list[Room]) -> DeviceClass:
-    parts = (kind.resource, kind.product, kind.label, kind.profile, kind.memory, kind.shared)
-    return DeviceClass(*parts, rooms=tuple(rooms))
 
 
 def _size(kind: DeviceClass) -> tuple[int, int, str, str]:
@@ -188,7 +183,8 @@ def sum_by_node(occupants: Iterable[Occupant]) -> Counter[tuple[str, str]]:
     return used
 
 
-def _held(fleet: Fleet, mine: str) -> set[Where]:
+def _allocated(fleet: Fleet, mine: str) -> set[Where]:
+    """Devices that claims of other services hold."""
     own = {(pod.namespace, name) for pod in fleet.occupants if mine and pod.service_uid == mine for name in pod.claims}
     return {where for claim in fleet.claims if (claim.namespace, claim.name) not in own for where in claim.devices}
 

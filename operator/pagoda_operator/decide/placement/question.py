@@ -137,8 +137,8 @@ def _refused(observed: Observed, spec: InferenceServiceSpec, deployment: Child) 
     meta = deployment.body["spec"]["template"]["metadata"]
     labels, on_cpu = meta["labels"], ANNOTATION_DEVICES not in (meta.get("annotations") or {})
     tried = [pod for pod in _pods(observed, labels) if pod.unschedulable]
-    held = on_cpu and any(pod.assigned and not pod.finished for pod in _others(observed, labels))
-    makes_room = any(pod.short for pod in tried) and (held or _makes_room(observed, spec, labels))
+    occupied = on_cpu and any(pod.assigned and not pod.finished for pod in _others(observed, labels))
+    makes_room = any(pod.short for pod in tried) and (occupied or _makes_room(observed, spec, labels))
     return next((pod.unscheduled for pod in tried if not (makes_room and pod.short)), "")
 
 

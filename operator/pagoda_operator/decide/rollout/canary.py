@@ -1,14 +1,14 @@
-"""Whether a new revision does as well as the old one, from what gateways counted over the last minute. Pure; called by `rollout`.
+"""A canary: its steps, and whether a new revision does as well as the old one, by what gateways counted over the last minute. Pure.
 
-Said only on enough requests: see the constants. One that is not judged is not acquitted either; time passes it on (rollout.py).
+Judged only on enough requests: see the constants. One that is not judged is not acquitted either; time passes it on (rollout.py).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Final, NamedTuple
 
-from pagoda_contracts.resources.traffic import AbortOn
+from pagoda_contracts.resources.traffic import AbortOn, CanaryStep
 from pagoda_contracts.units import parse_duration
 
 from pagoda_operator.api.signals import RevisionSignal
@@ -19,6 +19,23 @@ MIN_REQUESTS: Final = 20
 _Z: Final = 1.96
 # Time to first token: of 40 requests two lie above the 95th percentile, so that one slow request alone decides nothing.
 MIN_TIMED: Final = 40
+
+
+class Steps(NamedTuple):
+    """The canary's steps as they apply now; none where there is nothing to try the new revision against."""
+
+    all: tuple[CanaryStep, ...]
+    at: int | None
+
+    @property
+    def now(self) -> CanaryStep | None:
+        """The step under way."""
+        return self.all[self.at] if self.at is not None and self.at < len(self.all) else None
+
+
+def share(wanted: int, weight: int) -> int:
+    """Replicas that bear so many percent of the load, one at least."""
+    return max(1, math.ceil(wanted * weight / 100))
 
 
 def judge(limits: AbortOn, new: RevisionSignal, old: RevisionSignal) -> str:

@@ -12,7 +12,6 @@ with a surge and becomes Replace, for good, where there is no room.
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime
 from typing import Final
 
 from pagoda_contracts.resources.status import RolloutStatus
@@ -21,10 +20,10 @@ from pagoda_contracts.units import parse_duration
 
 from pagoda_operator.api.signals import RevisionSignal
 from pagoda_operator.decide.replicas.sides import Side
-from pagoda_operator.decide.rollout.canary import judge
-from pagoda_operator.decide.rollout.counts import counts, spares, takes_the_last, tries
-from pagoda_operator.decide.rollout.rollout_state import Rollout, RolloutState, Strategy, held_s, share, steps_of
+from pagoda_operator.decide.rollout.canary import judge, share
+from pagoda_operator.decide.rollout.counts import Rollout, RolloutState, Strategy, counts, held_s, spares, steps_of, takes_the_last, tries
 from pagoda_operator.decide.rollout.trial import PATIENCE_S
+from pagoda_operator.inventory.values import stamp
 
 _MAX_REASON: Final = 500
 # How often a canary is judged: gateways count over a minute.
@@ -166,7 +165,7 @@ def _next_step(state: RolloutState, old: Side, record: RolloutStatus, step: Cana
 
 def _stamp(now: float) -> str:
     """Rounded up, so that a hold is never shorter than it says."""
-    return datetime.fromtimestamp(math.ceil(now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return stamp(math.ceil(now))
 
 
 def _weights(state: RolloutState, old: Side, record: RolloutStatus) -> dict[str, int]:

@@ -25,8 +25,8 @@ from pagoda_operator.decide.render.inspect import inspector_uid
 from pagoda_operator.decide.render.network import inspection_policy
 from pagoda_operator.decide.render.trial_pod import trial_pod
 from pagoda_operator.decide.replicas.sides import Side
+from pagoda_operator.decide.rollout.counts import RolloutState
 from pagoda_operator.decide.rollout.rollout import decide
-from pagoda_operator.decide.rollout.rollout_state import RolloutState
 from pagoda_operator.decide.rollout.trial import PATIENCE_S, Trial
 from pagoda_operator.run.settings import Settings
 from support.kube.fake_api import crashed, fetching, is_ready, is_trial, passed, running, scheduled, waiting
