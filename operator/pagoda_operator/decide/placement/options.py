@@ -62,7 +62,7 @@ def options(entry: Accelerator, demand: Demand) -> tuple[Option, ...]:
     """Every class that the entry could mean, small ones first; none where no node offers anything of the kind."""
     if entry.cpu is not None:
         return (_on_cpu(entry.cpu, demand.required),)
-    return tuple(_judged(wish, entry, demand) for wish in _wishes(entry, demand))
+    return tuple(_option(wish, entry, demand) for wish in _wishes(entry, demand))
 
 
 def _on_cpu(cpu: CpuAccelerator, required: Requirement | None) -> Option:
@@ -132,7 +132,7 @@ def memory_of(kind: DeviceClass) -> int | None:
     return next(known, None)
 
 
-def _judged(wish: _Wish, entry: Accelerator, demand: Demand) -> Option:
+def _option(wish: _Wish, entry: Accelerator, demand: Demand) -> Option:
     kind, count = wish.kind, wish.needs
     resolved = _resolved(entry, kind, count)
     useful = [room for room in kind.rooms if room.block is None or room.block.passing]
@@ -209,7 +209,7 @@ def merged(found: Iterable[Option]) -> tuple[Option, ...]:
     return tuple(kept.values())
 
 
-class Judged(NamedTuple):
+class Candidate(NamedTuple):
     """An entry with all that it could come down to."""
 
     position: int

@@ -15,8 +15,8 @@ from pagoda_contracts.resources.status import PlacementStatus
 
 from pagoda_operator.api.placement import Placement, Resolved
 from pagoda_operator.api.state import Observed
-from pagoda_operator.decide.placement.options import Judged, Option, absent, demanded, merged, options
-from pagoda_operator.decide.placement.question import Home, Question, ask
+from pagoda_operator.decide.placement.options import Candidate, Option, absent, demanded, merged, options
+from pagoda_operator.decide.placement.question import Current, Question, ask
 from pagoda_operator.decide.placement.status import MAX_DEVICE, chosen_status, rejections, waiting_status, warnings
 from pagoda_operator.decide.placement.unschedulable import with_scheduler_verdicts
 from pagoda_operator.decide.render.children import entry_digest, identify
@@ -35,25 +35,25 @@ def alternatives(spec: InferenceServiceSpec) -> str:
 def place(question: Question) -> Placement:
     """The entry to run on, or why there is none, or what must be known first."""
     warned = tuple(warnings(question.fleet, question.spec.accelerators, question.now))
-    home = _home(question)
-    if home is not None and (home.running or question.wanted == 0):
-        return _stay(question, home.position, home.resolved, warned)
-    judged = with_scheduler_verdicts(question, _judge_all(question), home)
-    if home is not None and _room_at_home(judged, home.position, home.resolved):
-        placed = _stay(question, home.position, home.resolved, warned)
+    current = _current(question)
+    if current is not None and (current.running or question.wanted == 0):
+        return _stay(question, current.position, current.resolved, warned)
+    candidates = with_scheduler_verdicts(question, _candidates(question), current)
+    if current is not None and _current_has_room(candidates, current.position, current.resolved):
+        placed = _stay(question, current.position, current.resolved, warned)
     else:
-        placed = _as_pinned(question, _decide(question, judged, warned, home))
-    if question.shape is None and question.unknown and _asks_for_shape(judged, placed):
+        placed = _as_pinned(question, _decide(question, candidates, warned, current))
+    if question.shape is None and question.unknown and _asks_for_shape(candidates, placed):
         # A wait that came this far does not begin anew, and what was given up on the way is not gone back to.
         waiting = question.kept.waiting if question.kept else None
         return Placement(None, PlacementStatus(waiting=waiting, rejected=placed.status.rejected, warnings=warned), held=question.unknown)
     return placed
 
 
-def _asks_for_shape(judged: tuple[Judged, ...], placed: Placement) -> bool:
+def _asks_for_shape(candidates: tuple[Candidate, ...], placed: Placement) -> bool:
     """Whether some devices could be had and the model's size says which. Not of those after the entry on CPU that is taken."""
-    last = next((one.position for one in judged if one.entry is placed.entry), len(judged))
-    return any(option.kind and option.ever for one in judged if one.position <= last for option in one.options)
+    last = next((one.position for one in candidates if one.entry is placed.entry), len(candidates))
+    return any(option.kind and option.ever for one in candidates if one.position <= last for option in one.options)
 
 
 def _as_pinned(question: Question, placed: Placement) -> Placement:
@@ -76,15 +76,15 @@ def spare(question: Question, resolved: Resolved, entry: Accelerator) -> int | N
 
 def placeable(observed: Observed) -> int | None:
     """How many replicas have a place or would find one now: what scaling is clamped by. None where nobody can tell: on CPU, for a service
-    that lives nowhere yet, or where no node offers such devices now. A pool that grows has no such number either: its nodes come because
+    without a revision yet, or where no node offers such devices now. A pool that grows has no such number either: its nodes come because
     pods wait, and as many at a time as pods wait."""
     question = ask(observed, observed.spec) if observed.spec is not None else None
-    home = _home(question) if question is not None else None
-    if question is None or home is None or question.spec.accelerators[home.position].cpu is not None:
+    current = _current(question) if question is not None else None
+    if question is None or current is None or question.spec.accelerators[current.position].cpu is not None:
         return None
-    found = options(question.spec.accelerators[home.position], demanded(question.fleet, question.terms._replace(service_uid=""), None))
-    same = [one for one in found if one.ever and one.kind and one.resolved.identity == home.resolved.identity]
-    mine = [one for one in same if not home.resolved.labels or (one.kind and one.kind.label in home.resolved.labels)]
+    found = options(question.spec.accelerators[current.position], demanded(question.fleet, question.terms._replace(service_uid=""), None))
+    same = [one for one in found if one.ever and one.kind and one.resolved.identity == current.resolved.identity]
+    mine = [one for one in same if not current.resolved.labels or (one.kind and one.kind.label in current.resolved.labels)]
     joined = [room.node.joined for one in mine if one.kind for room in one.kind.rooms if not room.node.gone]
     if not joined or observed.now - max(joined) < GROWS_S:
         return None
@@ -98,7 +98,7 @@ def _free(question: Question, resolved: Resolved, entry: Accelerator, mine: str)
     return next((option.free for option in same), 0)
 
 
-def _judge_all(question: Question) -> tuple[Judged, ...]:
+def _candidates(question: Question) -> tuple[Candidate, ...]:
     """Up to the first entry on CPU that is waited for without end."""
     required = Requirement(question.shape, question.spec.engine) if question.shape else None
     demand = demanded(question.fleet, question.terms, required)
@@ -107,7 +107,7 @@ def _judge_all(question: Question) -> tuple[Judged, ...]:
         seen = options(entry, demand)
         if required is None and question.unknowable:
             seen = tuple(_unsized(option, question.unknowable) for option in seen)
-        found.append(Judged(index, entry, seen, "" if seen else absent(entry, demand)))
+        found.append(Candidate(index, entry, seen, "" if seen else absent(entry, demand)))
         if entry.cpu is not None and found[-1].able and found[-1].wait is None:
             break
     return tuple(found)
@@ -119,7 +119,7 @@ def _unsized(option: Option, why: str) -> Option:
     return replace(option, ever=False, free=0, why=f"{option.kind.name}: {why}")
 
 
-def _home(question: Question) -> Home | None:
+def _current(question: Question) -> Current | None:
     """The newest where several match."""
     now = alternatives(question.spec)
     for run in sorted(question.runs, key=lambda run: (run.number, run.running), reverse=True):
@@ -128,12 +128,12 @@ def _home(question: Question) -> Home | None:
         resolved = run.pin.resolved if run.pin else Resolved()
         for index, entry in enumerate(question.spec.accelerators):
             if identify(question.name, question.spec, entry, resolved.identity).name == run.name:
-                return Home(index, resolved, run.running, run.refused)
+                return Current(index, resolved, run.running, run.refused)
     return None
 
 
-def _room_at_home(judged: tuple[Judged, ...], index: int, resolved: Resolved) -> bool:
-    there = next((one for one in judged if one.position == index), None)
+def _current_has_room(candidates: tuple[Candidate, ...], index: int, resolved: Resolved) -> bool:
+    there = next((one for one in candidates if one.position == index), None)
     return there is not None and any(option.free and option.resolved.identity == resolved.identity for option in there.able)
 
 
@@ -146,22 +146,24 @@ def _stay(question: Question, index: int, resolved: Resolved, warned: tuple[str,
     return Placement(entry, status, resolved)
 
 
-def _decide(question: Question, judged: tuple[Judged, ...], warned: tuple[str, ...], home: Home | None) -> Placement:
-    able = [one for one in judged if one.able]
+def _decide(question: Question, candidates: tuple[Candidate, ...], warned: tuple[str, ...], current: Current | None) -> Placement:
+    able = [one for one in candidates if one.able]
     if not able:
-        return Placement(None, PlacementStatus(rejected=rejections(judged, None), warnings=warned))
-    lives = home if home is not None and home.refused else None
-    patience, since = _patience(question, able, lives)
+        return Placement(None, PlacementStatus(rejected=rejections(candidates, None), warnings=warned))
+    refused = current if current is not None and current.refused else None
+    patience, since = _patience(question, able, refused)
     for one in able[: patience + 1]:
         if (option := _best(one.able, question.wanted)) is not None:
-            status = chosen_status(judged, one, option, warned)
+            status = chosen_status(candidates, one, option, warned)
             return Placement(one.entry, status, option.resolved)
     awaited = able[patience]
     mine = (
-        one for one in awaited.able if lives and lives.position == awaited.position and one.resolved.identity == lives.resolved.identity
+        one
+        for one in awaited.able
+        if refused and refused.position == awaited.position and one.resolved.identity == refused.resolved.identity
     )
     option = next(mine, awaited.able[0])
-    status = chosen_status(judged, awaited, option, warned).model_copy(update={"waiting": waiting_status(awaited, since)})
+    status = chosen_status(candidates, awaited, option, warned).model_copy(update={"waiting": waiting_status(awaited, since)})
     ends = since + awaited.wait if awaited.wait is not None and patience + 1 < len(able) else None
     return Placement(awaited.entry, status, option.resolved, again_at=ends)
 
@@ -172,13 +174,13 @@ def _best(able: tuple[Option, ...], wanted: int) -> Option | None:
     return next(roomy, None) or next((option for option in able if option.free), None)
 
 
-def _patience(question: Question, able: list[Judged], lives: Home | None) -> tuple[int, float]:
+def _patience(question: Question, able: list[Candidate], refused: Current | None) -> tuple[int, float]:
     """How far down the list the wait has come, and since when the entry there is waited for.
 
     The status remembers it, so that a restart does not begin anew; an entry that was edited is another one.
     """
-    position, since = _lived_at(question, able), float(int(question.now))
-    position = next((n for n, one in enumerate(able) if lives and one.position == lives.position), position)
+    position, since = _placed_before(question, able), float(int(question.now))
+    position = next((n for n, one in enumerate(able) if refused and one.position == refused.position), position)
     waited = question.kept.waiting if question.kept else None
     if waited is not None:
         same = (n for n, one in enumerate(able) if (one.name, entry_digest(one.entry)) == (waited.accelerator, waited.entry))
@@ -192,11 +194,11 @@ def _patience(question: Question, able: list[Judged], lives: Home | None) -> tup
     return position, since
 
 
-def _lived_at(question: Question, able: list[Judged]) -> int:
+def _placed_before(question: Question, able: list[Candidate]) -> int:
     """Where an older revision of the same list runs: what was waited for before it is not waited for again."""
     now = alternatives(question.spec)
-    homes = {run.accelerator for run in question.runs if run.running and run.pin is not None and run.pin.alternatives == now}
-    places = (n for n, one in enumerate(able) for option in one.able if _digest(question, one.entry, option) in homes)
+    running = {run.accelerator for run in question.runs if run.running and run.pin is not None and run.pin.alternatives == now}
+    places = (n for n, one in enumerate(able) for option in one.able if _digest(question, one.entry, option) in running)
     return max(places, default=0)
 
 

@@ -49,8 +49,8 @@ class Question(NamedTuple):
     sizes: tuple[Size, ...] = ()
 
 
-class Home(NamedTuple):
-    """Where the spec's revision lives: which entry, on what, and what its Run says."""
+class Current(NamedTuple):
+    """Where the spec's revision was placed: which entry, on what, and what its Run says."""
 
     position: int
     resolved: Resolved
@@ -110,7 +110,7 @@ def _runs(observed: Observed, spec: InferenceServiceSpec) -> Iterator[Run]:
 
 
 def _to_come(observed: Observed) -> Iterator[Run]:
-    """Revisions that a rollout gives no replica yet, hence no Deployment: decided on all the same. Were they no home, the next run would
+    """Revisions that a rollout gives no replica yet, hence no Deployment: decided on all the same. Left out, the next run would
     be back at the entry that was given up, and wait for it anew."""
     made = {child.name for child in observed.of(DEPLOYMENTS)}
     for kept in observed.of(CONTROLLER_REVISIONS):

@@ -14,7 +14,7 @@ from pagoda_contracts.names import LABEL_GPU_PRODUCT, MIG_INVALID
 from pagoda_contracts.resources.placement import Accelerator
 from pagoda_contracts.resources.status import PlacementStatus, RejectedAccelerator, WaitingAccelerator
 
-from pagoda_operator.decide.placement.options import Judged, Option
+from pagoda_operator.decide.placement.options import Candidate, Option
 from pagoda_operator.decide.placement.unschedulable import given_up
 from pagoda_operator.decide.render.children import entry_digest
 from pagoda_operator.inventory.fleet import Fleet
@@ -30,15 +30,15 @@ PENDING_TOO_LONG: Final = 15 * 60.0
 _MAX_WARNINGS: Final = 8
 
 
-def chosen_status(judged: tuple[Judged, ...], chosen: Judged, option: Option, warned: tuple[str, ...]) -> PlacementStatus:
+def chosen_status(candidates: tuple[Candidate, ...], chosen: Candidate, option: Option, warned: tuple[str, ...]) -> PlacementStatus:
     """Of a service that has an entry to run on, or to wait for."""
     device = option.resolved.device[:MAX_DEVICE] or None
-    return PlacementStatus(chosen=chosen.name, device=device, rejected=rejections(judged, (chosen.position, option)), warnings=warned)
+    return PlacementStatus(chosen=chosen.name, device=device, rejected=rejections(candidates, (chosen.position, option)), warnings=warned)
 
 
-def rejections(judged: tuple[Judged, ...], taken: tuple[int, Option] | None) -> tuple[RejectedAccelerator, ...]:
+def rejections(candidates: tuple[Candidate, ...], taken: tuple[int, Option] | None) -> tuple[RejectedAccelerator, ...]:
     """Everything before what was taken: other entries, and smaller classes of the same one."""
-    found = [RejectedAccelerator(accelerator=name[:128], why=why[:_MAX_WHY]) for name, why in _reasons(judged, taken)]
+    found = [RejectedAccelerator(accelerator=name[:128], why=why[:_MAX_WHY]) for name, why in _reasons(candidates, taken)]
     if len(found) <= _MAX_REJECTED:
         return tuple(found)
     # First those that the scheduler rejected: they are remembered here only.
@@ -47,8 +47,8 @@ def rejections(judged: tuple[Judged, ...], taken: tuple[int, Option] | None) -> 
     return (*(found[place] for place in sorted(first)), more)
 
 
-def _reasons(judged: tuple[Judged, ...], taken: tuple[int, Option] | None) -> Iterator[tuple[str, str]]:
-    for one in judged:
+def _reasons(candidates: tuple[Candidate, ...], taken: tuple[int, Option] | None) -> Iterator[tuple[str, str]]:
+    for one in candidates:
         if taken is not None and one.position > taken[0]:
             return
         if one.absent:
@@ -59,7 +59,7 @@ def _reasons(judged: tuple[Judged, ...], taken: tuple[int, Option] | None) -> It
                 yield one.name, option.why
 
 
-def waiting_status(awaited: Judged, since: float) -> WaitingAccelerator:
+def waiting_status(awaited: Candidate, since: float) -> WaitingAccelerator:
     """What is waited for, and since when."""
     why = "; ".join(option.why for option in awaited.options if option.ever)
     return WaitingAccelerator(accelerator=awaited.name, entry=entry_digest(awaited.entry), since=stamp(since), why=why[:_MAX_WHY])
