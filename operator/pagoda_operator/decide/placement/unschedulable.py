@@ -36,8 +36,8 @@ def with_scheduler_verdicts(question: Question, candidates: tuple[Candidate, ...
 
 
 def _refused(question: Question, candidates: tuple[Candidate, ...], before: tuple[Candidate, ...], current: Current) -> str:
-    """Why there is no room where the service is, as far as anything follows from it. Who waits on CPU does so until it has a node, whatever the
-    scheduler says meanwhile or does not say for a moment: a wait that begins anew may never end."""
+    """Why there is no room where the service is, as far as anything follows from it. A service that waits on CPU does so until it has a
+    node, whatever the scheduler says meanwhile or does not say for a moment: a wait that begins anew may never end."""
     here, waited = before[current.position], _waited_for(question, before[current.position])
     if current.refused and (waited or before != candidates or _may_move(before, here, current)):
         return _why(question, here, current)
