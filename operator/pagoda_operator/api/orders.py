@@ -23,7 +23,7 @@ class Order:
 
 
 class Stand(StrEnum):
-    """Where an order got a daemon: SERVING and DRAINING are its own words; ENDING was told so by SIGTERM and is not turned back;
+    """The state of a daemon after an order. SERVING and DRAINING are its own words; ENDING follows a SIGTERM and is not turned back;
     REFUSED takes no orders from us (callers are not told apart, or the token was not taken); SILENT was not reached."""
 
     SERVING = "serving"

@@ -33,8 +33,8 @@ class EndpointSignal:
     """One replica, by the most favourable gateway: a partition between one gateway and a pod is not the pod's fault.
 
     `reason` is the gateway's word (`silent`, `stuck`, `deep-check`, `loading`, …), `phase` the replica's own (`ready`, `draining`, …; empty
-    where it never spoke). `age_s` is how old its state was when it was told, `bad_s` for how long it has been DEAD or UNHEARD without a
-    pause, as far as this process knows.
+    where it never spoke). `age_s` is how old its state was when the gateway reported it, `bad_s` for how long it has been DEAD or UNHEARD
+    without a pause, as far as this process knows.
     """
 
     verdict: Seen

@@ -19,7 +19,7 @@ from pagoda_contracts.resources.meta import ObjectMeta
 from pagoda_contracts.resources.profile import SERVING_PROFILE, ServingProfileSpec
 from pagoda_contracts.resources.service import INFERENCE_SERVICE, InferenceServiceSpec, InferenceServiceStatus
 from pagoda_contracts.resources.tenant import TENANT_QUOTA
-from pagoda_kube.cache import Key as Key  # noqa: PLC0414 (told on)
+from pagoda_kube.cache import Key as Key  # noqa: PLC0414 (re-exported)
 from pydantic import ValidationError
 
 from pagoda_operator.api.callers import Callers
@@ -32,7 +32,7 @@ from pagoda_operator.api.scaling import Decision
 from pagoda_operator.api.signals import ServiceSignals
 from pagoda_operator.inventory.fit import Size
 from pagoda_operator.inventory.fleet import Fleet
-from pagoda_operator.inventory.values import Json as Json  # noqa: PLC0414 (told on)
+from pagoda_operator.inventory.values import Json as Json  # noqa: PLC0414 (re-exported)
 from pagoda_operator.inventory.values import unix
 
 
@@ -172,7 +172,7 @@ class Observed:
     children: tuple[Child, ...] = ()
     strangers: tuple[Child, ...] = ()
     pods: tuple[Pod, ...] = field(default=())
-    # When it was looked, in seconds of Unix time; how many replicas scaling wants, None where a person says (spec.replicas).
+    # When this was read, in seconds of Unix time; how many replicas scaling wants, None where a person says (spec.replicas).
     now: float = 0.0
     scaling: Decision | None = None
     # Seconds that starts took before, by accelerator, where scaling remembers them.
@@ -198,7 +198,7 @@ class Observed:
     unschedulable: Mapping[str, float] = field(default_factory=dict)
     # What gateways say of it; None where nothing was heard since this process began.
     signals: ServiceSignals | None = None
-    # For how many seconds no gateway has told of any of its replicas.
+    # For how many seconds no gateway has reported any of its replicas.
     unheard_s: float = math.inf
     # Replicas that have a place or would find one now; None where nobody can tell (place.py).
     placeable: int | None = None

@@ -117,7 +117,7 @@ class Node:
     ready: bool = True
     offers: tuple[Offer, ...] = ()
     published: tuple[Published, ...] = ()
-    """What DRA drivers offer on it; set where pools are told apart (pools.py), since no node says it."""
+    """What DRA drivers offer on it; set by pools.py, since no node says it."""
     mig: Mig = Mig()
     driver: str = ""
     cuda: tuple[int, int] | None = None

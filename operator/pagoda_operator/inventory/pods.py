@@ -107,7 +107,7 @@ def _amounts(container: Json) -> Requests:
 
 
 def _claims(spec: Json, status: Json) -> list[str]:
-    """Names of the ResourceClaims: given by the pod, or made from a template and told in its status."""
+    """Names of the ResourceClaims: given by the pod, or made from a template and named in its status."""
     made = {one["name"]: one.get("resourceClaimName") for one in status.get("resourceClaimStatuses") or ()}
     found = [(one.get("resourceClaimName") or made.get(one["name"])) for one in spec.get("resourceClaims") or ()]
     return [name for name in found if name]

@@ -2,7 +2,7 @@
 
 A node's devices are those of device plugins, which it says itself, and those that DRA drivers publish for it (`dressed`). Of each pool
 one node is kept, as an object that `parse_node` reads, without what is its own alone. While no node like it is there it stands in the
-fleet as one that is gone: nothing is free on it, and whoever would fit waits instead of being told that nothing ever will.
+fleet as one that is gone: nothing is free on it, and a service that would fit waits, and no status says that nothing ever will fit.
 """
 
 from __future__ import annotations

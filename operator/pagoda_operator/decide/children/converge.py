@@ -96,7 +96,7 @@ def _rescaled(observed: Observed, owner: Owner, live: Child, toward: Steps) -> W
 def _leftovers(observed: Observed, current: Revision) -> Iterator[Write]:
     """What pinned or configured a revision goes after the Deployment that ran it."""
     running = {child.name for child in observed.of(DEPLOYMENTS)} | {current.name}
-    running |= {map_name(observed.meta.name)}  # what an inspection told of the model is nobody's revision
+    running |= {map_name(observed.meta.name)}  # an inspection's report on the model is nobody's revision
     for resource in (CONFIG_MAPS, CONTROLLER_REVISIONS, RESOURCE_CLAIM_TEMPLATES):
         for child in observed.of(resource):
             if child.name not in running and not child.deleting:

@@ -101,7 +101,7 @@ _PROGRESS_S: Final = 86_400
 
 
 def deployment(owner: Owner, name: str, template: Manifest, replicas: int, notes: Mapping[str, str] | None = None) -> Manifest:
-    """Runs a revision. The template never changes, so its own history is of no use. `notes`: annotations that tell of it, not of what it
+    """Runs a revision. The template never changes, so its own history is of no use. `notes`: annotations about it, not about what it
     is; those without a text are left out."""
     labels = owner.labels | replica_selector(owner, template["metadata"]["labels"])
     spec = {

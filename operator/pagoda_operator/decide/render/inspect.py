@@ -1,4 +1,4 @@
-"""What an inspection of a model is made of: the pod that reads its config.json once, and the ConfigMap that keeps what it told. Pure.
+"""What an inspection of a model is made of: the pod that reads its config.json once, and the ConfigMap that keeps its report. Pure.
 
 The operator leaves neither the cluster nor its namespace: the pod does, with the service's own credential, under Pod Security `restricted`.
 It asks where a replica's sidecar would: the profile's environment of the container `fetch` (a hub of one's own, a proxy) is its own too.
@@ -56,7 +56,7 @@ def inspector_uid(uid: str) -> str:
 
 
 def model_map(owner: Owner, source: str, report: str) -> Manifest:
-    """What was told of which files."""
+    """The report, and the files that it is of."""
     compact = json.dumps(json.loads(report), separators=(",", ":"), ensure_ascii=False)
     return stamped(owner, CONFIG_MAPS, map_name(owner.name), owner.labels, {"data": {SOURCE_KEY: source, REPORT_KEY: compact}})
 

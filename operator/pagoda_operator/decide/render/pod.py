@@ -120,8 +120,8 @@ def _own(overlay: dict[str, Any], labels: dict[str, str]) -> None:
     its own to say, and with a device fault every replica would be born sick. Also those that only a later version will know."""
     for path in leaves(overlay) if overlay else ():
         if len(path) > 2 and path[:2] in _META and (path[2].startswith(f"{GROUP}/") or path[2] in (ANNOTATION_DELETION_COST, *labels)):
-            told = f"the service's podTemplate sets {written(path[:3])}, which the operator decides itself"
-            raise SpecProblem(POD_TEMPLATE_FORBIDDEN, told)
+            message = f"the service's podTemplate sets {written(path[:3])}, which the operator decides itself"
+            raise SpecProblem(POD_TEMPLATE_FORBIDDEN, message)
 
 
 def _judge(overlay: dict[str, Any], allow: tuple[str, ...]) -> None:

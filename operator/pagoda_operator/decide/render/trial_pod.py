@@ -119,7 +119,7 @@ def _reader(data: Manifest, uri: str) -> tuple[list[dict[str, Any]], list[dict[s
 
 
 def _of(container: dict[str, Any], pinned: dict[str, Any]) -> dict[str, Any]:
-    """As the replica has it, without what a replica is looked at by and without what a device would be asked for with."""
+    """As the replica has it, without its probes and without what a device would be asked for with."""
     mountable = {volume["name"] for volume in pinned.get("volumes") or () if _mountable(volume)}
     mounts = [copy.deepcopy(mount) for mount in container.get("volumeMounts") or () if mount["name"] in mountable]
     own = {part: copy.deepcopy(container[part]) for part in _CONTAINER if part in container}

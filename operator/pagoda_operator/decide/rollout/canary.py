@@ -55,13 +55,13 @@ def _errors(limits: AbortOn, new: RevisionSignal) -> str:
 def _first_tokens(limits: AbortOn, new: RevisionSignal, old: RevisionSignal) -> str:
     if limits.ttft_p95 is None or new.requests < MIN_TIMED or not new.ttft_p95_s:
         return ""
-    told = f"the first token took {new.ttft_p95_s:.2f} s (p95 of {new.requests} requests), abortOn.ttftP95 is {limits.ttft_p95}"
+    slow = f"the first token took {new.ttft_p95_s:.2f} s (p95 of {new.requests} requests), abortOn.ttftP95 is {limits.ttft_p95}"
     if not limits.ttft_p95.endswith("x"):
-        return told if new.ttft_p95_s > parse_duration(limits.ttft_p95) else ""
+        return slow if new.ttft_p95_s > parse_duration(limits.ttft_p95) else ""
     if old.requests < MIN_TIMED or not old.ttft_p95_s:
         return ""
     ratio = float(limits.ttft_p95.removesuffix("x"))
-    return f"{told} of the old one's {old.ttft_p95_s:.2f} s" if new.ttft_p95_s > ratio * old.ttft_p95_s else ""
+    return f"{slow} of the old one's {old.ttft_p95_s:.2f} s" if new.ttft_p95_s > ratio * old.ttft_p95_s else ""
 
 
 def _lower_bound(hits: int, total: int) -> float:

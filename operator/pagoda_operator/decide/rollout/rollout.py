@@ -3,7 +3,7 @@
 An old replica goes only for a new one that answers: that kubelet calls it Ready is not enough where gateways say otherwise. Who is Ready
 all the same is not taken away for being doubted, on either side.
 
-Pure; called by `plan`. A decision is first written into the status and acted on by the next look, which reads it there: an operator that
+Pure; called by `plan`. A decision is first written into the status and acted on by the next run, which reads it there: an operator that
 dies in between has decided nothing, one that dies later goes on. Surge makes new replicas beside the old ones, Replace first takes an old
 one away; the last that serves it takes once a trial has shown that the new revision's image and model are there (trial.py). Auto begins
 with a surge and becomes Replace, for good, where there is no room.
@@ -28,7 +28,7 @@ from pagoda_operator.inventory.values import stamp
 _MAX_REASON: Final = 500
 # How often a canary is judged: gateways count over a minute.
 _JUDGE_S: Final = 5.0
-# How often one without a node is looked at until it counts as stuck.
+# How often one without a node is checked until it counts as stuck.
 _SHORT_S: Final = 10.0
 
 
@@ -100,7 +100,7 @@ def _on_trial(state: RolloutState, record: RolloutStatus) -> tuple[RolloutStatus
     if tried.failed:
         return _turned_back(record, f"The trial of the new revision failed: {tried.failed}"), ""
     since = None if tried.placed else record.since or _stamp(state.now)
-    waits = "" if tried.passed else f"the old replica stays until the trial of the new revision has passed: {tried.told}"
+    waits = "" if tried.passed else f"the old replica stays until the trial of the new revision has passed: {tried.progress}"
     return record.model_copy(update={"since": since}), waits
 
 

@@ -19,7 +19,7 @@ from pagoda_operator.decide.render.writes import Create, Delete, Write
 from pagoda_operator.decide.replicas.sides import broken, patience
 from pagoda_operator.decide.replicas.stages import STAGES
 
-# It asks for almost nothing: where it has no node after this, or may not be made, it will tell nothing, and the rollout goes on without.
+# It asks for almost nothing: where it has no node after this, or may not be made, it shows nothing, and the rollout goes on without.
 PATIENCE_S: Final = 120.0
 # As long as an image may be on its way to a replica (children.py).
 _DAY_S: Final = 86_400.0
@@ -33,14 +33,14 @@ _PASSING_S: Final = 600.0
 
 
 class Trial(NamedTuple):
-    """`there`: its pod is; `placed`: on a node, where it will come to an end; `failed`: why the revision cannot come up; `told`: how far it
-    is, in a sentence; `again`: in how many seconds that may be otherwise though no event comes."""
+    """`there`: its pod is; `placed`: on a node, where it will come to an end; `failed`: why the revision cannot come up; `progress`: how
+    far it is, in a sentence; `again`: in how many seconds that may be otherwise though no event comes."""
 
     there: bool = False
     placed: bool = False
     passed: bool = False
     failed: str = ""
-    told: str = ""
+    progress: str = ""
     again: float | None = None
 
 
@@ -59,7 +59,7 @@ def look(observed: Observed, wanted: Manifest | None) -> Trial:
     """What its pod shows."""
     live = observed.find(PODS, wanted["metadata"]["name"]) if wanted is not None else None
     if wanted is None or live is None or live.deleting:
-        return Trial(there=live is not None, told="the trial pod is being created")
+        return Trial(there=live is not None, progress="the trial pod is being created")
     pod = parse_pod(live.body)
     if _passed(pod, wanted):
         return Trial(there=True, placed=True, passed=True)
@@ -67,7 +67,9 @@ def look(observed: Observed, wanted: Manifest | None) -> Trial:
     late = f"{pod.name} has not finished within a day" if observed.now - pod.created > _DAY_S else ""
     failed = (_broken(observed, pod) or late) if placed else ""
     waits = (patience(observed, pod), left if (left := pod.created + _PASSING_S - observed.now) > 0 else None)
-    return Trial(True, placed, failed=failed, told=_at(pod), again=min((wait for wait in waits if wait is not None), default=None))
+    return Trial(
+        True, placed, failed=failed, progress=_progress(pod), again=min((wait for wait in waits if wait is not None), default=None)
+    )
 
 
 def _broken(observed: Observed, pod: Pod) -> str:
@@ -93,7 +95,7 @@ def _passed(pod: Pod, wanted: Manifest) -> bool:
     return pod.exit_code == 0
 
 
-def _at(pod: Pod) -> str:
+def _progress(pod: Pod) -> str:
     """Without words of the moment: each change would be a write."""
     if pod.finished:
         return f"trial pod {pod.name} was evicted before it finished"

@@ -91,7 +91,7 @@ class Bins:
             self._append(Measure(at - (left - 1) * BIN_S, came, went, *level))
 
     def amend(self, level: Level) -> bool:
-        """Before its end: worse than it was when it was looked at last; whether there is a bin that says so."""
+        """Before its end: worse than at the last decision; whether there is a bin that says so."""
         if not self._recent:
             return False
         self.level = level

@@ -101,7 +101,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What one look at the API server found. `current` is what was wanted until now; `starting` are the births (wall) of replicas that do
+    """What was observed of a service. `current` is what was wanted until now; `starting` are the births (wall) of replicas that do
     not serve yet, `serving` the names of those that do; `rows` what a replica runs at a time; `granted` and `placeable` what quota and
     room allow, where they are known. A day of `day_s` seconds is a replayed trace's."""
 
@@ -157,12 +157,12 @@ def basis_of(observed: Observed, memory: Memory | None) -> Basis:
 
 
 def _until_now(observed: Observed, mode: str, memory: Memory | None) -> int:
-    """What was wanted: as this process decided or a predecessor told; else what the Deployments have; else where the spec lets it begin."""
-    told = observed.status.scaling
+    """What was wanted: as this process or its predecessor decided; else what the Deployments have; else where the spec lets it begin."""
+    last = observed.status.scaling
     if mode == "Auto" and memory is not None:
         return memory.wanted
-    if mode == "Auto" and told is not None and told.desired is not None:
-        return told.desired
+    if mode == "Auto" and last is not None and last.desired is not None:
+        return last.desired
     there = [child.ordered for child in observed.of(DEPLOYMENTS) if not child.deleting]
     return max(there, default=observed.spec.replicas if observed.spec else 0)
 

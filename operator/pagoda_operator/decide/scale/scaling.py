@@ -33,7 +33,7 @@ from pagoda_operator.decide.scale.learned import loaded
 from pagoda_operator.decide.scale.schedules import limits, next_edge
 
 REASON_EVERY_S: Final = 60.0
-"""How often at most a reason is told anew while the number stays: each is a write."""
+"""How often at most the status gets a new reason while the number stays: each is a write."""
 
 PREDICTED_EVERY_S: Final = 60.0
 _SOONEST_S: Final = 0.5
@@ -128,7 +128,7 @@ def _recent(past: Sequence[Recommendation], new: Recommendation, behavior: Behav
 
 def next_look(basis: Basis, signals: ServiceSignals | None, memory: Memory, decision: Decision | None, moment: Moment) -> float | None:
     """When a decision can change by time alone (a window ends, a schedule begins, the idle timer runs out), in seconds from now. None
-    where only an event can change anything. A look too many costs reads, one too few a late decision."""
+    where only an event can change anything. A requeue too many costs reads, one too few a late decision."""
     if basis.spec.mode == "Manual":
         return None
     waits = [at - moment.steady for at in _timers(basis, signals, memory, decision, moment)]

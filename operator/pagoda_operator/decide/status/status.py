@@ -87,7 +87,7 @@ def _scaling(observed: Observed, now: str) -> ScalingStatus | None:
 
 
 def _revisions(pods: list[Pod], weights: Mapping[str, int]) -> tuple[RevisionStatus, ...]:
-    """Those with replicas or with a share: a new one's share of nothing is told before its first replica is ready."""
+    """Those with replicas or with a share: a new one's share of nothing is shown before its first replica is ready."""
     hashes = sorted({pod.revision for pod in pods} | set(weights))[:_MAX_REVISIONS]
     return tuple(
         RevisionStatus(
