@@ -17,8 +17,7 @@ from pagoda_operator.api.errors import SpecProblem
 from pagoda_operator.api.orders import Order
 from pagoda_operator.api.placement import Held, Placement
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, Child, Observed
-from pagoda_operator.decide.children.converge import converge, rescaled, retire, retiring, running, wanted
-from pagoda_operator.decide.children.isolation import isolate
+from pagoda_operator.decide.children.converge import converge, isolate, rescaled, retire, retiring, running, wanted
 from pagoda_operator.decide.children.pinning import Where, pin, told
 from pagoda_operator.decide.health.health import Health, judge
 from pagoda_operator.decide.health.relief import relieved_steps

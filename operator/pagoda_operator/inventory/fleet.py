@@ -16,7 +16,7 @@ from pagoda_contracts.names import DAEMON_CUDA, DEVICE_CLASS_GPU, DEVICE_CLASS_M
 from pagoda_operator.inventory.mig import Profile, parse_profile
 from pagoda_operator.inventory.nodes import MIG_AT_WORK, MIG_FAILED, PASSING_TAINTS, Node, Offer, Taint, parse_version
 from pagoda_operator.inventory.pods import Occupant
-from pagoda_operator.inventory.slices import Claim, Slice, SliceDevice, Where, devices, holds
+from pagoda_operator.inventory.slices import Claim, Slice, SliceDevice, DeviceId, devices, holds
 
 _HARD: Final = ("NoSchedule", "NoExecute")
 # Each answers for every node: with as many selectors as services they would be most of our memory.
@@ -149,7 +149,7 @@ def claimable(fleet: Fleet, terms: Terms, class_name: str, selectors: tuple[str,
     found: dict[DeviceClass, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
     for device in devices(fleet.slices):
         if device.node in nodes and _of_class(class_name, device) and all(holds(one, device) is not False for one in selectors):
-            found[_class_of(device)][device.node].append(device.where not in allocated)
+            found[_class_of(device)][device.node].append(device.id not in allocated)
     made = []
     for kind, by_node in found.items():
         rooms = [Room(node, len(free), 0 if block else sum(free), block) for name, free in by_node.items() for node, block in [nodes[name]]]
@@ -165,7 +165,7 @@ def _size(kind: DeviceClass) -> tuple[int, int, str, str]:
 def _of_class(class_name: str, device: SliceDevice) -> bool:
     """The classes that the driver ships choose by type; what others choose is the scheduler's to know."""
     wanted = {DEVICE_CLASS_GPU: "gpu", DEVICE_CLASS_MIG: "mig"}.get(class_name)
-    return wanted is None or (device.where.driver == DEVICE_CLASS_GPU and device.text("type") == wanted)
+    return wanted is None or (device.id.driver == DEVICE_CLASS_GPU and device.text("type") == wanted)
 
 
 def _class_of(device: SliceDevice) -> DeviceClass:
@@ -183,10 +183,10 @@ def sum_by_node(occupants: Iterable[Occupant]) -> Counter[tuple[str, str]]:
     return used
 
 
-def _allocated(fleet: Fleet, mine: str) -> set[Where]:
+def _allocated(fleet: Fleet, mine: str) -> set[DeviceId]:
     """Devices that claims of other services hold."""
     own = {(pod.namespace, name) for pod in fleet.occupants if mine and pod.service_uid == mine for name in pod.claims}
-    return {where for claim in fleet.claims if (claim.namespace, claim.name) not in own for where in claim.devices}
+    return {device_id for claim in fleet.claims if (claim.namespace, claim.name) not in own for device_id in claim.devices}
 
 
 def blocked(node: Node, terms: Terms) -> Block | None:

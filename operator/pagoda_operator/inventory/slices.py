@@ -38,7 +38,7 @@ _MAX_DEVICES: Final = 128
 _KIND: Final = ("type", "productName", "profile")
 
 
-class Where(NamedTuple):
+class DeviceId(NamedTuple):
     """Names one device in the cluster."""
 
     driver: str
@@ -50,7 +50,7 @@ class Where(NamedTuple):
 class SliceDevice:
     """One device. Attributes of a domain other than the driver's carry it in their name."""
 
-    where: Where
+    id: DeviceId
     node: str
     attributes: Mapping[str, Any]
     capacity: Mapping[str, str]
@@ -82,7 +82,7 @@ class Claim:
 
     name: str
     namespace: str
-    devices: tuple[Where, ...]
+    devices: tuple[DeviceId, ...]
 
 
 def parse_slice(body: Json) -> Slice:
@@ -90,21 +90,21 @@ def parse_slice(body: Json) -> Slice:
     spec = body["spec"]
     node, driver, pool = spec.get("nodeName", ""), spec.get("driver", ""), spec.get("pool") or {}
     name = str(pool.get("name", ""))
-    found = tuple(_device(one, Where(driver, name, one["name"]), node) for one in spec.get("devices") or ())
+    found = tuple(_device(one, DeviceId(driver, name, one["name"]), node) for one in spec.get("devices") or ())
     return Slice(driver, name, int(pool.get("generation", 0)), found)
 
 
-def _device(body: Json, where: Where, node: str) -> SliceDevice:
+def _device(body: Json, device_id: DeviceId, node: str) -> SliceDevice:
     attributes = {name: next(iter(typed.values()), "") for name, typed in (body.get("attributes") or {}).items()}
     capacity = {name: str(entry["value"]) for name, entry in (body.get("capacity") or {}).items()}
-    return SliceDevice(where, node, attributes, capacity)
+    return SliceDevice(device_id, node, attributes, capacity)
 
 
 def parse_claim(body: Json) -> Claim | None:
     """None while nothing is allocated to it."""
     allocation = (body.get("status") or {}).get("allocation") or {}
     results = (allocation.get("devices") or {}).get("results") or ()
-    allocated = tuple(Where(one["driver"], one["pool"], one["device"]) for one in results if not one.get("adminAccess"))
+    allocated = tuple(DeviceId(one["driver"], one["pool"], one["device"]) for one in results if not one.get("adminAccess"))
     return Claim(body["metadata"]["name"], body["metadata"].get("namespace", ""), allocated) if allocated else None
 
 
@@ -128,7 +128,7 @@ def _holds(part: str, device: SliceDevice) -> bool | None:
     # Brackets at the ends were stripped with the group's: those of a call are put back.
     text = part + ")" if part.count("(") > part.count(")") else part
     if found := _DRIVER.fullmatch(text):
-        return device.where.driver == found["value"]
+        return device.id.driver == found["value"]
     if found := _EQUAL.fullmatch(text):
         return _attribute(device, found) == found["value"]
     if found := _TEXT_TEST.fullmatch(text):
@@ -145,7 +145,7 @@ def _attribute(device: SliceDevice, found: re.Match[str]) -> str:
 def _local(device: SliceDevice, found: re.Match[str]) -> str:
     """The driver's own domain is left out in a slice."""
     name, domain = found["name"], found["domain"]
-    return name if domain == device.where.driver else f"{domain}/{name}"
+    return name if domain == device.id.driver else f"{domain}/{name}"
 
 
 def _at_least(device: SliceDevice, found: re.Match[str]) -> bool | None:
@@ -182,7 +182,7 @@ def published(slices: Iterable[Slice]) -> dict[str, tuple[Published, ...]]:
     for device in devices(slices):
         if device.node:
             names = tuple(device.text(name) for name in _KIND)
-            by_kind[device.node, device.where.driver, *names, device.capacity.get("memory", "")].append(device)
+            by_kind[device.node, device.id.driver, *names, device.capacity.get("memory", "")].append(device)
     found: dict[str, list[Published]] = defaultdict(list)
     for _, alike in sorted(by_kind.items()):
         found[alike[0].node].append(_common(alike))
@@ -197,7 +197,7 @@ def _common(alike: list[SliceDevice]) -> Published:
         if not _OF_ONE_DEVICE.search(name) and all(other.attributes.get(name) == value for other in others)
     }
     capacity = {name: value for name, value in sorted(first.capacity.items()) if all(o.capacity.get(name) == value for o in others)}
-    return Published(first.where.driver, min(len(alike), _MAX_DEVICES), attributes, capacity)
+    return Published(first.id.driver, min(len(alike), _MAX_DEVICES), attributes, capacity)
 
 
 def as_slices(node: str, kinds: Iterable[Published]) -> tuple[Slice, ...]:
@@ -206,8 +206,8 @@ def as_slices(node: str, kinds: Iterable[Published]) -> tuple[Slice, ...]:
 
 
 def _slice(node: str, pool: str, kind: Published) -> Slice:
-    names = [Where(kind.driver, pool, str(number)) for number in range(kind.count)]
-    return Slice(kind.driver, pool, 0, tuple(SliceDevice(where, node, kind.attributes, kind.capacity) for where in names))
+    names = [DeviceId(kind.driver, pool, str(number)) for number in range(kind.count)]
+    return Slice(kind.driver, pool, 0, tuple(SliceDevice(name, node, kind.attributes, kind.capacity) for name in names))
 
 
 def read_published(entries: Any) -> tuple[Published, ...]:

@@ -1,9 +1,17 @@
-"""The service's children: what each should be, the writes that make it so, and how old revisions go. Pure; called by `plan`."""
+"""The service's children: what each should be, the writes that make it so, how old revisions go, and its NetworkPolicies. Pure; called by
+`plan`.
+
+NetworkPolicies are kept before the pods: no pod runs a moment without. They are not pinned with a revision: what a profile opens or closes
+reaches the replicas that run, and rolls none.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from typing import Final
+
+from pagoda_contracts.names import CONTAINER_FETCH
+from pagoda_contracts.resources.profile import Egress
 
 from pagoda_operator.api.state import (
     CONFIG_MAPS,
@@ -11,6 +19,8 @@ from pagoda_operator.api.state import (
     CORE_SERVICES,
     DEPLOYMENTS,
     DISRUPTION_BUDGETS,
+    NETWORK_POLICIES,
+    PODS,
     RESOURCE_CLAIM_TEMPLATES,
     Child,
     Observed,
@@ -19,7 +29,9 @@ from pagoda_operator.api.state import (
 from pagoda_operator.decide.children.pinning import CLAIM, Pinned, template_of
 from pagoda_operator.decide.render import children
 from pagoda_operator.decide.render.children import Manifest, Owner, Revision
+from pagoda_operator.decide.render.fetch import CLAIM_SCHEME, model_of
 from pagoda_operator.decide.render.inspect import map_name
+from pagoda_operator.decide.render.network import inspection_name, inspection_policy, network_policy
 from pagoda_operator.decide.render.overlay import lost
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
 from pagoda_operator.decide.replicas.replicas import Steps, pods_of
@@ -95,11 +107,11 @@ def _rescaled(observed: Observed, owner: Owner, live: Child, toward: Steps) -> W
 
 def _leftovers(observed: Observed, current: Revision) -> Iterator[Write]:
     """What pinned or configured a revision goes after the Deployment that ran it."""
-    running = {child.name for child in observed.of(DEPLOYMENTS)} | {current.name}
-    running |= {map_name(observed.meta.name)}  # an inspection's report on the model is nobody's revision
+    in_use = {child.name for child in observed.of(DEPLOYMENTS)} | {current.name}
+    in_use |= {map_name(observed.meta.name)}  # an inspection's report on the model is nobody's revision
     for resource in (CONFIG_MAPS, CONTROLLER_REVISIONS, RESOURCE_CLAIM_TEMPLATES):
         for child in observed.of(resource):
-            if child.name not in running and not child.deleting:
+            if child.name not in in_use and not child.deleting:
                 yield Delete(resource, child)
 
 
@@ -112,3 +124,45 @@ def _empty(observed: Observed, deployment: Child) -> bool:
 def retiring(observed: Observed, current: Revision) -> tuple[str, ...]:
     """Names of the old revisions' Deployments that are still there."""
     return tuple(child.name for child in observed.of(DEPLOYMENTS) if child.name != current.name)
+
+
+def isolate(observed: Observed, owner: Owner, *, inspecting: bool = False) -> Iterator[Write]:
+    """Nothing where the installation says nothing, or while the profile cannot be read; what was made goes where it says no.
+    `inspecting`: a pod that inspects the model, or tries a revision, is about to be made; its policy stays until that pod is gone."""
+    callers = observed.callers
+    if callers is None:
+        return
+    if not callers.network_policy:
+        yield from (Delete(NETWORK_POLICIES, child) for child in observed.of(NETWORK_POLICIES) if not child.deleting)
+    elif observed.profile is not None:
+        yield from converge(observed, [(NETWORK_POLICIES, network_policy(owner, callers, _egress(observed)))])
+        yield from _inspection(observed, owner, inspecting=inspecting)
+
+
+def _inspection(observed: Observed, owner: Owner, *, inspecting: bool) -> Iterator[Write]:
+    if inspecting or observed.of(PODS):
+        yield from converge(observed, [(NETWORK_POLICIES, inspection_policy(owner, _way_to_the_model(observed)))])
+    elif (left := observed.find(NETWORK_POLICIES, inspection_name(owner.name))) is not None and not left.deleting:
+        yield Delete(NETWORK_POLICIES, left)
+
+
+def _way_to_the_model(observed: Observed) -> tuple[Egress, ...]:
+    """An inspection reads the model that the spec names, and no older revision's."""
+    near = observed.spec is None or observed.spec.model.uri.startswith(CLAIM_SCHEME)
+    return () if near or observed.profile is None else observed.profile.egress
+
+
+def _egress(observed: Observed) -> tuple[Egress, ...]:
+    """A replica whose model comes from a claim calls nobody. While an older revision fetches from elsewhere it may: a replica of it that
+    is made anew, or a rollout that is turned back, needs its model."""
+    wanted = [observed.spec.model.uri] if observed.spec is not None else []
+    far = any(not uri.startswith(CLAIM_SCHEME) for uri in (*wanted, *_fetched(observed)))
+    return observed.profile.egress if far and observed.profile is not None else ()
+
+
+def _fetched(observed: Observed) -> Iterator[str]:
+    """The addresses that live revisions fetch from."""
+    for deployment in observed.of(DEPLOYMENTS):
+        for container in deployment.body["spec"]["template"]["spec"].get("initContainers") or ():
+            if container["name"] == CONTAINER_FETCH:
+                yield model_of(container.get("args") or ())

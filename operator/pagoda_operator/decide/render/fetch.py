@@ -26,9 +26,9 @@ from pagoda_contracts.resources.service import InferenceServiceSpec, ModelSpec
 
 from pagoda_operator.api.errors import SpecProblem
 
-CLAIM: Final = "pvc://"
+CLAIM_SCHEME: Final = "pvc://"
 # What the sidecar fetches from, and of these what has revisions.
-SCHEMES: Final = (CLAIM, "hf://", "s3://", "gs://", "oci://")
+SCHEMES: Final = (CLAIM_SCHEME, "hf://", "s3://", "gs://", "oci://")
 _WITH_REVISIONS: Final = ("hf://", "oci://")
 # The user of distroless images; Pod Security `restricted` asks for any but root.
 _USER: Final = 65532
@@ -40,7 +40,7 @@ _STARTUP_FAILURES: Final = 86_400
 
 def fetched(spec: InferenceServiceSpec) -> bool:
     """Whether the sidecar brings the model."""
-    return not spec.model.uri.startswith(CLAIM) or spec.model.cache is not None
+    return not spec.model.uri.startswith(CLAIM_SCHEME) or spec.model.cache is not None
 
 
 def has_revisions(model: ModelSpec) -> bool:
@@ -53,7 +53,7 @@ def check(spec: InferenceServiceSpec, profile: ServingProfileSpec) -> None:
     if not spec.model.uri.startswith(SCHEMES):
         raise SpecProblem(UNSUPPORTED_URI, unsupported(spec.model.uri))
     if fetched(spec) and profile.images.fetch is None:
-        message = f"the profile has no images.fetch, which model.uri {spec.model.uri!r} needs (and model.cache, for {CLAIM})"
+        message = f"the profile has no images.fetch, which model.uri {spec.model.uri!r} needs (and model.cache, for {CLAIM_SCHEME})"
         raise SpecProblem(INVALID_PROFILE, message)
 
 
@@ -120,7 +120,7 @@ def _volumes(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
     volumes: list[dict[str, Any]] = [{"name": "fetched", "emptyDir": {}}]
     if spec.model.cache is not None:
         volumes.append({"name": "model", "persistentVolumeClaim": {"claimName": spec.model.cache.pvc}})
-    if spec.model.uri.startswith(CLAIM):
+    if spec.model.uri.startswith(CLAIM_SCHEME):
         volumes.append({"name": "source", "persistentVolumeClaim": {"claimName": claim(spec.model.uri), "readOnly": True}})
     secrets = enumerate(spec.credentials)
     return volumes + [{"name": f"credential-{index}", "secret": {"secretName": known.secret_ref.name}} for index, known in secrets]
@@ -129,7 +129,7 @@ def _volumes(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
 def _mounts(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
     """A credential's folder has its name; its volume a number, since a name of 63 characters leaves no room for a prefix."""
     mounts: list[dict[str, Any]] = [{"name": "model", "mountPath": MODEL_MOUNT}, {"name": "fetched", "mountPath": FETCHED_DIR}]
-    if spec.model.uri.startswith(CLAIM):
+    if spec.model.uri.startswith(CLAIM_SCHEME):
         mounts.append({"name": "source", "mountPath": f"{CLAIMS_MOUNT}/{claim(spec.model.uri)}", "readOnly": True})
     for index, known in enumerate(spec.credentials):
         mounts.append({"name": f"credential-{index}", "mountPath": f"{CREDENTIALS_MOUNT}/{known.name}", "readOnly": True})
@@ -138,7 +138,7 @@ def _mounts(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
 
 def claim(uri: str) -> str:
     """The claim of a pvc:// address."""
-    return uri.removeprefix(CLAIM).partition("/")[0]
+    return uri.removeprefix(CLAIM_SCHEME).partition("/")[0]
 
 
 def probe(path: str, port: str, *, period: int, failures: int) -> dict[str, Any]:

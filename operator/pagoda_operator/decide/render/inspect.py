@@ -22,7 +22,7 @@ from pagoda_contracts.resources.service import InferenceServiceSpec
 
 from pagoda_operator.api.state import CONFIG_MAPS, PODS
 from pagoda_operator.decide.render.children import Manifest, Owner, stamped
-from pagoda_operator.decide.render.fetch import CLAIM, claim, restricted_container, restricted_pod, source
+from pagoda_operator.decide.render.fetch import CLAIM_SCHEME, claim, restricted_container, restricted_pod, source
 from pagoda_operator.decide.render.overlay import merge
 from pagoda_operator.inventory.values import digest
 
@@ -117,7 +117,7 @@ def _volumes(spec: InferenceServiceSpec, profile: ServingProfileSpec) -> tuple[l
     known_volumes = {volume.get("name"): volume for volume in _template(profile).get("volumes") or []}
     mounts = [mount for mount in _sidecar(profile).get("volumeMounts") or [] if mount.get("name") in known_volumes]
     volumes = [known_volumes[name] for name in dict.fromkeys(mount["name"] for mount in mounts)]
-    if spec.model.uri.startswith(CLAIM):
+    if spec.model.uri.startswith(CLAIM_SCHEME):
         name = claim(spec.model.uri)
         volumes.append({"name": _CLAIM_VOLUME, "persistentVolumeClaim": {"claimName": name, "readOnly": True}})
         mounts.append({"name": _CLAIM_VOLUME, "mountPath": f"{CLAIMS_MOUNT}/{name}", "readOnly": True})

@@ -132,7 +132,7 @@ def _judge(overlay: dict[str, Any], allow: tuple[str, ...]) -> None:
 
 
 def _model_path(uri: str) -> str:
-    _, _, path = uri.removeprefix(fetch.CLAIM).partition("/")
+    _, _, path = uri.removeprefix(fetch.CLAIM_SCHEME).partition("/")
     return f"{MODEL_MOUNT}/{path}" if path else MODEL_MOUNT
 
 

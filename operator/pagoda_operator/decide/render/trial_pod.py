@@ -24,7 +24,7 @@ from pagoda_contracts.names import (
 
 from pagoda_operator.api.state import PODS
 from pagoda_operator.decide.render.children import Manifest, Owner, stamped
-from pagoda_operator.decide.render.fetch import CLAIM, claim, inspecting
+from pagoda_operator.decide.render.fetch import CLAIM_SCHEME, claim, inspecting
 from pagoda_operator.decide.render.inspect import inspector_uid
 from pagoda_operator.decide.render.overlay import merge
 from pagoda_operator.inventory.values import digest
@@ -109,7 +109,7 @@ def _reader(data: Manifest, uri: str) -> tuple[list[dict[str, Any]], list[dict[s
         read = inspecting(sidecar["args"])
         return ([_of(sidecar, pinned) | {"args": read}] if read else []), []
     image = ((data.get("profile") or {}).get("images") or {}).get("fetch")
-    if not image or not uri.startswith(CLAIM):
+    if not image or not uri.startswith(CLAIM_SCHEME):
         return [], []
     daemon, name = _named(pinned["containers"], CONTAINER_DAEMON), claim(uri)
     own = {part: copy.deepcopy(daemon[part]) for part in ("imagePullPolicy", "securityContext") if part in daemon}
