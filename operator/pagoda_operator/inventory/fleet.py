@@ -16,7 +16,7 @@ from pagoda_contracts.names import DAEMON_CUDA, DEVICE_CLASS_GPU, DEVICE_CLASS_M
 from pagoda_operator.inventory.mig import Profile, parse_profile
 from pagoda_operator.inventory.nodes import MIG_AT_WORK, MIG_FAILED, PASSING_TAINTS, Node, Offer, Taint, parse_version
 from pagoda_operator.inventory.pods import Occupant
-from pagoda_operator.inventory.slices import Claim, Slice, SliceDevice, DeviceId, devices, holds
+from pagoda_operator.inventory.slices import Claim, DeviceId, Slice, SliceDevice, devices, holds
 
 _HARD: Final = ("NoSchedule", "NoExecute")
 # Each answers for every node: with as many selectors as services they would be most of our memory.
