@@ -1,6 +1,6 @@
 """inputs: what a decision of scaling is made from: what was observed, and what `autoscale` is asked with. Pure.
 
-A Basis is what was observed of a service, Memory what was decided before. Targets, Bounds, Fleet and History are made of both for
+A Basis is what was observed of a service, Memory what was decided before. Targets, Bounds, Capacity and History are made of both for
 `autoscale`. Made here for `scaler` and `scaling`; `replay` makes its own Basis.
 """
 
@@ -57,7 +57,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class Capacity:
     """What there is: replicas that serve, and for each on its way the seconds until it probably will. `start_s` is what a start takes."""
 
     ready: int
@@ -182,7 +182,7 @@ def history_of(signals: ServiceSignals | None, memory: Memory) -> History:
     return History(measures, memory.recommendations, since, memory.changes, memory.busy_at, max(signals.held, int(signals.wake)))
 
 
-def fleet_of(basis: Basis, memory: Memory, moment: Moment) -> Fleet:
+def capacity_of(basis: Basis, memory: Memory, moment: Moment) -> Capacity:
     """As many as were wanted until now, whatever a rollout has beside them: those that serve, those that start, those to be made yet."""
     born = sorted(basis.starting)
     oldest = min(_LONGEST_START_S, moment.wall - born[0]) if born else 0.0
@@ -192,7 +192,7 @@ def fleet_of(basis: Basis, memory: Memory, moment: Moment) -> Fleet:
     waits = [min(start_s, max(0.0, start_s - (moment.wall - birth))) for birth in born]
     missing = basis.current - ready
     starting = [*waits, *([start_s] * missing)][:missing]
-    return Fleet(ready, tuple(starting), start_s)
+    return Capacity(ready, tuple(starting), start_s)
 
 
 def targets_of(basis: Basis) -> Targets:

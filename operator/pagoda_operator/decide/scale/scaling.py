@@ -23,7 +23,7 @@ from pagoda_operator.decide.scale.inputs import (
     Moment,
     behavior_of,
     bounds_of,
-    fleet_of,
+    capacity_of,
     forecast_of,
     history_of,
     idle_after_s,
@@ -49,9 +49,9 @@ def decide(basis: Basis, signals: ServiceSignals | None, memory: Memory, moment:
     if basis.spec.mode == "External":
         found = _external(basis, signals, memory, moment)
         return (None, memory) if found is None else _remembered(basis, _clamped(found, basis), memory, moment)
-    history, fleet = history_of(signals, memory), fleet_of(basis, memory, moment)
+    history, capacity = history_of(signals, memory), capacity_of(basis, memory, moment)
     bounds, expected = bounds_of(basis.spec, moment.wall), forecast_of(basis, memory, moment)
-    found = autoscale(history, fleet, targets_of(basis), bounds, moment.steady, expected)
+    found = autoscale(history, capacity, targets_of(basis), bounds, moment.steady, expected)
     return _remembered(basis, _clamped(found, basis), memory, moment)
 
 
@@ -100,7 +100,7 @@ def _remembered(basis: Basis, found: Decision, memory: Memory, moment: Moment) -
     """With the reason that the status keeps: a new one where the number changes, else rarely and only where its point does."""
     behavior, changed = behavior_of(basis.spec), found.replicas - basis.current
     # What has grown is waited for, whatever the behavior looks back to: else a model that loads for 5 min is ordered twice.
-    oldest = moment.steady - max(behavior.memory_s, fleet_of(basis, memory, moment).start_s + QUANTILE_S)
+    oldest = moment.steady - max(behavior.memory_s, capacity_of(basis, memory, moment).start_s + QUANTILE_S)
     anew = changed != 0 or not memory.told or (found.cause != memory.told_cause and moment.steady - memory.told_at >= REASON_EVERY_S)
     changes = (*memory.changes, Change(moment.steady, changed)) if changed else memory.changes
     remembered = replace(
@@ -157,7 +157,7 @@ def _windows(basis: Basis, memory: Memory, history: History, replicas: int, mome
     behavior, wish = behavior_of(basis.spec), memory.recommendations[-1].replicas if memory.recommendations else replicas
     if wish < replicas:
         yield history.since + behavior.down_window_s
-        holding = holds(memory.recommendations, fleet_of(basis, memory, moment), behavior, moment.steady)
+        holding = holds(memory.recommendations, capacity_of(basis, memory, moment), behavior, moment.steady)
         yield max((until for until, most in holding if most >= replicas), default=0.0)
         yield resumes(memory.changes, behavior.down, moment.steady) or 0.0
     elif wish > replicas:

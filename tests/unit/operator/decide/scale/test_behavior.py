@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pagoda_operator.api.scaling import Measure, Recommendation
 from pagoda_operator.decide.scale.autoscale import autoscale
 from pagoda_operator.decide.scale.behavior import Behavior, Change, Direction, Limit, paced, resumes, stabilized
-from pagoda_operator.decide.scale.inputs import Bounds, Fleet, History, Targets
+from pagoda_operator.decide.scale.inputs import Bounds, Capacity, History, Targets
 from support.judges.hpa_reference import Reference, Rules
 from support.suite.profiles import examples
 
@@ -28,7 +28,7 @@ def course(behavior: Behavior, loads: list[int], start: int) -> list[int]:
     for step, load in enumerate(loads, 1):
         now = step * STEP_S
         history = History(measured(now, load), tuple(asked), -1e9, tuple(changes))
-        decision = autoscale(history, Fleet(current), TARGETS, Bounds(LEAST, MOST, behavior=behavior), now)
+        decision = autoscale(history, Capacity(current), TARGETS, Bounds(LEAST, MOST, behavior=behavior), now)
         if decision.replicas != current:
             changes.append(Change(now, decision.replicas - current))
         asked.append(decision.recommendation)

@@ -13,7 +13,7 @@ from pagoda_operator.api.signals import ServiceSignals
 from pagoda_operator.decide.scale.autoscale import autoscale
 from pagoda_operator.decide.scale.behavior import Change
 from pagoda_operator.decide.scale.demand import Level
-from pagoda_operator.decide.scale.inputs import Basis, Bounds, Fleet, History, Memory, Moment, Targets
+from pagoda_operator.decide.scale.inputs import Basis, Bounds, Capacity, History, Memory, Moment, Targets
 from pagoda_operator.decide.scale.learned import Learned
 from pagoda_operator.decide.scale.scaling import decide
 
@@ -32,7 +32,7 @@ def measures(*, ttft=5.0, arrived=10, running=12, waiting=0, waited_bins=0):
 
 def asked(seen, *, ready=2, starting=(), changes=()):
     history = History(seen, (), 0.0, changes)
-    return autoscale(history, Fleet(ready, starting, 60.0), TARGETS, BOUNDS, NOW)
+    return autoscale(history, Capacity(ready, starting, 60.0), TARGETS, BOUNDS, NOW)
 
 
 @pytest.mark.parametrize(("ttft", "replicas"), [(0.9, 5), (1.0, 5), (1.1, 6), (5.0, 6)])
@@ -175,5 +175,5 @@ def test_where_prompts_get_shorter_at_the_same_rate_fewer_are_found_to_do():
 
 def test_without_a_target_late_first_tokens_ask_for_nothing():
     free = replace(TARGETS, ttft_p95_s=0.0)
-    found = autoscale(History(measures(), (), 0.0), Fleet(2, (), 60.0), free, BOUNDS, NOW)
+    found = autoscale(History(measures(), (), 0.0), Capacity(2, (), 60.0), free, BOUNDS, NOW)
     assert found.replicas < 2 or "ttft" not in found.cause
