@@ -1,4 +1,4 @@
-"""Callers: who may call replicas, as this installation says (the chart writes the file). Read by settings.py, used by manifests/. Pure.
+"""Callers: who may call replicas, by the file that the chart writes. Read by settings.py, used by `decide/render`. Pure.
 
 Given, new revisions tell callers apart and every service gets a NetworkPolicy; absent (an operator run by hand), neither.
 """
@@ -41,8 +41,8 @@ class Callers(BaseModel):
     network_policy: bool = Field(default=True, description="Each service gets a NetworkPolicy.")
 
     def auth(self) -> AuthConfig | None:
-        """As a replica is told. No issuer: the keys are this cluster's, and a cluster that renames itself as an issuer must not lock
-        everybody out of the revisions that run."""
+        """As it stands in a DaemonConfig. No issuer: the keys are this cluster's, and a cluster that renames itself as an issuer must not
+        lock everybody out of the revisions that run."""
         if not self.tokens:
             return None
         pairs = [(self.gateway, ROLE_GATEWAY), (self.operator, ROLE_OPERATOR), *((account, ROLE_METRICS) for account in self.metrics)]

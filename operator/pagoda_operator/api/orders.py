@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
@@ -24,7 +23,7 @@ class Order:
 
 
 class Stand(StrEnum):
-    """Where an order got a daemon: SERVING and DRAINING are its own words; ENDING was told so by SIGTERM and is not turned back;
+    """The state of a daemon after an order. SERVING and DRAINING are its own words; ENDING follows a SIGTERM and is not turned back;
     REFUSED takes no orders from us (callers are not told apart, or the token was not taken); SILENT was not reached."""
 
     SERVING = "serving"
@@ -91,16 +90,3 @@ def _number(text: str) -> int:
         return int(text)
     except ValueError:
         return 0
-
-
-def stamp(now: float) -> str:
-    """A time as the API server writes it, in whole seconds."""
-    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def unix(told: str | None) -> float | None:
-    """Seconds of a time as the API server writes it; None where absent or unreadable."""
-    try:
-        return datetime.fromisoformat(told).timestamp() if told else None
-    except ValueError:
-        return None

@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, CONTAINER_DAEMON, LABEL_ACCELERATOR, LABEL_REVISION
+from pagoda_contracts.names import (
+    ANNOTATION_DEVICE_FAULT,
+    CONTAINER_DAEMON,
+    CONTAINER_FETCH,
+    EXIT_PERMANENT,
+    LABEL_ACCELERATOR,
+    LABEL_REVISION,
+)
 
-from pagoda_operator.api.fetching import Fetching, parse_fetching
-from pagoda_operator.api.orders import unix, written
-
-Json = Mapping[str, Any]
-
+from pagoda_operator.api.orders import written
+from pagoda_operator.inventory.values import Json, unix
 
 # How the scheduler calls it that something is there and all in use: by requests, and by ResourceClaims.
 _SHORT_OF: Final = ("Insufficient", "cannot allocate all claims")
 _SCHEDULER: Final = "kube-scheduler"
 # A container waits for others or for its turn: says less than any other reason.
 _MERELY_LATER: Final = ("PodInitializing", "ContainerCreating")
+
+
+class Fetching(NamedTuple):
+    """What a pod's fetch sidecar does. `started`: the model is complete. The exit is that of its last run, if it ended.
+
+    How far the fetch is stays out: a percentage that moves would be a write each time. The sidecar's probe and log say it.
+    """
+
+    running: bool = False
+    started: bool = False
+    exit_code: int | None = None
+    exit_message: str = ""
+    exit_reason: str = ""
+
+    @property
+    def permanent(self) -> bool:
+        """Whether only a person cures what keeps the model from coming."""
+        return self.exit_code == EXIT_PERMANENT and not self.started
+
+    @property
+    def busy(self) -> bool:
+        """Whether the model is on its way, or was tried for."""
+        return not self.started and (self.running or self.exit_code is not None)
 
 
 @dataclass(frozen=True)
@@ -98,12 +123,12 @@ def parse_pod(body: Json) -> Pod:
         deleting="deletionTimestamp" in meta,
         finished=status.get("phase") in ("Failed", "Succeeded"),
         scheduled=scheduled.get("status") == "True",
-        fetching=parse_fetching(status),
+        fetching=_fetching(status),
         unscheduled=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
-        created=_seconds(meta.get("creationTimestamp")) or 0.0,
-        ready_since=_seconds(readiness.get("lastTransitionTime")) if readiness.get("status") == "True" else None,
+        created=unix(meta.get("creationTimestamp")) or 0.0,
+        ready_since=unix(readiness.get("lastTransitionTime")) if readiness.get("status") == "True" else None,
         unscheduled_since=unix(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "False" else None,
-        unscheduled_told=_told(meta) if scheduled.get("status") == "False" else None,
+        unscheduled_told=_unscheduled_told(meta) if scheduled.get("status") == "False" else None,
         unmounted_since=_unmounted_since(body, status),
         unschedulable=scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable",
         meta=meta,
@@ -124,8 +149,8 @@ def by_scheduler(meta: Json) -> list[Json]:
     return [{name: entry[name] for name in ("manager", "time") if name in entry} for entry in entries]
 
 
-def _told(meta: Json) -> float | None:
-    times = [_seconds(entry.get("time")) for entry in by_scheduler(meta)]
+def _unscheduled_told(meta: Json) -> float | None:
+    times = [unix(entry.get("time")) for entry in by_scheduler(meta)]
     return max((time for time in times if time is not None), default=None)
 
 
@@ -139,11 +164,6 @@ def _devices(spec: Json) -> bool:
     """Whether it asks for any resource of a vendor's, or claims one."""
     requests = [container.get("resources", {}).get("requests", {}) for container in spec.get("containers", [])]
     return bool(spec.get("resourceClaims")) or any("/" in name for found in requests for name in found)
-
-
-def _seconds(moment: str | None) -> float | None:
-    """Kubernetes' own times are RFC 3339 in UTC."""
-    return datetime.fromisoformat(moment).timestamp() if moment else None
 
 
 def _container(status: Json) -> dict[str, Any]:
@@ -173,3 +193,25 @@ def condition_of(body: Json, kind: str) -> Json:
     """A condition of an object's status; empty where absent."""
     conditions: list[Json] = body.get("status", {}).get("conditions", [])
     return next((condition for condition in conditions if condition.get("type") == kind), {})
+
+
+def _fetching(status: Json) -> Fetching:
+    """From a pod's status; a pod without a sidecar has one that never ran."""
+    own: Json = next((c for c in status.get("initContainerStatuses", []) if c["name"] == CONTAINER_FETCH), {})
+    state = own.get("state", {})
+    ended = state.get("terminated") or own.get("lastState", {}).get("terminated") or {}
+    return Fetching(
+        running="running" in state,
+        started=bool(own.get("started")),
+        exit_code=ended.get("exitCode"),
+        exit_message=ended.get("message", ""),
+        exit_reason=ended.get("reason", ""),
+    )
+
+
+def fetch_message(pod: str, fetching: Fetching) -> str:
+    """One sentence. It names what ended the last try, also while the next one runs: that is what people look for."""
+    if fetching.exit_code in (None, 0):
+        return f"{pod} fetches the model"
+    why = " ".join(fetching.exit_message.split()) or fetching.exit_reason or "no reason given"
+    return f"{pod} fetches the model; its last attempt ended with exit code {fetching.exit_code}: {why}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from pagoda_contracts.names import (
     API_VERSION,
@@ -19,7 +19,7 @@ from pagoda_contracts.resources.meta import ObjectMeta
 from pagoda_contracts.resources.profile import SERVING_PROFILE, ServingProfileSpec
 from pagoda_contracts.resources.service import INFERENCE_SERVICE, InferenceServiceSpec, InferenceServiceStatus
 from pagoda_contracts.resources.tenant import TENANT_QUOTA
-from pagoda_kube.cache import Key as Key  # noqa: PLC0414 (told on)
+from pagoda_kube.cache import Key as Key  # noqa: PLC0414 (re-exported)
 from pydantic import ValidationError
 
 from pagoda_operator.api.callers import Callers
@@ -28,11 +28,10 @@ from pagoda_operator.api.holdings import Holding, with_successor
 from pagoda_operator.api.orders import Answer
 from pagoda_operator.api.pods import Pod, condition_of
 from pagoda_operator.api.scaling import Decision
-from pagoda_operator.api.signals_view import ServiceSignals
+from pagoda_operator.api.signals import ServiceSignals
+from pagoda_operator.inventory.fit import Size
 from pagoda_operator.inventory.fleet import Fleet
-from pagoda_operator.inventory.sizes import Size
-
-Json = Mapping[str, Any]
+from pagoda_operator.inventory.values import Json as Json  # noqa: PLC0414 (re-exported)
 
 
 class Resource(NamedTuple):
@@ -161,7 +160,7 @@ class Observed:
     children: tuple[Child, ...] = ()
     strangers: tuple[Child, ...] = ()
     pods: tuple[Pod, ...] = field(default=())
-    # When it was looked, in seconds of Unix time; how many replicas scaling wants, None where a person says (spec.replicas).
+    # When this was read, in seconds of Unix time; how many replicas scaling wants, None where a person says (spec.replicas).
     now: float = 0.0
     scaling: Decision | None = None
     # Seconds that starts took before, by accelerator, where scaling remembers them.
@@ -187,9 +186,9 @@ class Observed:
     unschedulable: Mapping[str, float] = field(default_factory=dict)
     # What gateways say of it; None where nothing was heard since this process began.
     signals: ServiceSignals | None = None
-    # For how many seconds no gateway has told of any of its replicas.
+    # For how many seconds no gateway has reported any of its replicas.
     unheard_s: float = math.inf
-    # Replicas that have a place or would find one now; None where nobody can tell (room.py).
+    # Replicas that have a place or would find one now; None where nobody can tell (place.py).
     placeable: int | None = None
     # Nodes whose devices are not to be trusted, with the reason.
     faults: Mapping[str, str] = field(default_factory=dict)

@@ -15,26 +15,23 @@ from pagoda_contracts.resources.traffic import RolloutSpec
 
 from pagoda_operator.api.errors import SpecProblem
 from pagoda_operator.api.orders import Order
+from pagoda_operator.api.placement import Held, Placement
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, Child, Observed
-from pagoda_operator.decide.children.converge import converge, wanted
-from pagoda_operator.decide.children.isolation import isolate
+from pagoda_operator.decide.children.converge import converge, isolate, rescaled, retire, retiring, running, wanted
 from pagoda_operator.decide.children.pinning import Where, pin, told
-from pagoda_operator.decide.children.retire import rescaled, retire, retiring, running
 from pagoda_operator.decide.health.health import Health, judge
 from pagoda_operator.decide.health.successor import succession
 from pagoda_operator.decide.placement import inspection
 from pagoda_operator.decide.placement.place import alternatives, place, spare
 from pagoda_operator.decide.placement.question import ask
-from pagoda_operator.decide.render.children import Manifest, Owner
-from pagoda_operator.decide.render.revision import Revision, identify
+from pagoda_operator.decide.render.children import Manifest, Owner, Revision, identify
 from pagoda_operator.decide.render.writes import Create, Write
 from pagoda_operator.decide.replicas.replicas import steps
 from pagoda_operator.decide.replicas.sides import current_side, old_sides
 from pagoda_operator.decide.rollout import trial
+from pagoda_operator.decide.rollout.counts import Rollout, RolloutState
 from pagoda_operator.decide.rollout.rollout import decide
-from pagoda_operator.decide.rollout.rollout_state import Rollout, RolloutState
 from pagoda_operator.decide.scale.schedules import refused
-from pagoda_operator.inventory.types import Held, Placement
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -16,7 +16,7 @@ from pagoda_contracts.names import DAEMON_CUDA, DEVICE_CLASS_GPU, DEVICE_CLASS_M
 from pagoda_operator.inventory.mig import Profile, parse_profile
 from pagoda_operator.inventory.nodes import MIG_AT_WORK, MIG_FAILED, PASSING_TAINTS, Node, Offer, Taint, parse_version
 from pagoda_operator.inventory.pods import Occupant
-from pagoda_operator.inventory.slices import Claim, Slice, SliceDevice, Where, devices, holds
+from pagoda_operator.inventory.slices import Claim, DeviceId, Slice, SliceDevice, devices, holds
 
 _HARD: Final = ("NoSchedule", "NoExecute")
 # Each answers for every node: with as many selectors as services they would be most of our memory.
@@ -138,28 +138,23 @@ def classes(fleet: Fleet, terms: Terms) -> tuple[DeviceClass, ...]:
         block = blocks[node.name]
         return Room(node, offer.capacity, 0 if block else max(0, offer.allocatable - used[place] + own[place]), block)
 
-    return tuple(sorted((_with(kind, [room(*one) for one in found]) for kind, found in fleet.kinds.items()), key=_size))
+    return tuple(sorted((replace(kind, rooms=tuple(room(*one) for one in found)) for kind, found in fleet.kinds.items()), key=_size))
 
 
 def claimable(fleet: Fleet, terms: Terms, class_name: str, selectors: tuple[str, ...]) -> tuple[DeviceClass, ...]:
     """What resource claims of a DeviceClass and selectors can get, from small to large; what only the scheduler can judge counts."""
-    held = _held(fleet, terms.service_uid)
+    allocated = _allocated(fleet, terms.service_uid)
     blocks = fleet.blocks(terms)
     nodes = {node.name: (node, blocks[node.name]) for node in fleet.nodes}
     found: dict[DeviceClass, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
     for device in devices(fleet.slices):
         if device.node in nodes and _of_class(class_name, device) and all(holds(one, device) is not False for one in selectors):
-            found[_class_of(device)][device.node].append(device.where not in held)
+            found[_class_of(device)][device.node].append(device.id not in allocated)
     made = []
     for kind, by_node in found.items():
         rooms = [Room(node, len(free), 0 if block else sum(free), block) for name, free in by_node.items() for node, block in [nodes[name]]]
-        made.append(_with(kind, sorted(rooms, key=lambda room: room.node.name)))
+        made.append(replace(kind, rooms=tuple(sorted(rooms, key=lambda room: room.node.name))))
     return tuple(sorted(made, key=_size))
-
-
-def _with(kind: DeviceClass, rooms: list[Room]) -> DeviceClass:
-    parts = (kind.resource, kind.product, kind.label, kind.profile, kind.memory, kind.shared)
-    return DeviceClass(*parts, rooms=tuple(rooms))
 
 
 def _size(kind: DeviceClass) -> tuple[int, int, str, str]:
@@ -170,7 +165,7 @@ def _size(kind: DeviceClass) -> tuple[int, int, str, str]:
 def _of_class(class_name: str, device: SliceDevice) -> bool:
     """The classes that the driver ships choose by type; what others choose is the scheduler's to know."""
     wanted = {DEVICE_CLASS_GPU: "gpu", DEVICE_CLASS_MIG: "mig"}.get(class_name)
-    return wanted is None or (device.where.driver == DEVICE_CLASS_GPU and device.text("type") == wanted)
+    return wanted is None or (device.id.driver == DEVICE_CLASS_GPU and device.text("type") == wanted)
 
 
 def _class_of(device: SliceDevice) -> DeviceClass:
@@ -188,9 +183,10 @@ def sum_by_node(occupants: Iterable[Occupant]) -> Counter[tuple[str, str]]:
     return used
 
 
-def _held(fleet: Fleet, mine: str) -> set[Where]:
+def _allocated(fleet: Fleet, mine: str) -> set[DeviceId]:
+    """Devices that claims of other services hold."""
     own = {(pod.namespace, name) for pod in fleet.occupants if mine and pod.service_uid == mine for name in pod.claims}
-    return {where for claim in fleet.claims if (claim.namespace, claim.name) not in own for where in claim.devices}
+    return {device_id for claim in fleet.claims if (claim.namespace, claim.name) not in own for device_id in claim.devices}
 
 
 def blocked(node: Node, terms: Terms) -> Block | None:
@@ -200,34 +196,34 @@ def blocked(node: Node, terms: Terms) -> Block | None:
 
 
 def _lasting(node: Node, terms: Terms) -> list[Block]:
-    told = []
+    reasons = []
     missing = [f"{key}={value}" for key, value in terms.selector.items() if node.labels.get(key) != value]
     if missing:
-        told.append(f"lacks the label {missing[0]}, which the profile or podTemplate requires")
+        reasons.append(f"lacks the label {missing[0]}, which the profile or podTemplate requires")
     hard = (taint for taint in node.taints if taint.effect in _HARD and not taint.key.startswith(PASSING_TAINTS))
-    told += [f"taint {_written(taint)} is not tolerated" for taint in hard if not tolerated(taint, terms.tolerations)]
+    reasons += [f"taint {_written(taint)} is not tolerated" for taint in hard if not tolerated(taint, terms.tolerations)]
     needed = parse_version(terms.cuda)
     if node.cuda is not None and needed is not None and node.cuda < needed:
-        told.append(f"driver {node.driver} supports CUDA {node.cuda[0]}.{node.cuda[1]}, but the daemon needs {terms.cuda}")
+        reasons.append(f"driver {node.driver} supports CUDA {node.cuda[0]}.{node.cuda[1]}, but the daemon needs {terms.cuda}")
     if node.mig.state == MIG_FAILED:
-        told.append(f"MIG configuration {node.mig.config or MIG_INVALID.lstrip('-')} has failed")
-    return [Block(why, passing=False) for why in told]
+        reasons.append(f"MIG configuration {node.mig.config or MIG_INVALID.lstrip('-')} has failed")
+    return [Block(why, passing=False) for why in reasons]
 
 
 def _passing(node: Node, terms: Terms) -> list[Block]:
     if node.gone:
         return [Block("gone, but its node pool may scale up for pending pods", passing=True)]
-    told = []
+    reasons = []
     if node.unschedulable:
-        told.append("cordoned")
+        reasons.append("cordoned")
     if not node.ready:
-        told.append("not ready")
+        reasons.append("not ready")
     # Beside the two above, whose taints they are.
     passing = (taint for taint in node.taints if taint.effect in _HARD and taint.key.startswith(PASSING_TAINTS))
-    told += [f"tainted {taint.key}, which is temporary" for taint in passing if not tolerated(taint, terms.tolerations)]
+    reasons += [f"tainted {taint.key}, which is temporary" for taint in passing if not tolerated(taint, terms.tolerations)]
     if node.mig.state in MIG_AT_WORK:
-        told.append(f"being reconfigured by mig-manager (mig.config.state is {node.mig.state})")
-    return [Block(why, passing=True) for why in told]
+        reasons.append(f"being reconfigured by mig-manager (mig.config.state is {node.mig.state})")
+    return [Block(why, passing=True) for why in reasons]
 
 
 def _written(taint: Taint) -> str:

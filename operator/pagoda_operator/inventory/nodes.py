@@ -6,13 +6,14 @@ a kubelet's heartbeat is no news.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from pagoda_contracts.names import (
+    ANNOTATION_DEVICE_FAULT,
     LABEL_CUDA,
     LABEL_DRIVER,
     LABEL_GPU_COUNT,
@@ -30,11 +31,9 @@ from pagoda_contracts.names import (
 )
 from pagoda_contracts.units import read_quantity
 
-from pagoda_operator.inventory.device_health import device_fault
-from pagoda_operator.inventory.digest import digest
 from pagoda_operator.inventory.mig import SHARED, Profile, of_product, of_resource
-from pagoda_operator.inventory.published import Published
-from pagoda_operator.inventory.types import Json
+from pagoda_operator.inventory.slices import Published
+from pagoda_operator.inventory.values import Json, digest, unix
 
 MIB: Final = 1 << 20
 # mig-manager is at work on the node: its devices are coming back.
@@ -56,6 +55,17 @@ PASSING_TAINTS: Final = (
 )
 # Labels read off the node's devices and driver, which count by themselves.
 _MEASURED: Final = ("nvidia.com/", "feature.node.kubernetes.io/")
+
+# Node conditions by which a node says that its devices are not to be trusted. NVSentinel, the EKS agent and node problem detectors write
+# them; anything else may write our annotation. Replicas that hold devices there are unhealthy (health.py). To keep new ones off such a
+# node is up to a taint or a cordon, which all of these set: a pinned pod template cannot learn of it.
+# True where something is broken: NVSentinel's (Gpu…Watch, SysLogs…), and those of node problem detectors.
+_FAULT_IF_TRUE: Final = re.compile(
+    r"Gpu\w+Watch|SysLogsS?XIDError|SysLogsGPUFallenOff|(?:GPU|Gpu|Nvidia|NVIDIA)?X[Ii][Dd]\w*Errors?|XIDErrors|GPUMissing|NVLinkStatusInactive"
+)
+# False where something is broken: EKS'.
+_FAULT_IF_FALSE: Final = frozenset({"AcceleratedHardwareReady"})
+_MAX_FAULT: Final = 200
 
 
 class Taint(NamedTuple):
@@ -107,7 +117,7 @@ class Node:
     ready: bool = True
     offers: tuple[Offer, ...] = ()
     published: tuple[Published, ...] = ()
-    """What DRA drivers offer on it; set where pools are told apart (pools.py), since no node says it."""
+    """What DRA drivers offer on it; set by pools.py, since no node says it."""
     mig: Mig = Mig()
     driver: str = ""
     cuda: tuple[int, int] | None = None
@@ -181,7 +191,7 @@ def parse_node(body: Json) -> Node | None:
         millicores=int(read_quantity(allocatable.get("cpu")) * 1000),
         memory=int(read_quantity(allocatable.get("memory"))),
         gpus=_whole_number(labels.get(LABEL_GPU_COUNT)),
-        joined=datetime.fromisoformat(stamp).timestamp() if (stamp := meta.get("creationTimestamp")) else 0.0,
+        joined=unix(meta.get("creationTimestamp")) or 0.0,
         fault=device_fault(body),
     )
 
@@ -222,8 +232,8 @@ def _mig(labels: Mapping[str, str], managed: Any) -> Mig:
 def _written(managed: Any) -> float | None:
     """When the label with mig-manager's state was last written, by the server's own bookkeeping; a label carries no time."""
     field = f"f:{LABEL_MIG_CONFIG_STATE}"
-    times = [entry.get("time") for entry in managed if field in _labels_of(entry)]
-    return max((datetime.fromisoformat(time).timestamp() for time in times if time), default=None)
+    times = (unix(entry.get("time")) for entry in managed if field in _labels_of(entry))
+    return max((time for time in times if time is not None), default=None)
 
 
 def _labels_of(entry: Json) -> Json:
@@ -250,3 +260,16 @@ def parse_version(text: str) -> tuple[int, int] | None:
 
 def _whole_number(text: Any) -> int | None:
     return int(str(text)) if text is not None and str(text).isdecimal() else None
+
+
+def device_fault(node: Json) -> str:
+    """What is wrong with the node's devices; empty if nothing reports a fault. The same words as long as nothing changes."""
+    marked = str((node["metadata"].get("annotations") or {}).get(ANNOTATION_DEVICE_FAULT, ""))
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    found_faults = sorted(f"{found['type']}: {found.get('reason', '')}" for found in conditions if _faulty(found))
+    return "; ".join([marked] * bool(marked) + found_faults)[:_MAX_FAULT]
+
+
+def _faulty(condition: Json) -> bool:
+    kind, status = str(condition.get("type", "")), condition.get("status")
+    return (status == "True" and _FAULT_IF_TRUE.fullmatch(kind) is not None) or (status == "False" and kind in _FAULT_IF_FALSE)

@@ -15,7 +15,7 @@ from typing import Final
 from pagoda_contracts.names import LABEL_SERVICE, LABEL_SERVICE_UID, RESOURCE_GPU, RESOURCE_MIG_PREFIX
 from pagoda_contracts.units import read_quantity
 
-from pagoda_operator.inventory.types import Json
+from pagoda_operator.inventory.values import Json
 
 CPU: Final = "cpu"
 MEMORY: Final = "memory"
@@ -107,7 +107,7 @@ def _amounts(container: Json) -> Requests:
 
 
 def _claims(spec: Json, status: Json) -> list[str]:
-    """Names of the ResourceClaims: given by the pod, or made from a template and told in its status."""
+    """Names of the ResourceClaims: given by the pod, or made from a template and named in its status."""
     made = {one["name"]: one.get("resourceClaimName") for one in status.get("resourceClaimStatuses") or ()}
     found = [(one.get("resourceClaimName") or made.get(one["name"])) for one in spec.get("resourceClaims") or ()]
     return [name for name in found if name]

@@ -2,7 +2,7 @@
 
 A node's devices are those of device plugins, which it says itself, and those that DRA drivers publish for it (`dressed`). Of each pool
 one node is kept, as an object that `parse_node` reads, without what is its own alone. While no node like it is there it stands in the
-fleet as one that is gone: nothing is free on it, and whoever would fit waits instead of being told that nothing ever will.
+fleet as one that is gone: nothing is free on it, and a service that would fit waits, and no status says that nothing ever will fit.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from pagoda_operator.inventory.nodes import Node, lasting_labels, lasting_taints, parse_node
-from pagoda_operator.inventory.published import Published, published
-from pagoda_operator.inventory.published import read as read_published
-from pagoda_operator.inventory.slices import Slice
-from pagoda_operator.inventory.types import Json
+from pagoda_operator.inventory.slices import Published, Slice, published, read_published
+from pagoda_operator.inventory.values import Json
 
 # Hardware that nobody saw for so long was given back.
 FORGET_S: Final = 30 * 86_400.0
@@ -82,8 +80,8 @@ def _written(pool: Pool) -> dict[str, Any]:
 def read(text: str) -> dict[str, Pool]:
     """What was written; nothing of what is not ours to read."""
     try:
-        told: Any = json.loads(text)
-        found = {str(name): _read(one) for name, one in told.items()}
+        entries: Any = json.loads(text)
+        found = {str(name): _read(one) for name, one in entries.items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
     return {name: pool for name, pool in found.items() if _example(pool) is not None}

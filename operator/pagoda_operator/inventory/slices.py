@@ -1,4 +1,4 @@
-"""Devices offered by dynamic resource allocation: ResourceSlices, and the ResourceClaims that hold them. Pure.
+"""Devices offered by dynamic resource allocation: ResourceSlices, the ResourceClaims that hold them, and what outlasts a node. Pure.
 
 `parse_slice` and `parse_claim` are the caches' parsers. Selectors are CEL, which the scheduler evaluates; the few
 forms that people write for devices are understood here too, any other is left to the scheduler (`None`: may hold).
@@ -7,6 +7,7 @@ forms that people write for devices are understood here too, any other is left t
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -14,11 +15,11 @@ from typing import Any, Final, NamedTuple
 
 from pagoda_contracts.units import parse_quantity
 
-from pagoda_operator.inventory.types import Json
+from pagoda_operator.inventory.values import Json
 
 _NAME: Final = r"\[['\"](?P<domain>[^'\"]+)['\"]\]\.(?P<name>\w+)"
 _EQUAL: Final = re.compile(rf"device\.attributes{_NAME}\s*==\s*(?P<quote>['\"])(?P<value>[^'\"]*)(?P=quote)")
-_TOLD: Final = re.compile(
+_TEXT_TEST: Final = re.compile(
     rf"device\.attributes{_NAME}\.(?P<how>startsWith|contains|endsWith)\((?P<quote>['\"])(?P<value>[^'\"]*)(?P=quote)\)"
 )
 _DRIVER: Final = re.compile(r"device\.driver\s*==\s*['\"](?P<value>[^'\"]*)['\"]")
@@ -27,9 +28,17 @@ _LEAST: Final = (
     re.compile(rf"device\.capacity{_NAME}\s*>=\s*{_QUANTITY}"),
     re.compile(rf"device\.capacity{_NAME}\.compareTo\({_QUANTITY}\)\s*>=\s*0"),
 )
+# Attributes that say which device it is, not what kind: a node that comes back has others.
+_OF_ONE_DEVICE: Final = re.compile("uuid|serial|minor|index|pci|address", re.IGNORECASE)
+# A selector may name any attribute, so all others are kept; a node of 56 slices has a handful of kinds. With 32 attributes of 64
+# characters each, which is what a slice may hold, 32 pools stay below the 1 MiB of a ConfigMap.
+_MAX_KINDS: Final = 8
+# An API server takes no more devices in one slice.
+_MAX_DEVICES: Final = 128
+_KIND: Final = ("type", "productName", "profile")
 
 
-class Where(NamedTuple):
+class DeviceId(NamedTuple):
     """Names one device in the cluster."""
 
     driver: str
@@ -41,7 +50,7 @@ class Where(NamedTuple):
 class SliceDevice:
     """One device. Attributes of a domain other than the driver's carry it in their name."""
 
-    where: Where
+    id: DeviceId
     node: str
     attributes: Mapping[str, Any]
     capacity: Mapping[str, str]
@@ -73,7 +82,7 @@ class Claim:
 
     name: str
     namespace: str
-    devices: tuple[Where, ...]
+    devices: tuple[DeviceId, ...]
 
 
 def parse_slice(body: Json) -> Slice:
@@ -81,22 +90,22 @@ def parse_slice(body: Json) -> Slice:
     spec = body["spec"]
     node, driver, pool = spec.get("nodeName", ""), spec.get("driver", ""), spec.get("pool") or {}
     name = str(pool.get("name", ""))
-    found = tuple(_device(one, Where(driver, name, one["name"]), node) for one in spec.get("devices") or ())
+    found = tuple(_device(one, DeviceId(driver, name, one["name"]), node) for one in spec.get("devices") or ())
     return Slice(driver, name, int(pool.get("generation", 0)), found)
 
 
-def _device(body: Json, where: Where, node: str) -> SliceDevice:
+def _device(body: Json, device_id: DeviceId, node: str) -> SliceDevice:
     attributes = {name: next(iter(typed.values()), "") for name, typed in (body.get("attributes") or {}).items()}
-    capacity = {name: str(told["value"]) for name, told in (body.get("capacity") or {}).items()}
-    return SliceDevice(where, node, attributes, capacity)
+    capacity = {name: str(entry["value"]) for name, entry in (body.get("capacity") or {}).items()}
+    return SliceDevice(device_id, node, attributes, capacity)
 
 
 def parse_claim(body: Json) -> Claim | None:
     """None while nothing is allocated to it."""
     allocation = (body.get("status") or {}).get("allocation") or {}
     results = (allocation.get("devices") or {}).get("results") or ()
-    held = tuple(Where(one["driver"], one["pool"], one["device"]) for one in results if not one.get("adminAccess"))
-    return Claim(body["metadata"]["name"], body["metadata"].get("namespace", ""), held) if held else None
+    allocated = tuple(DeviceId(one["driver"], one["pool"], one["device"]) for one in results if not one.get("adminAccess"))
+    return Claim(body["metadata"]["name"], body["metadata"].get("namespace", ""), allocated) if allocated else None
 
 
 def devices(slices: Iterable[Slice]) -> tuple[SliceDevice, ...]:
@@ -119,10 +128,10 @@ def _holds(part: str, device: SliceDevice) -> bool | None:
     # Brackets at the ends were stripped with the group's: those of a call are put back.
     text = part + ")" if part.count("(") > part.count(")") else part
     if found := _DRIVER.fullmatch(text):
-        return device.where.driver == found["value"]
+        return device.id.driver == found["value"]
     if found := _EQUAL.fullmatch(text):
         return _attribute(device, found) == found["value"]
-    if found := _TOLD.fullmatch(text):
+    if found := _TEXT_TEST.fullmatch(text):
         have, value = _attribute(device, found), found["value"]
         return {"startsWith": have.startswith, "endsWith": have.endswith, "contains": have.__contains__}[found["how"]](value)
     least = next((found for form in _LEAST if (found := form.fullmatch(text))), None)
@@ -136,7 +145,7 @@ def _attribute(device: SliceDevice, found: re.Match[str]) -> str:
 def _local(device: SliceDevice, found: re.Match[str]) -> str:
     """The driver's own domain is left out in a slice."""
     name, domain = found["name"], found["domain"]
-    return name if domain == device.where.driver else f"{domain}/{name}"
+    return name if domain == device.id.driver else f"{domain}/{name}"
 
 
 def _at_least(device: SliceDevice, found: re.Match[str]) -> bool | None:
@@ -146,3 +155,67 @@ def _at_least(device: SliceDevice, found: re.Match[str]) -> bool | None:
     except ValueError:
         return None
     return (parse_quantity(have) if have else Decimal(0)) >= wanted
+
+
+@dataclass(frozen=True)
+class Published:
+    """So many devices that are alike, as a DRA driver publishes them for a node: what outlasts the node, without one device's own marks."""
+
+    driver: str
+    count: int
+    attributes: Mapping[str, Any]
+    capacity: Mapping[str, str]
+
+    @property
+    def identity(self) -> list[Any]:
+        """What makes it another kind; a newer driver does not."""
+        return [self.driver, *(self.attributes.get(name, "") for name in _KIND), self.capacity.get("memory", ""), self.count]
+
+    def written(self) -> dict[str, Any]:
+        """As JSON."""
+        return vars(self) | {"attributes": dict(self.attributes), "capacity": dict(self.capacity)}
+
+
+def published(slices: Iterable[Slice]) -> dict[str, tuple[Published, ...]]:
+    """By node."""
+    by_kind: dict[tuple[str, ...], list[SliceDevice]] = defaultdict(list)
+    for device in devices(slices):
+        if device.node:
+            names = tuple(device.text(name) for name in _KIND)
+            by_kind[device.node, device.id.driver, *names, device.capacity.get("memory", "")].append(device)
+    found: dict[str, list[Published]] = defaultdict(list)
+    for _, alike in sorted(by_kind.items()):
+        found[alike[0].node].append(_common(alike))
+    return {node: tuple(kinds[:_MAX_KINDS]) for node, kinds in found.items()}
+
+
+def _common(alike: list[SliceDevice]) -> Published:
+    first, *others = alike
+    attributes = {
+        name: value
+        for name, value in sorted(first.attributes.items())
+        if not _OF_ONE_DEVICE.search(name) and all(other.attributes.get(name) == value for other in others)
+    }
+    capacity = {name: value for name, value in sorted(first.capacity.items()) if all(o.capacity.get(name) == value for o in others)}
+    return Published(first.id.driver, min(len(alike), _MAX_DEVICES), attributes, capacity)
+
+
+def as_slices(node: str, kinds: Iterable[Published]) -> tuple[Slice, ...]:
+    """As if a driver published them; in a pool that no driver would call so."""
+    return tuple(_slice(node, f"gone/{node}/{number}", kind) for number, kind in enumerate(kinds))
+
+
+def _slice(node: str, pool: str, kind: Published) -> Slice:
+    names = [DeviceId(kind.driver, pool, str(number)) for number in range(kind.count)]
+    return Slice(kind.driver, pool, 0, tuple(SliceDevice(name, node, kind.attributes, kind.capacity) for name in names))
+
+
+def read_published(entries: Any) -> tuple[Published, ...]:
+    """What was written; ValueError, KeyError or TypeError where it is not ours."""
+    return tuple(_read_one(one) for one in entries[:_MAX_KINDS])
+
+
+def _read_one(one: Any) -> Published:
+    attributes = {str(name): value for name, value in one["attributes"].items() if isinstance(value, str | bool | int)}
+    capacity = {str(name): str(value) for name, value in one["capacity"].items()}
+    return Published(str(one["driver"]), min(int(one["count"]), _MAX_DEVICES), attributes, capacity)

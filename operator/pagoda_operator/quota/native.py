@@ -31,8 +31,8 @@ from pagoda_operator.api.state import QUOTAS, RESOURCE_QUOTAS, SERVICES, Child, 
 from pagoda_operator.decide.quota.caps import Quota
 from pagoda_operator.decide.render.overlay import lost
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
-from pagoda_operator.inventory.digest import digest
 from pagoda_operator.inventory.fleet import Fleet
+from pagoda_operator.inventory.values import digest
 from pagoda_operator.run.apply import Writer, apply
 
 _ALWAYS: Final = frozenset((DEVICE_CLASS_GPU, DEVICE_CLASS_MIG))

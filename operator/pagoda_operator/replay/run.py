@@ -9,7 +9,7 @@ from typing import Final
 
 from pagoda_contracts.resources.scaling import ScalingSpec
 
-from pagoda_operator.api.measure import BIN_S
+from pagoda_operator.api.scaling import BIN_S
 from pagoda_operator.replay.fleet import Fleet, Replica
 from pagoda_operator.replay.hpa import PERIOD_S, Hpa
 from pagoda_operator.replay.traces import Arrival

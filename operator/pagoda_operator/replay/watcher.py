@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from pagoda_contracts.resources.scaling import ScalingSpec
 
-from pagoda_operator.api.measure import BIN_S, Measure
-from pagoda_operator.api.scaling import Decision
-from pagoda_operator.api.signals_view import ServiceSignals
-from pagoda_operator.decide.scale.bins import Level, amended
+from pagoda_operator.api.scaling import BIN_S, Decision, Measure
+from pagoda_operator.api.signals import ServiceSignals
+from pagoda_operator.decide.scale.demand import Level, amended
+from pagoda_operator.decide.scale.inputs import Basis, Memory, Moment
 from pagoda_operator.decide.scale.learned import DAY_S, Learned
-from pagoda_operator.decide.scale.scaling import Basis, Memory, Moment, decide
+from pagoda_operator.decide.scale.scaling import decide
 from pagoda_operator.replay import fleet as model
 
 LOOK_S: Final = 1.0

@@ -13,7 +13,7 @@ from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_operator.api.reader import Reader
 from pagoda_operator.api.state import PROFILES, Key
 from pagoda_operator.decide.render.overlay import lost
-from pagoda_operator.inventory.digest import digest
+from pagoda_operator.inventory.values import digest
 from pagoda_operator.run.apply import Writer, apply_anew
 
 # In the queue like a service; no service has an empty namespace.

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pagoda_operator.api.grant import Grant
-from pagoda_operator.api.orders import Nobody, Orders, unix
-from pagoda_operator.api.signals_view import ServiceSignals
+from pagoda_operator.api.orders import Nobody, Orders
+from pagoda_operator.api.signals import ServiceSignals
 from pagoda_operator.api.state import Key, Observed
 from pagoda_operator.decide.plan import Plan
 from pagoda_operator.decide.render.children import Owner
+from pagoda_operator.inventory.fit import Size
 from pagoda_operator.inventory.fleet import Fleet
-from pagoda_operator.inventory.sizes import Size
+from pagoda_operator.inventory.values import unix
 from pagoda_operator.run.events import Recorder
 from pagoda_operator.watch.caches import Caches
 from pagoda_operator.watch.claims import Claims

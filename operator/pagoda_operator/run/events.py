@@ -22,7 +22,7 @@ from pagoda_contracts.resources.meta import ObjectMeta
 
 from pagoda_operator.api.errors import ClusterError, OperatorError
 from pagoda_operator.api.state import EVENTS, SERVICES, Json, Key, Observed
-from pagoda_operator.inventory.digest import digest
+from pagoda_operator.inventory.values import digest
 from pagoda_operator.run.apply import Writer, apply_anew
 
 PER_MINUTE: Final = 6

@@ -20,8 +20,7 @@ from pagoda_operator.api.state import CONFIG_MAPS, Json
 from pagoda_operator.inventory.fleet import Fleet
 from pagoda_operator.inventory.nodes import Node
 from pagoda_operator.inventory.pools import Pool, dressed, gone, read, seen, written
-from pagoda_operator.inventory.published import as_slices
-from pagoda_operator.inventory.slices import Slice
+from pagoda_operator.inventory.slices import Slice, as_slices
 from pagoda_operator.run.apply import Writer, apply_anew
 
 LOOK_EVERY_S: Final = 30.0

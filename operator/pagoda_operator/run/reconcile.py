@@ -25,10 +25,9 @@ from pagoda_operator.api.reader import Lister, Reader
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, Key, Observed, Resource
 from pagoda_operator.decide.plan import Plan, owner_of, plan
 from pagoda_operator.decide.render.writes import Annotate, Create, Delete
-from pagoda_operator.decide.status.name_conflict import with_name_conflict
-from pagoda_operator.decide.status.status import status
-from pagoda_operator.inventory.digest import digest
+from pagoda_operator.decide.status.status import status, with_name_conflict
 from pagoda_operator.inventory.fleet import Fleet
+from pagoda_operator.inventory.values import digest
 from pagoda_operator.run.apply import Writer, apply, apply_status
 from pagoda_operator.run.defaults import DEFAULT_KEY, keep
 from pagoda_operator.run.dependencies import Dependencies

@@ -17,13 +17,12 @@ from pagoda_operator.api.errors import ClusterError, PageRefused
 from pagoda_operator.api.reader import Reader
 from pagoda_operator.api.scaling import Decision
 from pagoda_operator.api.state import CONFIG_MAPS, Child, Key, Observed
-from pagoda_operator.decide.placement.room import placeable
+from pagoda_operator.decide.placement.place import placeable
 from pagoda_operator.decide.plan import owner_of
 from pagoda_operator.decide.render.writes import Apply, Create
-from pagoda_operator.decide.scale.basis import basis_of, lessons, page_manifest, page_name
-from pagoda_operator.decide.scale.learned import Learned, decode, encode, loaded
-from pagoda_operator.decide.scale.next_look import next_look
-from pagoda_operator.decide.scale.scaling import Basis, Memory, Moment, decide
+from pagoda_operator.decide.scale.inputs import Basis, Memory, Moment, basis_of
+from pagoda_operator.decide.scale.learned import Learned, decode, encode, lessons, loaded, page_manifest, page_name
+from pagoda_operator.decide.scale.scaling import decide, next_look
 from pagoda_operator.decide.scale.schedules import refused
 from pagoda_operator.run.apply import Writer, apply
 from pagoda_operator.run.dependencies import Source

@@ -1,4 +1,4 @@
-"""What all gateways say, as one view per service (signals_view.py). Pure: frames and a clock go in, views and wake-ups come out.
+"""What all gateways say, as one view per service (api/signals.py). Pure: frames and a clock go in, views and wake-ups come out.
 
 Fed by listen.py; asked by `reconcile`. Held requests add up over gateways; what replicas say of themselves every gateway
 repeats, so it is taken from the one that hears most of them. A wake-up comes when something changed that a decision may hang on,
@@ -16,10 +16,10 @@ from typing import Final
 from pagoda_contracts.names import STATE_DEAD_MS
 from pagoda_contracts.pb import demand_pb2 as pb
 
-from pagoda_operator.api.measure import BIN_S
-from pagoda_operator.api.signals_view import CONFIRM_S, MISSING_S, EndpointSignal, ServiceSignals
+from pagoda_operator.api.scaling import BIN_S
+from pagoda_operator.api.signals import CONFIRM_S, MISSING_S, EndpointSignal, ServiceSignals
 from pagoda_operator.api.state import Key
-from pagoda_operator.decide.scale.bins import Bins
+from pagoda_operator.decide.scale.demand import Bins
 from pagoda_operator.talk.signals_merge import endpoints, level, matters, revisions
 
 FRESH_S: Final = STATE_DEAD_MS / 1000
@@ -206,7 +206,7 @@ class Signals:
             self.wake(key)
 
     def _end_bins(self, now: float) -> None:
-        """A bin ends for all; with a gateway silent no bin does, and bins.py bridges or begins anew."""
+        """A bin ends for all; with a gateway silent no bin does, and demand.py bridges or begins anew."""
         ended = self._bin_ends
         if now - ended >= BIN_S:  # this process was not looking
             ended = now

@@ -8,8 +8,8 @@ from typing import Final
 from pagoda_contracts.pb import demand_pb2 as pb
 from pagoda_contracts.pb.daemon_pb2 import Phase
 
-from pagoda_operator.api.signals_view import EndpointSignal, RevisionSignal, Seen
-from pagoda_operator.decide.scale.bins import Level
+from pagoda_operator.api.signals import EndpointSignal, RevisionSignal, Seen
+from pagoda_operator.decide.scale.demand import Level
 
 _SEEN: Final = {
     pb.VERDICT_FRESH: Seen.FRESH,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from pagoda_operator.api.orders import unix
 from pagoda_operator.api.state import Key
+from pagoda_operator.inventory.values import unix
 
 # A service has three such times or four; a view that is late may show the ones before.
 _KEPT = 8

@@ -1,5 +1,5 @@
 """Who answers to which served name, over all services. Kept by triggers.py, asked by `reconcile`; what a service's plan and status make of
-the answer is `name_conflict.py`.
+the answer is `with_name_conflict` in `decide/status`.
 
 Who has a name keeps it, else the oldest claimer does (`pagoda_contracts.claims`, as in the gateway); another one is told so and starts
 nothing for names that it does not hold. What each holds is in its status.

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from pagoda_operator.api.state import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from pagoda_operator.inventory.fit import Size, largest
 from pagoda_operator.inventory.fleet import Fleet
-from pagoda_operator.inventory.sizes import Size, largest
 from pagoda_operator.watch.caches import Caches
 
 

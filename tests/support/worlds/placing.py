@@ -7,7 +7,7 @@ from typing import Any
 
 from pagoda_contracts.launch import DaemonConfig
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS, SERVICES
-from pagoda_operator.inventory.shape import source_of
+from pagoda_operator.inventory.fit import source_of
 from support.kube.fake_api import running
 from support.worlds.fleets import H100, cut, fleet, node, whole
 from support.worlds.world import World

@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 from pagoda_contracts.names import HISTORY_SUFFIX
-from pagoda_operator.api.measure import BIN_S, Measure
-from pagoda_operator.api.signals_view import EndpointSignal, Seen, ServiceSignals
+from pagoda_operator.api.scaling import BIN_S, Measure
+from pagoda_operator.api.signals import EndpointSignal, Seen, ServiceSignals
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS, SERVICES, Key
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.scaler import Scaler
@@ -41,7 +41,7 @@ class Gateways:
         return 0.0 if self.known else math.inf
 
     def idle(self) -> bool:
-        """As bins.py finds it."""
+        """As demand.py finds it."""
         recent = self.measures[-120:]
         return len(recent) == 120 and not any(m.arrived or m.ended or m.running or m.waiting or m.held for m in recent)
 

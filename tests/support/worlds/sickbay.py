@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, ANNOTATION_WITH_SUCCESSOR
-from pagoda_operator.api.signals_view import CONFIRM_S, EndpointSignal, Seen, ServiceSignals
+from pagoda_operator.api.signals import CONFIRM_S, EndpointSignal, Seen, ServiceSignals
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, Key, Observed
 from pagoda_operator.run.dependencies import Dependencies, NoQuotas
 from pagoda_operator.watch.ages import Ages

@@ -11,8 +11,8 @@ import pytest
 from pagoda_operator.api.orders import Nobody, Orders
 from pagoda_operator.api.state import PODS, PROFILES, SERVICES, Key, Observed, Resource
 from pagoda_operator.decide.plan import Plan, plan
+from pagoda_operator.inventory.fit import Size
 from pagoda_operator.inventory.fleet import Fleet
-from pagoda_operator.inventory.sizes import Size
 from pagoda_operator.run.dependencies import Dependencies, NoQuotas, Quotas, Silence, Source
 from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.reconcile import Reconciler

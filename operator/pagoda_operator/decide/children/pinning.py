@@ -11,12 +11,11 @@ from pagoda_contracts.names import ANNOTATION_RENDERED, DAEMON_CONFIG_KEY
 from pagoda_contracts.resources.service import Accelerator
 
 from pagoda_operator.api.errors import SpecProblem
+from pagoda_operator.api.placement import Resolved
 from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, RESOURCE_CLAIM_TEMPLATES, Child, Key, Observed
 from pagoda_operator.decide.render import children, pod
-from pagoda_operator.decide.render.children import Manifest, Owner
+from pagoda_operator.decide.render.children import Manifest, Owner, Revision
 from pagoda_operator.decide.render.devices import claim_spec
-from pagoda_operator.decide.render.revision import Revision
-from pagoda_operator.inventory.types import Resolved
 
 CLAIM: Final = "claim"
 
@@ -72,14 +71,13 @@ def _again(observed: Observed, owner: Owner, current: Revision, where: Where, de
     except SpecProblem:
         return recovered
     same = all(fresh.get(part) == recovered.get(part) for part in ("daemonConfig", CLAIM))
-    most = (
-        max(deployment.replicas, observed.asked, len(observed.pods)) + 1
-    )  # ours may have been any: somebody else's number may stand there
+    # Its number may have been any when it was rendered: somebody else's may stand there now.
+    most = max(deployment.replicas, observed.asked, len(observed.pods)) + 1
     return fresh if same and any(_made_from(owner, deployment, fresh["podTemplate"], number) for number in range(most + 1)) else recovered
 
 
 def _made_from(owner: Owner, deployment: Child, template: Manifest, replicas: int) -> bool:
-    """By the hash of its rendering, which counts its replicas. What it bears does not tell: fields that a profile had once are there
+    """By the hash of its rendering, which counts its replicas. Its fields do not show it: those that a profile had once are there
     like the API server's defaults."""
     rendered = children.deployment(owner, deployment.name, template, replicas)
     noted = deployment.meta.get("annotations", {}).get(ANNOTATION_RENDERED)

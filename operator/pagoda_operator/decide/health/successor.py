@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from pagoda_operator.api.pods import Pod
-from pagoda_operator.api.signals_view import MISSING_S
+from pagoda_operator.api.signals import MISSING_S
 from pagoda_operator.api.state import DEPLOYMENTS, Child, Observed
 from pagoda_operator.decide.health.health import Health
 from pagoda_operator.decide.replicas.replicas import pods_of

@@ -1,4 +1,4 @@
-"""How the operator learns a model's shape: published models by name, else what a pod of one run told. Pure; called by `plan`.
+"""How the operator learns a model's shape: published models by name, else what a pod that runs once reports. Pure; called by `plan`.
 
 Pod → its termination message → ConfigMap `<service>-model` → the pod goes. Another address or revision of the model is read anew.
 """
@@ -13,13 +13,13 @@ from pagoda_contracts.names import COMPONENT_TRIAL, EXIT_PERMANENT, LABEL_COMPON
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_sizing.errors import SizingError
 
+from pagoda_operator.api.placement import Held
 from pagoda_operator.api.state import CONFIG_MAPS, PODS, Child, Json, Observed
 from pagoda_operator.decide.render.children import Owner
 from pagoda_operator.decide.render.fetch import SCHEMES, unsupported
 from pagoda_operator.decide.render.inspect import CONTAINER, REPORT_KEY, SOURCE_KEY, inspect_pod, map_name, model_map, pod_name
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
-from pagoda_operator.inventory.shape import Shape, from_catalogue, from_report, is_report, source_of
-from pagoda_operator.inventory.types import Held
+from pagoda_operator.inventory.fit import Shape, from_catalogue, from_report, is_report, source_of
 
 
 class Inspection(NamedTuple):
@@ -108,8 +108,8 @@ def steps(observed: Observed, owner: Owner, spec: InferenceServiceSpec) -> Itera
 
 def _report(pod: Child) -> str:
     ended = _last_end(pod)
-    told = str(ended.get("message", "")).strip()
-    return told if ended.get("exitCode") == 0 and is_report(told) else ""
+    report = str(ended.get("message", "")).strip()
+    return report if ended.get("exitCode") == 0 and is_report(report) else ""
 
 
 def tidy(observed: Observed) -> Iterator[Write]:

@@ -11,13 +11,13 @@ from typing import Final, NamedTuple
 
 from pagoda_contracts.names import DEVICE_CLASS_MIG
 from pagoda_contracts.resources.placement import Accelerator, CpuAccelerator, DraAccelerator, GpuAccelerator, MigAccelerator
-from pagoda_contracts.units import parse_quantity
+from pagoda_contracts.units import parse_duration, parse_quantity
 from pagoda_sizing.devices import catalogue
 
+from pagoda_operator.api.placement import Resolved
+from pagoda_operator.inventory.fit import Requirement, gib, why_not, why_not_on_cpu
 from pagoda_operator.inventory.fleet import DeviceClass, Fleet, Room, Terms, claimable, classes
 from pagoda_operator.inventory.mig import matches, parse_profile
-from pagoda_operator.inventory.shape import Asked, gib, why_not, why_not_on_cpu
-from pagoda_operator.inventory.types import Resolved
 
 UNBOUNDED: Final = 1 << 20
 # Of the GB in a profile's name, where no label says what a slice has: NVIDIA's own tables are between 0.93 and 1.06 of it.
@@ -25,11 +25,11 @@ _NAMED_SHARE: Final = 0.93
 
 
 class Demand(NamedTuple):
-    """What options are judged by. `asked` is None while the model's shape is not known: size is then not judged."""
+    """What options are judged by. `required` is None while the model's shape is not known: size is then not judged."""
 
     fleet: Fleet
     terms: Terms
-    asked: Asked | None
+    required: Requirement | None
     known: tuple[DeviceClass, ...]
     """What device plugins offer."""
 
@@ -53,26 +53,26 @@ class _Wish(NamedTuple):
     refusal: str = ""
 
 
-def demanded(fleet: Fleet, terms: Terms, asked: Asked | None) -> Demand:
+def demanded(fleet: Fleet, terms: Terms, required: Requirement | None) -> Demand:
     """With the classes there are, once for all entries."""
-    return Demand(fleet, terms, asked, classes(fleet, terms))
+    return Demand(fleet, terms, required, classes(fleet, terms))
 
 
 def options(entry: Accelerator, demand: Demand) -> tuple[Option, ...]:
     """Every class that the entry could mean, small ones first; none where no node offers anything of the kind."""
     if entry.cpu is not None:
-        return (_on_cpu(entry.cpu, demand.asked),)
-    return tuple(_judged(wish, entry, demand) for wish in _wishes(entry, demand))
+        return (_on_cpu(entry.cpu, demand.required),)
+    return tuple(_option(wish, entry, demand) for wish in _wishes(entry, demand))
 
 
-def _on_cpu(cpu: CpuAccelerator, asked: Asked | None) -> Option:
+def _on_cpu(cpu: CpuAccelerator, required: Requirement | None) -> Option:
     """The model against its own memory. Of nodes nothing is said beforehand: larger ones may come, and for a pod that waits they do."""
-    why = why_not_on_cpu(asked, int(parse_quantity(cpu.memory))) if asked else ""
+    why = why_not_on_cpu(required, int(parse_quantity(cpu.memory))) if required else ""
     return Option(Resolved(), None, ever=not why, free=0 if why else UNBOUNDED, why=why)
 
 
 def absent(entry: Accelerator, demand: Demand) -> str:
-    """Why there is no option at all: what is asked for, and what there is instead."""
+    """Why there is no option at all: what is required for, and what there is instead."""
     known = sorted({kind.name for kind in demand.known})
     if entry.dra is not None:
         return f"no ResourceSlice has a device of class {entry.dra.device_class_name} that matches the selectors"
@@ -132,18 +132,18 @@ def memory_of(kind: DeviceClass) -> int | None:
     return next(known, None)
 
 
-def _judged(wish: _Wish, entry: Accelerator, demand: Demand) -> Option:
+def _option(wish: _Wish, entry: Accelerator, demand: Demand) -> Option:
     kind, count = wish.kind, wish.needs
     resolved = _resolved(entry, kind, count)
     useful = [room for room in kind.rooms if room.block is None or room.block.passing]
-    why = wish.refusal or _unfit(kind, count, demand.asked) or _unreachable(kind.rooms, useful) or _too_few(useful, count)
+    why = wish.refusal or _unfit(kind, count, demand.required) or _unreachable(kind.rooms, useful) or _too_few(useful, count)
     if why:
-        return Option(resolved, kind, ever=False, free=0, why=_told(kind, why))
+        return Option(resolved, kind, ever=False, free=0, why=_with_name(kind, why))
     free = sum(room.free // count for room in useful)
-    return Option(resolved, kind, ever=True, free=free, why="" if free else _told(kind, _occupied(useful, count)))
+    return Option(resolved, kind, ever=True, free=free, why="" if free else _with_name(kind, _occupied(useful, count)))
 
 
-def _told(kind: DeviceClass, why: str) -> str:
+def _with_name(kind: DeviceClass, why: str) -> str:
     return f"{kind.name}: {why}"
 
 
@@ -157,13 +157,13 @@ def _resolved(entry: Accelerator, kind: DeviceClass, count: int) -> Resolved:
     return Resolved(resource=kind.resource, profile=profile, labels=(kind.label,) if kind.label else (), device=device)
 
 
-def _unfit(kind: DeviceClass, count: int, asked: Asked | None) -> str:
+def _unfit(kind: DeviceClass, count: int, required: Requirement | None) -> str:
     if kind.shared:
         return "shared by several pods (time-slicing or MPS), so that a replica cannot rely on its memory"
     memory = memory_of(kind)
     if memory is None:
         return "memory unknown, because GPU Feature Discovery has not labelled the node"
-    return why_not(asked, memory, count) if asked else ""
+    return why_not(required, memory, count) if required else ""
 
 
 def _unreachable(rooms: tuple[Room, ...], useful: list[Room]) -> str:
@@ -207,3 +207,27 @@ def merged(found: Iterable[Option]) -> tuple[Option, ...]:
         both = replace(first.resolved, labels=labels, device=device)
         kept[key] = replace(first, resolved=both, free=first.free + option.free, why=first.why and option.why)
     return tuple(kept.values())
+
+
+class Candidate(NamedTuple):
+    """An entry with all that it could come down to."""
+
+    position: int
+    entry: Accelerator
+    options: tuple[Option, ...]
+    absent: str
+
+    @property
+    def name(self) -> str:
+        """As the status calls it, such as gpu[0]."""
+        return f"{''.join(self.entry.kinds)}[{self.position}]"
+
+    @property
+    def able(self) -> tuple[Option, ...]:
+        """What can ever do, one per pod template, small first."""
+        return merged(option for option in self.options if option.ever)
+
+    @property
+    def wait(self) -> float | None:
+        """Seconds to wait for it; None for ever."""
+        return parse_duration(self.entry.fallback_after) if self.entry.fallback_after else None

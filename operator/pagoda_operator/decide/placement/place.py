@@ -6,27 +6,25 @@ is waited for, as long as its `fallbackAfter` says. A service that runs somewher
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Final
 
 from pagoda_contracts.resources.placement import Accelerator
 from pagoda_contracts.resources.service import InferenceServiceSpec
-from pagoda_contracts.resources.status import PlacementStatus, RejectedAccelerator, WaitingAccelerator
+from pagoda_contracts.resources.status import PlacementStatus
 
-from pagoda_operator.decide.placement.judged import Home, Judged, Question
-from pagoda_operator.decide.placement.options import Option, absent, demanded, merged, options
-from pagoda_operator.decide.placement.unbound import given_up, heeded
-from pagoda_operator.decide.placement.warnings import warnings
-from pagoda_operator.decide.render.revision import entry_digest, identify
-from pagoda_operator.inventory.digest import digest
-from pagoda_operator.inventory.shape import Asked
-from pagoda_operator.inventory.types import Placement, Resolved
+from pagoda_operator.api.placement import Placement, Resolved
+from pagoda_operator.api.state import Observed
+from pagoda_operator.decide.placement.options import Candidate, Option, absent, demanded, merged, options
+from pagoda_operator.decide.placement.question import Current, Question, ask
+from pagoda_operator.decide.placement.status import MAX_DEVICE, chosen_status, rejections, waiting_status, warnings
+from pagoda_operator.decide.placement.unschedulable import with_scheduler_verdicts
+from pagoda_operator.decide.render.children import entry_digest, identify
+from pagoda_operator.inventory.fit import Requirement
+from pagoda_operator.inventory.values import digest, unix
 
-_MAX_REJECTED: Final = 32
-_MAX_WHY: Final = 1000
-_MAX_DEVICE: Final = 250
+# Nodes that joined within a day: somebody adds them, by hand or a node autoscaler, whose pools mostly shrink at night.
+GROWS_S: Final = 86_400.0
 
 
 def alternatives(spec: InferenceServiceSpec) -> str:
@@ -36,26 +34,26 @@ def alternatives(spec: InferenceServiceSpec) -> str:
 
 def place(question: Question) -> Placement:
     """The entry to run on, or why there is none, or what must be known first."""
-    told = tuple(warnings(question.fleet, question.spec.accelerators, question.now))
-    home = _home(question)
-    if home is not None and (home.running or question.wanted == 0):
-        return _stay(question, home.position, home.resolved, told)
-    judged = heeded(question, _judge_all(question), home)
-    if home is not None and _room_at_home(judged, home.position, home.resolved):
-        placed = _stay(question, home.position, home.resolved, told)
+    warned = tuple(warnings(question.fleet, question.spec.accelerators, question.now))
+    current = _current(question)
+    if current is not None and (current.running or question.wanted == 0):
+        return _stay(question, current.position, current.resolved, warned)
+    candidates = with_scheduler_verdicts(question, _candidates(question), current)
+    if current is not None and _current_has_room(candidates, current.position, current.resolved):
+        placed = _stay(question, current.position, current.resolved, warned)
     else:
-        placed = _as_pinned(question, _decide(question, judged, told, home))
-    if question.shape is None and question.unknown and _asks_for_shape(judged, placed):
+        placed = _as_pinned(question, _decide(question, candidates, warned, current))
+    if question.shape is None and question.unknown and _asks_for_shape(candidates, placed):
         # A wait that came this far does not begin anew, and what was given up on the way is not gone back to.
         waiting = question.kept.waiting if question.kept else None
-        return Placement(None, PlacementStatus(waiting=waiting, rejected=placed.status.rejected, warnings=told), held=question.unknown)
+        return Placement(None, PlacementStatus(waiting=waiting, rejected=placed.status.rejected, warnings=warned), held=question.unknown)
     return placed
 
 
-def _asks_for_shape(judged: tuple[Judged, ...], placed: Placement) -> bool:
+def _asks_for_shape(candidates: tuple[Candidate, ...], placed: Placement) -> bool:
     """Whether some devices could be had and the model's size says which. Not of those after the entry on CPU that is taken."""
-    last = next((one.position for one in judged if one.entry is placed.entry), len(judged))
-    return any(option.kind and option.ever for one in judged if one.position <= last for option in one.options)
+    last = next((one.position for one in candidates if one.entry is placed.entry), len(candidates))
+    return any(option.kind and option.ever for one in candidates if one.position <= last for option in one.options)
 
 
 def _as_pinned(question: Question, placed: Placement) -> Placement:
@@ -76,24 +74,21 @@ def spare(question: Question, resolved: Resolved, entry: Accelerator) -> int | N
     return beside if beside or _free(question, resolved, entry, question.terms.service_uid) else None
 
 
-class Room(NamedTuple):
-    """Places for more replicas where a service lives, and when the youngest node with such devices joined."""
-
-    free: int
-    joined: float
-
-
-def room(question: Question) -> Room | None:
-    """None where nobody counts: on CPU, for a service that lives nowhere yet, or where no node offers such devices now."""
-    home = _home(question)
-    if home is None or question.spec.accelerators[home.position].cpu is not None:
+def placeable(observed: Observed) -> int | None:
+    """How many replicas have a place or would find one now: what scaling is clamped by. None where nobody can tell: on CPU, for a service
+    without a revision yet, or where no node offers such devices now. A pool that grows has no such number either: its nodes come because
+    pods wait, and as many at a time as pods wait."""
+    question = ask(observed, observed.spec) if observed.spec is not None else None
+    current = _current(question) if question is not None else None
+    if question is None or current is None or question.spec.accelerators[current.position].cpu is not None:
         return None
-    entry, resolved = question.spec.accelerators[home.position], home.resolved
-    found = options(entry, demanded(question.fleet, question.terms._replace(service_uid=""), None))
-    same = [one for one in found if one.ever and one.kind and one.resolved.identity == resolved.identity]
-    mine = [one for one in same if not resolved.labels or (one.kind and one.kind.label in resolved.labels)]
-    rooms = [place for one in mine if one.kind for place in one.kind.rooms if not place.node.gone]
-    return Room(sum(one.free for one in mine), max(place.node.joined for place in rooms)) if rooms else None
+    found = options(question.spec.accelerators[current.position], demanded(question.fleet, question.terms._replace(service_uid=""), None))
+    same = [one for one in found if one.ever and one.kind and one.resolved.identity == current.resolved.identity]
+    mine = [one for one in same if not current.resolved.labels or (one.kind and one.kind.label in current.resolved.labels)]
+    joined = [room.node.joined for one in mine if one.kind for room in one.kind.rooms if not room.node.gone]
+    if not joined or observed.now - max(joined) < GROWS_S:
+        return None
+    return sum(pod.assigned for pod in observed.pods if pod.counts) + sum(one.free for one in mine)
 
 
 def _free(question: Question, resolved: Resolved, entry: Accelerator, mine: str) -> int:
@@ -103,16 +98,16 @@ def _free(question: Question, resolved: Resolved, entry: Accelerator, mine: str)
     return next((option.free for option in same), 0)
 
 
-def _judge_all(question: Question) -> tuple[Judged, ...]:
+def _candidates(question: Question) -> tuple[Candidate, ...]:
     """Up to the first entry on CPU that is waited for without end."""
-    asked = Asked(question.shape, question.spec.engine) if question.shape else None
-    demand = demanded(question.fleet, question.terms, asked)
+    required = Requirement(question.shape, question.spec.engine) if question.shape else None
+    demand = demanded(question.fleet, question.terms, required)
     found = []
     for index, entry in enumerate(question.spec.accelerators):
         seen = options(entry, demand)
-        if asked is None and question.unknowable:
+        if required is None and question.unknowable:
             seen = tuple(_unsized(option, question.unknowable) for option in seen)
-        found.append(Judged(index, entry, seen, "" if seen else absent(entry, demand)))
+        found.append(Candidate(index, entry, seen, "" if seen else absent(entry, demand)))
         if entry.cpu is not None and found[-1].able and found[-1].wait is None:
             break
     return tuple(found)
@@ -124,7 +119,7 @@ def _unsized(option: Option, why: str) -> Option:
     return replace(option, ever=False, free=0, why=f"{option.kind.name}: {why}")
 
 
-def _home(question: Question) -> Home | None:
+def _current(question: Question) -> Current | None:
     """The newest where several match."""
     now = alternatives(question.spec)
     for run in sorted(question.runs, key=lambda run: (run.number, run.running), reverse=True):
@@ -133,40 +128,42 @@ def _home(question: Question) -> Home | None:
         resolved = run.pin.resolved if run.pin else Resolved()
         for index, entry in enumerate(question.spec.accelerators):
             if identify(question.name, question.spec, entry, resolved.identity).name == run.name:
-                return Home(index, resolved, run.running, run.refused)
+                return Current(index, resolved, run.running, run.refused)
     return None
 
 
-def _room_at_home(judged: tuple[Judged, ...], index: int, resolved: Resolved) -> bool:
-    there = next((one for one in judged if one.position == index), None)
+def _current_has_room(candidates: tuple[Candidate, ...], index: int, resolved: Resolved) -> bool:
+    there = next((one for one in candidates if one.position == index), None)
     return there is not None and any(option.free and option.resolved.identity == resolved.identity for option in there.able)
 
 
-def _stay(question: Question, index: int, resolved: Resolved, told: tuple[str, ...]) -> Placement:
+def _stay(question: Question, index: int, resolved: Resolved, warned: tuple[str, ...]) -> Placement:
     """What the status says of the decision stays as it was made: fleets change, and each change would be a write."""
     entry = question.spec.accelerators[index]
     name = f"{''.join(entry.kinds)}[{index}]"
     kept = question.kept if question.kept and question.kept.chosen == name else PlacementStatus()
-    status = PlacementStatus(chosen=name, device=resolved.device[:_MAX_DEVICE] or None, rejected=kept.rejected, warnings=told)
+    status = PlacementStatus(chosen=name, device=resolved.device[:MAX_DEVICE] or None, rejected=kept.rejected, warnings=warned)
     return Placement(entry, status, resolved)
 
 
-def _decide(question: Question, judged: tuple[Judged, ...], told: tuple[str, ...], home: Home | None) -> Placement:
-    able = [one for one in judged if one.able]
+def _decide(question: Question, candidates: tuple[Candidate, ...], warned: tuple[str, ...], current: Current | None) -> Placement:
+    able = [one for one in candidates if one.able]
     if not able:
-        return Placement(None, PlacementStatus(rejected=_rejected(judged, None), warnings=told))
-    lives = home if home is not None and home.refused else None
-    patience, since = _patience(question, able, lives)
+        return Placement(None, PlacementStatus(rejected=rejections(candidates, None), warnings=warned))
+    refused = current if current is not None and current.refused else None
+    patience, since = _patience(question, able, refused)
     for one in able[: patience + 1]:
         if (option := _best(one.able, question.wanted)) is not None:
-            status = _status(judged, one, option, told)
+            status = chosen_status(candidates, one, option, warned)
             return Placement(one.entry, status, option.resolved)
     awaited = able[patience]
     mine = (
-        one for one in awaited.able if lives and lives.position == awaited.position and one.resolved.identity == lives.resolved.identity
+        one
+        for one in awaited.able
+        if refused and refused.position == awaited.position and one.resolved.identity == refused.resolved.identity
     )
     option = next(mine, awaited.able[0])
-    status = _status(judged, awaited, option, told).model_copy(update={"waiting": _waiting(awaited, since)})
+    status = chosen_status(candidates, awaited, option, warned).model_copy(update={"waiting": waiting_status(awaited, since)})
     ends = since + awaited.wait if awaited.wait is not None and patience + 1 < len(able) else None
     return Placement(awaited.entry, status, option.resolved, again_at=ends)
 
@@ -177,18 +174,19 @@ def _best(able: tuple[Option, ...], wanted: int) -> Option | None:
     return next(roomy, None) or next((option for option in able if option.free), None)
 
 
-def _patience(question: Question, able: list[Judged], lives: Home | None) -> tuple[int, float]:
+def _patience(question: Question, able: list[Candidate], refused: Current | None) -> tuple[int, float]:
     """How far down the list the wait has come, and since when the entry there is waited for.
 
     The status remembers it, so that a restart does not begin anew; an entry that was edited is another one.
     """
-    position, since = _lived_at(question, able), float(int(question.now))
-    position = next((n for n, one in enumerate(able) if lives and one.position == lives.position), position)
+    position, since = _placed_before(question, able), float(int(question.now))
+    position = next((n for n, one in enumerate(able) if refused and one.position == refused.position), position)
     waited = question.kept.waiting if question.kept else None
     if waited is not None:
         same = (n for n, one in enumerate(able) if (one.name, entry_digest(one.entry)) == (waited.accelerator, waited.entry))
         found = next(same, None)
-        position, since = (found, min(since, _parsed(waited.since))) if found is not None else (position, since)
+        began = unix(waited.since)  # None for somebody else's words: the wait begins when we first see it
+        position, since = (found, min(since, since if began is None else began)) if found is not None else (position, since)
     while position + 1 < len(able) and (wait := able[position].wait) is not None and question.now >= since + wait:
         if _best(able[position].able, question.wanted) is not None:
             break
@@ -196,55 +194,13 @@ def _patience(question: Question, able: list[Judged], lives: Home | None) -> tup
     return position, since
 
 
-def _lived_at(question: Question, able: list[Judged]) -> int:
+def _placed_before(question: Question, able: list[Candidate]) -> int:
     """Where an older revision of the same list runs: what was waited for before it is not waited for again."""
     now = alternatives(question.spec)
-    homes = {run.accelerator for run in question.runs if run.running and run.pin is not None and run.pin.alternatives == now}
-    places = (n for n, one in enumerate(able) for option in one.able if _digest(question, one.entry, option) in homes)
+    running = {run.accelerator for run in question.runs if run.running and run.pin is not None and run.pin.alternatives == now}
+    places = (n for n, one in enumerate(able) for option in one.able if _digest(question, one.entry, option) in running)
     return max(places, default=0)
 
 
 def _digest(question: Question, entry: Accelerator, option: Option) -> str:
     return identify(question.name, question.spec, entry, option.resolved.identity).accelerator
-
-
-def _waiting(awaited: Judged, since: float) -> WaitingAccelerator:
-    why = "; ".join(option.why for option in awaited.options if option.ever)
-    stamp = datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return WaitingAccelerator(accelerator=awaited.name, entry=entry_digest(awaited.entry), since=stamp, why=why[:_MAX_WHY])
-
-
-def _parsed(stamp: str) -> float:
-    try:
-        return datetime.fromisoformat(stamp).timestamp()
-    except ValueError:  # somebody else's words: the wait begins when we first see it
-        return float("inf")
-
-
-def _status(judged: tuple[Judged, ...], chosen: Judged, option: Option, told: tuple[str, ...]) -> PlacementStatus:
-    device = option.resolved.device[:_MAX_DEVICE] or None
-    return PlacementStatus(chosen=chosen.name, device=device, rejected=_rejected(judged, (chosen.position, option)), warnings=told)
-
-
-def _rejected(judged: tuple[Judged, ...], taken: tuple[int, Option] | None) -> tuple[RejectedAccelerator, ...]:
-    """Everything before what was taken: other entries, and smaller classes of the same one."""
-    found = [RejectedAccelerator(accelerator=name[:128], why=why[:_MAX_WHY]) for name, why in _reasons(judged, taken)]
-    if len(found) <= _MAX_REJECTED:
-        return tuple(found)
-    first = sorted(range(len(found)), key=lambda place: not given_up(found[place].why))[
-        : _MAX_REJECTED - 1
-    ]  # which are remembered here only
-    more = RejectedAccelerator(accelerator="others", why=f"{len(found) - _MAX_REJECTED + 1} more reasons are left out")
-    return (*(found[place] for place in sorted(first)), more)
-
-
-def _reasons(judged: tuple[Judged, ...], taken: tuple[int, Option] | None) -> Iterator[tuple[str, str]]:
-    for one in judged:
-        if taken is not None and one.position > taken[0]:
-            return
-        if one.absent:
-            yield one.name, one.absent
-        for option in one.options:
-            mine = taken is not None and one.position == taken[0]
-            if option.why and not (mine and taken and option.ever and option.resolved.identity == taken[1].resolved.identity):
-                yield one.name, option.why

@@ -1,19 +1,62 @@
-"""Puts together what placement decides from, out of one service's observation. Pure; called by `plan` and by whoever asks for room."""
+"""What a placement is decided from, and how it is read from one service's observation. Pure; called by `plan` and `place`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
-from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_PLACEMENT, DAEMON_CUDA, LABEL_ACCELERATOR, LABEL_REVISION
+from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_PLACEMENT, DAEMON_CUDA, LABEL_ACCELERATOR
 from pagoda_contracts.resources.service import InferenceServiceSpec
+from pagoda_contracts.resources.status import PlacementStatus
 
+from pagoda_operator.api.placement import Held, Pin, Resolved, read_pin
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, Child, Observed
 from pagoda_operator.decide.placement.inspection import inspect
-from pagoda_operator.decide.placement.judged import Question, Run
 from pagoda_operator.decide.render.pod import scheduling
-from pagoda_operator.inventory.fleet import Terms
-from pagoda_operator.inventory.types import Pin, read_pin
+from pagoda_operator.decide.replicas.replicas import pods_of
+from pagoda_operator.inventory.fit import Shape, Size
+from pagoda_operator.inventory.fleet import Fleet, Terms
+
+
+class Run(NamedTuple):
+    """One revision that has a Deployment, or is pinned and waits for one: what it was placed on, where that is known, and whether a pod of
+    it has a node; `refused`: what the scheduler says of one for which it found none."""
+
+    name: str
+    number: int
+    pin: Pin | None
+    running: bool
+    accelerator: str = ""
+    refused: str = ""
+
+
+class Question(NamedTuple):
+    """All that a placement is decided from."""
+
+    name: str
+    spec: InferenceServiceSpec
+    fleet: Fleet = Fleet()
+    terms: Terms = Terms()
+    shape: Shape | None = None
+    # Without a shape: what is being done about it, or why there will be none.
+    unknown: Held | None = None
+    unknowable: str = ""
+    runs: tuple[Run, ...] = ()
+    kept: PlacementStatus | None = None
+    wanted: int = 1
+    now: float = 0.0
+    # The largest nodes there are, for reasons.
+    sizes: tuple[Size, ...] = ()
+
+
+class Current(NamedTuple):
+    """Where the spec's revision was placed: which entry, on what, and what its Run says."""
+
+    position: int
+    resolved: Resolved
+    running: bool
+    refused: str
 
 
 def ask(observed: Observed, spec: InferenceServiceSpec) -> Question:
@@ -60,7 +103,7 @@ def _runs(observed: Observed, spec: InferenceServiceSpec) -> Iterator[Run]:
             name=deployment.name,
             number=int(kept.body["revision"]) if kept else 0,
             pin=_pin(observed, deployment.name),
-            running=_has_node(observed, labels),
+            running=any(pod.counts and pod.scheduled for pod in pods_of(observed, deployment)),
             accelerator=labels.get(LABEL_ACCELERATOR, ""),
             refused=_refused(observed, spec, deployment),
         )
@@ -68,7 +111,7 @@ def _runs(observed: Observed, spec: InferenceServiceSpec) -> Iterator[Run]:
 
 
 def _to_come(observed: Observed) -> Iterator[Run]:
-    """Revisions that a rollout gives no replica yet, hence no Deployment: decided on all the same. Were they no home, the next run would
+    """Revisions that a rollout gives no replica yet, hence no Deployment: decided on all the same. Left out, the next run would
     be back at the entry that was given up, and wait for it anew."""
     made = {child.name for child in observed.of(DEPLOYMENTS)}
     for kept in observed.of(CONTROLLER_REVISIONS):
@@ -84,39 +127,22 @@ def _pin(observed: Observed, name: str) -> Pin | None:
     return read_pin(written) if written else None
 
 
-def _has_node(observed: Observed, labels: Mapping[str, str]) -> bool:
-    return any(pod.scheduled for pod in _pods(observed, labels))
-
-
 def _refused(observed: Observed, spec: InferenceServiceSpec, deployment: Child) -> str:
     """What the scheduler says of one for which it found no node. While another of the same Deployment drains, a lack of room is no word
     on the entry: the successor waits for what its predecessor holds, which counts as free to it. On CPU, where nothing is counted, no more
     is it while another revision of the service holds a node."""
-    meta = deployment.body["spec"]["template"]["metadata"]
-    labels, on_cpu = meta["labels"], ANNOTATION_DEVICES not in (meta.get("annotations") or {})
+    annotations = deployment.body["spec"]["template"]["metadata"].get("annotations") or {}
+    own = pods_of(observed, deployment)
+    names = {pod.name for pod in own}
     # A replica that comes only in the place of an unhealthy one has the whole service move for it no more than a rollout judge by it.
-    tried = [pod for pod in _pods(observed, labels) if pod.unschedulable][deployment.extra :]
-    held = on_cpu and any(pod.assigned and not pod.finished for pod in _others(observed, labels))
-    makes_room = any(pod.short for pod in tried) and (held or _makes_room(observed, spec, labels))
+    tried = [pod for pod in own if pod.counts and pod.unschedulable][deployment.extra :]
+    others = (pod for pod in observed.pods if pod.name not in names and ANNOTATION_DEVICES not in annotations)
+    occupied = any(pod.assigned and not pod.finished for pod in others)
+    makes_room = any(pod.short for pod in tried) and (occupied or _makes_room(observed, spec, own))
     return next((pod.unscheduled for pod in tried if not (makes_room and pod.short)), "")
 
 
-def _makes_room(observed: Observed, spec: InferenceServiceSpec, labels: Mapping[str, str]) -> bool:
+def _makes_room(observed: Observed, spec: InferenceServiceSpec, own: Iterable[Pod]) -> bool:
     """Whether one on its way out gives a successor its place. On a node that takes no pods it does not, and may end never."""
-    mine, blocks = _mine(labels), observed.fleet.blocks(terms(observed, spec))
-    going = (pod for pod in observed.pods if pod.deleting and not pod.finished and (pod.revision, pod.accelerator) == mine)
-    return any(pod.assigned and blocks.get(pod.node) is None for pod in going)
-
-
-def _pods(observed: Observed, labels: Mapping[str, str]) -> list[Pod]:
-    mine = _mine(labels)
-    return [pod for pod in observed.pods if pod.counts and (pod.revision, pod.accelerator) == mine]
-
-
-def _others(observed: Observed, labels: Mapping[str, str]) -> list[Pod]:
-    mine = _mine(labels)
-    return [pod for pod in observed.pods if (pod.revision, pod.accelerator) != mine]
-
-
-def _mine(labels: Mapping[str, str]) -> tuple[str | None, str | None]:
-    return labels.get(LABEL_REVISION), labels.get(LABEL_ACCELERATOR)
+    blocks = observed.fleet.blocks(terms(observed, spec))
+    return any(pod.deleting and not pod.finished and pod.assigned and blocks.get(pod.node) is None for pod in own)

@@ -1,11 +1,13 @@
-"""The objects around a pod template: Deployment, ConfigMap, ControllerRevision, Service, PodDisruptionBudget.
+"""The objects around a pod template (Deployment, ConfigMap, ControllerRevision, Service, PodDisruptionBudget), and what identifies them.
 
-Every child carries the service's labels, an owner reference that garbage collection follows, and the hash of its rendering.
+Every child carries the service's labels, an owner reference that garbage collection follows, and the hash of its rendering. A revision is
+the hash of the service's own words. The profile's content is not part of it: an edited profile or a new operator rolls no pod.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from pagoda_contracts.names import (
@@ -24,6 +26,7 @@ from pagoda_contracts.names import (
     PORT_DAEMON_GRPC,
     PORT_DAEMON_HTTP,
 )
+from pagoda_contracts.resources.service import Accelerator, InferenceServiceSpec
 
 from pagoda_operator.api.state import (
     CONFIG_MAPS,
@@ -35,8 +38,8 @@ from pagoda_operator.api.state import (
     SERVICES,
     Resource,
 )
-from pagoda_operator.decide.render.revision import Revision
-from pagoda_operator.inventory.digest import digest
+from pagoda_operator.decide.render.fetch import fetched
+from pagoda_operator.inventory.values import digest
 
 Manifest = dict[str, Any]
 
@@ -98,7 +101,7 @@ _PROGRESS_S: Final = 86_400
 
 
 def deployment(owner: Owner, name: str, template: Manifest, replicas: int, notes: Mapping[str, str] | None = None) -> Manifest:
-    """Runs a revision. The template never changes, so its own history is of no use. `notes`: annotations that tell of it, not of what it
+    """Runs a revision. The template never changes, so its own history is of no use. `notes`: annotations about it, not about what it
     is; those without a text are left out."""
     labels = owner.labels | replica_selector(owner, template["metadata"]["labels"])
     spec = {
@@ -144,3 +147,42 @@ def stamped(owner: Owner, resource: Resource, name: str, labels: dict[str, str],
     manifest = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta, **body}
     meta["annotations"] = {ANNOTATION_RENDERED: digest(manifest)}
     return manifest
+
+
+# An empty one is the same as none.
+_ONLY_WHERE_SET: Final = ("health", "slo")
+
+
+class Revision(NamedTuple):
+    """One (revision × accelerator): `name` is that of its Deployment, ConfigMap and ControllerRevision."""
+
+    name: str
+    hash: str
+    accelerator: str
+
+
+def identify(
+    service: str, spec: InferenceServiceSpec, accelerator: Accelerator, resolved: Mapping[str, str] = MappingProxyType({})
+) -> Revision:
+    """The revision that the spec asks for on this accelerator, where the entry leaves a choice on the devices it came down to.
+
+    Only fields that differ from their default are hashed, so that a field added by a later version changes no hash.
+    The accelerator counts by its content, not by its place in the list: reordering alternatives rolls nothing.
+    """
+    words = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    names = ("model", "engine", "drain", "podTemplate", "profileRef", *(("credentials",) if fetched(spec) else ()))
+    parts = {name: words[name] for name in names if name in words}
+    parts |= {name: words[name] for name in _ONLY_WHERE_SET if words.get(name)}
+    kind = _words(accelerator)
+    revision, where = digest(parts), digest([kind, dict(resolved)] if resolved else kind)
+    return Revision(f"{service}-{digest([revision, where])}", revision, where)
+
+
+def entry_digest(accelerator: Accelerator) -> str:
+    """Names an entry of `accelerators[]` by its content; how long it is waited for is not part of it."""
+    return digest(_words(accelerator))
+
+
+def _words(accelerator: Accelerator) -> dict[str, Any]:
+    words: dict[str, Any] = accelerator.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"fallback_after"})
+    return words

@@ -11,7 +11,7 @@ from typing import Any, Final
 from pagoda_contracts.names import DEVICE_CLASS_GPU, LABEL_GPU_PRODUCT
 from pagoda_contracts.resources.placement import Accelerator, DraAccelerator
 
-from pagoda_operator.inventory.types import Resolved
+from pagoda_operator.api.placement import Resolved
 
 _CLAIM: Final = "devices"
 

@@ -26,11 +26,12 @@ from pagoda_contracts.resources.service import InferenceServiceSpec, ModelSpec
 
 from pagoda_operator.api.errors import SpecProblem
 
-CLAIM: Final = "pvc://"
+CLAIM_SCHEME: Final = "pvc://"
 # What the sidecar fetches from, and of these what has revisions.
-SCHEMES: Final = (CLAIM, "hf://", "s3://", "gs://", "oci://")
+SCHEMES: Final = (CLAIM_SCHEME, "hf://", "s3://", "gs://", "oci://")
 _WITH_REVISIONS: Final = ("hf://", "oci://")
-_GROUP: Final = 65532
+# The user of distroless images; Pod Security `restricted` asks for any but root.
+_USER: Final = 65532
 _MODEL: Final = "--model"
 _PROBE: Final = "fetch-probes"
 # A day: the sidecar itself tells a stall from a large model over a thin line, the probe must not. A restart loses nothing either way.
@@ -39,7 +40,7 @@ _STARTUP_FAILURES: Final = 86_400
 
 def fetched(spec: InferenceServiceSpec) -> bool:
     """Whether the sidecar brings the model."""
-    return not spec.model.uri.startswith(CLAIM) or spec.model.cache is not None
+    return not spec.model.uri.startswith(CLAIM_SCHEME) or spec.model.cache is not None
 
 
 def has_revisions(model: ModelSpec) -> bool:
@@ -52,7 +53,7 @@ def check(spec: InferenceServiceSpec, profile: ServingProfileSpec) -> None:
     if not spec.model.uri.startswith(SCHEMES):
         raise SpecProblem(UNSUPPORTED_URI, unsupported(spec.model.uri))
     if fetched(spec) and profile.images.fetch is None:
-        message = f"the profile has no images.fetch, which model.uri {spec.model.uri!r} needs (and model.cache, for {CLAIM})"
+        message = f"the profile has no images.fetch, which model.uri {spec.model.uri!r} needs (and model.cache, for {CLAIM_SCHEME})"
         raise SpecProblem(INVALID_PROFILE, message)
 
 
@@ -67,17 +68,13 @@ def defaults(spec: InferenceServiceSpec) -> dict[str, Any]:
         "name": CONTAINER_FETCH,
         # Idle after the fetch; while it fetches, what it hashes at full speed is a core.
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": restricted_container(),
     }
     pod: dict[str, Any] = {"initContainers": [container]}
     if spec.model.cache is None:
         return pod | {"volumes": [{"name": "model", "emptyDir": {}}]}
     # A fresh volume belongs to root. Only its root is looked at: a full one is not walked through at every start.
-    return pod | {"securityContext": {"fsGroup": _GROUP, "fsGroupChangePolicy": "OnRootMismatch"}}
+    return pod | {"securityContext": {"fsGroup": _USER, "fsGroupChangePolicy": "OnRootMismatch"}}
 
 
 def fixed(spec: InferenceServiceSpec, profile: ServingProfileSpec) -> dict[str, Any]:
@@ -92,21 +89,20 @@ def _sidecar(spec: InferenceServiceSpec, profile: ServingProfileSpec, mounts: li
         "name": CONTAINER_FETCH,
         "image": profile.images.fetch,
         "restartPolicy": "Always",
-        "args": _arguments(spec.model),
+        "args": ["serve", _MODEL, *source(spec.model)],
         "env": [{"name": "PAGODA_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}],
         "ports": [{"name": _PROBE, "containerPort": PORT_FETCH_PROBES}],
         "volumeMounts": mounts,
-        "startupProbe": _probe(PATH_STARTUP, period=1, failures=_STARTUP_FAILURES),
-        "livenessProbe": _probe(PATH_LIVE, period=10, failures=6),
+        "startupProbe": probe(PATH_STARTUP, _PROBE, period=1, failures=_STARTUP_FAILURES),
+        "livenessProbe": probe(PATH_LIVE, _PROBE, period=10, failures=6),
         "terminationMessagePolicy": "File",
     }
 
 
-def _arguments(model: ModelSpec) -> list[str]:
-    arguments = ["serve", _MODEL, model.uri]
-    if model.revision is not None and has_revisions(model):
-        arguments += ["--revision", model.revision]
-    return [*arguments, "--credential", model.credential] if model.credential is not None else arguments
+def source(model: ModelSpec) -> list[str]:
+    """The model on a command line of `pagoda-fetch`: its address, with the revision and the credential."""
+    revision = ["--revision", model.revision] if model.revision is not None and has_revisions(model) else []
+    return [model.uri, *revision, *(["--credential", model.credential] if model.credential is not None else [])]
 
 
 def model_of(arguments: Sequence[str]) -> str:
@@ -124,7 +120,7 @@ def _volumes(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
     volumes: list[dict[str, Any]] = [{"name": "fetched", "emptyDir": {}}]
     if spec.model.cache is not None:
         volumes.append({"name": "model", "persistentVolumeClaim": {"claimName": spec.model.cache.pvc}})
-    if spec.model.uri.startswith(CLAIM):
+    if spec.model.uri.startswith(CLAIM_SCHEME):
         volumes.append({"name": "source", "persistentVolumeClaim": {"claimName": claim(spec.model.uri), "readOnly": True}})
     secrets = enumerate(spec.credentials)
     return volumes + [{"name": f"credential-{index}", "secret": {"secretName": known.secret_ref.name}} for index, known in secrets]
@@ -133,7 +129,7 @@ def _volumes(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
 def _mounts(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
     """A credential's folder has its name; its volume a number, since a name of 63 characters leaves no room for a prefix."""
     mounts: list[dict[str, Any]] = [{"name": "model", "mountPath": MODEL_MOUNT}, {"name": "fetched", "mountPath": FETCHED_DIR}]
-    if spec.model.uri.startswith(CLAIM):
+    if spec.model.uri.startswith(CLAIM_SCHEME):
         mounts.append({"name": "source", "mountPath": f"{CLAIMS_MOUNT}/{claim(spec.model.uri)}", "readOnly": True})
     for index, known in enumerate(spec.credentials):
         mounts.append({"name": f"credential-{index}", "mountPath": f"{CREDENTIALS_MOUNT}/{known.name}", "readOnly": True})
@@ -142,9 +138,19 @@ def _mounts(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
 
 def claim(uri: str) -> str:
     """The claim of a pvc:// address."""
-    return uri.removeprefix(CLAIM).partition("/")[0]
+    return uri.removeprefix(CLAIM_SCHEME).partition("/")[0]
 
 
-def _probe(path: str, *, period: int, failures: int) -> dict[str, Any]:
-    get = {"path": path, "port": _PROBE}
-    return {"httpGet": get, "periodSeconds": period, "failureThreshold": failures, "timeoutSeconds": 5}
+def probe(path: str, port: str, *, period: int, failures: int) -> dict[str, Any]:
+    """By HTTP; a timeout above the kubelet's 1 s, which kills busy processes."""
+    return {"httpGet": {"path": path, "port": port}, "periodSeconds": period, "failureThreshold": failures, "timeoutSeconds": 5}
+
+
+def restricted_pod() -> dict[str, Any]:
+    """The security context of a pod under Pod Security `restricted`."""
+    return {"runAsNonRoot": True, "runAsUser": _USER, "runAsGroup": _USER, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+def restricted_container() -> dict[str, Any]:
+    """The same of a container."""
+    return {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}

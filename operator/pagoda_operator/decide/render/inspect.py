@@ -1,4 +1,4 @@
-"""What an inspection of a model is made of: the pod that reads its config.json once, and the ConfigMap that keeps what it told. Pure.
+"""What an inspection of a model is made of: the pod that reads its config.json once, and the ConfigMap that keeps its report. Pure.
 
 The operator leaves neither the cluster nor its namespace: the pod does, with the service's own credential, under Pod Security `restricted`.
 It asks where a replica's sidecar would: the profile's environment of the container `fetch` (a hub of one's own, a proxy) is its own too.
@@ -22,14 +22,13 @@ from pagoda_contracts.resources.service import InferenceServiceSpec
 
 from pagoda_operator.api.state import CONFIG_MAPS, PODS
 from pagoda_operator.decide.render.children import Manifest, Owner, stamped
-from pagoda_operator.decide.render.fetch import CLAIM, has_revisions
+from pagoda_operator.decide.render.fetch import CLAIM_SCHEME, claim, restricted_container, restricted_pod, source
 from pagoda_operator.decide.render.overlay import merge
-from pagoda_operator.inventory.digest import digest
+from pagoda_operator.inventory.values import digest
 
 CONTAINER: Final = "inspect"
 SOURCE_KEY: Final = "source"
 REPORT_KEY: Final = "model.json"
-_USER: Final = 65532
 # A replica's own volumes are called otherwise: a profile may call one of its own "claim" or "credential".
 _CLAIM_VOLUME: Final = "pagoda-claim"
 _CREDENTIAL_VOLUME: Final = "pagoda-credential"
@@ -57,7 +56,7 @@ def inspector_uid(uid: str) -> str:
 
 
 def model_map(owner: Owner, source: str, report: str) -> Manifest:
-    """What was told of which files."""
+    """The report, and the files that it is of."""
     compact = json.dumps(json.loads(report), separators=(",", ":"), ensure_ascii=False)
     return stamped(owner, CONFIG_MAPS, map_name(owner.name), owner.labels, {"data": {SOURCE_KEY: source, REPORT_KEY: compact}})
 
@@ -75,12 +74,7 @@ def _pod_spec(spec: InferenceServiceSpec, profile: ServingProfileSpec) -> dict[s
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 5,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": restricted_pod(),
         "containers": [_container(spec, profile, mounts)],
         **({"volumes": volumes} if volumes else {}),
         **_surroundings(profile),
@@ -88,22 +82,13 @@ def _pod_spec(spec: InferenceServiceSpec, profile: ServingProfileSpec) -> dict[s
 
 
 def _container(spec: InferenceServiceSpec, profile: ServingProfileSpec, mounts: list[dict[str, Any]]) -> dict[str, Any]:
-    model = spec.model
-    further = [
-        *(("--revision", model.revision) if model.revision and has_revisions(model) else ()),
-        *(("--credential", model.credential) if model.credential else ()),
-    ]
     return {
         "name": CONTAINER,
         "image": profile.images.fetch,
-        "args": ["inspect", model.uri, *further],
+        "args": ["inspect", *source(spec.model)],
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}},
         "terminationMessagePolicy": "File",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": restricted_container(),
         **{name: value for name, value in _sidecar(profile).items() if name in _SIDECAR},
         **({"volumeMounts": mounts} if mounts else {}),
     }
@@ -132,10 +117,10 @@ def _volumes(spec: InferenceServiceSpec, profile: ServingProfileSpec) -> tuple[l
     known_volumes = {volume.get("name"): volume for volume in _template(profile).get("volumes") or []}
     mounts = [mount for mount in _sidecar(profile).get("volumeMounts") or [] if mount.get("name") in known_volumes]
     volumes = [known_volumes[name] for name in dict.fromkeys(mount["name"] for mount in mounts)]
-    if spec.model.uri.startswith(CLAIM):
-        claim = spec.model.uri.removeprefix(CLAIM).partition("/")[0]
-        volumes.append({"name": _CLAIM_VOLUME, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
-        mounts.append({"name": _CLAIM_VOLUME, "mountPath": f"{CLAIMS_MOUNT}/{claim}", "readOnly": True})
+    if spec.model.uri.startswith(CLAIM_SCHEME):
+        name = claim(spec.model.uri)
+        volumes.append({"name": _CLAIM_VOLUME, "persistentVolumeClaim": {"claimName": name, "readOnly": True}})
+        mounts.append({"name": _CLAIM_VOLUME, "mountPath": f"{CLAIMS_MOUNT}/{name}", "readOnly": True})
     for known in spec.credentials:
         if known.name == spec.model.credential:
             volumes.append({"name": _CREDENTIAL_VOLUME, "secret": {"secretName": known.secret_ref.name}})

@@ -1,4 +1,4 @@
-"""A service's NetworkPolicies: who may reach its replicas and its inspection, and whom they may reach. Pure; called by `isolation`.
+"""A service's NetworkPolicies: who may reach its replicas and its inspection, and whom they may reach. Pure; called by `converge`.
 
 Default deny both ways. In: gateways and the operator on the replica's two ports, readers of metrics on one. Out: nothing, but where
 models come from elsewhere DNS and the profile's `egress`. Kubelet's probes are not a NetworkPolicy's business. Policies add up: an admin

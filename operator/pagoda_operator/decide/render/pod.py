@@ -38,16 +38,14 @@ from pagoda_contracts.units import parse_duration, parse_quantity
 
 from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.errors import SpecProblem
+from pagoda_operator.api.placement import Resolved
 from pagoda_operator.api.quota_devices import needs
 from pagoda_operator.api.quota_devices import written as written_devices
 from pagoda_operator.api.state import Key
 from pagoda_operator.decide.render import devices, fetch
+from pagoda_operator.decide.render.children import Revision
 from pagoda_operator.decide.render.overlay import covers, leaves, lost, merge, written
-from pagoda_operator.decide.render.revision import Revision
-from pagoda_operator.inventory.types import Resolved
 
-# The user of distroless images; Pod Security `restricted` asks for any but root.
-_USER: Final = 65532
 # From the end of the drain to the kill: closing streams, leaving the engine.
 _GRACE_AFTER_DRAIN: Final = 30
 # Where keys have owners.
@@ -122,8 +120,8 @@ def _own(overlay: dict[str, Any], labels: dict[str, str]) -> None:
     its own to say, and with a device fault every replica would be born sick. Also those that only a later version will know."""
     for path in leaves(overlay) if overlay else ():
         if len(path) > 2 and path[:2] in _META and (path[2].startswith(f"{GROUP}/") or path[2] in (ANNOTATION_DELETION_COST, *labels)):
-            told = f"the service's podTemplate sets {written(path[:3])}, which the operator decides itself"
-            raise SpecProblem(POD_TEMPLATE_FORBIDDEN, told)
+            message = f"the service's podTemplate sets {written(path[:3])}, which the operator decides itself"
+            raise SpecProblem(POD_TEMPLATE_FORBIDDEN, message)
 
 
 def _judge(overlay: dict[str, Any], allow: tuple[str, ...]) -> None:
@@ -134,7 +132,7 @@ def _judge(overlay: dict[str, Any], allow: tuple[str, ...]) -> None:
 
 
 def _model_path(uri: str) -> str:
-    _, _, path = uri.removeprefix(fetch.CLAIM).partition("/")
+    _, _, path = uri.removeprefix(fetch.CLAIM_SCHEME).partition("/")
     return f"{MODEL_MOUNT}/{path}" if path else MODEL_MOUNT
 
 
@@ -163,23 +161,9 @@ def _defaults(spec: InferenceServiceSpec) -> dict[str, Any]:
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": _USER,
-                "runAsGroup": _USER,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
+            "securityContext": fetch.restricted_pod(),
             "volumes": [{"name": "run", "emptyDir": {}}, {"name": "tmp", "emptyDir": {}}],
-            "containers": [
-                {
-                    "name": CONTAINER_DAEMON,
-                    "securityContext": {
-                        "allowPrivilegeEscalation": False,
-                        "readOnlyRootFilesystem": True,
-                        "capabilities": {"drop": ["ALL"]},
-                    },
-                }
-            ],
+            "containers": [{"name": CONTAINER_DAEMON, "securityContext": fetch.restricted_container()}],
         }
     }
     merged: dict[str, Any] = merge(own, {"spec": fetch.defaults(spec)}) if fetch.fetched(spec) else own
@@ -255,15 +239,9 @@ def _daemon(inputs: Inputs) -> dict[str, Any]:
 
 
 def _probes() -> dict[str, Any]:
-    """Startup passes as soon as loading moves; the daemon itself judges a load that stalls (livez).
-    Timeouts above the kubelet's 1 s, which kills busy replicas."""
+    """Startup passes as soon as loading moves; the daemon itself judges a load that stalls (livez)."""
     return {
-        "startupProbe": _probe(PATH_STARTUP, period=2, failures=300),
-        "livenessProbe": _probe(PATH_LIVE, period=5, failures=6),
-        "readinessProbe": _probe(PATH_READY, period=1, failures=3),
+        "startupProbe": fetch.probe(PATH_STARTUP, "probes", period=2, failures=300),
+        "livenessProbe": fetch.probe(PATH_LIVE, "probes", period=5, failures=6),
+        "readinessProbe": fetch.probe(PATH_READY, "probes", period=1, failures=3),
     }
-
-
-def _probe(path: str, *, period: int, failures: int) -> dict[str, Any]:
-    get = {"path": path, "port": "probes"}
-    return {"httpGet": get, "periodSeconds": period, "failureThreshold": failures, "timeoutSeconds": 5}

@@ -24,10 +24,10 @@ from pagoda_contracts.names import (
 
 from pagoda_operator.api.state import PODS
 from pagoda_operator.decide.render.children import Manifest, Owner, stamped
-from pagoda_operator.decide.render.fetch import CLAIM, claim, inspecting
+from pagoda_operator.decide.render.fetch import CLAIM_SCHEME, claim, inspecting
 from pagoda_operator.decide.render.inspect import inspector_uid
 from pagoda_operator.decide.render.overlay import merge
-from pagoda_operator.inventory.digest import digest
+from pagoda_operator.inventory.values import digest
 
 # Of a replica's pod: where it may run, how it is confined, and whom it can reach there.
 _POD: Final = (
@@ -109,7 +109,7 @@ def _reader(data: Manifest, uri: str) -> tuple[list[dict[str, Any]], list[dict[s
         read = inspecting(sidecar["args"])
         return ([_of(sidecar, pinned) | {"args": read}] if read else []), []
     image = ((data.get("profile") or {}).get("images") or {}).get("fetch")
-    if not image or not uri.startswith(CLAIM):
+    if not image or not uri.startswith(CLAIM_SCHEME):
         return [], []
     daemon, name = _named(pinned["containers"], CONTAINER_DAEMON), claim(uri)
     own = {part: copy.deepcopy(daemon[part]) for part in ("imagePullPolicy", "securityContext") if part in daemon}
@@ -119,7 +119,7 @@ def _reader(data: Manifest, uri: str) -> tuple[list[dict[str, Any]], list[dict[s
 
 
 def _of(container: dict[str, Any], pinned: dict[str, Any]) -> dict[str, Any]:
-    """As the replica has it, without what a replica is looked at by and without what a device would be asked for with."""
+    """As the replica has it, without its probes and without what a device would be asked for with."""
     mountable = {volume["name"] for volume in pinned.get("volumes") or () if _mountable(volume)}
     mounts = [copy.deepcopy(mount) for mount in container.get("volumeMounts") or () if mount["name"] in mountable]
     own = {part: copy.deepcopy(container[part]) for part in _CONTAINER if part in container}

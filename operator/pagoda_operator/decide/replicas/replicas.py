@@ -11,7 +11,7 @@ from pagoda_contracts.units import parse_duration
 
 from pagoda_operator.api.orders import Order
 from pagoda_operator.api.pods import Pod
-from pagoda_operator.api.signals_view import Seen
+from pagoda_operator.api.signals import Seen
 from pagoda_operator.api.state import CONTROLLER_REVISIONS, DEPLOYMENTS, Child, Observed
 from pagoda_operator.decide.render.writes import Annotate
 from pagoda_operator.decide.replicas.drain import Crew, Turn, drain

@@ -16,7 +16,7 @@ from pagoda_contracts.conditions import health
 from pagoda_contracts.units import parse_duration
 
 from pagoda_operator.api.pods import Pod
-from pagoda_operator.api.signals_view import CONFIRM_S, MISSING_S, EndpointSignal, Seen
+from pagoda_operator.api.signals import CONFIRM_S, MISSING_S, EndpointSignal, Seen
 from pagoda_operator.api.state import Observed
 
 # How a mark begins that was set here, for the node's sake: only those are taken away again.

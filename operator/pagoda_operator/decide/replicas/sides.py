@@ -9,12 +9,12 @@ from typing import Final, NamedTuple
 
 from pagoda_contracts.names import EXIT_PERMANENT, LABEL_REVISION
 
-from pagoda_operator.api.orders import unix
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.state import CONTROLLER_REVISIONS, DEPLOYMENTS, Child, Observed
-from pagoda_operator.decide.render.revision import Revision
+from pagoda_operator.decide.render.children import Revision
 from pagoda_operator.decide.replicas.replicas import pods_of
 from pagoda_operator.decide.replicas.sickness import doubt
+from pagoda_operator.inventory.values import unix
 
 # The scheduler tries again whenever something leaves a node; what is still without one after this is not helped by the next second,
 # and somebody may have added a node by then.

@@ -17,8 +17,7 @@ from pagoda_contracts.conditions.service import (
 )
 from pagoda_contracts.conditions.types import Reason
 
-from pagoda_operator.api.fetching import tell
-from pagoda_operator.api.pods import Pod
+from pagoda_operator.api.pods import Pod, fetch_message
 
 _MAX_MESSAGE: Final = 1000
 _BACK_OFF: Final = re.compile(r'^(Back-off pulling image "[^"]*": )?(\w*ImagePull\w*: )?')
@@ -64,7 +63,7 @@ def _starting(pod: Pod) -> tuple[Reason, str] | None:
 
 
 def _fetching(pod: Pod) -> tuple[Reason, str] | None:
-    return (FETCHING_MODEL, tell(pod.name, pod.fetching)) if pod.fetching.busy else None
+    return (FETCHING_MODEL, fetch_message(pod.name, pod.fetching)) if pod.fetching.busy else None
 
 
 def _loading(pod: Pod) -> tuple[Reason, str] | None:

@@ -1,12 +1,68 @@
-"""How many replicas each side of a rollout should have now, and whether the last old one waits for a trial. Pure; called by `rollout`."""
+"""What a rollout is decided from and what it decides, how many replicas each side should have now, and whether the last old one waits for
+a trial. Pure; the values are made by `plan`, the rest is called by `rollout`.
+"""
 
 from __future__ import annotations
 
-from pagoda_contracts.resources.status import RolloutStatus
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
+from pagoda_contracts.resources.status import RolloutStatus
+from pagoda_contracts.resources.traffic import RolloutSpec
+
+from pagoda_operator.api.signals import ServiceSignals
 from pagoda_operator.decide.replicas.sides import Side
-from pagoda_operator.decide.rollout.rollout_state import RolloutState, Strategy, held_s, share, steps_of
-from pagoda_operator.decide.rollout.trial import PATIENCE_S
+from pagoda_operator.decide.rollout.canary import Steps, share
+from pagoda_operator.decide.rollout.trial import PATIENCE_S, Trial
+from pagoda_operator.inventory.values import unix
+
+Strategy = Literal["Surge", "Replace"]
+
+
+@dataclass(frozen=True)
+class RolloutState:
+    """All that is decided by. `room`: how many more replicas find a place now, None where nobody knows."""
+
+    spec: RolloutSpec
+    wanted: int
+    current: Side
+    olds: tuple[Side, ...] = ()
+    record: RolloutStatus | None = None
+    room: int | None = None
+    signals: ServiceSignals | None = None
+    now: float = 0.0
+    # How long the record's `since` is ago, where anybody has counted.
+    held: float | None = None
+    # What a trial of the new revision has shown.
+    tried: Trial = field(default=Trial())
+    # Nobody can tell whether the new side may have anything, and no replica of an old one makes room for one of it.
+    stays: bool = False
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Replicas by Deployment, the record to keep in the status, percent of requests by revision (empty: by load), what must not be deleted
+    though it has no replicas, and whether the new revision is tried before the last old replica goes."""
+
+    targets: Mapping[str, int]
+    record: RolloutStatus | None = None
+    weights: Mapping[str, int] = field(default_factory=dict)
+    kept: frozenset[str] = frozenset()
+    again: float | None = None
+    waits: str = ""
+    tries: bool = False
+
+
+def steps_of(state: RolloutState, record: RolloutStatus) -> Steps:
+    """For the record as it is."""
+    return Steps(state.spec.canary.steps if state.spec.canary else (), record.step)
+
+
+def held_s(state: RolloutState, record: RolloutStatus) -> float:
+    """How long ago the record's `since` is."""
+    since = unix(record.since)
+    return 0.0 if since is None else state.now - since if state.held is None else state.held
 
 
 def counts(state: RolloutState, old: Side, record: RolloutStatus) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 An old replica goes only for a new one that answers: that kubelet calls it Ready is not enough where gateways say otherwise. Who is Ready
 all the same is not taken away for being doubted, on either side.
 
-Pure; called by `plan`. A decision is first written into the status and acted on by the next look, which reads it there: an operator that
+Pure; called by `plan`. A decision is first written into the status and acted on by the next run, which reads it there: an operator that
 dies in between has decided nothing, one that dies later goes on. Surge makes new replicas beside the old ones, Replace first takes an old
 one away; the last that serves it takes once a trial has shown that the new revision's image and model are there (trial.py). Auto begins
 with a surge and becomes Replace, for good, where there is no room.
@@ -12,24 +12,23 @@ with a surge and becomes Replace, for good, where there is no room.
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime
 from typing import Final
 
 from pagoda_contracts.resources.status import RolloutStatus
 from pagoda_contracts.resources.traffic import CanaryStep
 from pagoda_contracts.units import parse_duration
 
-from pagoda_operator.api.signals_view import RevisionSignal
+from pagoda_operator.api.signals import RevisionSignal
 from pagoda_operator.decide.replicas.sides import Side
-from pagoda_operator.decide.rollout.canary import judge
-from pagoda_operator.decide.rollout.counts import counts, spares, takes_the_last, tries
-from pagoda_operator.decide.rollout.rollout_state import Rollout, RolloutState, Strategy, held_s, share, steps_of
+from pagoda_operator.decide.rollout.canary import judge, share
+from pagoda_operator.decide.rollout.counts import Rollout, RolloutState, Strategy, counts, held_s, spares, steps_of, takes_the_last, tries
 from pagoda_operator.decide.rollout.trial import PATIENCE_S
+from pagoda_operator.inventory.values import stamp
 
 _MAX_REASON: Final = 500
 # How often a canary is judged: gateways count over a minute.
 _JUDGE_S: Final = 5.0
-# How often one without a node is looked at until it counts as stuck.
+# How often one without a node is checked until it counts as stuck.
 _SHORT_S: Final = 10.0
 
 
@@ -101,7 +100,7 @@ def _on_trial(state: RolloutState, record: RolloutStatus) -> tuple[RolloutStatus
     if tried.failed:
         return _turned_back(record, f"The trial of the new revision failed: {tried.failed}"), ""
     since = None if tried.placed else record.since or _stamp(state.now)
-    waits = "" if tried.passed else f"the old replica stays until the trial of the new revision has passed: {tried.told}"
+    waits = "" if tried.passed else f"the old replica stays until the trial of the new revision has passed: {tried.progress}"
     return record.model_copy(update={"since": since}), waits
 
 
@@ -166,7 +165,7 @@ def _next_step(state: RolloutState, old: Side, record: RolloutStatus, step: Cana
 
 def _stamp(now: float) -> str:
     """Rounded up, so that a hold is never shorter than it says."""
-    return datetime.fromtimestamp(math.ceil(now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return stamp(math.ceil(now))
 
 
 def _weights(state: RolloutState, old: Side, record: RolloutStatus) -> dict[str, int]:

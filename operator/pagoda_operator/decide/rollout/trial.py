@@ -11,17 +11,15 @@ from typing import Final, NamedTuple
 
 from pagoda_contracts.names import ANNOTATION_ONLY_RUNS, COMPONENT_TRIAL, LABEL_COMPONENT
 
-from pagoda_operator.api.fetching import tell
-from pagoda_operator.api.pods import Pod, parse_pod
+from pagoda_operator.api.pods import Pod, fetch_message, parse_pod
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, Observed
-from pagoda_operator.decide.render.children import Manifest, Owner
-from pagoda_operator.decide.render.revision import Revision
+from pagoda_operator.decide.render.children import Manifest, Owner, Revision
 from pagoda_operator.decide.render.trial_pod import trial_pod
 from pagoda_operator.decide.render.writes import Create, Delete, Write
 from pagoda_operator.decide.replicas.sides import broken, patience
 from pagoda_operator.decide.replicas.stages import STAGES
 
-# It asks for almost nothing: where it has no node after this, or may not be made, it will tell nothing, and the rollout goes on without.
+# It asks for almost nothing: where it has no node after this, or may not be made, it shows nothing, and the rollout goes on without.
 PATIENCE_S: Final = 120.0
 # As long as an image may be on its way to a replica (children.py).
 _DAY_S: Final = 86_400.0
@@ -35,14 +33,14 @@ _PASSING_S: Final = 600.0
 
 
 class Trial(NamedTuple):
-    """`there`: its pod is; `placed`: on a node, where it will come to an end; `failed`: why the revision cannot come up; `told`: how far it
-    is, in a sentence; `again`: in how many seconds that may be otherwise though no event comes."""
+    """`there`: its pod is; `placed`: on a node, where it will come to an end; `failed`: why the revision cannot come up; `progress`: how
+    far it is, in a sentence; `again`: in how many seconds that may be otherwise though no event comes."""
 
     there: bool = False
     placed: bool = False
     passed: bool = False
     failed: str = ""
-    told: str = ""
+    progress: str = ""
     again: float | None = None
 
 
@@ -61,7 +59,7 @@ def look(observed: Observed, wanted: Manifest | None) -> Trial:
     """What its pod shows."""
     live = observed.find(PODS, wanted["metadata"]["name"]) if wanted is not None else None
     if wanted is None or live is None or live.deleting:
-        return Trial(there=live is not None, told="the trial pod is being created")
+        return Trial(there=live is not None, progress="the trial pod is being created")
     pod = parse_pod(live.body)
     if _passed(pod, wanted):
         return Trial(there=True, placed=True, passed=True)
@@ -69,7 +67,9 @@ def look(observed: Observed, wanted: Manifest | None) -> Trial:
     late = f"{pod.name} has not finished within a day" if observed.now - pod.created > _DAY_S else ""
     failed = (_broken(observed, pod) or late) if placed else ""
     waits = (patience(observed, pod), left if (left := pod.created + _PASSING_S - observed.now) > 0 else None)
-    return Trial(True, placed, failed=failed, told=_at(pod), again=min((wait for wait in waits if wait is not None), default=None))
+    return Trial(
+        True, placed, failed=failed, progress=_progress(pod), again=min((wait for wait in waits if wait is not None), default=None)
+    )
 
 
 def _broken(observed: Observed, pod: Pod) -> str:
@@ -95,12 +95,12 @@ def _passed(pod: Pod, wanted: Manifest) -> bool:
     return pod.exit_code == 0
 
 
-def _at(pod: Pod) -> str:
+def _progress(pod: Pod) -> str:
     """Without words of the moment: each change would be a write."""
     if pod.finished:
         return f"trial pod {pod.name} was evicted before it finished"
     if pod.fetching.exit_code:
-        return tell(pod.name, pod.fetching)
+        return fetch_message(pod.name, pod.fetching)
     troubles = (found[1] for found in (stage(pod) for stage in STAGES[:4]) if found is not None)
     quiet = "pulls its image and reads the model's config.json" if pod.assigned else "has no node yet"
     return next(troubles, f"{pod.name} {quiet}")

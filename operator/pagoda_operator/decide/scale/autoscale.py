@@ -20,11 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pagoda_operator.api.measure import Measure
-from pagoda_operator.api.scaling import Asked, Decision
-from pagoda_operator.decide.scale.asked import Bounds, Fleet, History, Targets
+from pagoda_operator.api.scaling import Decision, Measure, Recommendation
 from pagoda_operator.decide.scale.behavior import Behavior, paced, stabilized
-from pagoda_operator.decide.scale.load import Demand, demand_of
+from pagoda_operator.decide.scale.demand import Demand, demand_of
+from pagoda_operator.decide.scale.inputs import Bounds, Capacity, History, Targets
 
 _CATCH_UP_S: Final = 60.0
 _WORTH_A_REPLICA: Final = 0.5  # rows: a forecast below it starts nothing
@@ -60,35 +59,35 @@ def limited(reason: str, wanted: int, limit: str) -> str:
     return f"{reason.rstrip('.')}. Wanted: {wanted}, but {limit}."
 
 
-def autoscale(history: History, fleet: Fleet, targets: Targets, bounds: Bounds, now: float, forecast: float = 0.0) -> Decision:
+def autoscale(history: History, capacity: Capacity, targets: Targets, bounds: Bounds, now: float, forecast: float = 0.0) -> Decision:
     """Replicas from now on; `forecast` is the load, in rows, that previous days had when a replica ordered now would serve."""
     if not history.fresh(now):
-        return _unheard(history, fleet, bounds, now)
+        return _unheard(history, capacity, bounds, now)
     if _idle(history, bounds, now) and forecast < _WORTH_A_REPLICA:
-        idle = Decision(0, Asked(now, 0, 0), f"No requests for {bounds.idle_after_s:.0f} s.", "idle")
-        return _at_a_pace(history, fleet, bounds, idle, now)
-    answers = [*_answers(history, fleet, targets, forecast), *_for_ttft(history, fleet, targets, now)]
+        idle = Decision(0, Recommendation(now, 0, 0), f"No requests for {bounds.idle_after_s:.0f} s.", "idle")
+        return _at_a_pace(history, capacity, bounds, idle, now)
+    answers = [*_answers(history, capacity, targets, forecast), *_for_ttft(history, capacity, targets, now)]
     lasting = max(answer.replicas for answer in answers if answer.lasts)
-    wish = _wish(max(answers, key=lambda answer: answer.replicas), lasting, fleet, bounds, now)
-    settled = _down(history, fleet, bounds, wish, now) if wish.replicas < fleet.wanted else _up(history, fleet, bounds, wish, now)
-    return _at_a_pace(history, fleet, bounds, settled, now)
+    wish = _wish(max(answers, key=lambda answer: answer.replicas), lasting, capacity, bounds, now)
+    settled = _down(history, capacity, bounds, wish, now) if wish.replicas < capacity.wanted else _up(history, capacity, bounds, wish, now)
+    return _at_a_pace(history, capacity, bounds, settled, now)
 
 
-def _unheard(history: History, fleet: Fleet, bounds: Bounds, now: float) -> Decision:
+def _unheard(history: History, capacity: Capacity, bounds: Bounds, now: float) -> Decision:
     """Missing or old signals take nothing away; who is held somewhere is served all the same."""
-    wanted = max(fleet.wanted, 1 if history.held else 0)
+    wanted = max(capacity.wanted, 1 if history.held else 0)
     kept = bounds.clamp(wanted)
-    if kept == fleet.wanted:
-        return Decision(kept, Asked(now, kept, kept), UNHEARD, "unheard")
+    if kept == capacity.wanted:
+        return Decision(kept, Recommendation(now, kept, kept), UNHEARD, "unheard")
     if kept == wanted:
-        return Decision(kept, Asked(now, kept, kept), _HELD, "held")
+        return Decision(kept, Recommendation(now, kept, kept), _HELD, "held")
     why = f"{bounds.least_by} is {kept}" if kept > wanted else f"{bounds.most_by} is {kept}"
-    return Decision(kept, Asked(now, kept, kept), f"No recent metrics from the gateway; {why}.", f"unheard, {why}")
+    return Decision(kept, Recommendation(now, kept, kept), f"No recent metrics from the gateway; {why}.", f"unheard, {why}")
 
 
-def _wish(best: _Answer, load: int, fleet: Fleet, bounds: Bounds, now: float) -> Decision:
+def _wish(best: _Answer, load: int, capacity: Capacity, bounds: Bounds, now: float) -> Decision:
     """Within the bounds. The last replica goes only by idleness, whatever the load says."""
-    floor = max(bounds.least, min(1, fleet.wanted))
+    floor = max(bounds.least, min(1, capacity.wanted))
     replicas = min(bounds.most, max(floor, best.replicas))
     reason, cause = best.reason, best.cause
     if replicas < best.replicas:
@@ -97,59 +96,59 @@ def _wish(best: _Answer, load: int, fleet: Fleet, bounds: Bounds, now: float) ->
         bound, idle = bounds.least >= replicas, f"The last one will be removed after {bounds.idle_after_s:.0f} s without requests."
         named = f"The {bounds.least_by} is {bounds.least}." if bound else idle
         reason, cause = f"{enough(best.replicas)} {named}", bounds.least_by if bound else "last"
-    return Decision(replicas, Asked(now, replicas, min(replicas, max(floor, load))), reason, cause)
+    return Decision(replicas, Recommendation(now, replicas, min(replicas, max(floor, load))), reason, cause)
 
 
 def _idle(history: History, bounds: Bounds, now: float) -> bool:
     return bounds.least == 0 and not history.held and now - history.quiet_since >= bounds.idle_after_s
 
 
-def _up(history: History, fleet: Fleet, bounds: Bounds, wish: Decision, now: float) -> Decision:
+def _up(history: History, capacity: Capacity, bounds: Bounds, wish: Decision, now: float) -> Decision:
     """Where a window upwards is asked for, the least that it asked for; nobody waits for that at zero."""
-    if not bounds.behavior.up.window_s or not fleet.wanted:
+    if not bounds.behavior.up.window_s or not capacity.wanted:
         return wish
-    past = [(asked.at, asked.replicas) for asked in history.asked]
-    kept = max(stabilized(wish.replicas, fleet.wanted, past, bounds.behavior, now), fleet.wanted)
+    recent = [(past.at, past.replicas) for past in history.recommendations]
+    kept = max(stabilized(wish.replicas, capacity.wanted, recent, bounds.behavior, now), capacity.wanted)
     if kept == wish.replicas:
         return wish
     reason = f"{wish.reason} Scaling up waits until this has lasted {bounds.behavior.up.window_s:.0f} s."
-    return Decision(kept, wish.asked, reason, f"{wish.cause}, scaleUp window")
+    return Decision(kept, wish.recommendation, reason, f"{wish.cause}, scaleUp window")
 
 
-def _down(history: History, fleet: Fleet, bounds: Bounds, wish: Decision, now: float) -> Decision:
+def _down(history: History, capacity: Capacity, bounds: Bounds, wish: Decision, now: float) -> Decision:
     window = bounds.behavior.down_window_s
     if now - history.since < window:
         why = f"{enough(wish.replicas)} Scaling down waits until the metrics cover {window:.0f} s."
-        return replace(wish, replicas=fleet.wanted, reason=why, cause="young")
-    kept = min(fleet.wanted, max(wish.replicas, _needed(history, fleet, bounds.behavior, now)))
+        return replace(wish, replicas=capacity.wanted, reason=why, cause="young")
+    kept = min(capacity.wanted, max(wish.replicas, _needed(history, capacity, bounds.behavior, now)))
     if kept == wish.replicas:
         return wish
     why = f"{enough(wish.replicas)} Keeping {kept}, which were needed within the last {window:.0f} s."
     return replace(wish, replicas=kept, reason=why, cause="window")
 
 
-def _needed(history: History, fleet: Fleet, behavior: Behavior, now: float) -> int:
+def _needed(history: History, capacity: Capacity, behavior: Behavior, now: float) -> int:
     """The most that the window asked for. Unless somebody set the window, help with a backlog counts only until it could have helped."""
-    counts = [most for _, most in holds(history.asked, fleet, behavior, now)]
+    counts = [most for _, most in holds(history.recommendations, capacity, behavior, now)]
     return max(counts, default=0)
 
 
-def holds(asked: Sequence[Asked], fleet: Fleet, behavior: Behavior, now: float) -> list[tuple[float, int]]:
-    """What each asked for still holds, and until when."""
+def holds(recommendations: Sequence[Recommendation], capacity: Capacity, behavior: Behavior, now: float) -> list[tuple[float, int]]:
+    """What each recommendation still holds, and until when."""
     window = behavior.down_window_s
-    help_s = min(window, fleet.start_s + _CATCH_UP_S) if behavior.down.window_s is None else window
-    held = []
-    for a in asked:
-        if now < a.at + help_s:
-            held.append((a.at + help_s, a.replicas))
-        elif now < a.at + window:
-            held.append((a.at + window, a.load))
-    return held
+    help_s = min(window, capacity.start_s + _CATCH_UP_S) if behavior.down.window_s is None else window
+    holding = []
+    for past in recommendations:
+        if now < past.at + help_s:
+            holding.append((past.at + help_s, past.replicas))
+        elif now < past.at + window:
+            holding.append((past.at + window, past.load))
+    return holding
 
 
-def _at_a_pace(history: History, fleet: Fleet, bounds: Bounds, settled: Decision, now: float) -> Decision:
+def _at_a_pace(history: History, capacity: Capacity, bounds: Bounds, settled: Decision, now: float) -> Decision:
     """What the policies let through. Bounds are kept at once, as an HPA keeps them."""
-    allowed = bounds.clamp(paced(settled.replicas, fleet.wanted, history.changes, bounds.behavior, now))
+    allowed = bounds.clamp(paced(settled.replicas, capacity.wanted, history.changes, bounds.behavior, now))
     if allowed == settled.replicas:
         return settled
     way = "scaleUp" if settled.replicas > allowed else "scaleDown"
@@ -157,80 +156,80 @@ def _at_a_pace(history: History, fleet: Fleet, bounds: Bounds, settled: Decision
     return replace(settled, replicas=allowed, reason=reason, cause=f"{settled.cause}, {way} policy")
 
 
-def _answers(history: History, fleet: Fleet, targets: Targets, forecast: float) -> list[_Answer]:
+def _answers(history: History, capacity: Capacity, targets: Targets, forecast: float) -> list[_Answer]:
     """All but the first token's."""
     last, demand = history.measures[-1], demand_of(history.measures)
-    targets = replace(targets, rows=_rows(last, fleet, targets))
-    answers = [_for_load(demand, fleet, targets), _for_backlog(demand, fleet, targets)]
+    targets = replace(targets, rows=_rows(last, capacity, targets))
+    answers = [_for_load(demand, capacity, targets), _for_backlog(demand, capacity, targets)]
     if forecast >= _WORTH_A_REPLICA:
         why = f"On previous days the load was {forecast:.0f} rows at the time when a replica ordered now would serve."
-        answers.append(_Answer(_staffed(forecast, targets, fleet), "predicted", why))
-    if targets.kv_utilization and last.kv_utilization > targets.kv_utilization and fleet.ready:
-        needed = math.ceil(fleet.ready * last.kv_utilization / targets.kv_utilization)
+        answers.append(_Answer(_staffed(forecast, targets, capacity), "predicted", why))
+    if targets.kv_utilization and last.kv_utilization > targets.kv_utilization and capacity.ready:
+        needed = math.ceil(capacity.ready * last.kv_utilization / targets.kv_utilization)
         why = f"{last.kv_utilization * 100:.0f} % of the KV cache is in use; the target is {targets.kv_utilization * 100:.0f} %."
         answers.append(_Answer(needed, "kv", why))
-    if (last.held or history.held) and not fleet.wanted:
+    if (last.held or history.held) and not capacity.wanted:
         answers.append(_Answer(1, "held", _HELD))
     return answers
 
 
-def _for_ttft(history: History, fleet: Fleet, targets: Targets, now: float) -> list[_Answer]:
+def _for_ttft(history: History, capacity: Capacity, targets: Targets, now: float) -> list[_Answer]:
     """If requests wait, one replica more than serve. If none waits, prompts that share a replica's steps make first tokens late: then in
     proportion, as an HPA does."""
     last = history.measures[-1]
     ratio = last.ttft_p95_s / targets.ttft_p95_s if targets.ttft_p95_s else 0.0
     why = f"The first token takes {last.ttft_p95_s:.1f} s (p95); the target is {targets.ttft_p95_s:.1f} s."
     if ratio > 1 and last.waiting + last.held:
-        return [_Answer(fleet.ready + 1, "ttft", why)]
-    if ratio < _BINDING or not _shared(history, fleet, now):
+        return [_Answer(capacity.ready + 1, "ttft", why)]
+    if ratio < _BINDING or not _shared(history, capacity, now):
         return []
-    if _NEAR <= ratio <= 1 or (ratio > 1 and _young(history, fleet, now)):
-        return [_Answer(fleet.wanted, "ttft", why, lasts=True)]
-    return [_Answer(math.ceil(fleet.ready * min(ratio, _AT_MOST)), "ttft", why, lasts=True)]
+    if _NEAR <= ratio <= 1 or (ratio > 1 and _young(history, capacity, now)):
+        return [_Answer(capacity.wanted, "ttft", why, lasts=True)]
+    return [_Answer(math.ceil(capacity.ready * min(ratio, _AT_MOST)), "ttft", why, lasts=True)]
 
 
-def _young(history: History, fleet: Fleet, now: float) -> bool:
+def _young(history: History, capacity: Capacity, now: float) -> bool:
     """Whether the minute that the quantile is of began before the last replica served."""
     grown = max((change.at for change in history.changes if change.by > 0), default=-math.inf)
-    return bool(fleet.starting) or now - grown < fleet.start_s + QUANTILE_S
+    return bool(capacity.starting) or now - grown < capacity.start_s + QUANTILE_S
 
 
-def _shared(history: History, fleet: Fleet, now: float) -> bool:
+def _shared(history: History, capacity: Capacity, now: float) -> bool:
     """Whether the first token's time is due to prompts that share steps: none waited for the minute that the quantile is of, enough came
     to tell, and not each has a replica to itself, since no other replica could help then."""
     minute = [m for m in history.measures if m.at > now - QUANTILE_S]
-    if history.measures[-1].running <= fleet.ready or any(m.waiting + m.held for m in minute):
+    if history.measures[-1].running <= capacity.ready or any(m.waiting + m.held for m in minute):
         return False
     return sum(m.arrived for m in minute) >= _TELLING
 
 
-def _rows(last: Measure, fleet: Fleet, targets: Targets) -> int:
+def _rows(last: Measure, capacity: Capacity, targets: Targets) -> int:
     """Requests that a replica really runs at a time: where KV is full and others wait, those that run are all that fit."""
-    full = last.kv_utilization >= _FULL and last.waiting > 0 and fleet.ready > 0
-    return max(1, min(targets.rows, last.running // fleet.ready)) if full else targets.rows
+    full = last.kv_utilization >= _FULL and last.waiting > 0 and capacity.ready > 0
+    return max(1, min(targets.rows, last.running // capacity.ready)) if full else targets.rows
 
 
-def _staffed(load: float, targets: Targets, fleet: Fleet) -> int:
+def _staffed(load: float, targets: Targets, capacity: Capacity) -> int:
     """The longer a start takes, the longer a replica too few is missed: on traces with starts of six minutes and other seeds than the
     recorded one, 2.5 had 1.37 times an HPA's misses and 3.5 had 0.37 to 0.40, at 0.85 to 0.89 of its hours."""
-    spare = targets.spare * (1 + min(fleet.start_s, _LONG_START_S) / _LONG_START_S)
+    spare = targets.spare * (1 + min(capacity.start_s, _LONG_START_S) / _LONG_START_S)
     return math.ceil((load + spare * math.sqrt(load)) / targets.rows)
 
 
-def _for_load(demand: Demand, fleet: Fleet, targets: Targets) -> _Answer:
-    rate = max(0.0, demand.rate + max(0.0, demand.slope) * min(fleet.start_s, _TREND_HOLDS_S))
+def _for_load(demand: Demand, capacity: Capacity, targets: Targets) -> _Answer:
+    rate = max(0.0, demand.rate + max(0.0, demand.slope) * min(capacity.start_s, _TREND_HOLDS_S))
     load = rate * demand.hold_s
     why = f"{rate:.1f} requests per second of {demand.hold_s:.1f} s each fill {load:.0f} rows; a replica has {targets.rows}."
-    return _Answer(_staffed(load, targets, fleet), "load", why, lasts=True)
+    return _Answer(_staffed(load, targets, capacity), "load", why, lasts=True)
 
 
-def _for_backlog(demand: Demand, fleet: Fleet, targets: Targets) -> _Answer:
+def _for_backlog(demand: Demand, capacity: Capacity, targets: Targets) -> _Answer:
     """What waits and comes until a replica ordered now would serve, less what those there and on their way serve until then."""
-    horizon = fleet.start_s
-    row_seconds = targets.rows * (fleet.ready * horizon + sum(max(0.0, horizon - left) for left in fleet.starting))
+    horizon = capacity.start_s
+    row_seconds = targets.rows * (capacity.ready * horizon + sum(max(0.0, horizon - left) for left in capacity.starting))
     served = row_seconds / demand.hold_s if demand.hold_s else math.inf
     left = demand.backlog + demand.rate * horizon - served
-    if left <= targets.queue_depth * fleet.wanted:
+    if left <= targets.queue_depth * capacity.wanted:
         return _Answer(0, "load", "No requests wait.")
     rows = (demand.rate + left / _CATCH_UP_S) * demand.hold_s
     why = f"{demand.backlog} requests wait; {left:.0f} would still wait in {horizon:.0f} s."

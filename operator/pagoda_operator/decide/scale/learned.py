@@ -1,7 +1,7 @@
 """learned: what scaling knows of a service from before: how long starts took per accelerator, what load the same time of previous days had.
-Pure, its page in a ConfigMap included. Called by `scaling`; `scaler` reads and writes the page.
+Pure, its page in a ConfigMap included. Called by `inputs` and `scaling`; `scaler` reads and writes the page.
 
-A day has BINS bins, each the mean load (rows in use, as `load.offered` counts) of its quarter of an hour; DAYS whole days are kept beside
+A day has BINS bins, each the mean load (rows in use, as `demand.offered` counts) of its quarter of an hour; DAYS whole days are kept beside
 the present one. A page is 4 to 7 KiB, never above 64 (MAX_BYTES), whatever a service went through.
 """
 
@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Annotated, Final, Literal
 
+from pagoda_contracts.names import HISTORY_KEY, HISTORY_SUFFIX
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pagoda_operator.api.errors import PageRefused
+from pagoda_operator.api.pods import Pod
+from pagoda_operator.api.state import CONFIG_MAPS, SERVICES, Observed
+from pagoda_operator.decide.render.children import Manifest, Owner
 
 DAY_S: Final = 86_400.0
 BINS: Final = 96
@@ -64,6 +68,15 @@ def started(learned: Learned, accelerator: str, seconds: float) -> Learned:
     others = {name: known for name, known in learned.starts.items() if name != accelerator}
     kept = dict(list(others.items())[-(_ACCELERATORS - 1) :])
     return replace(learned, starts=kept | {accelerator: last})
+
+
+def lessons(learned: Learned, pods: Iterable[Pod], starting: frozenset[str]) -> Learned:
+    """How long those took that were seen starting and serve now. Who was ready when first seen may have been unready in between."""
+    for pod in pods:
+        since = pod.ready_since or 0.0
+        if pod.ready and pod.name in starting and pod.restarts == 0 and since > pod.created > 0:
+            learned = started(learned, pod.accelerator, since - pod.created)
+    return learned
 
 
 def loaded(learned: Learned, load: float, now: float, day_s: float = DAY_S) -> Learned:
@@ -148,3 +161,17 @@ def decode(page: str) -> Learned:
         fault = error.errors(include_url=False, include_input=False)[0]
         raise PageRefused(f"{'.'.join(map(str, fault['loc'])) or 'page'}: {fault['msg']}") from error
     return Learned(read.starts, read.days, written_at=read.written)
+
+
+def page_name(observed: Observed) -> str:
+    """The ConfigMap's name."""
+    return f"{observed.meta.name}{HISTORY_SUFFIX}"
+
+
+def page_manifest(owner: Owner, page: str) -> Manifest:
+    """Without the label that makes an object a child of the plan: garbage collection takes it with the service, no rollout looks at it."""
+    reference = {"apiVersion": SERVICES.api_version, "kind": SERVICES.kind, "name": owner.name, "uid": owner.uid, "controller": True}
+    labels = {name: value for name, value in owner.labels.items() if name not in owner.selector}
+    meta = {"name": f"{owner.name}{HISTORY_SUFFIX}", "namespace": owner.namespace, "labels": labels}
+    body = {"apiVersion": CONFIG_MAPS.api_version, "kind": CONFIG_MAPS.kind, "data": {HISTORY_KEY: page}}
+    return body | {"metadata": meta | {"ownerReferences": [reference | {"blockOwnerDeletion": True}]}}

@@ -7,72 +7,36 @@ Nothing here writes spec.replicas. Two clocks: a steady one for windows, the wal
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
 
-from pagoda_contracts.resources.scaling import ScalingRules, ScalingSpec, ScalingTargets
-from pagoda_contracts.units import parse_duration
+from pagoda_operator.api.scaling import Decision, Recommendation
+from pagoda_operator.api.signals import ServiceSignals
+from pagoda_operator.decide.scale.autoscale import QUANTILE_S, UNHEARD, autoscale, holds, limited
+from pagoda_operator.decide.scale.behavior import Behavior, Change, resumes
+from pagoda_operator.decide.scale.demand import offered
+from pagoda_operator.decide.scale.inputs import (
+    Basis,
+    History,
+    Memory,
+    Moment,
+    behavior_of,
+    bounds_of,
+    capacity_of,
+    forecast_of,
+    history_of,
+    idle_after_s,
+    targets_of,
+)
+from pagoda_operator.decide.scale.learned import loaded
+from pagoda_operator.decide.scale.schedules import limits, next_edge
 
-from pagoda_operator.api.scaling import Asked, Decision
-from pagoda_operator.api.signals_view import ServiceSignals
-from pagoda_operator.decide.scale.asked import Bounds, Fleet, History, Targets
-from pagoda_operator.decide.scale.autoscale import QUANTILE_S, UNHEARD, autoscale, limited
-from pagoda_operator.decide.scale.behavior import Behavior, Change, Direction, Limit
-from pagoda_operator.decide.scale.learned import DAY_S, Learned, forecast, loaded
-from pagoda_operator.decide.scale.load import offered
-from pagoda_operator.decide.scale.schedules import limits
-
-IDLE_AFTER_S: Final = 300.0
-KV_TARGET: Final = 0.9
 REASON_EVERY_S: Final = 60.0
-"""How often at most a reason is told anew while the number stays: each is a write."""
+"""How often at most the status gets a new reason while the number stays: each is a write."""
 
-_OVERDUE: Final = 1.5
-_LONGEST_START_S: Final = 900.0  # a pod that is stuck for hours tells nothing of the next start
-
-
-class Moment(NamedTuple):
-    """Now, by a clock that never jumps and by the wall's, in seconds."""
-
-    steady: float
-    wall: float
-
-
-@dataclass(frozen=True, slots=True)
-class Basis:
-    """What one look at the API server found. `current` is what was wanted until now; `starting` are the births (wall) of replicas that do
-    not serve yet, `serving` the names of those that do; `rows` what a replica runs at a time; `granted` and `placeable` what quota and
-    room allow, where they are known. A day of `day_s` seconds is a replayed trace's."""
-
-    spec: ScalingSpec
-    replicas: int
-    current: int
-    ready: int
-    starting: tuple[float, ...] = ()
-    serving: tuple[str, ...] = ()
-    rows: int = 64
-    accelerator: str = ""
-    granted: int | None = None
-    placeable: int | None = None
-    day_s: float = DAY_S
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """What was decided for a service by this process. `since` and `began` are when it started to, steady and by
-    the wall; `told_*` is the reason in its status."""
-
-    since: float
-    wanted: int
-    asked: tuple[Asked, ...] = ()
-    changes: tuple[Change, ...] = ()
-    busy_at: float = float("-inf")
-    learned: Learned = field(default=Learned())
-    told: str = ""
-    told_cause: str = ""
-    told_at: float = 0.0
-    began: float = 0.0
+PREDICTED_EVERY_S: Final = 60.0
+_SOONEST_S: Final = 0.5
 
 
 def decide(basis: Basis, signals: ServiceSignals | None, memory: Memory, moment: Moment) -> tuple[Decision | None, Memory]:
@@ -85,82 +49,17 @@ def decide(basis: Basis, signals: ServiceSignals | None, memory: Memory, moment:
     if basis.spec.mode == "External":
         found = _external(basis, signals, memory, moment)
         return (None, memory) if found is None else _remembered(basis, _clamped(found, basis), memory, moment)
-    history, fleet = history_of(signals, memory), fleet_of(basis, memory, moment)
-    bounds, expected = bounds_of(basis.spec, moment.wall), _forecast(basis, memory, moment)
-    found = autoscale(history, fleet, targets_of(basis), bounds, moment.steady, expected)
+    history, capacity = history_of(signals, memory), capacity_of(basis, memory, moment)
+    bounds, expected = bounds_of(basis.spec, moment.wall), forecast_of(basis, memory, moment)
+    found = autoscale(history, capacity, targets_of(basis), bounds, moment.steady, expected)
     return _remembered(basis, _clamped(found, basis), memory, moment)
-
-
-def history_of(signals: ServiceSignals | None, memory: Memory) -> History:
-    """What autoscale may believe: nothing of signals that are not fresh, but who is held is held."""
-    if signals is None:
-        return History((), memory.asked, memory.since, memory.changes)
-    since = max(memory.since, signals.watched_since)
-    measures = signals.measures if signals.fresh else ()
-    return History(measures, memory.asked, since, memory.changes, memory.busy_at, max(signals.held, int(signals.wake)))
-
-
-def fleet_of(basis: Basis, memory: Memory, moment: Moment) -> Fleet:
-    """As many as were wanted until now, whatever a rollout has beside them: those that serve, those that start, those to be made yet."""
-    born = sorted(basis.starting)
-    oldest = min(_LONGEST_START_S, moment.wall - born[0]) if born else 0.0
-    known = memory.learned.start_s(basis.accelerator)
-    start_s = _OVERDUE * oldest if oldest > known else known  # who is late comes in half as long again, as far as anybody can tell
-    ready = min(basis.ready, basis.current)
-    waits = [min(start_s, max(0.0, start_s - (moment.wall - birth))) for birth in born]
-    missing = basis.current - ready
-    starting = [*waits, *([start_s] * missing)][:missing]
-    return Fleet(ready, tuple(starting), start_s)
-
-
-def targets_of(basis: Basis) -> Targets:
-    """What a replica should bear."""
-    wished = basis.spec.targets or ScalingTargets()
-    ttft_s = parse_duration(wished.ttft_p95) if wished.ttft_p95 else 0.0
-    return Targets(basis.rows, wished.queue_depth or 0, wished.kv_utilization or KV_TARGET, ttft_s)
-
-
-def bounds_of(spec: ScalingSpec, wall: float) -> Bounds:
-    """Fewest and most at that time, and how fast."""
-    found = limits(spec, wall)
-    return Bounds(found.least, found.most, idle_after_s(spec), behavior_of(spec), found.least_by, found.most_by)
-
-
-def idle_after_s(spec: ScalingSpec) -> float:
-    """Without requests for so long, zero is enough."""
-    return parse_duration(spec.idle_after) if spec.idle_after else IDLE_AFTER_S
-
-
-def behavior_of(spec: ScalingSpec) -> Behavior:
-    """How fast, as autoscale takes it."""
-    wished = spec.behavior
-    return Behavior(_direction(wished.scale_up), _direction(wished.scale_down)) if wished else Behavior()
-
-
-def _direction(rules: ScalingRules | None) -> Direction:
-    if rules is None:
-        return Direction()
-    kept = tuple(Limit(policy.type, policy.value, policy.period_seconds) for policy in rules.policies)
-    window = rules.stabilization_window_seconds
-    return Direction(None if window is None else float(window), kept, rules.select_policy)
-
-
-def _forecast(basis: Basis, memory: Memory, moment: Moment) -> float:
-    """The load of previous days when a replica ordered now would serve."""
-    wished = basis.spec.predictive
-    if wished is None or not wished.enabled:
-        return 0.0
-    learned = memory.learned
-    ahead = learned.start_s(basis.accelerator) if wished.horizon == "startupTime" else parse_duration(wished.horizon)
-    load = learned.open.total / learned.open.count if learned.open.count else 0.0
-    return forecast(learned, load, moment.wall, ahead, basis.day_s)
 
 
 def _watched(basis: Basis, signals: ServiceSignals | None, memory: Memory, moment: Moment) -> Memory:
     """When last a request was there, and what the load is, go into the memory."""
     if signals is None or not signals.fresh:
         return memory
-    busy = signals.held or signals.wake or any(m.arrived or m.running or m.waiting or m.held for m in signals.measures[-1:])
+    busy = signals.held or signals.wake or any(measure.active for measure in signals.measures[-1:])
     learned = loaded(memory.learned, offered(signals.measures), moment.wall, basis.day_s) if signals.measures else memory.learned
     return replace(memory, busy_at=moment.steady if busy else memory.busy_at, learned=learned)
 
@@ -170,20 +69,20 @@ def _external(basis: Basis, signals: ServiceSignals | None, memory: Memory, mome
     was scaled to 0 from above goes: where no gateway is, nobody would ever end it."""
     if basis.replicas > 0:
         return None
-    asked = Asked(moment.steady, 1, 1)
+    one = Recommendation(moment.steady, 1, 1)
     if signals is None:
         woken = basis.current > 0 and memory.told
-        return Decision(1, asked, UNHEARD, "unheard") if woken else None
+        return Decision(1, one, UNHEARD, "unheard") if woken else None
     if signals.held or signals.wake:
-        return Decision(1, asked, "Requests are held and spec.replicas is 0.", "held")
+        return Decision(1, one, "Requests are held and spec.replicas is 0.", "held")
     if not basis.current:
         return None
     if not signals.fresh:
-        return Decision(1, asked, UNHEARD, "unheard")
+        return Decision(1, one, UNHEARD, "unheard")
     idle_s = idle_after_s(basis.spec)
     quiet = moment.steady - history_of(signals, memory).quiet_since
     why = f"Requests arrived within the last {idle_s:.0f} s and spec.replicas is 0."
-    return None if quiet >= idle_s else Decision(1, asked, why, "last")
+    return None if quiet >= idle_s else Decision(1, one, why, "last")
 
 
 def _clamped(decision: Decision, basis: Basis) -> Decision:
@@ -201,13 +100,13 @@ def _remembered(basis: Basis, found: Decision, memory: Memory, moment: Moment) -
     """With the reason that the status keeps: a new one where the number changes, else rarely and only where its point does."""
     behavior, changed = behavior_of(basis.spec), found.replicas - basis.current
     # What has grown is waited for, whatever the behavior looks back to: else a model that loads for 5 min is ordered twice.
-    oldest = moment.steady - max(behavior.memory_s, fleet_of(basis, memory, moment).start_s + QUANTILE_S)
+    oldest = moment.steady - max(behavior.memory_s, capacity_of(basis, memory, moment).start_s + QUANTILE_S)
     anew = changed != 0 or not memory.told or (found.cause != memory.told_cause and moment.steady - memory.told_at >= REASON_EVERY_S)
     changes = (*memory.changes, Change(moment.steady, changed)) if changed else memory.changes
     remembered = replace(
         memory,
         wanted=found.replicas,
-        asked=_asked(memory.asked, found.asked, behavior, moment.steady),
+        recommendations=_recent(memory.recommendations, found.recommendation, behavior, moment.steady),
         changes=tuple(change for change in changes if change.at > oldest),
     )
     if anew:
@@ -217,11 +116,51 @@ def _remembered(basis: Basis, found: Decision, memory: Memory, moment: Moment) -
     return replace(found, reason=remembered.told), remembered
 
 
-def _asked(past: Sequence[Asked], new: Asked, behavior: Behavior, now: float) -> tuple[Asked, ...]:
+def _recent(past: Sequence[Recommendation], new: Recommendation, behavior: Behavior, now: float) -> tuple[Recommendation, ...]:
     """Without what is too old, and, where no window looks for the least, without what a later one outdoes: it would outlast it too."""
     oldest, least_counts = now - behavior.memory_s, bool(behavior.up.window_s)
 
-    def counts(asked: Asked) -> bool:
-        return asked.at > oldest and (least_counts or asked.replicas > new.replicas or asked.load > new.load)
+    def counts(old: Recommendation) -> bool:
+        return old.at > oldest and (least_counts or old.replicas > new.replicas or old.load > new.load)
 
-    return (*(asked for asked in past if counts(asked)), new)
+    return (*(old for old in past if counts(old)), new)
+
+
+def next_look(basis: Basis, signals: ServiceSignals | None, memory: Memory, decision: Decision | None, moment: Moment) -> float | None:
+    """When a decision can change by time alone (a window ends, a schedule begins, the idle timer runs out), in seconds from now. None
+    where only an event can change anything. A requeue too many costs reads, one too few a late decision."""
+    if basis.spec.mode == "Manual":
+        return None
+    waits = [at - moment.steady for at in _timers(basis, signals, memory, decision, moment)]
+    if basis.spec.mode == "Auto":
+        edge = next_edge(basis.spec.schedules, moment.wall)
+        waits += [edge - moment.wall] if edge is not None else []
+        predictive = basis.spec.predictive is not None and basis.spec.predictive.enabled and memory.learned.days
+        waits += [PREDICTED_EVERY_S] if predictive else []
+    return max(_SOONEST_S, min(waits)) if waits else None
+
+
+def _timers(basis: Basis, signals: ServiceSignals | None, memory: Memory, decision: Decision | None, moment: Moment) -> Iterator[float]:
+    """By the steady clock, all in the future. Without fresh signals time changes nothing."""
+    if signals is None or not signals.fresh or decision is None:
+        return
+    history = history_of(signals, memory)
+    may_end = basis.spec.mode == "External" or limits(basis.spec, moment.wall).least == 0
+    if decision.replicas and may_end:
+        yield max(moment.steady, history.quiet_since + idle_after_s(basis.spec))
+    if basis.spec.mode == "Auto":
+        yield from (at for at in _windows(basis, memory, history, decision.replicas, moment) if at > moment.steady)
+
+
+def _windows(basis: Basis, memory: Memory, history: History, replicas: int, moment: Moment) -> Iterator[float]:
+    """Where the last wish is another number: what still stands in its way, and until when."""
+    behavior, wish = behavior_of(basis.spec), memory.recommendations[-1].replicas if memory.recommendations else replicas
+    if wish < replicas:
+        yield history.since + behavior.down_window_s
+        holding = holds(memory.recommendations, capacity_of(basis, memory, moment), behavior, moment.steady)
+        yield max((until for until, most in holding if most >= replicas), default=0.0)
+        yield resumes(memory.changes, behavior.down, moment.steady) or 0.0
+    elif wish > replicas:
+        window = behavior.up.window_s or 0.0
+        yield max((past.at + window for past in memory.recommendations if past.replicas < wish), default=0.0)
+        yield resumes(memory.changes, behavior.up, moment.steady) or 0.0

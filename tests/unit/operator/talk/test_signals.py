@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_contracts.pb import demand_pb2 as pb
-from pagoda_operator.api.measure import BIN_S
-from pagoda_operator.api.signals_view import CONFIRM_S, MISSING_S, Seen
+from pagoda_operator.api.scaling import BIN_S
+from pagoda_operator.api.signals import CONFIRM_S, MISSING_S, Seen
 from pagoda_operator.api.state import Key
-from pagoda_operator.decide.scale.asked import Bounds, Fleet, History, Targets
 from pagoda_operator.decide.scale.autoscale import autoscale
-from pagoda_operator.decide.scale.bins import BRIDGED, KEPT, Bins, Level
+from pagoda_operator.decide.scale.demand import BRIDGED, KEPT, Bins, Level
+from pagoda_operator.decide.scale.inputs import Bounds, Capacity, History, Targets
 from pagoda_operator.talk.signals import Signals
 
 KEY, UNIX = Key("ns", "s"), 1_700_000_000.0
@@ -309,7 +309,7 @@ def test_an_idleness_longer_than_the_record_is_known_to_its_second():
         bins.count(int(number == 3), 0)
         bins.close(number * BIN_S, Level())
     history = History(bins.measures(0.0), (), bins.since)
-    reasons = [autoscale(history, Fleet(1), Targets(8), Bounds(0, 4, idle_after_s=idle), 3_600.0).reason for idle in (3_580, 3_590)]
+    reasons = [autoscale(history, Capacity(1), Targets(8), Bounds(0, 4, idle_after_s=idle), 3_600.0).reason for idle in (3_580, 3_590)]
     assert [reason.startswith("No requests for") for reason in reasons] == [True, False]
 
 

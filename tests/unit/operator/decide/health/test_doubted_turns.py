@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from pagoda_operator.api.signals_view import CONFIRM_S, EndpointSignal, Seen, ServiceSignals
+from pagoda_operator.api.signals import CONFIRM_S, EndpointSignal, Seen, ServiceSignals
 from pagoda_operator.api.state import PODS
 from pagoda_operator.decide.health.health import judge
 from pagoda_operator.decide.replicas.drain import Turn

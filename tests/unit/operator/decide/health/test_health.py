@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, ANNOTATION_DRAIN_DEADLINE
-from pagoda_operator.api.signals_view import CONFIRM_S, MISSING_S, EndpointSignal, Seen
+from pagoda_operator.api.signals import CONFIRM_S, MISSING_S, EndpointSignal, Seen
 from pagoda_operator.api.state import PODS
 from pagoda_operator.decide.health.health import judge
 from pagoda_operator.decide.replicas.sickness import Sickness

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, ANNOTATION_DRAIN_DEADLINE, ANNOTATION_WITH_SUCCESSOR
 from pagoda_operator.api.orders import Answer, Stand
 from pagoda_operator.api.pods import Pod
-from pagoda_operator.api.signals_view import MISSING_S, EndpointSignal, Seen
+from pagoda_operator.api.signals import MISSING_S, EndpointSignal, Seen
 from pagoda_operator.api.state import DEPLOYMENTS, PODS
 from pagoda_operator.decide.health.successor import Case, step
 from pagoda_operator.decide.placement.question import ask

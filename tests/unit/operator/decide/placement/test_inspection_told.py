@@ -9,7 +9,7 @@ import sys
 import pytest
 from pagoda_fetch import __main__ as door
 from pagoda_operator.api.state import CONFIG_MAPS, PODS, PROFILES
-from pagoda_operator.inventory.shape import from_report
+from pagoda_operator.inventory.fit import from_report
 from pagoda_sizing.families import parse_model
 from support.clients.fetching import model_files
 from support.servers.fetch_hub import COMMIT, running_hub

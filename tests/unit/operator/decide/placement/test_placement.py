@@ -4,7 +4,7 @@ import pytest
 from pagoda_contracts.resources.scaling import ScalingSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_operator.api.state import DEPLOYMENTS, SERVICES
-from pagoda_operator.decide.status.ignored_fields import FIELDS, idle_scaling, ignored_fields
+from pagoda_operator.decide.status.verdict import FIELDS, idle_scaling, ignored_fields
 from support.kube.object_table import FULL, SERVICE
 from support.worlds.world import World
 

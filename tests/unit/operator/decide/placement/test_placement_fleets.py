@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import pytest
-from pagoda_operator.decide.placement.judged import Run
+from pagoda_operator.api.placement import Pin
 from pagoda_operator.decide.placement.place import alternatives, place
-from pagoda_operator.decide.render.revision import identify
+from pagoda_operator.decide.placement.question import Run
+from pagoda_operator.decide.render.children import identify
 from pagoda_operator.inventory.fleet import Fleet, Terms
-from pagoda_operator.inventory.types import Pin
 from support.worlds.fleets import (
     A100_40,
     A100_80,

@@ -8,8 +8,8 @@ from pagoda_contracts.names import COMPONENT_INSPECT, LABEL_COMPONENT
 from pagoda_contracts.resources.placement import CpuAccelerator
 from pagoda_operator.api.state import DEPLOYMENTS, NODES, PODS, PROFILES
 from pagoda_operator.decide.placement.options import options
+from pagoda_operator.inventory.fit import largest, too_small
 from pagoda_operator.inventory.nodes import parse_node
-from pagoda_operator.inventory.sizes import largest, too_small
 from pagoda_operator.watch.caches import Caches
 from pagoda_operator.watch.view import View
 from support.worlds.fleets import CPU, H100, LLAMA8, fleet, gpu, node, plain_node, whole

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 from pagoda_operator.api.state import PODS
-from pagoda_operator.decide.placement.room import GROWS_S, placeable
+from pagoda_operator.decide.placement.place import GROWS_S, placeable
 from support.kube.fake_api import running
 from support.worlds.fleets import A100_80, CPU, H100, TINY, fleet, gpu, node, pod, whole
 from support.worlds.placing import ENGINE

@@ -13,7 +13,7 @@ from pagoda_operator.api.errors import Unavailable
 from pagoda_operator.api.grant import Grant
 from pagoda_operator.api.holdings import Holding, holdings
 from pagoda_operator.api.quota_devices import held, needs, written
-from pagoda_operator.api.scaling import Asked, Decision
+from pagoda_operator.api.scaling import Decision, Recommendation
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, QUOTAS, RESOURCE_QUOTAS, SERVICES, Key
 from pagoda_operator.decide.plan import plan
 from pagoda_operator.decide.quota.caps import Quota
@@ -226,7 +226,7 @@ def test_what_scaling_wants_is_served_as_far_as_it_goes_and_says_why_not_further
     world.run(key, 5)
     world.control()
     observed = asyncio.run(observe(world.api, key))
-    found = Decision(granted, Asked(0, 3, 3), "3 wanted", "load, quota")
+    found = Decision(granted, Recommendation(0, 3, 3), "3 wanted", "load, quota")
     observed = replace(observed, scaling=found, quota=Grant(granted, granted, "TenantQuota team allows 1, and 1 is in use"))
     lines = {line["type"]: line for line in status(observed, plan(observed), None, "t")["conditions"]}
     assert (lines[kind]["status"], lines[kind]["reason"]) == ("True", reason)
@@ -288,7 +288,7 @@ class Wishes(Unscaled):
 
     async def complete(self, key, observed):  # noqa: ARG002 (the protocol's words)
         count = 4 if observed.granted is None else min(4, observed.granted)
-        return replace(observed, scaling=Decision(count, Asked(0, 4, 4), "4 wanted", "load"))
+        return replace(observed, scaling=Decision(count, Recommendation(0, 4, 4), "4 wanted", "load"))
 
 
 @pytest.mark.parametrize("asked", [0, 1, 4])

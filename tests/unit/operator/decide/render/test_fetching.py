@@ -9,9 +9,9 @@ from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_operator.api.errors import SpecProblem
 from pagoda_operator.api.state import PODS, PROFILES, Key
+from pagoda_operator.decide.render.children import identify
 from pagoda_operator.decide.render.pod import Inputs, daemon_config, pod_template
-from pagoda_operator.decide.render.revision import identify
-from pagoda_operator.decide.status.ignored_fields import ignored_fields
+from pagoda_operator.decide.status.verdict import ignored_fields
 from support.kube.fake_api import fetching, profile_body, running
 from support.worlds.world import World
 

@@ -2,7 +2,7 @@
 
 import pytest
 from pagoda_operator.api.state import CONTROLLER_REVISIONS, DEPLOYMENTS, PODS, PROFILES, SERVICES
-from pagoda_operator.decide.status.outdated import outdated
+from pagoda_operator.decide.status.status import outdated
 from support.kube.fake_api import profile_body
 from support.worlds.world import World
 

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagoda_contracts.resources.status import RolloutStatus
 from pagoda_contracts.resources.traffic import AbortOn, RolloutSpec
-from pagoda_operator.api.signals_view import RevisionSignal, ServiceSignals
+from pagoda_operator.api.signals import RevisionSignal, ServiceSignals
 from pagoda_operator.decide.replicas.sides import Side
-from pagoda_operator.decide.rollout.canary import judge
+from pagoda_operator.decide.rollout.canary import judge, share
+from pagoda_operator.decide.rollout.counts import RolloutState
 from pagoda_operator.decide.rollout.rollout import decide
-from pagoda_operator.decide.rollout.rollout_state import RolloutState, share
 from support.suite.profiles import examples
 
 NOW = 1_800_000_000.0

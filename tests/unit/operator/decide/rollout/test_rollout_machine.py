@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from pagoda_contracts.names import ANNOTATION_DRAIN_DEADLINE, LABEL_REVISION
 from pagoda_operator.api.errors import ClusterError
-from pagoda_operator.api.signals_view import EndpointSignal, RevisionSignal, Seen, ServiceSignals
+from pagoda_operator.api.signals import EndpointSignal, RevisionSignal, Seen, ServiceSignals
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Key
 from support.kube.fake_api import Body, Crash, crashed, fetching, is_ready, is_trial, passed, waiting
 from support.suite.profiles import examples

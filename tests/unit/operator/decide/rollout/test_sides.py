@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from pagoda_contracts.names import LABEL_SERVICE
 from pagoda_operator.api.pods import Pod, parse_pod
-from pagoda_operator.api.signals_view import EndpointSignal, Seen, ServiceSignals
+from pagoda_operator.api.signals import EndpointSignal, Seen, ServiceSignals
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES
 from pagoda_operator.decide.replicas.sides import current_side
 from pagoda_operator.watch.caches import Caches

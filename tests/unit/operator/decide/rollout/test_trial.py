@@ -25,8 +25,8 @@ from pagoda_operator.decide.render.inspect import inspector_uid
 from pagoda_operator.decide.render.network import inspection_policy
 from pagoda_operator.decide.render.trial_pod import trial_pod
 from pagoda_operator.decide.replicas.sides import Side
+from pagoda_operator.decide.rollout.counts import RolloutState
 from pagoda_operator.decide.rollout.rollout import decide
-from pagoda_operator.decide.rollout.rollout_state import RolloutState
 from pagoda_operator.decide.rollout.trial import PATIENCE_S, Trial
 from pagoda_operator.run.settings import Settings
 from support.kube.fake_api import crashed, fetching, is_ready, is_trial, passed, running, scheduled, waiting
@@ -54,7 +54,7 @@ def record(strategy="Replace", phase="Progressing", **words):
 
 
 OLD, NEW, NONE = side("old", 1, 1), side("new"), Trial()
-HERE = Trial(there=True, placed=True, told="it runs")
+HERE = Trial(there=True, placed=True, progress="it runs")
 
 
 def decided(tried=NONE, new=NEW, old=OLD, wanted=1, held=None, **words):
@@ -120,7 +120,7 @@ def test_a_trial_that_has_passed_stays_until_the_old_one_is_gone():
 
 
 def test_one_that_finds_no_place_has_two_minutes_and_is_not_waited_for_any_longer():
-    waits = decided(Trial(told="the trial pod is being created"))
+    waits = decided(Trial(progress="the trial pod is being created"))
     assert (waits.record.since, waits.waits) == (
         "2027-01-15T08:00:00Z",
         "the old replica stays until the trial of the new revision has passed: the trial pod is being created",

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagoda_operator.api.measure import Measure
-from pagoda_operator.api.scaling import Asked
-from pagoda_operator.decide.scale.asked import Bounds, Fleet, History, Targets
+from pagoda_operator.api.scaling import Measure, Recommendation
 from pagoda_operator.decide.scale.autoscale import autoscale
 from pagoda_operator.decide.scale.behavior import Behavior, Change, Direction, Limit, paced, resumes, stabilized
+from pagoda_operator.decide.scale.inputs import Bounds, Capacity, History, Targets
 from support.judges.hpa_reference import Reference, Rules
 from support.suite.profiles import examples
 
@@ -25,14 +24,14 @@ def measured(now: float, load: int) -> list[Measure]:
 
 def course(behavior: Behavior, loads: list[int], start: int) -> list[int]:
     """What autoscale makes of a load after the other."""
-    current, asked, changes, found = start, [Asked(0.0, start, start)], [], []
+    current, asked, changes, found = start, [Recommendation(0.0, start, start)], [], []
     for step, load in enumerate(loads, 1):
         now = step * STEP_S
         history = History(measured(now, load), tuple(asked), -1e9, tuple(changes))
-        decision = autoscale(history, Fleet(current), TARGETS, Bounds(LEAST, MOST, behavior=behavior), now)
+        decision = autoscale(history, Capacity(current), TARGETS, Bounds(LEAST, MOST, behavior=behavior), now)
         if decision.replicas != current:
             changes.append(Change(now, decision.replicas - current))
-        asked.append(decision.asked)
+        asked.append(decision.recommendation)
         current = decision.replicas
         found.append(current)
     return found

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagoda_contracts.resources.scaling import ScalingSpec
-from pagoda_operator.api.measure import BIN_S, Measure
-from pagoda_operator.api.scaling import Asked, Decision
-from pagoda_operator.api.signals_view import EndpointSignal, Seen, ServiceSignals
+from pagoda_operator.api.scaling import BIN_S, Decision, Measure, Recommendation
+from pagoda_operator.api.signals import EndpointSignal, Seen, ServiceSignals
+from pagoda_operator.decide.scale.inputs import Basis, Memory, Moment
 from pagoda_operator.decide.scale.learned import BINS, DAY_S, Learned
-from pagoda_operator.decide.scale.scaling import Basis, Memory, Moment, decide
+from pagoda_operator.decide.scale.scaling import decide
 from support.suite.profiles import examples
 
 HOLD_S = 8.0
@@ -211,7 +211,7 @@ def test_bounds_are_kept_and_nothing_goes_without_a_whole_window_of_fresh_signal
         current = found.replicas
         assert spec.min <= max(spec.min, current) == current or spec.min == 0
         assert current <= (spec.max or 0)
-        wishes.append((moment.steady, found.asked.load if kind == "fresh" else before))
+        wishes.append((moment.steady, found.recommendation.load if kind == "fresh" else before))
         if current < min(before, spec.max or 0):
             assert kind == "fresh"
             idle = current == 0
@@ -340,10 +340,12 @@ def test_what_is_remembered_stays_small_and_forgets_nothing_that_counts() -> Non
     for second in range(0, 7200, 5):
         moment = Moment(NOW.steady + second, NOW.wall + second)
         _, memory = decide(based(auto(), memory.wanted), told(4.0 - second / 3600, until=moment.steady), memory, moment)
-    assert len(memory.asked) <= 61
-    assert [asked.replicas for asked in memory.asked] == sorted((asked.replicas for asked in memory.asked), reverse=True)
+    assert len(memory.recommendations) <= 61
+    assert [asked.replicas for asked in memory.recommendations] == sorted(
+        (asked.replicas for asked in memory.recommendations), reverse=True
+    )
     assert len(memory.changes) <= 1
-    one = Asked(NOW.steady, 9, 9)
-    kept, _ = decide(based(auto(), 9), told(0.5), remembered(9, asked=(replace(one, at=NOW.steady - 299.0),)), NOW)
+    one = Recommendation(NOW.steady, 9, 9)
+    kept, _ = decide(based(auto(), 9), told(0.5), remembered(9, recommendations=(replace(one, at=NOW.steady - 299.0),)), NOW)
     assert kept is not None
     assert kept.replicas == 9

@@ -8,14 +8,14 @@ from random import Random
 
 import pytest
 from pagoda_contracts.resources.scaling import ScalingSpec
-from pagoda_operator.api.measure import BIN_S, Measure
-from pagoda_operator.api.signals_view import ServiceSignals
-from pagoda_operator.decide.scale.asked import Bounds, Fleet, History, Targets
+from pagoda_operator.api.scaling import BIN_S, Measure
+from pagoda_operator.api.signals import ServiceSignals
 from pagoda_operator.decide.scale.autoscale import autoscale
 from pagoda_operator.decide.scale.behavior import Change
-from pagoda_operator.decide.scale.bins import Level
+from pagoda_operator.decide.scale.demand import Level
+from pagoda_operator.decide.scale.inputs import Basis, Bounds, Capacity, History, Memory, Moment, Targets
 from pagoda_operator.decide.scale.learned import Learned
-from pagoda_operator.decide.scale.scaling import Basis, Memory, Moment, decide
+from pagoda_operator.decide.scale.scaling import decide
 
 NOW = 10_000.0
 TARGETS = Targets(rows=64, queue_depth=0, ttft_p95_s=0.8)
@@ -32,7 +32,7 @@ def measures(*, ttft=5.0, arrived=10, running=12, waiting=0, waited_bins=0):
 
 def asked(seen, *, ready=2, starting=(), changes=()):
     history = History(seen, (), 0.0, changes)
-    return autoscale(history, Fleet(ready, starting, 60.0), TARGETS, BOUNDS, NOW)
+    return autoscale(history, Capacity(ready, starting, 60.0), TARGETS, BOUNDS, NOW)
 
 
 @pytest.mark.parametrize(("ttft", "replicas"), [(0.9, 5), (1.0, 5), (1.1, 6), (5.0, 6)])
@@ -175,5 +175,5 @@ def test_where_prompts_get_shorter_at_the_same_rate_fewer_are_found_to_do():
 
 def test_without_a_target_late_first_tokens_ask_for_nothing():
     free = replace(TARGETS, ttft_p95_s=0.0)
-    found = autoscale(History(measures(), (), 0.0), Fleet(2, (), 60.0), free, BOUNDS, NOW)
+    found = autoscale(History(measures(), (), 0.0), Capacity(2, (), 60.0), free, BOUNDS, NOW)
     assert found.replicas < 2 or "ttft" not in found.cause

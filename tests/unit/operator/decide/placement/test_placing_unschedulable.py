@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 import pytest
-from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES
+from pagoda_operator.api.state import DEPLOYMENTS, PODS
 from support.worlds.fleets import A100_40, A100_80, CPU, H100, H200, cut, fleet, gpu, mig, node, pod, whole
 from support.worlds.placing import bind, placement, world
 from support.worlds.played_scheduler import NO_ROOM as WORDS
@@ -231,14 +231,3 @@ def test_another_class_of_the_same_entry_is_tried_where_one_is_refused(more):
     made.later += timedelta(minutes=1)
     made.settle()
     assert placement(made)["chosen"] == ("cpu[1]" if more else "mig[0]")
-
-
-def test_what_an_older_operator_gave_up_is_not_gone_back_to(made):
-    made.tick()
-    made.settle()
-    (told,) = made.api.of(SERVICES)[0]["status"]["placement"]["rejected"]
-    told["why"] = f"the scheduler finds no node: {WORDS}"
-    refuse(made)
-    made.tick()
-    made.settle()
-    assert (placement(made)["chosen"], placement(made)["waiting"]["accelerator"]) == ("gpu[1]", "gpu[1]")

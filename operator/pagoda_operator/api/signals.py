@@ -1,4 +1,4 @@
-"""What gateways say of one service, as scaling, rollout and health read it: frozen values, no streams, no clock. Made by `signals`.
+"""What gateways say of one service, as scaling, rollout and health read it: frozen values, no streams, no clock. Made by `talk/signals`.
 
 A view and never the truth: an endpoint that is not in it was not heard of, which proves nothing about its pod.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from pagoda_operator.api.measure import Measure
+from pagoda_operator.api.scaling import Measure
 
 # For so long a bad verdict must last before somebody acts on it: a node that hiccups, a gateway that restarts.
 CONFIRM_S: Final = 5.0
@@ -33,8 +33,8 @@ class EndpointSignal:
     """One replica, by the most favourable gateway: a partition between one gateway and a pod is not the pod's fault.
 
     `reason` is the gateway's word (`silent`, `stuck`, `deep-check`, `loading`, …), `phase` the replica's own (`ready`, `draining`, …; empty
-    where it never spoke). `age_s` is how old its state was when it was told, `bad_s` for how long it has been DEAD or UNHEARD without a
-    pause, as far as this process knows.
+    where it never spoke). `age_s` is how old its state was when the gateway reported it, `bad_s` for how long it has been DEAD or UNHEARD
+    without a pause, as far as this process knows.
     """
 
     verdict: Seen
@@ -68,7 +68,7 @@ class RevisionSignal:
 
 @dataclass(frozen=True, slots=True)
 class ServiceSignals:
-    """One service now. `measures` are whole bins of `autoscale.BIN_S`, oldest first, watched without a gap since `watched_since`, both in
+    """One service now. `measures` are whole bins of `BIN_S`, oldest first, watched without a gap since `watched_since`, both in
     seconds of the clock that `of` was asked by (a clock that jumps moves all of them). `fresh`: every known gateway was heard within
     3 s. `held` and `wake` are over all gateways, `endpoints` by pod name, `revisions` by hash."""
 

@@ -1,16 +1,19 @@
-"""A service's demand in bins of `autoscale.BIN_S`, as autoscale reads it. Pure; kept by `signals`, which knows when a bin ends.
+"""A service's demand: kept in bins of BIN_S, and what the bins say of it: what arrives, how that changes, how long a request stays. Pure.
 
-Ten minutes of bins. What is older is one Measure: the last bin with a request in it, so that however long a service may idle before it goes
-to zero, the beginning of its idleness is there. 500 services take 9 MB.
+`signals` knows when a bin ends and keeps Bins, `autoscale` reads the measures. Ten minutes of bins are kept. What is older is one Measure:
+the last bin with a request in it, so that however long a service may idle before it goes to zero, the beginning of its idleness is there.
+500 services take 9 MB.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from pagoda_operator.api.measure import BIN_S, Measure
+from pagoda_operator.api.scaling import BIN_S, Measure
 
 KEPT: Final = 120
 # A gap of so many bins is bridged: a gateway that restarts or is replaced is away for some seconds. A longer one begins the record anew.
@@ -22,6 +25,11 @@ _KV_STEP: Final = 0.05
 # The 95th percentile of the last minute wanders by some per cent with each frame; nobody's target is below the other.
 _TTFT_STEP: Final = 1.25
 _TTFT_FROM_S: Final = 0.05
+
+_SHORT: Final = 4  # bins: what arrives now
+_LONG: Final = 24  # bins: what arrived lately; its mean is believed unless the short one contradicts it
+_TREND: Final = 60  # bins
+_SURPRISE: Final = 3.0  # standard deviations of a Poisson count
 
 
 class Level(NamedTuple):
@@ -83,12 +91,12 @@ class Bins:
             self._append(Measure(at - (left - 1) * BIN_S, came, went, *level))
 
     def amend(self, level: Level) -> bool:
-        """Before its end: worse than it was when it was looked at last; whether there is a bin that says so."""
+        """Before its end: worse than at the last decision; whether there is a bin that says so."""
         if not self._recent:
             return False
         self.level = level
         self._recent[-1] = amended(self._recent[-1], level)
-        if _active(self._recent[-1]):
+        if self._recent[-1].active:
             self._quiet = 0
         return True
 
@@ -106,11 +114,58 @@ class Bins:
     def _append(self, measure: Measure) -> None:
         if len(self._recent) == KEPT:
             oldest = self._recent[0]
-            if self._elder is None or _active(oldest):
+            if self._elder is None or oldest.active:
                 self._elder = oldest
         self._recent.append(measure)
-        self._quiet = 0 if _active(measure) or measure.ended else self._quiet + 1
+        self._quiet = 0 if measure.active or measure.ended else self._quiet + 1
 
 
-def _active(measure: Measure) -> bool:
-    return bool(measure.arrived or measure.running or measure.waiting or measure.held)
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Requests per second now and their change per second, seconds that a request holds a row, requests that wait."""
+
+    rate: float
+    slope: float
+    hold_s: float
+    backlog: int
+
+
+def demand_of(measures: Sequence[Measure]) -> Demand:
+    last = measures[-1]
+    return Demand(_rate(measures), _slope(measures), _hold(measures), last.waiting + last.held)
+
+
+def _rate(measures: Sequence[Measure]) -> float:
+    """Arrivals per second: the mean of two minutes, unless the last 20 s are no chance deviation from it. Then they count alone, and where
+    they grow, what they will be in as long again: a crowd that comes within a minute is half there when it is seen."""
+    short, long = [m.arrived for m in measures[-_SHORT:]], measures[-_LONG:]
+    mean, size = sum(m.arrived for m in long) / len(long), len(short)
+    expected = mean * size
+    if abs(sum(short) - expected) <= _SURPRISE * math.sqrt(max(expected, 1.0)):
+        return mean / BIN_S
+    growth = (sum(short[size // 2 :]) - sum(short[: size // 2])) / max(1, size // 2) ** 2 if size > 1 else 0.0
+    return (sum(short) / size + max(0.0, growth) * size) / BIN_S
+
+
+def _slope(measures: Sequence[Measure]) -> float:
+    """Change of the rate per second: least squares over five minutes, 0 unless it is twice its standard error."""
+    counts = [m.arrived for m in measures[-_TREND:]]
+    size = len(counts)
+    if size < _LONG:
+        return 0.0
+    middle, mean = (size - 1) / 2, sum(counts) / size
+    spread = size * (size * size - 1) / 12
+    slope = sum((i - middle) * count for i, count in enumerate(counts)) / spread
+    return slope / BIN_S / BIN_S if abs(slope) > 2 * math.sqrt(max(mean, 1.0) / spread) else 0.0
+
+
+def _hold(measures: Sequence[Measure]) -> float:
+    """Seconds that a request holds a row: rows in use over requests ended, of five minutes."""
+    window = measures[-_TREND:]
+    ended = sum(m.ended for m in window)
+    return sum(m.running for m in window) * BIN_S / ended if ended else BIN_S
+
+
+def offered(measures: Sequence[Measure]) -> float:
+    """The load now, in rows."""
+    return _rate(measures) * _hold(measures) if measures else 0.0

@@ -1,9 +1,8 @@
-"""What placement hands on: the entry taken, the devices it came down to, and what is told of it. Read by plan, status and manifests."""
+"""What placement hands on: the entry taken, the devices it came down to, and what the status says of it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -38,9 +37,6 @@ class Resolved:
         return json.dumps({"alternatives": alternatives, **vars(self)}, sort_keys=True, separators=(",", ":"))
 
 
-Json = Mapping[str, Any]
-
-
 class Pin(NamedTuple):
     """What a revision was placed on, and for which list of alternatives."""
 
@@ -51,10 +47,10 @@ class Pin(NamedTuple):
 def read_pin(text: str) -> Pin | None:
     """The annotation's value; None where it is not ours to read."""
     try:
-        told: Any = json.loads(text)
+        found: Any = json.loads(text)
         names = ("resource", "profile", "product", "device")
-        resolved = Resolved(**{name: str(told.get(name, "")) for name in names}, labels=tuple(map(str, told.get("labels", ()))))
-        return Pin(resolved, str(told["alternatives"]))
+        resolved = Resolved(**{name: str(found.get(name, "")) for name in names}, labels=tuple(map(str, found.get("labels", ()))))
+        return Pin(resolved, str(found["alternatives"]))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -82,5 +78,5 @@ class Placement(NamedTuple):
     @property
     def why_none(self) -> str:
         """All reasons in one line."""
-        told = "; ".join(f"{rejected.accelerator}: {rejected.why}" for rejected in self.status.rejected)
-        return f"no entry of accelerators can be used: {told}"
+        reasons = "; ".join(f"{rejected.accelerator}: {rejected.why}" for rejected in self.status.rejected)
+        return f"no entry of accelerators can be used: {reasons}"

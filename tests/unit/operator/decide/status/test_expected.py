@@ -1,7 +1,7 @@
 """When replicas under way should be ready."""
 
 from pagoda_operator.api.pods import Pod
-from pagoda_operator.decide.status.expect import expected
+from pagoda_operator.decide.status.status import expected
 
 
 def pod(name, created, took=None, accelerator="cpu", **more):
