@@ -7,12 +7,12 @@ not give is not there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from pagoda_operator.api.grant import Grant
-from pagoda_operator.api.orders import Nobody, Orders, unix
+from pagoda_operator.api.orders import Nobody, Orders
 from pagoda_operator.api.signals_view import ServiceSignals
 from pagoda_operator.api.state import Key, Observed
 from pagoda_operator.decide.plan import Plan
@@ -20,9 +20,9 @@ from pagoda_operator.decide.render.children import Owner
 from pagoda_operator.inventory.fleet import Fleet
 from pagoda_operator.inventory.sizes import Size
 from pagoda_operator.run.events import Recorder
+from pagoda_operator.watch.ages import Ages
 from pagoda_operator.watch.caches import Caches
 from pagoda_operator.watch.claims import Claims
-from pagoda_operator.watch.unschedulable import Unschedulable
 
 
 class Waits(Protocol):
@@ -127,28 +127,6 @@ class Silence:
         return math.inf
 
 
-class Ages(Protocol):
-    """How old times are that the operator itself wrote into an object."""
-
-    def of(self, key: Key, stamps: Iterable[str], wall: float) -> Mapping[str, float]:
-        """In seconds, by each of a service's stamps; `wall`: what the clock on the wall says now."""
-
-    def forget(self, key: Key) -> None:
-        """The service is gone."""
-
-
-class WallAges:
-    """Stand-in: what the clock on the wall says, whoever sets it."""
-
-    def of(self, key: Key, stamps: Iterable[str], wall: float) -> Mapping[str, float]:
-        """Nothing is remembered."""
-        del key
-        return {stamp: wall - since for stamp in stamps if (since := unix(stamp)) is not None}
-
-    def forget(self, key: Key) -> None:
-        """Nothing is."""
-
-
 def nobody_asks(key: Key, *, waiting: bool) -> None:
     """Stand-in: nobody waits for capacity."""
     del key, waiting
@@ -212,7 +190,6 @@ class Dependencies:
     faults: Callable[[], Mapping[str, str]] = dict
     fleet: Callable[[], Fleet] = Fleet
     sizes: Callable[[], tuple[Size, ...]] = tuple
-    ages: Ages = field(default_factory=WallAges)
-    unschedulable: Unschedulable = field(default_factory=Unschedulable)
+    ages: Ages = field(default_factory=Ages)
     # None: each word is written by the run that says it.
     events: Recorder | None = None

@@ -35,8 +35,8 @@ from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.events import Recorder
 from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.settings import Settings
+from pagoda_operator.watch.kept import OWN
 from pagoda_operator.watch.observe import observe, profile_used, strangers
-from pagoda_operator.watch.packed import OWN
 
 # After a write the next look is at once; what is on its way out is looked for again.
 _AT_ONCE: Final = 0.0
@@ -122,7 +122,7 @@ class Reconciler:
             observed,
             now=now,
             ages=dependencies.ages.of(key, observed.stamps, now),
-            unschedulable=dependencies.unschedulable.of(key, observed.pods, now),
+            unschedulable=dependencies.ages.unschedulable(key, observed.pods, now),
             signals=dependencies.signals.of(key, now),
             unheard_s=dependencies.signals.unheard(key),
             answers=self._answers.get(key, {}),
@@ -183,7 +183,6 @@ class Reconciler:
         self._dependencies.waits(key, waiting=False)
         self._dependencies.scaling.forget(key)
         self._dependencies.ages.forget(key)
-        self._dependencies.unschedulable.forget(key)
         # The last pod's end may go unseen by a broken watch, and nothing else would look here again.
         holds = await self._dependencies.quota.gone(key)
         return Outcome(again=_LEFT) if holds else Outcome(gone=True)

@@ -74,7 +74,7 @@ async def _until_listed(resource: Resource, reflector: Reflector[Seen]) -> None:
 
 
 def _signs(vitals: Vitals, resource: Resource) -> Signs:
-    """What Kopf watches is heard by its own session (client/watching.py)."""
+    """What Kopf watches is heard by its own session (kopf_watches.py)."""
     if resource in KOPFS:
         return Signs()
     path = path_of(resource)

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from pagoda_operator.api.state import ADAPTERS, NODES, PODS, PROFILES, QUOTAS, SERVICES, Key, Resource
 from pagoda_operator.watch.caches import Seen
 from pagoda_operator.watch.claims import Claims
+from pagoda_operator.watch.kept import Packed
 from pagoda_operator.watch.observe import profile_name, unanswered
-from pagoda_operator.watch.packed import Packed
 
 
 class Queue(Protocol):

@@ -7,7 +7,7 @@ from pagoda_contracts.names import LABEL_SERVICE
 from pagoda_operator.api.state import PODS, PROFILES, SERVICES, Key, Resource
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.watch.caches import Caches
-from pagoda_operator.watch.packed import OWN
+from pagoda_operator.watch.kept import OWN
 from support.kube.fake_api import Body, copied, running
 from support.worlds.world import World
 

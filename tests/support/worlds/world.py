@@ -18,8 +18,8 @@ from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.watch.claims import Claims
+from pagoda_operator.watch.kept import key_of
 from pagoda_operator.watch.observe import observe
-from pagoda_operator.watch.packed import key_of
 from support.kube.fake_api import FakeApi, copied, profile_body, running, service_body
 
 KEY = Key("ns", "tiny")

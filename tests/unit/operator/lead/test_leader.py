@@ -11,7 +11,7 @@ import pytest
 from pagoda_operator.api.errors import Conflict, Unavailable
 from pagoda_operator.lead.election import Terms
 from pagoda_operator.lead.leader import Lease, Means, _end
-from pagoda_operator.serve.own_loop import OwnLoop
+from pagoda_operator.serve.process import OwnLoop
 
 
 class Ended(BaseException):

@@ -4,8 +4,7 @@ import pytest
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT
 from pagoda_operator.api.state import NODES, PODS
 from pagoda_operator.inventory.device_health import device_fault
-from pagoda_operator.watch.caches import Caches
-from pagoda_operator.watch.view import View
+from pagoda_operator.watch.caches import Caches, View
 
 
 def node(*conditions, annotations=None, name="n"):

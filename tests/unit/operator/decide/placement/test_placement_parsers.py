@@ -9,8 +9,7 @@ from pagoda_operator.inventory.mig import of_product, of_resource, parse_profile
 from pagoda_operator.inventory.nodes import parse_node
 from pagoda_operator.inventory.pods import parse_occupant
 from pagoda_operator.inventory.slices import devices, holds, parse_claim, parse_slice
-from pagoda_operator.watch.caches import Caches
-from pagoda_operator.watch.view import View
+from pagoda_operator.watch.caches import Caches, View
 from support.worlds.fleets import A100_40, H100, claim, cut, node, pod, resource_slice, whole
 
 

@@ -10,8 +10,7 @@ from pagoda_operator.api.state import DEPLOYMENTS, NODES, PODS, PROFILES
 from pagoda_operator.decide.placement.options import options
 from pagoda_operator.inventory.nodes import parse_node
 from pagoda_operator.inventory.sizes import largest, too_small
-from pagoda_operator.watch.caches import Caches
-from pagoda_operator.watch.view import View
+from pagoda_operator.watch.caches import Caches, View
 from support.worlds.fleets import CPU, H100, LLAMA8, fleet, gpu, node, plain_node, whole
 from support.worlds.placing import ENGINE, bind, inspected, placement, template
 from support.worlds.played_scheduler import refuse

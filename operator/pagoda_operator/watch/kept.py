@@ -1,17 +1,39 @@
-"""Our own objects as the caches keep them: as text, without what no plan and no status compares. Pure.
+"""What the caches keep of an object. Pure.
 
-A pod is 25 KB of dictionaries and 1 KB of such text. Two texts are equal where nothing changed that anybody compares.
+`pack` keeps our own objects as text, without what no plan and no status compares: a pod is 25 KB of dictionaries and 1 KB of such text.
+`PARSERS` keep what decisions over more than one service need, each as its deciding module parses it. Neither keeps what changes with time
+alone (heartbeats, images, counters), so two values are equal if nothing changed that is compared.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
 from pagoda_contracts.names import LABEL_SERVICE
 
 from pagoda_operator.api.pods import by_scheduler
-from pagoda_operator.api.state import CHILD_RESOURCES, CORE_SERVICES, DISRUPTION_BUDGETS, PODS, PROFILES, SERVICES, Json, Key, Resource
+from pagoda_operator.api.state import (
+    ADAPTERS,
+    CHILD_RESOURCES,
+    CORE_SERVICES,
+    DISRUPTION_BUDGETS,
+    NODES,
+    PODS,
+    PROFILES,
+    QUOTAS,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    SERVICES,
+    Json,
+    Key,
+    Resource,
+)
+from pagoda_operator.decide.quota.caps import parse_quota
+from pagoda_operator.inventory.nodes import parse_node
+from pagoda_operator.inventory.pods import parse_occupant
+from pagoda_operator.inventory.slices import parse_claim, parse_slice
 
 OWN: Final = (SERVICES, PROFILES, PODS, *CHILD_RESOURCES)
 _POD_SPEC: Final = ("nodeName", "priority", "schedulingGates", "terminationGracePeriodSeconds", "resourceClaims")
@@ -87,3 +109,23 @@ def _quiet(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     return [{name: part for name, part in found.items() if name not in _NOISE} if isinstance(found, dict) else found for found in value]
+
+
+Parser = Callable[[Json], Any]
+
+
+def parse_adapter(body: Json) -> tuple[Key, int] | None:
+    """The service that a LoraAdapter names, and the generation that names it."""
+    reference: Any = (body.get("spec") or {}).get("serviceRef") or {}
+    name, meta = reference.get("name"), body["metadata"]
+    return (Key(str(reference.get("namespace") or meta["namespace"]), str(name)), int(meta.get("generation", 0))) if name else None
+
+
+PARSERS: Final[Mapping[Resource, Parser]] = {
+    ADAPTERS: parse_adapter,
+    NODES: parse_node,
+    PODS: parse_occupant,
+    QUOTAS: parse_quota,
+    RESOURCE_SLICES: parse_slice,
+    RESOURCE_CLAIMS: parse_claim,
+}

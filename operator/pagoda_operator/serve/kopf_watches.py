@@ -1,22 +1,25 @@
-"""Kopf's side: the only file that registers with it. It watches our own kinds, whose events go to the caches; no logic, no write, no
-finalizer. What becomes of an event says triggers.py.
+"""Has Kopf watch our own kinds and hands its events to the caches: handlers, settings and the HTTP session. No other file imports Kopf but
+process.py, which runs it.
 
-Only `on.event`: Kopf then writes neither annotations nor finalizers, and a lost event costs until the next list.
+Only `on.event` is used: Kopf then writes neither annotations nor finalizers, and a lost event is found by the next list.
 """
 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from typing import Any, Final
 
 import aiohttp
 import kopf
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
 
 from pagoda_operator.api.state import Resource
 from pagoda_operator.run.queue import RETRY_DELAYS
 from pagoda_operator.serve.feeds import KOPFS
-from pagoda_operator.serve.kopf_storage import NoDifference
 from pagoda_operator.watch.caches import Caches
 
 _BACKOFFS: Final = (0.5, 1, 2, 5, 10, 15)
@@ -55,9 +58,7 @@ def _watch(registry: kopf.OperatorRegistry, caches: Caches, resource: Resource) 
 
 def configure(settings: kopf.OperatorSettings) -> None:
     """Kopf's settings: survive outages, notice silence, write nothing."""
-    settings.peering.standalone = True
     settings.posting.enabled = False
-    settings.persistence.diffbase_storage = NoDifference()
     settings.watching.inactivity_timeout = 70  # bookmarks come every ~60 s
     settings.watching.server_timeout, settings.watching.client_timeout = 300, 330
     settings.watching.connect_timeout = 10
@@ -67,12 +68,47 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.networking.request_timeout, settings.networking.connect_timeout = 30, 5
     settings.networking.error_backoffs = EndlessJitter()
     settings.queueing.error_delays = RETRY_DELAYS
-    settings.queueing.worker_limit = None
-    settings.execution.default_backoff, settings.execution.max_workers = 5, 8
     settings.process.ultimate_exiting_timeout = 25
-    settings.scanning.disabled = False
 
 
 def _words(resource: Resource) -> tuple[str, str, str]:
     group, _, version = resource.api_version.rpartition("/")
     return group, version, resource.plural
+
+
+def watch_session(configuration: Configuration, heard: Callable[[str, float], None]) -> aiohttp.ClientSession:
+    """Returns Kopf's HTTP session, with the addresses, certificates and rotating tokens of our own client. `heard` is called with the path
+    and the time of each accepted watch, event and bookmark."""
+
+    async def authorize(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        if token := await configuration.get_api_key_with_prefix("BearerToken"):
+            request.headers["Authorization"] = token
+        return await send(request)
+
+    class Response(aiohttp.ClientResponse):
+        async def start(self, connection: Any) -> aiohttp.ClientResponse:
+            await super().start(connection)
+            if "watch" in self.url.query and self.status == HTTPStatus.OK:  # a refused one is none
+                heard(self.url.path, time.monotonic())
+                self.content = _Stamped(self.content, lambda: heard(self.url.path, time.monotonic()))  # type: ignore[assignment]
+            return self
+
+    ssl_context = ApiClient(configuration).rest_client.ssl_context
+    connector = aiohttp.TCPConnector(limit=0, ssl=ssl_context)
+    return aiohttp.ClientSession(connector=connector, response_class=Response, middlewares=(authorize,))
+
+
+class _Stamped:
+    """A response's stream that reports each chunk. Kopf passes events on but no bookmarks, and idle kinds have only those."""
+
+    def __init__(self, content: aiohttp.StreamReader, alive: Callable[[], None]) -> None:
+        self._content = content
+        self._alive = alive
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
+
+    async def iter_chunked(self, size: int) -> Any:
+        async for chunk in self._content.iter_chunked(size):
+            self._alive()
+            yield chunk
