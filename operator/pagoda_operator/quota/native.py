@@ -10,7 +10,7 @@ Owned by the TenantQuota: garbage collection takes it along. Pure but for `keep`
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from pagoda_contracts.names import (
     ANNOTATION_RENDERED,
@@ -26,22 +26,17 @@ from pagoda_contracts.names import (
 )
 
 from pagoda_operator.api.quota_devices import GPU, slice_word
-from pagoda_operator.api.reader import Reader
 from pagoda_operator.api.state import QUOTAS, RESOURCE_QUOTAS, SERVICES, Child, Json
 from pagoda_operator.decide.quota.caps import Quota
 from pagoda_operator.decide.render.overlay import lost
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
 from pagoda_operator.inventory.digest import digest
 from pagoda_operator.inventory.fleet import Fleet
-from pagoda_operator.run.apply import Writer, apply
+from pagoda_operator.run.apply import Cluster, apply
 
 _ALWAYS: Final = frozenset((DEVICE_CLASS_GPU, DEVICE_CLASS_MIG))
 # Of a resource's name before the slash; a class whose name leaves no room for the suffix cannot be counted by any ResourceQuota.
 _MAX_PREFIX: Final = 253
-
-
-class Cluster(Reader, Writer, Protocol):
-    """What keeping it asks of the API server."""
 
 
 class Kept(NamedTuple):

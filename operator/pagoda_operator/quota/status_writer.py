@@ -17,9 +17,9 @@ from pagoda_operator.api.errors import ClusterError
 from pagoda_operator.api.state import QUOTAS
 from pagoda_operator.decide.quota.caps import Quota
 from pagoda_operator.quota.keeper import Quotas
-from pagoda_operator.quota.native import Cluster, Kept, keep
+from pagoda_operator.quota.native import Kept, keep
 from pagoda_operator.quota.status import status
-from pagoda_operator.run.apply import apply_cluster_status
+from pagoda_operator.run.apply import Cluster, apply_cluster_status
 
 TICK_S: Final = 2.0
 _PERIOD_S: Final = 60.0

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from pagoda_contracts.names import FIELD_MANAGER
 from pagoda_contracts.resources.meta import ObjectMeta
 
+from pagoda_operator.api.reader import Reader
 from pagoda_operator.api.state import SERVICES, Json, Observed, Resource
 from pagoda_operator.decide.render.writes import Annotate, Apply, Create, Delete, Write
 
@@ -33,6 +34,10 @@ class Writer(Protocol):
 
     async def delete(self, resource: Resource, meta: Json) -> None:
         """DELETE in the background, with uid and resourceVersion of `meta` as preconditions."""
+
+
+class Cluster(Reader, Writer, Protocol):
+    """The API server."""
 
 
 async def apply(writer: Writer, writes: tuple[Write, ...]) -> None:

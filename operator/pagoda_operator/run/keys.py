@@ -24,11 +24,10 @@ from pagoda_contracts.names import (
 )
 
 from pagoda_operator.api.errors import ClusterError, Denied
-from pagoda_operator.api.reader import Reader
 from pagoda_operator.api.state import CONFIG_MAPS, SERVICES, Child, Json, Key
 from pagoda_operator.decide.render.children import Manifest, Owner
 from pagoda_operator.decide.render.writes import Apply, Create
-from pagoda_operator.run.apply import Writer, apply
+from pagoda_operator.run.apply import Cluster, apply
 
 # Own token: a file. Keys and copies: two requests. A key that is published before it signs reaches replicas long before.
 LOOK_EVERY_S: Final = 10.0
@@ -38,7 +37,7 @@ _TRIES: Final = 2
 SELECTOR: Final = f"{LABEL_COMPONENT}={COMPONENT_JWKS}"
 
 
-class Cluster(Reader, Writer, Protocol):
+class KeysCluster(Cluster, Protocol):
     """What keeping them asks of the API server."""
 
     async def token_keys(self) -> Json:
@@ -73,7 +72,7 @@ def reference(owner: Owner) -> dict[str, Any]:
 class TokenKeys:
     """`newest_key`: id of the key that signed our own newest token, "" where we have none."""
 
-    def __init__(self, cluster: Cluster, newest_key: Callable[[], str] = lambda: "") -> None:
+    def __init__(self, cluster: KeysCluster, newest_key: Callable[[], str] = lambda: "") -> None:
         self._cluster, self._newest_key = cluster, newest_key
         self._text = ""
         # Each copy as it was at the last look or write. Those of another name are the chart's, for the gateways: only their data is ours.

@@ -9,26 +9,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 from pagoda_contracts.names import NODE_POOLS_CONFIG_MAP, NODE_POOLS_KEY
 
 from pagoda_operator.api.errors import ClusterError
-from pagoda_operator.api.reader import Reader
 from pagoda_operator.api.state import CONFIG_MAPS, Json
 from pagoda_operator.inventory.fleet import Fleet
 from pagoda_operator.inventory.nodes import Node
 from pagoda_operator.inventory.pools import Pool, dressed, gone, read, seen, written
 from pagoda_operator.inventory.published import as_slices
 from pagoda_operator.inventory.slices import Slice
-from pagoda_operator.run.apply import Writer, apply_anew
+from pagoda_operator.run.apply import Cluster, apply_anew
 
 LOOK_EVERY_S: Final = 30.0
-
-
-class Cluster(Reader, Writer, Protocol):
-    """What the ConfigMap is read from and written to."""
 
 
 class NodePools:

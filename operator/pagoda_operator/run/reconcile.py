@@ -29,10 +29,9 @@ from pagoda_operator.decide.status.name_conflict import with_name_conflict
 from pagoda_operator.decide.status.status import status
 from pagoda_operator.inventory.digest import digest
 from pagoda_operator.inventory.fleet import Fleet
-from pagoda_operator.run.apply import Writer, apply, apply_status
+from pagoda_operator.run.apply import Cluster, apply, apply_status
 from pagoda_operator.run.defaults import DEFAULT_KEY, keep
 from pagoda_operator.run.dependencies import Dependencies
-from pagoda_operator.run.events import Recorder
 from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.watch.kept import OWN
@@ -51,22 +50,19 @@ _DRAIN_POLL: Final = 1.0
 _HOLDINGS: Final = (DEPLOYMENTS, PODS)
 
 
-class Cluster(Reader, Writer, Lister, Protocol):
+class VerifiedCluster(Cluster, Lister, Protocol):
     """All that reconciling asks of the API server."""
 
 
 class Reconciler:
     """Brings services to their specs."""
 
-    def __init__(
-        self, cluster: Cluster, settings: Settings, clock: Callable[[], datetime], dependencies: Dependencies | None = None
-    ) -> None:
+    def __init__(self, cluster: VerifiedCluster, settings: Settings, clock: Callable[[], datetime], dependencies: Dependencies) -> None:
         self._cluster = cluster
-        self._dependencies = dependencies or Dependencies()
+        self._dependencies = dependencies
         self._reader: Reader = self._dependencies.caches or cluster
         self._settings = settings
         self._clock = clock
-        self._events = self._dependencies.events or Recorder(cluster, settings.identity)
         # What each service's daemons answered to their last order, by pod; asked anew after a restart.
         self._answers: dict[Key, dict[str, Answer]] = {}
         # What each service's last run wrote, and how many runs in a row wrote just that.
@@ -158,7 +154,7 @@ class Reconciler:
 
     async def _deeds(self, key: Key, observed: Observed, draft: Plan) -> Outcome:
         """What a plan asks for, and when to look again."""
-        self._dependencies.waits(key, waiting=_wants_devices(observed, draft))
+        self._dependencies.triggers.waits(key, waiting=_wants_devices(observed, draft))
         outcome = await self._carry_out(key, observed, draft)
         await self._dependencies.scaling.keep(key, observed)
         return self._in_time(key, outcome)
@@ -178,9 +174,9 @@ class Reconciler:
 
     async def _forget(self, key: Key) -> Outcome:
         self._repeats.pop(key, None)
-        self._events.forget(key)
+        self._dependencies.events.forget(key)
         self._answers.pop(key, None)
-        self._dependencies.waits(key, waiting=False)
+        self._dependencies.triggers.waits(key, waiting=False)
         self._dependencies.scaling.forget(key)
         self._dependencies.ages.forget(key)
         # The last pod's end may go unseen by a broken watch, and nothing else would look here again.
@@ -227,10 +223,11 @@ class Reconciler:
     async def _have_keys(self, observed: Observed, draft: Plan) -> None:
         """Before a replica is made that mounts them: kubelet tries a missing volume again only after minutes. Without them those that run
         are still scaled."""
-        if observed.callers is None or not observed.callers.tokens:
+        keys = self._dependencies.keys
+        if keys is None or observed.callers is None or not observed.callers.tokens:
             return
         try:
-            await self._dependencies.keys.ensure(owner_of(observed))
+            await keys.ensure(owner_of(observed))
         except ClusterError:
             if any(isinstance(write, Create) and write.resource in (DEPLOYMENTS, PODS) for write in draft.writes):
                 raise
@@ -256,7 +253,7 @@ class Reconciler:
         wanted = self._status(observed, draft)
         if not await apply_status(self._cluster, observed, wanted):
             return ""
-        await self._events.record(observed, wanted, self._clock())
+        await self._dependencies.events.record(observed, wanted, self._clock())
         return f"Status {digest(wanted)}"
 
     def _status(self, observed: Observed, draft: Plan) -> dict[str, Any]:

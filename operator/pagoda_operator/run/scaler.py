@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 from pagoda_contracts.names import HISTORY_KEY
@@ -25,8 +25,8 @@ from pagoda_operator.decide.scale.learned import Learned, decode, encode, loaded
 from pagoda_operator.decide.scale.next_look import next_look
 from pagoda_operator.decide.scale.scaling import Basis, Memory, Moment, decide
 from pagoda_operator.decide.scale.schedules import refused
-from pagoda_operator.run.apply import Writer, apply
-from pagoda_operator.run.dependencies import Source
+from pagoda_operator.run.apply import Cluster, apply
+from pagoda_operator.talk.signals import Signals
 
 PAGE_EVERY_S: Final = 3600.0
 # Between two whole looks at the demand of a service that nobody asks.
@@ -44,16 +44,12 @@ class _Kept:
     looked: float = float("-inf")
 
 
-class Cluster(Reader, Writer, Protocol):
-    """What the page is read from and written to."""
-
-
 class Scaler:
     """One per process."""
 
-    def __init__(self, cluster: Cluster, source: Source, steady: Callable[[], float], wall: Callable[[], float]) -> None:
+    def __init__(self, cluster: Cluster, signals: Signals, steady: Callable[[], float], wall: Callable[[], float]) -> None:
         self._cluster = cluster
-        self._source = source
+        self._signals = signals
         self._steady = steady
         self._wall = wall
         self._kept: dict[Key, _Kept] = {}
@@ -85,7 +81,7 @@ class Scaler:
         observed = replace(observed, placeable=placeable(observed))
         basis = basis_of(observed, known)
         memory = known or Memory(moment.steady, basis.current, told=_words(observed), began=moment.wall)
-        decision, _ = decide(basis, self._source.of(key, moment.steady), memory, moment)
+        decision, _ = decide(basis, self._signals.of(key, moment.steady), memory, moment)
         return replace(observed, scaling=decision)
 
     def heard(self, key: Key, *, idle: bool = False) -> bool:
@@ -109,7 +105,7 @@ class Scaler:
         kept, moment = self._kept.get(key), self._moment()
         if kept is None:
             return None
-        signals = self._source.of(key, moment.steady)
+        signals = self._signals.of(key, moment.steady)
         look = next_look(kept.basis, signals, kept.memory, kept.decision, moment)
         page = max(1.0, self._page_due(kept.memory) - moment.wall) if kept.memory.learned.busy else None
         return min((wait for wait in (look, page) if wait is not None), default=None)
@@ -128,7 +124,7 @@ class Scaler:
         await _write(self._cluster, observed, encode(learned, self._wall()))
 
     def _decide(self, key: Key, known: _Kept, moment: Moment) -> _Kept:
-        signals = self._source.of(key, moment.steady)
+        signals = self._signals.of(key, moment.steady)
         decision, memory = decide(known.basis, signals, known.memory, moment)
         self._kept[key] = replace(known, memory=memory, decision=decision, looked=moment.steady)
         return self._kept[key]

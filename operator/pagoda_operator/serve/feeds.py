@@ -24,7 +24,7 @@ from pagoda_operator.api.state import (
     SERVICES,
     Resource,
 )
-from pagoda_operator.client.paths import path_of
+from pagoda_operator.client.requests import path_of
 from pagoda_operator.serve.probes import Vitals
 from pagoda_operator.watch.caches import Caches, Seen
 

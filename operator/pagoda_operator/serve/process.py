@@ -23,8 +23,8 @@ from pagoda_kube.api import KubernetesApi
 
 from pagoda_operator.api.errors import ClusterError
 from pagoda_operator.api.state import QUOTAS, Json, Resource
-from pagoda_operator.client.again import Again
 from pagoda_operator.client.cluster import Hooks, KubeCluster, connect
+from pagoda_operator.client.requests import RetryBudget
 from pagoda_operator.lead.leader import Alone, Leadership, Lease, Means
 from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.quota.native import singles
@@ -70,8 +70,8 @@ async def run(settings: Settings) -> int:
     lease_client = await apart.do(_lease_client(settings))
     means = Means(apart=apart.do)
     lease: Leadership = Lease(lease_client, settings.lease_namespace, settings.identity, means) if settings.lease_namespace else Alone()
-    again = Again(time.monotonic, random.Random())  # noqa: S311 (spreads load)
-    made = core(settings, lease, partial(KubeCluster, configuration, again=again))
+    retries = RetryBudget(time.monotonic, random.Random())  # noqa: S311 (spreads load)
+    made = core(settings, lease, partial(KubeCluster, configuration, retries=retries))
     servers = [probes.serve(made.vitals, settings.probes_port), made.metrics.serve(settings.metrics_port)]
     structlog.get_logger().info("serving", probes=servers[0].server_address[1], metrics=servers[1].server_address[1])
     beat = asyncio.create_task(made.vitals.beat())  # before the first question to an API server that may be away
@@ -162,9 +162,9 @@ def parts(made: Core, feeds: Feeds) -> list[Awaitable[None]]:
     keys = TokenKeys(made.cluster, own.newest_key if own else lambda: "")
     quotas = Quotas(made.cluster, quotas_seen, made.queue.add, time.monotonic, made.lease.settled)
     status_writer = StatusWriter(made.cluster, quotas_seen, quotas, _utc, lambda: singles(fleet()))
-    events = Recorder(made.cluster, settings.identity, beside=True)
+    events = Recorder(made.cluster, settings.identity, queued=True)
     dependencies = Dependencies(
-        waits=made.triggers.waits,
+        triggers=made.triggers,
         signals=signals,
         caches=made.caches,
         keys=keys,

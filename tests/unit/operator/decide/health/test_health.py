@@ -27,10 +27,10 @@ from pagoda_operator.decide.health.relief import relief
 from pagoda_operator.decide.plan import plan
 from pagoda_operator.decide.render.writes import Annotate, Apply, Delete
 from pagoda_operator.decide.replicas.sickness import Sickness
-from pagoda_operator.run.dependencies import Dependencies, NoQuotas
 from pagoda_operator.watch.ages import Ages
 from support.kube.fake_api import Crash, is_ready, running
 from support.suite.profiles import examples
+from support.worlds.stand_ins import NoQuotas, dependencies_with
 from support.worlds.world import KEY, World, now
 
 WELL = EndpointSignal(Seen.FRESH, "ready", phase="ready")
@@ -56,7 +56,7 @@ class Sickbay(World):
 
     def restart(self):
         super().restart()
-        self.operator._dependencies = Dependencies(signals=self, ages=Ages(self.steady), quota=self.crowd)
+        self.operator._dependencies = dependencies_with(self.api, signals=self, ages=Ages(self.steady), quota=self.crowd)
         self.operator._clock = lambda: now() + self.later + self.jump
 
     def steady(self):
@@ -874,7 +874,7 @@ def test_nothing_stays_said_of_who_is_gone_or_of_a_device_that_is_whole_again():
     world = Sickbay(replicas=2)
     name = world.pods[0]
     world.api.edit(PODS, "ns", name, lambda body: body["metadata"]["annotations"].update({ANNOTATION_DEVICE_FAULT: "Xid 79"}))
-    world.operator._dependencies = Dependencies(signals=world)
+    world.operator._dependencies = dependencies_with(world.api, signals=world)
     world.run()
     assert world.degraded()["reason"] == "DeviceFault"
     world.deaf = True

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from pagoda_contracts.names import COMPONENT_INSPECT, LABEL_COMPONENT
@@ -286,7 +287,8 @@ def test_devices_do_not_wake_who_waits_for_cores_alone():
     made = world(CPU)
     made.settle()
     refuse(made, words=LACKS)
-    made.operator._dependencies = replace(made.operator._dependencies, waits=lambda _key, *, waiting: told.append(waiting))
+    triggers = SimpleNamespace(waits=lambda _key, *, waiting: told.append(waiting))
+    made.operator._dependencies = replace(made.operator._dependencies, triggers=triggers)
     made.run()
     assert told == [False]
 
