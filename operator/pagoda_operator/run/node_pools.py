@@ -1,4 +1,4 @@
-"""The fleet as placement sees it, with the pools of nodes that are gone for now. Wraps the view of the caches; made by parts.py.
+"""The fleet as placement sees it, with the pools of nodes that are gone for now. Wraps the view of the caches; made by process.py.
 
 What is remembered outlasts the process in a ConfigMap of the operator's namespace, which the chart makes; its data are ours, written where
 a kind of nodes was seen for the first time, has another example, or is seen again after a week. Without it a process knows what it saw.

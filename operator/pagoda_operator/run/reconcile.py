@@ -83,13 +83,13 @@ class Reconciler:
             return await self._forget(key)
         if self._to_verify(*seen):
             await self._verify(key, OWN)
-            # Planned again whatever was read: a watch may have told the same meanwhile. Once, since pods that start change all the time.
+            # Planned again whatever was read: a watch may have shown the same meanwhile. Once, since pods that start change all the time.
             if (seen := await self._planned(key)) is None:
                 return await self._forget(key)
         observed, draft = seen
-        if not observed.raw_status and await self._tell(observed, draft):
-            return Outcome(again=_AT_ONCE)  # said before anything is made: kstatus takes silence for success
-        return await self._deeds(key, *await self._admitted(key, observed, draft))
+        if not observed.raw_status and await self._write_status(observed, draft):
+            return Outcome(again=_AT_ONCE)  # before anything is made: kstatus takes a missing status for success
+        return await self._apply_plan(key, *await self._admitted(key, observed, draft))
 
     async def _planned(self, key: Key) -> tuple[Observed, Plan] | None:
         observed = await self._observe(key)
@@ -103,14 +103,14 @@ class Reconciler:
             observed = await observe(self._reader, key)
         if observed is None:
             return None
-        observed = self._known(key, observed)
+        observed = self._with_parts(key, observed)
         await self._dependencies.quota.settle(key, observed)
         # After what it holds is booked; before scaling, which wishes for no more. What it needs may depend on how many it will be.
         grant = self._dependencies.quota.offer(key, observed, lambda seen: plan(self._dependencies.scaling.foresee(key, seen)))
         observed = replace(observed, quota=grant, cramped=self._dependencies.quota.cramped(key, observed))
         return await self._dependencies.scaling.complete(key, observed)
 
-    def _known(self, key: Key, observed: Observed) -> Observed:
+    def _with_parts(self, key: Key, observed: Observed) -> Observed:
         """With the time, what gateways and daemons said, the names that others hold, and the devices. Who runs on CPU alone need not
         compare 1,000 nodes."""
         dependencies, now = self._dependencies, self._clock().timestamp()
@@ -152,7 +152,7 @@ class Reconciler:
             draft = with_name_conflict(observed, plan(observed))
         return observed, self._dependencies.quota.admit(key, observed, draft)
 
-    async def _deeds(self, key: Key, observed: Observed, draft: Plan) -> Outcome:
+    async def _apply_plan(self, key: Key, observed: Observed, draft: Plan) -> Outcome:
         """What a plan asks for, and when to look again."""
         self._dependencies.triggers.waits(key, waiting=_wants_devices(observed, draft))
         outcome = await self._carry_out(key, observed, draft)
@@ -179,7 +179,7 @@ class Reconciler:
         self._dependencies.triggers.waits(key, waiting=False)
         self._dependencies.scaling.forget(key)
         self._dependencies.ages.forget(key)
-        # The last pod's end may go unseen by a broken watch, and nothing else would look here again.
+        # A broken watch may miss the last pod's end, and nothing else would requeue this key.
         holds = await self._dependencies.quota.gone(key)
         return Outcome(again=_LEFT) if holds else Outcome(gone=True)
 
@@ -190,10 +190,10 @@ class Reconciler:
             await apply(self._cluster, draft.writes)
         except Refused as error:
             log.warning("child_refused", error=str(error))
-            await self._tell(observed, replace(draft, problem=SpecProblem(INVALID_SPEC, str(error))))
+            await self._write_status(observed, replace(draft, problem=SpecProblem(INVALID_SPEC, str(error))))
             return Outcome(again=draft.rollout.again if draft.rollout is not None else None)  # a trial's refusal is not waited out for ever
         except Denied as error:
-            await self._tell(observed, replace(draft, denied=str(error)))
+            await self._write_status(observed, replace(draft, denied=str(error)))
             raise
         except Unavailable:
             self._dependencies.quota.unanswered(key)
@@ -201,8 +201,8 @@ class Reconciler:
         news = await self._order(key, observed, draft)
         if news and not draft.writes:
             observed, draft = await self._released(key, observed, draft)
-        told = await self._tell(observed, draft)
-        writes = [f"{type(write).__name__} {write.resource.kind} {write.name}" for write in draft.writes] + ([told] if told else [])
+        wrote = await self._write_status(observed, draft)
+        writes = [f"{type(write).__name__} {write.resource.kind} {write.name}" for write in draft.writes] + ([wrote] if wrote else [])
         if not writes:
             self._repeats.pop(key, None)
             return Outcome(again=_AT_ONCE if news else _again(observed, draft))
@@ -248,7 +248,7 @@ class Reconciler:
         if self._repeats[key][1] > _SAME_WRITES:
             raise Unconverged(f"written {count} times in a row and still different: {', '.join(written)}")
 
-    async def _tell(self, observed: Observed, draft: Plan) -> str:
+    async def _write_status(self, observed: Observed, draft: Plan) -> str:
         """The status, named by its content, where it was written; else nothing."""
         wanted = self._status(observed, draft)
         if not await apply_status(self._cluster, observed, wanted):
@@ -269,10 +269,10 @@ def _wants_devices(observed: Observed, draft: Plan) -> bool:
 
 
 def _again(observed: Observed, draft: Plan) -> float | None:
-    """When to look again though no event may come."""
-    sick = [draft.health.again] if draft.health.again is not None else []
+    """In how many seconds to reconcile again though no event may come."""
+    health = [draft.health.again] if draft.health.again is not None else []
     due = [draft.rollout.again] if draft.rollout is not None and draft.rollout.again is not None else []
-    times = [*([_WAIT] if draft.waiting or draft.over_quota else []), *([_DRAIN_POLL] if draft.orders else []), *sick, *due]
+    times = [*([_WAIT] if draft.waiting or draft.over_quota else []), *([_DRAIN_POLL] if draft.orders else []), *health, *due]
     if draft.again_at is not None:
         times.append(max(1.0, draft.again_at - observed.now))
     return min(times, default=None)

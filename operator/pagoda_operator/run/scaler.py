@@ -1,7 +1,7 @@
 """scaler: keeps what scaling remembers of each service, and asks `scaling` when the API server or a gateway has something new.
 
-Called by `reconcile` (a look at the objects) and by `signals` (`heard`, a look at the demand alone: no read, no write, so that it can be
-asked with every measure). Loses everything with its process; what must outlast it is in the status and in a ConfigMap, written hourly.
+Called by `reconcile` with the objects, and by `signals` with every measure (`demand_changed`, which neither reads nor writes objects). Its
+memory ends with the process; what must outlast it is in the status and in a ConfigMap, written hourly.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ class Scaler:
         known = kept.memory if kept is not None and kept.uid == observed.meta.uid else None
         observed = replace(observed, placeable=placeable(observed))
         basis = basis_of(observed, known)
-        memory = known or Memory(moment.steady, basis.current, told=_words(observed), began=moment.wall)
+        memory = known or Memory(moment.steady, basis.current, told=_last_reason(observed), began=moment.wall)
         decision, _ = decide(basis, self._signals.of(key, moment.steady), memory, moment)
         return replace(observed, scaling=decision)
 
-    def heard(self, key: Key, *, idle: bool = False) -> bool:
-        """A gateway told something new: whether that changes how many replicas the service shall have, or why; then a run is worth it.
-        `idle`: nothing was asked of it for ten minutes. That nothing came again decides nothing new, and 500 idle services took 1.3 % of a
-        core to find that out; what time alone changes, `again` knows."""
+    def demand_changed(self, key: Key, *, idle: bool = False) -> bool:
+        """Gateways reported new demand: whether that changes how many replicas the service shall have, or why. Then a run is worth it.
+        `idle`: it got no request for ten minutes. Another bin without requests decides nothing new, and 500 idle services took 1.3 % of a
+        core to find that out. `again` knows what time alone changes."""
         kept = self._kept.get(key)
         if kept is None:
             return False
@@ -133,7 +133,7 @@ class Scaler:
         """A service seen for the first time by this process."""
         read = await _read(self._cluster, observed)
         learned = replace(read, written_at=min(read.written_at, moment.wall))
-        memory = Memory(moment.steady, 0, learned=learned, told=_words(observed), told_at=moment.steady, began=moment.wall)
+        memory = Memory(moment.steady, 0, learned=learned, told=_last_reason(observed), told_at=moment.steady, began=moment.wall)
         basis = basis_of(observed, None)
         return _Kept(observed.meta.uid, basis, replace(memory, wanted=basis.current), frozenset())
 
@@ -145,7 +145,7 @@ class Scaler:
         return Moment(self._steady(), self._wall())
 
 
-def _words(observed: Observed) -> str:
+def _last_reason(observed: Observed) -> str:
     """Why a predecessor wanted as many as it told; nothing where a person or somebody else did."""
     return (observed.status.scaling.reason or "") if observed.status.scaling else ""
 

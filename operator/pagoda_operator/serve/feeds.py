@@ -1,4 +1,4 @@
-"""What feeds the caches: a reflector for each kind, and for our own kinds, which Kopf watches, lists alone. Made and run by parts.py."""
+"""What feeds the caches: a reflector for each kind, and for our own kinds, which Kopf watches, lists alone. Made and run by process.py."""
 
 from __future__ import annotations
 

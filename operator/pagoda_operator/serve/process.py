@@ -42,7 +42,7 @@ from pagoda_operator.serve import probes
 from pagoda_operator.serve.feeds import PERHAPS, Feeds
 from pagoda_operator.serve.kopf_watches import register, watch_session
 from pagoda_operator.serve.metrics import Gauges, Metrics
-from pagoda_operator.talk.daemons import Daemons, Voice
+from pagoda_operator.talk.daemons import Daemons
 from pagoda_operator.talk.listen import Listener
 from pagoda_operator.talk.signals import Signals
 from pagoda_operator.talk.tokens import OwnToken
@@ -156,7 +156,7 @@ def parts(made: Core, feeds: Feeds) -> list[Awaitable[None]]:
     own = OwnToken(settings.token) if settings.token is not None else None
     signals = Signals(loop_time, made.triggers.child)
     scaler = Scaler(made.cluster, signals, loop_time, time.time)
-    signals.measured = lambda key: made.triggers.child(key) if scaler.heard(key, idle=signals.idle(key)) else None
+    signals.measured = lambda key: made.triggers.child(key) if scaler.demand_changed(key, idle=signals.idle(key)) else None
     view = View(made.caches)
     fleet = NodePools(made.cluster, view, settings.lease_namespace, time.time)
     keys = TokenKeys(made.cluster, own.newest_key if own else lambda: "")
@@ -170,7 +170,7 @@ def parts(made: Core, feeds: Feeds) -> list[Awaitable[None]]:
         keys=keys,
         quota=quotas,
         claims=made.claims,
-        daemons=Daemons(Voice(lambda: made.lease.epoch, own)),
+        daemons=Daemons(lambda: made.lease.epoch, own),
         scaling=scaler,
         faults=view.faults,
         fleet=fleet,

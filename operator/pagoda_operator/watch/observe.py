@@ -6,7 +6,6 @@ Reads the caches, which may be a moment late: what makes or removes an object is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from pagoda_contracts.names import DEFAULT_PROFILE, LABEL_SERVICE, LABEL_SERVICE_UID
@@ -36,14 +35,13 @@ from pagoda_operator.decide.render.writes import Create
 
 
 async def observe(reader: Reader, key: Key) -> Observed | None:
-    """The service as it is now; None where it is gone or going (garbage collection does the rest)."""
-    selector = f"{LABEL_SERVICE}={key.name}"
-    # All at once: where the API server is short of CPU each answer takes half a second, and the service's was waited for first.
-    (body, profile), (pods, *lists) = await _together(
-        _with_profile(reader, key), *(reader.list(resource, key.namespace, selector) for resource in (PODS, *CHILD_RESOURCES))
-    )
-    if body is None:
+    """The service as it is now; None if it is gone or being deleted (garbage collection does the rest)."""
+    body = await reader.get(SERVICES, key.namespace, key.name)
+    if body is None or "deletionTimestamp" in body["metadata"]:
         return None
+    profile = await reader.get(PROFILES, "", profile_name(body))
+    selector = f"{LABEL_SERVICE}={key.name}"
+    pods, *lists = [await reader.list(resource, key.namespace, selector) for resource in (PODS, *CHILD_RESOURCES)]
     uid = body["metadata"]["uid"]
     inspectors = [Child(PODS, pod) for pod in pods if _uid_label(pod) == inspector_uid(uid)]
     labelled = [Child(resource, item) for resource, items in zip(CHILD_RESOURCES, lists, strict=True) for item in items]
@@ -57,26 +55,6 @@ async def observe(reader: Reader, key: Key) -> Observed | None:
         holdings=holdings(lists[CHILD_RESOURCES.index(DEPLOYMENTS)], pods),
         pods=tuple(sorted((parse_pod(pod) for pod in pods if _uid_label(pod) == uid), key=lambda pod: pod.name)),
     )
-
-
-async def _together(
-    service: Coroutine[Any, Any, tuple[Json | None, Json | None]], *lists: Coroutine[Any, Any, Sequence[Json]]
-) -> tuple[tuple[Json | None, Json | None], list[Sequence[Json]]]:
-    """All, or the first error, and then no read goes on."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            first, others = group.create_task(service), [group.create_task(read) for read in lists]
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    return first.result(), [read.result() for read in others]
-
-
-async def _with_profile(reader: Reader, key: Key) -> tuple[Json | None, Json | None]:
-    """The service and the profile that it names; nothing where it is gone or going."""
-    body = await reader.get(SERVICES, key.namespace, key.name)
-    if body is None or "deletionTimestamp" in body["metadata"]:
-        return None, None
-    return body, await reader.get(PROFILES, "", profile_name(body))
 
 
 async def strangers(reader: Reader, key: Key, draft: Plan) -> tuple[Child, ...]:

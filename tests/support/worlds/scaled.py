@@ -96,7 +96,7 @@ class ScaledWorld(World):
         for _ in range(int(seconds / BIN_S)):
             self.later += timedelta(seconds=BIN_S)
             self.gateways.measure(self.steady())
-            if self.scaler.heard(KEY, idle=self.short and self.gateways.idle()):
+            if self.scaler.demand_changed(KEY, idle=self.short and self.gateways.idle()):
                 self.settle()
             if serve and not all(map(is_ready, self.api.of(PODS))):
                 self.serve()
