@@ -1,8 +1,8 @@
 """Holds the operator's Lease: one process works, the others watch. Called by process.py; what to do is decided by election.py.
 
-It is renewed on a loop of its own (OwnLoop in process.py), so that no plan keeps it waiting; one whose planning loop has not turned for a minute
-holds it no longer. A leader that cannot renew ends its process, at once and without clean-up: by that loop, by a thread where the loop is
-blocked or the process was stopped, and by `guard`, which stands before every write. That does not fence what is already on the wire:
+It is renewed on a loop of its own (OwnLoop in process.py), so that no plan delays it. A process whose planning loop has not turned for a
+minute gives it up. A leader that cannot renew ends its process, at once and without clean-up: by that loop, by a thread if the loop is
+blocked or the process was stopped, and by `guard`, which is called before every write. That does not fence what is already on the wire:
 writes carry the version they were planned on, control of replicas carries `epoch`.
 """
 

@@ -22,7 +22,7 @@ from pagoda_contracts.conditions.service import INVALID_SPEC, NO_ACCELERATOR
 from pagoda_operator.api.errors import ClusterError, Conflict, Denied, Refused, SpecProblem, Unavailable, Unconverged
 from pagoda_operator.api.orders import Answer
 from pagoda_operator.api.reader import Lister, Reader
-from pagoda_operator.api.state import DEPLOYMENTS, PODS, Key, Observed, Resource
+from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Key, Observed, Resource
 from pagoda_operator.decide.plan import Plan, owner_of, plan
 from pagoda_operator.decide.render.writes import Annotate, Create, Delete
 from pagoda_operator.decide.status.name_conflict import with_name_conflict
@@ -251,8 +251,9 @@ class Reconciler:
     async def _write_status(self, observed: Observed, draft: Plan) -> str:
         """The status, named by its content, where it was written; else nothing."""
         wanted = self._status(observed, draft)
-        if not await apply_status(self._cluster, observed, wanted):
+        if wanted == observed.raw_status:
             return ""
+        await apply_status(self._cluster, SERVICES, observed.meta, wanted)
         await self._dependencies.events.record(observed, wanted, self._clock())
         return f"Status {digest(wanted)}"
 

@@ -39,9 +39,8 @@ from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.scaler import Scaler
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.serve import probes
-from pagoda_operator.serve.feeds import PERHAPS, Feeds
-from pagoda_operator.serve.kopf_watches import register, watch_session
 from pagoda_operator.serve.metrics import Gauges, Metrics
+from pagoda_operator.serve.watches import OPTIONAL_KINDS, Reflectors, register, watch_session
 from pagoda_operator.talk.daemons import Daemons
 from pagoda_operator.talk.listen import Listener
 from pagoda_operator.talk.signals import Signals
@@ -77,9 +76,9 @@ async def run(settings: Settings) -> int:
     beat = asyncio.create_task(made.vitals.beat())  # before the first question to an API server that may be away
     registry, api = kopf.OperatorRegistry(), KubernetesApi(configuration)
     register(registry, made.caches, configuration.host, lambda: watch_session(configuration, made.vitals.watched))
-    feeds = Feeds(api, made.caches, made.vitals, await _present(made.cluster), settings.resync)
+    reflectors = Reflectors(api, made.caches, made.vitals, await _present(made.cluster), settings.resync)
     try:
-        return await _first_end(kopf.operator(registry=registry, clusterwide=True, standalone=True), [beat, *parts(made, feeds)])
+        return await _first_end(kopf.operator(registry=registry, clusterwide=True, standalone=True), [beat, *parts(made, reflectors)])
     finally:
         await lease.release(answered=made.cluster.answered)
         for server in servers:
@@ -99,7 +98,7 @@ async def _present(cluster: KubeCluster) -> frozenset[Resource]:
     """Which of the kinds that not every cluster has are there; a cluster that gets them later is upgraded, which restarts us."""
     while True:
         try:
-            return frozenset([resource for resource in PERHAPS if await cluster.serves(resource)])
+            return frozenset([resource for resource in OPTIONAL_KINDS if await cluster.serves(resource)])
         except ClusterError as error:
             structlog.get_logger().warning("api_server_silent", error=str(error))
             await asyncio.sleep(_ASK_AGAIN)
@@ -150,7 +149,7 @@ def core(settings: Settings, lease: Leadership, connected: Callable[[Hooks], Kub
     return Core(settings, lease, cluster, queue, claims, triggers, caches, vitals, metrics)
 
 
-def parts(made: Core, feeds: Feeds) -> list[Awaitable[None]]:
+def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
     """Everything that runs beside Kopf."""
     settings, quotas_seen, loop_time = made.settings, partial(made.caches.all, QUOTAS), asyncio.get_running_loop().time
     own = OwnToken(settings.token) if settings.token is not None else None
@@ -181,8 +180,8 @@ def parts(made: Core, feeds: Feeds) -> list[Awaitable[None]]:
     reconciler = Reconciler(made.cluster, settings, _utc, dependencies)
     made.queue.add(DEFAULT_KEY)
     listener = Listener(settings.gateways, signals, settings.identity, own)
-    beside = [made.metrics.sample(gauges(made, events.waiting)), made.lease.run(), listener.run(), *feeds.runs()]
-    run, start = made.metrics.timed(reconciler.reconcile), _Start(made.lease.acquired, (feeds.list_all, fleet.load))
+    beside = [made.metrics.sample(gauges(made, events.waiting)), made.lease.run(), listener.run(), *reflectors.runs()]
+    run, start = made.metrics.timed(reconciler.reconcile), _Start(made.lease.acquired, (reflectors.list_all, fleet.load))
     leading = [_led(start, task) for task in (keys.run, status_writer.run, fleet.run, events.run)]
     return [*beside, *leading, *(_led(start, partial(made.queue.work, run)) for _ in range(_WORKERS))]
 

@@ -85,16 +85,16 @@ def _die_after(most: int) -> None:
 def _hasten(haste: float) -> None:
     import kopf
     from pagoda_kube import reflector
-    from pagoda_operator.serve import kopf_watches, probes
+    from pagoda_operator.serve import probes, watches
 
-    configure = kopf_watches.configure
+    configure = watches.configure
 
     def hasty(settings: kopf.OperatorSettings) -> None:
         configure(settings)
         assert settings.watching.inactivity_timeout is not None
         settings.watching.inactivity_timeout /= haste
 
-    _put(kopf_watches, "configure", hasty)
+    _put(watches, "configure", hasty)
     _put(probes, "MAX_WATCH_AGE", probes.MAX_WATCH_AGE / haste)
     _put(reflector, "SILENT_S", reflector.SILENT_S / haste)
 

@@ -1,26 +1,94 @@
-"""Has Kopf watch our own kinds and hands its events to the caches: handlers, settings and the HTTP session. No other file imports Kopf but
-process.py, which runs it.
+"""What feeds the caches: a reflector for each kind, and Kopf for our own kinds, beside which reflectors only list. Run by process.py.
 
-Only `on.event` is used: Kopf then writes neither annotations nor finalizers, and a lost event is found by the next list.
+Of Kopf only `on.event` is used: Kopf then writes neither annotations nor finalizers, and a lost event is found by the next list.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from http import HTTPStatus
 from typing import Any, Final
 
 import aiohttp
 import kopf
+import structlog
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
+from pagoda_contracts.names import LABEL_SERVICE
+from pagoda_kube.api import UNREADABLE, ApiFault
+from pagoda_kube.reflector import LIST_EVERY_S, Api, Kind, Reflector, Signs
 
-from pagoda_operator.api.state import Resource
+from pagoda_operator.api.state import (
+    ADAPTERS,
+    CHILD_RESOURCES,
+    PROFILES,
+    QUOTAS,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    SERVICES,
+    Resource,
+)
+from pagoda_operator.client.requests import path_of
 from pagoda_operator.run.queue import RETRY_DELAYS
-from pagoda_operator.serve.feeds import KOPFS
-from pagoda_operator.watch.caches import Caches
+from pagoda_operator.serve.probes import Vitals
+from pagoda_operator.watch.caches import Caches, Seen
+
+# Kinds that an older cluster does not have.
+OPTIONAL_KINDS: Final = (RESOURCE_CLAIM_TEMPLATES, RESOURCE_SLICES, RESOURCE_CLAIMS)
+# What Kopf watches: our own kinds.
+KOPF_KINDS: Final = (SERVICES, PROFILES, ADAPTERS, QUOTAS)
+_TRY_AGAIN_S: Final = 2.0
+
+
+class Reflectors:
+    """Of all kinds; of those in OPTIONAL_KINDS only which are `present` in this cluster."""
+
+    def __init__(self, api: Api, caches: Caches, vitals: Vitals, present: Iterable[Resource], resync: float) -> None:
+        here, every_s = frozenset(present), min(resync, LIST_EVERY_S)
+        self._reflectors = {
+            resource: Reflector(api, kind_of(caches, resource), cache, _signs(vitals, resource), every_s)
+            for resource, cache in caches.kinds.items()
+            if resource not in OPTIONAL_KINDS or resource in here
+        }
+        vitals.expect(len(self._reflectors) + 1)  # and the definitions that Kopf looks for
+
+    def runs(self) -> list[Awaitable[None]]:
+        """One for each kind, until cancelled."""
+        return [found.run_lists() if resource in KOPF_KINDS else found.run() for resource, found in self._reflectors.items()]
+
+    async def list_all(self) -> None:
+        """Every kind by quorum reads, however long the API server takes: before a leader's first decision. Without them devices in use
+        would look free."""
+        await asyncio.gather(*(_until_listed(resource, reflector) for resource, reflector in self._reflectors.items()))
+
+
+def kind_of(caches: Caches, resource: Resource) -> Kind[Seen]:
+    """Of children those that bear a service's label; of pods all, since placement needs to know what others hold."""
+    query = (("labelSelector", LABEL_SERVICE),) if resource in CHILD_RESOURCES else ()
+    return Kind(path_of(resource), caches.reader_of(resource), query)
+
+
+async def _until_listed(resource: Resource, reflector: Reflector[Seen]) -> None:
+    while True:
+        try:
+            await reflector.list()
+            return
+        except (ApiFault, aiohttp.ClientError, OSError, *UNREADABLE) as error:
+            structlog.get_logger().warning("not_listed", kind=resource.kind, error=f"{type(error).__name__}: {error}")
+        await asyncio.sleep(_TRY_AGAIN_S)
+
+
+def _signs(vitals: Vitals, resource: Resource) -> Signs:
+    """What Kopf watches is heard by its own session."""
+    if resource in KOPF_KINDS:
+        return Signs()
+    path = path_of(resource)
+    return Signs(heard=lambda: vitals.watched(path, time.monotonic()))
+
 
 _BACKOFFS: Final = (0.5, 1, 2, 5, 10, 15)
 
@@ -46,12 +114,12 @@ def register(registry: kopf.OperatorRegistry, caches: Caches, server: str, sessi
     async def _login(**_: Any) -> kopf.AiohttpSession:
         return kopf.AiohttpSession(server=server, aiohttp_session=session())
 
-    for resource in KOPFS:
+    for resource in KOPF_KINDS:
         _watch(registry, caches, resource)
 
 
 def _watch(registry: kopf.OperatorRegistry, caches: Caches, resource: Resource) -> None:
-    @kopf.on.event(*_words(resource), registry=registry)
+    @kopf.on.event(*_selector(resource), registry=registry)
     async def _event(*, event: kopf.RawEvent, **_: Any) -> None:
         caches.event(resource, event["object"], gone=event["type"] == "DELETED")
 
@@ -71,7 +139,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.process.ultimate_exiting_timeout = 25
 
 
-def _words(resource: Resource) -> tuple[str, str, str]:
+def _selector(resource: Resource) -> tuple[str, str, str]:
     group, _, version = resource.api_version.rpartition("/")
     return group, version, resource.plural
 

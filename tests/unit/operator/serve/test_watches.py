@@ -4,7 +4,7 @@ from itertools import islice
 
 import kopf
 from pagoda_operator.api.state import ADAPTERS, PROFILES, QUOTAS, SERVICES, Key
-from pagoda_operator.serve.kopf_watches import EndlessJitter, configure, register
+from pagoda_operator.serve.watches import EndlessJitter, configure, register
 from pagoda_operator.watch.caches import Caches
 
 
