@@ -4,7 +4,7 @@ It counts every pod of the namespace, not replicas alone. A cap on GPUs holds fo
 the namespace's services name, since a ResourceQuota sums over no classes. That is looser than the TenantQuota, never tighter. An API server
 that counts no claims (before 1.32, or without dynamic resource allocation) leaves the word out of what it tells as used; that is told on.
 Slices of MIG strategy `single` are requested as GPUs: where the fleet has such, GPUs and they have one limit, their sum.
-Owned by the TenantQuota: garbage collection takes it along. Pure but for `keep`.
+Owned by the TenantQuota: garbage collection takes it along. Pure but for `ensure_resource_quota`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def singles(fleet: Fleet) -> frozenset[str]:
     return frozenset(slice_word(offer.profile.name) for offer in offers if offer.profile is not None)
 
 
-async def keep(cluster: Cluster, quota: Quota, single: frozenset[str]) -> Kept:
+async def ensure_resource_quota(cluster: Cluster, quota: Quota, single: frozenset[str]) -> Kept:
     """Compare, then create, apply or delete."""
     made = [Child(RESOURCE_QUOTAS, body) for body in await cluster.list(RESOURCE_QUOTAS, "", f"{LABEL_TENANT_QUOTA_UID}={quota.meta.uid}")]
     wanted = await _wanted(cluster, quota, single) if quota.native and quota.caps and len(quota.namespaces) == 1 else None

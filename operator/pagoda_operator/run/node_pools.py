@@ -70,10 +70,10 @@ class NodePools:
         """Keeps the ConfigMap, for ever; of the leader only."""
         while True:
             await self.load()
-            await self.keep()
+            await self.save()
             await asyncio.sleep(LOOK_EVERY_S)
 
-    async def keep(self) -> None:
+    async def save(self) -> None:
         """One look; written where something new was seen. What cannot be written is tried again."""
         self()
         self._see(self._nodes)

@@ -30,7 +30,7 @@ from pagoda_operator.decide.status.status import status
 from pagoda_operator.inventory.digest import digest
 from pagoda_operator.inventory.fleet import Fleet
 from pagoda_operator.run.apply import Cluster, apply, apply_status
-from pagoda_operator.run.defaults import DEFAULT_KEY, keep
+from pagoda_operator.run.defaults import DEFAULT_KEY, ensure_default_profile
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.settings import Settings
@@ -156,7 +156,7 @@ class Reconciler:
         """What a plan asks for, and when to look again."""
         self._dependencies.triggers.waits(key, waiting=_wants_devices(observed, draft))
         outcome = await self._carry_out(key, observed, draft)
-        await self._dependencies.scaling.keep(key, observed)
+        await self._dependencies.scaling.save_history(key, observed)
         return self._in_time(key, outcome)
 
     def _in_time(self, key: Key, outcome: Outcome) -> Outcome:
@@ -169,7 +169,7 @@ class Reconciler:
     async def _profile(self, key: Key) -> Outcome:
         if key != DEFAULT_KEY:
             return Outcome(gone=True)
-        await keep(self._cluster, self._cluster, self._settings.default_profile)
+        await ensure_default_profile(self._cluster, self._settings.default_profile)
         return Outcome()
 
     async def _forget(self, key: Key) -> Outcome:

@@ -114,7 +114,7 @@ class Scaler:
         """The service is gone, or a person's."""
         self._kept.pop(key, None)
 
-    async def keep(self, key: Key, observed: Observed) -> None:
+    async def save_history(self, key: Key, observed: Observed) -> None:
         """Write down what was learned: at most hourly, and only after load."""
         kept = self._kept.get(key)
         if kept is None or not kept.memory.learned.busy or self._wall() < self._page_due(kept.memory):

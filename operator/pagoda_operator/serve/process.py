@@ -46,7 +46,7 @@ from pagoda_operator.talk.listen import Listener
 from pagoda_operator.talk.signals import Signals
 from pagoda_operator.talk.tokens import OwnToken
 from pagoda_operator.watch.ages import Ages
-from pagoda_operator.watch.caches import Caches, View
+from pagoda_operator.watch.caches import Caches, FleetView
 from pagoda_operator.watch.claims import Claims
 from pagoda_operator.watch.triggers import Triggers
 
@@ -71,12 +71,12 @@ async def run(settings: Settings) -> int:
     lease: Leadership = Lease(lease_client, settings.lease_namespace, settings.identity, means) if settings.lease_namespace else Alone()
     retries = RetryBudget(time.monotonic, random.Random())  # noqa: S311 (spreads load)
     made = core(settings, lease, partial(KubeCluster, configuration, retries=retries))
-    servers = [probes.serve(made.vitals, settings.probes_port), made.metrics.serve(settings.metrics_port)]
+    servers = [probes.serve(made.liveness, settings.probes_port), made.metrics.serve(settings.metrics_port)]
     structlog.get_logger().info("serving", probes=servers[0].server_address[1], metrics=servers[1].server_address[1])
-    beat = asyncio.create_task(made.vitals.beat())  # before the first question to an API server that may be away
+    beat = asyncio.create_task(made.liveness.beat())  # before the first question to an API server that may be away
     registry, api = kopf.OperatorRegistry(), KubernetesApi(configuration)
-    register(registry, made.caches, configuration.host, lambda: watch_session(configuration, made.vitals.watched))
-    reflectors = Reflectors(api, made.caches, made.vitals, await _present(made.cluster), settings.resync)
+    register(registry, made.caches, configuration.host, lambda: watch_session(configuration, made.liveness.watched))
+    reflectors = Reflectors(api, made.caches, made.liveness, await _present(made.cluster), settings.resync)
     try:
         return await _first_end(kopf.operator(registry=registry, clusterwide=True, standalone=True), [beat, *parts(made, reflectors)])
     finally:
@@ -128,7 +128,7 @@ class Core:
     claims: Claims
     triggers: Triggers
     caches: Caches
-    vitals: probes.Vitals
+    liveness: probes.Liveness
     metrics: Metrics
 
 
@@ -145,8 +145,8 @@ def core(settings: Settings, lease: Leadership, connected: Callable[[Hooks], Kub
         metrics.wrote(resource, verb, body)
 
     cluster = connected(Hooks(lease.guard, wrote, metrics.read_again))
-    vitals = probes.Vitals(queue.oldest, lease.age)
-    return Core(settings, lease, cluster, queue, claims, triggers, caches, vitals, metrics)
+    liveness = probes.Liveness(queue.oldest, lease.age)
+    return Core(settings, lease, cluster, queue, claims, triggers, caches, liveness, metrics)
 
 
 def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
@@ -156,7 +156,7 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
     signals = Signals(loop_time, made.triggers.child)
     scaler = Scaler(made.cluster, signals, loop_time, time.time)
     signals.measured = lambda key: made.triggers.child(key) if scaler.demand_changed(key, idle=signals.idle(key)) else None
-    view = View(made.caches)
+    view = FleetView(made.caches)
     fleet = NodePools(made.cluster, view, settings.lease_namespace, time.time)
     keys = TokenKeys(made.cluster, own.newest_key if own else lambda: "")
     quotas = Quotas(made.cluster, quotas_seen, made.queue.add, time.monotonic, made.lease.settled)
@@ -182,8 +182,8 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
     listener = Listener(settings.gateways, signals, settings.identity, own)
     beside = [made.metrics.sample(gauges(made, events.waiting)), made.lease.run(), listener.run(), *reflectors.runs()]
     run, start = made.metrics.timed(reconciler.reconcile), _Start(made.lease.acquired, (reflectors.list_all, fleet.load))
-    leading = [_led(start, task) for task in (keys.run, status_writer.run, fleet.run, events.run)]
-    return [*beside, *leading, *(_led(start, partial(made.queue.work, run)) for _ in range(_WORKERS))]
+    leading = [_when_leading(start, task) for task in (keys.run, status_writer.run, fleet.run, events.run)]
+    return [*beside, *leading, *(_when_leading(start, partial(made.queue.work, run)) for _ in range(_WORKERS))]
 
 
 def gauges(made: Core, events: Callable[[], float]) -> Gauges:
@@ -193,7 +193,7 @@ def gauges(made: Core, events: Callable[[], float]) -> Gauges:
         queue_age=made.queue.oldest,
         leads=made.lease.leads,
         epoch=lambda: made.lease.epoch,
-        watches=made.vitals.ages,
+        watches=made.liveness.ages,
         events=events,
     )
 
@@ -216,7 +216,7 @@ class _Start:
                 self._done = True
 
 
-async def _led(start: _Start, run: Callable[[], Awaitable[None]]) -> None:
+async def _when_leading(start: _Start, run: Callable[[], Awaitable[None]]) -> None:
     """What decides or writes, of the leader only."""
     await start.wait()
     await run()

@@ -34,7 +34,7 @@ from pagoda_operator.api.state import (
 )
 from pagoda_operator.client.requests import path_of
 from pagoda_operator.run.queue import RETRY_DELAYS
-from pagoda_operator.serve.probes import Vitals
+from pagoda_operator.serve.probes import Liveness
 from pagoda_operator.watch.caches import Caches, Seen
 
 # Kinds that an older cluster does not have.
@@ -47,14 +47,14 @@ _TRY_AGAIN_S: Final = 2.0
 class Reflectors:
     """Of all kinds; of those in OPTIONAL_KINDS only which are `present` in this cluster."""
 
-    def __init__(self, api: Api, caches: Caches, vitals: Vitals, present: Iterable[Resource], resync: float) -> None:
+    def __init__(self, api: Api, caches: Caches, liveness: Liveness, present: Iterable[Resource], resync: float) -> None:
         here, every_s = frozenset(present), min(resync, LIST_EVERY_S)
         self._reflectors = {
-            resource: Reflector(api, kind_of(caches, resource), cache, _signs(vitals, resource), every_s)
+            resource: Reflector(api, kind_of(caches, resource), cache, _signs(liveness, resource), every_s)
             for resource, cache in caches.kinds.items()
             if resource not in OPTIONAL_KINDS or resource in here
         }
-        vitals.expect(len(self._reflectors) + 1)  # and the definitions that Kopf looks for
+        liveness.expect(len(self._reflectors) + 1)  # and the definitions that Kopf looks for
 
     def runs(self) -> list[Awaitable[None]]:
         """One for each kind, until cancelled."""
@@ -82,12 +82,12 @@ async def _until_listed(resource: Resource, reflector: Reflector[Seen]) -> None:
         await asyncio.sleep(_TRY_AGAIN_S)
 
 
-def _signs(vitals: Vitals, resource: Resource) -> Signs:
+def _signs(liveness: Liveness, resource: Resource) -> Signs:
     """What Kopf watches is heard by its own session."""
     if resource in KOPF_KINDS:
         return Signs()
     path = path_of(resource)
-    return Signs(heard=lambda: vitals.watched(path, time.monotonic()))
+    return Signs(heard=lambda: liveness.watched(path, time.monotonic()))
 
 
 _BACKOFFS: Final = (0.5, 1, 2, 5, 10, 15)

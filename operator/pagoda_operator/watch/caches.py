@@ -164,7 +164,7 @@ def _read(half: Callable[[Json], Any], resource: Resource, body: Json) -> Any:
         return None
 
 
-class View:
+class FleetView:
     """The fleet as placement sees it. It is made anew only if something changed: hundreds of services may wait for the same devices."""
 
     def __init__(self, caches: Caches) -> None:

@@ -108,7 +108,7 @@ class Unscaled:
         """Never."""
         return None
 
-    async def keep(self, key: Key, observed: Observed) -> None:
+    async def save_history(self, key: Key, observed: Observed) -> None:
         """Nothing was learned."""
 
     def forget(self, key: Key) -> None:

@@ -75,7 +75,7 @@ async def test_every_metric_tells_what_was_done_in_its_unit(monkeypatch):
         await world.run(1.5, Conflict("stale"))
     world.hooks.wrote(DEPLOYMENTS, "patch", {"metadata": {"name": "a", "namespace": "ns", "resourceVersion": "1"}})
     world.hooks.again()
-    world.core.vitals.watched("/apis/apps/v1/deployments", world.now)
+    world.core.liveness.watched("/apis/apps/v1/deployments", world.now)
     world.later(2.0)
     world.core.queue.open()
     for name in ("a", "b", "c"):
