@@ -7,7 +7,6 @@ the resync. `Schedule` decides and knows no clock.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
@@ -27,8 +26,6 @@ SPACING: Final = 0.25
 # After so many urgent keys in a row the key that has waited longest is taken. Without that, runs that report waited 17 s behind edits that
 # came faster than they could be answered, and a service's last report ends its change.
 URGENT_IN_A_ROW: Final = 3
-# So many stale entries are no reason to build the heap anew.
-_STALE_ENTRIES: Final = 64
 
 
 class Outcome(NamedTuple):
@@ -54,30 +51,30 @@ class Schedule:
         # work had waited.
         self._wanted_since: dict[Key, float] = {}
         self._waited: dict[Key, float] = {}
-        # All of `_due` that is not in work, and some that is out of date: a look at 2,000 keys at each step was a tenth of a core.
-        self._heap: list[tuple[float, Key]] = []
-        # Keys that go before others that are due, and the same of them alone.
+        # Keys that go before others that are due.
         self._urgent: set[Key] = set()
         # Keys in work that were urgent: one that fails is as urgent as before.
         self._urgent_running: set[Key] = set()
-        self._urgent_heap: list[tuple[float, Key]] = []
+        # How many urgent keys were taken in a row.
         self._urgent_taken = 0
 
     def add(self, key: Key, due: float, *, urgent: bool = False) -> None:
         """Run the key at `due` or, if planned, earlier; not before a hold ends. `urgent`: somebody waits for what it does, while other runs
         mostly report."""
-        if urgent and key not in self._urgent:
+        if urgent:
             self._urgent.add(key)
-            if key in self._due and key not in self._started:
-                heapq.heappush(self._urgent_heap, (self._due[key], key))
         earliest = min(due, self._due.get(key, due))
         self._wanted_since[key] = min(due, self._wanted_since.get(key, due))
-        self._plan(key, max(earliest, self._not_before.get(key, earliest)))
+        self._due[key] = max(earliest, self._not_before.get(key, earliest))
 
     def take(self, now: float) -> Key | None:
         """The key that has waited longest and is not in work, of urgent ones where there are any and it is not the others' turn."""
-        if (key := self._pop(now)) is None:
+        due = [(due, key) for key, due in self._due.items() if due <= now and key not in self._started]
+        urgent = [entry for entry in due if entry[1] in self._urgent] if self._urgent_taken < URGENT_IN_A_ROW else []
+        self._urgent_taken = self._urgent_taken + 1 if urgent else 0
+        if not due:
             return None
+        _, key = min(urgent or due)
         del self._due[key]
         if key in self._urgent:
             self._urgent.discard(key)
@@ -85,12 +82,6 @@ class Schedule:
         self._started[key] = now
         self._waited[key] = now - self._wanted_since.pop(key, now)
         return key
-
-    def _pop(self, now: float) -> Key | None:
-        lines = (self._heap,) if self._urgent_taken >= URGENT_IN_A_ROW else (self._urgent_heap, self._heap)
-        heap = next((heap for heap in lines if (due := self._top(heap)) is not None and due <= now), None)
-        self._urgent_taken = self._urgent_taken + 1 if heap is self._urgent_heap else 0
-        return None if heap is None else heapq.heappop(heap)[1]
 
     def queued(self, key: Key) -> float:
         """Seconds that a run now in work was wanted before it began."""
@@ -122,34 +113,11 @@ class Schedule:
         if due is not None:
             self.add(key, due)
         if key in self._due:
-            self._plan(key, max(self._due[key], started + self._spacing), anew=True)
-
-    def _plan(self, key: Key, due: float, *, anew: bool = False) -> None:
-        if self._due.get(key) == due and not anew:
-            return
-        self._due[key] = due
-        if key in self._started:
-            return
-        heapq.heappush(self._heap, (due, key))
-        if key in self._urgent:
-            heapq.heappush(self._urgent_heap, (due, key))
-        if len(self._heap) > 2 * len(self._due) + _STALE_ENTRIES:
-            self._heap = [(due, key) for key, due in self._due.items() if key not in self._started]
-            heapq.heapify(self._heap)
+            self._due[key] = max(self._due[key], started + self._spacing)
 
     def next_due(self) -> float | None:
         """When `take` is worth calling again."""
-        self._top(self._urgent_heap)
-        return self._top(self._heap)
-
-    def _top(self, heap: list[tuple[float, Key]]) -> float | None:
-        """When the earliest entry that is not stale is due."""
-        while heap and self._stale(heap, *heap[0]):
-            heapq.heappop(heap)
-        return heap[0][0] if heap else None
-
-    def _stale(self, heap: list[tuple[float, Key]], due: float, key: Key) -> bool:
-        return self._due.get(key) != due or key in self._started or (heap is self._urgent_heap and key not in self._urgent)
+        return min((due for key, due in self._due.items() if key not in self._started), default=None)
 
     def oldest(self, now: float, opened: float) -> float:
         """Seconds that the longest-waiting or longest-working key has been at it since work began."""
