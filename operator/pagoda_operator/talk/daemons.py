@@ -1,7 +1,7 @@
-"""Gives orders to replicas' daemons over gRPC: the only place that dials them. Called by `reconcile`; decides nothing.
+"""Sends orders to replicas' daemons over gRPC: the only place that connects to them. Called by `reconcile`; decides nothing.
 
-Every order carries the leader's epoch; a daemon that has obeyed a later one refuses, which ends this process: somebody else leads. It names
-the pod that is meant, too: where another has its address by now, nobody of that name is there any more, which is silence.
+Every order carries the leader's epoch. A daemon that has obeyed a later one refuses, which ends this process, since another one leads. An
+order also names its pod: if another pod has the address by now, the answer counts as silence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pagoda_operator.api.errors import Superseded
 from pagoda_operator.api.orders import Answer, Order, Stand
 from pagoda_operator.talk.tokens import Metadata, OwnToken
 
-# A daemon answers from its event loop in milliseconds; one that takes longer is told again with the next look.
+# A daemon answers from its event loop in milliseconds; one that takes longer gets the order again at the next reconcile.
 TIMEOUT_S: Final = 2.0
 _STANDS: Final = {
     grpc.StatusCode.UNAUTHENTICATED: Stand.REFUSED,

@@ -67,7 +67,7 @@ class Signals:
         self._began, self._any_gateway = clock(), False
         self._bin_ends = self._began + BIN_S
 
-    # Fed by whoever listens
+    # Called by the listener
 
     def follow(self, gateway: str) -> None:
         """A gateway is there; until it speaks nothing is fresh."""
@@ -114,7 +114,7 @@ class Signals:
             self._end_bins(now)
         self._amend_bins(now)
 
-    # Asked by reconcile
+    # Called by reconcile
 
     def of(self, key: Key, now: float) -> ServiceSignals | None:
         """One service's view; `now` is the caller's clock, ours may be another."""

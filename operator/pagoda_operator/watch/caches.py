@@ -1,4 +1,4 @@
-"""Everything that the operator knows of the cluster: one cache for each kind, fed by watches, lists and the answers to own writes.
+"""All that the operator knows of the cluster: one cache for each kind, fed by watches, lists and the answers to its own writes.
 
 Each object is kept in two ways, as far as it has them. `own` is a child of a service, or a service, or a profile, and can be read again as
 the API server gave it (a `Reader`, so that a run is planned from it and costs no request). `shared` is what decisions over more than one
@@ -38,7 +38,7 @@ Changed = Callable[[Resource, Key, Seen | None, Seen | None], None]
 
 
 class Caches:
-    """`changed` is told of each object of which something changed that is compared."""
+    """`changed` is called for each object of which something changed that is compared."""
 
     def __init__(self, changed: Changed = lambda *_: None, kinds: Iterable[Resource] = KINDS) -> None:
         self._on_change = changed
@@ -140,13 +140,13 @@ class Caches:
             self._changes[resource] += 1
         try:
             self._on_change(resource, key, before, after)
-        # By now the cache has it, and no later list would tell it again; nor may one object's fault end the others' watch.
+        # The cache has it by now, so no later list would report it again. And one object's fault must not end the watch of the others.
         except Exception:  # noqa: BLE001
             structlog.get_logger().exception("change_not_told", kind=resource.kind, **key._asdict())
 
 
 def item(resource: Resource, body: Json) -> Item[Seen]:
-    """An object as it is kept. What cannot be read of it is not kept: it keeps no other from being told."""
+    """An object as it is kept. What cannot be read of it is not kept, and stops no other object."""
     key, version = key_of(body), str(body["metadata"].get("resourceVersion", ""))
     seen = Seen(*(_read(half, resource, body) for half in (partial(pack, resource), PARSERS.get(resource, lambda _: None))))
     return Item(key, version, None if seen == Seen(None, None) else seen)

@@ -37,11 +37,13 @@ from pagoda_operator.inventory.slices import parse_claim, parse_slice
 
 OWN: Final = (SERVICES, PROFILES, PODS, *CHILD_RESOURCES)
 _POD_SPEC: Final = ("nodeName", "priority", "schedulingGates", "terminationGracePeriodSeconds", "resourceClaims")
-# What these say of themselves decides nothing: each change of replicas changes a budget's status, and that was a run for nothing.
-_MUTE: Final = frozenset({DISRUPTION_BUDGETS, CORE_SERVICES})
+# Kinds whose status decides nothing: each change of replicas changes a budget's status, and that was a run for nothing.
+_STATUS_IGNORED: Final = frozenset({DISRUPTION_BUDGETS, CORE_SERVICES})
 # Of a pod's containers, what devices they ask for.
 _POD_CONTAINERS: Final = ("initContainers", "containers")
-_NOISE: Final = frozenset({"containerID", "image", "imageID", "volumeMounts", "resources", "allocatedResources", "user", "lastProbeTime"})
+_IGNORED_FIELDS: Final = frozenset(
+    {"containerID", "image", "imageID", "volumeMounts", "resources", "allocatedResources", "user", "lastProbeTime"}
+)
 
 
 class Packed(NamedTuple):
@@ -59,7 +61,7 @@ class Packed(NamedTuple):
 
 
 def pack(resource: Resource, body: Json) -> Packed | None:
-    """None of what is none of ours: it bears no service's label."""
+    """None for an object without a service's label, which is not ours."""
     if resource not in OWN:
         return None
     service = _service(resource, body)
@@ -67,7 +69,7 @@ def pack(resource: Resource, body: Json) -> Packed | None:
         return None
     meta = {name: value for name, value in body["metadata"].items() if name not in ("managedFields", "resourceVersion")}
     kept = {**body, "apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta}
-    if resource in _MUTE:
+    if resource in _STATUS_IGNORED:
         kept.pop("status", None)
     if resource == PODS:
         kept |= _pod(body, meta)
@@ -77,14 +79,14 @@ def pack(resource: Resource, body: Json) -> Packed | None:
 
 
 def _pod(body: Json, meta: Json) -> dict[str, Any]:
-    """Not what its node alone cares for."""
-    told = by_scheduler(body["metadata"])
+    """A pod without what only its node needs."""
+    entries = by_scheduler(body["metadata"])
     spec, status = body.get("spec") or {}, body.get("status") or {}
-    asked = {name: [_asked(container) for container in spec[name]] for name in _POD_CONTAINERS if name in spec}
+    asked = {name: [_requests(container) for container in spec[name]] for name in _POD_CONTAINERS if name in spec}
     return {
-        "metadata": {**meta, "managedFields": told} if told else meta,
+        "metadata": {**meta, "managedFields": entries} if entries else meta,
         "spec": {name: spec[name] for name in _POD_SPEC if name in spec} | asked,
-        "status": {name: _quiet(value) for name, value in status.items()},
+        "status": {name: _without_ignored(value) for name, value in status.items()},
     }
 
 
@@ -101,14 +103,16 @@ def key_of(body: Json) -> Key:
     return Key(meta.get("namespace", ""), meta["name"])
 
 
-def _asked(container: Json) -> Json:
+def _requests(container: Json) -> Json:
     return {name: container[name] for name in ("name", "resources") if name in container}
 
 
-def _quiet(value: Any) -> Any:
+def _without_ignored(value: Any) -> Any:
     if not isinstance(value, list):
         return value
-    return [{name: part for name, part in found.items() if name not in _NOISE} if isinstance(found, dict) else found for found in value]
+    return [
+        {name: part for name, part in found.items() if name not in _IGNORED_FIELDS} if isinstance(found, dict) else found for found in value
+    ]
 
 
 Parser = Callable[[Json], Any]

@@ -58,7 +58,7 @@ async def observe(reader: Reader, key: Key) -> Observed | None:
 
 
 async def strangers(reader: Reader, key: Key, draft: Plan) -> tuple[Child, ...]:
-    """Objects without our label that hold a name which the plan would create."""
+    """Objects without our label that have a name which the plan would create."""
     wanted = [(step.resource, step.name) for step in draft.writes if isinstance(step, Create)]
     found = await asyncio.gather(*(reader.get(resource, key.namespace, name) for resource, name in wanted))
     return tuple(Child(resource, body) for (resource, _), body in zip(wanted, found, strict=True) if body is not None)
@@ -77,7 +77,7 @@ async def profile_used(reader: Reader, key: Key) -> str:
 
 
 def unanswered(service: Json) -> bool:
-    """Whether the spec is newer than what the status tells of: somebody edited it, and no run has said so yet."""
+    """Whether the spec is newer than the status: it was edited, and no run has reported on it yet."""
     return bool((service.get("status") or {}).get("observedGeneration") != service["metadata"].get("generation"))
 
 
