@@ -1,4 +1,4 @@
-"""Door of `pagoda-operator`: command line → settings → serve.py. Names the extra where a package is missing."""
+"""Console script `pagoda-operator`: command line → settings → process.py. It names the extra if a package is missing."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ import os
 import signal
 import sys
 
+import structlog
+
 from pagoda_operator.api.errors import SettingsError
 from pagoda_operator.run.settings import load
-from pagoda_operator.serve import logs
+
+_STAMPS: tuple[structlog.typing.Processor, ...] = (
+    structlog.processors.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso"),
+    structlog.processors.format_exc_info,
+)
 
 
 def main() -> None:
     """Console script."""
-    logs.configure()
+    configure_logs()
     try:
         sys.exit(_replay(sys.argv[2:]) if sys.argv[1:2] == ["replay"] else _operate(sys.argv[1:]))
     except ModuleNotFoundError as missing:
@@ -34,12 +41,33 @@ def _operate(argv: list[str]) -> int:
     except SettingsError as error:
         sys.exit(f"pagoda-operator: {error}")
     if settings.debug:
-        logs.configure(logging.DEBUG)
-    from pagoda_operator.serve import process as serve
+        configure_logs(logging.DEBUG)
+    from pagoda_operator.serve import process
 
     # Until Kopf takes the signals: the first process of a container dies of none that it does not handle.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    return asyncio.run(serve.run(settings))
+    return asyncio.run(process.run(settings))
+
+
+def configure_logs(least: int = logging.INFO) -> None:
+    """Logs go to stderr as JSON, one object per line: ours from `least`, the libraries' from WARNING.
+
+    A line and its end are one write. With two writes a line of Kopf's thread once came between them, and a reader found two objects in one
+    line.
+    """
+    structlog.configure(
+        processors=[*_STAMPS, structlog.processors.JSONRenderer()],
+        wrapper_class=structlog.make_filtering_bound_logger(least),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_STAMPS, structlog.processors.JSONRenderer()],
+        )
+    )
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
 
 
 if __name__ == "__main__":

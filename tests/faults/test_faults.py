@@ -6,7 +6,7 @@ import time
 import pytest
 from pagoda_contracts.names import PATH_LIVE, PATH_READY
 from pagoda_operator.api.state import PODS
-from pagoda_operator.serve.feeds import KOPFS
+from pagoda_operator.serve.watches import KOPF_KINDS
 from support.clients.pokes import DEFINITIONS, KINDS, Pokes
 from support.kube.client import PATIENCE_S, eventually
 from support.kube.control_plane import STORE, Part
@@ -84,7 +84,7 @@ def test_a_poisoned_watch_is_outlived_or_ends_the_process(what, undisturbed, pla
 def test_every_kinds_watch_may_be_poisoned(what, undisturbed, place, proxy, account):
     """One event of each, whatever the process does about the first of them."""
     plan = EachKind(what)
-    hear = [kind for kind in KINDS if what not in DEAFENS or kind not in (*KOPFS, DEFINITIONS)]
+    hear = [kind for kind in KINDS if what not in DEAFENS or kind not in (*KOPF_KINDS, DEFINITIONS)]
     with world_of(place(), proxy, account) as world:
         pokes = Pokes(world.real)
 

@@ -33,8 +33,7 @@ FIXED = {
 DOORS = ("daemon/pagoda_daemon/text/template_worker.py",)
 # Who writes to the cluster: a plan's deeds, words beside the runs, and the Lease. Of the client itself only the door's own.
 WRITES = {
-    "apply.py": {"create(resource)", "apply(resource)", "delete(resource)", "annotate(write.resource)", "apply_status(SERVICES)"}
-    | {"apply_status(resource)"},
+    "apply.py": {"create(resource)", "apply(resource)", "delete(resource)", "annotate(write.resource)", "apply_status(resource)"},
     "events.py": {"create(EVENTS)"},
     "leader.py": {"create(LEASES)", "replace(LEASES)"},
 }

@@ -1,6 +1,4 @@
-"""The API server, in six verbs on raw JSON: beside watching.py, which makes the session for Kopf's watches, the only importer here of the
-Kubernetes client. Errors leave as ours.
-"""
+"""The API server, in six verbs on raw JSON, by the Kubernetes client. Errors leave as ours."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import aiohttp
 import structlog
@@ -24,9 +22,7 @@ from pagoda_contracts.names import PATH_JWKS
 from pagoda_operator.api.errors import Unavailable
 from pagoda_operator.api.reader import Listed
 from pagoda_operator.api.state import CONTROLLER_REVISIONS, EVENTS, RESOURCE_CLAIM_TEMPLATES, Json, Resource
-from pagoda_operator.client.again import Again
-from pagoda_operator.client.answers import OBJECT, Answer, checked, list_of
-from pagoda_operator.client.paths import object_path, path_of, root_of
+from pagoda_operator.client.requests import OBJECT, Answer, RetryBudget, answer_of, list_of, object_path, path_of, root_of
 from pagoda_operator.client.tally import sent, waiting
 
 _APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
@@ -60,22 +56,13 @@ async def connect(kubeconfig: str | None) -> Configuration:
     return configuration
 
 
-def _anybody() -> None:
-    """Without a Lease every write is allowed; and nobody counts."""
-
-
-def _untold(resource: Resource, verb: str, body: Json) -> None:
-    """Nobody hears of writes."""
-    del resource, verb, body
-
-
 class Hooks(NamedTuple):
-    """What stands around writes: `guard` before each, `wrote` after it with the object as the server answered. `again`: a read is asked
-    once more."""
+    """Called by the client: `guard` before each write, `wrote` after it with the object as the server answered, `again` before a read is
+    sent once more."""
 
-    guard: Callable[[], None] = _anybody
-    wrote: Callable[[Resource, str, Json], None] = _untold
-    again: Callable[[], None] = _anybody
+    guard: Callable[[], None] = lambda: None
+    wrote: Callable[[Resource, str, Json], None] = lambda *_: None
+    again: Callable[[], None] = lambda: None
 
 
 _NO_HOOKS: Final = Hooks()
@@ -93,20 +80,20 @@ async def _sent_once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandler
 
 
 def _only_once(configuration: Configuration) -> Configuration:
-    """The same for one client that asks again by itself."""
+    """The configuration of a client that has a budget for sending reads again."""
     own = copy(configuration)
     own.client_session_kwargs = (configuration.client_session_kwargs or {}) | {"middlewares": (_sent_once,)}
     return own
 
 
 class KubeCluster:
-    """The verbs that observing and applying need. `again`: which reads are asked again at once; None: none, as is the Lease's."""
+    """The verbs that observing and applying need. `retries` lets reads be sent again within their call; the Lease's client has none."""
 
     def __init__(
-        self, configuration: Configuration, hooks: Hooks = _NO_HOOKS, timeout: float = _TIMEOUT, again: Again | None = None
+        self, configuration: Configuration, hooks: Hooks = _NO_HOOKS, timeout: float = _TIMEOUT, retries: RetryBudget | None = None
     ) -> None:
-        self._api = ApiClient(configuration if again is None else _only_once(configuration))
-        self._again = again
+        self._api = ApiClient(configuration if retries is None else _only_once(configuration))
+        self._retries = retries
         self._api.user_agent = "pagoda-operator"
         self._hooks = hooks
         self._timeout = timeout
@@ -124,8 +111,8 @@ class KubeCluster:
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
         """The object, None where there is none; a quorum read."""
-        status, body = await self._call("GET", path_of(resource, namespace, name))
-        return None if status == HTTPStatus.NOT_FOUND else checked(status, body)
+        answer = await self._call("GET", path_of(resource, namespace, name))
+        return None if answer.status == HTTPStatus.NOT_FOUND else answer.checked()
 
     async def list(self, resource: Resource, namespace: str, selector: str) -> Sequence[Json]:
         """The objects with these labels; a quorum read."""
@@ -134,19 +121,19 @@ class KubeCluster:
     async def listed(self, resource: Resource, namespace: str, *, label: str = "", name: str = "") -> Listed:
         """The objects with this label, or the one of this name, and the list's version; a quorum read."""
         query = {"fieldSelector": f"metadata.name={name}"} if name else {"labelSelector": label}
-        status, body = await self._call("GET", path_of(resource, namespace), query)
-        if status == HTTPStatus.NOT_FOUND and resource == RESOURCE_CLAIM_TEMPLATES:
+        answer = await self._call("GET", path_of(resource, namespace), query)
+        if answer.status == HTTPStatus.NOT_FOUND and resource == RESOURCE_CLAIM_TEMPLATES:
             return Listed((), "")  # an older cluster
-        return list_of(resource, checked(status, body))
+        return list_of(resource, answer.checked())
 
     async def token_keys(self) -> Json:
         """The keys that ServiceAccount tokens are verified by (JWKS)."""
-        return checked(*await self._call("GET", PATH_JWKS))
+        return (await self._call("GET", PATH_JWKS)).checked()
 
     async def serves(self, resource: Resource) -> bool:
         """Whether this cluster has the kind."""
-        status, body = await self._call("GET", root_of(resource))
-        return status != HTTPStatus.NOT_FOUND and any(found["name"] == resource.plural for found in checked(status, body)["resources"])
+        answer = await self._call("GET", root_of(resource))
+        return answer.status != HTTPStatus.NOT_FOUND and any(found["name"] == resource.plural for found in answer.checked()["resources"])
 
     async def create(self, resource: Resource, manifest: Json, manager: str) -> Json:
         """POST; Conflict where the name is taken. The data of a ControllerRevision are kept as they are sent and compared byte by byte with
@@ -187,16 +174,16 @@ class KubeCluster:
             "propagationPolicy": "Background",
             "preconditions": {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]},
         }
-        answer = checked(*await self._call("DELETE", object_path(resource, meta), {}, body))
+        answer = (await self._call("DELETE", object_path(resource, meta), {}, body)).checked()
         # What begins to end is answered as it is now; what is gone, by a Status.
         self._hooks.wrote(resource, "delete", answer if answer.get("kind") == resource.kind else {"metadata": meta})
 
-    def _wrote(self, resource: Resource, verb: str, answer: tuple[int, Any]) -> Json:
-        body = checked(*answer)
+    def _wrote(self, resource: Resource, verb: str, answer: Answer) -> Json:
+        body = answer.checked()
         self._hooks.wrote(resource, verb, body)
         return body
 
-    async def _patch(self, path: str, manifest: Json, manager: str) -> tuple[int, Any]:
+    async def _patch(self, path: str, manifest: Json, manager: str) -> Answer:
         query = {"fieldManager": manager, "force": "true", "fieldValidation": "Strict"}
         return await self._call("PATCH", path, query, manifest, _APPLY)
 
@@ -207,31 +194,30 @@ class KubeCluster:
         query: dict[str, str] | None = None,
         body: Json | str | None = None,
         kind: str = _JSON,
-    ) -> tuple[int, Any]:
+    ) -> Answer:
         headers = {"Accept": OBJECT, "Content-Type": kind}
         prepared = await self._api.param_serialize(
             method, path, query_params=list((query or {}).items()), header_params=headers, body=body, auth_settings=["BearerToken"]
         )
-        if self._again is not None:
-            self._again.asked()
+        if self._retries is not None:
+            self._retries.asked()
         if method == "GET":
             async with self._reads:
                 return await self._read(path, prepared)
         async with self._writes:
             self._hooks.guard()
-            answer = await self._send(method, path, prepared, self._timeout)
-        return answer.status, answer.body()
+            return await self._send(method, path, prepared, self._timeout)
 
-    async def _read(self, path: str, prepared: RequestSerialized) -> tuple[int, Any]:
-        """A failed attempt that another one follows is told by the log and the metrics alone. All together take no longer than one may."""
+    async def _read(self, path: str, prepared: RequestSerialized) -> Answer:
+        """Sends a read, again if the budget allows it. All attempts together take no longer than one may. Only the log and the metrics show
+        an attempt that another one follows."""
         end, attempts = time.monotonic() + self._timeout, 0
         while True:
             try:
-                answer = (await self._send("GET", path, prepared, end - time.monotonic())).standing()
-                return answer.status, answer.body()
+                return (await self._send("GET", path, prepared, end - time.monotonic())).final()
             except Unavailable as error:
                 attempts, left = attempts + 1, end - time.monotonic()
-                pause = None if self._again is None else self._again.pause(error.soon, attempts, left)
+                pause = None if self._retries is None else self._retries.pause(error.soon, attempts, left)
                 if pause is None:
                     raise
                 structlog.get_logger().debug("read_again", why=str(error), attempts=attempts, pause_s=round(pause, 3))
@@ -246,7 +232,7 @@ class KubeCluster:
                 data: bytes = await response.read()  # type: ignore[no-untyped-call]
             if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 self._lost(method, path)
-            return Answer(response.status, data, response.headers.get("Retry-After"))
+            return answer_of(response.status, data, response.headers.get("Retry-After"))
         except asyncio.CancelledError:
             self._lost(method, path)
             raise

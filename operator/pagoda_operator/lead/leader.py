@@ -1,8 +1,8 @@
 """Holds the operator's Lease: one process works, the others watch. Called by process.py; what to do is decided by election.py.
 
-It is renewed on a loop of its own (own_loop.py), so that no plan keeps it waiting; one whose planning loop has not turned for a minute
-holds it no longer. A leader that cannot renew ends its process, at once and without clean-up: by that loop, by a thread where the loop is
-blocked or the process was stopped, and by `guard`, which stands before every write. That does not fence what is already on the wire:
+It is renewed on a loop of its own (OwnLoop in process.py), so that no plan delays it. A process whose planning loop has not turned for a
+minute gives it up. A leader that cannot renew ends its process, at once and without clean-up: by that loop, by a thread if the loop is
+blocked or the process was stopped, and by `guard`, which is called before every write. That does not fence what is already on the wire:
 writes carry the version they were planned on, control of replicas carries `epoch`.
 """
 
@@ -93,14 +93,14 @@ class Lease:
         self._end, self._clock, self._terms, self._apart, self._farewell = means
         # Written on the Lease's loop alone, and replaced whole: other threads read it.
         self._view = View(identity)
-        self._took = ""
+        self._acquired_at = ""
         self._settled_at = 0.0
         self._left = threading.Event()
         self._renewing: asyncio.Task[None] | None = None
         # When the loop that plans last turned; None before it began.
-        self._turned: float | None = None
+        self._last_beat: float | None = None
         self.acquired = asyncio.Event()
-        self._tell: Callable[[], object] = self.acquired.set
+        self._on_acquired: Callable[[], object] = self.acquired.set
 
     @property
     def epoch(self) -> int:
@@ -128,12 +128,12 @@ class Lease:
     async def run(self) -> None:
         """Strive for the Lease, then renew it; until cancelled."""
         threading.Thread(target=self._watch, name="lease-age", daemon=True).start()
-        self._tell = partial(asyncio.get_running_loop().call_soon_threadsafe, self.acquired.set)
-        self._turned = self._clock()
+        self._on_acquired = partial(asyncio.get_running_loop().call_soon_threadsafe, self.acquired.set)
+        self._last_beat = self._clock()
         renewing = asyncio.ensure_future(self._apart(self._renew()))
         try:
             while not renewing.done():
-                self._turned = self._clock()
+                self._last_beat = self._clock()
                 await asyncio.wait([renewing], timeout=_BEAT)
             renewing.result()
         finally:
@@ -170,14 +170,14 @@ class Lease:
 
     async def _round(self) -> float:
         """One look and one step; seconds to the next."""
-        silent = self._silent()
-        if self.leads() and silent >= _STUCK:
-            self._end(f"the loop that plans has not turned for {silent:.0f} s")
+        since_beat = self._since_beat()
+        if self.leads() and since_beat >= _STUCK:
+            self._end(f"the loop that plans has not turned for {since_beat:.0f} s")
         try:
             if self._view.renewed is None or self._view.record is None:
-                await self._look()
+                await self._read()
             step = decide(self._view, self._clock(), self._terms)
-            if isinstance(step, Create | Take) and not self.leads() and silent >= _SILENT:
+            if isinstance(step, Create | Take) and not self.leads() and since_beat >= _SILENT:
                 structlog.get_logger().warning("lease_left_to_others", why="the loop that plans does not turn")
                 return self._terms.retry
             if not isinstance(step, Wait):
@@ -187,14 +187,14 @@ class Lease:
             structlog.get_logger().warning("lease_unreachable", error=str(error))
             return await self._after_failure()
 
-    def _silent(self) -> float:
+    def _since_beat(self) -> float:
         """Seconds since the loop that plans turned."""
-        return float("inf") if self._turned is None else self._clock() - self._turned
+        return float("inf") if self._last_beat is None else self._clock() - self._last_beat
 
     async def _after_failure(self) -> float:
         """A failed write leaves open what was written: look, so that the next step starts from what is."""
         try:
-            await self._look()
+            await self._read()
         except ClusterError:
             return self._terms.retry / 2
         step = decide(self._view, self._clock(), self._terms)
@@ -202,7 +202,7 @@ class Lease:
             self._end(step.why)
         return 0.0 if isinstance(step, Renew | Create) and self.leads() else self._terms.retry
 
-    async def _look(self) -> None:
+    async def _read(self) -> None:
         body = await self._store.get(LEASES, self._namespace, LEASE_OPERATOR)
         self._view = seen(self._view, _record(body) if body else None, self._clock())
 
@@ -226,13 +226,18 @@ class Lease:
         self._view = won(self._view, record, begun)
         if fresh:
             structlog.get_logger().info("leading", epoch=self.epoch, identity=self._view.identity)
-            self._tell()
+            self._on_acquired()
 
     async def _write(self, old: Record | None, holder: str, transitions: int, duration: int | None = None) -> Record:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")  # for people; no contender compares it
         if self._view.renewed is None:
-            self._took = now
-        spec: dict[str, Any] = {"holderIdentity": holder, "leaseTransitions": transitions, "renewTime": now, "acquireTime": self._took}
+            self._acquired_at = now
+        spec: dict[str, Any] = {
+            "holderIdentity": holder,
+            "leaseTransitions": transitions,
+            "renewTime": now,
+            "acquireTime": self._acquired_at,
+        }
         spec["leaseDurationSeconds"] = int(self._terms.duration) if duration is None else duration
         meta = {"name": LEASE_OPERATOR, "namespace": self._namespace}
         manifest = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": meta, "spec": spec}

@@ -4,13 +4,13 @@ It counts every pod of the namespace, not replicas alone. A cap on GPUs holds fo
 the namespace's services name, since a ResourceQuota sums over no classes. That is looser than the TenantQuota, never tighter. An API server
 that counts no claims (before 1.32, or without dynamic resource allocation) leaves the word out of what it tells as used; that is told on.
 Slices of MIG strategy `single` are requested as GPUs: where the fleet has such, GPUs and they have one limit, their sum.
-Owned by the TenantQuota: garbage collection takes it along. Pure but for `keep`.
+Owned by the TenantQuota: garbage collection takes it along. Pure but for `ensure_resource_quota`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from pagoda_contracts.names import (
     ANNOTATION_RENDERED,
@@ -26,22 +26,17 @@ from pagoda_contracts.names import (
 )
 
 from pagoda_operator.api.quota_devices import GPU, slice_word
-from pagoda_operator.api.reader import Reader
 from pagoda_operator.api.state import QUOTAS, RESOURCE_QUOTAS, SERVICES, Child, Json
 from pagoda_operator.decide.quota.caps import Quota
 from pagoda_operator.decide.render.overlay import lost
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
 from pagoda_operator.inventory.fleet import Fleet
 from pagoda_operator.inventory.values import digest
-from pagoda_operator.run.apply import Writer, apply
+from pagoda_operator.run.apply import Cluster, apply
 
 _ALWAYS: Final = frozenset((DEVICE_CLASS_GPU, DEVICE_CLASS_MIG))
 # Of a resource's name before the slash; a class whose name leaves no room for the suffix cannot be counted by any ResourceQuota.
 _MAX_PREFIX: Final = 253
-
-
-class Cluster(Reader, Writer, Protocol):
-    """What keeping it asks of the API server."""
 
 
 class Kept(NamedTuple):
@@ -90,7 +85,7 @@ def singles(fleet: Fleet) -> frozenset[str]:
     return frozenset(slice_word(offer.profile.name) for offer in offers if offer.profile is not None)
 
 
-async def keep(cluster: Cluster, quota: Quota, single: frozenset[str]) -> Kept:
+async def ensure_resource_quota(cluster: Cluster, quota: Quota, single: frozenset[str]) -> Kept:
     """Compare, then create, apply or delete."""
     made = [Child(RESOURCE_QUOTAS, body) for body in await cluster.list(RESOURCE_QUOTAS, "", f"{LABEL_TENANT_QUOTA_UID}={quota.meta.uid}")]
     wanted = await _wanted(cluster, quota, single) if quota.native and quota.caps and len(quota.namespaces) == 1 else None

@@ -38,12 +38,11 @@ _State = tuple[ConditionType, str, Reason, str]
 
 def status(quota: Quota, used: Devices, native: Kept, now: str) -> dict[str, Any]:
     """The whole status on the wire; `native`: what became of the native ResourceQuota."""
-    told = TenantQuotaStatus(
+    return TenantQuotaStatus(
         observed_generation=quota.meta.generation,
         conditions=_conditions(quota, _verdict(quota, used, native), now),
         usage=_usage(quota.spec, used) if quota.spec is not None and quota.caps else None,
-    )
-    return told.wire()
+    ).wire()
 
 
 def _usage(spec: TenantQuotaSpec, used: Devices) -> Usage:
@@ -99,18 +98,18 @@ def _ignored(spec: TenantQuotaSpec) -> list[str]:
     return [*(name for name in words if name not in _HEEDED), *([_SUBJECTS] if spec.subjects.api_keys_secret_ref is not None else [])]
 
 
-def _conditions(quota: Quota, told: _Verdict, now: str) -> tuple[Condition, ...]:
+def _conditions(quota: Quota, verdict: _Verdict, now: str) -> tuple[Condition, ...]:
     last = {condition.type: condition for condition in _last(quota)}
     states = (
-        (READY, "True" if told.kind != "stalled" else "False", told.reason, told.message),
-        _abnormal(RECONCILING, told.kind == "reconciling", told, SETTLED),
-        _abnormal(STALLED, told.kind == "stalled", told, NOT_STALLED),
+        (READY, "True" if verdict.kind != "stalled" else "False", verdict.reason, verdict.message),
+        _abnormal(RECONCILING, verdict.kind == "reconciling", verdict, SETTLED),
+        _abnormal(STALLED, verdict.kind == "stalled", verdict, NOT_STALLED),
     )
     return tuple(_condition(quota, state, last.get(state[0].name), now) for state in states)
 
 
-def _abnormal(kind: ConditionType, holds: bool, told: _Verdict, otherwise: Reason) -> _State:
-    return (kind, "True", told.reason, told.message) if holds else (kind, "False", otherwise, "")
+def _abnormal(kind: ConditionType, holds: bool, verdict: _Verdict, otherwise: Reason) -> _State:
+    return (kind, "True", verdict.reason, verdict.message) if holds else (kind, "False", otherwise, "")
 
 
 def _condition(quota: Quota, state: _State, last: Condition | None, now: str) -> Condition:

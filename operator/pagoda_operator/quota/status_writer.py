@@ -17,9 +17,9 @@ from pagoda_operator.api.errors import ClusterError
 from pagoda_operator.api.state import QUOTAS
 from pagoda_operator.decide.quota.caps import Quota
 from pagoda_operator.quota.keeper import Quotas
-from pagoda_operator.quota.native import Cluster, Kept, keep
+from pagoda_operator.quota.native import Kept, ensure_resource_quota
 from pagoda_operator.quota.status import status
-from pagoda_operator.run.apply import apply_cluster_status
+from pagoda_operator.run.apply import Cluster, apply_status
 
 TICK_S: Final = 2.0
 _PERIOD_S: Final = 60.0
@@ -68,7 +68,7 @@ class StatusWriter:
 
     async def _one(self, quota: Quota) -> None:
         await self._keeper.fill()
-        native = await keep(self._cluster, quota, self._single() or frozenset()) if not quota.invalid else Kept()
+        native = await ensure_resource_quota(self._cluster, quota, self._single() or frozenset()) if not quota.invalid else Kept()
         wanted = status(quota, self._keeper.ledger.used(quota), native, self._clock().strftime("%Y-%m-%dT%H:%M:%SZ"))
         if wanted != quota.status:
-            await apply_cluster_status(self._cluster, QUOTAS, quota.meta, wanted)
+            await apply_status(self._cluster, QUOTAS, quota.meta, wanted)

@@ -22,10 +22,9 @@ from pagoda_operator.api.errors import TraceRefused
 from pagoda_operator.api.state import explain
 from pagoda_operator.decide.scale.learned import DAY_S
 from pagoda_operator.decide.scale.schedules import refused
-from pagoda_operator.replay.fleet import Replica
-from pagoda_operator.replay.run import Bounds, Outcome, hpa, pagoda, plain, replay
+from pagoda_operator.replay.policies import Calendar, hpa, pagoda, plain
+from pagoda_operator.replay.simulation import Bounds, Outcome, Replica, replay
 from pagoda_operator.replay.traces import SHAPES, Arrival, generate, read, write
-from pagoda_operator.replay.watcher import Calendar
 
 _LINES: Final = 24
 

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 from pagoda_contracts.names import FIELD_MANAGER
 from pagoda_contracts.resources.meta import ObjectMeta
 
-from pagoda_operator.api.state import SERVICES, Json, Observed, Resource
+from pagoda_operator.api.reader import Reader
+from pagoda_operator.api.state import Json, Resource
 from pagoda_operator.decide.render.writes import Annotate, Apply, Create, Delete, Write
 
 
@@ -33,6 +34,10 @@ class Writer(Protocol):
 
     async def delete(self, resource: Resource, meta: Json) -> None:
         """DELETE in the background, with uid and resourceVersion of `meta` as preconditions."""
+
+
+class Cluster(Reader, Writer, Protocol):
+    """The API server."""
 
 
 async def apply(writer: Writer, writes: tuple[Write, ...]) -> None:
@@ -58,20 +63,10 @@ async def apply_anew(writer: Writer, resource: Resource, manifest: Json) -> None
     await writer.apply(resource, manifest, FIELD_MANAGER)
 
 
-async def apply_status(writer: Writer, observed: Observed, status: dict[str, Any]) -> bool:
-    """Write the status where it differs from the observed one; whether it did."""
-    if status == observed.raw_status:
-        return False
-    meta = {"name": observed.meta.name, "namespace": observed.meta.namespace}
-    manifest = {"apiVersion": SERVICES.api_version, "kind": SERVICES.kind, "metadata": meta, "status": status}
-    version = {"uid": observed.meta.uid, "resourceVersion": observed.meta.resource_version}
-    await writer.apply_status(SERVICES, _at_version(manifest, version), FIELD_MANAGER)
-    return True
-
-
-async def apply_cluster_status(writer: Writer, resource: Resource, meta: ObjectMeta, status: dict[str, Any]) -> None:
-    """The status of an object that belongs to no namespace, at the version that was seen."""
-    manifest = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"name": meta.name}, "status": status}
+async def apply_status(writer: Writer, resource: Resource, meta: ObjectMeta, status: dict[str, Any]) -> None:
+    """Write an object's status, at the version that was seen."""
+    names = {"name": meta.name} | ({"namespace": meta.namespace} if meta.namespace else {})
+    manifest = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": names, "status": status}
     version = {"uid": meta.uid, "resourceVersion": meta.resource_version}
     await writer.apply_status(resource, _at_version(manifest, version), FIELD_MANAGER)
 

@@ -1,4 +1,4 @@
-"""Keeps the ServingProfile `default` as the installation wrote it. Called by `reconcile` for the key without a namespace.
+"""Has the ServingProfile `default` be as the installation wrote it. Called by `reconcile` for the key without a namespace.
 
 A chart cannot hold the object itself: Helm looks every kind up before it installs the CRDs that stand among its templates.
 """
@@ -10,26 +10,23 @@ from typing import Any, Final
 from pagoda_contracts.names import ANNOTATION_RENDERED, DEFAULT_PROFILE, LABEL_MANAGED_BY, MANAGED_BY
 from pagoda_contracts.resources.profile import ServingProfileSpec
 
-from pagoda_operator.api.reader import Reader
 from pagoda_operator.api.state import PROFILES, Key
 from pagoda_operator.decide.render.overlay import lost
 from pagoda_operator.inventory.values import digest
-from pagoda_operator.run.apply import Writer, apply_anew
+from pagoda_operator.run.apply import Cluster, apply_anew
 
 # In the queue like a service; no service has an empty namespace.
 DEFAULT_KEY: Final = Key("", DEFAULT_PROFILE)
 
 
-async def keep(reader: Reader, writer: Writer, spec: ServingProfileSpec | None) -> bool:
-    """Compare, then apply; whether something was written. Without a spec of ours the name is an admin's to use."""
+async def ensure_default_profile(cluster: Cluster, spec: ServingProfileSpec | None) -> None:
+    """Compare, then apply. Without a spec of ours the name is an admin's to use."""
     if spec is None:
-        return False
+        return
     wanted = manifest(spec)
-    live = await reader.get(PROFILES, "", DEFAULT_PROFILE)
-    if live is not None and lost(wanted, live) is None:
-        return False
-    await apply_anew(writer, PROFILES, wanted)
-    return True
+    live = await cluster.get(PROFILES, "", DEFAULT_PROFILE)
+    if live is None or lost(wanted, live) is not None:
+        await apply_anew(cluster, PROFILES, wanted)
 
 
 def manifest(spec: ServingProfileSpec) -> dict[str, Any]:

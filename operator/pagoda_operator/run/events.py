@@ -1,9 +1,9 @@
 """Events (events.k8s.io/v1): one for each change of a service's Ready reason, so that `kubectl describe` tells its story.
 
-Told by `reconcile` right after the status that they speak of, so nothing is written at rest or after a restart. Best effort: an Event
-that is refused or lost changes nothing else, and no run waits for one: at 20 changes a second on two cores a sixth of all that was asked of
-the API server were Events, each between two runs of its service. The same word again within six minutes raises the series of the first;
-past the limit of a minute words are only counted, and the count is told by the next one that is written.
+`reconcile` records an Event right after the status that it speaks of, so nothing is written at rest or after a restart. Best effort: an
+Event that is refused or lost changes nothing else, and no run waits for one (at 20 changes a second on two cores a sixth of all requests
+were Events). The same text again within six minutes raises the count of the first one's series. Past the limit of a minute Events are only
+counted, and the next one that is written carries the count.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from pagoda_operator.run.apply import Writer, apply_anew
 PER_MINUTE: Final = 6
 # As client-go's recorder: what comes again within six minutes is one Event.
 SERIES_SECONDS: Final = 360.0
-# Of services that change for minutes faster than the API server takes words about it, the oldest words are lost: 4 MB.
+# If services change for minutes faster than the API server takes Events about it, the oldest are lost: 4 MB.
 MOST_WAITING: Final = 2000
 _CONTROLLER: Final = f"{GROUP}/operator"
 _ACTION: Final = "Reconcile"
 _MAX_NOTE: Final = 1024
 
 
-class Word(NamedTuple):
+class EventText(NamedTuple):
     """What an Event says."""
 
     kind: Literal["Normal", "Warning"]
@@ -44,7 +44,7 @@ class Word(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Told:
+class Series:
     """An Event that was written: its name, and what its series counts."""
 
     name: str
@@ -54,40 +54,40 @@ class Told:
 
 
 @dataclass
-class _Book:
-    """What was told of one service: the Events under way, the times of the last minute's writes, what the limit kept back."""
+class _Correlation:
+    """Of one service: the series under way, the times of the last minute's writes, and how many Events the limit suppressed."""
 
-    told: dict[Word, Told] = field(default_factory=dict)
+    series: dict[EventText, Series] = field(default_factory=dict)
     writes: list[float] = field(default_factory=list)
-    held_back: dict[Word, int] = field(default_factory=dict)
+    suppressed: dict[EventText, int] = field(default_factory=dict)
 
 
-def news(before: Json, after: Json) -> Word | None:
+def event_for(before: Json, after: Json) -> EventText | None:
     """The Event that a change of status is worth; None where the Ready condition's reason stays."""
     ready = _condition(after, READY.name)
     if not ready or _condition(before, READY.name).get("reason") == ready["reason"]:
         return None
     bad = _condition(after, STALLED.name).get("status") == "True" or warns(ready["reason"])
-    return Word("Warning" if bad else "Normal", ready["reason"], ready["message"][:_MAX_NOTE])
+    return EventText("Warning" if bad else "Normal", ready["reason"], ready["message"][:_MAX_NOTE])
 
 
-def admit(book: _Book, word: Word, now: float) -> Told | None:
+def correlate(known_events: _Correlation, text: EventText, now: float) -> Series | None:
     """The Event to write, new or counted up; None past the limit of the minute."""
-    book.writes = [at for at in book.writes if now - at < 60]
-    book.told = {said: told for said, told in book.told.items() if now - told.last < SERIES_SECONDS}
-    count = book.held_back.get(word, 0) + 1
-    if len(book.writes) >= PER_MINUTE:
-        book.held_back[word] = count
+    known_events.writes = [at for at in known_events.writes if now - at < 60]
+    known_events.series = {said: one for said, one in known_events.series.items() if now - one.last < SERIES_SECONDS}
+    count = known_events.suppressed.get(text, 0) + 1
+    if len(known_events.writes) >= PER_MINUTE:
+        known_events.suppressed[text] = count
         return None
-    book.held_back.pop(word, None)
-    book.writes.append(now)
-    known = book.told.get(word)
-    fresh = Told(digest([word, now]), now, now, count)
-    book.told[word] = fresh if known is None else replace(known, last=now, count=known.count + count)
-    return book.told[word]
+    known_events.suppressed.pop(text, None)
+    known_events.writes.append(now)
+    known = known_events.series.get(text)
+    fresh = Series(digest([text, now]), now, now, count)
+    known_events.series[text] = fresh if known is None else replace(known, last=now, count=known.count + count)
+    return known_events.series[text]
 
 
-class _Line(NamedTuple):
+class _Pending(NamedTuple):
     """An Event to be written: of whom, whether its series begins with it."""
 
     key: Key
@@ -96,86 +96,88 @@ class _Line(NamedTuple):
 
 
 class Recorder:
-    """Writes Events, each service's within its limit. `beside`: by `run`, one after the other, so that they give way: where the API server
-    is short of CPU they become as rare as its answers, and a hundred a second where it is not. Else at once. With four at a time
-    runs waited twice as long in the worst of a hundred changes."""
+    """Writes Events, each service's within its limit.
 
-    def __init__(self, writer: Writer, identity: str, *, beside: bool = False) -> None:
+    `queued`: `run` writes them, one after the other, so that an API server that is short of CPU gets fewer of them. With four at a time
+    runs waited twice as long in the worst of a hundred changes. Otherwise `record` writes them at once.
+    """
+
+    def __init__(self, writer: Writer, identity: str, *, queued: bool = False) -> None:
         self._writer = writer
         self._identity = identity[:128] or FIELD_MANAGER  # required, and empty in a unit test
-        self._beside = beside
-        self._books: dict[Key, _Book] = {}
-        self._lines: deque[_Line] = deque()
-        self._news = asyncio.Event()
+        self._queued = queued
+        self._correlations: dict[Key, _Correlation] = {}
+        self._pending: deque[_Pending] = deque()
+        self._added = asyncio.Event()
 
     async def record(self, observed: Observed, status: dict[str, Any], now: datetime) -> None:
         """The Event of a status that was just written, where it is worth one."""
-        word = news(observed.raw_status, status)
-        if word is None:
+        text = event_for(observed.raw_status, status)
+        if text is None:
             return
         key = Key(observed.meta.namespace, observed.meta.name)
-        told = admit(self._books.setdefault(key, _Book()), word, now.timestamp())
-        if told is None:
+        series = correlate(self._correlations.setdefault(key, _Correlation()), text, now.timestamp())
+        if series is None:
             return
-        line = _Line(key, render(observed.meta, word, told, self._identity), first=told.count == 1)
-        if self._beside:
-            self._put(line)
+        event = _Pending(key, render(observed.meta, text, series, self._identity), first=series.count == 1)
+        if self._queued:
+            self._enqueue(event)
         else:
-            await self._write(line)
+            await self._write(event)
 
     def waiting(self) -> int:
         """How many are to be written."""
-        return len(self._lines)
+        return len(self._pending)
 
     async def run(self) -> None:
         """Writes until cancelled. A part of its own: whatever task begins after Kopf, Kopf cancels first, and a part that ends so ends the
         process badly."""
         while True:
-            while self._lines:
-                line = self._lines.popleft()
+            while self._pending:
+                event = self._pending.popleft()
                 try:
-                    await self._write(line)
+                    await self._write(event)
                 except OperatorError:
                     raise  # somebody else leads
-                except Exception as error:  # noqa: BLE001 (a word that cannot be written is no reason to end)
-                    _lost(line, repr(error))
-            self._news.clear()
-            await self._news.wait()
+                except Exception as error:  # noqa: BLE001 (an Event that cannot be written is no reason to end)
+                    _lost(event, repr(error))
+            self._added.clear()
+            await self._added.wait()
 
-    def _put(self, line: _Line) -> None:
-        if len(self._lines) >= MOST_WAITING:
-            _lost(self._lines.popleft(), f"{len(self._lines)} later ones wait")
-        self._lines.append(line)
-        self._news.set()
+    def _enqueue(self, event: _Pending) -> None:
+        if len(self._pending) >= MOST_WAITING:
+            _lost(self._pending.popleft(), f"{len(self._pending)} later ones wait")
+        self._pending.append(event)
+        self._added.set()
 
-    async def _write(self, line: _Line) -> None:
+    async def _write(self, event: _Pending) -> None:
         try:
-            if line.first:
-                await self._writer.create(EVENTS, line.manifest, FIELD_MANAGER)
+            if event.first:
+                await self._writer.create(EVENTS, event.manifest, FIELD_MANAGER)
             else:
-                await apply_anew(self._writer, EVENTS, line.manifest)
+                await apply_anew(self._writer, EVENTS, event.manifest)
         except ClusterError as error:
-            _lost(line, str(error))
+            _lost(event, str(error))
 
     def forget(self, key: Key) -> None:
         """The service is gone."""
-        self._books.pop(key, None)
+        self._correlations.pop(key, None)
 
 
-def _lost(line: _Line, why: str) -> None:
-    structlog.get_logger().warning("event_lost", namespace=line.key.namespace, name=line.key.name, error=why)
+def _lost(event: _Pending, why: str) -> None:
+    structlog.get_logger().warning("event_lost", namespace=event.key.namespace, name=event.key.name, error=why)
 
 
-def render(meta: ObjectMeta, word: Word, told: Told, identity: str) -> dict[str, Any]:
+def render(meta: ObjectMeta, text: EventText, series: Series, identity: str) -> dict[str, Any]:
     """The Event as an object. Its name holds the service's, as everybody's Events do."""
     body: dict[str, Any] = {
         "apiVersion": EVENTS.api_version,
         "kind": EVENTS.kind,
-        "metadata": {"name": f"{meta.name}.{told.name}", "namespace": meta.namespace},
-        "eventTime": _micro(told.first),
-        "type": word.kind,
-        "reason": word.reason,
-        "note": word.note,
+        "metadata": {"name": f"{meta.name}.{series.name}", "namespace": meta.namespace},
+        "eventTime": _micro(series.first),
+        "type": text.kind,
+        "reason": text.reason,
+        "note": text.note,
         "action": _ACTION,
         "reportingController": _CONTROLLER,
         "reportingInstance": identity,
@@ -187,7 +189,7 @@ def render(meta: ObjectMeta, word: Word, told: Told, identity: str) -> dict[str,
             "uid": meta.uid,
         },
     }
-    return body | ({"series": {"count": told.count, "lastObservedTime": _micro(told.last)}} if told.count > 1 else {})
+    return body | ({"series": {"count": series.count, "lastObservedTime": _micro(series.last)}} if series.count > 1 else {})
 
 
 def _micro(seconds: float) -> str:

@@ -24,11 +24,10 @@ from pagoda_contracts.names import (
 )
 
 from pagoda_operator.api.errors import ClusterError, Denied
-from pagoda_operator.api.reader import Reader
 from pagoda_operator.api.state import CONFIG_MAPS, SERVICES, Child, Json, Key
 from pagoda_operator.decide.render.children import Manifest, Owner
 from pagoda_operator.decide.render.writes import Apply, Create
-from pagoda_operator.run.apply import Writer, apply
+from pagoda_operator.run.apply import Cluster, apply
 
 # Own token: a file. Keys and copies: two requests. A key that is published before it signs reaches replicas long before.
 LOOK_EVERY_S: Final = 10.0
@@ -38,7 +37,7 @@ _TRIES: Final = 2
 SELECTOR: Final = f"{LABEL_COMPONENT}={COMPONENT_JWKS}"
 
 
-class Cluster(Reader, Writer, Protocol):
+class KeysCluster(Cluster, Protocol):
     """What keeping them asks of the API server."""
 
     async def token_keys(self) -> Json:
@@ -73,26 +72,26 @@ def reference(owner: Owner) -> dict[str, Any]:
 class TokenKeys:
     """`newest_key`: id of the key that signed our own newest token, "" where we have none."""
 
-    def __init__(self, cluster: Cluster, newest_key: Callable[[], str] = lambda: "") -> None:
+    def __init__(self, cluster: KeysCluster, newest_key: Callable[[], str] = lambda: "") -> None:
         self._cluster, self._newest_key = cluster, newest_key
         self._text = ""
         # Each copy as it was at the last look or write. Those of another name are the chart's, for the gateways: only their data is ours.
         self._copies: dict[Key, Json] = {}
-        self._looking = asyncio.Lock()
+        self._listing = asyncio.Lock()
         # By namespace, as long as somebody holds it or waits: 32 services in as many new namespaces wait for no other's three requests.
-        self._writing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def ensure(self, owner: Owner) -> None:
         """The owner's namespace has the keys, and keeps them as long as the owner is there; ClusterError where that cannot be."""
-        if self._stands(owner):
+        if self._is_current(owner):
             return
         if not self._text:
-            async with self._looking:
+            async with self._listing:
                 if not self._text:
-                    await self._look()
-        async with self._alone(owner.namespace):
+                    await self._list()
+        async with self._lock_of(owner.namespace):
             for _ in range(_TRIES):
-                if not self._stands(owner):
+                if not self._is_current(owner):
                     await self._write(owner)
 
     async def run(self) -> None:
@@ -114,10 +113,10 @@ class TokenKeys:
 
     async def refresh(self) -> None:
         """One look at the keys and at all copies; those that differ are written."""
-        async with self._looking:
-            await self._look()
+        async with self._listing:
+            await self._list()
         for key in list(self._copies):
-            async with self._alone(key.namespace):
+            async with self._lock_of(key.namespace):
                 if (copy := self._copies.get(key)) is not None and _data(copy) != self._text:
                     await self._apply(copy, copy["metadata"].get("ownerReferences", []))
 
@@ -127,16 +126,16 @@ class TokenKeys:
         newest = self._newest_key()
         return bool(newest and self._text and newest not in key_ids(self._text))
 
-    def _alone(self, namespace: str) -> asyncio.Lock:
-        return self._writing.setdefault(namespace, asyncio.Lock())
+    def _lock_of(self, namespace: str) -> asyncio.Lock:
+        return self._locks.setdefault(namespace, asyncio.Lock())
 
-    async def _look(self) -> None:
+    async def _list(self) -> None:
         text = text_of(await self._cluster.token_keys())
         copies = await self._cluster.list(CONFIG_MAPS, "", SELECTOR)
         self._text = text
         self._copies = {_key(copy): copy for copy in copies}
 
-    def _stands(self, owner: Owner) -> bool:
+    def _is_current(self, owner: Owner) -> bool:
         copy = self._copies.get(Key(owner.namespace, JWKS_CONFIG_MAP))
         return copy is not None and _data(copy) == self._text and _owned(copy, owner)
 
@@ -147,7 +146,7 @@ class TokenKeys:
         if found is None:
             await apply(self._cluster, (Create(CONFIG_MAPS, manifest(owner.namespace, self._text, [reference(owner)])),))
             await self._read(key)
-        elif not self._stands(owner):
+        elif not self._is_current(owner):
             owners: list[Json] = list(found["metadata"].get("ownerReferences", []))
             await self._apply(found, owners if _owned(found, owner) else [*owners, reference(owner)])
 

@@ -1,4 +1,4 @@
-"""The fleet as placement sees it, with the pools of nodes that are gone for now. Wraps the view of the caches; made by parts.py.
+"""The fleet as placement sees it, with the pools of nodes that are gone for now. Wraps the view of the caches; made by process.py.
 
 What is remembered outlasts the process in a ConfigMap of the operator's namespace, which the chart makes; its data are ours, written where
 a kind of nodes was seen for the first time, has another example, or is seen again after a week. Without it a process knows what it saw.
@@ -9,25 +9,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 from pagoda_contracts.names import NODE_POOLS_CONFIG_MAP, NODE_POOLS_KEY
 
 from pagoda_operator.api.errors import ClusterError
-from pagoda_operator.api.reader import Reader
 from pagoda_operator.api.state import CONFIG_MAPS, Json
 from pagoda_operator.inventory.fleet import Fleet
 from pagoda_operator.inventory.nodes import Node
 from pagoda_operator.inventory.pools import Pool, dressed, gone, read, seen, written
 from pagoda_operator.inventory.slices import Slice, as_slices
-from pagoda_operator.run.apply import Writer, apply_anew
+from pagoda_operator.run.apply import Cluster, apply_anew
 
 LOOK_EVERY_S: Final = 30.0
-
-
-class Cluster(Reader, Writer, Protocol):
-    """What the ConfigMap is read from and written to."""
 
 
 class NodePools:
@@ -74,10 +69,10 @@ class NodePools:
         """Keeps the ConfigMap, for ever; of the leader only."""
         while True:
             await self.load()
-            await self.keep()
+            await self.save()
             await asyncio.sleep(LOOK_EVERY_S)
 
-    async def keep(self) -> None:
+    async def save(self) -> None:
         """One look; written where something new was seen. What cannot be written is tried again."""
         self()
         self._see(self._nodes)

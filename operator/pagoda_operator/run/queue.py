@@ -1,13 +1,12 @@
-"""The one door: every trigger puts a service's key here, `work` takes it out and reconciles. Level-triggered: keys carry no news.
+"""The work queue: every trigger adds a service's key, and a worker takes it out and reconciles. It is level-triggered: keys carry no news.
 
-A key is in work at most once; what arrives meanwhile makes one more run. Failed keys come back with growing delays, all keys
-by the resync. `Schedule` decides and knows no clock.
+A key is in work at most once; triggers that arrive meanwhile make one more run. Failed keys are requeued with growing delays, all keys by
+the resync. `Schedule` decides and knows no clock.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
@@ -19,16 +18,14 @@ from pagoda_operator.api.state import Key
 from pagoda_operator.client.tally import Tally, counting
 
 RETRY_DELAYS: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-# A conflict says that somebody was faster, the Deployment's controller as a rule, and asks for another look, not for patience: of 20
-# changes a second one in 25 met one, and took a second longer for it.
+# A conflict says that another writer was faster, usually the Deployment's controller: another look at once helps. Of 20 changes a second
+# one in 25 met a conflict, and took a second longer without this.
 CONFLICT_DELAYS: Final = (0.0, 0.0, 0.5, *RETRY_DELAYS)
 # Between two starts of one key: a rollout's burst of pod events is one run, and a fight over a child stays below 4 writes/s.
 SPACING: Final = 0.25
-# Urgent keys that go before others one after the other; then who has waited longest goes. Without that turn reports waited 17 s behind
-# edits that came faster than they could be answered, and a service's last report ends its change.
+# After so many urgent keys in a row the key that has waited longest is taken. Without that, runs that report waited 17 s behind edits that
+# came faster than they could be answered, and a service's last report ends its change.
 URGENT_IN_A_ROW: Final = 3
-# So many entries out of date are no reason to build the heap anew.
-_SLACK: Final = 64
 
 
 class Outcome(NamedTuple):
@@ -49,57 +46,51 @@ class Schedule:
         self._due: dict[Key, float] = {}
         self._started: dict[Key, float] = {}
         self._failures: dict[Key, int] = {}
-        self._held: dict[Key, float] = {}
-        # Since when a run is wanted that has not begun, whatever keeps it: a busy worker, the spacing, a back-off. And of those in work,
-        # how long they were.
-        self._asked: dict[Key, float] = {}
-        self._queued: dict[Key, float] = {}
-        # All of `_due` that is not in work, and some that is out of date: a look at 2,000 keys at each step was a tenth of a core.
-        self._heap: list[tuple[float, Key]] = []
-        # Keys that go before others that are due, and the same of them alone.
+        self._not_before: dict[Key, float] = {}
+        # Since when a run is wanted that has not begun, whatever delays it: a busy worker, the spacing, a backoff. And how long the runs in
+        # work had waited.
+        self._wanted_since: dict[Key, float] = {}
+        self._waited: dict[Key, float] = {}
+        # Keys that go before others that are due.
         self._urgent: set[Key] = set()
-        # Of those in work, which were: one that fails is as urgent as before.
-        self._hurried: set[Key] = set()
-        self._first: list[tuple[float, Key]] = []
-        self._row = 0
+        # Keys in work that were urgent: one that fails is as urgent as before.
+        self._urgent_running: set[Key] = set()
+        # How many urgent keys were taken in a row.
+        self._urgent_taken = 0
 
     def add(self, key: Key, due: float, *, urgent: bool = False) -> None:
         """Run the key at `due` or, if planned, earlier; not before a hold ends. `urgent`: somebody waits for what it does, while other runs
         mostly report."""
-        if urgent and key not in self._urgent:
+        if urgent:
             self._urgent.add(key)
-            if key in self._due and key not in self._started:
-                heapq.heappush(self._first, (self._due[key], key))
         earliest = min(due, self._due.get(key, due))
-        self._asked[key] = min(due, self._asked.get(key, due))
-        self._plan(key, max(earliest, self._held.get(key, earliest)))
+        self._wanted_since[key] = min(due, self._wanted_since.get(key, due))
+        self._due[key] = max(earliest, self._not_before.get(key, earliest))
 
     def take(self, now: float) -> Key | None:
         """The key that has waited longest and is not in work, of urgent ones where there are any and it is not the others' turn."""
-        if (key := self._pop(now)) is None:
+        due = [(due, key) for key, due in self._due.items() if due <= now and key not in self._started]
+        urgent = [entry for entry in due if entry[1] in self._urgent] if self._urgent_taken < URGENT_IN_A_ROW else []
+        self._urgent_taken = self._urgent_taken + 1 if urgent else 0
+        if not due:
             return None
+        _, key = min(urgent or due)
         del self._due[key]
         if key in self._urgent:
             self._urgent.discard(key)
-            self._hurried.add(key)
+            self._urgent_running.add(key)
         self._started[key] = now
-        self._queued[key] = now - self._asked.pop(key, now)
+        self._waited[key] = now - self._wanted_since.pop(key, now)
         return key
-
-    def _pop(self, now: float) -> Key | None:
-        lines = (self._heap,) if self._row >= URGENT_IN_A_ROW else (self._first, self._heap)
-        heap = next((heap for heap in lines if (due := self._top(heap)) is not None and due <= now), None)
-        self._row = self._row + 1 if heap is self._first else 0
-        return None if heap is None else heapq.heappop(heap)[1]
 
     def queued(self, key: Key) -> float:
         """Seconds that a run now in work was wanted before it began."""
-        return self._queued[key]
+        return self._waited[key]
 
     def done(self, key: Key, due: float | None) -> None:
         """The key's run succeeded; `due` is its next, None where the service is gone."""
         self._failures.pop(key, None)
-        self._held.pop(key, None)
+        self._not_before.pop(key, None)
         self._finish(key, due)
 
     def failed(self, key: Key, now: float, *, hold: bool = False, delays: Sequence[float] = RETRY_DELAYS) -> float:
@@ -108,48 +99,25 @@ class Schedule:
         self._failures[key] = count + 1
         delay = delays[min(count, len(delays) - 1)]
         if hold:
-            self._held[key] = now + delay
-        if key in self._hurried:
+            self._not_before[key] = now + delay
+        if key in self._urgent_running:
             self._urgent.add(key)
         self._finish(key, now + delay)
-        self._asked[key] = min(now, self._asked[key])
+        self._wanted_since[key] = min(now, self._wanted_since[key])
         return delay
 
     def _finish(self, key: Key, due: float | None) -> None:
         started = self._started.pop(key)
-        self._hurried.discard(key)
-        self._queued.pop(key, None)
+        self._urgent_running.discard(key)
+        self._waited.pop(key, None)
         if due is not None:
             self.add(key, due)
         if key in self._due:
-            self._plan(key, max(self._due[key], started + self._spacing), anew=True)
-
-    def _plan(self, key: Key, due: float, *, anew: bool = False) -> None:
-        if self._due.get(key) == due and not anew:
-            return
-        self._due[key] = due
-        if key in self._started:
-            return
-        heapq.heappush(self._heap, (due, key))
-        if key in self._urgent:
-            heapq.heappush(self._first, (due, key))
-        if len(self._heap) > 2 * len(self._due) + _SLACK:
-            self._heap = [(due, key) for key, due in self._due.items() if key not in self._started]
-            heapq.heapify(self._heap)
+            self._due[key] = max(self._due[key], started + self._spacing)
 
     def next_due(self) -> float | None:
         """When `take` is worth calling again."""
-        self._top(self._first)
-        return self._top(self._heap)
-
-    def _top(self, heap: list[tuple[float, Key]]) -> float | None:
-        """The earliest that is not out of date."""
-        while heap and self._passed(heap, *heap[0]):
-            heapq.heappop(heap)
-        return heap[0][0] if heap else None
-
-    def _passed(self, heap: list[tuple[float, Key]], due: float, key: Key) -> bool:
-        return self._due.get(key) != due or key in self._started or (heap is self._first and key not in self._urgent)
+        return min((due for key, due in self._due.items() if key not in self._started), default=None)
 
     def oldest(self, now: float, opened: float) -> float:
         """Seconds that the longest-waiting or longest-working key has been at it since work began."""
@@ -170,8 +138,8 @@ class KeyedQueue:
         self._rng = rng
         self._opened: float | None = None
         self._changed = asyncio.Event()
-        # One worker looks for a key while the others wait for their turn: an event that woke all 32 made each of them look.
-        self._turn = asyncio.Lock()
+        # One worker looks for a key while the others wait for this lock: an event that woke all 32 made each of them look.
+        self._taking = asyncio.Lock()
 
     def add(self, key: Key, *, urgent: bool = False) -> None:
         """A trigger: run the key now; an urgent one before those that are not, but for every fourth turn."""
@@ -199,11 +167,11 @@ class KeyedQueue:
             with counting() as tally:
                 began = _now()
                 outcome = await self._attempt(key, reconcile)
-                self._tell(key, _now() - began, tally)
+                self._log_run(key, _now() - began, tally)
             self._settle(key, outcome)
 
     async def _take(self) -> Key:
-        async with self._turn:
+        async with self._taking:
             while (key := self._schedule.take(_now())) is None:
                 self._changed.clear()
                 due = self._schedule.next_due()
@@ -226,7 +194,7 @@ class KeyedQueue:
             structlog.get_logger().exception("reconcile_bug", namespace=key.namespace, name=key.name)
             return error
 
-    def _tell(self, key: Key, took: float, tally: Tally) -> None:
+    def _log_run(self, key: Key, took: float, tally: Tally) -> None:
         """Where the time of a run goes; bench/operator.py adds it up for each change."""
         times = {"queued_s": round(self._schedule.queued(key), 4), "took_s": round(took, 4), "waited_s": round(tally.waited(), 4)}
         structlog.get_logger().debug("run", **key._asdict(), **times, requests=tally.requests, writes=tally.writes)

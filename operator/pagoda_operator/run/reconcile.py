@@ -22,20 +22,19 @@ from pagoda_contracts.conditions.service import INVALID_SPEC, NO_ACCELERATOR
 from pagoda_operator.api.errors import ClusterError, Conflict, Denied, Refused, SpecProblem, Unavailable, Unconverged
 from pagoda_operator.api.orders import Answer
 from pagoda_operator.api.reader import Lister, Reader
-from pagoda_operator.api.state import DEPLOYMENTS, PODS, Key, Observed, Resource
+from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Key, Observed, Resource
 from pagoda_operator.decide.plan import Plan, owner_of, plan
 from pagoda_operator.decide.render.writes import Annotate, Create, Delete
 from pagoda_operator.decide.status.status import status, with_name_conflict
 from pagoda_operator.inventory.fleet import Fleet
 from pagoda_operator.inventory.values import digest
-from pagoda_operator.run.apply import Writer, apply, apply_status
-from pagoda_operator.run.defaults import DEFAULT_KEY, keep
+from pagoda_operator.run.apply import Cluster, apply, apply_status
+from pagoda_operator.run.defaults import DEFAULT_KEY, ensure_default_profile
 from pagoda_operator.run.dependencies import Dependencies
-from pagoda_operator.run.events import Recorder
 from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.settings import Settings
+from pagoda_operator.watch.kept import OWN
 from pagoda_operator.watch.observe import observe, profile_used, strangers
-from pagoda_operator.watch.packed import OWN
 
 # After a write the next look is at once; what is on its way out is looked for again.
 _AT_ONCE: Final = 0.0
@@ -50,22 +49,19 @@ _DRAIN_POLL: Final = 1.0
 _HOLDINGS: Final = (DEPLOYMENTS, PODS)
 
 
-class Cluster(Reader, Writer, Lister, Protocol):
+class VerifiedCluster(Cluster, Lister, Protocol):
     """All that reconciling asks of the API server."""
 
 
 class Reconciler:
     """Brings services to their specs."""
 
-    def __init__(
-        self, cluster: Cluster, settings: Settings, clock: Callable[[], datetime], dependencies: Dependencies | None = None
-    ) -> None:
+    def __init__(self, cluster: VerifiedCluster, settings: Settings, clock: Callable[[], datetime], dependencies: Dependencies) -> None:
         self._cluster = cluster
-        self._dependencies = dependencies or Dependencies()
+        self._dependencies = dependencies
         self._reader: Reader = self._dependencies.caches or cluster
         self._settings = settings
         self._clock = clock
-        self._events = self._dependencies.events or Recorder(cluster, settings.identity)
         # What each service's daemons answered to their last order, by pod; asked anew after a restart.
         self._answers: dict[Key, dict[str, Answer]] = {}
         # What each service's last run wrote, and how many runs in a row wrote just that.
@@ -86,13 +82,13 @@ class Reconciler:
             return await self._forget(key)
         if self._to_verify(*seen):
             await self._verify(key, OWN)
-            # Planned again whatever was read: a watch may have told the same meanwhile. Once, since pods that start change all the time.
+            # Planned again whatever was read: a watch may have shown the same meanwhile. Once, since pods that start change all the time.
             if (seen := await self._planned(key)) is None:
                 return await self._forget(key)
         observed, draft = seen
-        if not observed.raw_status and await self._tell(observed, draft):
-            return Outcome(again=_AT_ONCE)  # said before anything is made: kstatus takes silence for success
-        return await self._deeds(key, *await self._admitted(key, observed, draft))
+        if not observed.raw_status and await self._write_status(observed, draft):
+            return Outcome(again=_AT_ONCE)  # before anything is made: kstatus takes a missing status for success
+        return await self._apply_plan(key, *await self._admitted(key, observed, draft))
 
     async def _planned(self, key: Key) -> tuple[Observed, Plan] | None:
         observed = await self._observe(key)
@@ -106,14 +102,14 @@ class Reconciler:
             observed = await observe(self._reader, key)
         if observed is None:
             return None
-        observed = self._known(key, observed)
+        observed = self._with_parts(key, observed)
         await self._dependencies.quota.settle(key, observed)
         # After what it holds is booked; before scaling, which wishes for no more. What it needs may depend on how many it will be.
         grant = self._dependencies.quota.offer(key, observed, lambda seen: plan(self._dependencies.scaling.foresee(key, seen)))
         observed = replace(observed, quota=grant, full=self._dependencies.quota.full(key, observed))
         return await self._dependencies.scaling.complete(key, observed)
 
-    def _known(self, key: Key, observed: Observed) -> Observed:
+    def _with_parts(self, key: Key, observed: Observed) -> Observed:
         """With the time, what gateways and daemons said, the names that others hold, and the devices. Who runs on CPU alone need not
         compare 1,000 nodes."""
         dependencies, now = self._dependencies, self._clock().timestamp()
@@ -121,7 +117,7 @@ class Reconciler:
             observed,
             now=now,
             ages=dependencies.ages.of(key, observed.stamps, now),
-            unschedulable=dependencies.unschedulable.of(key, observed.pods, now),
+            unschedulable=dependencies.ages.unschedulable(key, observed.pods, now),
             signals=dependencies.signals.of(key, now),
             unheard_s=dependencies.signals.unheard(key),
             answers=self._answers.get(key, {}),
@@ -155,11 +151,11 @@ class Reconciler:
             draft = with_name_conflict(observed, plan(observed))
         return observed, self._dependencies.quota.admit(key, observed, draft)
 
-    async def _deeds(self, key: Key, observed: Observed, draft: Plan) -> Outcome:
+    async def _apply_plan(self, key: Key, observed: Observed, draft: Plan) -> Outcome:
         """What a plan asks for, and when to look again."""
-        self._dependencies.waits(key, waiting=_wants_devices(observed, draft))
+        self._dependencies.triggers.waits(key, waiting=_wants_devices(observed, draft))
         outcome = await self._carry_out(key, observed, draft)
-        await self._dependencies.scaling.keep(key, observed)
+        await self._dependencies.scaling.save_history(key, observed)
         return self._in_time(key, outcome)
 
     def _in_time(self, key: Key, outcome: Outcome) -> Outcome:
@@ -172,18 +168,17 @@ class Reconciler:
     async def _profile(self, key: Key) -> Outcome:
         if key != DEFAULT_KEY:
             return Outcome(gone=True)
-        await keep(self._cluster, self._cluster, self._settings.default_profile)
+        await ensure_default_profile(self._cluster, self._settings.default_profile)
         return Outcome()
 
     async def _forget(self, key: Key) -> Outcome:
         self._repeats.pop(key, None)
-        self._events.forget(key)
+        self._dependencies.events.forget(key)
         self._answers.pop(key, None)
-        self._dependencies.waits(key, waiting=False)
+        self._dependencies.triggers.waits(key, waiting=False)
         self._dependencies.scaling.forget(key)
         self._dependencies.ages.forget(key)
-        self._dependencies.unschedulable.forget(key)
-        # The last pod's end may go unseen by a broken watch, and nothing else would look here again.
+        # A broken watch may miss the last pod's end, and nothing else would requeue this key.
         holds = await self._dependencies.quota.gone(key)
         return Outcome(again=_LEFT) if holds else Outcome(gone=True)
 
@@ -194,10 +189,10 @@ class Reconciler:
             await apply(self._cluster, draft.writes)
         except Refused as error:
             log.warning("child_refused", error=str(error))
-            await self._tell(observed, replace(draft, problem=SpecProblem(INVALID_SPEC, str(error))))
+            await self._write_status(observed, replace(draft, problem=SpecProblem(INVALID_SPEC, str(error))))
             return Outcome(again=draft.rollout.again if draft.rollout is not None else None)  # a trial's refusal is not waited out for ever
         except Denied as error:
-            await self._tell(observed, replace(draft, denied=str(error)))
+            await self._write_status(observed, replace(draft, denied=str(error)))
             raise
         except Unavailable:
             self._dependencies.quota.unanswered(key)
@@ -205,8 +200,8 @@ class Reconciler:
         news = await self._order(key, observed, draft)
         if news and not draft.writes:
             observed, draft = await self._released(key, observed, draft)
-        told = await self._tell(observed, draft)
-        writes = [f"{type(write).__name__} {write.resource.kind} {write.name}" for write in draft.writes] + ([told] if told else [])
+        wrote = await self._write_status(observed, draft)
+        writes = [f"{type(write).__name__} {write.resource.kind} {write.name}" for write in draft.writes] + ([wrote] if wrote else [])
         if not writes:
             self._repeats.pop(key, None)
             return Outcome(again=_AT_ONCE if news else _again(observed, draft))
@@ -227,10 +222,11 @@ class Reconciler:
     async def _have_keys(self, observed: Observed, draft: Plan) -> None:
         """Before a replica is made that mounts them: kubelet tries a missing volume again only after minutes. Without them those that run
         are still scaled."""
-        if observed.callers is None or not observed.callers.tokens:
+        keys = self._dependencies.keys
+        if keys is None or observed.callers is None or not observed.callers.tokens:
             return
         try:
-            await self._dependencies.keys.ensure(owner_of(observed))
+            await keys.ensure(owner_of(observed))
         except ClusterError:
             if any(isinstance(write, Create) and write.resource in (DEPLOYMENTS, PODS) for write in draft.writes):
                 raise
@@ -251,12 +247,13 @@ class Reconciler:
         if self._repeats[key][1] > _SAME_WRITES:
             raise Unconverged(f"written {count} times in a row and still different: {', '.join(written)}")
 
-    async def _tell(self, observed: Observed, draft: Plan) -> str:
+    async def _write_status(self, observed: Observed, draft: Plan) -> str:
         """The status, named by its content, where it was written; else nothing."""
         wanted = self._status(observed, draft)
-        if not await apply_status(self._cluster, observed, wanted):
+        if wanted == observed.raw_status:
             return ""
-        await self._events.record(observed, wanted, self._clock())
+        await apply_status(self._cluster, SERVICES, observed.meta, wanted)
+        await self._dependencies.events.record(observed, wanted, self._clock())
         return f"Status {digest(wanted)}"
 
     def _status(self, observed: Observed, draft: Plan) -> dict[str, Any]:
@@ -272,10 +269,10 @@ def _wants_devices(observed: Observed, draft: Plan) -> bool:
 
 
 def _again(observed: Observed, draft: Plan) -> float | None:
-    """When to look again though no event may come."""
-    sick = [draft.health.again] if draft.health.again is not None else []
+    """In how many seconds to reconcile again though no event may come."""
+    health = [draft.health.again] if draft.health.again is not None else []
     due = [draft.rollout.again] if draft.rollout is not None and draft.rollout.again is not None else []
-    times = [*([_WAIT] if draft.waiting or draft.over_quota else []), *([_DRAIN_POLL] if draft.orders else []), *sick, *due]
+    times = [*([_WAIT] if draft.waiting or draft.over_quota else []), *([_DRAIN_POLL] if draft.orders else []), *health, *due]
     if draft.again_at is not None:
         times.append(max(1.0, draft.again_at - observed.now))
     return min(times, default=None)

@@ -1,14 +1,14 @@
 """scaler: keeps what scaling remembers of each service, and asks `scaling` when the API server or a gateway has something new.
 
-Called by `reconcile` (a look at the objects) and by `signals` (`heard`, a look at the demand alone: no read, no write, so that it can be
-asked with every measure). Loses everything with its process; what must outlast it is in the status and in a ConfigMap, written hourly.
+Called by `reconcile` with the objects, and by `signals` with every measure (`demand_changed`, which neither reads nor writes objects). Its
+memory ends with the process; what must outlast it is in the status and in a ConfigMap, written hourly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 from pagoda_contracts.names import HISTORY_KEY
@@ -24,8 +24,8 @@ from pagoda_operator.decide.scale.inputs import Basis, Memory, Moment, basis_of
 from pagoda_operator.decide.scale.learned import Learned, decode, encode, lessons, loaded, page_manifest, page_name
 from pagoda_operator.decide.scale.scaling import decide, next_look
 from pagoda_operator.decide.scale.schedules import refused
-from pagoda_operator.run.apply import Writer, apply
-from pagoda_operator.run.dependencies import Source
+from pagoda_operator.run.apply import Cluster, apply
+from pagoda_operator.talk.signals import Signals
 
 PAGE_EVERY_S: Final = 3600.0
 # Between two whole looks at the demand of a service that nobody asks.
@@ -43,16 +43,12 @@ class _Kept:
     looked: float = float("-inf")
 
 
-class Cluster(Reader, Writer, Protocol):
-    """What the page is read from and written to."""
-
-
 class Scaler:
     """One per process."""
 
-    def __init__(self, cluster: Cluster, source: Source, steady: Callable[[], float], wall: Callable[[], float]) -> None:
+    def __init__(self, cluster: Cluster, signals: Signals, steady: Callable[[], float], wall: Callable[[], float]) -> None:
         self._cluster = cluster
-        self._source = source
+        self._signals = signals
         self._steady = steady
         self._wall = wall
         self._kept: dict[Key, _Kept] = {}
@@ -83,14 +79,14 @@ class Scaler:
         known = kept.memory if kept is not None and kept.uid == observed.meta.uid else None
         observed = replace(observed, placeable=placeable(observed))
         basis = basis_of(observed, known)
-        memory = known or Memory(moment.steady, basis.current, told=_words(observed), began=moment.wall)
-        decision, _ = decide(basis, self._source.of(key, moment.steady), memory, moment)
+        memory = known or Memory(moment.steady, basis.current, told=_last_reason(observed), began=moment.wall)
+        decision, _ = decide(basis, self._signals.of(key, moment.steady), memory, moment)
         return replace(observed, scaling=decision)
 
-    def heard(self, key: Key, *, idle: bool = False) -> bool:
-        """A gateway told something new: whether that changes how many replicas the service shall have, or why; then a run is worth it.
-        `idle`: nothing was asked of it for ten minutes. That nothing came again decides nothing new, and 500 idle services took 1.3 % of a
-        core to find that out; what time alone changes, `again` knows."""
+    def demand_changed(self, key: Key, *, idle: bool = False) -> bool:
+        """Gateways reported new demand: whether that changes how many replicas the service shall have, or why. Then a run is worth it.
+        `idle`: it got no request for ten minutes. Another bin without requests decides nothing new, and 500 idle services took 1.3 % of a
+        core to find that out. `again` knows what time alone changes."""
         kept = self._kept.get(key)
         if kept is None:
             return False
@@ -108,7 +104,7 @@ class Scaler:
         kept, moment = self._kept.get(key), self._moment()
         if kept is None:
             return None
-        signals = self._source.of(key, moment.steady)
+        signals = self._signals.of(key, moment.steady)
         look = next_look(kept.basis, signals, kept.memory, kept.decision, moment)
         page = max(1.0, self._page_due(kept.memory) - moment.wall) if kept.memory.learned.busy else None
         return min((wait for wait in (look, page) if wait is not None), default=None)
@@ -117,7 +113,7 @@ class Scaler:
         """The service is gone, or a person's."""
         self._kept.pop(key, None)
 
-    async def keep(self, key: Key, observed: Observed) -> None:
+    async def save_history(self, key: Key, observed: Observed) -> None:
         """Write down what was learned: at most hourly, and only after load."""
         kept = self._kept.get(key)
         if kept is None or not kept.memory.learned.busy or self._wall() < self._page_due(kept.memory):
@@ -127,7 +123,7 @@ class Scaler:
         await _write(self._cluster, observed, encode(learned, self._wall()))
 
     def _decide(self, key: Key, known: _Kept, moment: Moment) -> _Kept:
-        signals = self._source.of(key, moment.steady)
+        signals = self._signals.of(key, moment.steady)
         decision, memory = decide(known.basis, signals, known.memory, moment)
         self._kept[key] = replace(known, memory=memory, decision=decision, looked=moment.steady)
         return self._kept[key]
@@ -136,7 +132,7 @@ class Scaler:
         """A service seen for the first time by this process."""
         read = await _read(self._cluster, observed)
         learned = replace(read, written_at=min(read.written_at, moment.wall))
-        memory = Memory(moment.steady, 0, learned=learned, told=_words(observed), told_at=moment.steady, began=moment.wall)
+        memory = Memory(moment.steady, 0, learned=learned, told=_last_reason(observed), told_at=moment.steady, began=moment.wall)
         basis = basis_of(observed, None)
         return _Kept(observed.meta.uid, basis, replace(memory, wanted=basis.current), frozenset())
 
@@ -148,7 +144,7 @@ class Scaler:
         return Moment(self._steady(), self._wall())
 
 
-def _words(observed: Observed) -> str:
+def _last_reason(observed: Observed) -> str:
     """Why a predecessor wanted as many as it told; nothing where a person or somebody else did."""
     return (observed.status.scaling.reason or "") if observed.status.scaling else ""
 

@@ -1,4 +1,4 @@
-"""The operator's settings, finished at the door: the only reader of command line and environment."""
+"""The operator's settings: the only reader of command line and environment."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`/startupz /livez /readyz` on a thread and socket of their own: a blocked event loop must not answer for itself.
 
-`Vitals` is written by the loop and the watches and read by the thread; single attribute writes, hence no lock.
+`Liveness` is written by the loop and the watches and read by the thread; single attribute writes, hence no lock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_QUEUE_AGE: Final = 180.0
 MAX_LEASE_AGE: Final = 12.0
 
 
-class Vitals:
+class Liveness:
     """Signs of life."""
 
     def __init__(self, queue_age: Callable[[], float], lease_age: Callable[[], float | None] = lambda: None) -> None:
@@ -57,7 +57,7 @@ class Vitals:
             self._queue_seconds = self._queue_age()
             await asyncio.sleep(_BEAT)
 
-    def ailment(self, now: float) -> str | None:
+    def failure(self, now: float) -> str | None:
         """Why the process should be restarted; None while it is well."""
         if (lag := now - self._beat - _BEAT) > MAX_LOOP_LAG:
             return f"event loop silent for {lag:.0f} s"
@@ -74,12 +74,12 @@ class Vitals:
             return "the API server has not answered yet"
         if len(self._watches) < self._kinds:
             return f"{len(self._watches)} of {self._kinds} kinds watched"
-        return self.ailment(now)
+        return self.failure(now)
 
 
-def serve(vitals: Vitals, port: int) -> ThreadingHTTPServer:
+def serve(liveness: Liveness, port: int) -> ThreadingHTTPServer:
     """Start answering on a daemon thread; port 0 lets the kernel choose."""
-    checks = {PATH_LIVE: vitals.ailment, PATH_READY: vitals.unready, PATH_STARTUP: vitals.unready}
+    checks = {PATH_LIVE: liveness.failure, PATH_READY: liveness.unready, PATH_STARTUP: liveness.unready}
 
     class Handler(BaseHTTPRequestHandler):
         timeout = 5
@@ -87,8 +87,8 @@ def serve(vitals: Vitals, port: int) -> ThreadingHTTPServer:
         def do_GET(self) -> None:
             check = checks.get(self.path)
             fault = "no such probe" if check is None else check(time.monotonic())
-            missing, sick = HTTPStatus.NOT_FOUND, HTTPStatus.SERVICE_UNAVAILABLE
-            self.send_response(missing if check is None else sick if fault else HTTPStatus.OK)
+            missing, unavailable = HTTPStatus.NOT_FOUND, HTTPStatus.SERVICE_UNAVAILABLE
+            self.send_response(missing if check is None else unavailable if fault else HTTPStatus.OK)
             self.end_headers()
             self.wfile.write(f"{fault or 'ok'}\n".encode())
 

@@ -1,14 +1,14 @@
-"""Gives orders to replicas' daemons over gRPC: the only place that dials them. Called by `reconcile`; decides nothing.
+"""Sends orders to replicas' daemons over gRPC: the only place that connects to them. Called by `reconcile`; decides nothing.
 
-Every order carries the leader's epoch; a daemon that has obeyed a later one refuses, which ends this process: somebody else leads. It names
-the pod that is meant, too: where another has its address by now, nobody of that name is there any more, which is silence.
+Every order carries the leader's epoch. A daemon that has obeyed a later one refuses, which ends this process, since another one leads. An
+order also names its pod: if another pod has the address by now, the answer counts as silence.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import grpc
 import structlog
@@ -19,7 +19,7 @@ from pagoda_operator.api.errors import Superseded
 from pagoda_operator.api.orders import Answer, Order, Stand
 from pagoda_operator.talk.tokens import Metadata, OwnToken
 
-# A daemon answers from its event loop in milliseconds; one that takes longer is told again with the next look.
+# A daemon answers from its event loop in milliseconds; one that takes longer gets the order again at the next reconcile.
 TIMEOUT_S: Final = 2.0
 _STANDS: Final = {
     grpc.StatusCode.UNAUTHENTICATED: Stand.REFUSED,
@@ -29,32 +29,25 @@ _STANDS: Final = {
 _OPTIONS: Final = (("grpc.enable_http_proxy", 0),)
 
 
-class Voice(NamedTuple):
-    """In whose name: the leader's epoch now, and our token, None where callers are not told apart."""
-
-    epoch: Callable[[], int] = lambda: 0
-    token: OwnToken | None = None
-
-
 class Daemons:
-    """One short connection per order: a replica is told something a few times in its life."""
+    """One short connection per order, since a replica gets a few orders in its life. `epoch` is the leader's; `token` is ours, None if
+    replicas do not check callers."""
 
-    def __init__(self, voice: Voice, port: int = PORT_DAEMON_GRPC) -> None:
-        self._voice = voice
-        self._port = port
+    def __init__(self, epoch: Callable[[], int], token: OwnToken | None = None, port: int = PORT_DAEMON_GRPC) -> None:
+        self._epoch, self._token, self._port = epoch, token, port
 
     async def give(self, orders: Sequence[Order]) -> dict[str, Answer]:
         """All of them at once; answers by the pod's uid. Superseded where a daemon has obeyed a later leader."""
         if not orders:
             return {}
-        metadata = self._voice.token.metadata() if self._voice.token is not None else ()
+        metadata = self._token.metadata() if self._token is not None else ()
         answers = await asyncio.gather(*(self._give(order, metadata) for order in orders))
         return {order.uid: answer for order, answer in zip(orders, answers, strict=True)}
 
     async def _give(self, order: Order, metadata: Metadata) -> Answer:
         host = f"[{order.address}]" if ":" in order.address else order.address
         async with grpc.aio.insecure_channel(f"{host}:{self._port}", options=_OPTIONS) as channel:
-            call = _Call(channel, metadata, self._voice.epoch(), order.uid)
+            call = _Call(channel, metadata, self._epoch(), order.uid)
             try:
                 return _answer(await call.set_state(order.deadline_ms, order.left_ms))
             except grpc.aio.AioRpcError as error:

@@ -70,10 +70,10 @@ class Listener:
             except OSError as error:
                 log.info("gateways_unresolved", gateways=self._gateways, error=str(error))
             else:
-                self._meet(found)
+                self._sync_streams(found)
             await asyncio.sleep(_RESOLVE_S)
 
-    def _meet(self, found: set[str]) -> None:
+    def _sync_streams(self, found: set[str]) -> None:
         for address in self._tasks.keys() - found:
             self._tasks.pop(address).cancel()
             self._signals.forget(address)

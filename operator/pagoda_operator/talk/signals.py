@@ -1,42 +1,42 @@
 """What all gateways say, as one view per service (api/signals.py). Pure: frames and a clock go in, views and wake-ups come out.
 
-Fed by listen.py; asked by `reconcile`. Held requests add up over gateways; what replicas say of themselves every gateway
-repeats, so it is taken from the one that hears most of them. A wake-up comes when something changed that a decision may hang on,
-never for each frame; what scaling decides by is measured in bins, and told as `measured` at the end of each, or within a second where more
-wait than before: a queue that grows must not wait for five.
+Fed by listen.py, asked by `reconcile`. Held requests add up over gateways. What replicas say of themselves is repeated by every gateway, so
+it is taken from the gateway that hears most replicas. A service is woken when something changed that a decision may depend on, never for
+each frame. What scaling decides by is measured in bins: `measured` is called at the end of each, or within a second if more requests wait
+than before, since a queue that grows must not wait for five.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from pagoda_contracts.names import STATE_DEAD_MS
 from pagoda_contracts.pb import demand_pb2 as pb
+from pagoda_contracts.pb.daemon_pb2 import Phase
 
 from pagoda_operator.api.scaling import BIN_S
-from pagoda_operator.api.signals import CONFIRM_S, MISSING_S, EndpointSignal, ServiceSignals
+from pagoda_operator.api.signals import CONFIRM_S, MISSING_S, EndpointSignal, RevisionSignal, Seen, ServiceSignals
 from pagoda_operator.api.state import Key
-from pagoda_operator.decide.scale.demand import Bins
-from pagoda_operator.talk.signals_merge import endpoints, level, matters, revisions
+from pagoda_operator.decide.scale.demand import Bins, Level
 
 FRESH_S: Final = STATE_DEAD_MS / 1000
 # Gateways' names are resolved at once and every 2 s; who found none in so long has none.
-_MEET_S: Final = 10.0
+_RESOLVED_S: Final = 10.0
 
 
 @dataclass(slots=True)
 class _Gateway:
-    """Listened to since `since`; `heard` is its last frame."""
+    """`since`: when the stream was begun. `heard`: when its last frame came."""
 
     since: float
     heard: float = float("-inf")
-    told: dict[Key, pb.ServiceDemand] = field(default_factory=dict)
+    services: dict[Key, pb.ServiceDemand] = field(default_factory=dict)
 
-    def lives(self, now: float) -> bool:
-        """Whether it counts: for a minute it may be silent, then it is what is sick, and no veto on anything."""
+    def counts(self, now: float) -> bool:
+        """Whether what it says counts. It may be silent for a minute; then it is unhealthy itself and blocks nothing."""
         return now - max(self.since, self.heard) <= MISSING_S
 
     def fresh(self, now: float) -> bool:
@@ -45,65 +45,61 @@ class _Gateway:
 
 @dataclass(slots=True)
 class _Service:
-    """`bad`: since when a replica's verdict is DEAD or UNHEARD; `mattered`: what the last wake-up was for."""
+    """`bad`: since when a replica's verdict is DEAD or UNHEARD; `last_state`: what the last wake-up was for."""
 
     bins: Bins
     bad: dict[str, float] = field(default_factory=dict)
     confirmed: set[str] = field(default_factory=set)
-    mattered: object = None
-
-
-def _nobody(_key: Key) -> None:
-    """Stand-in: nobody listens."""
+    last_state: object = None
 
 
 class Signals:
-    """All gateways and services. `wake` puts a key at the door; `measured` says that a service's bin has ended."""
+    """All gateways and services. `wake` queues a service; `measured` says that a service's bin has ended."""
 
-    def __init__(self, clock: Callable[[], float], wake: Callable[[Key], None], measured: Callable[[Key], None] = _nobody) -> None:
+    def __init__(self, clock: Callable[[], float], wake: Callable[[Key], None], measured: Callable[[Key], None] = lambda _: None) -> None:
         self._clock, self.wake, self.measured = clock, wake, measured
         self._gateways: dict[str, _Gateway] = {}
         self._services: dict[Key, _Service] = {}
         self._fresh: frozenset[str] = frozenset()
-        self._worse: set[Key] = set()
-        # When a gateway that is gone, or that says nothing of it any more, last told of a service's replicas.
-        self._told: dict[Key, float] = {}
-        self._began, self._met = clock(), False
+        self._worsened: set[Key] = set()
+        # When a gateway that is gone, or that no longer reports the service, last reported its replicas.
+        self._last_reported: dict[Key, float] = {}
+        self._began, self._any_gateway = clock(), False
         self._bin_ends = self._began + BIN_S
 
-    # Fed by whoever listens
+    # Called by the listener
 
     def follow(self, gateway: str) -> None:
         """A gateway is there; until it speaks nothing is fresh."""
-        self._met = True
+        self._any_gateway = True
         self._gateways.setdefault(gateway, _Gateway(self._clock()))
 
     def forget(self, gateway: str) -> None:
         """It is gone for good."""
         gone = self._gateways.pop(gateway, None)
         if gone is not None:
-            for key, one in gone.told.items():
-                self._remember(key, one, gone.heard)
-            self._review(gone.told)
+            for key, one in gone.services.items():
+                self._note_reported(key, one, gone.heard)
+            self._review(gone.services)
 
     def hear(self, gateway: str, frame: pb.Demand) -> None:
         """A frame of it."""
         now = self._clock()
-        known, self._met = self._gateways.setdefault(gateway, _Gateway(now)), True
+        known, self._any_gateway = self._gateways.setdefault(gateway, _Gateway(now)), True
         first, last = known.heard == float("-inf"), known.heard
         known.heard = now
-        told = {Key(one.namespace, one.name): one for one in frame.services}
-        gone = known.told.keys() - told.keys() if frame.full else set()
-        for key in {*told, *gone} & known.told.keys():
-            self._remember(key, known.told[key], last)
+        reported = {Key(one.namespace, one.name): one for one in frame.services}
+        gone = known.services.keys() - reported.keys() if frame.full else set()
+        for key in {*reported, *gone} & known.services.keys():
+            self._note_reported(key, known.services[key], last)
         for key in gone:
-            del known.told[key]
-        for key, one in told.items():
-            self._count(key, known.told.get(key), one, first=first)
-            known.told[key] = one
+            del known.services[key]
+        for key, one in reported.items():
+            self._count(key, known.services.get(key), one, first=first)
+            known.services[key] = one
             if level(self._parts(key, now)).worse(self._services[key].bins.level):
-                self._worse.add(key)
-        self._review({*told, *gone} if gateway in self._fresh else known.told)
+                self._worsened.add(key)
+        self._review({*reported, *gone} if gateway in self._fresh else known.services)
 
     def tick(self) -> None:
         """Once a second: silence has no event of its own."""
@@ -116,9 +112,9 @@ class Signals:
             self._confirm(key, service, now)
         if now >= self._bin_ends:
             self._end_bins(now)
-        self._look_early(now)
+        self._amend_bins(now)
 
-    # Asked by reconcile
+    # Called by reconcile
 
     def of(self, key: Key, now: float) -> ServiceSignals | None:
         """One service's view; `now` is the caller's clock, ours may be another."""
@@ -126,24 +122,24 @@ class Signals:
         if service is None:
             return None
         parts, shift = self._parts(key, ours), now - ours
-        living = [one for gateway in self._living(ours) if (one := gateway.told.get(key)) is not None]
+        counted = [one for gateway in self._counted(ours) if (one := gateway.services.get(key)) is not None]
         return ServiceSignals(
             measures=service.bins.measures(shift),
             watched_since=service.bins.since + shift,
-            fresh=self._whole(ours),
-            held=sum(one.held for one in living),
-            wake=any(one.wake for one in living),
+            fresh=self._complete(ours),
+            held=sum(one.held for one in counted),
+            wake=any(one.wake for one in counted),
             endpoints=self._endpoints(service, parts, ours),
             revisions=revisions(parts),
         )
 
     def unheard(self, key: Key) -> float:
-        """For how many seconds no gateway has told of any of its replicas, as far as this process knows; for ever where there never was any
-        gateway."""
-        if not self._met and self._clock() - self._began >= _MEET_S:
+        """Returns for how many seconds no gateway has reported any replica of the service, as far as this process knows. It is infinite
+        if there never was a gateway."""
+        if not self._any_gateway and self._clock() - self._began >= _RESOLVED_S:
             return math.inf
-        told = [one.heard for one in self._gateways.values() if (of := one.told.get(key)) is not None and of.endpoints]
-        return self._clock() - max(self._began, self._told.get(key, self._began), *told)
+        frames = [one.heard for one in self._gateways.values() if (of := one.services.get(key)) is not None and of.endpoints]
+        return self._clock() - max(self._began, self._last_reported.get(key, self._began), *frames)
 
     def idle(self, key: Key) -> bool:
         """Whether nothing was asked of it for as long as demand is remembered."""
@@ -152,21 +148,21 @@ class Signals:
 
     # Inside
 
-    def _remember(self, key: Key, one: pb.ServiceDemand, at: float) -> None:
-        """That replicas of it were told of then, by somebody who may tell of none any more."""
+    def _note_reported(self, key: Key, one: pb.ServiceDemand, at: float) -> None:
+        """Notes when a gateway reported replicas of the service, since it may report none from now on."""
         if one.endpoints:
-            self._told[key] = max(at, self._told.get(key, at))
+            self._last_reported[key] = max(at, self._last_reported.get(key, at))
 
-    def _living(self, now: float) -> list[_Gateway]:
-        return [gateway for gateway in self._gateways.values() if gateway.lives(now)]
+    def _counted(self, now: float) -> list[_Gateway]:
+        return [gateway for gateway in self._gateways.values() if gateway.counts(now)]
 
-    def _whole(self, now: float) -> bool:
-        living = self._living(now)
-        return bool(living) and all(gateway.fresh(now) for gateway in living)
+    def _complete(self, now: float) -> bool:
+        counted = self._counted(now)
+        return bool(counted) and all(gateway.fresh(now) for gateway in counted)
 
     def _parts(self, key: Key, now: float) -> list[pb.ServiceDemand]:
-        """What gateways that are heard now say of it."""
-        return [one for gateway in self._gateways.values() if gateway.fresh(now) and (one := gateway.told.get(key)) is not None]
+        """What the gateways with a fresh frame say of it."""
+        return [one for gateway in self._gateways.values() if gateway.fresh(now) and (one := gateway.services.get(key)) is not None]
 
     def _endpoints(self, service: _Service, parts: list[pb.ServiceDemand], now: float) -> dict[str, EndpointSignal]:
         seen = endpoints(parts)
@@ -193,9 +189,9 @@ class Signals:
             if (service := self._services.get(key)) is None:
                 continue
             parts = self._parts(key, now)
-            found = matters(parts, self._endpoints(service, parts, now))
-            if found != service.mattered:
-                service.mattered = found
+            found = decisive_state(parts, self._endpoints(service, parts, now))
+            if found != service.last_state:
+                service.last_state = found
                 self.wake(key)
 
     def _confirm(self, key: Key, service: _Service, now: float) -> None:
@@ -211,8 +207,10 @@ class Signals:
         if now - ended >= BIN_S:  # this process was not looking
             ended = now
         self._bin_ends = ended + BIN_S
-        self._told = {key: at for key, at in self._told.items() if now - at <= MISSING_S}  # what is older says no more than nothing does
-        if not self._whole(now):
+        self._last_reported = {
+            key: at for key, at in self._last_reported.items() if now - at <= MISSING_S
+        }  # older entries say no more than none
+        if not self._complete(now):
             return
         for key in tuple(self._services):
             if not (parts := self._parts(key, now)):
@@ -221,11 +219,11 @@ class Signals:
             self._services[key].bins.close(ended, level(parts))
             self.measured(key)
 
-    def _look_early(self, now: float) -> None:
-        """Those of which a gateway told something worse since the last look. With a gateway silent the sums are not whole: they wait."""
-        if not self._whole(now):
+    def _amend_bins(self, now: float) -> None:
+        """Amends the bins of services that a gateway reported as worse since the last tick, unless a gateway is silent."""
+        if not self._complete(now):
             return
-        keys, self._worse = self._worse, set()
+        keys, self._worsened = self._worsened, set()
         for key in keys:
             service, parts = self._services.get(key), self._parts(key, now)
             if service is None or not parts:
@@ -233,3 +231,70 @@ class Signals:
             found = level(parts)
             if found.worse(service.bins.level) and service.bins.amend(found):
                 self.measured(key)
+
+
+_SEEN: Final = {
+    pb.VERDICT_FRESH: Seen.FRESH,
+    pb.VERDICT_SUSPECT: Seen.SUSPECT,
+    pb.VERDICT_DEAD: Seen.DEAD,
+    pb.VERDICT_UNSPECIFIED: Seen.UNHEARD,
+}
+_WORTH: Final = (Seen.FRESH, Seen.SUSPECT, Seen.DEAD, Seen.UNHEARD)
+_PHASES: Final = {number: name.removeprefix("PHASE_").lower() for name, number in Phase.items() if number != Phase.PHASE_UNSPECIFIED}
+
+
+def endpoints(parts: Iterable[pb.ServiceDemand]) -> dict[str, EndpointSignal]:
+    """By pod, as the most favourable gateway sees it: what one of them cannot reach may well live."""
+    merged: dict[str, EndpointSignal] = {}
+    for part in parts:
+        for row in part.endpoints:
+            seen = _endpoint(row)
+            merged[row.pod] = min(merged.get(row.pod, seen), seen, key=lambda one: (_WORTH.index(one.verdict), one.age_s))
+    return merged
+
+
+def _endpoint(row: pb.EndpointDemand) -> EndpointSignal:
+    return EndpointSignal(
+        verdict=_SEEN.get(row.verdict, Seen.UNHEARD),
+        reason=row.reason,
+        in_flight=row.in_flight,
+        draining=row.draining,
+        phase=_PHASES.get(row.phase, ""),
+        age_s=row.state_age_ms / 1000,
+        deep_failed=row.deep_check_failed,
+    )
+
+
+def revisions(parts: Iterable[pb.ServiceDemand]) -> dict[str, RevisionSignal]:
+    """By hash: requests and errors add up, of the times the worst counts."""
+    merged: dict[str, RevisionSignal] = {}
+    for part in parts:
+        for row in part.revisions:
+            last = merged.get(row.revision, RevisionSignal())
+            merged[row.revision] = RevisionSignal(
+                last.requests + row.requests, last.errors + row.errors, max(last.ttft_p95_s, row.ttft_p95_ms / 1000)
+            )
+    return merged
+
+
+def level(parts: Sequence[pb.ServiceDemand]) -> Level:
+    """Sums now: held over all gateways, replicas' own by the gateway that hears most of them."""
+    best = max(parts, key=lambda part: sum(row.verdict in (pb.VERDICT_FRESH, pb.VERDICT_SUSPECT) for row in part.endpoints))
+    return Level(
+        running=best.running,
+        waiting=best.waiting,
+        held=sum(part.held for part in parts),
+        kv_utilization=best.blocks_used / best.blocks_total if best.blocks_total else 0.0,
+        ttft_p95_s=max(part.ttft_p95_ms for part in parts) / 1000,
+    )
+
+
+def decisive_state(parts: Iterable[pb.ServiceDemand], seen: Mapping[str, EndpointSignal]) -> object:
+    """Equal where no decision can be another: load changes with each frame and is measured in bins, suspicion comes and goes."""
+    asked = any(part.held for part in parts), any(part.wake for part in parts)
+    return asked, tuple((pod, _state(seen[pod])) for pod in sorted(seen))
+
+
+def _state(seen: EndpointSignal) -> tuple[object, ...]:
+    emptied = seen.draining and not seen.in_flight
+    return seen.bad, seen.reason if seen.bad else "", seen.deep_failed, seen.phase, seen.draining, emptied

@@ -29,15 +29,15 @@ class OwnToken:
 
     def metadata(self) -> Metadata:
         """For a gRPC call."""
-        self._look()
+        self._refresh()
         return ((AUTHORIZATION, self._shown.used.header),)
 
     def newest_key(self) -> str:
         """Id of the key that signed the newest token: the cluster signs with it from now on."""
-        self._look()
+        self._refresh()
         return self._shown.found.key_id
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         try:
             self._shown = self._shown.seen(self._path.read_text().strip(), self._clock())
         except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Everything that the operator knows of the cluster: one cache for each kind, fed by watches, lists and the answers to own writes.
+"""All that the operator knows of the cluster: one cache for each kind, fed by watches, lists and the answers to its own writes.
 
 Each object is kept in two ways, as far as it has them. `own` is a child of a service, or a service, or a profile, and can be read again as
 the API server gave it (a `Reader`, so that a run is planned from it and costs no request). `shared` is what decisions over more than one
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -18,13 +19,12 @@ from pagoda_contracts.names import LABEL_SERVICE
 from pagoda_kube.cache import Cache, Item
 
 from pagoda_operator.api.reader import Lister
-from pagoda_operator.api.state import PROFILES, QUOTAS, SERVICES, Json, Key, Resource
-from pagoda_operator.watch.packed import OWN, Packed, key_of, pack
-from pagoda_operator.watch.parsers import PARSERS
+from pagoda_operator.api.state import NODES, PODS, PROFILES, QUOTAS, RESOURCE_CLAIMS, RESOURCE_SLICES, SERVICES, Json, Key, Resource
+from pagoda_operator.inventory.fit import Size, largest
+from pagoda_operator.inventory.fleet import Fleet
+from pagoda_operator.watch.kept import OWN, PARSERS, Packed, key_of, pack
 
 KINDS: Final = tuple(dict.fromkeys((*OWN, *PARSERS)))
-# Below it a kind's objects are sorted at each look. Sorting 5,000 pods for each of 20 runs a second was a twentieth of a core.
-_FEW: Final = 200
 
 
 class Seen(NamedTuple):
@@ -38,10 +38,10 @@ Changed = Callable[[Resource, Key, Seen | None, Seen | None], None]
 
 
 class Caches:
-    """`changed` is told of each object of which something changed that is compared."""
+    """`changed` is called for each object of which something changed that is compared."""
 
     def __init__(self, changed: Changed = lambda *_: None, kinds: Iterable[Resource] = KINDS) -> None:
-        self._tell = changed
+        self._on_change = changed
         self._kinds: dict[Resource, Cache[Seen]] = {resource: Cache(partial(self._changed, resource)) for resource in kinds}
         # Of each kind the keys of a service's objects.
         self._of: dict[Resource, dict[Key, dict[Key, None]]] = {resource: {} for resource in self._kinds}
@@ -79,12 +79,11 @@ class Caches:
         if resource not in self._kinds:
             return ()
         last = self._sorted.get(resource)
-        # Of a quota more is kept than is compared: what it says of itself, and the version at which that is written anew.
-        if last is not None and len(last[1]) >= _FEW and last[0] == self._changes[resource] and resource != QUOTAS:
-            return last[1]
-        kept = {key: seen.shared for key, seen in self._kinds[resource].values().items() if seen.shared is not None}
-        self._sorted[resource] = self._changes[resource], tuple(kept[key] for key in sorted(kept))
-        return self._sorted[resource][1]
+        # Of a quota more is kept than is compared: its status, and the version at which that is written anew.
+        if last is None or last[0] != self._changes[resource] or resource == QUOTAS:
+            kept = {key: seen.shared for key, seen in self._kinds[resource].values().items() if seen.shared is not None}
+            last = self._sorted[resource] = self._changes[resource], tuple(kept[key] for key in sorted(kept))
+        return last[1]
 
     # Fed
 
@@ -140,14 +139,14 @@ class Caches:
         if (before.shared if before is not None else None) != (after.shared if after is not None else None):
             self._changes[resource] += 1
         try:
-            self._tell(resource, key, before, after)
-        # By now the cache has it, and no later list would tell it again; nor may one object's fault end the others' watch.
+            self._on_change(resource, key, before, after)
+        # The cache has it by now, so no later list would report it again. And one object's fault must not end the watch of the others.
         except Exception:  # noqa: BLE001
             structlog.get_logger().exception("change_not_told", kind=resource.kind, **key._asdict())
 
 
 def item(resource: Resource, body: Json) -> Item[Seen]:
-    """An object as it is kept. What cannot be read of it is not kept: it keeps no other from being told."""
+    """An object as it is kept. What cannot be read of it is not kept, and stops no other object."""
     key, version = key_of(body), str(body["metadata"].get("resourceVersion", ""))
     seen = Seen(*(_read(half, resource, body) for half in (partial(pack, resource), PARSERS.get(resource, lambda _: None))))
     return Item(key, version, None if seen == Seen(None, None) else seen)
@@ -160,3 +159,34 @@ def _read(half: Callable[[Json], Any], resource: Resource, body: Json) -> Any:
         where = key_of(body)._asdict()
         structlog.get_logger().warning("object_not_read", kind=resource.kind, **where, error=repr(error))
         return None
+
+
+class FleetView:
+    """The fleet as placement sees it. It is made anew only if something changed: hundreds of services may wait for the same devices."""
+
+    def __init__(self, caches: Caches) -> None:
+        self._caches = caches
+        self._made = (-1, Fleet())
+        self._faults: tuple[int, Mapping[str, str]] = (-1, {})
+        self._sizes: tuple[int, tuple[Size, ...]] = (-1, ())
+
+    def __call__(self) -> Fleet:
+        """As it is now."""
+        if self._made[0] != self._caches.changes:
+            kinds = (NODES, PODS, RESOURCE_SLICES, RESOURCE_CLAIMS)
+            self._made = (self._caches.changes, Fleet(*map(self._caches.all, kinds)))
+        return self._made[1]
+
+    def faults(self) -> Mapping[str, str]:
+        """Node → what is wrong with its devices. The caches are filled before the first decision: to a process that decided before,
+        every sick node would look well, and its mark be taken off."""
+        if self._faults[0] != self._caches.changes_of(NODES):
+            found = {node.name: node.fault for node in self._caches.all(NODES) if node.fault}
+            self._faults = (self._caches.changes_of(NODES), MappingProxyType(found))
+        return self._faults[1]
+
+    def sizes(self) -> tuple[Size, ...]:
+        """Of the largest nodes; worked out where nodes changed: who is on CPU alone compares no nodes."""
+        if self._sizes[0] != self._caches.changes_of(NODES):
+            self._sizes = (self._caches.changes_of(NODES), largest(self._caches.all(NODES)))
+        return self._sizes[1]

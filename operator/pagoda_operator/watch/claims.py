@@ -1,8 +1,8 @@
-"""Who answers to which served name, over all services. Kept by triggers.py, asked by `reconcile`; what a service's plan and status make of
-the answer is `with_name_conflict` in `decide/status`.
+"""Which service owns which served name, over all services. Updated by triggers.py, asked by `reconcile`; name_conflict.py makes a plan and
+a status of the answer.
 
-Who has a name keeps it, else the oldest claimer does (`pagoda_contracts.claims`, as in the gateway); another one is told so and starts
-nothing for names that it does not hold. What each holds is in its status.
+A service that has a name keeps it, otherwise the oldest claimer gets it (`pagoda_contracts.claims`, as in the gateway). Another claimer
+starts nothing for names that it does not own. What each owns is in its status.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Claimer(NamedTuple):
     created: str
     uid: str
     names: tuple[str, ...]
-    held: frozenset[str] = frozenset()
+    owned: frozenset[str] = frozenset()
 
 
 def parse_claimer(body: Json) -> Claimer:
@@ -30,13 +30,13 @@ def parse_claimer(body: Json) -> Claimer:
     meta, spec = body["metadata"], body.get("spec") or {}
     model: Any = spec.get("model") or {}
     names = tuple(model.get("servedNames") or (meta["name"],))
-    held = frozenset((body.get("status") or {}).get("servedNames") or ())
-    return Claimer(Key(meta.get("namespace", ""), meta["name"]), meta.get("creationTimestamp", ""), meta["uid"], names, held)
+    owned = frozenset((body.get("status") or {}).get("servedNames") or ())
+    return Claimer(Key(meta.get("namespace", ""), meta["name"]), meta.get("creationTimestamp", ""), meta["uid"], names, owned)
 
 
 class Claims:
-    """Every service's claims, by service and by name: a look costs one name's claimers, not all services. `wake` hears of each service
-    whose names somebody else's change may have given or taken."""
+    """Every service's claims, by service and by name: a look costs one name's claimers, not all services. `wake` is called for each service
+    that may have got or lost a name by another service's change."""
 
     def __init__(self, wake: Callable[[Key], None] = lambda _: None) -> None:
         self._wake = wake
@@ -53,34 +53,34 @@ class Claims:
         for name in claimer.names:
             touched |= self._by_name.setdefault(name, {}).keys()
             self._by_name[name][claimer.key] = claimer
-        self._tell(touched - {claimer.key})
+        self._wake_all(touched - {claimer.key})
 
     def drop(self, key: Key) -> None:
         """A service is gone."""
-        self._tell(self._forget(key))
+        self._wake_all(self._forget(key))
 
     def taken(self, key: Key) -> tuple[Taken, ...]:
-        """The names that this service wants and another one holds."""
+        """The names that this service wants and another one owns."""
         mine = self._claimers.get(key)
-        held = [(name, self._holder(name)) for name in mine.names] if mine else []
-        return tuple(Taken(name, holder) for name, holder in held if holder != key)
+        claims = [(name, self._holder(name)) for name in mine.names] if mine else []
+        return tuple(Taken(name, holder) for name, holder in claims if holder != key)
 
-    def _tell(self, touched: set[Key]) -> None:
+    def _wake_all(self, touched: set[Key]) -> None:
         for key in touched:
             self._wake(key)
 
     def _holder(self, name: str) -> Key:
         claims = {claimer.uid: claimer for claimer in self._by_name[name].values()}
-        holder = resolve(Claim(name, c.created, c.uid, c.key.name, name in c.held) for c in claims.values())[name]
+        holder = resolve(Claim(name, c.created, c.uid, c.key.name, name in c.owned) for c in claims.values())[name]
         return claims[holder.uid].key
 
     def _forget(self, key: Key) -> set[Key]:
         touched: set[Key] = set()
         claimer = self._claimers.pop(key, None)
         for name in claimer.names if claimer else ():
-            line = self._by_name[name]
-            del line[key]
-            touched |= line.keys()
-            if not line:
+            claimers = self._by_name[name]
+            del claimers[key]
+            touched |= claimers.keys()
+            if not claimers:
                 del self._by_name[name]
         return touched

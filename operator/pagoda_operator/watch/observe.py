@@ -6,7 +6,6 @@ Reads the caches, which may be a moment late: what makes or removes an object is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from pagoda_contracts.names import DEFAULT_PROFILE, LABEL_SERVICE, LABEL_SERVICE_UID
@@ -36,14 +35,13 @@ from pagoda_operator.decide.render.writes import Create
 
 
 async def observe(reader: Reader, key: Key) -> Observed | None:
-    """The service as it is now; None where it is gone or going (garbage collection does the rest)."""
-    selector = f"{LABEL_SERVICE}={key.name}"
-    # All at once: where the API server is short of CPU each answer takes half a second, and the service's was waited for first.
-    (body, profile), (pods, *lists) = await _together(
-        _with_profile(reader, key), *(reader.list(resource, key.namespace, selector) for resource in (PODS, *CHILD_RESOURCES))
-    )
-    if body is None:
+    """The service as it is now; None if it is gone or being deleted (garbage collection does the rest)."""
+    body = await reader.get(SERVICES, key.namespace, key.name)
+    if body is None or "deletionTimestamp" in body["metadata"]:
         return None
+    profile = await reader.get(PROFILES, "", profile_name(body))
+    selector = f"{LABEL_SERVICE}={key.name}"
+    pods, *lists = [await reader.list(resource, key.namespace, selector) for resource in (PODS, *CHILD_RESOURCES)]
     uid = body["metadata"]["uid"]
     inspectors = [Child(PODS, pod) for pod in pods if _uid_label(pod) == inspector_uid(uid)]
     labelled = [Child(resource, item) for resource, items in zip(CHILD_RESOURCES, lists, strict=True) for item in items]
@@ -59,28 +57,8 @@ async def observe(reader: Reader, key: Key) -> Observed | None:
     )
 
 
-async def _together(
-    service: Coroutine[Any, Any, tuple[Json | None, Json | None]], *lists: Coroutine[Any, Any, Sequence[Json]]
-) -> tuple[tuple[Json | None, Json | None], list[Sequence[Json]]]:
-    """All, or the first error, and then no read goes on."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            first, others = group.create_task(service), [group.create_task(read) for read in lists]
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    return first.result(), [read.result() for read in others]
-
-
-async def _with_profile(reader: Reader, key: Key) -> tuple[Json | None, Json | None]:
-    """The service and the profile that it names; nothing where it is gone or going."""
-    body = await reader.get(SERVICES, key.namespace, key.name)
-    if body is None or "deletionTimestamp" in body["metadata"]:
-        return None, None
-    return body, await reader.get(PROFILES, "", profile_name(body))
-
-
 async def strangers(reader: Reader, key: Key, draft: Plan) -> tuple[Child, ...]:
-    """Objects without our label that hold a name which the plan would create."""
+    """Objects without our label that have a name which the plan would create."""
     wanted = [(step.resource, step.name) for step in draft.writes if isinstance(step, Create)]
     found = await asyncio.gather(*(reader.get(resource, key.namespace, name) for resource, name in wanted))
     return tuple(Child(resource, body) for (resource, _), body in zip(wanted, found, strict=True) if body is not None)
@@ -99,7 +77,7 @@ async def profile_used(reader: Reader, key: Key) -> str:
 
 
 def unanswered(service: Json) -> bool:
-    """Whether the spec is newer than what the status tells of: somebody edited it, and no run has said so yet."""
+    """Whether the spec is newer than the status: it was edited, and no run has reported on it yet."""
     return bool((service.get("status") or {}).get("observedGeneration") != service["metadata"].get("generation"))
 
 

@@ -1,6 +1,6 @@
-"""Turns changes in the caches into the keys of those services that they may concern. Told by caches.py; decides nothing else.
+"""Queues the services that a change in the caches may concern: the caches' event handler. It decides nothing else.
 
-Knows which service uses which profile, whose replicas stand on which node, and (told by `reconcile`) who waits for capacity.
+It knows which service uses which profile, which services have replicas on which node, and (from `reconcile`) which wait for capacity.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from pagoda_operator.api.state import ADAPTERS, NODES, PODS, PROFILES, QUOTAS, SERVICES, Key, Resource
 from pagoda_operator.watch.caches import Seen
 from pagoda_operator.watch.claims import Claims
+from pagoda_operator.watch.kept import Packed
 from pagoda_operator.watch.observe import profile_name, unanswered
-from pagoda_operator.watch.packed import Packed
 
 
 class Queue(Protocol):
@@ -23,13 +23,13 @@ class Queue(Protocol):
 
 
 class Triggers:
-    """`changed` for every change, `child` and `waits` for what no object tells."""
+    """`changed` is called for every change, `child` and `waits` for what no object shows."""
 
     def __init__(self, queue: Queue, claims: Claims) -> None:
         self._queue, self._claims = queue, claims
         self._profiles: dict[Key, str] = {}
-        # Node → services → how many replicas stand there: what happens to a node concerns those who stand on it.
-        self._standing: dict[str, dict[Key, int]] = {}
+        # Node → services → how many of its replicas are there: a change of the node concerns these services.
+        self._on_node: dict[str, dict[Key, int]] = {}
         self._waiting: set[Key] = set()
 
     def changed(self, resource: Resource, key: Key, before: Seen | None, after: Seen | None) -> None:
@@ -41,7 +41,7 @@ class Triggers:
             self._shared(resource, key, before.shared, after.shared)
 
     def child(self, key: Key) -> None:
-        """Something that no object tells concerns a service: its gateways, its adapters."""
+        """Something concerns a service that no object shows: its gateways, its adapters."""
         self._queue.add(key)
 
     def waits(self, key: Key, *, waiting: bool) -> None:
@@ -59,8 +59,8 @@ class Triggers:
             self._wake(service for service, used in self._profiles.items() if used == key.name)
         else:
             if resource == PODS:
-                self._stand(before, -1)
-                self._stand(after, 1)
+                self._count_on_node(before, -1)
+                self._count_on_node(after, 1)
             self._wake({packed.service for packed in (before, after) if packed is not None and packed.service is not None})
 
     def _service(self, key: Key, after: Packed | None) -> None:
@@ -79,7 +79,7 @@ class Triggers:
     def _shared(self, resource: Resource, key: Key, before: Any, after: Any) -> None:
         known = [value for value in (before, after) if value is not None]
         if resource == NODES:
-            self._wake({*self._standing.get(key.name, ()), *self._waiting})
+            self._wake({*self._on_node.get(key.name, ()), *self._waiting})
         elif resource == QUOTAS:  # a namespace that it counts no more is freed by that
             counted = {name for quota in known for name in quota.namespaces}
             self._wake({*(service for service in self._profiles if service.namespace in counted), *self._waiting})
@@ -88,15 +88,15 @@ class Triggers:
         else:
             self._wake(self._waiting)
 
-    def _stand(self, packed: Packed | None, count: int) -> None:
+    def _count_on_node(self, packed: Packed | None, count: int) -> None:
         if packed is None or packed.service is None or not packed.node:
             return
-        there = self._standing.setdefault(packed.node, {})
+        there = self._on_node.setdefault(packed.node, {})
         there[packed.service] = there.get(packed.service, 0) + count
         if there[packed.service] <= 0:
             del there[packed.service]
         if not there:
-            del self._standing[packed.node]
+            del self._on_node[packed.node]
 
     def _wake(self, keys: Iterable[Key]) -> None:
         for key in tuple(keys):

@@ -76,16 +76,16 @@ def _die_after(most: int) -> None:
 def _hasten(haste: float) -> None:
     import kopf
     from pagoda_kube import reflector
-    from pagoda_operator.serve import handlers, probes
+    from pagoda_operator.serve import probes, watches
 
-    configure = handlers.configure
+    configure = watches.configure
 
     def hasty(settings: kopf.OperatorSettings) -> None:
         configure(settings)
         assert settings.watching.inactivity_timeout is not None
         settings.watching.inactivity_timeout /= haste
 
-    _put(handlers, "configure", hasty)
+    _put(watches, "configure", hasty)
     _put(probes, "MAX_WATCH_AGE", probes.MAX_WATCH_AGE / haste)
     _put(reflector, "SILENT_S", reflector.SILENT_S / haste)
 
@@ -93,7 +93,7 @@ def _hasten(haste: float) -> None:
 def _skew(seconds: float) -> None:
     import grpc.aio._utils
     from pagoda_operator.lead import leader
-    from pagoda_operator.serve import parts
+    from pagoda_operator.serve import process
 
     true_time = time.time
 
@@ -107,8 +107,8 @@ def _skew(seconds: float) -> None:
     _put(grpc.aio._utils, "time", SimpleNamespace(time=true_time))
     assert leader.datetime is datetime, "it takes its time from elsewhere by now: nothing would be skewed"
     _put(leader, "datetime", Wrong)
-    assert parts.datetime is datetime, "it takes its time from elsewhere by now: nothing would be skewed"
-    _put(parts, "datetime", Wrong)
+    assert process.datetime is datetime, "it takes its time from elsewhere by now: nothing would be skewed"
+    _put(process, "datetime", Wrong)
 
 
 def _render_otherwise() -> None:

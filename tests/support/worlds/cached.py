@@ -7,8 +7,9 @@ from pagoda_contracts.names import LABEL_SERVICE
 from pagoda_operator.api.state import PODS, PROFILES, SERVICES, Key, Resource
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.watch.caches import Caches
-from pagoda_operator.watch.packed import OWN
+from pagoda_operator.watch.kept import OWN
 from support.kube.fake_api import Body, copied, running
+from support.worlds.stand_ins import dependencies_with
 from support.worlds.world import World
 
 
@@ -22,7 +23,7 @@ class Cached(World):
         super().restart()
 
     def dependencies(self) -> Dependencies:
-        return Dependencies(caches=self.caches)
+        return dependencies_with(self.api, caches=self.caches)
 
     def live(self, resource: Resource) -> list[Body]:
         bodies = [copied(body) for body in self.api.of(resource)]

@@ -17,11 +17,11 @@ from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, QUOTAS, SERVI
 from pagoda_operator.decide.quota.caps import parse_quota
 from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.quota.status_writer import StatusWriter
-from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.watch.ages import Ages
 from support.kube.fake_api import Body, Crash, FakeApi, new_pod, profile_body, removal_rank, running, service_body
+from support.worlds.stand_ins import dependencies_with
 
 SLICE = "1g.10gb"
 LATE_S = 60.0
@@ -135,7 +135,7 @@ class QuotaWorld:
         if crashed or self.later < self.settled_at:
             self.settled_at = self.later + LATE_S
         self.quotas = Quotas(self.api, self.seen, self.woken.append, lambda: self.later, lambda: self.later >= self.settled_at)
-        dependencies = Dependencies(quota=self.quotas, daemons=self.daemons, ages=Ages(lambda: self.later))
+        dependencies = dependencies_with(self.api, quota=self.quotas, daemons=self.daemons, ages=Ages(lambda: self.later))
         self.operator = Reconciler(self.api, Settings(), self.now, dependencies)
         self.status_writer = StatusWriter(self.api, self.seen, self.quotas, self.now, lambda: self.single)
 

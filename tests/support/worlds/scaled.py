@@ -13,6 +13,7 @@ from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS, SERVICES, 
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.scaler import Scaler
 from support.kube.fake_api import FakeApi, is_ready, running
+from support.worlds.stand_ins import dependencies_with
 from support.worlds.world import KEY, World, now
 
 HOLD_S = 8.0
@@ -61,7 +62,7 @@ class ScaledWorld(World):
         super().restart()
 
     def dependencies(self) -> Dependencies:
-        return Dependencies(signals=self.gateways, scaling=self.scaler, fleet=lambda: self.fleet)
+        return dependencies_with(self.api, signals=self.gateways, scaling=self.scaler, fleet=lambda: self.fleet)
 
     def wall(self) -> float:
         return (now() + self.later).timestamp()
@@ -95,7 +96,7 @@ class ScaledWorld(World):
         for _ in range(int(seconds / BIN_S)):
             self.later += timedelta(seconds=BIN_S)
             self.gateways.measure(self.steady())
-            if self.scaler.heard(KEY, idle=self.short and self.gateways.idle()):
+            if self.scaler.demand_changed(KEY, idle=self.short and self.gateways.idle()):
                 self.settle()
             if serve and not all(map(is_ready, self.api.of(PODS))):
                 self.serve()

@@ -10,9 +10,9 @@ from typing import Any
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, ANNOTATION_WITH_SUCCESSOR
 from pagoda_operator.api.signals import CONFIRM_S, EndpointSignal, Seen, ServiceSignals
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, Key, Observed
-from pagoda_operator.run.dependencies import Dependencies, NoQuotas
 from pagoda_operator.watch.ages import Ages
 from support.kube.fake_api import Body, running
+from support.worlds.stand_ins import NoQuotas, dependencies_with
 from support.worlds.world import KEY, World, now
 
 WELL = EndpointSignal(Seen.FRESH, "ready", phase="ready")
@@ -48,7 +48,9 @@ class Sickbay(World):
 
     def restart(self) -> None:
         super().restart()
-        self.operator._dependencies = Dependencies(daemons=self.daemons, signals=self, ages=Ages(self.steady), quota=self.crowd)
+        self.operator._dependencies = dependencies_with(
+            self.api, daemons=self.daemons, signals=self, ages=Ages(self.steady), quota=self.crowd
+        )
         self.operator._clock = lambda: now() + self.later + self.jump
 
     def steady(self) -> float:

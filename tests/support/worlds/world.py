@@ -13,14 +13,15 @@ from pagoda_operator.api.state import PODS, PROFILES, SERVICES, Key, Observed, R
 from pagoda_operator.decide.plan import Plan, plan
 from pagoda_operator.inventory.fit import Size
 from pagoda_operator.inventory.fleet import Fleet
-from pagoda_operator.run.dependencies import Dependencies, NoQuotas, Quotas, Silence, Source
+from pagoda_operator.run.dependencies import Dependencies, Quotas
 from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.watch.claims import Claims
+from pagoda_operator.watch.kept import key_of
 from pagoda_operator.watch.observe import observe
-from pagoda_operator.watch.packed import key_of
 from support.kube.fake_api import FakeApi, copied, profile_body, running, service_body
+from support.worlds.stand_ins import NoQuotas, Silence, dependencies_with
 
 KEY = Key("ns", "tiny")
 
@@ -43,7 +44,7 @@ class World:
         self.fleet = Fleet()
         self.sizes: tuple[Size, ...] = ()
         self.daemons: Orders = Nobody()
-        self.signals: Source = Silence()
+        self.signals: Any = Silence()
         self.quota: Quotas = NoQuotas()
         self.restart()
 
@@ -58,8 +59,8 @@ class World:
         self.operator = Reconciler(self.api, self.settings, lambda: now() + self.later, dependencies)
 
     def dependencies(self) -> Dependencies:
-        return Dependencies(
-            daemons=self.daemons, signals=self.signals, quota=self.quota, fleet=lambda: self.fleet, sizes=lambda: self.sizes
+        return dependencies_with(
+            self.api, daemons=self.daemons, signals=self.signals, quota=self.quota, fleet=lambda: self.fleet, sizes=lambda: self.sizes
         )
 
     def observed(self) -> Observed:

@@ -11,7 +11,7 @@ import pytest
 from pagoda_operator.api.errors import Conflict, Unavailable
 from pagoda_operator.lead.election import Terms
 from pagoda_operator.lead.leader import Lease, Means, _end
-from pagoda_operator.serve.own_loop import OwnLoop
+from pagoda_operator.serve.process import OwnLoop
 
 
 class Ended(BaseException):
@@ -69,7 +69,7 @@ def store():
 def contender(store, name, clock):
     """Its planning loop turns, unless a test says when it last did."""
     lease = Lease(store, "ns", name, Means(end, clock))
-    lease._turned = float("inf")
+    lease._last_beat = float("inf")
     return lease
 
 
@@ -261,11 +261,11 @@ async def test_a_standby_whose_planning_loop_does_not_turn_takes_no_lease_until_
         await other.release()
     await rounds(lease, clock, 60)
     assert not lease.leads(), "it has not begun"
-    lease._turned = clock.now
+    lease._last_beat = clock.now
     clock.now += 5.0
     await rounds(lease, clock, 60)
     assert (lease.leads(), lease.epoch < 2) == (False, True)
-    lease._turned = clock.now
+    lease._last_beat = clock.now
     await lease._round()
     assert lease.leads()
 

@@ -8,7 +8,7 @@ import pytest
 from pagoda_operator.api.errors import Denied, Unavailable
 from pagoda_operator.api.state import EVENTS, PODS
 from pagoda_operator.run import events
-from pagoda_operator.run.events import PER_MINUTE, Recorder, Word
+from pagoda_operator.run.events import PER_MINUTE, EventText, Recorder
 from pagoda_operator.watch.observe import observe
 from support.kube.fake_api import crashed
 from support.worlds.world import KEY, World, now
@@ -104,10 +104,10 @@ def test_an_event_that_is_refused_changes_nothing_else(error):
 
 def test_what_is_gone_is_forgotten(world):
     world.settle()
-    assert world.operator._events._books
+    assert world.operator._dependencies.events._correlations
     world.api.objects.pop(("InferenceService", "ns", "tiny"))
     world.run()
-    assert not world.operator._events._books
+    assert not world.operator._dependencies.events._correlations
 
 
 def test_a_note_of_any_length_fits(world, tell):
@@ -120,12 +120,12 @@ def test_words_are_told_apart_by_what_they_say(world, tell):
     tell("ImagePull", message="a")
     tell("ImagePull", message="b")
     assert len(world.api.of(EVENTS)) == 2
-    assert Word("Warning", "ImagePull", "a") != Word("Warning", "ImagePull", "b")
+    assert EventText("Warning", "ImagePull", "a") != EventText("Warning", "ImagePull", "b")
 
 
 async def told_beside(world, words, until):
     """Words that are written beside the runs, until so many Events were tried."""
-    recorder, tried = Recorder(world.api, "operator-1", beside=True), asyncio.Event()
+    recorder, tried = Recorder(world.api, "operator-1", queued=True), asyncio.Event()
     observed, wrote = await observe(world.api, KEY), []
 
     def count(verb, kind, _name):

@@ -10,13 +10,13 @@ from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.errors import Denied, SettingsError, Unavailable
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PROFILES, SERVICES, Key
 from pagoda_operator.decide.render.children import Owner
-from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.keys import TokenKeys, text_of
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import CALLERS_FILE, TOKEN_FILE, Settings, load
 from pagoda_operator.talk.tokens import OwnToken
 from support.kube.fake_api import FakeApi, profile_body, service_body
 from support.kube.issuer import SUBJECTS, Issuer, SigningKey
+from support.worlds.stand_ins import dependencies_with
 from support.worlds.world import now
 
 CALLERS = Callers(gateway="pagoda/pagoda-gateway", operator="pagoda/pagoda-operator", metrics=("monitoring/prometheus",))
@@ -218,7 +218,7 @@ def world(api, **settings):
     api.put(PROFILES, profile_body())
     api.put(SERVICES, service_body())
     keys = TokenKeys(api)
-    return Reconciler(api, Settings(callers=CALLERS, **settings), now, Dependencies(keys=keys))
+    return Reconciler(api, Settings(callers=CALLERS, **settings), now, dependencies_with(api, keys=keys))
 
 
 def run(operator, times=8):
@@ -245,7 +245,7 @@ def test_a_replica_is_told_who_may_call_and_where_the_keys_are(api):
 def test_without_tokens_a_replica_is_made_as_before(api):
     api.put(PROFILES, profile_body())
     api.put(SERVICES, service_body())
-    run(Reconciler(api, Settings(callers=CALLERS.model_copy(update={"tokens": False})), now, Dependencies(keys=TokenKeys(api))))
+    run(Reconciler(api, Settings(callers=CALLERS.model_copy(update={"tokens": False})), now, dependencies_with(api, keys=TokenKeys(api))))
     (deployment,) = api.of(DEPLOYMENTS)
     assert "auth" not in json.loads(api.objects["ConfigMap", "ns", deployment["metadata"]["name"]]["data"][DAEMON_CONFIG_KEY])
     assert (copy_in(api), api.asked) == (None, 0)
@@ -254,10 +254,14 @@ def test_without_tokens_a_replica_is_made_as_before(api):
 def test_tokens_that_are_turned_on_roll_no_replica(api):
     api.put(PROFILES, profile_body())
     api.put(SERVICES, service_body())
-    run(Reconciler(api, Settings(), now))
+    run(Reconciler(api, Settings(), now, dependencies_with(api)))
     api.control()
     before = api.of(DEPLOYMENTS)[0]["spec"]["template"]
-    run(Reconciler(api, Settings(callers=CALLERS.model_copy(update={"network_policy": False})), now, Dependencies(keys=TokenKeys(api))))
+    run(
+        Reconciler(
+            api, Settings(callers=CALLERS.model_copy(update={"network_policy": False})), now, dependencies_with(api, keys=TokenKeys(api))
+        )
+    )
     assert [deployment["spec"]["template"] for deployment in api.of(DEPLOYMENTS)] == [before]
 
 
@@ -272,7 +276,7 @@ def test_without_keys_no_replica_is_made_and_those_that_run_are_still_scaled(api
     api.fault = None
     run(operator)
     api.fault = fault
-    operator = Reconciler(api, Settings(callers=CALLERS), now, Dependencies(keys=TokenKeys(api)))
+    operator = Reconciler(api, Settings(callers=CALLERS), now, dependencies_with(api, keys=TokenKeys(api)))
     api.edit(SERVICES, "ns", "tiny", lambda body: body["spec"].update(replicas=3))
     run(operator)
     assert [deployment["spec"]["replicas"] for deployment in api.of(DEPLOYMENTS)] == [3]

@@ -1,10 +1,10 @@
-"""The one door: deduplication, back-off, resync, one run per key at a time."""
+"""The work queue: deduplication, back-off, resync, one run per key at a time."""
 
 import asyncio
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_operator.api.errors import Conflict, Unavailable, Unconverged
 from pagoda_operator.api.state import Key
@@ -137,50 +137,6 @@ def test_a_held_key_is_held_in_a_hurry_too():
     assert [schedule.take(0.9), schedule.next_due(), schedule.take(1.0)] == [None, 1.0, A]
 
 
-class Scanned(Schedule):
-    """Looks at every key at each step."""
-
-    def take(self, now):
-        ready = [(due, key) for key, due in self._due.items() if key not in self._started and due <= now]
-        if not ready:
-            return None
-        key = min(ready)[1]
-        del self._due[key]
-        self._started[key] = now
-        return key
-
-    def next_due(self):
-        return min((due for key, due in self._due.items() if key not in self._started), default=None)
-
-
-STEPS = st.tuples(
-    st.sampled_from(["add", "take", "take", "done", "gone", "failed", "held"]), st.integers(0, 4), st.sampled_from([0.0, 0.1, 0.25, 3.0])
-)
-
-
-@settings(deadline=None)
-@given(st.lists(STEPS, max_size=60))
-def test_it_gives_the_keys_that_a_look_at_every_key_would(steps):
-    schedules, working, now = (Schedule(), Scanned()), [], 0.0
-    for step, number, later in steps:
-        now += later / 2
-        key = Key("ns", str(number))
-        answers = []
-        for schedule in schedules:
-            if step == "add":
-                schedule.add(key, now + later)
-            elif step == "take":
-                answers.append(schedule.take(now))
-            elif key in working and step in ("done", "gone"):
-                schedule.done(key, now + later if step == "done" else None)
-            elif key in working:
-                schedule.failed(key, now, hold=step == "held")
-        assert len(set(answers)) <= 1, answers
-        working = [other for other in working if step in ("add", "take") or other != key] + [taken for taken in answers[:1] if taken]
-        assert len({schedule.next_due() for schedule in schedules}) == 1, step
-        assert len({schedule.depth(now) for schedule in schedules}) == 1
-
-
 def test_a_plan_that_was_overtaken_starts_no_second_run_beside_the_first():
     schedule = Schedule()
     for due in (5.0, 3.0):
@@ -188,15 +144,6 @@ def test_a_plan_that_was_overtaken_starts_no_second_run_beside_the_first():
     assert schedule.take(3.0) == A
     schedule.add(A, 5.0)  # as it was planned before
     assert (schedule.take(10.0), schedule.next_due()) == (None, None)
-
-
-def test_keys_that_come_again_and_again_leave_nothing_behind():
-    schedule = Schedule(spacing=0.0)
-    for now in range(5000):
-        schedule.add(A, float(now))
-        assert schedule.take(float(now)) == A
-        schedule.done(A, now + 300.0)
-    assert len(schedule._heap) < 100
 
 
 async def test_one_trigger_has_one_worker_look_whatever_their_number(monkeypatch):

@@ -12,6 +12,7 @@ from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
 from support.kube.fake_api import FakeApi, profile_body
 from support.worlds.fake_daemons import FakeDaemons
+from support.worlds.stand_ins import dependencies_with
 from support.worlds.world import World, now
 
 
@@ -70,7 +71,7 @@ def test_a_write_that_does_not_stay_is_given_up_for_a_while():
 def test_the_default_profile_is_kept_as_the_installation_wrote_it():
     api = FakeApi()
     spec = ServingProfileSpec.model_validate({"images": {"daemon": "img:1"}, "allow": ["metadata.labels"]})
-    operator = Reconciler(api, Settings(default_profile=spec), now)
+    operator = Reconciler(api, Settings(default_profile=spec), now, dependencies_with(api))
     for _ in range(3):
         asyncio.run(operator.reconcile(DEFAULT_KEY))
     assert api.journal == [("apply", "ServingProfile", "default")]
@@ -82,7 +83,7 @@ def test_the_default_profile_is_kept_as_the_installation_wrote_it():
 def test_without_an_installations_profile_the_name_is_an_admins():
     api = FakeApi()
     api.put(PROFILES, profile_body())
-    operator = Reconciler(api, Settings(), now)
+    operator = Reconciler(api, Settings(), now, dependencies_with(api))
     assert asyncio.run(operator.reconcile(DEFAULT_KEY)) == Outcome()
     assert asyncio.run(operator.reconcile(Key("", "h100"))) == Outcome(gone=True)
     assert api.journal == []

@@ -7,7 +7,7 @@ from pagoda_contracts.names import LABEL_SERVICE_UID
 from pagoda_operator.api.errors import Conflict
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, DISRUPTION_BUDGETS, PODS, PROFILES, SERVICES
 from pagoda_operator.run import reconcile
-from pagoda_operator.watch.packed import OWN
+from pagoda_operator.watch.kept import OWN
 from support.kube.fake_api import profile_body
 from support.worlds.cached import Cached, get_ready
 

@@ -6,10 +6,10 @@ import sys
 
 TWO_WRITERS = """
 import logging, threading, structlog
-from pagoda_operator.serve import logs
+from pagoda_operator.__main__ import configure_logs
 
-logs.configure()
-logs.configure(logging.DEBUG)
+configure_logs()
+configure_logs(logging.DEBUG)
 
 def library():
     log = logging.getLogger("kopf")

@@ -11,7 +11,7 @@ from pagoda_operator.api.errors import Conflict
 from pagoda_operator.api.state import DEPLOYMENTS, Key
 from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.settings import Settings
-from pagoda_operator.serve import parts
+from pagoda_operator.serve import process
 from support.servers.loop_clock import LoopClock
 
 
@@ -30,12 +30,12 @@ class World:
 
     def __init__(self, monkeypatch):
         self.now = 5_000.0
-        monkeypatch.setattr(parts, "time", SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now))
+        monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now))
         self.loop = LoopClock()
         self.loop.stop()
         self.lease = SimpleNamespace(epoch=7, leads=lambda: True, age=lambda: 9.0, guard=lambda: None)
         self.hooks = None
-        self.core = parts.core(Settings(), self.lease, self._connected)
+        self.core = process.core(Settings(), self.lease, self._connected)
 
     def _connected(self, hooks):
         self.hooks = hooks
@@ -57,7 +57,7 @@ class World:
 
     async def told(self):
         """All samples, without the times at which a series began."""
-        sampling = asyncio.create_task(self.core.metrics.sample(parts.gauges(self.core, lambda: 5)))
+        sampling = asyncio.create_task(self.core.metrics.sample(process.gauges(self.core, lambda: 5)))
         await asyncio.sleep(0)
         sampling.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -75,7 +75,7 @@ async def test_every_metric_tells_what_was_done_in_its_unit(monkeypatch):
         await world.run(1.5, Conflict("stale"))
     world.hooks.wrote(DEPLOYMENTS, "patch", {"metadata": {"name": "a", "namespace": "ns", "resourceVersion": "1"}})
     world.hooks.again()
-    world.core.vitals.watched("/apis/apps/v1/deployments", world.now)
+    world.core.liveness.watched("/apis/apps/v1/deployments", world.now)
     world.later(2.0)
     world.core.queue.open()
     for name in ("a", "b", "c"):

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from pagoda_operator.serve.parts import _Start
+from pagoda_operator.serve.process import _Start
 
 
 class Steps(list):

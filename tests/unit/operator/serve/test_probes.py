@@ -9,42 +9,42 @@ from pagoda_operator.serve import probes
 
 
 @pytest.fixture
-def vitals():
-    made = probes.Vitals(queue_age=lambda: 0.0)
+def liveness():
+    made = probes.Liveness(queue_age=lambda: 0.0)
     assert made.unready(made._beat) == "the API server has not answered yet"
     made.expect(2)
     made._beat = 0.0
     return made
 
 
-def test_it_is_ready_once_every_kind_is_watched(vitals):
-    vitals.watched("/a", 1.0)
-    assert vitals.unready(1.0) == "1 of 2 kinds watched"
-    assert vitals.ailment(1.0) is None
-    vitals.watched("/b", 1.0)
-    assert vitals.unready(1.0) is None
+def test_it_is_ready_once_every_kind_is_watched(liveness):
+    liveness.watched("/a", 1.0)
+    assert liveness.unready(1.0) == "1 of 2 kinds watched"
+    assert liveness.failure(1.0) is None
+    liveness.watched("/b", 1.0)
+    assert liveness.unready(1.0) is None
 
 
-def test_a_silent_watch_is_named(vitals):
-    vitals._beat = 300.0
-    vitals.watched("/a", 300.0)
-    vitals.watched("/b", 100.0)
-    assert vitals.ailment(280.0) is None
-    assert vitals.ailment(281.0) == "watch silent: /b"
+def test_a_silent_watch_is_named(liveness):
+    liveness._beat = 300.0
+    liveness.watched("/a", 300.0)
+    liveness.watched("/b", 100.0)
+    assert liveness.failure(280.0) is None
+    assert liveness.failure(281.0) == "watch silent: /b"
 
 
-def test_a_blocked_loop_and_a_waiting_service_are_named(vitals):
-    assert vitals.ailment(6.0) is None
-    assert vitals.ailment(6.1) == "event loop silent for 5 s"
-    vitals._beat, vitals._queue_seconds = 10.0, 181.0
-    assert vitals.ailment(10.0) == "a service waits for 181 s"
+def test_a_blocked_loop_and_a_waiting_service_are_named(liveness):
+    assert liveness.failure(6.0) is None
+    assert liveness.failure(6.1) == "event loop silent for 5 s"
+    liveness._beat, liveness._queue_seconds = 10.0, 181.0
+    assert liveness.failure(10.0) == "a service waits for 181 s"
 
 
 def test_a_lease_that_is_not_renewed_is_named_and_a_standby_s_is_not():
     ages = [None, 12.0, 12.1]
-    made = probes.Vitals(queue_age=lambda: 0.0, lease_age=lambda: ages.pop(0))
+    made = probes.Liveness(queue_age=lambda: 0.0, lease_age=lambda: ages.pop(0))
     made._beat = 0.0
-    assert [made.ailment(0.0) for _ in range(3)] == [None, None, "Lease not renewed for 12 s"]
+    assert [made.failure(0.0) for _ in range(3)] == [None, None, "Lease not renewed for 12 s"]
 
 
 def ask(server, path):
@@ -57,13 +57,13 @@ def ask(server, path):
 
 
 def test_the_thread_answers_each_probe_with_its_own_verdict():
-    vitals = probes.Vitals(queue_age=lambda: 0.0)
-    vitals._beat += 3600.0  # no loop turns here, and this process may be stopped for longer than one may be silent
-    vitals.expect(1)
-    server = probes.serve(vitals, 0)
+    liveness = probes.Liveness(queue_age=lambda: 0.0)
+    liveness._beat += 3600.0  # no loop turns here, and this process may be stopped for longer than one may be silent
+    liveness.expect(1)
+    server = probes.serve(liveness, 0)
     try:
         assert [ask(server, path)[0] for path in (PATH_LIVE, PATH_STARTUP, PATH_READY, "/other")] == [200, 503, 503, 404]
-        vitals.watched("/a", vitals._beat)
+        liveness.watched("/a", liveness._beat)
         assert ask(server, PATH_READY) == (200, "ok")
     finally:
         server.shutdown()

@@ -3,7 +3,7 @@
 import pytest
 from pagoda_operator.api.errors import SettingsError
 from pagoda_operator.run.settings import load
-from pagoda_operator.serve.handlers import EndlessJitter
+from pagoda_operator.serve.watches import EndlessJitter
 
 
 def test_the_address_is_the_given_one_or_the_charts():

@@ -7,7 +7,7 @@ from pagoda_contracts.names import ROLE_GATEWAY, ROLE_OPERATOR
 from pagoda_operator.api.errors import Superseded
 from pagoda_operator.api.orders import Answer, Nobody, Order, Stand
 from pagoda_operator.talk import daemons as module
-from pagoda_operator.talk.daemons import Daemons, Voice
+from pagoda_operator.talk.daemons import Daemons
 from pagoda_operator.talk.tokens import OwnToken
 from support.kube.issuer import Issuer
 from support.servers.local_front import local_config, local_front
@@ -46,7 +46,7 @@ def voice(tmp_path, issuer):
     def make(front, epoch=1, role=ROLE_OPERATOR):
         file = tmp_path / f"token-{role}"
         file.write_text(issuer.token(role) + "\n")
-        return Daemons(Voice(lambda: epoch, OwnToken(file)), int(front.grpc.rpartition(":")[2]))
+        return Daemons(lambda: epoch, OwnToken(file), int(front.grpc.rpartition(":")[2]))
 
     return make
 
@@ -84,7 +84,7 @@ async def test_a_daemon_that_was_told_to_end_is_no_sign_of_another_leader(front,
 
 async def test_another_role_gives_no_orders(front, voice, issuer):
     assert await voice(front, role=ROLE_GATEWAY).give(told(in_ms(600))) == {"uid-a": Answer(Stand.REFUSED)}
-    nameless = Daemons(Voice(), int(front.grpc.rpartition(":")[2]))
+    nameless = Daemons(lambda: 0, port=int(front.grpc.rpartition(":")[2]))
     assert await nameless.give(told(in_ms(600))) == {"uid-a": Answer(Stand.REFUSED)}
     assert not front.front.replica.drain.draining
 
@@ -100,9 +100,9 @@ async def test_an_order_for_the_pod_that_had_the_address_before_is_not_obeyed_an
 
 async def test_nobody_at_the_address_is_silence(monkeypatch):
     monkeypatch.setattr(module, "TIMEOUT_S", 0.3)
-    assert await Daemons(Voice(), 1).give(told(in_ms(600))) == {"uid-a": Answer(Stand.SILENT)}
+    assert await Daemons(lambda: 0, port=1).give(told(in_ms(600))) == {"uid-a": Answer(Stand.SILENT)}
 
 
 async def test_without_anybody_to_dial_orders_are_refused():
     assert await Nobody().give(told(None)) == {"uid-a": Answer(Stand.REFUSED)}
-    assert await Daemons(Voice()).give([]) == {}
+    assert await Daemons(lambda: 0).give([]) == {}

@@ -13,8 +13,8 @@ from kubernetes.aio.client.configuration import Configuration
 from pagoda_operator.api.errors import ClusterError, Conflict, Denied, Refused, Unavailable
 from pagoda_operator.api.state import CONFIG_MAPS, PODS
 from pagoda_operator.client import cluster as module
-from pagoda_operator.client.again import Again
 from pagoda_operator.client.cluster import Hooks, KubeCluster
+from pagoda_operator.client.requests import RetryBudget
 from pagoda_operator.client.tally import counting
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.serve import process as serve
@@ -47,7 +47,7 @@ class Asking:
 
     async def __aenter__(self):
         await self.server.__aenter__()
-        given = {"timeout": 60.0, "again": Again(lambda: 0.0, AT_ONCE)} | self.more
+        given = {"timeout": 60.0, "retries": RetryBudget(lambda: 0.0, AT_ONCE)} | self.more
         self.cluster = KubeCluster(Configuration(host=self.server.url), Hooks(again=self.count), **given)
         return self
 
@@ -112,7 +112,7 @@ async def test_a_server_that_is_away_for_a_moment_is_found():
         async with FailingServer() as server:
             hooks = Hooks(again=lambda: back.append(asyncio.ensure_future(asyncio.start_server(server._serve, sock=port))))
             url = f"http://127.0.0.1:{port.getsockname()[1]}"
-            cluster = KubeCluster(Configuration(host=url), hooks, 60.0, Again(time.monotonic, random.Random(1)))
+            cluster = KubeCluster(Configuration(host=url), hooks, 60.0, RetryBudget(time.monotonic, random.Random(1)))
             assert await cluster.list(PODS, "ns", "a") == []
             assert (len(back), len(server.seen)) == (1, 1)
             await cluster.close()
@@ -188,7 +188,7 @@ async def test_where_a_tenth_of_all_requests_and_of_all_answers_is_lost_a_run_s_
     """Each alone ended well four times in five, a dozen of them once in 14 times. A second between two runs."""
     now, rng = 0.0, random.Random(1)
     async with Asking(
-        FailingServer("reset" if rng.random() < 0.2 else "200" for _ in range(10_000)), again=Again(lambda: now, AT_ONCE)
+        FailingServer("reset" if rng.random() < 0.2 else "200" for _ in range(10_000)), retries=RetryBudget(lambda: now, AT_ONCE)
     ) as asking:
 
         async def run():
@@ -224,7 +224,7 @@ async def test_the_lease_s_own_requests_are_as_they_were(tmp_path):
             with pytest.raises(ClusterError):
                 await lease_client.get(CONFIG_MAPS, "ns", "a")
             assert len(server.seen) == asked
-        assert (lease_client._timeout, lease_client._again) == (5.0, None)
+        assert (lease_client._timeout, lease_client._retries) == (5.0, None)
         assert "middlewares" not in lease_client._api.configuration.client_session_kwargs
         await lease_client.close()
 
@@ -237,7 +237,7 @@ MOVES = st.lists(
 @given(MOVES)
 def test_whatever_happens_no_more_are_asked_again_than_a_fifth_one_a_second_and_fifty(moves):
     now, asked = 0.0, 0
-    budget = Again(lambda: now, random.Random(1))
+    budget = RetryBudget(lambda: now, random.Random(1))
     again = sum(budget.pause(0.0, 1, 30.0) is not None for _ in range(60))
     for move in moves:
         if move == "asked":
@@ -257,7 +257,7 @@ def test_whatever_happens_no_more_are_asked_again_than_a_fifth_one_a_second_and_
 
 def test_a_budget_that_is_used_up_fills_again_and_not_beyond_its_rim():
     now = 0.0
-    budget = Again(lambda: now, random.Random(1))
+    budget = RetryBudget(lambda: now, random.Random(1))
 
     def paid():
         found = 0
@@ -276,5 +276,5 @@ def test_a_budget_that_is_used_up_fills_again_and_not_beyond_its_rim():
 
 
 def test_what_is_left_of_the_call_s_patience_must_be_worth_it():
-    budget = Again(lambda: 0.0, AT_ONCE)
+    budget = RetryBudget(lambda: 0.0, AT_ONCE)
     assert [budget.pause(0.5, 1, left) for left in (1.6, 1.4, -3.0)] == [0.5, None, None]

@@ -11,8 +11,8 @@ from pagoda_operator.api.errors import ClusterError, Unavailable
 from pagoda_operator.api.reader import Listed
 from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, EVENTS, PODS
 from pagoda_operator.client.cluster import KubeCluster, connect
-from pagoda_operator.client.watching import watch_session
-from pagoda_operator.serve.parts import _WORKERS
+from pagoda_operator.serve.process import _WORKERS
+from pagoda_operator.serve.watches import watch_session
 from support.servers.failing_server import kubeconfig
 
 MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "ns"}}

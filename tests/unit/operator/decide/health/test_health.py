@@ -8,9 +8,9 @@ from pagoda_operator.api.signals import CONFIRM_S, MISSING_S, EndpointSignal, Se
 from pagoda_operator.api.state import PODS
 from pagoda_operator.decide.health.health import judge
 from pagoda_operator.decide.replicas.sickness import Sickness
-from pagoda_operator.run.dependencies import Dependencies
 from support.kube.fake_api import running
 from support.worlds.sickbay import SILENT, STUCK, WELL, WRONG, Sickbay
+from support.worlds.stand_ins import dependencies_with
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_nothing_stays_said_of_who_is_gone_or_of_a_device_that_is_whole_again():
     world = Sickbay(replicas=2)
     name = world.pods[0]
     world.api.edit(PODS, "ns", name, lambda body: body["metadata"]["annotations"].update({ANNOTATION_DEVICE_FAULT: "Xid 79"}))
-    world.operator._dependencies = Dependencies(signals=world)
+    world.operator._dependencies = dependencies_with(world.api, signals=world)
     world.run()
     assert world.degraded()["reason"] == "DeviceFault"
     world.deaf = True

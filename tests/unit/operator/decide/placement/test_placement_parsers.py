@@ -9,8 +9,7 @@ from pagoda_operator.inventory.mig import of_product, of_resource, parse_profile
 from pagoda_operator.inventory.nodes import parse_node
 from pagoda_operator.inventory.pods import parse_occupant
 from pagoda_operator.inventory.slices import devices, holds, parse_claim, parse_slice
-from pagoda_operator.watch.caches import Caches
-from pagoda_operator.watch.view import View
+from pagoda_operator.watch.caches import Caches, FleetView
 from support.worlds.fleets import A100_40, H100, claim, cut, node, pod, resource_slice, whole
 
 
@@ -192,7 +191,7 @@ def named(name, **more):
 
 def test_a_view_is_made_anew_only_where_something_changed():
     caches = Caches()
-    view = View(caches)
+    view = FleetView(caches)
     caches.event(PODS, named("a"), gone=False)
     first = view()
     caches.event(PODS, named("a"), gone=False)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from pagoda_contracts.names import COMPONENT_INSPECT, LABEL_COMPONENT
@@ -10,8 +11,7 @@ from pagoda_operator.api.state import DEPLOYMENTS, NODES, PODS, PROFILES
 from pagoda_operator.decide.placement.options import options
 from pagoda_operator.inventory.fit import largest, too_small
 from pagoda_operator.inventory.nodes import parse_node
-from pagoda_operator.watch.caches import Caches
-from pagoda_operator.watch.view import View
+from pagoda_operator.watch.caches import Caches, FleetView
 from support.worlds.fleets import CPU, H100, LLAMA8, fleet, gpu, node, plain_node, whole
 from support.worlds.placing import ENGINE, bind, inspected, placement, template
 from support.worlds.played_scheduler import refuse
@@ -287,7 +287,8 @@ def test_devices_do_not_wake_who_waits_for_cores_alone():
     made = world(CPU)
     made.settle()
     refuse(made, words=LACKS)
-    made.operator._dependencies = replace(made.operator._dependencies, waits=lambda _key, *, waiting: told.append(waiting))
+    triggers = SimpleNamespace(waits=lambda _key, *, waiting: told.append(waiting))
+    made.operator._dependencies = replace(made.operator._dependencies, triggers=triggers)
     made.run()
     assert told == [False]
 
@@ -323,7 +324,7 @@ def test_what_no_node_has_is_told_in_round_numbers(there, asked, told):
 
 def test_a_thousand_nodes_are_a_handful_of_sizes_and_looked_at_once():
     caches = Caches()
-    view = View(caches)
+    view = FleetView(caches)
     for number in range(1000):
         caches.event(NODES, plain_node(f"n{number}", str(1 + number % 64), f"{1 + number % 32}Gi"), gone=False)
     found = view.sizes()

@@ -306,16 +306,16 @@ def api():
 def test_a_restart_remembers_and_at_rest_nothing_is_written(api):
     first = Memory(api)
     first.fleet = fleet(h100(1))
-    first.run(first.remembered.load, first.remembered.keep)
+    first.run(first.remembered.load, first.remembered.save)
     assert len(api.journal) == 1
     for first.at in (30.0, 60.0):
-        first.run(first.remembered.keep)
+        first.run(first.remembered.save)
     first.fleet = Fleet()
-    first.run(first.remembered.keep)
+    first.run(first.remembered.save)
     assert len(api.journal) == 1
     second = Memory(api)
     assert names(second.remembered().nodes) == []
-    second.run(second.remembered.load, second.remembered.keep)
+    second.run(second.remembered.load, second.remembered.save)
     assert names(second.remembered().nodes) == [f"{NAMED}1"]
     assert len(api.journal) == 1
 
@@ -323,11 +323,11 @@ def test_a_restart_remembers_and_at_rest_nothing_is_written(api):
 def test_devices_of_a_driver_outlast_the_process_too_and_are_given_back_to_placement(api):
     first = Memory(api)
     first.fleet = there(by_driver(1, whole(2)))
-    first.run(first.remembered.load, first.remembered.keep)
+    first.run(first.remembered.load, first.remembered.save)
     first.fleet = Fleet()
-    first.run(first.remembered.keep)
+    first.run(first.remembered.save)
     second = Memory(api)
-    second.run(second.remembered.load, second.remembered.keep)
+    second.run(second.remembered.load, second.remembered.save)
     for memory in (first, second):
         found = memory.remembered()
         assert names(found.nodes) == [f"{NAMED}1"]
@@ -338,7 +338,7 @@ def test_devices_of_a_driver_outlast_the_process_too_and_are_given_back_to_place
     assert names(second.remembered().nodes) == [f"{NAMED}2", f"{NAMED}1"]
     second.fleet = there(by_driver(2, whole(2)))
     assert names(second.remembered().nodes) == [f"{NAMED}2"]
-    second.run(second.remembered.keep)
+    second.run(second.remembered.save)
     assert len(api.journal) == 2, "the example is one that is there"
 
 
@@ -355,7 +355,7 @@ def test_without_the_charts_map_it_is_remembered_by_the_process_alone():
     api = FakeApi()
     memory = Memory(api)
     memory.fleet = fleet(h100(1))
-    memory.run(memory.remembered.load, memory.remembered.keep)
+    memory.run(memory.remembered.load, memory.remembered.save)
     memory.fleet = Fleet()
     assert (api.journal, names(memory.remembered().nodes)) == ([], [f"{NAMED}1"])
 
@@ -363,7 +363,7 @@ def test_without_the_charts_map_it_is_remembered_by_the_process_alone():
 def test_what_cannot_be_read_is_tried_again(api, monkeypatch):
     first = Memory(api)
     first.fleet = fleet(h100(1))
-    first.run(first.remembered.load, first.remembered.keep)
+    first.run(first.remembered.load, first.remembered.save)
     second, read, rounds = Memory(api), api.get, []
 
     async def away(*_):
@@ -389,7 +389,7 @@ def test_what_cannot_be_written_is_tried_again(api):
     memory.fleet = fleet(h100(1))
     memory.run(memory.remembered.load)
     api.refuse["ConfigMap"] = Unavailable("503")
-    memory.run(memory.remembered.keep)
+    memory.run(memory.remembered.save)
     api.refuse.clear()
-    memory.run(memory.remembered.keep)
+    memory.run(memory.remembered.save)
     assert NODE_POOLS_KEY in api.objects["ConfigMap", MINE, NODE_POOLS_CONFIG_MAP]["data"]

@@ -21,7 +21,6 @@ from pagoda_operator.decide.quota.ledger import Age, Ledger
 from pagoda_operator.decide.render.writes import Create
 from pagoda_operator.decide.status.status import status
 from pagoda_operator.quota.native import singles
-from pagoda_operator.run.dependencies import Dependencies, Unscaled
 from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
@@ -30,6 +29,7 @@ from support.kube.fake_api import Crash
 from support.suite.profiles import examples
 from support.worlds.fleets import H100, cut, fleet, node, whole
 from support.worlds.quota import LATE_S, SLICE, JitteryApi, LateApi, QuotaWorld
+from support.worlds.stand_ins import Unscaled, dependencies_with
 from support.worlds.world import World
 
 OLD, NEW = Age("2026-01-01", "a"), Age("2026-01-02", "b")
@@ -295,7 +295,7 @@ class Wishes(Unscaled):
 def test_a_rollout_under_a_full_quota_goes_on_one_replica_at_a_time_whatever_spec_replicas_says(asked):
     world = QuotaWorld()
     world.cap(2, "ns")
-    world.operator = Reconciler(world.api, Settings(), world.now, Dependencies(quota=world.quotas, scaling=Wishes()))
+    world.operator = Reconciler(world.api, Settings(), world.now, dependencies_with(world.api, quota=world.quotas, scaling=Wishes()))
     key = world.serve("ns", asked)
     world.round(key, 4)
     (old,) = (body["metadata"]["name"] for body in world.api.of(DEPLOYMENTS))

@@ -7,6 +7,7 @@ from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.run.dependencies import Dependencies
 from support.worlds.fleets import H100, TINY, cut, fleet, mig, node
 from support.worlds.scaled import ScaledWorld
+from support.worlds.stand_ins import dependencies_with
 
 # The smallest slices have room for one replica, the next ones for three.
 SLICES = {"p1g_10gb": 1, "p2g_20gb": 3}
@@ -18,7 +19,7 @@ class CappedWorld(ScaledWorld):
 
     def dependencies(self) -> Dependencies:
         quotas = Quotas(self.api, lambda: [MOST], lambda _: None, lambda: 0.0)
-        return Dependencies(signals=self.gateways, scaling=self.scaler, fleet=lambda: self.fleet, quota=quotas)
+        return dependencies_with(self.api, signals=self.gateways, scaling=self.scaler, fleet=lambda: self.fleet, quota=quotas)
 
 
 def test_what_quota_grants_is_asked_for_the_devices_that_scaling_leads_to() -> None:

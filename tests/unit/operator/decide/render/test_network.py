@@ -10,13 +10,13 @@ from pagoda_operator.api.state import DEPLOYMENTS, NETWORK_POLICIES, PODS, PROFI
 from pagoda_operator.decide.render.children import Owner
 from pagoda_operator.decide.render.inspect import inspect_pod
 from pagoda_operator.decide.render.network import inspection_policy, network_policy
-from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
 from support.judges.network_rules import Network, Peer, selected
 from support.kube.fake_api import FakeApi, profile_body, service_body
 from support.worlds.fleets import CPU, TINY, fleet, gpu, mig
 from support.worlds.placing import ENGINE, MIXED
+from support.worlds.stand_ins import dependencies_with
 from support.worlds.world import KEY, now
 
 OURS = Callers(
@@ -179,7 +179,7 @@ def world(**spec):
 
 def run(api, callers, times=6):
     for _ in range(times):
-        asyncio.run(Reconciler(api, Settings(callers=callers), now).reconcile(KEY))
+        asyncio.run(Reconciler(api, Settings(callers=callers), now, dependencies_with(api)).reconcile(KEY))
 
 
 def test_it_stands_before_the_first_replica_follows_the_profile_and_is_silent_at_rest():
@@ -251,7 +251,7 @@ def inspected(uri="hf://org/model"):
 
 def look(api, callers=OURS, times=3):
     for _ in range(times):
-        asyncio.run(Reconciler(api, Settings(callers=callers), now, Dependencies(fleet=lambda: fleet(MIXED))).reconcile(KEY))
+        asyncio.run(Reconciler(api, Settings(callers=callers), now, dependencies_with(api, fleet=lambda: fleet(MIXED))).reconcile(KEY))
 
 
 @pytest.mark.parametrize(("uri", "ways"), [("hf://org/model", 2), ("pvc://models/tiny", 0)])

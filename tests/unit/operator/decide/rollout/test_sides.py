@@ -12,8 +12,8 @@ from pagoda_operator.api.pods import Pod, parse_pod
 from pagoda_operator.api.signals import EndpointSignal, Seen, ServiceSignals
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES
 from pagoda_operator.decide.replicas.sides import current_side
+from pagoda_operator.watch.ages import Ages
 from pagoda_operator.watch.caches import Caches
-from pagoda_operator.watch.unschedulable import Unschedulable
 from support.kube.fake_api import crashed, fetching, is_trial, running, waiting
 from support.worlds.world import KEY, World
 
@@ -243,12 +243,12 @@ def test_a_pod_that_waited_for_devices_and_then_lacks_something_else_has_ten_min
 @pytest.mark.parametrize("jump", [-3600.0, 0.0, 3600.0])
 def test_a_pod_that_lacks_something_has_waited_as_long_as_it_has_whoever_sets_the_clock(jump):
     passed = 0.0
-    lacking = Unschedulable(lambda: passed)
+    lacking = Ages(lambda: passed)
     pod = Pod("p", "r", "a", meta={"uid": "u"}, unschedulable=True, unscheduled=NO_LABEL, unscheduled_since=1_000_000.0)
-    assert lacking.of(KEY, [pod], 1_000_100.0) == {"u": 1_000_000.0}
+    assert lacking.unschedulable(KEY, [pod], 1_000_100.0) == {"u": 1_000_000.0}
     passed = 50.0
     now = 1_000_150.0 + jump
-    assert now - lacking.of(KEY, [pod], now)["u"] == 150.0
+    assert now - lacking.unschedulable(KEY, [pod], now)["u"] == 150.0
 
 
 # For how long no gateway has told of the service, what one tells of its only replica, and what is held against it.

@@ -13,11 +13,9 @@ import pytest
 from pagoda_contracts.resources.scaling import Predictive
 from pagoda_operator.api.errors import TraceRefused
 from pagoda_operator.replay.command import main
-from pagoda_operator.replay.fleet import Fleet, Replica
-from pagoda_operator.replay.hpa import Hpa
-from pagoda_operator.replay.run import Bounds, hpa, pagoda, plain, replay
+from pagoda_operator.replay.policies import Calendar, Hpa, hpa, pagoda, plain
+from pagoda_operator.replay.simulation import Bounds, Fleet, Replica, replay
 from pagoda_operator.replay.traces import SHAPES, Arrival, generate, read, write
-from pagoda_operator.replay.watcher import Calendar
 
 
 @cache

@@ -1,14 +1,15 @@
-"""fleet: what replicas would have done with a trace's demand. A discrete-event model with a virtual clock; called by `replay.run`.
+"""Replays a trace through one policy: a discrete-event model of replicas with a virtual clock. Called by `command` and by tests.
 
 A request goes to the replica with the fewest requests, as the gateway sends it, and stays there: it waits in that replica's queue while all
-its rows are taken, then computes its prompt, then holds a row until its answer ends. Without a ready replica it is held. A replica that is
-told to leave gets nothing new and ends with its last request; one that starts is paid for from the beginning.
+rows are taken, then computes its prompt, then occupies a row until its answer ends. Without a ready replica it is held. A replica that is
+scaled down gets no new request and ends with its last one. A replica that starts is paid for from the beginning.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from pagoda_operator.replay.traces import Arrival
@@ -162,3 +163,78 @@ class Fleet:
     def _bury(self, member: Member) -> None:
         if member.leaving and not member.load:
             self.members.remove(member)
+
+
+Decide = Callable[[Fleet], int]
+"""What a policy makes of the fleet at `fleet.now`: replicas wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Asked every `period_s` seconds; of every `course_s` the course has a line."""
+
+    name: str
+    decide: Decide
+    period_s: float
+    course_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What may be asked for, and where it begins; `ttft_s` is the longest first token that is no miss."""
+
+    least: int = 1
+    most: int = 32
+    ttft_s: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One line of the course of things."""
+
+    at: float
+    wanted: int
+    ready: int
+    running: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A policy's account of a trace. `too_long` of the missed are prompts that take longer than `ttft_s` by themselves: nobody's fault."""
+
+    policy: str
+    requests: int
+    missed: int
+    too_long: int
+    gpu_hours: float
+    longest_wait_s: float
+    changes: int
+    course: tuple[Sample, ...]
+
+
+def replay(arrivals: Iterable[Arrival], policy: Policy, kind: Replica, bounds: Bounds) -> Outcome:
+    """Until the last answer has ended. `gpu_hours` are replica-hours, each from the replica's order to its end."""
+    fleet = Fleet(kind, bounds.least, bounds.ttft_s)
+    course: list[Sample] = []
+    pending = deque(arrivals)
+    tick, changes, too_long = 0.0, 0, 0
+    while pending or any(member.load for member in fleet.members) or fleet.held:
+        tick += policy.period_s
+        while pending and pending[0].at < tick:
+            too_long += pending[0].prompt * kind.prompt_s > bounds.ttft_s
+            fleet.arrive(pending.popleft())
+        fleet.until(tick)
+        wanted = min(bounds.most, max(bounds.least, policy.decide(fleet)))
+        changes += wanted != len(fleet.wanted)
+        fleet.order(wanted)
+        if not policy.course_s or tick % policy.course_s == 0:
+            course.append(_sample(fleet))
+    tally = fleet.tally
+    return Outcome(policy.name, tally.served, tally.missed, too_long, tally.paid_s / 3600, tally.longest_wait_s, changes, tuple(course))
+
+
+def _sample(fleet: Fleet) -> Sample:
+    running = sum(member.running for member in fleet.members)
+    waiting = sum(len(member.queue) for member in fleet.members) + len(fleet.held)
+    return Sample(fleet.now, len(fleet.wanted), len(fleet.ready), running, waiting)

@@ -4,7 +4,7 @@ from itertools import islice
 
 import kopf
 from pagoda_operator.api.state import ADAPTERS, PROFILES, QUOTAS, SERVICES, Key
-from pagoda_operator.serve.handlers import EndlessJitter, configure, register
+from pagoda_operator.serve.watches import EndlessJitter, configure, register
 from pagoda_operator.watch.caches import Caches
 
 
@@ -24,14 +24,13 @@ async def test_kopf_watches_our_own_kinds_and_its_events_go_to_the_caches():
 def test_the_settings_keep_kopf_from_writing_and_from_giving_up():
     settings = kopf.OperatorSettings()
     configure(settings)
-    assert (settings.peering.standalone, settings.posting.enabled, settings.queueing.worker_limit) == (True, False, None)
+    assert settings.posting.enabled is False
     assert (settings.watching.inactivity_timeout, settings.watching.server_timeout, settings.watching.client_timeout) == (70, 300, 330)
-    assert (settings.execution.default_backoff, settings.execution.max_workers) == (5, 8)
     assert settings.queueing.error_delays == (1, 2, 5, 10, 30, 60)
     assert settings.process.ultimate_exiting_timeout == 25
     assert (settings.watching.connect_timeout, settings.watching.chunk_size) == (10, 100)
     assert (settings.networking.request_timeout, settings.networking.connect_timeout) == (30, 5)
-    assert (settings.queueing.idle_timeout, settings.scanning.disabled) == (0.5, False)
+    assert settings.queueing.idle_timeout == 0.5
 
 
 def test_a_watch_is_tried_again_without_end_and_not_by_all_at_once():

@@ -1,0 +1,159 @@
+"""The two policies that `replay` compares: an HPA with its defaults, and the operator's own scaling.
+
+The HPA is the v2 algorithm of Kubernetes ("Horizontal Pod Autoscaling", algorithm details and `behavior` defaults), every 15 s. A ratio
+within 10 % of 1 changes nothing. It scales up at once, by at most 4 pods or a doubling per 15 s, and down to the highest recommendation of
+the last 300 s. Pods that are not ready yet count as idle on the way up, which damps it. Ours is the operator's code with its memory,
+schedules and forecast; only signals and pods come from the model.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final
+
+from pagoda_contracts.resources.scaling import ScalingSpec
+
+from pagoda_operator.api.scaling import BIN_S, Decision, Measure
+from pagoda_operator.api.signals import ServiceSignals
+from pagoda_operator.decide.scale.demand import Level, amended
+from pagoda_operator.decide.scale.inputs import Basis, Memory, Moment
+from pagoda_operator.decide.scale.learned import DAY_S, Learned
+from pagoda_operator.decide.scale.scaling import decide
+from pagoda_operator.replay.simulation import Bounds, Fleet, Policy, Replica
+
+PERIOD_S: Final = 15.0
+_FILL: Final = 0.8  # of a replica's rows, which the HPA aims at
+_TOLERANCE: Final = 0.1
+_DOWN_WINDOW_S: Final = 300.0
+_UP_PODS: Final = 4
+
+
+@dataclass(slots=True)
+class Hpa:
+    """`target` is the queue that a replica should have: requests it holds, running and waiting, as `vllm:num_requests_running` and
+    `vllm:num_requests_waiting` add up to."""
+
+    target: float
+    least: int
+    most: int
+    past: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def decide(self, now: float, wanted: int, ready: int, queue: float) -> int:
+        """Replicas wanted from now on, where `wanted` were and `ready` of them serve `queue` requests."""
+        proposed = self._proposed(wanted, ready, queue)
+        self.past.append((now, proposed))
+        while self.past and self.past[0][0] <= now - _DOWN_WINDOW_S:
+            self.past.popleft()
+        stable = max(count for _, count in self.past) if proposed < wanted else proposed
+        if stable < wanted:
+            return max(self.least, stable)
+        return min(self.most, max(self.least, min(stable, max(wanted + _UP_PODS, 2 * wanted))))
+
+    def _proposed(self, wanted: int, ready: int, queue: float) -> int:
+        if not ready:
+            return wanted
+        ratio = queue / ready / self.target
+        if abs(ratio - 1) <= _TOLERANCE:
+            return wanted
+        if ratio > 1 and wanted > ready:  # the ones that are not ready yet are taken to have nothing to do
+            ratio = queue / wanted / self.target
+            return max(wanted, math.ceil(ratio * wanted)) if ratio > 1 + _TOLERANCE else wanted
+        return math.ceil(ratio * ready)
+
+
+LOOK_S: Final = 1.0
+_KEPT: Final = 120
+_ACCELERATOR: Final = "replayed"
+
+
+@dataclass(frozen=True, slots=True)
+class Calendar:
+    """When the trace's zero was, in seconds of Unix time, and how long a day is in it."""
+
+    origin: float = 0.0
+    day_s: float = DAY_S
+
+
+class Watcher:
+    """Measures the fleet, remembers, asks `scaling.decide`."""
+
+    def __init__(self, kind: Replica, spec: ScalingSpec, calendar: Calendar) -> None:
+        self._kind, self._spec, self._calendar = kind, spec, calendar
+        self._measures: deque[Measure] = deque(maxlen=_KEPT)
+        self._memory = Memory(0.0, 0, learned=Learned(starts={_ACCELERATOR: (kind.start_s,)}))
+        self._arrived = self._inside = 0
+        self._level = Level()
+        self._sorted: list[float] = []
+        self._sorted_of = 0
+        self.last: Decision | None = None
+
+    def __call__(self, fleet: Fleet) -> int:
+        """Replicas wanted."""
+        if not self._measure(fleet):
+            return len(fleet.wanted)
+        signals = ServiceSignals(tuple(self._measures), fresh=True, held=len(fleet.held))
+        moment = Moment(fleet.now, self._calendar.origin + fleet.now)
+        self.last, self._memory = decide(self._basis(fleet), signals, self._memory, moment)
+        return len(fleet.wanted) if self.last is None else self.last.replicas
+
+    def _basis(self, fleet: Fleet) -> Basis:
+        members, there = fleet.wanted, len(fleet.wanted)
+        starting = tuple(self._calendar.origin + m.born for m in members if m.ready_at > fleet.now)
+        ready = there - len(starting)
+        kind: dict[str, Any] = {"rows": self._kind.rows, "accelerator": _ACCELERATOR, "day_s": self._calendar.day_s}
+        return Basis(self._spec, there, there, ready, starting, **kind)
+
+    def _measure(self, fleet: Fleet) -> bool:
+        """Whether there is anything to decide by: a bin's end, or a look that is worse than the last."""
+        running, waiting = sum(m.running for m in fleet.members), sum(len(m.queue) for m in fleet.members)
+        kv = sum(m.blocks for m in fleet.members) / (self._kind.blocks * max(1, len(fleet.members)))
+        level = Level(running, waiting, len(fleet.held), kv, self._p95(fleet))
+        if fleet.now % BIN_S:
+            if not self._measures or not level.worse(self._level):
+                return False
+            self._measures[-1] = amended(self._measures[-1], level)
+        else:
+            self._measures.append(self._bin(fleet, level))
+        self._level = level
+        return True
+
+    def _bin(self, fleet: Fleet, level: Level) -> Measure:
+        arrived, inside = fleet.arrived - self._arrived, level.running + level.waiting + level.held
+        ended = arrived - (inside - self._inside)
+        self._arrived, self._inside = fleet.arrived, inside
+        return Measure(fleet.now, arrived, ended, *level)
+
+    def _p95(self, fleet: Fleet) -> float:
+        """Returns the p95 of the last minute's first tokens. They are kept in order, because sorting them took most of a replay."""
+        for _, ttft in islice(fleet.ttfts, self._sorted_of, None):
+            insort(self._sorted, ttft)
+        while fleet.ttfts and fleet.ttfts[0][0] < fleet.now - 60:
+            del self._sorted[bisect_left(self._sorted, fleet.ttfts.popleft()[1])]
+        self._sorted_of = len(fleet.ttfts)
+        return self._sorted[int(0.95 * (len(self._sorted) - 1))] if self._sorted else 0.0
+
+
+def hpa(kind: Replica, bounds: Bounds) -> Policy:
+    """HPA on the queue: requests per replica, to fill four fifths of its rows."""
+    state = Hpa(_FILL * kind.rows, bounds.least, bounds.most)
+
+    def decide(fleet: Fleet) -> int:
+        ready = fleet.ready
+        return state.decide(fleet.now, len(fleet.wanted), len(ready), sum(member.load for member in ready) + len(fleet.held))
+
+    return Policy("hpa", decide, PERIOD_S)
+
+
+def pagoda(kind: Replica, bounds: Bounds, spec: ScalingSpec | None = None, calendar: Calendar | None = None) -> Policy:
+    """The operator's own `scaling`, on what gateways would have told it."""
+    return Policy("pagoda", Watcher(kind, spec or plain(bounds), calendar or Calendar()), LOOK_S, BIN_S)
+
+
+def plain(bounds: Bounds) -> ScalingSpec:
+    """Mode Auto with the bounds and their time to the first token, nothing else."""
+    targets = {"queueDepth": 1, "ttftP95": f"{bounds.ttft_s:g}s"}
+    return ScalingSpec.model_validate({"mode": "Auto", "min": bounds.least, "max": bounds.most, "targets": targets})

@@ -1,0 +1,135 @@
+"""What the caches keep of an object. Pure.
+
+`pack` keeps our own objects as text, without what no plan and no status compares: a pod is 25 KB of dictionaries and 1 KB of such text.
+`PARSERS` keep what decisions over more than one service need, each as its deciding module parses it. Neither keeps what changes with time
+alone (heartbeats, images, counters), so two values are equal if nothing changed that is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from pagoda_contracts.names import LABEL_SERVICE
+
+from pagoda_operator.api.pods import by_scheduler
+from pagoda_operator.api.state import (
+    ADAPTERS,
+    CHILD_RESOURCES,
+    CORE_SERVICES,
+    DISRUPTION_BUDGETS,
+    NODES,
+    PODS,
+    PROFILES,
+    QUOTAS,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    SERVICES,
+    Json,
+    Key,
+    Resource,
+)
+from pagoda_operator.decide.quota.caps import parse_quota
+from pagoda_operator.inventory.nodes import parse_node
+from pagoda_operator.inventory.pods import parse_occupant
+from pagoda_operator.inventory.slices import parse_claim, parse_slice
+
+OWN: Final = (SERVICES, PROFILES, PODS, *CHILD_RESOURCES)
+_POD_SPEC: Final = ("nodeName", "priority", "schedulingGates", "terminationGracePeriodSeconds", "resourceClaims")
+# Kinds whose status decides nothing: each change of replicas changes a budget's status, and that was a run for nothing.
+_STATUS_IGNORED: Final = frozenset({DISRUPTION_BUDGETS, CORE_SERVICES})
+# Of a pod's containers, what devices they ask for.
+_POD_CONTAINERS: Final = ("initContainers", "containers")
+_IGNORED_FIELDS: Final = frozenset(
+    {"containerID", "image", "imageID", "volumeMounts", "resources", "allocatedResources", "user", "lastProbeTime"}
+)
+
+
+class Packed(NamedTuple):
+    """One object without its resourceVersion. `service`: whose it is, None of a profile; `node`: where a pod stands, "" before."""
+
+    service: Key | None
+    node: str
+    text: bytes
+
+    def body(self, version: str) -> dict[str, Any]:
+        """The object again."""
+        body: dict[str, Any] = msgspec.json.decode(self.text)
+        body["metadata"]["resourceVersion"] = version
+        return body
+
+
+def pack(resource: Resource, body: Json) -> Packed | None:
+    """None for an object without a service's label, which is not ours."""
+    if resource not in OWN:
+        return None
+    service = _service(resource, body)
+    if service is None and resource != PROFILES:
+        return None
+    meta = {name: value for name, value in body["metadata"].items() if name not in ("managedFields", "resourceVersion")}
+    kept = {**body, "apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta}
+    if resource in _STATUS_IGNORED:
+        kept.pop("status", None)
+    if resource == PODS:
+        kept |= _pod(body, meta)
+    # In the server's order: a ConfigMap's text is rendered from a ControllerRevision's data as they stand there.
+    node = (body.get("spec") or {}).get("nodeName", "") if resource == PODS else ""
+    return Packed(service, node, msgspec.json.encode(kept))
+
+
+def _pod(body: Json, meta: Json) -> dict[str, Any]:
+    """A pod without what only its node needs."""
+    entries = by_scheduler(body["metadata"])
+    spec, status = body.get("spec") or {}, body.get("status") or {}
+    asked = {name: [_requests(container) for container in spec[name]] for name in _POD_CONTAINERS if name in spec}
+    return {
+        "metadata": {**meta, "managedFields": entries} if entries else meta,
+        "spec": {name: spec[name] for name in _POD_SPEC if name in spec} | asked,
+        "status": {name: _without_ignored(value) for name, value in status.items()},
+    }
+
+
+def _service(resource: Resource, body: Json) -> Key | None:
+    if resource == SERVICES:
+        return key_of(body)
+    name = (body["metadata"].get("labels") or {}).get(LABEL_SERVICE)
+    return Key(body["metadata"].get("namespace", ""), name) if name else None
+
+
+def key_of(body: Json) -> Key:
+    """Its namespace and name."""
+    meta = body["metadata"]
+    return Key(meta.get("namespace", ""), meta["name"])
+
+
+def _requests(container: Json) -> Json:
+    return {name: container[name] for name in ("name", "resources") if name in container}
+
+
+def _without_ignored(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    return [
+        {name: part for name, part in found.items() if name not in _IGNORED_FIELDS} if isinstance(found, dict) else found for found in value
+    ]
+
+
+Parser = Callable[[Json], Any]
+
+
+def parse_adapter(body: Json) -> tuple[Key, int] | None:
+    """The service that a LoraAdapter names, and the generation that names it."""
+    reference: Any = (body.get("spec") or {}).get("serviceRef") or {}
+    name, meta = reference.get("name"), body["metadata"]
+    return (Key(str(reference.get("namespace") or meta["namespace"]), str(name)), int(meta.get("generation", 0))) if name else None
+
+
+PARSERS: Final[Mapping[Resource, Parser]] = {
+    ADAPTERS: parse_adapter,
+    NODES: parse_node,
+    PODS: parse_occupant,
+    QUOTAS: parse_quota,
+    RESOURCE_SLICES: parse_slice,
+    RESOURCE_CLAIMS: parse_claim,
+}
