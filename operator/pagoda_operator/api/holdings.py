@@ -1,4 +1,4 @@
-"""What a service holds now and will hold: per Deployment, from quorum reads. Pure; made by `observe`, read by the ledger.
+"""What a service holds now and will hold, by Deployment. Pure; made by `observe`, read by the ledger.
 
 Pods of every owner of the service's name count, a predecessor's too: they hold devices until they are gone.
 """

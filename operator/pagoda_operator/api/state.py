@@ -182,7 +182,7 @@ class Observed:
     taken: tuple[Taken, ...] = ()
     # What daemons answered to their last order, by the pod's uid; empty after a restart.
     answers: Mapping[str, Answer] = field(default_factory=dict)
-    # Since when pods have no node for another reason than a lack of free devices, by uid (unschedulable.py).
+    # Since when pods have no node for another reason than a lack of free devices, by uid (watch/ages.py).
     unschedulable: Mapping[str, float] = field(default_factory=dict)
     # What gateways say of it; None where nothing was heard since this process began.
     signals: ServiceSignals | None = None

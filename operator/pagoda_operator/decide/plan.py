@@ -63,12 +63,25 @@ class Plan:
 
 
 def plan(observed: Observed) -> Plan:
-    """The writes that bring what is observed nearer to the spec, and replace what is sick; none when it is there and well."""
+    """The writes that bring what is observed nearer to the spec, and give an unhealthy replica its successor; none when it is there and
+    well. Served names that another service has are the plan's problem."""
     health = judge(observed)
     draft = _converging(observed, health)
     if draft.rollout is None:
         draft = _succeeding(observed, draft, health)
-    return replace(draft, writes=(*draft.writes, *health.marks))
+    return _with_name_conflict(observed, replace(draft, writes=(*draft.writes, *health.marks)))
+
+
+def _with_name_conflict(observed: Observed, draft: Plan) -> Plan:
+    """The plan of a service whose served names others hold (claims.py), with that problem. If no name is left to it, nothing new starts."""
+    if not observed.taken or draft.problem is not None or observed.spec is None:
+        return draft
+    holders = ", ".join(f"{taken.name!r} is held by {taken.holder.namespace}/{taken.holder.name}" for taken in observed.taken)
+    problem = SpecProblem(NAME_CONFLICT, f"served names belong to the service that has them first: {holders}")
+    names = observed.spec.model.served_names or (observed.meta.name,)
+    if len(observed.taken) < len(names) or observed.of(DEPLOYMENTS):
+        return replace(draft, problem=problem)
+    return replace(draft, problem=problem, writes=tuple(write for write in draft.writes if not isinstance(write, Create)))
 
 
 def _succeeding(observed: Observed, draft: Plan, health: Health) -> Plan:

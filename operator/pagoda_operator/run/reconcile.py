@@ -25,7 +25,7 @@ from pagoda_operator.api.reader import Lister, Reader
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Key, Observed, Resource
 from pagoda_operator.decide.plan import Plan, owner_of, plan
 from pagoda_operator.decide.render.writes import Annotate, Create, Delete
-from pagoda_operator.decide.status.status import status, with_name_conflict
+from pagoda_operator.decide.status.status import status
 from pagoda_operator.inventory.fleet import Fleet
 from pagoda_operator.inventory.values import digest
 from pagoda_operator.run.apply import Cluster, apply, apply_status
@@ -92,7 +92,7 @@ class Reconciler:
 
     async def _planned(self, key: Key) -> tuple[Observed, Plan] | None:
         observed = await self._observe(key)
-        return None if observed is None else (observed, with_name_conflict(observed, plan(observed)))
+        return None if observed is None else (observed, plan(observed))
 
     async def _observe(self, key: Key) -> Observed | None:
         """The service and all that this process knows of it: a declared order, each step on what the ones before it found."""
@@ -148,7 +148,7 @@ class Reconciler:
             own = tuple(child for child in in_the_way if child.belongs_to(observed.meta.uid))
             others = tuple(child for child in in_the_way if child not in own)
             observed = replace(observed, children=observed.children + own, strangers=observed.strangers + others)
-            draft = with_name_conflict(observed, plan(observed))
+            draft = plan(observed)
         return observed, self._dependencies.quota.admit(key, observed, draft)
 
     async def _apply_plan(self, key: Key, observed: Observed, draft: Plan) -> Outcome:
@@ -213,7 +213,7 @@ class Reconciler:
         """What daemons have just answered may let replicas go: they are marked for it in this run. A look and a status for that step alone
         were half of what a scale-down waited for."""
         answered = replace(observed, answers=self._answers[key])
-        further = with_name_conflict(answered, plan(answered))
+        further = plan(answered)
         if not further.writes or any(not isinstance(write, Annotate) or write.resource != PODS for write in further.writes):
             return observed, draft
         await apply(self._cluster, further.writes)

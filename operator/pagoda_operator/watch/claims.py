@@ -1,5 +1,5 @@
-"""Which service owns which served name, over all services. Updated by triggers.py, asked by `reconcile`; name_conflict.py makes a plan and
-a status of the answer.
+"""Which service owns which served name, over all services. Updated by triggers.py, asked by `reconcile`; `plan` says what follows for a
+service that does not own all of its names.
 
 A service that has a name keeps it, otherwise the oldest claimer gets it (`pagoda_contracts.claims`, as in the gateway). Another claimer
 starts nothing for names that it does not own. What each owns is in its status.

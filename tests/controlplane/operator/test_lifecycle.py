@@ -230,7 +230,10 @@ def test_a_service_deleted_without_its_children_goes_and_leaves_them_serving(rea
     eventually(lambda: real.kube.get(SERVICES, real.namespace, NAME) is None, "the service gone")
     listed = [(resource, item) for resource in CHILD_RESOURCES for item in real.kube.list(resource, real.namespace)]
     left = {f"{resource.kind} {item['metadata']['name']}": item for resource, item in listed}
-    assert left.keys() >= set(kept)
+    deletes = [(event["user"]["username"], event.get("objectRef", {})) for event in real.cluster.audit(verbs=["delete"])]
+    gone = [(user, ref["resource"], ref["name"]) for user, ref in deletes if ref.get("namespace") == real.namespace]
+    assert [entry for entry in gone if entry[0] == USER] == []
+    assert left.keys() >= set(kept), f"deleted in this namespace, and by whom: {gone}"
     assert [name for name in kept if "ownerReferences" in left[name]["metadata"]] == []
     assert [pod for pod in real.pods() if "deletionTimestamp" in pod["metadata"]] == []
     real.kube.delete(DEPLOYMENTS, real.namespace, real.kube.list(DEPLOYMENTS, real.namespace)[0]["metadata"]["name"])

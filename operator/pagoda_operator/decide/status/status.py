@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from pagoda_contracts.conditions.service import NAME_CONFLICT
 from pagoda_contracts.resources.service import InferenceServiceStatus, RevisionStatus
 from pagoda_contracts.resources.status import ScalingDecision, ScalingStatus
 
@@ -23,7 +21,6 @@ from pagoda_operator.decide.children.pinning import CLAIM, Where, render
 from pagoda_operator.decide.plan import Plan, owner_of
 from pagoda_operator.decide.render.children import Manifest
 from pagoda_operator.decide.render.overlay import lost, written
-from pagoda_operator.decide.render.writes import Create
 from pagoda_operator.decide.replicas.stages import clean
 from pagoda_operator.decide.scale.autoscale import limited
 from pagoda_operator.decide.status.conditions import conditions
@@ -145,15 +142,3 @@ def _differences(kept: Manifest, fresh: Manifest) -> Iterator[str]:
         path = found if (found := lost(now, before)) is not None else lost(before, now)
         if path is not None:
             yield written((part, *path))
-
-
-def with_name_conflict(observed: Observed, draft: Plan) -> Plan:
-    """The plan of a service whose served names others hold (claims.py), with that problem. If no name is left to it, nothing new starts."""
-    if not observed.taken or draft.problem is not None or observed.spec is None:
-        return draft
-    holders = ", ".join(f"{taken.name!r} is held by {taken.holder.namespace}/{taken.holder.name}" for taken in observed.taken)
-    problem = SpecProblem(NAME_CONFLICT, f"served names belong to the service that has them first: {holders}")
-    names = observed.spec.model.served_names or (observed.meta.name,)
-    if len(observed.taken) < len(names) or observed.of(DEPLOYMENTS):
-        return replace(draft, problem=problem)
-    return replace(draft, problem=problem, writes=tuple(write for write in draft.writes if not isinstance(write, Create)))
