@@ -23,6 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -126,7 +127,7 @@ class Bench:
 
     def writes(self, since: float) -> list[dict[str, Any]]:
         """What the operator wrote, its Lease apart."""
-        return [event for event in self.cluster.audit(user=USER, since=since) if event["objectRef"]["resource"] != "leases"]
+        return [event for event in self.cluster.audit(user=USER, since=since) if event.get("objectRef", {}).get("resource") != "leases"]
 
     def rest(self, operator: OperatorProcess, seconds: float) -> dict[str, float]:
         """Writes and cost of doing nothing."""
@@ -193,15 +194,23 @@ class Bench:
         for name, span in quiet:
             seen[name].served.append(span)
         found = answers(changes(asked, end), seen, (DEPLOYMENTS.plural, SERVICES.plural), end)
+        ours = [event for event in log if event["user"]["username"] == USER and event.get("objectRef", {}).get("resource") != "leases"]
         return {
             "changes": len(asked),
             "unanswered": found.unanswered,
+            "requests_per_change": per_change(ours, len(asked)),
             "all_writes_s": spread(found.whole),
             "our_share_s": spread(found.ours),
             "told_s": spread([span.end - span.begin for _, span in quiet]),
             "news_s": spread(found.news),
             "runs": {name: spread([run[name] for run in recent]) for name in ("queued_s", "took_s", "waited_s")},
         }
+
+
+def per_change(requests: list[dict[str, Any]], changes: int) -> dict[str, float]:
+    """Requests for each change by verb, what a watch or a list asks for among them."""
+    verbs = Counter(event["verb"] for event in requests)
+    return {verb: round(count / changes, 2) for verb, count in sorted(verbs.items())}
 
 
 def spread(values: list[float]) -> dict[str, float]:
