@@ -17,17 +17,17 @@ from pagoda_contracts.names import (
 from pagoda_operator.api.orders import written
 from pagoda_operator.inventory.values import Json, unix
 
-# How the scheduler calls it that something is there and all in use: by requests, and by ResourceClaims.
+# The scheduler's words if devices exist and all are in use: for requests, and for ResourceClaims.
 _SHORT_OF: Final = ("Insufficient", "cannot allocate all claims")
 _SCHEDULER: Final = "kube-scheduler"
-# A container waits for others or for its turn: says less than any other reason.
+# The container waits for others, which says less than any other reason.
 _MERELY_LATER: Final = ("PodInitializing", "ContainerCreating")
 
 
 class Fetching(NamedTuple):
-    """What a pod's fetch sidecar does. `started`: the model is complete. The exit is that of its last run, if it ended.
+    """The state of a pod's fetch sidecar. `started`: the model is complete. The exit is that of its last run, if it ended.
 
-    How far the fetch is stays out: a percentage that moves would be a write each time. The sidecar's probe and log say it.
+    A percentage would be a status write each time it moves; the sidecar's probe and log have it.
     """
 
     running: bool = False
@@ -38,12 +38,12 @@ class Fetching(NamedTuple):
 
     @property
     def permanent(self) -> bool:
-        """Whether only a person cures what keeps the model from coming."""
+        """Whether the fetch fails until a person repairs its cause."""
         return self.exit_code == EXIT_PERMANENT and not self.started
 
     @property
     def busy(self) -> bool:
-        """Whether the model is on its way, or was tried for."""
+        """Whether the model is being fetched, or an attempt failed."""
         return not self.started and (self.running or self.exit_code is not None)
 
 
@@ -70,10 +70,10 @@ class Pod:
     # Unix seconds: when it was made, and since when it is ready (None while it is not).
     created: float = 0.0
     ready_since: float | None = None
-    # What an order to this very pod needs, and how the ReplicaSet ranks it.
+    # What an order to this pod needs, and how the ReplicaSet ranks it.
     meta: Json = field(default_factory=dict)
     address: str = ""
-    # Where it stands, whether it holds devices there, and why they are not to be trusted.
+    # Its node, whether it uses devices there, and why they are faulty.
     node: str = ""
     devices: bool = False
     device_fault: str = ""
@@ -82,21 +82,21 @@ class Pod:
     drain_deadline_ms: int | None = None
     deletion_cost: int = 0
     unscheduled_since: float | None = None
-    # When the scheduler last wrote why it has no node, by the API server's bookkeeping.
+    # When the scheduler last wrote why it has no node, by the pod's managedFields.
     unscheduled_told: float | None = None
-    # On its node since when without a sandbox, before anything of it ran: volumes are mounted before the sandbox, images pulled after it.
+    # Since when it has a node and no sandbox, before anything of it ran: volumes are mounted before the sandbox, images pulled after it.
     unmounted_since: float | None = None
     # The scheduler tried and found no node, which a gate is not.
     unschedulable: bool = False
 
     @property
     def uid(self) -> str:
-        """Which pod of that name."""
+        """The UID, which tells it from other pods of its name."""
         return str(self.meta.get("uid", ""))
 
     @property
     def short(self) -> bool:
-        """Without a node for lack of something that another replica's leaving would give; a missing volume or label is not that."""
+        """Whether it waits for devices that another replica would free. A missing volume or label is no such reason."""
         return not self.assigned and any(words in self.unscheduled for words in _SHORT_OF)
 
     @property
@@ -144,7 +144,7 @@ def parse_pod(body: Json) -> Pod:
 
 
 def by_scheduler(meta: Json) -> list[Json]:
-    """When the scheduler wrote of a pod, by the API server's bookkeeping, in its own shape; it writes only why it has no node."""
+    """Returns the scheduler's entries of a pod's managedFields. The scheduler writes a pod's status only if it finds no node."""
     entries = [entry for entry in meta.get("managedFields") or () if entry.get("manager") == _SCHEDULER]
     return [{name: entry[name] for name in ("manager", "time") if name in entry} for entry in entries]
 
@@ -155,21 +155,23 @@ def _unscheduled_told(meta: Json) -> float | None:
 
 
 def _unmounted_since(body: Json, status: Json) -> float | None:
-    """Pending says that nothing ran yet: a sandbox that is lost later, with its node, is made again."""
+    """In phase Pending nothing has run yet. A sandbox that is lost later, with its node, is made again."""
     sandbox = condition_of(body, "PodReadyToStartContainers")
     return unix(sandbox.get("lastTransitionTime")) if sandbox.get("status") == "False" and status.get("phase") == "Pending" else None
 
 
 def _devices(spec: Json) -> bool:
-    """Whether it asks for any resource of a vendor's, or claims one."""
+    """Whether it requests a vendor's resource, or claims one."""
     requests = [container.get("resources", {}).get("requests", {}) for container in spec.get("containers", [])]
     return bool(spec.get("resourceClaims")) or any("/" in name for found in requests for name in found)
 
 
 def _container(status: Json) -> dict[str, Any]:
-    """What the daemon's container does; where another one blocks the pod, why that one waits."""
+    """Returns the state of the daemon's container; if another one blocks the pod, why that one waits."""
     daemon: Json = next((c for c in status.get("containerStatuses", []) if c["name"] == CONTAINER_DAEMON), {})
-    states: list[Json] = [container.get("state", {}) for container in [daemon, *_others(status)] if container]
+    all_containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+    others = [container for container in all_containers if container["name"] != CONTAINER_DAEMON]
+    states: list[Json] = [container.get("state", {}) for container in [daemon, *others] if container]
     waits: list[Json] = [state["waiting"] for state in states if "waiting" in state]
     waiting: Json = next((wait for wait in waits if wait.get("reason") not in _MERELY_LATER), waits[0] if waits else {})
     ended = daemon.get("state", {}).get("terminated") or daemon.get("lastState", {}).get("terminated") or {}
@@ -184,19 +186,14 @@ def _container(status: Json) -> dict[str, Any]:
     }
 
 
-def _others(status: Json) -> list[Json]:
-    both = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
-    return [container for container in both if container["name"] != CONTAINER_DAEMON]
-
-
 def condition_of(body: Json, kind: str) -> Json:
-    """A condition of an object's status; empty where absent."""
+    """Returns a condition of an object's status; empty if absent."""
     conditions: list[Json] = body.get("status", {}).get("conditions", [])
     return next((condition for condition in conditions if condition.get("type") == kind), {})
 
 
 def _fetching(status: Json) -> Fetching:
-    """From a pod's status; a pod without a sidecar has one that never ran."""
+    """Returns the sidecar's state; a pod without one has a sidecar that never ran."""
     own: Json = next((c for c in status.get("initContainerStatuses", []) if c["name"] == CONTAINER_FETCH), {})
     state = own.get("state", {})
     ended = state.get("terminated") or own.get("lastState", {}).get("terminated") or {}
@@ -210,7 +207,7 @@ def _fetching(status: Json) -> Fetching:
 
 
 def fetch_message(pod: str, fetching: Fetching) -> str:
-    """One sentence. It names what ended the last try, also while the next one runs: that is what people look for."""
+    """Returns one sentence. It names how the last attempt ended, also while the next one runs."""
     if fetching.exit_code in (None, 0):
         return f"{pod} fetches the model"
     why = " ".join(fetching.exit_message.split()) or fetching.exit_reason or "no reason given"

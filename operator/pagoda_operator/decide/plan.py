@@ -31,7 +31,7 @@ from pagoda_operator.decide.replicas.sides import current_side, old_sides
 from pagoda_operator.decide.rollout import trial
 from pagoda_operator.decide.rollout.counts import Rollout, RolloutState
 from pagoda_operator.decide.rollout.rollout import decide
-from pagoda_operator.decide.scale.schedules import refused
+from pagoda_operator.decide.scale.bounds import refused
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from pagoda_contracts.resources.meta import ObjectMeta
 from pagoda_contracts.resources.tenant import TenantQuotaSpec
 from pydantic import ValidationError
 
-from pagoda_operator.api.holdings import Json
-from pagoda_operator.api.quota_devices import GPU, Devices, slice_word
+from pagoda_operator.api.quota import GPU, Devices, Json, slice_word
 
 
 @dataclass(frozen=True)

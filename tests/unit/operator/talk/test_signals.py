@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_contracts.pb import demand_pb2 as pb
-from pagoda_operator.api.scaling import BIN_S
-from pagoda_operator.api.signals import CONFIRM_S, MISSING_S, Seen
+from pagoda_operator.api.signals import BIN_S, CONFIRM_S, MISSING_S, Seen
 from pagoda_operator.api.state import Key
 from pagoda_operator.decide.scale.autoscale import autoscale
 from pagoda_operator.decide.scale.demand import BRIDGED, KEPT, Bins, Level

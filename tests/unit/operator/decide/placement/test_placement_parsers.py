@@ -4,11 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 from pagoda_operator.api.state import PODS
-from pagoda_operator.inventory.fleet import Fleet, Terms
-from pagoda_operator.inventory.mig import of_product, of_resource, parse_profile
+from pagoda_operator.inventory.fleet import Fleet, Terms, parse_occupant
+from pagoda_operator.inventory.values import of_product, of_resource, parse_profile
 from pagoda_operator.inventory.nodes import parse_node
-from pagoda_operator.inventory.pods import parse_occupant
-from pagoda_operator.inventory.slices import devices, holds, parse_claim, parse_slice
+from pagoda_operator.inventory.slices import devices, parse_claim, parse_slice, selects
 from pagoda_operator.watch.caches import Caches, FleetView
 from support.worlds.fleets import A100_40, H100, claim, cut, node, pod, resource_slice, whole
 
@@ -172,7 +171,7 @@ PIECE = resource_slice("a", H100, cut(1, p3g_40gb=1, p1g_10gb=2))
     ],
 )
 def test_selectors_are_judged_where_they_are_understood(selector, verdicts):
-    assert [holds(selector, device) for device in parse_slice(PIECE).devices] == verdicts
+    assert [selects(selector, device) for device in parse_slice(PIECE).devices] == verdicts
 
 
 def test_an_older_generation_of_a_pool_is_stale():

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_operator.decide.placement.place import place
-from pagoda_operator.inventory.mig import matches
+from pagoda_operator.inventory.values import matches
 from pagoda_sizing.devices import Device
 from pagoda_sizing.errors import SizingError
 from pagoda_sizing.fit import Demand, fit

@@ -10,7 +10,7 @@ from pagoda_contracts.names import NODE_POOLS_CONFIG_MAP, NODE_POOLS_KEY
 from pagoda_operator.api.errors import Unavailable
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS
 from pagoda_operator.inventory.fleet import Fleet
-from pagoda_operator.inventory.pools import FORGET_S, STALE_S, dressed, gone, read, seen, written
+from pagoda_operator.inventory.pools import FORGET_S, STALE_S, with_published, gone, read, seen, written
 from pagoda_operator.run.node_pools import NodePools, with_gone
 from support.kube.fake_api import FakeApi, running
 from support.worlds.fleets import A100_80, CPU, H100, LLAMA70, TINY, cut, dra_of, fleet, gpu, mig, node, pod, resource_slice, whole
@@ -127,7 +127,7 @@ def there(*pairs):
 
 def worn(*pairs):
     found = there(*pairs)
-    return dressed(found.nodes, found.slices, {})
+    return with_published(found.nodes, found.slices, {})
 
 
 def test_a_pool_of_a_dra_driver_is_remembered_once_by_kinds_and_numbers_of_devices():
@@ -142,8 +142,8 @@ def test_a_pool_of_a_dra_driver_is_remembered_once_by_kinds_and_numbers_of_devic
 
 def test_nodes_that_did_not_change_keep_what_was_worked_out_of_them():
     found = there(by_driver(1), by_driver(2))
-    first = dressed(found.nodes, found.slices, {})
-    again = dressed(found.nodes, found.slices, {one.name: one for one in first})
+    first = with_published(found.nodes, found.slices, {})
+    again = with_published(found.nodes, found.slices, {one.name: one for one in first})
     assert [a is b for a, b in zip(first, again, strict=True)] == [True, True]
 
 

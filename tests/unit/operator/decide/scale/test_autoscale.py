@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from pagoda_operator.api.scaling import BIN_S, Decision, Measure, Recommendation
+from pagoda_operator.api.signals import BIN_S, Decision, Measure, Recommendation
 from pagoda_operator.decide.scale.autoscale import autoscale
-from pagoda_operator.decide.scale.inputs import Bounds, Capacity, History, Targets
+from pagoda_operator.decide.scale.bounds import Bounds
+from pagoda_operator.decide.scale.inputs import Capacity, History, Targets
 
 TARGETS = Targets(rows=16)
 BOUNDS = Bounds(least=1, most=32)

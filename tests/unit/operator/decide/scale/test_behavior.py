@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagoda_operator.api.scaling import Measure, Recommendation
+from pagoda_operator.api.signals import Measure, Recommendation
 from pagoda_operator.decide.scale.autoscale import autoscale
-from pagoda_operator.decide.scale.behavior import Behavior, Change, Direction, Limit, paced, resumes, stabilized
-from pagoda_operator.decide.scale.inputs import Bounds, Capacity, History, Targets
+from pagoda_operator.decide.scale.bounds import Behavior, Bounds, Change, Direction, Limit, paced, stabilized
+from pagoda_operator.decide.scale.inputs import Capacity, History, Targets
 from support.judges.hpa_reference import Reference, Rules
 from support.suite.profiles import examples
 
@@ -94,13 +94,6 @@ def test_from_nothing_the_first_replica_always_comes() -> None:
 def test_disabled_moves_nothing(wish: int, current: int) -> None:
     still = Behavior(Direction(0.0, (), "Disabled"), Direction(0.0, (), "Disabled"))
     assert paced(wish, current, (), still, 0.0) == current
-
-
-def test_the_next_period_is_known() -> None:
-    way = Direction(0.0, (Limit("Pods", 1, 60.0), Limit("Pods", 2, 300.0)))
-    assert resumes((Change(100.0, 1),), way, 120.0) == 160.0
-    assert resumes((Change(100.0, 1),), way, 161.0) == 400.0
-    assert resumes((), way, 0.0) is None
 
 
 def test_a_single_peak_moves_nothing_where_a_window_asks_for_patience() -> None:

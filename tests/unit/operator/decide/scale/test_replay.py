@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 from pagoda_contracts.resources.scaling import Predictive
 from pagoda_operator.api.errors import TraceRefused
-from pagoda_operator.replay.command import main
+from pagoda_operator.replay.command import SHAPES, generate, main, read, write
 from pagoda_operator.replay.policies import Calendar, Hpa, hpa, pagoda, plain
-from pagoda_operator.replay.simulation import Bounds, Fleet, Replica, replay
-from pagoda_operator.replay.traces import SHAPES, Arrival, generate, read, write
+from pagoda_operator.replay.simulation import Arrival, Bounds, Fleet, Replica, replay
 
 
 @cache

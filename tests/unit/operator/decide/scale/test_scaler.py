@@ -124,27 +124,6 @@ def test_a_service_that_nobody_asks_is_thought_about_once_a_minute_and_learns_th
     assert here.scaler._kept[KEY].memory.learned.open.total > 0
 
 
-def test_a_decision_that_only_time_changes_is_not_left_to_the_resync() -> None:
-    """No measure asks for a run here: only what a run asked for itself."""
-    here = world(min=1, behavior={"scaleDown": {"stabilizationWindowSeconds": 120}})
-    here.gateways.rate = 6.0
-    here.flow(300)
-    many, runs, waited = here.wanted(), 0, 0.0
-    assert many >= 4
-    here.gateways.rate = 0.0
-    here.flow(30)
-    while here.wanted() == many:
-        outcome = here.run()
-        here.settle()
-        wait = 300.0 if outcome.again is None else max(5.0, outcome.again)
-        for _ in range(int(wait / 5.0)):
-            here.later += timedelta(seconds=5)
-            here.gateways.measure(here.steady())
-        runs, waited = runs + 1, waited + wait
-        assert waited < 200.0, "the resync found it"
-    assert runs < 60
-
-
 def test_at_rest_only_the_resync_looks() -> None:
     here = world(min=1)
     here.flow(900)

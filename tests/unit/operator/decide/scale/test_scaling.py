@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagoda_contracts.resources.scaling import ScalingSpec
-from pagoda_operator.api.scaling import BIN_S, Decision, Measure, Recommendation
-from pagoda_operator.api.signals import EndpointSignal, Seen, ServiceSignals
+from pagoda_operator.api.signals import BIN_S, Decision, EndpointSignal, Measure, Recommendation, Seen, ServiceSignals
 from pagoda_operator.decide.scale.inputs import Basis, Memory, Moment
 from pagoda_operator.decide.scale.learned import BINS, DAY_S, Learned
 from pagoda_operator.decide.scale.scaling import decide
@@ -90,7 +89,7 @@ def test_external_at_zero_a_held_request_starts_one_and_idleness_ends_it() -> No
 def test_external_at_zero_who_was_woken_stays_until_a_gateway_is_heard() -> None:
     """A restarted operator has heard none yet; its predecessor's reason in the status says that it was a wake."""
     awake = based(external(min=0, idleAfter="2m"), 1, replicas=0)
-    found = decided(awake, None, remembered(1, told="Requests are held and spec.replicas is 0."))
+    found = decided(awake, None, remembered(1, reported="Requests are held and spec.replicas is 0."))
     assert (found.replicas, found.cause) == (1, "unheard")
     assert number(awake, None) is None, "somebody else scaled it to 0: where no gateway is, nobody would ever end it"
 
@@ -328,11 +327,11 @@ def test_equal_decisions_make_equal_text_and_a_new_point_is_told_at_most_once_a_
 
 
 def test_a_predecessors_words_stay_while_the_number_stays() -> None:
-    memory = remembered(1, told="0 replicas are enough. The min is 1.", told_at=NOW.steady)
+    memory = remembered(1, reported="0 replicas are enough. The min is 1.", reported_at=NOW.steady)
     found, memory = decide(based(auto(), 1), told(0.0), memory, NOW)
     assert found is not None
     assert found.reason == "0 replicas are enough. The min is 1."
-    assert memory.told_cause == "min"
+    assert memory.reported_cause == "min"
 
 
 def test_what_is_remembered_stays_small_and_forgets_nothing_that_counts() -> None:

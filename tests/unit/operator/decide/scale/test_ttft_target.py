@@ -8,12 +8,11 @@ from random import Random
 
 import pytest
 from pagoda_contracts.resources.scaling import ScalingSpec
-from pagoda_operator.api.scaling import BIN_S, Measure
-from pagoda_operator.api.signals import ServiceSignals
+from pagoda_operator.api.signals import BIN_S, Measure, ServiceSignals
 from pagoda_operator.decide.scale.autoscale import autoscale
-from pagoda_operator.decide.scale.behavior import Change
+from pagoda_operator.decide.scale.bounds import Bounds, Change
 from pagoda_operator.decide.scale.demand import Level
-from pagoda_operator.decide.scale.inputs import Basis, Bounds, Capacity, History, Memory, Moment, Targets
+from pagoda_operator.decide.scale.inputs import Basis, Capacity, History, Memory, Moment, Targets
 from pagoda_operator.decide.scale.learned import Learned
 from pagoda_operator.decide.scale.scaling import decide
 
