@@ -1,12 +1,19 @@
-"""A replica as status, rollout and scaling need it, parsed from its pod. Pure."""
+"""A replica: its pod as status, rollout and scaling need it, the orders to its daemon, and the answers. Pure.
+
+`decide/replicas/drain` decides orders, and `talk/daemons` sends them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from pagoda_contracts.names import (
+    ANNOTATION_DELETION_COST,
     ANNOTATION_DEVICE_FAULT,
+    ANNOTATION_DRAIN_DEADLINE,
     CONTAINER_DAEMON,
     CONTAINER_FETCH,
     EXIT_PERMANENT,
@@ -14,7 +21,6 @@ from pagoda_contracts.names import (
     LABEL_REVISION,
 )
 
-from pagoda_operator.api.orders import written
 from pagoda_operator.inventory.values import Json, unix
 
 # The scheduler's words if devices exist and all are in use: for requests, and for ResourceClaims.
@@ -22,6 +28,9 @@ _SHORT_OF: Final = ("Insufficient", "cannot allocate all claims")
 _SCHEDULER: Final = "kube-scheduler"
 # The container waits for others, which says less than any other reason.
 _MERELY_LATER: Final = ("PodInitializing", "ContainerCreating")
+# For so long the last answer of a draining daemon counts although it is silent: an order times out after 2 s, and a busy machine stops a
+# process for five. One late answer removed a replica with its requests under way, and nothing could turn that back.
+_LATE_S: Final = 10.0
 
 
 class Fetching(NamedTuple):
@@ -83,7 +92,7 @@ class Pod:
     deletion_cost: int = 0
     unscheduled_since: float | None = None
     # When the scheduler last wrote why it has no node, by the pod's managedFields.
-    unscheduled_told: float | None = None
+    unscheduled_reported: float | None = None
     # Since when it has a node and no sandbox, before anything of it ran: volumes are mounted before the sandbox, images pulled after it.
     unmounted_since: float | None = None
     # The scheduler tried and found no node, which a gate is not.
@@ -115,6 +124,7 @@ def parse_pod(body: Json) -> Pod:
     meta, status = body["metadata"], body.get("status", {})
     labels = meta.get("labels", {})
     scheduled, readiness = condition_of(body, "PodScheduled"), condition_of(body, "Ready")
+    lacking = scheduled if scheduled.get("status") == "False" else {}
     return Pod(
         name=meta["name"],
         revision=labels.get(LABEL_REVISION, ""),
@@ -124,13 +134,13 @@ def parse_pod(body: Json) -> Pod:
         finished=status.get("phase") in ("Failed", "Succeeded"),
         scheduled=scheduled.get("status") == "True",
         fetching=_fetching(status),
-        unscheduled=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
+        unscheduled=lacking.get("message", ""),
         created=unix(meta.get("creationTimestamp")) or 0.0,
         ready_since=unix(readiness.get("lastTransitionTime")) if readiness.get("status") == "True" else None,
-        unscheduled_since=unix(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "False" else None,
-        unscheduled_told=_unscheduled_told(meta) if scheduled.get("status") == "False" else None,
+        unscheduled_since=unix(lacking.get("lastTransitionTime")),
+        unscheduled_reported=_unscheduled_reported(meta) if lacking else None,
         unmounted_since=_unmounted_since(body, status),
-        unschedulable=scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable",
+        unschedulable=lacking.get("reason") == "Unschedulable",
         meta=meta,
         node=body.get("spec", {}).get("nodeName", ""),
         devices=_devices(body.get("spec", {})),
@@ -138,9 +148,25 @@ def parse_pod(body: Json) -> Pod:
         address=status.get("podIP", ""),
         phase=status.get("phase", "Pending"),
         assigned=bool(body.get("spec", {}).get("nodeName")) or scheduled.get("status") == "True",
-        **written(meta.get("annotations", {})),
+        **_orders_on(meta.get("annotations", {})),
         **_container(status),
     )
+
+
+def _orders_on(annotations: Mapping[str, str]) -> dict[str, Any]:
+    """The drain and the deletion cost on a pod. A text that is no number is not ours: a drain that is over, no cost."""
+    deadline = annotations.get(ANNOTATION_DRAIN_DEADLINE)
+    return {
+        "drain_deadline_ms": _number(deadline) if deadline is not None else None,
+        "deletion_cost": _number(annotations.get(ANNOTATION_DELETION_COST, "0")),
+    }
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        return 0
 
 
 def by_scheduler(meta: Json) -> list[Json]:
@@ -149,7 +175,7 @@ def by_scheduler(meta: Json) -> list[Json]:
     return [{name: entry[name] for name in ("manager", "time") if name in entry} for entry in entries]
 
 
-def _unscheduled_told(meta: Json) -> float | None:
+def _unscheduled_reported(meta: Json) -> float | None:
     times = [unix(entry.get("time")) for entry in by_scheduler(meta)]
     return max((time for time in times if time is not None), default=None)
 
@@ -174,7 +200,7 @@ def _container(status: Json) -> dict[str, Any]:
     states: list[Json] = [container.get("state", {}) for container in [daemon, *others] if container]
     waits: list[Json] = [state["waiting"] for state in states if "waiting" in state]
     waiting: Json = next((wait for wait in waits if wait.get("reason") not in _MERELY_LATER), waits[0] if waits else {})
-    ended = daemon.get("state", {}).get("terminated") or daemon.get("lastState", {}).get("terminated") or {}
+    ended = _ended(daemon)
     return {
         "waiting": waiting.get("reason", ""),
         "waiting_message": waiting.get("message", ""),
@@ -186,6 +212,11 @@ def _container(status: Json) -> dict[str, Any]:
     }
 
 
+def _ended(container: Json) -> Json:
+    """How the container's last run ended; empty if none has."""
+    return container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated") or {}
+
+
 def condition_of(body: Json, kind: str) -> Json:
     """Returns a condition of an object's status; empty if absent."""
     conditions: list[Json] = body.get("status", {}).get("conditions", [])
@@ -195,10 +226,9 @@ def condition_of(body: Json, kind: str) -> Json:
 def _fetching(status: Json) -> Fetching:
     """Returns the sidecar's state; a pod without one has a sidecar that never ran."""
     own: Json = next((c for c in status.get("initContainerStatuses", []) if c["name"] == CONTAINER_FETCH), {})
-    state = own.get("state", {})
-    ended = state.get("terminated") or own.get("lastState", {}).get("terminated") or {}
+    ended = _ended(own)
     return Fetching(
-        running="running" in state,
+        running="running" in own.get("state", {}),
         started=bool(own.get("started")),
         exit_code=ended.get("exitCode"),
         exit_message=ended.get("message", ""),
@@ -212,3 +242,48 @@ def fetch_message(pod: str, fetching: Fetching) -> str:
         return f"{pod} fetches the model"
     why = " ".join(fetching.exit_message.split()) or fetching.exit_reason or "no reason given"
     return f"{pod} fetches the model; its last attempt ended with exit code {fetching.exit_code}: {why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Drain for `left_ms` more, which is until `deadline_ms` (Unix milliseconds) by our clock; or serve again, if that is None."""
+
+    pod: str
+    uid: str
+    address: str
+    deadline_ms: int | None
+    left_ms: int = 0
+
+
+class DaemonState(StrEnum):
+    """The state of a daemon after an order. SERVING and DRAINING are its own words. ENDING follows a SIGTERM and cannot be turned back.
+    REFUSED accepts no orders from us (it does not check callers, or did not accept the token). SILENT did not answer."""
+
+    SERVING = "serving"
+    DRAINING = "draining"
+    ENDING = "ending"
+    REFUSED = "refused"
+    SILENT = "silent"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to the last order; `at`: when it came, in Unix seconds."""
+
+    state: DaemonState
+    in_flight: int = 0
+    at: float = field(default=0.0, compare=False)
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing runs there and nothing will: a draining daemon refuses before admission."""
+        return self.state in (DaemonState.DRAINING, DaemonState.ENDING) and self.in_flight == 0
+
+    def after(self, before: Answer | None, now: float) -> Answer:
+        """Returns what is known after this answer."""
+        late = self.state is DaemonState.SILENT and before is not None and abs(now - before.at) < _LATE_S
+        return before if late and before is not None and before.state is DaemonState.DRAINING else replace(self, at=now)
+
+    def is_news(self, before: Answer) -> bool:
+        """Whether a decision may depend on the difference. None depends on how many requests are left."""
+        return (self.state, self.drained) != (before.state, before.drained)

@@ -37,24 +37,15 @@ _KV: Final = "bf16"
 _WIDE: Final = "float32"
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A model that can be sized."""
-
-    model: Model
-    source: str
-    """Where it was read: published, or inspected."""
-
-
 def source_of(spec: InferenceServiceSpec) -> str:
-    """Returns a name for the files that a shape was read from: another address or revision is another model."""
+    """Returns a name for the files of the model: another address or revision is another model."""
     return digest([spec.model.uri, spec.model.revision])
 
 
-def from_catalogue(uri: str) -> Shape | None:
+def from_catalogue(uri: str) -> Model | None:
     """Returns a published model by its name on the hub."""
     found = _published().get(uri.removeprefix(_HUB)) if uri.startswith(_HUB) else None
-    return Shape(parse_model(found), "published") if found else None
+    return parse_model(found) if found else None
 
 
 @cache
@@ -71,29 +62,29 @@ def is_report(text: str) -> bool:
     return isinstance(report, dict) and isinstance(report.get("config"), dict)
 
 
-def from_report(text: str) -> Shape:
-    """Returns the shape that an inspection reported; SizingError if the model cannot be sized."""
-    return Shape(parse_model(json.loads(text)["config"]), "inspected")
+def from_report(text: str) -> Model:
+    """Returns the model that an inspection reported; SizingError if the model cannot be sized."""
+    return parse_model(json.loads(text)["config"])
 
 
 @dataclass(frozen=True)
 class Requirement:
     """What a replica needs on each of its devices."""
 
-    shape: Shape
+    model: Model
     engine: EngineSpec
 
     @property
     def context(self) -> int:
         """Tokens of one request."""
-        limit = self.shape.model.max_context
-        return self.engine.max_model_len or min(limit, ASSUMED_CONTEXT)
+        return self.engine.max_model_len or min(self.model.max_context, ASSUMED_CONTEXT)
 
 
 def why_not(required: Requirement, memory: int, count: int = 1) -> str:
     """Returns why it does not fit on `count` devices of so much memory; empty if it does. For a MIG slice `count` must be 1."""
     try:
-        terms = _terms(required, _usable(required.engine, memory), count)
+        share = required.engine.kv_cache.memory_fraction
+        terms = _terms(required, memory if share is None else int(memory * share), count)
     except SizingError as refused:
         return str(refused)
     needed = needed_bytes(required, terms)
@@ -116,10 +107,10 @@ def why_not_on_cpu(required: Requirement, memory: int) -> str:
         concurrency=engine.max_concurrency,
         tokens=EngineConfig().token_budget,
     )
-    least = least_memory(required.shape.model, launch)
+    least = least_memory(required.model, launch)
     if least <= memory:
         return ""
-    cache = f"{size} of KV cache" if size else f"1 request at {launch.context_of(required.shape.model):,} tokens"
+    cache = f"{size} of KV cache" if size else f"1 request at {launch.context_of(required.model):,} tokens"
     return f"needs {tenths(least, up=True)} for weights + {cache}, has {tenths(memory)}"
 
 
@@ -141,17 +132,8 @@ def _terms(required: Requirement, memory: int, count: int) -> Fit:
         kv_dtype=_KV,
         reserve_bytes=default_reserve(memory),
     )
-    return fit(required.shape.model, _device(memory), demand, count)
-
-
-def _device(memory: int) -> Device:
-    """`fit` reads only a device's memory; rates are for times and prices."""
-    return Device("device", "device", memory, 1.0, {"bf16": 1.0}, 1.0, None, (), (), "")
-
-
-def _usable(engine: EngineSpec, memory: int) -> int:
-    share = engine.kv_cache.memory_fraction
-    return memory if share is None else int(memory * share)
+    # `fit` reads only a device's memory; rates are for times and prices.
+    return fit(required.model, Device("device", "device", memory, 1.0, {"bf16": 1.0}, 1.0, None, (), (), ""), demand, count)
 
 
 def _cache(required: Requirement) -> str:

@@ -24,7 +24,7 @@ from pagoda_contracts.names import (
 from pagoda_contracts.units import read_quantity
 
 from pagoda_operator.inventory.nodes import MIG_AT_WORK, MIG_FAILED, PASSING_TAINTS, Node, Offer, Taint, tolerated
-from pagoda_operator.inventory.slices import Claim, DeviceId, Slice, SliceDevice, devices, selects
+from pagoda_operator.inventory.slices import Claim, Slice, SliceDevice, devices, selects
 from pagoda_operator.inventory.values import Json, Profile, parse_profile, parse_version
 
 _HARD: Final = ("NoSchedule", "NoExecute")
@@ -204,7 +204,9 @@ def classes(fleet: Fleet, terms: Terms) -> tuple[DeviceClass, ...]:
 def claimable(fleet: Fleet, terms: Terms, class_name: str, selectors: tuple[str, ...]) -> tuple[DeviceClass, ...]:
     """Returns the devices that resource claims of a DeviceClass and selectors can get, from small to large. A device that only the
     scheduler can judge counts."""
-    allocated = _allocated(fleet, terms.service_uid)
+    uid = terms.service_uid
+    own = {(pod.namespace, name) for pod in fleet.occupants if uid and pod.service_uid == uid for name in pod.claims}
+    allocated = {device_id for claim in fleet.claims if (claim.namespace, claim.name) not in own for device_id in claim.devices}
     blocks = fleet.blocks(terms)
     nodes = {node.name: (node, blocks[node.name]) for node in fleet.nodes}
     found: dict[DeviceClass, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
@@ -241,12 +243,6 @@ def _sum_by_node(occupants: Iterable[Occupant]) -> Counter[tuple[str, str]]:
             for resource, count in pod.devices:
                 used[pod.node, resource] += count
     return used
-
-
-def _allocated(fleet: Fleet, mine: str) -> set[DeviceId]:
-    """Returns the devices that are allocated to claims of other services."""
-    own = {(pod.namespace, name) for pod in fleet.occupants if mine and pod.service_uid == mine for name in pod.claims}
-    return {device_id for claim in fleet.claims if (claim.namespace, claim.name) not in own for device_id in claim.devices}
 
 
 def blocked(node: Node, terms: Terms) -> Block | None:

@@ -50,7 +50,8 @@ def main(argv: Sequence[str], out: TextIO = sys.stdout) -> int:
         sys.stderr.write(f"pagoda-operator replay: {arguments.trace}: {error}\n")
         return 2
     if arguments.json:
-        out.writelines(json.dumps(_summary(outcome)) + "\n" for outcome in found)
+        summaries = ({name: value for name, value in asdict(outcome).items() if name != "course"} for outcome in found)
+        out.writelines(json.dumps(summary) + "\n" for summary in summaries)
     else:
         out.write(_table(found))
     return 0
@@ -112,10 +113,6 @@ def _load(trace: Path) -> list[Arrival]:
     if not arrivals:
         raise TraceRefused("no line holds a request")
     return arrivals
-
-
-def _summary(outcome: Outcome) -> dict[str, object]:
-    return {name: value for name, value in asdict(outcome).items() if name != "course"}
 
 
 def _table(found: Sequence[Outcome]) -> str:

@@ -124,23 +124,14 @@ class Fleet:
         self.now = to
 
     def _place(self, arrival: Arrival) -> None:
-        member = self._idlest()
+        serving = (member for member in self.members if not member.leaving and member.ready_at <= self.now)
+        member = min(serving, key=lambda one: one.running + len(one.queue), default=None)
         if member is None:
             self.held.append(arrival)
         elif member.running < self.kind.rows:
             self._begin(member, arrival)
         else:
             member.queue.append(arrival)
-
-    def _idlest(self) -> Member | None:
-        """Returns the first serving member with the least load. It runs for each arrival."""
-        found, least = None, 0
-        for member in self.members:
-            if not member.leaving and member.ready_at <= self.now:
-                load = member.running + len(member.queue)
-                if found is None or load < least:
-                    found, least = member, load
-        return found
 
     def _release(self) -> None:
         held, self.held = self.held, deque()

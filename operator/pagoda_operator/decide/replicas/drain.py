@@ -14,8 +14,7 @@ from typing import Final
 
 from pagoda_contracts.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAIN_DEADLINE, LOWEST_DELETION_COST
 
-from pagoda_operator.api.orders import Answer, Order, DaemonState
-from pagoda_operator.api.pods import Pod
+from pagoda_operator.api.pods import Answer, DaemonState, Order, Pod
 from pagoda_operator.decide.render.writes import Annotate
 
 _PHASES: Final = {"Pending": 0, "Unknown": 1, "Running": 2}

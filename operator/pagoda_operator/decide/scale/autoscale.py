@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from pagoda_operator.api.signals import Decision, Measure, Recommendation
-from pagoda_operator.decide.scale.bounds import Bounds, paced, stabilized
+from pagoda_operator.decide.scale.bounds import Bounds, paced
 from pagoda_operator.decide.scale.demand import Demand, demand_of
 from pagoda_operator.decide.scale.inputs import Capacity, History, Targets
 
@@ -104,13 +104,14 @@ def _idle(history: History, bounds: Bounds, now: float) -> bool:
 
 def _up(history: History, capacity: Capacity, bounds: Bounds, wish: Decision, now: float) -> Decision:
     """With a scaleUp window, the least that was needed within it. From zero there is no such wait."""
-    if not bounds.behavior.up.window_s or not capacity.wanted:
+    window = bounds.behavior.up.stabilization_window_seconds
+    if not window or not capacity.wanted:
         return wish
-    recent = [(past.at, past.replicas) for past in history.recommendations]
-    kept = max(stabilized(wish.replicas, capacity.wanted, recent, bounds.behavior, now), capacity.wanted)
+    recent = (past.replicas for past in history.recommendations if past.at > now - window)
+    kept = max(min([wish.replicas, *recent]), capacity.wanted)
     if kept == wish.replicas:
         return wish
-    reason = f"{wish.reason} Scaling up waits until this has lasted {bounds.behavior.up.window_s:.0f} s."
+    reason = f"{wish.reason} Scaling up waits until this has lasted {window} s."
     return Decision(kept, wish.recommendation, reason, f"{wish.cause}, scaleUp window")
 
 
@@ -130,7 +131,7 @@ def _needed(history: History, capacity: Capacity, bounds: Bounds, now: float) ->
     """The most that was needed within the window. Unless the spec sets the window, help with a backlog counts only until it could have
     helped."""
     window = bounds.behavior.down_window_s
-    help_s = min(window, capacity.start_s + _CATCH_UP_S) if bounds.behavior.down.window_s is None else window
+    help_s = min(window, capacity.start_s + _CATCH_UP_S) if bounds.behavior.down.stabilization_window_seconds is None else window
     recent = (past for past in history.recommendations if now < past.at + window)
     return max((past.replicas if now < past.at + help_s else past.load for past in recent), default=0)
 

@@ -3,21 +3,21 @@
 Schedules: cronsim reads cron, zoneinfo reads time zones. On a day that skips an hour, a start within it comes right after; on a day that
 repeats an hour, a start comes once, as with Debian's cron. A duration is elapsed time: ten hours are ten hours on every day.
 
-Behavior has the shape and the rules of HorizontalPodAutoscaler v2. Of the recommendations within a direction's window, the one nearest to
-the present number counts, so a single peak or dip changes nothing. Policies limit how much is added or removed per period.
+Behavior has the shape and the rules of HorizontalPodAutoscaler v2. `autoscale` applies the stabilization windows. Policies limit how much
+is added or removed per period.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Final, Literal
+from typing import Final
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
-from pagoda_contracts.resources.scaling import ScalingRules, ScalingSpec, Schedule
+from pagoda_contracts.resources.scaling import ScalingBehavior, ScalingPolicy, ScalingRules, ScalingSpec, Schedule
 from pagoda_contracts.units import parse_duration
 
 DOWN_WINDOW_S: Final = 300.0
@@ -28,40 +28,23 @@ _LONGEST: Final = timedelta(days=400)
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
-    """At most `value` pods, or percent of the replicas at the period's beginning, within `period_s`."""
-
-    kind: Literal["Pods", "Percent"]
-    value: int
-    period_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Direction:
-    """One direction. `window_s` is None if the spec sets none: then autoscale counts help with a backlog for a shorter time."""
-
-    window_s: float | None = None
-    limits: tuple[Limit, ...] = ()
-    select: Literal["Max", "Min", "Disabled"] = "Max"
-
-
-@dataclass(frozen=True, slots=True)
 class Behavior:
-    """Both directions."""
+    """Both directions of spec.scaling.behavior."""
 
-    up: Direction = field(default=Direction())
-    down: Direction = field(default=Direction())
+    up: ScalingRules = field(default=ScalingRules())
+    down: ScalingRules = field(default=ScalingRules())
 
     @property
     def down_window_s(self) -> float:
         """How long a smaller number must be enough."""
-        return DOWN_WINDOW_S if self.down.window_s is None else self.down.window_s
+        window = self.down.stabilization_window_seconds
+        return DOWN_WINDOW_S if window is None else window
 
     @property
     def memory_s(self) -> float:
         """The age from which recommendations and changes no longer count."""
-        periods = [limit.period_s for way in (self.up, self.down) for limit in way.limits]
-        return max([self.down_window_s, self.up.window_s or 0.0, *periods])
+        periods = [policy.period_seconds for policy in (*self.up.policies, *self.down.policies)]
+        return max([self.down_window_s, self.up.stabilization_window_seconds or 0, *periods])
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +91,8 @@ def idle_after_s(spec: ScalingSpec) -> float:
 
 def behavior_of(spec: ScalingSpec) -> Behavior:
     """Returns spec.scaling.behavior with its defaults."""
-    wished = spec.behavior
-    return Behavior(_direction(wished.scale_up), _direction(wished.scale_down)) if wished else Behavior()
-
-
-def _direction(rules: ScalingRules | None) -> Direction:
-    if rules is None:
-        return Direction()
-    window = rules.stabilization_window_seconds
-    limits = tuple(Limit(policy.type, policy.value, policy.period_seconds) for policy in rules.policies)
-    return Direction(None if window is None else float(window), limits, rules.select_policy)
+    wished = spec.behavior or ScalingBehavior()
+    return Behavior(wished.scale_up or ScalingRules(), wished.scale_down or ScalingRules())
 
 
 # Schedules
@@ -174,14 +149,6 @@ def _duration(schedule: Schedule) -> timedelta:
 # Behavior
 
 
-def stabilized(wish: int, current: int, past: Iterable[tuple[float, int]], behavior: Behavior, now: float) -> int:
-    """Returns the recommendation that counts: at least the most of the down window, at most the least of the up window."""
-    recent = list(past)
-    lowest = min([wish, *(count for at, count in recent if at > now - (behavior.up.window_s or 0.0))])
-    highest = max([wish, *(count for at, count in recent if at > now - behavior.down_window_s)])
-    return max(min(current, highest), lowest)
-
-
 def paced(wish: int, current: int, changes: Sequence[Change], behavior: Behavior, now: float) -> int:
     """Returns the number nearest to the wish that the policies allow. From zero the first replica is always allowed."""
     if wish > current:
@@ -193,23 +160,23 @@ def paced(wish: int, current: int, changes: Sequence[Change], behavior: Behavior
     return wish
 
 
-def _reach(current: int, changes: Sequence[Change], way: Direction, now: float, sign: int) -> int:
+def _reach(current: int, changes: Sequence[Change], rules: ScalingRules, now: float, sign: int) -> int:
     """The furthest number that a direction's policies allow."""
-    if way.select == "Disabled":
+    if rules.select_policy == "Disabled":
         return current
-    if not way.limits:
+    if not rules.policies:
         return current + sign * 1_000_000
     reached = []
-    for limit in way.limits:
-        recent = sum(change.by for change in changes if change.at > now - limit.period_s)
-        reached.append(_allowed(limit, current - recent, sign))
-    widest: Callable[[list[int]], int] = max if (way.select == "Max") == (sign > 0) else min
+    for policy in rules.policies:
+        recent = sum(change.by for change in changes if change.at > now - policy.period_seconds)
+        reached.append(_allowed(policy, current - recent, sign))
+    widest: Callable[[list[int]], int] = max if (rules.select_policy == "Max") == (sign > 0) else min
     return widest(reached)
 
 
-def _allowed(limit: Limit, before: int, sign: int) -> int:
+def _allowed(policy: ScalingPolicy, before: int, sign: int) -> int:
     """Percent rounds up when scaling up and down when scaling down, as the HPA's controller does."""
-    if limit.kind == "Pods":
-        return before + sign * limit.value
-    share = before * (100 + sign * limit.value) / 100
+    if policy.type == "Pods":
+        return before + sign * policy.value
+    share = before * (100 + sign * policy.value) / 100
     return math.ceil(share) if sign > 0 else int(share)

@@ -157,8 +157,7 @@ def _accelerator(pods: Iterable[Pod], learned: Learned) -> str:
 
 def history_of(signals: ServiceSignals | None, memory: Memory) -> History:
     """Returns the history that counts: signals that are not fresh have no measures, but their held requests count."""
-    if signals is None:
-        return History((), memory.recommendations, memory.since, memory.changes)
+    signals = signals or ServiceSignals()
     since = max(memory.since, signals.watched_since)
     measures = signals.measures if signals.fresh else ()
     return History(measures, memory.recommendations, since, memory.changes, memory.busy_at, max(signals.held, int(signals.wake)))

@@ -107,7 +107,7 @@ def _remembered(basis: Basis, found: Decision, memory: Memory, moment: Moment) -
 def _recent(past: Sequence[Recommendation], new: Recommendation, behavior: Behavior, now: float) -> tuple[Recommendation, ...]:
     """Without old ones and, unless a scaleUp window needs the least, without those that the new one exceeds: it lasts longer as well."""
     recent = (old for old in past if old.at > now - behavior.memory_s)
-    if not behavior.up.window_s:
+    if not behavior.up.stabilization_window_seconds:
         recent = (old for old in recent if old.replicas > new.replicas or old.load > new.load)
     return (*recent, new)
 

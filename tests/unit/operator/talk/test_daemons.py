@@ -5,7 +5,7 @@ import time
 import pytest
 from pagoda_contracts.names import ROLE_GATEWAY, ROLE_OPERATOR
 from pagoda_operator.api.errors import Superseded
-from pagoda_operator.api.orders import Answer, DaemonState, Order
+from pagoda_operator.api.pods import Answer, DaemonState, Order
 from pagoda_operator.talk import daemons as module
 from pagoda_operator.talk.daemons import Daemons
 from pagoda_operator.talk.tokens import OwnToken

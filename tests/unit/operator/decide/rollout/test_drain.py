@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 from pagoda_contracts.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAIN_DEADLINE, LOWEST_DELETION_COST
-from pagoda_operator.api.orders import Answer, Order, DaemonState
-from pagoda_operator.api.pods import Pod
+from pagoda_operator.api.pods import Answer, DaemonState, Order, Pod
 from pagoda_operator.decide.replicas.drain import Crew, Turn, drain
 
 NOW = 1000.0
