@@ -140,7 +140,7 @@ class Fleet:
 
 
 class Terms(NamedTuple):
-    """A pod's terms for a node: labels, tolerations, the CUDA version of its image. Devices that pods of `service_uid` use are free to it."""
+    """A pod's terms for a node: labels, tolerations, its image's CUDA version. Devices that pods of `service_uid` use are free to it."""
 
     selector: Mapping[str, str] = {}
     tolerations: tuple[Mapping[str, Any], ...] = ()

@@ -1,8 +1,8 @@
 """Replays a trace through one policy: a discrete-event model of replicas with a virtual clock. Called by `command` and by tests.
 
 A request goes to the replica with the fewest requests, as the gateway sends it, and stays there. It waits in that replica's queue while all
-rows are in use, then computes its prompt, then occupies a row until its answer ends. Without a ready replica the gateway holds it. A replica
-that is scaled down gets no new request and ends with its last one. A starting replica is paid for from its order on.
+rows are in use, then computes its prompt, then occupies a row until its answer ends. Without a ready replica the gateway holds it.
+A replica that is scaled down gets no new request and ends with its last one. A starting replica is paid for from its order on.
 """
 
 from __future__ import annotations

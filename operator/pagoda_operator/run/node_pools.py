@@ -18,7 +18,7 @@ from pagoda_operator.api.errors import ClusterError
 from pagoda_operator.api.state import CONFIG_MAPS, Json
 from pagoda_operator.inventory.fleet import Fleet
 from pagoda_operator.inventory.nodes import Node
-from pagoda_operator.inventory.pools import Pool, with_published, gone, read, seen, written
+from pagoda_operator.inventory.pools import Pool, gone, read, seen, with_published, written
 from pagoda_operator.inventory.slices import Slice, as_slices
 from pagoda_operator.run.apply import Cluster, apply_anew
 

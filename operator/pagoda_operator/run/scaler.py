@@ -15,15 +15,15 @@ from pagoda_contracts.names import HISTORY_KEY
 from pydantic import ValidationError
 
 from pagoda_operator.api.errors import ClusterError
-from pagoda_operator.api.state import CONFIG_MAPS, Child, Key, Observed, Reader, explain
 from pagoda_operator.api.signals import Decision
+from pagoda_operator.api.state import CONFIG_MAPS, Child, Key, Observed, Reader, explain
 from pagoda_operator.decide.placement.place import placeable
 from pagoda_operator.decide.plan import owner_of
 from pagoda_operator.decide.render.writes import Apply, Create
+from pagoda_operator.decide.scale.bounds import refused
 from pagoda_operator.decide.scale.inputs import Basis, Memory, Moment, basis_of
 from pagoda_operator.decide.scale.learned import Learned, decode, encode, lessons, loaded, page_manifest, page_name
 from pagoda_operator.decide.scale.scaling import decide, next_decision_s
-from pagoda_operator.decide.scale.bounds import refused
 from pagoda_operator.run.apply import Cluster, apply
 from pagoda_operator.talk.signals import Signals
 

@@ -16,7 +16,7 @@ from pagoda_contracts.names import GRPC_SET_STATE, PORT_DAEMON_GRPC
 from pagoda_contracts.pb.daemon_pb2 import TARGET_DRAINING, TARGET_SERVING, Phase, SetStateRequest, SetStateResponse
 
 from pagoda_operator.api.errors import Superseded
-from pagoda_operator.api.pods import Answer, Order, DaemonState
+from pagoda_operator.api.pods import Answer, DaemonState, Order
 from pagoda_operator.talk.tokens import Metadata, OwnToken
 
 # A daemon answers from its event loop in milliseconds; one that takes longer gets the order again at the next reconcile.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pagoda_contracts.names import ANNOTATION_DRAIN_DEADLINE
 from pagoda_operator.api.errors import Superseded
-from pagoda_operator.api.pods import Answer, Order, DaemonState
+from pagoda_operator.api.pods import Answer, DaemonState, Order
 from pagoda_operator.api.state import PODS
 from support.kube.fake_api import Body, FakeApi, running
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pagoda_operator.api.quota import Grant
 from pagoda_operator.api.pods import Answer, DaemonState, Order
+from pagoda_operator.api.quota import Grant
 from pagoda_operator.api.signals import ServiceSignals
 from pagoda_operator.api.state import Key, Observed
 from pagoda_operator.decide.plan import Plan

@@ -151,7 +151,9 @@ def _replicas(crew: Crew, active: list[Pod], staying: list[Pod], sure: int) -> i
 def _returning(crew: Crew, pod: Pod) -> bool:
     """Whether it is about to serve again; one that cannot be reached is not waited for."""
     answer = crew.answer(pod)
-    return pod.drain_deadline_ms is not None and not (answer and answer.state in (DaemonState.SILENT, DaemonState.ENDING, DaemonState.REFUSED))
+    return pod.drain_deadline_ms is not None and not (
+        answer and answer.state in (DaemonState.SILENT, DaemonState.ENDING, DaemonState.REFUSED)
+    )
 
 
 def _turned_back(crew: Crew, staying: list[Pod]) -> Iterator[Annotate]:

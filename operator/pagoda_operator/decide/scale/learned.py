@@ -68,7 +68,7 @@ def started(learned: Learned, accelerator: str, seconds: float) -> Learned:
 
 
 def lessons(learned: Learned, pods: Iterable[Pod], starting: frozenset[str]) -> Learned:
-    """Adds the starts of pods that were seen starting and are Ready now. A pod that was Ready when first seen may have been unready before."""
+    """Adds the starts of pods that were seen starting and are Ready now. Others may have been Ready before they were seen."""
     for pod in pods:
         since = pod.ready_since or 0.0
         if pod.ready and pod.name in starting and pod.restarts == 0 and since > pod.created > 0:

@@ -112,7 +112,9 @@ def _recent(past: Sequence[Recommendation], new: Recommendation, behavior: Behav
     return (*recent, new)
 
 
-def next_decision_s(basis: Basis, signals: ServiceSignals | None, memory: Memory, decision: Decision | None, moment: Moment) -> float | None:
+def next_decision_s(
+    basis: Basis, signals: ServiceSignals | None, memory: Memory, decision: Decision | None, moment: Moment
+) -> float | None:
     """Returns in how many seconds time alone may change a decision: a schedule begins or ends, the idle timer runs out, the forecast moves.
     None if only an event can. Windows and policies end while measures come, and each measure is an event."""
     waits, spec = [], basis.spec

@@ -76,11 +76,11 @@ directions = st.builds(
 
 @settings(max_examples=examples(150), deadline=None)
 @given(st.builds(Behavior, directions, directions), st.lists(st.integers(1, 70), min_size=1, max_size=30), st.integers(LEAST, MOST))
-def test_every_course_is_the_one_that_kubernetes_documents(behavior: Behavior, loads: list[int], start: int) -> None:
+def test_behavior_equals_the_hpa_reference(behavior: Behavior, loads: list[int], start: int) -> None:
     assert course(behavior, loads, start) == expected(behavior, loads, start)
 
 
-def test_the_two_windows_of_the_documentation() -> None:
+def test_both_stabilization_windows() -> None:
     """Down to the highest of five minutes, up to the lowest of one."""
     behavior = Behavior(rules(60), rules(300))
     loads = [10] * 4 + [20] * 3 + [30] * 6 + [2] * 30
@@ -92,18 +92,18 @@ def test_the_two_windows_of_the_documentation() -> None:
     assert found[last_high + 20] == 2
 
 
-def test_policies_count_what_the_period_began_with() -> None:
+def test_policies_count_from_the_beginning_of_the_period() -> None:
     behavior = Behavior(rules(0, policy("Pods", 4, 60), policy("Percent", 50, 60)), rules(0, policy("Percent", 10, 60)))
     assert course(behavior, [60] * 9, 10) == [15, 15, 15, 15, 23, 23, 23, 23, 35]
     assert course(behavior, [1] * 9, 40) == [36, 36, 36, 36, 32, 32, 32, 32, 28]
 
 
-def test_from_nothing_the_first_replica_always_comes() -> None:
+def test_the_first_replica_is_always_allowed() -> None:
     nothing_up = Behavior(rules(0, policy("Percent", 100, 60), select="Disabled"))
     assert paced(3, 0, (), nothing_up, 0.0) == 1
 
 
 @pytest.mark.parametrize(("wish", "current"), [(9, 2), (1, 7)])
-def test_disabled_moves_nothing(wish: int, current: int) -> None:
+def test_disabled_changes_nothing(wish: int, current: int) -> None:
     still = Behavior(rules(0, select="Disabled"), rules(0, select="Disabled"))
     assert paced(wish, current, (), still, 0.0) == current

@@ -34,7 +34,7 @@ def utc(seconds: float | None) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%m-%d %H:%M")
 
 
-def test_a_schedule_holds_from_its_start_until_its_duration_is_over() -> None:
+def test_a_schedule_applies_from_its_start_for_its_duration() -> None:
     office = spec({"start": "0 8 * * 1-5", "duration": "10h", "timeZone": BERLIN, "min": 6, "max": 20})
     moments = ["2026-06-08T07:59:59", "2026-06-08T08:00:00", "2026-06-08T17:59:59", "2026-06-08T18:00:00", "2026-06-07T12:00:00"]
     found = [bounds_of(office, at(moment, BERLIN)) for moment in moments]
@@ -44,7 +44,7 @@ def test_a_schedule_holds_from_its_start_until_its_duration_is_over() -> None:
     assert (found[0].least_by, found[0].most_by) == ("min", "max")
 
 
-def test_over_midnight_and_over_itself() -> None:
+def test_schedules_over_midnight_and_overlapping() -> None:
     night = spec({"start": "0 22 * * *", "duration": "8h"})
     assert bounds_of(night, at("2026-06-08T05:59:00")).least == 4
     assert bounds_of(night, at("2026-06-08T06:00:00")).least == 1
@@ -52,7 +52,7 @@ def test_over_midnight_and_over_itself() -> None:
     assert {bounds_of(always, at(f"2026-06-08T{hour:02}:{minute}:00")).least for hour in range(24) for minute in (10, 50)} == {4}
 
 
-def test_of_several_the_largest_counts_and_max_is_the_stronger() -> None:
+def test_the_largest_of_several_schedules_counts_and_max_wins() -> None:
     both = spec({"start": "0 8 * * *", "duration": "4h", "min": 3, "max": 5}, {"start": "0 9 * * *", "min": 8})
     assert span(both, at("2026-06-08T08:30:00")) == (3, 5)
     assert span(both, at("2026-06-08T09:30:00")) == (8, 10)
@@ -76,14 +76,14 @@ def test_days_that_skip_or_repeat_an_hour(start: str, before: str, begins: str) 
     assert utc(next_edge(daily.schedules, at(before, BERLIN))) == begins
 
 
-def test_on_the_day_that_repeats_an_hour_a_start_comes_once_and_lasts_its_duration() -> None:
+def test_on_a_day_that_repeats_an_hour_a_start_comes_once() -> None:
     daily = spec({"start": "30 2 * * *", "duration": "30m", "timeZone": BERLIN})
     first = at("2026-10-25T00:30:00")  # in UTC: the first 02:30
     held = [bounds_of(daily, first + minute * 60).least for minute in range(-5, 95, 5)]
     assert held == [1] + [4] * 6 + [1] * 13
 
 
-def test_ten_hours_stay_ten_hours_on_the_day_that_skips_one() -> None:
+def test_ten_hours_are_ten_hours_on_a_day_that_skips_one() -> None:
     long = spec({"start": "0 22 * * *", "duration": "10h", "timeZone": BERLIN})
     begin = at("2026-03-28T22:00:00", BERLIN)
     assert bounds_of(long, begin + 10 * 3600 - 1).least == 4
@@ -118,11 +118,11 @@ def test_between_two_edges_nothing_changes(start: str, zone: str, hours: int, no
         ({"start": "0 8 * * *", "timeZone": "Europe"}, "timeZone: 'Europe'"),
     ],
 )
-def test_what_cannot_be_a_schedule_is_refused_by_name(schedule: dict[str, object], named: str) -> None:
+def test_an_invalid_schedule_is_named(schedule: dict[str, object], named: str) -> None:
     assert named in refused(spec(schedule))
 
 
-def test_what_can_is_not_refused() -> None:
+def test_a_valid_schedule_is_accepted() -> None:
     assert refused(None) == ""
     assert refused(spec({"start": "*/5 0-7,20-23 * JAN-MAR MON"}, {"start": "0 0 29 2 *"}, {"start": "0 0 L * *"})) == ""
 
