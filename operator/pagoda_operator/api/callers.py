@@ -1,6 +1,6 @@
-"""Callers: who may call replicas, by the file that the chart writes. Read by settings.py, used by `decide/render`. Pure.
+"""The accounts that may call replicas, from the file that the chart writes. Pure; read by settings.py, used by `decide/render`.
 
-Given, new revisions tell callers apart and every service gets a NetworkPolicy; absent (an operator run by hand), neither.
+With the file, new revisions check callers and every service gets a NetworkPolicy. Without it (an operator run by hand), neither.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Network = Annotated[str, AfterValidator(_network)]
 
 
 class Callers(BaseModel):
-    """What the chart says. The namespaces are those of the ServiceAccounts."""
+    """The chart's values. The namespaces are those of the ServiceAccounts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
 
@@ -41,8 +41,8 @@ class Callers(BaseModel):
     network_policy: bool = Field(default=True, description="Each service gets a NetworkPolicy.")
 
     def auth(self) -> AuthConfig | None:
-        """As it stands in a DaemonConfig. No issuer: the keys are this cluster's, and a cluster that renames itself as an issuer must not
-        lock everybody out of the revisions that run."""
+        """Returns the DaemonConfig's part. It names no issuer: the keys are this cluster's, and a cluster that changes its issuer's name
+        must not lock callers out of running revisions."""
         if not self.tokens:
             return None
         pairs = [(self.gateway, ROLE_GATEWAY), (self.operator, ROLE_OPERATOR), *((account, ROLE_METRICS) for account in self.metrics)]
@@ -52,5 +52,5 @@ class Callers(BaseModel):
 
 
 def namespace_of(account: Account) -> str:
-    """Where its pods run."""
+    """Returns the namespace of the account's pods."""
     return account.partition("/")[0]

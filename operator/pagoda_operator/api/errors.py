@@ -1,17 +1,16 @@
 """The operator's errors, one tree; `reconcile` is the one place that maps them to a condition and a retry.
 
 OperatorError
-├── SpecProblem               only a change of objects cures it: Stalled with `reason`, no retry of its own
+├── SpecProblem               only an edit of objects helps: Stalled with `reason`, no retry of its own
 ├── ClusterError
-│   ├── Unconverged           what was written does not stay: somebody else writes it too
-│   ├── Unavailable           no answer, 429 or 5xx: a read is asked again at once, the run with growing delays
-│   ├── Conflict              409: somebody was faster; observe anew
-│   ├── Refused               400, 422: the API server does not take the object
-│   └── Denied                401, 403: RBAC, quota or admission says no; retried, and said
+│   ├── Unconverged           another writer undoes the operator's write each time
+│   ├── Unavailable           no answer, 429 or 5xx: a read is repeated at once, the run with growing delays
+│   ├── Conflict              409: another write was faster; observe anew
+│   ├── Refused               400, 422: the API server does not accept the object
+│   └── Denied                401, 403: RBAC, quota or admission forbids it; retried, and reported
 ├── Superseded                another leader gives orders: the process ends
 ├── SettingsError             the command line or the environment; the process ends
-├── TraceRefused              a line of a trace to replay
-└── PageRefused               what scaling once wrote down cannot be read
+└── TraceRefused              a line of a trace to replay
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class OperatorError(Exception):
 
 
 class SpecProblem(OperatorError):
-    """Only a change of the service, its profile or a neighbour cures it. `reason` is the Stalled condition's."""
+    """Only an edit of the service, its profile or another service helps. `reason` is the Stalled condition's."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -37,12 +36,11 @@ class ClusterError(OperatorError):
 
 
 class Unconverged(ClusterError):
-    """The same write again and again: an admission rule or a person undoes it. Events do not shorten the wait."""
+    """The same write is repeated, because an admission rule or a person undoes it. Events do not shorten the wait."""
 
 
 class Unavailable(ClusterError):
-    """No answer, too many requests, or a fault of the server. `soon`: in how many seconds a read may be asked again (again.py), None where
-    that would not help."""
+    """No answer, too many requests, or a fault of the server. `soon`: in how many seconds a read may be repeated, None if never."""
 
     def __init__(self, message: str, soon: float | None = None) -> None:
         super().__init__(message)
@@ -50,11 +48,11 @@ class Unavailable(ClusterError):
 
 
 class Conflict(ClusterError):
-    """A precondition failed or the object exists: the view was stale."""
+    """A precondition failed, or the object exists: the view was stale."""
 
 
 class Refused(ClusterError):
-    """The object is invalid in the server's eyes."""
+    """The API server calls the object invalid."""
 
 
 class Denied(ClusterError):
@@ -62,7 +60,7 @@ class Denied(ClusterError):
 
 
 class Superseded(OperatorError):
-    """A replica has obeyed a later leader. Whatever this process believes is over; it ends, and nothing retries it."""
+    """A replica has obeyed a later leader. The process ends, and nothing is retried."""
 
 
 class SettingsError(OperatorError):
@@ -71,7 +69,3 @@ class SettingsError(OperatorError):
 
 class TraceRefused(OperatorError):
     """A trace that cannot be replayed; names the line and what is accepted."""
-
-
-class PageRefused(OperatorError):
-    """A page of what scaling learned that cannot be read; names what is wrong."""

@@ -1,4 +1,4 @@
-"""What placement hands on: the entry taken, the devices it came down to, and what the status says of it."""
+"""The result of placement: the entry, the devices that it resolved to, and what the status says of it. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pagoda_contracts.resources.status import PlacementStatus
 
 @dataclass(frozen=True)
 class Resolved:
-    """The devices that an entry came down to; all empty on CPU. Pinned beside the revision, since the fleet it was read from changes."""
+    """The devices that an entry resolved to; all empty on CPU. Pinned with the revision, since the fleet it was read from changes."""
 
     resource: str = ""
     """The extended resource to ask for; empty for claims."""
     profile: str = ""
     labels: tuple[str, ...] = ()
-    """Values of the product label of the nodes whose devices do."""
+    """Values of the product label of nodes with such devices."""
     product: str = ""
     """Of a claim: the GPU to select by."""
     device: str = ""
@@ -27,25 +27,25 @@ class Resolved:
 
     @property
     def identity(self) -> dict[str, str]:
-        """What another choice would have to run as another revision; the nodes may change under one."""
+        """The parts that make another revision if they differ. The nodes may change under one revision."""
         sliced = bool(self.profile) or not self.resource
         parts = {"resource": self.resource if sliced else "", "profile": self.profile, "product": self.product}
         return {name: value for name, value in parts.items() if value}
 
     def written(self, alternatives: str) -> str:
-        """As an annotation's value."""
+        """Returns the annotation's value."""
         return json.dumps({"alternatives": alternatives, **vars(self)}, sort_keys=True, separators=(",", ":"))
 
 
 class Pin(NamedTuple):
-    """What a revision was placed on, and for which list of alternatives."""
+    """The devices of a revision, and the digest of the alternatives that they were chosen from."""
 
     resolved: Resolved
     alternatives: str
 
 
 def read_pin(text: str) -> Pin | None:
-    """The annotation's value; None where it is not ours to read."""
+    """Returns the annotation's value; None if it cannot be read."""
     try:
         found: Any = json.loads(text)
         names = ("resource", "profile", "product", "device")
@@ -56,23 +56,20 @@ def read_pin(text: str) -> Pin | None:
 
 
 class Held(NamedTuple):
-    """Why nothing can be decided yet."""
+    """Why nothing can be decided yet. `stalled`: only an edit helps."""
 
     reason: Reason
     message: str
-    # Only a person's edit cures it.
     stalled: bool = False
 
 
 class Placement(NamedTuple):
-    """The entry in use, None where none can be, and the ones before it with reasons."""
+    """The entry in use, None if none can be used, and the entries before it with reasons. `again_at`: when a wait ends without an event."""
 
     entry: Accelerator | None
     status: PlacementStatus
     resolved: Resolved = Resolved()
-    # Nothing is decided before this is known.
     held: Held | None = None
-    # No event tells when a wait is over.
     again_at: float | None = None
 
     @property

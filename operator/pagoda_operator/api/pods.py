@@ -1,12 +1,19 @@
-"""A replica as status, rollout and scaling need it, parsed from its pod. Pure."""
+"""A replica: its pod as status, rollout and scaling need it, the orders to its daemon, and the answers. Pure.
+
+`decide/replicas/drain` decides orders, and `talk/daemons` sends them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from pagoda_contracts.names import (
+    ANNOTATION_DELETION_COST,
     ANNOTATION_DEVICE_FAULT,
+    ANNOTATION_DRAIN_DEADLINE,
     CONTAINER_DAEMON,
     CONTAINER_FETCH,
     EXIT_PERMANENT,
@@ -14,20 +21,22 @@ from pagoda_contracts.names import (
     LABEL_REVISION,
 )
 
-from pagoda_operator.api.orders import written
 from pagoda_operator.inventory.values import Json, unix
 
-# How the scheduler calls it that something is there and all in use: by requests, and by ResourceClaims.
+# The scheduler's words if devices exist and all are in use: for requests, and for ResourceClaims.
 _SHORT_OF: Final = ("Insufficient", "cannot allocate all claims")
 _SCHEDULER: Final = "kube-scheduler"
-# A container waits for others or for its turn: says less than any other reason.
+# The container waits for others, which says less than any other reason.
 _MERELY_LATER: Final = ("PodInitializing", "ContainerCreating")
+# For so long the last answer of a draining daemon counts although it is silent: an order times out after 2 s, and a busy machine stops a
+# process for five. One late answer removed a replica with its requests under way, and nothing could turn that back.
+_LATE_S: Final = 10.0
 
 
 class Fetching(NamedTuple):
-    """What a pod's fetch sidecar does. `started`: the model is complete. The exit is that of its last run, if it ended.
+    """The state of a pod's fetch sidecar. `started`: the model is complete. The exit is that of its last run, if it ended.
 
-    How far the fetch is stays out: a percentage that moves would be a write each time. The sidecar's probe and log say it.
+    A percentage would be a status write each time it moves; the sidecar's probe and log have it.
     """
 
     running: bool = False
@@ -38,12 +47,12 @@ class Fetching(NamedTuple):
 
     @property
     def permanent(self) -> bool:
-        """Whether only a person cures what keeps the model from coming."""
+        """Whether the fetch fails until a person repairs its cause."""
         return self.exit_code == EXIT_PERMANENT and not self.started
 
     @property
     def busy(self) -> bool:
-        """Whether the model is on its way, or was tried for."""
+        """Whether the model is being fetched, or an attempt failed."""
         return not self.started and (self.running or self.exit_code is not None)
 
 
@@ -70,10 +79,10 @@ class Pod:
     # Unix seconds: when it was made, and since when it is ready (None while it is not).
     created: float = 0.0
     ready_since: float | None = None
-    # What an order to this very pod needs, and how the ReplicaSet ranks it.
+    # What an order to this pod needs, and how the ReplicaSet ranks it.
     meta: Json = field(default_factory=dict)
     address: str = ""
-    # Where it stands, whether it holds devices there, and why they are not to be trusted.
+    # Its node, whether it uses devices there, and why they are faulty.
     node: str = ""
     devices: bool = False
     device_fault: str = ""
@@ -82,21 +91,21 @@ class Pod:
     drain_deadline_ms: int | None = None
     deletion_cost: int = 0
     unscheduled_since: float | None = None
-    # When the scheduler last wrote why it has no node, by the API server's bookkeeping.
-    unscheduled_told: float | None = None
-    # On its node since when without a sandbox, before anything of it ran: volumes are mounted before the sandbox, images pulled after it.
+    # When the scheduler last wrote why it has no node, by the pod's managedFields.
+    unscheduled_reported: float | None = None
+    # Since when it has a node and no sandbox, before anything of it ran: volumes are mounted before the sandbox, images pulled after it.
     unmounted_since: float | None = None
     # The scheduler tried and found no node, which a gate is not.
     unschedulable: bool = False
 
     @property
     def uid(self) -> str:
-        """Which pod of that name."""
+        """The UID, which tells it from other pods of its name."""
         return str(self.meta.get("uid", ""))
 
     @property
     def short(self) -> bool:
-        """Without a node for lack of something that another replica's leaving would give; a missing volume or label is not that."""
+        """Whether it waits for devices that another replica would free. A missing volume or label is no such reason."""
         return not self.assigned and any(words in self.unscheduled for words in _SHORT_OF)
 
     @property
@@ -115,6 +124,7 @@ def parse_pod(body: Json) -> Pod:
     meta, status = body["metadata"], body.get("status", {})
     labels = meta.get("labels", {})
     scheduled, readiness = condition_of(body, "PodScheduled"), condition_of(body, "Ready")
+    lacking = scheduled if scheduled.get("status") == "False" else {}
     return Pod(
         name=meta["name"],
         revision=labels.get(LABEL_REVISION, ""),
@@ -124,13 +134,13 @@ def parse_pod(body: Json) -> Pod:
         finished=status.get("phase") in ("Failed", "Succeeded"),
         scheduled=scheduled.get("status") == "True",
         fetching=_fetching(status),
-        unscheduled=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
+        unscheduled=lacking.get("message", ""),
         created=unix(meta.get("creationTimestamp")) or 0.0,
         ready_since=unix(readiness.get("lastTransitionTime")) if readiness.get("status") == "True" else None,
-        unscheduled_since=unix(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "False" else None,
-        unscheduled_told=_unscheduled_told(meta) if scheduled.get("status") == "False" else None,
+        unscheduled_since=unix(lacking.get("lastTransitionTime")),
+        unscheduled_reported=_unscheduled_reported(meta) if lacking else None,
         unmounted_since=_unmounted_since(body, status),
-        unschedulable=scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable",
+        unschedulable=lacking.get("reason") == "Unschedulable",
         meta=meta,
         node=body.get("spec", {}).get("nodeName", ""),
         devices=_devices(body.get("spec", {})),
@@ -138,41 +148,59 @@ def parse_pod(body: Json) -> Pod:
         address=status.get("podIP", ""),
         phase=status.get("phase", "Pending"),
         assigned=bool(body.get("spec", {}).get("nodeName")) or scheduled.get("status") == "True",
-        **written(meta.get("annotations", {})),
+        **_orders_on(meta.get("annotations", {})),
         **_container(status),
     )
 
 
+def _orders_on(annotations: Mapping[str, str]) -> dict[str, Any]:
+    """The drain and the deletion cost on a pod. A text that is no number is not ours: a drain that is over, no cost."""
+    deadline = annotations.get(ANNOTATION_DRAIN_DEADLINE)
+    return {
+        "drain_deadline_ms": _number(deadline) if deadline is not None else None,
+        "deletion_cost": _number(annotations.get(ANNOTATION_DELETION_COST, "0")),
+    }
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        return 0
+
+
 def by_scheduler(meta: Json) -> list[Json]:
-    """When the scheduler wrote of a pod, by the API server's bookkeeping, in its own shape; it writes only why it has no node."""
+    """Returns the scheduler's entries of a pod's managedFields. The scheduler writes a pod's status only if it finds no node."""
     entries = [entry for entry in meta.get("managedFields") or () if entry.get("manager") == _SCHEDULER]
     return [{name: entry[name] for name in ("manager", "time") if name in entry} for entry in entries]
 
 
-def _unscheduled_told(meta: Json) -> float | None:
+def _unscheduled_reported(meta: Json) -> float | None:
     times = [unix(entry.get("time")) for entry in by_scheduler(meta)]
     return max((time for time in times if time is not None), default=None)
 
 
 def _unmounted_since(body: Json, status: Json) -> float | None:
-    """Pending says that nothing ran yet: a sandbox that is lost later, with its node, is made again."""
+    """In phase Pending nothing has run yet. A sandbox that is lost later, with its node, is made again."""
     sandbox = condition_of(body, "PodReadyToStartContainers")
     return unix(sandbox.get("lastTransitionTime")) if sandbox.get("status") == "False" and status.get("phase") == "Pending" else None
 
 
 def _devices(spec: Json) -> bool:
-    """Whether it asks for any resource of a vendor's, or claims one."""
+    """Whether it requests a vendor's resource, or claims one."""
     requests = [container.get("resources", {}).get("requests", {}) for container in spec.get("containers", [])]
     return bool(spec.get("resourceClaims")) or any("/" in name for found in requests for name in found)
 
 
 def _container(status: Json) -> dict[str, Any]:
-    """What the daemon's container does; where another one blocks the pod, why that one waits."""
+    """Returns the state of the daemon's container; if another one blocks the pod, why that one waits."""
     daemon: Json = next((c for c in status.get("containerStatuses", []) if c["name"] == CONTAINER_DAEMON), {})
-    states: list[Json] = [container.get("state", {}) for container in [daemon, *_others(status)] if container]
+    all_containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+    others = [container for container in all_containers if container["name"] != CONTAINER_DAEMON]
+    states: list[Json] = [container.get("state", {}) for container in [daemon, *others] if container]
     waits: list[Json] = [state["waiting"] for state in states if "waiting" in state]
     waiting: Json = next((wait for wait in waits if wait.get("reason") not in _MERELY_LATER), waits[0] if waits else {})
-    ended = daemon.get("state", {}).get("terminated") or daemon.get("lastState", {}).get("terminated") or {}
+    ended = _ended(daemon)
     return {
         "waiting": waiting.get("reason", ""),
         "waiting_message": waiting.get("message", ""),
@@ -184,24 +212,23 @@ def _container(status: Json) -> dict[str, Any]:
     }
 
 
-def _others(status: Json) -> list[Json]:
-    both = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
-    return [container for container in both if container["name"] != CONTAINER_DAEMON]
+def _ended(container: Json) -> Json:
+    """How the container's last run ended; empty if none has."""
+    return container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated") or {}
 
 
 def condition_of(body: Json, kind: str) -> Json:
-    """A condition of an object's status; empty where absent."""
+    """Returns a condition of an object's status; empty if absent."""
     conditions: list[Json] = body.get("status", {}).get("conditions", [])
     return next((condition for condition in conditions if condition.get("type") == kind), {})
 
 
 def _fetching(status: Json) -> Fetching:
-    """From a pod's status; a pod without a sidecar has one that never ran."""
+    """Returns the sidecar's state; a pod without one has a sidecar that never ran."""
     own: Json = next((c for c in status.get("initContainerStatuses", []) if c["name"] == CONTAINER_FETCH), {})
-    state = own.get("state", {})
-    ended = state.get("terminated") or own.get("lastState", {}).get("terminated") or {}
+    ended = _ended(own)
     return Fetching(
-        running="running" in state,
+        running="running" in own.get("state", {}),
         started=bool(own.get("started")),
         exit_code=ended.get("exitCode"),
         exit_message=ended.get("message", ""),
@@ -210,8 +237,53 @@ def _fetching(status: Json) -> Fetching:
 
 
 def fetch_message(pod: str, fetching: Fetching) -> str:
-    """One sentence. It names what ended the last try, also while the next one runs: that is what people look for."""
+    """Returns one sentence. It names how the last attempt ended, also while the next one runs."""
     if fetching.exit_code in (None, 0):
         return f"{pod} fetches the model"
     why = " ".join(fetching.exit_message.split()) or fetching.exit_reason or "no reason given"
     return f"{pod} fetches the model; its last attempt ended with exit code {fetching.exit_code}: {why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Drain for `left_ms` more, which is until `deadline_ms` (Unix milliseconds) by our clock; or serve again, if that is None."""
+
+    pod: str
+    uid: str
+    address: str
+    deadline_ms: int | None
+    left_ms: int = 0
+
+
+class DaemonState(StrEnum):
+    """The state of a daemon after an order. SERVING and DRAINING are its own words. ENDING follows a SIGTERM and cannot be turned back.
+    REFUSED accepts no orders from us (it does not check callers, or did not accept the token). SILENT did not answer."""
+
+    SERVING = "serving"
+    DRAINING = "draining"
+    ENDING = "ending"
+    REFUSED = "refused"
+    SILENT = "silent"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to the last order; `at`: when it came, in Unix seconds."""
+
+    state: DaemonState
+    in_flight: int = 0
+    at: float = field(default=0.0, compare=False)
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing runs there and nothing will: a draining daemon refuses before admission."""
+        return self.state in (DaemonState.DRAINING, DaemonState.ENDING) and self.in_flight == 0
+
+    def after(self, before: Answer | None, now: float) -> Answer:
+        """Returns what is known after this answer."""
+        late = self.state is DaemonState.SILENT and before is not None and abs(now - before.at) < _LATE_S
+        return before if late and before is not None and before.state is DaemonState.DRAINING else replace(self, at=now)
+
+    def is_news(self, before: Answer) -> bool:
+        """Whether a decision may depend on the difference. None depends on how many requests are left."""
+        return (self.state, self.drained) != (before.state, before.drained)

@@ -1,6 +1,7 @@
-"""What gateways say of one service, as scaling, rollout and health read it: frozen values, no streams, no clock. Made by `talk/signals`.
+"""What gateways report of one service, and what scaling decides from it: frozen values, no streams, no clock. Pure.
 
-A view and never the truth: an endpoint that is not in it was not heard of, which proves nothing about its pod.
+`talk/signals` makes them; scaling, rollout and health read them. They are a view: an endpoint that is not in it proves nothing about its
+pod.
 """
 
 from __future__ import annotations
@@ -10,17 +11,56 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from pagoda_operator.api.scaling import Measure
-
-# For so long a bad verdict must last before somebody acts on it: a node that hiccups, a gateway that restarts.
+BIN_S: Final = 5.0
+"""Length of one Measure: shorter ones of a small service have too few requests to tell a trend from chance."""
+# For so long a bad verdict must last before it is acted on: a node may hiccup, a gateway may restart.
 CONFIRM_S: Final = 5.0
-# After a minute of silence it is the silent one that is sick: no veto on scaling any more.
+# A gateway or a replica that is silent for a minute is unhealthy itself and no longer blocks scaling down.
 MISSING_S: Final = 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """BIN_S seconds of a service, sums over gateways and replicas: requests that came and ended, and at its end those that run, wait in
+    replicas, and are held by a gateway because no replica serves."""
+
+    at: float
+    arrived: int
+    ended: int
+    running: int
+    waiting: int
+    held: int
+    kv_utilization: float = 0.0
+    ttft_p95_s: float = 0.0
+
+    @property
+    def active(self) -> bool:
+        """Whether a request came or was there."""
+        return bool(self.arrived or self.running or self.waiting or self.held)
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """How many replicas were recommended at a time: for all reasons together, and for those that last (the load, late first tokens)."""
+
+    at: float
+    replicas: int
+    load: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`replicas` from now on. `reason` is a sentence; `cause` is a word that changes only if the sentence's point does."""
+
+    replicas: int
+    recommendation: Recommendation
+    reason: str
+    cause: str = "load"
+
+
 class Seen(StrEnum):
-    """What an endpoint's own signal is worth: current, doubtful, gone or bad (silent, stuck, a wrong canary token), or never heard yet.
-    Whether it takes requests is another question: one that loads is FRESH."""
+    """What an endpoint's signal is worth: current, late, gone or bad (silent, stuck, a wrong canary token), or never received.
+    Whether it takes requests is another question: an endpoint that loads is FRESH."""
 
     FRESH = "fresh"
     SUSPECT = "suspect"
@@ -33,7 +73,7 @@ class EndpointSignal:
     """One replica, by the most favourable gateway: a partition between one gateway and a pod is not the pod's fault.
 
     `reason` is the gateway's word (`silent`, `stuck`, `deep-check`, `loading`, …), `phase` the replica's own (`ready`, `draining`, …; empty
-    where it never spoke). `age_s` is how old its state was when the gateway reported it, `bad_s` for how long it has been DEAD or UNHEARD
+    if it never reported). `age_s` is how old its state was when the gateway reported it, `bad_s` for how long it has been DEAD or UNHEARD
     without a pause, as far as this process knows.
     """
 
@@ -48,7 +88,7 @@ class EndpointSignal:
 
     @property
     def bad(self) -> bool:
-        """Whether nothing is heard of it, or what is heard says that it is broken."""
+        """Whether it is silent, or reports a fault."""
         return self.verdict in (Seen.DEAD, Seen.UNHEARD)
 
     def since(self, began: float, now: float) -> EndpointSignal:
@@ -58,8 +98,8 @@ class EndpointSignal:
 
 @dataclass(frozen=True, slots=True)
 class RevisionSignal:
-    """Requests that ended at a revision's replicas within the last minute, over all gateways; the largest 95th percentile of the time to
-    first token (0 where none was measured)."""
+    """Requests that ended at a revision's replicas within the last minute, over all gateways, and the largest 95th percentile of the time
+    to first token (0 if none was measured)."""
 
     requests: int = 0
     errors: int = 0
@@ -68,9 +108,9 @@ class RevisionSignal:
 
 @dataclass(frozen=True, slots=True)
 class ServiceSignals:
-    """One service now. `measures` are whole bins of `BIN_S`, oldest first, watched without a gap since `watched_since`, both in
-    seconds of the clock that `of` was asked by (a clock that jumps moves all of them). `fresh`: every known gateway was heard within
-    3 s. `held` and `wake` are over all gateways, `endpoints` by pod name, `revisions` by hash."""
+    """One service now. `measures` are whole bins, oldest first, without a gap since `watched_since`, both in seconds of the caller's
+    clock. `fresh`: every known gateway has reported within 3 s. `held` and `wake` are over all gateways, `endpoints` by pod name,
+    `revisions` by hash."""
 
     measures: tuple[Measure, ...] = ()
     watched_since: float = 0.0
@@ -81,7 +121,6 @@ class ServiceSignals:
     revisions: Mapping[str, RevisionSignal] = field(default_factory=dict)
 
     def missing(self, ready: Iterable[str]) -> tuple[str, ...]:
-        """Those of the Ready pods that should be heard and are not: never scale down on their account. One that is silent for a minute is
-        sick, and no veto; neither is a pod that is not Ready."""
+        """Returns the Ready pods that should report and do not, except those that have been silent for a minute."""
         lacking = (pod for pod in ready if (seen := self.endpoints.get(pod)) is None or (seen.bad and seen.bad_s < MISSING_S))
         return tuple(sorted(lacking))

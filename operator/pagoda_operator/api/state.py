@@ -1,19 +1,16 @@
-"""What a reconcile sees, as frozen types parsed once from the API server's JSON. Pure.
+"""What a reconcile sees, as frozen types parsed once from the API server's JSON, and the reads that it asks for. Pure.
 
-Written by `observe`, read by `plan` and `status`. Knows no client and no clock.
+`observe` makes it; `plan` and `status` read it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
-from pagoda_contracts.names import (
-    API_VERSION,
-    LABEL_SERVICE_UID,
-)
+from pagoda_contracts.names import API_VERSION, LABEL_SERVICE_UID
 from pagoda_contracts.resources.adapter import LORA_ADAPTER
 from pagoda_contracts.resources.meta import ObjectMeta
 from pagoda_contracts.resources.profile import SERVING_PROFILE, ServingProfileSpec
@@ -23,12 +20,9 @@ from pagoda_kube.cache import Key as Key  # noqa: PLC0414 (re-exported)
 from pydantic import ValidationError
 
 from pagoda_operator.api.callers import Callers
-from pagoda_operator.api.grant import Grant
-from pagoda_operator.api.holdings import Holding, with_successor
-from pagoda_operator.api.orders import Answer
-from pagoda_operator.api.pods import Pod, condition_of
-from pagoda_operator.api.scaling import Decision
-from pagoda_operator.api.signals import ServiceSignals
+from pagoda_operator.api.pods import Answer, Pod, condition_of
+from pagoda_operator.api.quota import Grant, Holding, with_successor
+from pagoda_operator.api.signals import Decision, ServiceSignals
 from pagoda_operator.inventory.fit import Size
 from pagoda_operator.inventory.fleet import Fleet
 from pagoda_operator.inventory.values import Json as Json  # noqa: PLC0414 (re-exported)
@@ -69,8 +63,32 @@ CHILD_RESOURCES: Final = (
 )
 
 
+class Reader(Protocol):
+    """The reads that observing needs. The client has them, and so do the caches."""
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
+        """Returns the object, None if there is none."""
+
+    async def list(self, resource: Resource, namespace: str, selector: str) -> Sequence[Json]:
+        """Returns the objects with these labels."""
+
+
+class Listed(NamedTuple):
+    """A list by a quorum read, and its version."""
+
+    items: Sequence[Json]
+    version: str
+
+
+class Lister(Protocol):
+    """The quorum reads that verify what the caches show."""
+
+    async def listed(self, resource: Resource, namespace: str, *, label: str = "", name: str = "") -> Listed:
+        """Returns the objects with this label, or the one of this name."""
+
+
 class Taken(NamedTuple):
-    """A served name that this service wants and an older one holds."""
+    """A served name that this service wants and an older one has."""
 
     name: str
     holder: Key
@@ -78,7 +96,7 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True)
 class Child:
-    """A live object that is, or stands where, a child of the service."""
+    """A live object that is a child of the service, or has the name of one."""
 
     resource: Resource
     body: Json
@@ -96,7 +114,7 @@ class Child:
 
     @property
     def deleting(self) -> bool:
-        """Whether the object is on its way out."""
+        """Whether the object is being deleted."""
         return "deletionTimestamp" in self.meta
 
     @property
@@ -106,10 +124,10 @@ class Child:
         return next((owner for owner in owners if owner.get("controller")), None)
 
     def belongs_to(self, uid: str) -> bool:
-        """Whether it is the service's own: by controller, or by label where somebody stripped the reference."""
-        if self.controller is not None:
-            return bool(self.controller.get("uid") == uid)
-        return bool(self.meta.get("labels", {}).get(LABEL_SERVICE_UID) == uid)
+        """Whether it is the service's own: by controller, or by label if the owner reference was removed."""
+        owner = self.controller
+        found = self.meta.get("labels", {}).get(LABEL_SERVICE_UID) if owner is None else owner.get("uid")
+        return bool(found == uid)
 
     @property
     def of_a_predecessor(self) -> bool:
@@ -123,19 +141,17 @@ class Child:
 
     @property
     def extra(self) -> int:
-        """1 where one of a Deployment's replicas is an unhealthy one's successor, else 0."""
+        """1 if one of a Deployment's replicas is an unhealthy one's successor, else 0."""
         return int(with_successor(self.meta, self.replicas))
 
     @property
     def ordered(self) -> int:
-        """Replicas that a Deployment is to have, without a successor of an unhealthy one."""
+        """Replicas that a Deployment should have, without the successor of an unhealthy one."""
         return self.replicas - self.extra
 
     def count(self, name: str) -> int:
-        """A number of a Deployment's status, 0 where the controller has not seen the newest spec."""
-        status: Json = self.body.get("status", {})
-        fresh = status.get("observedGeneration", 0) >= self.meta.get("generation", 0)
-        return int(status.get(name, 0)) if fresh else 0
+        """A number of a Deployment's status, 0 if the controller has not seen the newest spec."""
+        return int(self.body.get("status", {}).get(name, 0)) if self.seen else 0
 
     @property
     def seen(self) -> bool:
@@ -143,13 +159,13 @@ class Child:
         return bool(self.body.get("status", {}).get("observedGeneration", 0) >= self.meta.get("generation", 0))
 
     def condition(self, kind: str) -> Json:
-        """A condition of the object's status; empty where absent."""
+        """A condition of the object's status; empty if absent."""
         return condition_of(self.body, kind)
 
 
 @dataclass(frozen=True)
 class Observed:
-    """One service and all that belongs to it, as a reader shows it (observe.py)."""
+    """One service and all that belongs to it."""
 
     meta: ObjectMeta
     raw_status: Json
@@ -160,37 +176,37 @@ class Observed:
     children: tuple[Child, ...] = ()
     strangers: tuple[Child, ...] = ()
     pods: tuple[Pod, ...] = field(default=())
-    # When this was read, in seconds of Unix time; how many replicas scaling wants, None where a person says (spec.replicas).
+    # When this was read, in seconds of Unix time; how many replicas scaling wants, None if spec.replicas counts.
     now: float = 0.0
     scaling: Decision | None = None
-    # Seconds that starts took before, by accelerator, where scaling remembers them.
+    # Seconds that recent starts took, by accelerator, if the service is scaled.
     starts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    # How long ago the times were that the operator wrote into the status, whoever set the clock since (ages.py).
+    # How long ago the times were that the operator wrote into the status, whatever the clock was set to since (ages.py).
     ages: Mapping[str, float] = field(default_factory=dict)
-    # The cluster's devices and who holds them, as the watches have shown them.
+    # The cluster's devices and the pods that use them, as the caches show them.
     fleet: Fleet = field(default=Fleet())
-    # Of the largest nodes, for who asks for cores.
+    # The sizes of the largest nodes, for services on CPU.
     sizes: tuple[Size, ...] = ()
-    # Who may call replicas, as the installation says.
+    # The accounts that may call replicas.
     callers: Callers | None = None
-    # What all that bears the service's name holds, and what TenantQuotas let it have; None where none caps what it needs.
+    # The devices of all Deployments and pods of the service's name, and what TenantQuotas allow; None if none caps what it needs.
     holdings: tuple[Holding, ...] = ()
     quota: Grant | None = None
     # Deployments for which quotas have no room for a successor of an unhealthy replica, and by which quota.
     full: Mapping[str, str] = field(default_factory=dict)
-    # Served names that older services hold (claims.py).
+    # Served names that older services have (claims.py).
     taken: tuple[Taken, ...] = ()
-    # What daemons answered to their last order, by the pod's uid; empty after a restart.
+    # The daemons' answers to their last order, by the pod's uid; empty after a restart.
     answers: Mapping[str, Answer] = field(default_factory=dict)
-    # Since when pods have no node for another reason than a lack of free devices, by uid (watch/ages.py).
+    # Since when pods have no node for another reason than a lack of free devices, by uid (ages.py).
     unschedulable: Mapping[str, float] = field(default_factory=dict)
-    # What gateways say of it; None where nothing was heard since this process began.
+    # What gateways report of it; None if none has since this process began.
     signals: ServiceSignals | None = None
     # For how many seconds no gateway has reported any of its replicas.
     unheard_s: float = math.inf
-    # Replicas that have a place or would find one now; None where nobody can tell (place.py).
+    # Replicas that have a place or would find one now; None if that is unknown (place.py).
     placeable: int | None = None
-    # Nodes whose devices are not to be trusted, with the reason.
+    # Nodes with faulty devices, with the reason.
     faults: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -200,36 +216,35 @@ class Observed:
 
     @property
     def asked(self) -> int:
-        """Replicas that are asked for: what scaling decided, else spec.replicas."""
-        if self.scaling is not None:
-            return self.scaling.replicas
-        return self.spec.replicas if self.spec else 0
+        """The replicas that scaling decided, else spec.replicas."""
+        wished = self.scaling or self.spec
+        return wished.replicas if wished else 0
 
     @property
     def granted(self) -> int | None:
-        """Most replicas that quota lets the service have now, those of old revisions counted; None without a limit."""
+        """At most so many replicas does the quota allow now, those of old revisions included; None without a limit."""
         return self.quota.replicas if self.quota is not None else None
 
     @property
     def wanted(self) -> int:
-        """Replicas that the service should have: what is asked for, as far as quota grants it."""
+        """The replicas that the service should have: those asked for, as far as the quota allows them."""
         return self.asked if self.granted is None else min(self.asked, self.granted)
 
     @property
     def room(self) -> int:
-        """Replicas that the current revision may have now, beside what older ones still hold."""
+        """The replicas that the current revision may have now, besides those of older revisions."""
         return self.wanted if self.quota is None else min(self.wanted, self.quota.room)
 
     @property
     def limited(self) -> bool:
-        """Whether quota gives less than is asked for, or than scaling would have asked for."""
+        """Whether the quota allows less than is asked for, or than scaling would have asked for."""
         if self.quota is None:
             return False
         return self.room < self.asked or (self.scaling is not None and "quota" in self.scaling.cause)
 
     @property
     def status(self) -> InferenceServiceStatus:
-        """The last written status; empty where there is none or an older operator's cannot be read."""
+        """The last written status; empty if there is none or it cannot be read."""
         try:
             return InferenceServiceStatus.model_validate(dict(self.raw_status), extra="ignore")
         except ValidationError:
@@ -237,7 +252,7 @@ class Observed:
 
     @property
     def stamps(self) -> tuple[str, ...]:
-        """The times in it that something waits by."""
+        """The times in the status that decisions depend on."""
         rollout = self.status.rollout
         return (rollout.since,) if rollout is not None and rollout.since else ()
 
@@ -251,6 +266,6 @@ class Observed:
 
 
 def explain(error: ValidationError) -> str:
-    """Every refused field with its value, in one line."""
+    """Returns every refused field with its value, in one line."""
     parts = [f"{'.'.join(map(str, fault['loc'])) or 'object'}: {fault['msg']}" for fault in error.errors(include_url=False)]
     return "; ".join(parts)[:1000]

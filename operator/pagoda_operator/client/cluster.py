@@ -20,8 +20,7 @@ from kubernetes.aio.config.kube_config import load_kube_config
 from pagoda_contracts.names import PATH_JWKS
 
 from pagoda_operator.api.errors import Unavailable
-from pagoda_operator.api.reader import Listed
-from pagoda_operator.api.state import CONTROLLER_REVISIONS, EVENTS, RESOURCE_CLAIM_TEMPLATES, Json, Resource
+from pagoda_operator.api.state import CONTROLLER_REVISIONS, EVENTS, RESOURCE_CLAIM_TEMPLATES, Json, Listed, Resource
 from pagoda_operator.client.requests import OBJECT, Answer, RetryBudget, answer_of, list_of, object_path, path_of, root_of
 from pagoda_operator.client.tally import sent, waiting
 

@@ -13,8 +13,7 @@ from urllib.parse import quote
 import msgspec
 
 from pagoda_operator.api.errors import ClusterError, Conflict, Denied, Refused, Unavailable
-from pagoda_operator.api.reader import Listed
-from pagoda_operator.api.state import Json, Resource
+from pagoda_operator.api.state import Json, Listed, Resource
 
 _ERRORS: Final[dict[int, type[ClusterError]]] = {
     HTTPStatus.BAD_REQUEST: Refused,

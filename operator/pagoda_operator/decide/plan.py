@@ -14,8 +14,8 @@ from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_contracts.resources.traffic import RolloutSpec
 
 from pagoda_operator.api.errors import SpecProblem
-from pagoda_operator.api.orders import Order
 from pagoda_operator.api.placement import Held, Placement
+from pagoda_operator.api.pods import Order
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, Child, Observed
 from pagoda_operator.decide.children.converge import converge, isolate, rescaled, retire, retiring, running, wanted
 from pagoda_operator.decide.children.pinning import Where, pin, told
@@ -31,7 +31,7 @@ from pagoda_operator.decide.replicas.sides import current_side, old_sides
 from pagoda_operator.decide.rollout import trial
 from pagoda_operator.decide.rollout.counts import Rollout, RolloutState
 from pagoda_operator.decide.rollout.rollout import decide
-from pagoda_operator.decide.scale.schedules import refused
+from pagoda_operator.decide.scale.bounds import refused
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
-"""Whether a replica fits: the model that a service runs on a device, and what it asks for on CPU on a node. Pure.
+"""Whether a replica fits: a service's model on a device, and its request for CPU on a node. Pure.
 
 The operator never leaves the cluster: a model's shape comes from the published models that `sizing` knows by name, or from the ConfigMap
-that an inspection filled (`inspection.py`). By the sizes of nodes nobody decides: whether a pod finds room is the scheduler's to say, and
-larger nodes may come.
+of an inspection (`inspection.py`). The sizes of nodes decide nothing, since larger nodes may come; they only explain why a pod waits.
 """
 
 from __future__ import annotations
@@ -28,34 +27,25 @@ from pagoda_sizing.published import published
 from pagoda_operator.inventory.nodes import Node
 from pagoda_operator.inventory.values import digest
 
-# Where a service sets no maxModelLen: the model's own limit times the concurrency would fit no device (Llama-3.1-8B: 17 GB a request).
+# For a service without maxModelLen: the model's own limit times the concurrency would fit no device (Llama-3.1-8B: 17 GB a request).
 ASSUMED_CONTEXT: Final = 4096
 _HUB: Final = "hf://"
 _WEIGHTS: Final[Mapping[str, str]] = {"none": "bf16"}
-# What the daemon does whatever kvCache.dtype says (`ignored_fields` names it): a cache taken for half as large would not fit.
+# The daemon ignores kvCache.dtype (`ignored_fields` names it): a cache sized for half as many bytes would not fit.
 _KV: Final = "bf16"
-# The arithmetic knows no 4-byte floats: weights that are not quantised, and the cache, are twice those of bfloat16.
+# The arithmetic has no 4-byte floats: weights that are not quantised, and the cache, are twice those of bfloat16.
 _WIDE: Final = "float32"
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A model that can be sized."""
-
-    model: Model
-    source: str
-    """Where it was read: published, or inspected."""
-
-
 def source_of(spec: InferenceServiceSpec) -> str:
-    """Names the files that a shape was read from: another address or revision is another model."""
+    """Returns a name for the files of the model: another address or revision is another model."""
     return digest([spec.model.uri, spec.model.revision])
 
 
-def from_catalogue(uri: str) -> Shape | None:
-    """A published model by its name on the hub."""
+def from_catalogue(uri: str) -> Model | None:
+    """Returns a published model by its name on the hub."""
     found = _published().get(uri.removeprefix(_HUB)) if uri.startswith(_HUB) else None
-    return Shape(parse_model(found), "published") if found else None
+    return parse_model(found) if found else None
 
 
 @cache
@@ -64,7 +54,7 @@ def _published() -> Mapping[str, dict[str, Any]]:
 
 
 def is_report(text: str) -> bool:
-    """Whether it has an inspection's form."""
+    """Whether the text has the form of an inspection's report."""
     try:
         report = json.loads(text)
     except ValueError:
@@ -72,32 +62,29 @@ def is_report(text: str) -> bool:
     return isinstance(report, dict) and isinstance(report.get("config"), dict)
 
 
-def from_report(text: str) -> Shape:
-    """What an inspection reported; SizingError where the model is none that can be counted."""
-    return Shape(parse_model(json.loads(text)["config"]), "inspected")
+def from_report(text: str) -> Model:
+    """Returns the model that an inspection reported; SizingError if the model cannot be sized."""
+    return parse_model(json.loads(text)["config"])
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """What a replica must hold on each of its devices."""
+    """What a replica needs on each of its devices."""
 
-    shape: Shape
+    model: Model
     engine: EngineSpec
 
     @property
     def context(self) -> int:
         """Tokens of one request."""
-        limit = self.shape.model.max_context
-        return self.engine.max_model_len or min(limit, ASSUMED_CONTEXT)
+        return self.engine.max_model_len or min(self.model.max_context, ASSUMED_CONTEXT)
 
 
 def why_not(required: Requirement, memory: int, count: int = 1) -> str:
-    """Why `count` devices of so much memory cannot hold it; empty where they do.
-
-    A slice never has peers; that is the caller's to know: it asks with count 1.
-    """
+    """Returns why it does not fit on `count` devices of so much memory; empty if it does. For a MIG slice `count` must be 1."""
     try:
-        terms = _terms(required, _usable(required.engine, memory), count)
+        share = required.engine.kv_cache.memory_fraction
+        terms = _terms(required, memory if share is None else int(memory * share), count)
     except SizingError as refused:
         return str(refused)
     needed = needed_bytes(required, terms)
@@ -108,8 +95,8 @@ def why_not(required: Requirement, memory: int, count: int = 1) -> str:
 
 
 def why_not_on_cpu(required: Requirement, memory: int) -> str:
-    """Why a daemon that may use so much memory cannot start on CPU. By the daemon's own rule: one request has to fit, not all that there
-    may be, and a share of the memory is not heeded."""
+    """Returns why a daemon with so much memory cannot start on CPU, by the daemon's own rule: one request must fit, and
+    `memoryFraction` is ignored."""
     engine = required.engine
     size = engine.kv_cache.size
     launch = Launch(
@@ -120,15 +107,15 @@ def why_not_on_cpu(required: Requirement, memory: int) -> str:
         concurrency=engine.max_concurrency,
         tokens=EngineConfig().token_budget,
     )
-    least = least_memory(required.shape.model, launch)
+    least = least_memory(required.model, launch)
     if least <= memory:
         return ""
-    cache = f"{size} of KV cache" if size else f"1 request at {launch.context_of(required.shape.model):,} tokens"
+    cache = f"{size} of KV cache" if size else f"1 request at {launch.context_of(required.model):,} tokens"
     return f"needs {tenths(least, up=True)} for weights + {cache}, has {tenths(memory)}"
 
 
 def needed_bytes(required: Requirement, terms: Fit) -> int:
-    """Weights, cache and reserve of one device."""
+    """Returns the bytes for weights, cache and reserve on one device."""
     size = required.engine.kv_cache.size
     wide = 2 if required.engine.dtype == _WIDE else 1
     cache_bytes = int(parse_quantity(size)) if size else terms.concurrency * terms.kv_bytes_per_request * wide
@@ -145,17 +132,8 @@ def _terms(required: Requirement, memory: int, count: int) -> Fit:
         kv_dtype=_KV,
         reserve_bytes=default_reserve(memory),
     )
-    return fit(required.shape.model, _device(memory), demand, count)
-
-
-def _device(memory: int) -> Device:
-    """Fit reads a device's memory only; rates are for times and prices."""
-    return Device("device", "device", memory, 1.0, {"bf16": 1.0}, 1.0, None, (), (), "")
-
-
-def _usable(engine: EngineSpec, memory: int) -> int:
-    share = engine.kv_cache.memory_fraction
-    return memory if share is None else int(memory * share)
+    # `fit` reads only a device's memory; rates are for times and prices.
+    return fit(required.model, Device("device", "device", memory, 1.0, {"bf16": 1.0}, 1.0, None, (), (), ""), demand, count)
 
 
 def _cache(required: Requirement) -> str:
@@ -166,26 +144,26 @@ def _cache(required: Requirement) -> str:
 
 
 def gib(count: int) -> str:
-    """For people."""
+    """Returns the size for people."""
     return f"{count / (1 << 30):.1f} GiB"
 
 
 def tenths(count: int, *, up: bool = False) -> str:
-    """For people, in tenths of GiB or MiB; what is needed rounded up and what there is down, so that they never read the same."""
+    """Returns the size for people, in tenths of GiB or MiB. Needs are rounded up and sizes down, so that they never read the same."""
     unit, name = (1 << 30, "GiB") if count >= 1 << 29 else (1 << 20, "MiB")
     found = -(-10 * count // unit) if up else 10 * count // unit
     return f"{found / 10:.1f} {name}"
 
 
 class Size(NamedTuple):
-    """What pods may have of a node."""
+    """A node's allocatable cores and memory."""
 
     millicores: int
     memory: int
 
 
 def largest(nodes: Iterable[Node]) -> tuple[Size, ...]:
-    """Sizes of nodes than which none has more of both: a handful, whatever the nodes."""
+    """Returns the sizes that no other node exceeds in both: a handful for any number of nodes."""
     found: list[Size] = []
     for size in sorted({Size(node.millicores, node.memory) for node in nodes}, reverse=True):
         if not found or size.memory > found[-1].memory:
@@ -194,7 +172,7 @@ def largest(nodes: Iterable[Node]) -> tuple[Size, ...]:
 
 
 def too_small(sizes: tuple[Size, ...], cpu: CpuAccelerator) -> str:
-    """What no node has for one replica; empty where one has it all, or where no node says what it has."""
+    """Returns what no node has for one replica; empty if one node has it all, or if no node reports its size."""
     need = Size(int(parse_quantity(cpu.cores) * 1000), int(parse_quantity(cpu.memory)))
     cores, memory = max((size.millicores for size in sizes), default=0), max((size.memory for size in sizes), default=0)
     if 0 < cores < need.millicores:
@@ -207,6 +185,6 @@ def too_small(sizes: tuple[Size, ...], cpu: CpuAccelerator) -> str:
 
 
 def _cores(millicores: int, *, up: bool = False) -> str:
-    """In tenths; what is needed rounded up and what there is down, so that they never read the same."""
+    """In tenths; needs are rounded up and sizes down, so that they never read the same."""
     found = -(-millicores // 100) if up else millicores // 100
     return f"{found / 10:,.1f}".removesuffix(".0") + (" core" if found == 10 else " cores")

@@ -1,13 +1,12 @@
-"""A node as placement sees it: what devices it offers, whether pods may come, what its driver and mig-manager say. Pure.
+"""A node as placement sees it: its devices, whether pods may come, and the reports of its driver and mig-manager. Pure.
 
-`parse_node` is the cache's parser of nodes. Values compare equal while nothing changes that is decided by, so that
-a kubelet's heartbeat is no news.
+`parse_node` is the cache's parser of nodes. Two values are equal if no decision can differ, so a kubelet's heartbeat changes nothing.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -31,16 +30,14 @@ from pagoda_contracts.names import (
 )
 from pagoda_contracts.units import read_quantity
 
-from pagoda_operator.inventory.mig import SHARED, Profile, of_product, of_resource
 from pagoda_operator.inventory.slices import Published
-from pagoda_operator.inventory.values import Json, digest, unix
+from pagoda_operator.inventory.values import SHARED, Json, Profile, digest, of_product, of_resource, parse_version, unix
 
-MIB: Final = 1 << 20
-# mig-manager is at work on the node: its devices are coming back.
+# mig-manager reconfigures the node: its devices will come back.
 MIG_AT_WORK: Final = ("pending", "rebooting")
 MIG_FAILED: Final = "failed"
-# Prefixes of taints that go again by themselves, or with their node: Kubernetes' own while a node is cordoned, silent or short of
-# something, a cloud's until a node is its own, and what node autoscalers write on nodes that come or go.
+# Prefixes of taints that go by themselves or with their node: Kubernetes' own while a node is cordoned, silent or under pressure, a
+# cloud's until it has initialized a node, and a node autoscaler's on nodes that come or go.
 PASSING_TAINTS: Final = (
     "node.kubernetes.io/",
     "node.cloudprovider.kubernetes.io/",
@@ -56,14 +53,14 @@ PASSING_TAINTS: Final = (
 # Labels read off the node's devices and driver, which count by themselves.
 _MEASURED: Final = ("nvidia.com/", "feature.node.kubernetes.io/")
 
-# Node conditions by which a node says that its devices are not to be trusted. NVSentinel, the EKS agent and node problem detectors write
-# them; anything else may write our annotation. Replicas that hold devices there are unhealthy (health.py). To keep new ones off such a
-# node is up to a taint or a cordon, which all of these set: a pinned pod template cannot learn of it.
-# True where something is broken: NVSentinel's (Gpu…Watch, SysLogs…), and those of node problem detectors.
+# Node conditions that report faulty devices. NVSentinel, the EKS agent and node problem detectors write them; any other tool may write our
+# annotation. Replicas that use devices there are unhealthy (health.py). A taint or a cordon, which all of these set, keeps new ones off
+# such a node: a pinned pod template cannot change.
+# True means broken: NVSentinel's (Gpu…Watch, SysLogs…), and those of node problem detectors.
 _FAULT_IF_TRUE: Final = re.compile(
     r"Gpu\w+Watch|SysLogsS?XIDError|SysLogsGPUFallenOff|(?:GPU|Gpu|Nvidia|NVIDIA)?X[Ii][Dd]\w*Errors?|XIDErrors|GPUMissing|NVLinkStatusInactive"
 )
-# False where something is broken: EKS'.
+# False means broken: EKS'.
 _FAULT_IF_FALSE: Final = frozenset({"AcceleratedHardwareReady"})
 _MAX_FAULT: Final = 200
 
@@ -76,9 +73,23 @@ class Taint(NamedTuple):
     effect: str
 
 
+def tolerated(taint: Taint, tolerations: Iterable[Mapping[str, Any]]) -> bool:
+    """Kubernetes' rule: Exists without a key tolerates all taints, and no effect means all effects."""
+    return any(_tolerates(one, taint) for one in tolerations)
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Taint) -> bool:
+    key, effect = toleration.get("key"), toleration.get("effect")
+    if effect and effect != taint.effect:
+        return False
+    if toleration.get("operator", "Equal") == "Exists":
+        return not key or key == taint.key
+    return bool(key == taint.key and (toleration.get("value") or "") == taint.value)
+
+
 @dataclass(frozen=True)
 class Offer:
-    """Devices of one kind on one node. `memory` is one device's, in bytes; None where no label says it."""
+    """Devices of one kind on one node. `memory` is one device's, in bytes; None without a label that has it."""
 
     resource: str
     product: str
@@ -92,7 +103,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Mig:
-    """What mig-manager and GPU Feature Discovery say; `since`: when the state was last written, in Unix seconds."""
+    """The reports of mig-manager and GPU Feature Discovery. `since`: when the state was last written, in Unix seconds."""
 
     strategy: str = ""
     config: str = ""
@@ -102,7 +113,7 @@ class Mig:
 
     @property
     def partitioned(self) -> bool:
-        """Whether somebody asked for slices."""
+        """Whether slices were asked for."""
         return self.capable and bool(self.config) and self.config != MIG_DISABLED
 
 
@@ -117,7 +128,7 @@ class Node:
     ready: bool = True
     offers: tuple[Offer, ...] = ()
     published: tuple[Published, ...] = ()
-    """What DRA drivers offer on it; set by pools.py, since no node says it."""
+    """The devices of DRA drivers; set by pools.py, since they are in ResourceSlices."""
     mig: Mig = Mig()
     driver: str = ""
     cuda: tuple[int, int] | None = None
@@ -125,17 +136,17 @@ class Node:
     memory: int = 0
     """Allocatable, in bytes."""
     gpus: int | None = None
-    """GPUs that the node has, partitioned or not; None where no label says it."""
+    """GPUs that the node has, partitioned or not; None without a label that has it."""
     joined: float = 0.0
-    """When the cluster got it, in Unix seconds."""
+    """When it joined the cluster, in Unix seconds."""
     gone: bool = False
-    """Not there now: stands for those like it that were (pools.py)."""
+    """It does not exist now, and is an example of its node pool (pools.py)."""
     fault: str = ""
-    """Why its devices are not to be trusted, in the words of those who watch devices."""
+    """Why its devices are faulty, in the words of the tool that reports it."""
 
     @cached_property
     def pool(self) -> str:
-        """Names what nodes have in common that one can stand for; empty where the node says nothing that lasts. Kept: 1,000 take 40 ms."""
+        """A name for all nodes of one kind; empty while the node is not Ready or unlabelled. Cached: 1,000 take 40 ms."""
         labelled = all(offer.memory or offer.profile for offer in self.offers)
         if not (self.offers or self.published) or not labelled or not self.ready or self.mig.state in (*MIG_AT_WORK, MIG_FAILED):
             return ""
@@ -146,35 +157,35 @@ class Node:
 
     @property
     def bare(self) -> bool:
-        """Whether slices were asked for and no device is offered at all."""
+        """Whether slices were asked for and the node offers no device."""
         return self.mig.partitioned and not self.offers
 
     @property
     def unhealthy(self) -> bool:
-        """Whether devices are missing of those that there are."""
+        """Whether some devices are not allocatable."""
         return any(offer.allocatable < offer.capacity for offer in self.offers)
 
     @property
     def stranded(self) -> int:
-        """GPUs that are certainly neither offered whole nor in slices: MIG is on and they have no partitions."""
+        """GPUs that are certainly offered neither whole nor in slices: MIG is on and they have no partitions."""
         if not (self.mig.partitioned and self.mig.strategy == "mixed") or self.gpus is None or self.mig.state in MIG_AT_WORK:
             return 0
-        # Each slice may be its GPU's only one: what remains beside as many GPUs as there are slices is stranded for sure.
+        # Each slice may be its GPU's only one: the GPUs beyond the number of slices are certainly stranded.
         return max(0, self.gpus - sum(offer.capacity for offer in self.offers))
 
 
 def lasting_labels(node: Node) -> list[tuple[str, str]]:
-    """Without those that name the node itself or a moment."""
+    """Returns the labels without those that name the node itself or a time."""
     return sorted((key, value) for key, value in node.labels.items() if value != node.name and "timestamp" not in key)
 
 
 def lasting_taints(node: Node) -> list[Taint]:
-    """Without those that pass."""
+    """Returns the taints without those that go by themselves."""
     return sorted(taint for taint in node.taints if not taint.key.startswith(PASSING_TAINTS))
 
 
 def parse_node(body: Json) -> Node | None:
-    """The cache's parser; every node counts, since CPU pods go anywhere."""
+    """The cache's parser. Every node counts, since CPU pods may go anywhere."""
     meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
     labels: Mapping[str, str] = meta.get("labels") or {}
     allocatable: Json = status.get("allocatable") or {}
@@ -215,7 +226,7 @@ def _offer(labels: Mapping[str, str], resource: str, capacity: int, allocatable:
     memory = _whole_number(labels.get(f"{name}.memory" if sliced else LABEL_GPU_MEMORY))
     replicas = _whole_number(labels.get(f"{name}.replicas" if sliced else LABEL_GPU_REPLICAS)) or 1
     shared = resource.endswith(SHARED) or replicas > 1
-    return Offer(resource, product, label, sliced or single, memory * MIB if memory else None, capacity, allocatable, shared)
+    return Offer(resource, product, label, sliced or single, memory << 20 if memory else None, capacity, allocatable, shared)
 
 
 def _mig(labels: Mapping[str, str], managed: Any) -> Mig:
@@ -230,19 +241,15 @@ def _mig(labels: Mapping[str, str], managed: Any) -> Mig:
 
 
 def _written(managed: Any) -> float | None:
-    """When the label with mig-manager's state was last written, by the server's own bookkeeping; a label carries no time."""
+    """Returns when the label with mig-manager's state was last written, by the node's managedFields; a label carries no time."""
     field = f"f:{LABEL_MIG_CONFIG_STATE}"
-    times = (unix(entry.get("time")) for entry in managed if field in _labels_of(entry))
+    metas = ((entry, (entry.get("fieldsV1") or {}).get("f:metadata") or {}) for entry in managed)
+    times = (unix(entry.get("time")) for entry, meta in metas if field in (meta.get("f:labels") or {}))
     return max((time for time in times if time is not None), default=None)
 
 
-def _labels_of(entry: Json) -> Json:
-    found: Json = ((entry.get("fieldsV1") or {}).get("f:metadata") or {}).get("f:labels") or {}
-    return found
-
-
 def _version(labels: Mapping[str, str], names: tuple[str, ...]) -> str:
-    """`580.95` from labels ending in .major and .minor, in the new spelling or the old one; `rev` is the old word for the third."""
+    """Returns `580.95` from labels that end in .major and .minor, in the new spelling or the old one (`rev` for `revision`)."""
     for name in names:
         if f"{name}.major" in labels:
             parts = [labels.get(f"{name}.{part}", "") for part in ("major", "minor")]
@@ -251,19 +258,12 @@ def _version(labels: Mapping[str, str], names: tuple[str, ...]) -> str:
     return ""
 
 
-def parse_version(text: str) -> tuple[int, int] | None:
-    """Major and minor; None where there is no version."""
-    major, _, rest = text.partition(".")
-    minor = rest.partition(".")[0]
-    return (int(major), int(minor or 0)) if major.isdigit() and (minor or "0").isdigit() else None
-
-
 def _whole_number(text: Any) -> int | None:
     return int(str(text)) if text is not None and str(text).isdecimal() else None
 
 
 def device_fault(node: Json) -> str:
-    """What is wrong with the node's devices; empty if nothing reports a fault. The same words as long as nothing changes."""
+    """Returns the fault of the node's devices, empty if none is reported."""
     marked = str((node["metadata"].get("annotations") or {}).get(ANNOTATION_DEVICE_FAULT, ""))
     conditions = (node.get("status") or {}).get("conditions") or ()
     found_faults = sorted(f"{found['type']}: {found.get('reason', '')}" for found in conditions if _faulty(found))

@@ -1,8 +1,8 @@
-"""Kinds of nodes with devices that were there: what a node autoscaler that took the last of them away would bring back. Pure.
+"""Node pools with devices that were seen: a node autoscaler that removed the last node of one may add nodes of it again. Pure.
 
-A node's devices are those of device plugins, which it says itself, and those that DRA drivers publish for it (`dressed`). Of each pool
-one node is kept, as an object that `parse_node` reads, without what is its own alone. While no node like it is there it stands in the
-fleet as one that is gone: nothing is free on it, and a service that would fit waits, and no status says that nothing ever will fit.
+A node's devices are those of device plugins, which the node lists, and those that DRA drivers publish for it (`with_published`). Of each
+pool one node is kept as an example, as an object that `parse_node` reads, without what is its own alone. While the pool has no node, the
+example is in the fleet as one that is gone. Nothing is free on it, so a service that would fit waits for the pool to scale up.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pagoda_operator.inventory.nodes import Node, lasting_labels, lasting_taints
 from pagoda_operator.inventory.slices import Published, Slice, published, read_published
 from pagoda_operator.inventory.values import Json
 
-# Hardware that nobody saw for so long was given back.
+# A pool that had no node for so long is forgotten.
 FORGET_S: Final = 30 * 86_400.0
-# How old the time at which a pool was seen may get before it is written anew: each is a write.
+# The age at which the time of the last sight is written again: each is a write.
 STALE_S: Final = 7 * 86_400.0
 _MAX: Final = 32
 
 
 class Pool(NamedTuple):
-    """One kind of nodes, by an example, and when one was last seen, in Unix seconds; with what DRA drivers published for the example."""
+    """An example node, when one was last seen (Unix seconds), and the devices that DRA drivers published for it."""
 
     body: Json
     seen: float
@@ -34,19 +34,15 @@ class Pool(NamedTuple):
 Pools = Mapping[str, Pool]
 
 
-def dressed(nodes: Iterable[Node], slices: Iterable[Slice], before: Mapping[str, Node]) -> tuple[Node, ...]:
-    """The nodes with what DRA drivers publish for them; those of `before` where they are the same, since a node's pool takes time."""
+def with_published(nodes: Iterable[Node], slices: Iterable[Slice], before: Mapping[str, Node]) -> tuple[Node, ...]:
+    """Returns the nodes with the devices of DRA drivers. Equal nodes of `before` are reused, because they have their pool's name cached."""
     found = published(slices)
-    return tuple(_dressed(node, found[node.name], before.get(node.name)) if node.name in found else node for node in nodes)
-
-
-def _dressed(node: Node, kinds: tuple[Published, ...], before: Node | None) -> Node:
-    made = replace(node, published=kinds)
-    return before if before is not None and before == made else made
+    made = (replace(node, published=found[node.name]) if node.name in found else node for node in nodes)
+    return tuple(before[node.name] if before.get(node.name) == node else node for node in made)
 
 
 def seen(kept: Pools, nodes: Iterable[Node], now: float) -> dict[str, Pool]:
-    """With those that are there, without those that nobody saw for long; the latest where they are too many."""
+    """Returns the pools with those of live nodes and without old ones; the latest _MAX if they are too many."""
     live = {node.name: node for node in nodes}
     there: dict[str, Node] = {}
     for node in live.values():
@@ -61,34 +57,32 @@ def seen(kept: Pools, nodes: Iterable[Node], now: float) -> dict[str, Pool]:
 
 
 def gone(kept: Pools, nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """An example of each pool that has no node now."""
+    """Returns an example of each pool that has no node now."""
     there = {node.name for node in nodes}, {node.pool for node in nodes}
     examples = {name: example for name, pool in kept.items() if (example := _example(pool)) is not None}
     return tuple(example for name, example in examples.items() if example.name not in there[0] and name not in there[1])
 
 
 def written(kept: Pools) -> str:
-    """As text."""
-    return json.dumps({name: _written(pool) for name, pool in sorted(kept.items())}, indent=1, sort_keys=True)
+    """Returns the pools as text."""
+    found = {name: {"seen": int(pool.seen), "node": pool.body} | _published(pool) for name, pool in kept.items()}
+    return json.dumps(found, indent=1, sort_keys=True)
 
 
-def _written(pool: Pool) -> dict[str, Any]:
-    by_drivers = {"published": [one.written() for one in pool.published]} if pool.published else {}
-    return {"seen": int(pool.seen), "node": pool.body} | by_drivers
+def _published(pool: Pool) -> dict[str, Any]:
+    return {"published": [one.written() for one in pool.published]} if pool.published else {}
 
 
 def read(text: str) -> dict[str, Pool]:
-    """What was written; nothing of what is not ours to read."""
+    """Returns the written pools; none if the text cannot be read."""
     try:
         entries: Any = json.loads(text)
-        found = {str(name): _read(one) for name, one in entries.items()}
+        found = {
+            str(name): Pool(one["node"], float(one["seen"]), read_published(one.get("published", ()))) for name, one in entries.items()
+        }
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
     return {name: pool for name, pool in found.items() if _example(pool) is not None}
-
-
-def _read(one: Any) -> Pool:
-    return Pool(one["node"], float(one["seen"]), read_published(one.get("published", ())))
 
 
 def _body(node: Node) -> dict[str, Any]:
@@ -111,8 +105,8 @@ def _example(pool: Pool) -> Node | None:
 
 
 def _changed(name: str, pool: Pool, live: Mapping[str, Node]) -> bool:
-    """Whether the example is there and is of another kind now (partitioned anew, moved): then nothing says that one like it will come.
-    A driver that publishes nothing is one that starts, or starts anew."""
+    """Whether the example node exists and belongs to another pool now (repartitioned, moved): then no node like it is expected.
+    A driver that publishes nothing is starting."""
     node = live.get(pool.body["metadata"]["name"])
     if node is None or (pool.published and not node.published):
         return False
@@ -120,7 +114,7 @@ def _changed(name: str, pool: Pool, live: Mapping[str, Node]) -> bool:
 
 
 def _outdated(pool: Pool, node: Node, live: Mapping[str, Node], now: float) -> bool:
-    """Whether another example is better: it is there, with the driver of today, seen this week."""
+    """Whether another node is a better example: it exists, with the current driver, and the last sight is more than a week old."""
     example = _example(pool)
     if example is None or example.name not in live or now - pool.seen >= STALE_S:
         return True

@@ -1,7 +1,7 @@
-"""Devices offered by dynamic resource allocation: ResourceSlices, the ResourceClaims that hold them, and what outlasts a node. Pure.
+"""Devices of dynamic resource allocation: ResourceSlices, the ResourceClaims that use them, and what outlasts a node. Pure.
 
-`parse_slice` and `parse_claim` are the caches' parsers. Selectors are CEL, which the scheduler evaluates; the few
-forms that people write for devices are understood here too, any other is left to the scheduler (`None`: may hold).
+`parse_slice` and `parse_claim` are the caches' parsers. Selectors are CEL, which the scheduler evaluates. The few forms that are usual for
+devices are evaluated here too; any other is left to the scheduler (`None`: may match).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _LEAST: Final = (
     re.compile(rf"device\.capacity{_NAME}\s*>=\s*{_QUANTITY}"),
     re.compile(rf"device\.capacity{_NAME}\.compareTo\({_QUANTITY}\)\s*>=\s*0"),
 )
-# Attributes that say which device it is, not what kind: a node that comes back has others.
+# Attributes of one device, not of its kind: a node that comes back has others.
 _OF_ONE_DEVICE: Final = re.compile("uuid|serial|minor|index|pci|address", re.IGNORECASE)
 # A selector may name any attribute, so all others are kept; a node of 56 slices has a handful of kinds. With 32 attributes of 64
-# characters each, which is what a slice may hold, 32 pools stay below the 1 MiB of a ConfigMap.
+# characters each, a slice's limit, 32 pools stay below the 1 MiB of a ConfigMap.
 _MAX_KINDS: Final = 8
-# An API server takes no more devices in one slice.
+# The API server's limit of devices in one slice.
 _MAX_DEVICES: Final = 128
 _KIND: Final = ("type", "productName", "profile")
 
@@ -57,12 +57,12 @@ class SliceDevice:
 
     @property
     def memory(self) -> int | None:
-        """In bytes; None where the driver does not say."""
+        """In bytes; None if the driver does not publish it."""
         text = self.capacity.get("memory")
         return int(parse_quantity(text)) if text else None
 
     def text(self, name: str) -> str:
-        """An attribute as text; empty where absent."""
+        """Returns an attribute as text; empty if absent."""
         return str(self.attributes.get(name, ""))
 
 
@@ -78,7 +78,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a ResourceClaim holds; nothing until it is allocated."""
+    """The devices that are allocated to a ResourceClaim."""
 
     name: str
     namespace: str
@@ -86,7 +86,7 @@ class Claim:
 
 
 def parse_slice(body: Json) -> Slice:
-    """Devices of no single node have none here; placement does not see them, the scheduler does."""
+    """Returns the slice. Devices of no single node have an empty node: placement does not see them, the scheduler does."""
     spec = body["spec"]
     node, driver, pool = spec.get("nodeName", ""), spec.get("driver", ""), spec.get("pool") or {}
     name = str(pool.get("name", ""))
@@ -101,7 +101,7 @@ def _device(body: Json, device_id: DeviceId, node: str) -> SliceDevice:
 
 
 def parse_claim(body: Json) -> Claim | None:
-    """None while nothing is allocated to it."""
+    """Returns the claim, None while nothing is allocated to it."""
     allocation = (body.get("status") or {}).get("allocation") or {}
     results = (allocation.get("devices") or {}).get("results") or ()
     allocated = tuple(DeviceId(one["driver"], one["pool"], one["device"]) for one in results if not one.get("adminAccess"))
@@ -109,7 +109,7 @@ def parse_claim(body: Json) -> Claim | None:
 
 
 def devices(slices: Iterable[Slice]) -> tuple[SliceDevice, ...]:
-    """Those of each pool's newest generation."""
+    """Returns the devices of each pool's newest generation."""
     known = tuple(slices)
     newest: dict[tuple[str, str], int] = {}
     for one in known:
@@ -118,32 +118,28 @@ def devices(slices: Iterable[Slice]) -> tuple[SliceDevice, ...]:
     return tuple(device for one in known if one.generation == newest[one.driver, one.pool] for device in one.devices)
 
 
-def holds(selector: str, device: SliceDevice) -> bool | None:
-    """Whether a selector holds for a device; None where only the scheduler can tell."""
-    verdicts = [_holds(part.strip().strip("()").strip(), device) if "||" not in part else None for part in selector.split("&&")]
+def selects(selector: str, device: SliceDevice) -> bool | None:
+    """Whether a selector matches a device; None if only the scheduler can evaluate it."""
+    verdicts = [_selects(part.strip().strip("()").strip(), device) if "||" not in part else None for part in selector.split("&&")]
     return False if False in verdicts else None if None in verdicts else True
 
 
-def _holds(part: str, device: SliceDevice) -> bool | None:
-    # Brackets at the ends were stripped with the group's: those of a call are put back.
+def _selects(part: str, device: SliceDevice) -> bool | None:
+    # The call's last bracket was stripped with the group's.
     text = part + ")" if part.count("(") > part.count(")") else part
     if found := _DRIVER.fullmatch(text):
         return device.id.driver == found["value"]
     if found := _EQUAL.fullmatch(text):
-        return _attribute(device, found) == found["value"]
+        return device.text(_local(device, found)) == found["value"]
     if found := _TEXT_TEST.fullmatch(text):
-        have, value = _attribute(device, found), found["value"]
+        have, value = device.text(_local(device, found)), found["value"]
         return {"startsWith": have.startswith, "endsWith": have.endswith, "contains": have.__contains__}[found["how"]](value)
     least = next((found for form in _LEAST if (found := form.fullmatch(text))), None)
     return _at_least(device, least) if least else None
 
 
-def _attribute(device: SliceDevice, found: re.Match[str]) -> str:
-    return device.text(_local(device, found))
-
-
 def _local(device: SliceDevice, found: re.Match[str]) -> str:
-    """The driver's own domain is left out in a slice."""
+    """Slices leave out the driver's own domain."""
     name, domain = found["name"], found["domain"]
     return name if domain == device.id.driver else f"{domain}/{name}"
 
@@ -159,7 +155,7 @@ def _at_least(device: SliceDevice, found: re.Match[str]) -> bool | None:
 
 @dataclass(frozen=True)
 class Published:
-    """So many devices that are alike, as a DRA driver publishes them for a node: what outlasts the node, without one device's own marks."""
+    """So many equal devices, as a DRA driver publishes them for a node, without the attributes of one device."""
 
     driver: str
     count: int
@@ -168,16 +164,16 @@ class Published:
 
     @property
     def identity(self) -> list[Any]:
-        """What makes it another kind; a newer driver does not."""
+        """What makes it another kind. A newer driver does not."""
         return [self.driver, *(self.attributes.get(name, "") for name in _KIND), self.capacity.get("memory", ""), self.count]
 
     def written(self) -> dict[str, Any]:
-        """As JSON."""
+        """Returns it as JSON."""
         return vars(self) | {"attributes": dict(self.attributes), "capacity": dict(self.capacity)}
 
 
 def published(slices: Iterable[Slice]) -> dict[str, tuple[Published, ...]]:
-    """By node."""
+    """Returns the kinds of devices by node."""
     by_kind: dict[tuple[str, ...], list[SliceDevice]] = defaultdict(list)
     for device in devices(slices):
         if device.node:
@@ -201,17 +197,17 @@ def _common(alike: list[SliceDevice]) -> Published:
 
 
 def as_slices(node: str, kinds: Iterable[Published]) -> tuple[Slice, ...]:
-    """As if a driver published them; in a pool that no driver would call so."""
-    return tuple(_slice(node, f"gone/{node}/{number}", kind) for number, kind in enumerate(kinds))
-
-
-def _slice(node: str, pool: str, kind: Published) -> Slice:
-    names = [DeviceId(kind.driver, pool, str(number)) for number in range(kind.count)]
-    return Slice(kind.driver, pool, 0, tuple(SliceDevice(name, node, kind.attributes, kind.capacity) for name in names))
+    """Returns the slices of a node that is gone, in pools of a name that no driver uses."""
+    found = []
+    for number, kind in enumerate(kinds):
+        ids = [DeviceId(kind.driver, f"gone/{node}/{number}", str(device)) for device in range(kind.count)]
+        devices_ = tuple(SliceDevice(one, node, kind.attributes, kind.capacity) for one in ids)
+        found.append(Slice(kind.driver, f"gone/{node}/{number}", 0, devices_))
+    return tuple(found)
 
 
 def read_published(entries: Any) -> tuple[Published, ...]:
-    """What was written; ValueError, KeyError or TypeError where it is not ours."""
+    """Returns what was written; ValueError, KeyError or TypeError if it cannot be read."""
     return tuple(_read_one(one) for one in entries[:_MAX_KINDS])
 
 

@@ -14,11 +14,8 @@ from typing import Final
 
 from pagoda_contracts.names import LABEL_SERVICE
 
-from pagoda_operator.api.grant import Grant
-from pagoda_operator.api.holdings import Holding, holdings
-from pagoda_operator.api.quota_devices import held
-from pagoda_operator.api.reader import Reader
-from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Json, Key, Observed
+from pagoda_operator.api.quota import Grant, Holding, devices_of, holdings
+from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Json, Key, Observed, Reader
 from pagoda_operator.decide.plan import Plan
 from pagoda_operator.decide.quota.caps import Quota, of_namespace
 from pagoda_operator.decide.quota.ledger import Age, Ledger
@@ -106,7 +103,7 @@ class Quotas:
         if draft.current is None or draft.template is None:
             return None
         name, template = draft.current.name, draft.template
-        need = next((one.need for one in observed.holdings if one.name == name), held(template["metadata"], template["spec"]))
+        need = next((one.need for one in observed.holdings if one.name == name), devices_of(template["metadata"], template["spec"]))
         return self.ledger.offer(key, observed.holdings, name, need, quotas)
 
     def full(self, key: Key, observed: Observed) -> dict[str, str]:
@@ -169,7 +166,7 @@ def _planned(observed: Observed, writes: Iterable[Write]) -> list[Holding]:
             known[write.name] = replace(known[write.name], target=target)
         elif isinstance(write, Create):
             template = write.manifest["spec"]["template"]
-            known[write.name] = Holding(write.name, held(template["metadata"], template["spec"]), target)
+            known[write.name] = Holding(write.name, devices_of(template["metadata"], template["spec"]), target)
     return list(known.values())
 
 

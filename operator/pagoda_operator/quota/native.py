@@ -25,7 +25,7 @@ from pagoda_contracts.names import (
     RESOURCE_MIG_PREFIX,
 )
 
-from pagoda_operator.api.quota_devices import GPU, slice_word
+from pagoda_operator.api.quota import GPU, slice_word
 from pagoda_operator.api.state import QUOTAS, RESOURCE_QUOTAS, SERVICES, Child, Json
 from pagoda_operator.decide.quota.caps import Quota
 from pagoda_operator.decide.render.overlay import lost

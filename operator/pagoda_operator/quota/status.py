@@ -16,7 +16,7 @@ from pagoda_contracts.resources.meta import Condition
 from pagoda_contracts.resources.tenant import MigSlices, TenantQuotaSpec, TenantQuotaStatus, Usage
 from pydantic import ValidationError
 
-from pagoda_operator.api.quota_devices import GPU, Devices, slice_word, spoken
+from pagoda_operator.api.quota import GPU, Devices, slice_word, spoken
 from pagoda_operator.decide.quota.caps import Quota
 from pagoda_operator.quota.native import Kept
 

@@ -2,8 +2,8 @@
 
 The HPA is the v2 algorithm of Kubernetes ("Horizontal Pod Autoscaling", algorithm details and `behavior` defaults), every 15 s. A ratio
 within 10 % of 1 changes nothing. It scales up at once, by at most 4 pods or a doubling per 15 s, and down to the highest recommendation of
-the last 300 s. Pods that are not ready yet count as idle on the way up, which damps it. Ours is the operator's code with its memory,
-schedules and forecast; only signals and pods come from the model.
+the last 300 s. Pods that are not ready count as idle when scaling up. Ours is the operator's code with its memory, schedules and forecast;
+only signals and pods come from the model.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from pagoda_contracts.resources.scaling import ScalingSpec
 
-from pagoda_operator.api.scaling import BIN_S, Decision, Measure
-from pagoda_operator.api.signals import ServiceSignals
-from pagoda_operator.decide.scale.demand import Level, amended
+from pagoda_operator.api.signals import BIN_S, Decision, Measure, ServiceSignals
+from pagoda_operator.decide.scale.demand import KEPT, Level, amended
 from pagoda_operator.decide.scale.inputs import Basis, Memory, Moment
 from pagoda_operator.decide.scale.learned import DAY_S, Learned
 from pagoda_operator.decide.scale.scaling import decide
@@ -34,8 +33,7 @@ _UP_PODS: Final = 4
 
 @dataclass(slots=True)
 class Hpa:
-    """`target` is the queue that a replica should have: requests it holds, running and waiting, as `vllm:num_requests_running` and
-    `vllm:num_requests_waiting` add up to."""
+    """`target` is a replica's queue, running and waiting: the sum of `vllm:num_requests_running` and `vllm:num_requests_waiting`."""
 
     target: float
     least: int
@@ -43,7 +41,7 @@ class Hpa:
     past: deque[tuple[float, int]] = field(default_factory=deque)
 
     def decide(self, now: float, wanted: int, ready: int, queue: float) -> int:
-        """Replicas wanted from now on, where `wanted` were and `ready` of them serve `queue` requests."""
+        """Returns the replicas wanted from now on, if `wanted` were until now and `ready` of them have `queue` requests."""
         proposed = self._proposed(wanted, ready, queue)
         self.past.append((now, proposed))
         while self.past and self.past[0][0] <= now - _DOWN_WINDOW_S:
@@ -59,31 +57,30 @@ class Hpa:
         ratio = queue / ready / self.target
         if abs(ratio - 1) <= _TOLERANCE:
             return wanted
-        if ratio > 1 and wanted > ready:  # the ones that are not ready yet are taken to have nothing to do
+        if ratio > 1 and wanted > ready:  # those that are not ready count as idle
             ratio = queue / wanted / self.target
             return max(wanted, math.ceil(ratio * wanted)) if ratio > 1 + _TOLERANCE else wanted
         return math.ceil(ratio * ready)
 
 
-LOOK_S: Final = 1.0
-_KEPT: Final = 120
+DECIDE_EVERY_S: Final = 1.0
 _ACCELERATOR: Final = "replayed"
 
 
 @dataclass(frozen=True, slots=True)
 class Calendar:
-    """When the trace's zero was, in seconds of Unix time, and how long a day is in it."""
+    """The Unix time of the trace's beginning, and the length of a day in it."""
 
     origin: float = 0.0
     day_s: float = DAY_S
 
 
 class Watcher:
-    """Measures the fleet, remembers, asks `scaling.decide`."""
+    """Measures the fleet and calls `scaling.decide` with what it remembers."""
 
     def __init__(self, kind: Replica, spec: ScalingSpec, calendar: Calendar) -> None:
         self._kind, self._spec, self._calendar = kind, spec, calendar
-        self._measures: deque[Measure] = deque(maxlen=_KEPT)
+        self._measures: deque[Measure] = deque(maxlen=KEPT)
         self._memory = Memory(0.0, 0, learned=Learned(starts={_ACCELERATOR: (kind.start_s,)}))
         self._arrived = self._inside = 0
         self._level = Level()
@@ -92,7 +89,7 @@ class Watcher:
         self.last: Decision | None = None
 
     def __call__(self, fleet: Fleet) -> int:
-        """Replicas wanted."""
+        """Returns the replicas wanted."""
         if not self._measure(fleet):
             return len(fleet.wanted)
         signals = ServiceSignals(tuple(self._measures), fresh=True, held=len(fleet.held))
@@ -101,14 +98,20 @@ class Watcher:
         return len(fleet.wanted) if self.last is None else self.last.replicas
 
     def _basis(self, fleet: Fleet) -> Basis:
-        members, there = fleet.wanted, len(fleet.wanted)
-        starting = tuple(self._calendar.origin + m.born for m in members if m.ready_at > fleet.now)
-        ready = there - len(starting)
-        kind: dict[str, Any] = {"rows": self._kind.rows, "accelerator": _ACCELERATOR, "day_s": self._calendar.day_s}
-        return Basis(self._spec, there, there, ready, starting, **kind)
+        members, count = fleet.wanted, len(fleet.wanted)
+        return Basis(
+            spec=self._spec,
+            replicas=count,
+            current=count,
+            ready=len(fleet.ready),
+            starting=tuple(self._calendar.origin + member.born for member in members if member.ready_at > fleet.now),
+            rows=self._kind.rows,
+            accelerator=_ACCELERATOR,
+            day_s=self._calendar.day_s,
+        )
 
     def _measure(self, fleet: Fleet) -> bool:
-        """Whether there is anything to decide by: a bin's end, or a look that is worse than the last."""
+        """Measures; whether a decision is due: at a bin's end, or if the level is worse than at the last decision."""
         running, waiting = sum(m.running for m in fleet.members), sum(len(m.queue) for m in fleet.members)
         kv = sum(m.blocks for m in fleet.members) / (self._kind.blocks * max(1, len(fleet.members)))
         level = Level(running, waiting, len(fleet.held), kv, self._p95(fleet))
@@ -138,7 +141,7 @@ class Watcher:
 
 
 def hpa(kind: Replica, bounds: Bounds) -> Policy:
-    """HPA on the queue: requests per replica, to fill four fifths of its rows."""
+    """Returns an HPA on the requests per replica, which fills four fifths of its rows."""
     state = Hpa(_FILL * kind.rows, bounds.least, bounds.most)
 
     def decide(fleet: Fleet) -> int:
@@ -149,11 +152,11 @@ def hpa(kind: Replica, bounds: Bounds) -> Policy:
 
 
 def pagoda(kind: Replica, bounds: Bounds, spec: ScalingSpec | None = None, calendar: Calendar | None = None) -> Policy:
-    """The operator's own `scaling`, on what gateways would have told it."""
-    return Policy("pagoda", Watcher(kind, spec or plain(bounds), calendar or Calendar()), LOOK_S, BIN_S)
+    """Returns the operator's own scaling, with the signals that gateways would have sent."""
+    return Policy("pagoda", Watcher(kind, spec or plain(bounds), calendar or Calendar()), DECIDE_EVERY_S, BIN_S)
 
 
 def plain(bounds: Bounds) -> ScalingSpec:
-    """Mode Auto with the bounds and their time to the first token, nothing else."""
+    """Returns mode Auto with only these bounds and their time to the first token."""
     targets = {"queueDepth": 1, "ttftP95": f"{bounds.ttft_s:g}s"}
     return ScalingSpec.model_validate({"mode": "Auto", "min": bounds.least, "max": bounds.most, "targets": targets})

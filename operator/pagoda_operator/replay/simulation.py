@@ -1,8 +1,8 @@
 """Replays a trace through one policy: a discrete-event model of replicas with a virtual clock. Called by `command` and by tests.
 
-A request goes to the replica with the fewest requests, as the gateway sends it, and stays there: it waits in that replica's queue while all
-rows are taken, then computes its prompt, then occupies a row until its answer ends. Without a ready replica it is held. A replica that is
-scaled down gets no new request and ends with its last one. A replica that starts is paid for from the beginning.
+A request goes to the replica with the fewest requests, as the gateway sends it, and stays there. It waits in that replica's queue while all
+rows are in use, then computes its prompt, then occupies a row until its answer ends. Without a ready replica the gateway holds it.
+A replica that is scaled down gets no new request and ends with its last one. A starting replica is paid for from its order on.
 """
 
 from __future__ import annotations
@@ -12,12 +12,19 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from pagoda_operator.replay.traces import Arrival
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request: when, in seconds from the trace's beginning, and the tokens of its prompt and its answer."""
+
+    at: float
+    prompt: int
+    answer: int
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """What one replica can do: rows, seconds per prompt and per answer token, seconds until it serves, blocks of KV and their size."""
+    """One replica's rows, seconds per prompt and per answer token, seconds until it serves, blocks of KV and their size."""
 
     rows: int = 16
     prompt_s: float = 0.0004
@@ -45,7 +52,7 @@ class Member:
 
 @dataclass(slots=True)
 class Tally:
-    """What came of it. `paid_s` are replica-seconds from a replica's order to its end."""
+    """The sums. `paid_s` are replica-seconds from a replica's order to its end."""
 
     served: int = 0
     missed: int = 0
@@ -79,14 +86,14 @@ class Fleet:
         return [member for member in self.wanted if member.ready_at <= self.now]
 
     def arrive(self, arrival: Arrival) -> None:
-        """The next request; everything before it has happened."""
+        """Lets time pass until the next request, and places it."""
         self.until(arrival.at)
         self.arrived += 1
         self.last_arrival = arrival.at
         self._place(arrival)
 
     def until(self, now: float) -> None:
-        """Let time pass: answers end, replicas become ready."""
+        """Lets time pass: answers end, replicas become ready."""
         while True:
             starting = self.members if self.now < self._all_ready_at else []
             coming = min((m.ready_at for m in starting if self.now < m.ready_at <= now), default=None)
@@ -103,37 +110,28 @@ class Fleet:
         self._pass(now)
 
     def order(self, wanted: int) -> None:
-        """Have so many replicas: new ones start; of those there are, what does not serve yet leaves first, then who has least to do."""
-        there = self.wanted
-        for _ in range(wanted - len(there)):
+        """Starts replicas or removes some: first those that do not serve yet, then those with the least load."""
+        members = self.wanted
+        for _ in range(wanted - len(members)):
             self._all_ready_at = self.now + self.kind.start_s
             self.members.append(Member(self.now, self._all_ready_at))
-        for member in sorted(there, key=lambda m: (m.ready_at <= self.now, m.load))[: max(0, len(there) - wanted)]:
+        for member in sorted(members, key=lambda m: (m.ready_at <= self.now, m.load))[: max(0, len(members) - wanted)]:
             member.leaving = True
-            self._bury(member)
+            self._remove_idle(member)
 
     def _pass(self, to: float) -> None:
         self.tally.paid_s += (to - self.now) * len(self.members)
         self.now = to
 
     def _place(self, arrival: Arrival) -> None:
-        member = self._idlest()
+        serving = (member for member in self.members if not member.leaving and member.ready_at <= self.now)
+        member = min(serving, key=lambda one: one.running + len(one.queue), default=None)
         if member is None:
             self.held.append(arrival)
         elif member.running < self.kind.rows:
             self._begin(member, arrival)
         else:
             member.queue.append(arrival)
-
-    def _idlest(self) -> Member | None:
-        """Returns the first serving member with the least load. It runs for each arrival."""
-        found, least = None, 0
-        for member in self.members:
-            if not member.leaving and member.ready_at <= self.now:
-                load = member.running + len(member.queue)
-                if found is None or load < least:
-                    found, least = member, load
-        return found
 
     def _release(self) -> None:
         held, self.held = self.held, deque()
@@ -158,30 +156,26 @@ class Fleet:
         member.blocks -= blocks
         if member.queue:
             self._begin(member, member.queue.popleft())
-        self._bury(member)
+        self._remove_idle(member)
 
-    def _bury(self, member: Member) -> None:
+    def _remove_idle(self, member: Member) -> None:
         if member.leaving and not member.load:
             self.members.remove(member)
 
 
-Decide = Callable[[Fleet], int]
-"""What a policy makes of the fleet at `fleet.now`: replicas wanted."""
-
-
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Asked every `period_s` seconds; of every `course_s` the course has a line."""
+    """`decide` returns the replicas wanted every `period_s` seconds; the course has a line every `course_s`."""
 
     name: str
-    decide: Decide
+    decide: Callable[[Fleet], int]
     period_s: float
     course_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What may be asked for, and where it begins; `ttft_s` is the longest first token that is no miss."""
+    """The fewest and the most replicas; it begins with the fewest. A first token after `ttft_s` is a miss."""
 
     least: int = 1
     most: int = 32
@@ -190,7 +184,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One line of the course of things."""
+    """One line of the course."""
 
     at: float
     wanted: int
@@ -201,7 +195,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A policy's account of a trace. `too_long` of the missed are prompts that take longer than `ttft_s` by themselves: nobody's fault."""
+    """What a policy made of a trace. `too_long` of the missed are prompts that take longer than `ttft_s` by themselves."""
 
     policy: str
     requests: int
@@ -214,7 +208,7 @@ class Outcome:
 
 
 def replay(arrivals: Iterable[Arrival], policy: Policy, kind: Replica, bounds: Bounds) -> Outcome:
-    """Until the last answer has ended. `gpu_hours` are replica-hours, each from the replica's order to its end."""
+    """Replays until the last answer has ended. `gpu_hours` are replica-hours, each from the replica's order to its end."""
     fleet = Fleet(kind, bounds.least, bounds.ttft_s)
     course: list[Sample] = []
     pending = deque(arrivals)

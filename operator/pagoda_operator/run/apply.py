@@ -12,8 +12,7 @@ from typing import Any, Protocol
 from pagoda_contracts.names import FIELD_MANAGER
 from pagoda_contracts.resources.meta import ObjectMeta
 
-from pagoda_operator.api.reader import Reader
-from pagoda_operator.api.state import Json, Resource
+from pagoda_operator.api.state import Json, Reader, Resource
 from pagoda_operator.decide.render.writes import Annotate, Apply, Create, Delete, Write
 
 

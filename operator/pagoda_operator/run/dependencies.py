@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from pagoda_operator.api.grant import Grant
-from pagoda_operator.api.orders import Orders
+from pagoda_operator.api.quota import Grant
 from pagoda_operator.api.state import Key, Observed
 from pagoda_operator.decide.plan import Plan
 from pagoda_operator.inventory.fit import Size
@@ -15,6 +14,7 @@ from pagoda_operator.inventory.fleet import Fleet
 from pagoda_operator.run.events import Recorder
 from pagoda_operator.run.keys import TokenKeys
 from pagoda_operator.run.scaler import Scaler
+from pagoda_operator.talk.daemons import Daemons
 from pagoda_operator.talk.signals import Signals
 from pagoda_operator.watch.ages import Ages
 from pagoda_operator.watch.caches import Caches
@@ -59,7 +59,7 @@ class Dependencies:
     keys: TokenKeys | None
     quota: Quotas
     claims: Claims
-    daemons: Orders
+    daemons: Daemons
     scaling: Scaler
     faults: Callable[[], Mapping[str, str]]
     fleet: Callable[[], Fleet]

@@ -18,7 +18,7 @@ from pagoda_operator.api.errors import ClusterError
 from pagoda_operator.api.state import CONFIG_MAPS, Json
 from pagoda_operator.inventory.fleet import Fleet
 from pagoda_operator.inventory.nodes import Node
-from pagoda_operator.inventory.pools import Pool, dressed, gone, read, seen, written
+from pagoda_operator.inventory.pools import Pool, gone, read, seen, with_published, written
 from pagoda_operator.inventory.slices import Slice, as_slices
 from pagoda_operator.run.apply import Cluster, apply_anew
 
@@ -45,7 +45,7 @@ class NodePools:
         if self._made[0] is not fleet:
             if (fleet.nodes, fleet.slices) != self._looked:
                 self._looked = fleet.nodes, fleet.slices
-                self._see(dressed(fleet.nodes, fleet.slices, {node.name: node for node in self._nodes}))
+                self._see(with_published(fleet.nodes, fleet.slices, {node.name: node for node in self._nodes}))
             self._made = (fleet, with_gone(fleet, self._gone))
         return self._made[1]
 

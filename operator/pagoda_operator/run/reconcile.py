@@ -20,9 +20,8 @@ import structlog
 from pagoda_contracts.conditions.service import INVALID_SPEC, NO_ACCELERATOR
 
 from pagoda_operator.api.errors import ClusterError, Conflict, Denied, Refused, SpecProblem, Unavailable, Unconverged
-from pagoda_operator.api.orders import Answer
-from pagoda_operator.api.reader import Lister, Reader
-from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Key, Observed, Resource
+from pagoda_operator.api.pods import Answer
+from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Key, Lister, Observed, Reader, Resource
 from pagoda_operator.decide.plan import Plan, owner_of, plan
 from pagoda_operator.decide.render.writes import Annotate, Create, Delete
 from pagoda_operator.decide.status.status import status

@@ -12,18 +12,18 @@ from typing import Any, Final
 
 import structlog
 from pagoda_contracts.names import HISTORY_KEY
+from pydantic import ValidationError
 
-from pagoda_operator.api.errors import ClusterError, PageRefused
-from pagoda_operator.api.reader import Reader
-from pagoda_operator.api.scaling import Decision
-from pagoda_operator.api.state import CONFIG_MAPS, Child, Key, Observed
+from pagoda_operator.api.errors import ClusterError
+from pagoda_operator.api.signals import Decision
+from pagoda_operator.api.state import CONFIG_MAPS, Child, Key, Observed, Reader, explain
 from pagoda_operator.decide.placement.place import placeable
 from pagoda_operator.decide.plan import owner_of
 from pagoda_operator.decide.render.writes import Apply, Create
+from pagoda_operator.decide.scale.bounds import refused
 from pagoda_operator.decide.scale.inputs import Basis, Memory, Moment, basis_of
 from pagoda_operator.decide.scale.learned import Learned, decode, encode, lessons, loaded, page_manifest, page_name
-from pagoda_operator.decide.scale.scaling import decide, next_look
-from pagoda_operator.decide.scale.schedules import refused
+from pagoda_operator.decide.scale.scaling import decide, next_decision_s
 from pagoda_operator.run.apply import Cluster, apply
 from pagoda_operator.talk.signals import Signals
 
@@ -79,7 +79,7 @@ class Scaler:
         known = kept.memory if kept is not None and kept.uid == observed.meta.uid else None
         observed = replace(observed, placeable=placeable(observed))
         basis = basis_of(observed, known)
-        memory = known or Memory(moment.steady, basis.current, told=_last_reason(observed), began=moment.wall)
+        memory = known or Memory(moment.steady, basis.current, reported=_last_reason(observed), began=moment.wall)
         decision, _ = decide(basis, self._signals.of(key, moment.steady), memory, moment)
         return replace(observed, scaling=decision)
 
@@ -97,17 +97,17 @@ class Scaler:
         auto = kept.basis.spec.mode == "Auto"  # elsewhere the Deployments tell what was wanted
         basis = replace(kept.basis, current=kept.memory.wanted) if auto else kept.basis
         decided = self._decide(key, replace(kept, basis=basis), self._moment())
-        return _number(decided.decision) != _number(kept.decision) or decided.memory.told != kept.memory.told
+        return _number(decided.decision) != _number(kept.decision) or decided.memory.reported != kept.memory.reported
 
     def again(self, key: Key) -> float | None:
-        """In how many seconds a look is worth it without any event."""
+        """Returns in how many seconds a run is worth it without any event."""
         kept, moment = self._kept.get(key), self._moment()
         if kept is None:
             return None
         signals = self._signals.of(key, moment.steady)
-        look = next_look(kept.basis, signals, kept.memory, kept.decision, moment)
+        decision = next_decision_s(kept.basis, signals, kept.memory, kept.decision, moment)
         page = max(1.0, self._page_due(kept.memory) - moment.wall) if kept.memory.learned.busy else None
-        return min((wait for wait in (look, page) if wait is not None), default=None)
+        return min((wait for wait in (decision, page) if wait is not None), default=None)
 
     def forget(self, key: Key) -> None:
         """The service is gone, or a person's."""
@@ -132,7 +132,7 @@ class Scaler:
         """A service seen for the first time by this process."""
         read = await _read(self._cluster, observed)
         learned = replace(read, written_at=min(read.written_at, moment.wall))
-        memory = Memory(moment.steady, 0, learned=learned, told=_last_reason(observed), told_at=moment.steady, began=moment.wall)
+        memory = Memory(moment.steady, 0, learned=learned, reported=_last_reason(observed), reported_at=moment.steady, began=moment.wall)
         basis = basis_of(observed, None)
         return _Kept(observed.meta.uid, basis, replace(memory, wanted=basis.current), frozenset())
 
@@ -161,8 +161,8 @@ async def _read(reader: Reader, observed: Observed) -> Learned:
     data: Any = body.get("data") or {}
     try:
         return decode(str(data.get(HISTORY_KEY, "")))
-    except PageRefused as error:
-        structlog.get_logger().warning("history_ignored", namespace=observed.meta.namespace, name=page_name(observed), error=str(error))
+    except ValidationError as error:
+        structlog.get_logger().warning("history_ignored", namespace=observed.meta.namespace, name=page_name(observed), error=explain(error))
         return Learned()
 
 

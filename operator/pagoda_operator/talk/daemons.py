@@ -16,15 +16,15 @@ from pagoda_contracts.names import GRPC_SET_STATE, PORT_DAEMON_GRPC
 from pagoda_contracts.pb.daemon_pb2 import TARGET_DRAINING, TARGET_SERVING, Phase, SetStateRequest, SetStateResponse
 
 from pagoda_operator.api.errors import Superseded
-from pagoda_operator.api.orders import Answer, Order, Stand
+from pagoda_operator.api.pods import Answer, DaemonState, Order
 from pagoda_operator.talk.tokens import Metadata, OwnToken
 
 # A daemon answers from its event loop in milliseconds; one that takes longer gets the order again at the next reconcile.
 TIMEOUT_S: Final = 2.0
-_STANDS: Final = {
-    grpc.StatusCode.UNAUTHENTICATED: Stand.REFUSED,
-    grpc.StatusCode.PERMISSION_DENIED: Stand.REFUSED,
-    grpc.StatusCode.UNIMPLEMENTED: Stand.REFUSED,
+_REFUSALS: Final = {
+    grpc.StatusCode.UNAUTHENTICATED: DaemonState.REFUSED,
+    grpc.StatusCode.PERMISSION_DENIED: DaemonState.REFUSED,
+    grpc.StatusCode.UNIMPLEMENTED: DaemonState.REFUSED,
 }
 _OPTIONS: Final = (("grpc.enable_http_proxy", 0),)
 
@@ -56,11 +56,11 @@ class Daemons:
     async def _refused(self, call: _Call, order: Order, error: grpc.aio.AioRpcError) -> Answer:
         log = structlog.get_logger().bind(pod=order.pod, code=error.code().name, error=error.details())
         if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
-            stand = _STANDS.get(error.code(), Stand.SILENT)
-            log.warning("order_refused" if stand is Stand.REFUSED else "daemon_silent")
-            return Answer(stand)
+            state = _REFUSALS.get(error.code(), DaemonState.SILENT)
+            log.warning("order_refused" if state is DaemonState.REFUSED else "daemon_silent")
+            return Answer(state)
         if order.deadline_ms is None and await call.ends():
-            return Answer(Stand.ENDING)
+            return Answer(DaemonState.ENDING)
         log.error("superseded", epoch=call.epoch)
         raise Superseded(f"{order.pod}: {error.details()}")
 
@@ -95,4 +95,4 @@ class _Call:
 
 def _answer(response: SetStateResponse) -> Answer:
     draining = response.phase in (Phase.PHASE_DRAINING, Phase.PHASE_STOPPED)
-    return Answer(Stand.DRAINING if draining else Stand.SERVING, response.in_flight)
+    return Answer(DaemonState.DRAINING if draining else DaemonState.SERVING, response.in_flight)

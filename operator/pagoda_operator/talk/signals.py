@@ -17,8 +17,7 @@ from pagoda_contracts.names import STATE_DEAD_MS
 from pagoda_contracts.pb import demand_pb2 as pb
 from pagoda_contracts.pb.daemon_pb2 import Phase
 
-from pagoda_operator.api.scaling import BIN_S
-from pagoda_operator.api.signals import CONFIRM_S, MISSING_S, EndpointSignal, RevisionSignal, Seen, ServiceSignals
+from pagoda_operator.api.signals import BIN_S, CONFIRM_S, MISSING_S, EndpointSignal, RevisionSignal, Seen, ServiceSignals
 from pagoda_operator.api.state import Key
 from pagoda_operator.decide.scale.demand import Bins, Level
 

@@ -65,4 +65,4 @@ def _since(pod: Pod, known: Mapping[str, float | None], wall: float, now: float)
     if pod.uid in known:
         since = known[pod.uid]
         return now if since is None else since
-    return now - max(0.0, wall - max(pod.unscheduled_since or pod.created, min(wall, pod.unscheduled_told or 0.0)))
+    return now - max(0.0, wall - max(pod.unscheduled_since or pod.created, min(wall, pod.unscheduled_reported or 0.0)))

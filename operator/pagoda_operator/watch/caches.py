@@ -18,8 +18,7 @@ import structlog
 from pagoda_contracts.names import LABEL_SERVICE
 from pagoda_kube.cache import Cache, Item
 
-from pagoda_operator.api.reader import Lister
-from pagoda_operator.api.state import NODES, PODS, PROFILES, QUOTAS, RESOURCE_CLAIMS, RESOURCE_SLICES, SERVICES, Json, Key, Resource
+from pagoda_operator.api.state import NODES, PODS, PROFILES, QUOTAS, RESOURCE_CLAIMS, RESOURCE_SLICES, SERVICES, Json, Key, Lister, Resource
 from pagoda_operator.inventory.fit import Size, largest
 from pagoda_operator.inventory.fleet import Fleet
 from pagoda_operator.watch.kept import OWN, PARSERS, Packed, key_of, pack

@@ -31,8 +31,8 @@ from pagoda_operator.api.state import (
     Resource,
 )
 from pagoda_operator.decide.quota.caps import parse_quota
+from pagoda_operator.inventory.fleet import parse_occupant
 from pagoda_operator.inventory.nodes import parse_node
-from pagoda_operator.inventory.pods import parse_occupant
 from pagoda_operator.inventory.slices import parse_claim, parse_slice
 
 OWN: Final = (SERVICES, PROFILES, PODS, *CHILD_RESOURCES)

@@ -14,21 +14,9 @@ from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pydantic import ValidationError
 
-from pagoda_operator.api.holdings import holdings
 from pagoda_operator.api.pods import parse_pod
-from pagoda_operator.api.reader import Reader
-from pagoda_operator.api.state import (
-    CHILD_RESOURCES,
-    DEPLOYMENTS,
-    PODS,
-    PROFILES,
-    SERVICES,
-    Child,
-    Json,
-    Key,
-    Observed,
-    explain,
-)
+from pagoda_operator.api.quota import holdings
+from pagoda_operator.api.state import CHILD_RESOURCES, DEPLOYMENTS, PODS, PROFILES, SERVICES, Child, Json, Key, Observed, Reader, explain
 from pagoda_operator.decide.plan import Plan
 from pagoda_operator.decide.render.inspect import inspector_uid
 from pagoda_operator.decide.render.writes import Create

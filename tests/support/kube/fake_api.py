@@ -21,8 +21,7 @@ from pagoda_contracts.names import (
     LABEL_COMPONENT,
 )
 from pagoda_operator.api.errors import Conflict, OperatorError
-from pagoda_operator.api.reader import Listed
-from pagoda_operator.api.state import DEPLOYMENTS, EVENTS, PODS, PROFILES, SERVICES, Json, Resource
+from pagoda_operator.api.state import DEPLOYMENTS, EVENTS, PODS, PROFILES, SERVICES, Json, Listed, Resource
 
 Body = dict[str, Any]
 ENDED = ("Failed", "Succeeded")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pagoda_contracts.names import ANNOTATION_DRAIN_DEADLINE
 from pagoda_operator.api.errors import Superseded
-from pagoda_operator.api.orders import Answer, Order, Stand
+from pagoda_operator.api.pods import Answer, DaemonState, Order
 from pagoda_operator.api.state import PODS
 from support.kube.fake_api import Body, FakeApi, running
 
@@ -46,9 +46,9 @@ class FakeDaemons:
         daemon = self._known.setdefault(order.uid, FakeDaemon())
         self.told.append((order.pod, "serve" if order.deadline_ms is None else "drain"))
         if self.refusing:
-            return Answer(Stand.REFUSED)
+            return Answer(DaemonState.REFUSED)
         if daemon.deaf:
-            return Answer(Stand.SILENT)
+            return Answer(DaemonState.SILENT)
         if self.epoch < daemon.epoch:
             raise Superseded(f"epoch {self.epoch}")
         daemon.epoch = self.epoch
@@ -56,7 +56,7 @@ class FakeDaemons:
             daemon.draining, daemon.deadline_ms = False, 0
         elif not daemon.draining:
             daemon.draining, daemon.deadline_ms = True, order.deadline_ms
-        return Answer(Stand.DRAINING if daemon.draining else Stand.SERVING, daemon.in_flight)
+        return Answer(DaemonState.DRAINING if daemon.draining else DaemonState.SERVING, daemon.in_flight)
 
     def probe(self) -> None:
         """Kubelets look: a daemon that is up and does not drain is ready; one that was never started comes up."""

@@ -14,9 +14,8 @@ from pagoda_devcluster.gpus.labels import labels_of
 from pagoda_devcluster.gpus.layout import Group, NodeClass, Product, Profile
 from pagoda_operator.decide.placement.question import Question
 from pagoda_operator.inventory.fit import from_catalogue
-from pagoda_operator.inventory.fleet import Fleet, Terms
+from pagoda_operator.inventory.fleet import Fleet, Terms, parse_occupant
 from pagoda_operator.inventory.nodes import parse_node
-from pagoda_operator.inventory.pods import parse_occupant
 from pagoda_operator.inventory.slices import parse_claim, parse_slice
 
 Body = dict[str, Any]

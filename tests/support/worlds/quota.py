@@ -12,7 +12,6 @@ from typing import Any
 
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, ANNOTATION_DEVICES, API_VERSION
 from pagoda_operator.api.errors import Conflict
-from pagoda_operator.api.orders import Nobody, Orders
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, QUOTAS, SERVICES, Json, Key, Resource
 from pagoda_operator.decide.quota.caps import parse_quota
 from pagoda_operator.quota.keeper import Quotas
@@ -21,7 +20,7 @@ from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.watch.ages import Ages
 from support.kube.fake_api import Body, Crash, FakeApi, new_pod, profile_body, removal_rank, running, service_body
-from support.worlds.stand_ins import dependencies_with
+from support.worlds.stand_ins import NoDaemons, dependencies_with
 
 SLICE = "1g.10gb"
 LATE_S = 60.0
@@ -126,7 +125,7 @@ class QuotaWorld:
         self.single: frozenset[str] | None = frozenset()
         self.woken: list[Key] = []
         self._names = 0
-        self.daemons: Orders = Nobody()
+        self.daemons: Any = NoDaemons()
         self.settled_at = 0.0
         self.restart()
 

@@ -7,8 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from pagoda_contracts.names import HISTORY_SUFFIX
-from pagoda_operator.api.scaling import BIN_S, Measure
-from pagoda_operator.api.signals import EndpointSignal, Seen, ServiceSignals
+from pagoda_operator.api.signals import BIN_S, EndpointSignal, Measure, Seen, ServiceSignals
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS, SERVICES, Key
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.scaler import Scaler

@@ -1,13 +1,13 @@
-"""Stand-ins for the parts that a reconcile depends on: each knows nothing, caps nothing and keeps nothing."""
+"""DaemonState-ins for the parts that a reconcile depends on: each knows nothing, caps nothing and keeps nothing."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from pagoda_operator.api.grant import Grant
-from pagoda_operator.api.orders import Nobody
+from pagoda_operator.api.pods import Answer, DaemonState, Order
+from pagoda_operator.api.quota import Grant
 from pagoda_operator.api.signals import ServiceSignals
 from pagoda_operator.api.state import Key, Observed
 from pagoda_operator.decide.plan import Plan
@@ -28,7 +28,7 @@ def dependencies_with(writer: Writer, **parts: Any) -> Dependencies:
         "keys": None,
         "quota": NoQuotas(),
         "claims": Claims(),
-        "daemons": Nobody(),
+        "daemons": NoDaemons(),
         "scaling": Unscaled(),
         "faults": dict,
         "fleet": Fleet,
@@ -39,8 +39,16 @@ def dependencies_with(writer: Writer, **parts: Any) -> Dependencies:
     return Dependencies(**(stand_ins | parts))
 
 
+class NoDaemons:
+    """Stand-in: no daemon accepts orders, so each replica is drained by its own deletion."""
+
+    async def give(self, orders: Sequence[Order]) -> dict[str, Answer]:
+        """Refused, all of them."""
+        return {order.uid: Answer(DaemonState.REFUSED) for order in orders}
+
+
 class NoQuotas:
-    """Stand-in: nothing is capped."""
+    """DaemonState-in: nothing is capped."""
 
     async def settle(self, key: Key, observed: Observed) -> None:
         """Nothing."""
@@ -72,7 +80,7 @@ class NoQuotas:
 
 
 class Silence:
-    """Stand-in: nobody is heard."""
+    """DaemonState-in: nobody is heard."""
 
     def of(self, key: Key, now: float) -> ServiceSignals | None:
         """Nothing."""
@@ -93,7 +101,7 @@ class NoTriggers:
 
 
 class Unscaled:
-    """Stand-in: spec.replicas counts in every mode."""
+    """DaemonState-in: spec.replicas counts in every mode."""
 
     async def complete(self, key: Key, observed: Observed) -> Observed:  # noqa: ARG002 (the protocol's words)
         """Nothing is decided."""

@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from pagoda_operator.api.orders import Nobody, Orders
 from pagoda_operator.api.state import PODS, PROFILES, SERVICES, Key, Observed, Resource
 from pagoda_operator.decide.plan import Plan, plan
 from pagoda_operator.inventory.fit import Size
@@ -21,7 +20,7 @@ from pagoda_operator.watch.claims import Claims
 from pagoda_operator.watch.kept import key_of
 from pagoda_operator.watch.observe import observe
 from support.kube.fake_api import FakeApi, copied, profile_body, running, service_body
-from support.worlds.stand_ins import NoQuotas, Silence, dependencies_with
+from support.worlds.stand_ins import NoDaemons, NoQuotas, Silence, dependencies_with
 
 KEY = Key("ns", "tiny")
 
@@ -43,7 +42,7 @@ class World:
         self.later = timedelta()
         self.fleet = Fleet()
         self.sizes: tuple[Size, ...] = ()
-        self.daemons: Orders = Nobody()
+        self.daemons: Any = NoDaemons()
         self.signals: Any = Silence()
         self.quota: Quotas = NoQuotas()
         self.restart()

@@ -12,6 +12,7 @@ from pagoda_contracts.conditions.service import INSPECTING_MODEL, MODEL_REJECTED
 from pagoda_contracts.names import COMPONENT_TRIAL, EXIT_PERMANENT, LABEL_COMPONENT
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_sizing.errors import SizingError
+from pagoda_sizing.model import Model
 
 from pagoda_operator.api.placement import Held
 from pagoda_operator.api.state import CONFIG_MAPS, PODS, Child, Json, Observed
@@ -19,13 +20,13 @@ from pagoda_operator.decide.render.children import Owner
 from pagoda_operator.decide.render.fetch import SCHEMES, unsupported
 from pagoda_operator.decide.render.inspect import CONTAINER, REPORT_KEY, SOURCE_KEY, inspect_pod, map_name, model_map, pod_name
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
-from pagoda_operator.inventory.fit import Shape, from_catalogue, from_report, is_report, source_of
+from pagoda_operator.inventory.fit import from_catalogue, from_report, is_report, source_of
 
 
 class Inspection(NamedTuple):
     """What is known: a shape, or what is being done about it, or why there will be none."""
 
-    shape: Shape | None = None
+    shape: Model | None = None
     unknown: Held | None = None
     unknowable: str = ""
 

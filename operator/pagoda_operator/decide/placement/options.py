@@ -17,7 +17,7 @@ from pagoda_sizing.devices import catalogue
 from pagoda_operator.api.placement import Resolved
 from pagoda_operator.inventory.fit import Requirement, gib, why_not, why_not_on_cpu
 from pagoda_operator.inventory.fleet import DeviceClass, Fleet, Room, Terms, claimable, classes
-from pagoda_operator.inventory.mig import matches, parse_profile
+from pagoda_operator.inventory.values import matches, parse_profile
 
 UNBOUNDED: Final = 1 << 20
 # Of the GB in a profile's name, where no label says what a slice has: NVIDIA's own tables are between 0.93 and 1.06 of it.

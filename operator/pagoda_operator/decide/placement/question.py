@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_PLACEMENT, DAEMON_CUDA, LABEL_ACCELERATOR
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_contracts.resources.status import PlacementStatus
+from pagoda_sizing.model import Model
 
 from pagoda_operator.api.placement import Held, Pin, Resolved, read_pin
 from pagoda_operator.api.pods import Pod
@@ -15,7 +16,7 @@ from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYM
 from pagoda_operator.decide.placement.inspection import inspect
 from pagoda_operator.decide.render.pod import scheduling
 from pagoda_operator.decide.replicas.replicas import pods_of
-from pagoda_operator.inventory.fit import Shape, Size
+from pagoda_operator.inventory.fit import Size
 from pagoda_operator.inventory.fleet import Fleet, Terms
 
 
@@ -38,7 +39,7 @@ class Question(NamedTuple):
     spec: InferenceServiceSpec
     fleet: Fleet = Fleet()
     terms: Terms = Terms()
-    shape: Shape | None = None
+    shape: Model | None = None
     # Without a shape: what is being done about it, or why there will be none.
     unknown: Held | None = None
     unknowable: str = ""

@@ -18,9 +18,8 @@ from pagoda_operator.decide.placement.options import Candidate, Option
 from pagoda_operator.decide.placement.unschedulable import given_up
 from pagoda_operator.decide.render.children import entry_digest
 from pagoda_operator.inventory.fleet import Fleet
-from pagoda_operator.inventory.mig import matches, of_product
 from pagoda_operator.inventory.nodes import MIG_AT_WORK, MIG_FAILED, Node
-from pagoda_operator.inventory.values import stamp
+from pagoda_operator.inventory.values import matches, of_product, stamp
 
 _MAX_REJECTED: Final = 32
 _MAX_WHY: Final = 1000

@@ -10,8 +10,8 @@ from pagoda_contracts.resources.meta import ObjectMeta
 from pagoda_contracts.resources.tenant import TenantQuotaSpec
 from pydantic import ValidationError
 
-from pagoda_operator.api.holdings import Json
-from pagoda_operator.api.quota_devices import GPU, Devices, slice_word
+from pagoda_operator.api.quota import GPU, Devices, slice_word
+from pagoda_operator.inventory.values import Json
 
 
 @dataclass(frozen=True)

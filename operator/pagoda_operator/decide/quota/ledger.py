@@ -12,9 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from pagoda_operator.api.grant import Grant
-from pagoda_operator.api.holdings import Holding, charge, lasting
-from pagoda_operator.api.quota_devices import Devices, most, spoken, total
+from pagoda_operator.api.quota import Devices, Grant, Holding, charge, lasting, most, spoken, total
 from pagoda_operator.api.state import Key
 from pagoda_operator.decide.quota.caps import Quota
 

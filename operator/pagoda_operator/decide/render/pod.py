@@ -39,8 +39,8 @@ from pagoda_contracts.units import parse_duration, parse_quantity
 from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.errors import SpecProblem
 from pagoda_operator.api.placement import Resolved
-from pagoda_operator.api.quota_devices import needs
-from pagoda_operator.api.quota_devices import written as written_devices
+from pagoda_operator.api.quota import needs
+from pagoda_operator.api.quota import written as written_devices
 from pagoda_operator.api.state import Key
 from pagoda_operator.decide.render import devices, fetch
 from pagoda_operator.decide.render.children import Revision

@@ -14,8 +14,7 @@ from typing import Final
 
 from pagoda_contracts.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAIN_DEADLINE, LOWEST_DELETION_COST
 
-from pagoda_operator.api.orders import Answer, Order, Stand
-from pagoda_operator.api.pods import Pod
+from pagoda_operator.api.pods import Answer, DaemonState, Order, Pod
 from pagoda_operator.decide.render.writes import Annotate
 
 _PHASES: Final = {"Pending": 0, "Unknown": 1, "Running": 2}
@@ -114,9 +113,9 @@ def _released(crew: Crew, pod: Pod) -> bool:
         return True
     if answer is None:
         return False
-    if answer.stand is Stand.SILENT:
+    if answer.state is DaemonState.SILENT:
         return not pod.ready or crew.in_flight.get(pod.name) == 0
-    return answer.drained or answer.stand is Stand.REFUSED
+    return answer.drained or answer.state is DaemonState.REFUSED
 
 
 def _rank(pod: Pod, *, soon: bool = False) -> tuple[bool, int, bool, int]:
@@ -152,7 +151,9 @@ def _replicas(crew: Crew, active: list[Pod], staying: list[Pod], sure: int) -> i
 def _returning(crew: Crew, pod: Pod) -> bool:
     """Whether it is about to serve again; one that cannot be reached is not waited for."""
     answer = crew.answer(pod)
-    return pod.drain_deadline_ms is not None and not (answer and answer.stand in (Stand.SILENT, Stand.ENDING, Stand.REFUSED))
+    return pod.drain_deadline_ms is not None and not (
+        answer and answer.state in (DaemonState.SILENT, DaemonState.ENDING, DaemonState.REFUSED)
+    )
 
 
 def _turned_back(crew: Crew, staying: list[Pod]) -> Iterator[Annotate]:
@@ -170,7 +171,7 @@ def _serves_again(crew: Crew, pod: Pod) -> bool:
     answer = crew.answer(pod)
     if not pod.address or answer is None:
         return not pod.address
-    return answer.stand is Stand.SERVING or (answer.stand is Stand.REFUSED and pod.ready)
+    return answer.state is DaemonState.SERVING or (answer.state is DaemonState.REFUSED and pod.ready)
 
 
 def _ours(pod: Pod) -> Iterator[str]:

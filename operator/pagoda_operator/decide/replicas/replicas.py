@@ -9,8 +9,7 @@ from pagoda_contracts.launch import DaemonConfig
 from pagoda_contracts.names import ANNOTATION_WITH_SUCCESSOR, LABEL_ACCELERATOR, LABEL_REVISION
 from pagoda_contracts.units import parse_duration
 
-from pagoda_operator.api.orders import Order
-from pagoda_operator.api.pods import Pod
+from pagoda_operator.api.pods import Order, Pod
 from pagoda_operator.api.signals import Seen
 from pagoda_operator.api.state import CONTROLLER_REVISIONS, DEPLOYMENTS, Child, Observed
 from pagoda_operator.decide.render.writes import Annotate

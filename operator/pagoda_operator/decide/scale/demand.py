@@ -1,8 +1,7 @@
-"""A service's demand: kept in bins of BIN_S, and what the bins say of it: what arrives, how that changes, how long a request stays. Pure.
+"""A service's demand in bins of BIN_S, and its rate, its trend and the time per request. Pure.
 
-`signals` knows when a bin ends and keeps Bins, `autoscale` reads the measures. Ten minutes of bins are kept. What is older is one Measure:
-the last bin with a request in it, so that however long a service may idle before it goes to zero, the beginning of its idleness is there.
-500 services take 9 MB.
+`signals` closes the bins, `autoscale` reads the measures. Ten minutes of bins are kept, and of older ones the last with a request, so that
+the beginning of an idle time is never lost. 500 services take 9 MB.
 """
 
 from __future__ import annotations
@@ -13,27 +12,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from pagoda_operator.api.scaling import BIN_S, Measure
+from pagoda_operator.api.signals import BIN_S, Measure
 
 KEPT: Final = 120
-# A gap of so many bins is bridged: a gateway that restarts or is replaced is away for some seconds. A longer one begins the record anew.
+# A gap of so many bins is bridged: a gateway that restarts is away for some seconds. After a longer gap a new record begins.
 BRIDGED: Final = 3
-# KV in use changes with each frame. With early looks at any step of it, who has much to run was taken for who runs it longer: 1.7 % more
-# GPU hours on the diurnal trace, and nothing gained. From here on nothing is lost, and who fills up is seen in time.
+# KV in use changes with each frame. Deciding early at any such step cost 1.7 % more GPU hours on the diurnal trace and gained nothing.
 _KV_FROM: Final = 0.7
 _KV_STEP: Final = 0.05
-# The 95th percentile of the last minute wanders by some per cent with each frame; nobody's target is below the other.
+# The 95th percentile of the last minute changes by some per cent with each frame, and no target is below _TTFT_FROM_S.
 _TTFT_STEP: Final = 1.25
 _TTFT_FROM_S: Final = 0.05
 
-_SHORT: Final = 4  # bins: what arrives now
-_LONG: Final = 24  # bins: what arrived lately; its mean is believed unless the short one contradicts it
+_SHORT: Final = 4  # bins: the rate now
+_LONG: Final = 24  # bins: the recent rate; its mean counts unless the short one differs by more than chance
 _TREND: Final = 60  # bins
 _SURPRISE: Final = 3.0  # standard deviations of a Poisson count
 
 
 class Level(NamedTuple):
-    """What is there at a bin's end: requests that run, wait in replicas, are held; share of KV in use; time to first token."""
+    """The state at a bin's end: requests that run, wait in replicas, are held; share of KV in use; time to first token."""
 
     running: int = 0
     waiting: int = 0
@@ -41,21 +39,20 @@ class Level(NamedTuple):
     kv_utilization: float = 0.0
     ttft_p95_s: float = 0.0
 
-    def worse(self, seen: Level) -> bool:
-        """Whether what it shows, beside `seen`, is worth a decision before its bin ends: more wait, the KV is filling up, or the first
-        token takes much longer."""
-        full = self.kv_utilization > max(_KV_FROM, seen.kv_utilization + _KV_STEP)
-        late = self.ttft_p95_s > max(_TTFT_FROM_S, seen.ttft_p95_s * _TTFT_STEP)
-        return full or late or self.waiting + self.held > seen.waiting + seen.held
+    def worse(self, before: Level) -> bool:
+        """Whether it is worth a decision before its bin ends: more requests wait, the KV fills up, or the first token takes much longer."""
+        full = self.kv_utilization > max(_KV_FROM, before.kv_utilization + _KV_STEP)
+        late = self.ttft_p95_s > max(_TTFT_FROM_S, before.ttft_p95_s * _TTFT_STEP)
+        return full or late or self.waiting + self.held > before.waiting + before.held
 
 
 def amended(measure: Measure, level: Level) -> Measure:
-    """The last bin, as it ends now: what came and went is counted on in the next."""
+    """Returns the last bin with this level. Requests that came and went since count in the next bin."""
     return replace(measure, **level._asdict())
 
 
 class Bins:
-    """One service's, by the clock of whoever closes them."""
+    """One service's bins, by the clock of the caller."""
 
     def __init__(self, since: float) -> None:
         self.since = since
@@ -67,16 +64,16 @@ class Bins:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing was there in any bin of the record but the eldest, and that record is full."""
+        """Whether the record is full and no recent bin had a request."""
         return self._quiet >= KEPT
 
     def count(self, arrived: int, ended: int) -> None:
-        """Requests that came and ended since the last word."""
+        """Adds requests that came and ended since the last call."""
         self._arrived += arrived
         self._ended += ended
 
     def close(self, at: float, level: Level) -> None:
-        """A bin ends. Where ends were missed, what came and went meanwhile is spread over them; too many, and a new record begins."""
+        """Ends a bin. If ends were missed, requests are spread over them; after too many a new record begins."""
         self.level = level
         last = self._recent[-1].at if self._recent else self.since
         missed = max(1, round((at - last) / BIN_S))
@@ -91,7 +88,7 @@ class Bins:
             self._append(Measure(at - (left - 1) * BIN_S, came, went, *level))
 
     def amend(self, level: Level) -> bool:
-        """Before its end: worse than at the last decision; whether there is a bin that says so."""
+        """Replaces the last bin's level; False if there is no bin."""
         if not self._recent:
             return False
         self.level = level
@@ -101,7 +98,7 @@ class Bins:
         return True
 
     def measures(self, shift: float) -> tuple[Measure, ...]:
-        """Oldest first, with `shift` added to their times."""
+        """Returns the bins, oldest first, with `shift` added to their times."""
         elder = (self._elder,) if self._elder else ()
         return tuple(replace(measure, at=measure.at + shift) for measure in (*elder, *self._recent))
 
@@ -122,22 +119,23 @@ class Bins:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Requests per second now and their change per second, seconds that a request holds a row, requests that wait."""
+    """Requests per second now and their change per second, seconds that a request runs, requests that wait."""
 
     rate: float
     slope: float
-    hold_s: float
+    request_s: float
     backlog: int
 
 
 def demand_of(measures: Sequence[Measure]) -> Demand:
+    """Returns the demand now."""
     last = measures[-1]
-    return Demand(_rate(measures), _slope(measures), _hold(measures), last.waiting + last.held)
+    return Demand(_rate(measures), _slope(measures), _request_s(measures), last.waiting + last.held)
 
 
 def _rate(measures: Sequence[Measure]) -> float:
-    """Arrivals per second: the mean of two minutes, unless the last 20 s are no chance deviation from it. Then they count alone, and where
-    they grow, what they will be in as long again: a crowd that comes within a minute is half there when it is seen."""
+    """Arrivals per second: the mean of two minutes, unless the last 20 s differ from it by more than chance. Then they count alone, and
+    if they grow, they are projected by 20 s."""
     short, long = [m.arrived for m in measures[-_SHORT:]], measures[-_LONG:]
     mean, size = sum(m.arrived for m in long) / len(long), len(short)
     expected = mean * size
@@ -159,13 +157,13 @@ def _slope(measures: Sequence[Measure]) -> float:
     return slope / BIN_S / BIN_S if abs(slope) > 2 * math.sqrt(max(mean, 1.0) / spread) else 0.0
 
 
-def _hold(measures: Sequence[Measure]) -> float:
-    """Seconds that a request holds a row: rows in use over requests ended, of five minutes."""
+def _request_s(measures: Sequence[Measure]) -> float:
+    """Seconds that a request runs: rows in use over requests ended, of five minutes."""
     window = measures[-_TREND:]
     ended = sum(m.ended for m in window)
     return sum(m.running for m in window) * BIN_S / ended if ended else BIN_S
 
 
 def offered(measures: Sequence[Measure]) -> float:
-    """The load now, in rows."""
-    return _rate(measures) * _hold(measures) if measures else 0.0
+    """Returns the load now, in rows."""
+    return _rate(measures) * _request_s(measures) if measures else 0.0

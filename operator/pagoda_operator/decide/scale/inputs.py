@@ -1,7 +1,7 @@
-"""inputs: what a decision of scaling is made from: what was observed, and what `autoscale` is asked with. Pure.
+"""The inputs of a scaling decision. Pure.
 
-A Basis is what was observed of a service, Memory what was decided before. Targets, Bounds, Capacity and History are made of both for
-`autoscale`. Made here for `scaler` and `scaling`; `replay` makes its own Basis.
+A Basis is what was observed of a service, Memory what was decided before. Targets, Capacity and History are made of both for `autoscale`.
+`replay` makes its own Basis.
 """
 
 from __future__ import annotations
@@ -12,26 +12,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from pagoda_contracts.resources.scaling import ScalingRules, ScalingSpec, ScalingTargets
+from pagoda_contracts.resources.scaling import ScalingSpec, ScalingTargets
 from pagoda_contracts.units import parse_duration
 
 from pagoda_operator.api.pods import Pod
-from pagoda_operator.api.scaling import BIN_S, Measure, Recommendation
-from pagoda_operator.api.signals import ServiceSignals
+from pagoda_operator.api.signals import BIN_S, Measure, Recommendation, ServiceSignals
 from pagoda_operator.api.state import DEPLOYMENTS, Observed
-from pagoda_operator.decide.scale.behavior import Behavior, Change, Direction, Limit
+from pagoda_operator.decide.scale.bounds import Change
 from pagoda_operator.decide.scale.learned import DAY_S, Learned, forecast
-from pagoda_operator.decide.scale.schedules import limits
 
-IDLE_AFTER_S: Final = 300.0
 KV_TARGET: Final = 0.9
 _OVERDUE: Final = 1.5
-_LONGEST_START_S: Final = 900.0  # a pod that is stuck for hours tells nothing of the next start
+_LONGEST_START_S: Final = 900.0  # a pod that is stuck for hours says nothing about the next start
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What a replica should bear. `rows` requests run at a time; 0 where a target is not set. `spare` is beta of the staffing rule."""
+    """What a replica should serve. `rows` requests run at a time; 0 if a target is not set. `spare` is beta of the staffing rule."""
 
     rows: int
     queue_depth: float = 0.0
@@ -41,24 +38,8 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """Fewest and most replicas and who says so; `idle_after_s` without requests goes to 0 where `least` is 0; how fast."""
-
-    least: int
-    most: int
-    idle_after_s: float = math.inf
-    behavior: Behavior = field(default=Behavior())
-    least_by: str = "min"
-    most_by: str = "max"
-
-    def clamp(self, replicas: int) -> int:
-        """Within both; the most is the stronger."""
-        return min(self.most, max(self.least, replicas))
-
-
-@dataclass(frozen=True, slots=True)
 class Capacity:
-    """What there is: replicas that serve, and for each on its way the seconds until it probably will. `start_s` is what a start takes."""
+    """Replicas that serve, and for each starting one the seconds until it probably will. `start_s` is what a start takes."""
 
     ready: int
     starting: tuple[float, ...] = ()
@@ -66,13 +47,14 @@ class Capacity:
 
     @property
     def wanted(self) -> int:
+        """Both."""
         return self.ready + len(self.starting)
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Measures, recommendations and changes, oldest first, watched without a gap since `since`; when last a request was there,
-    where that is longer ago than the measures go back, and how many are held this moment."""
+    """Measures, recommendations and changes, oldest first, without a gap since `since`. `busy_at`: when the last request was there, if that
+    is longer ago than the measures go back. `held`: how many requests are held now."""
 
     measures: Sequence[Measure]
     recommendations: Sequence[Recommendation]
@@ -83,7 +65,7 @@ class History:
 
     @property
     def quiet_since(self) -> float:
-        """Since when no request was there, as far as it was watched."""
+        """Since when no request was there, as far as it was measured."""
         seen = (measure.at for measure in reversed(self.measures) if measure.active)
         return max(self.since, self.busy_at, next(seen, -math.inf))
 
@@ -93,7 +75,7 @@ class History:
 
 
 class Moment(NamedTuple):
-    """Now, by a clock that never jumps and by the wall's, in seconds."""
+    """Now, by the monotonic clock and by the wall clock, in seconds."""
 
     steady: float
     wall: float
@@ -101,9 +83,9 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What was observed of a service. `current` is what was wanted until now; `starting` are the births (wall) of replicas that do
-    not serve yet, `serving` the names of those that do; `rows` what a replica runs at a time; `granted` and `placeable` what quota and
-    room allow, where they are known. A day of `day_s` seconds is a replayed trace's."""
+    """What was observed of a service. `current`: replicas wanted until now. `starting`: wall times at which the replicas that do not serve
+    yet were created. `serving`: names of the others. `rows`: requests that a replica runs at a time. `granted`, `placeable`: replicas that
+    quota and free devices allow, None if unknown. `day_s`: a replayed trace may have shorter days."""
 
     spec: ScalingSpec
     replicas: int
@@ -120,8 +102,8 @@ class Basis:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What was decided for a service by this process. `since` and `began` are when it started to, steady and by
-    the wall; `told_*` is the reason in its status."""
+    """What this process decided for a service. `since` and `began` are when it began to, by the monotonic and the wall clock.
+    `reported` is the reason in the status, with its cause and time."""
 
     since: float
     wanted: int
@@ -129,14 +111,14 @@ class Memory:
     changes: tuple[Change, ...] = ()
     busy_at: float = float("-inf")
     learned: Learned = field(default=Learned())
-    told: str = ""
-    told_cause: str = ""
-    told_at: float = 0.0
+    reported: str = ""
+    reported_cause: str = ""
+    reported_at: float = 0.0
     began: float = 0.0
 
 
 def basis_of(observed: Observed, memory: Memory | None) -> Basis:
-    """Of a service whose spec can be read."""
+    """Returns the basis of a service with a valid spec."""
     if observed.spec is None:
         raise ValueError("a service without a spec is not scaled")
     spec = observed.spec.scaling or ScalingSpec()
@@ -157,7 +139,7 @@ def basis_of(observed: Observed, memory: Memory | None) -> Basis:
 
 
 def _until_now(observed: Observed, mode: str, memory: Memory | None) -> int:
-    """What was wanted: as this process or its predecessor decided; else what the Deployments have; else where the spec lets it begin."""
+    """Replicas wanted until now: as this process or its predecessor decided, else those of the Deployments, else spec.replicas."""
     last = observed.status.scaling
     if mode == "Auto" and memory is not None:
         return memory.wanted
@@ -168,26 +150,25 @@ def _until_now(observed: Observed, mode: str, memory: Memory | None) -> int:
 
 
 def _accelerator(pods: Iterable[Pod], learned: Learned) -> str:
-    """Where most replicas run; without any, where the last one started."""
+    """The accelerator of most replicas; without any, that of the last start."""
     counted = Counter(pod.accelerator for pod in pods).most_common(1)
     return counted[0][0] if counted else next(reversed(list(learned.starts)), "")
 
 
 def history_of(signals: ServiceSignals | None, memory: Memory) -> History:
-    """What autoscale may believe: nothing of signals that are not fresh, but who is held is held."""
-    if signals is None:
-        return History((), memory.recommendations, memory.since, memory.changes)
+    """Returns the history that counts: signals that are not fresh have no measures, but their held requests count."""
+    signals = signals or ServiceSignals()
     since = max(memory.since, signals.watched_since)
     measures = signals.measures if signals.fresh else ()
     return History(measures, memory.recommendations, since, memory.changes, memory.busy_at, max(signals.held, int(signals.wake)))
 
 
 def capacity_of(basis: Basis, memory: Memory, moment: Moment) -> Capacity:
-    """As many as were wanted until now, whatever a rollout has beside them: those that serve, those that start, those to be made yet."""
+    """Returns as many replicas as were wanted until now, without a rollout's surge: ready ones, starting ones, those to be created yet."""
     born = sorted(basis.starting)
     oldest = min(_LONGEST_START_S, moment.wall - born[0]) if born else 0.0
     known = memory.learned.start_s(basis.accelerator)
-    start_s = _OVERDUE * oldest if oldest > known else known  # who is late comes in half as long again, as far as anybody can tell
+    start_s = _OVERDUE * oldest if oldest > known else known  # a late start is assumed to take half as long again
     ready = min(basis.ready, basis.current)
     waits = [min(start_s, max(0.0, start_s - (moment.wall - birth))) for birth in born]
     missing = basis.current - ready
@@ -196,39 +177,14 @@ def capacity_of(basis: Basis, memory: Memory, moment: Moment) -> Capacity:
 
 
 def targets_of(basis: Basis) -> Targets:
-    """What a replica should bear."""
+    """Returns spec.scaling.targets with their defaults."""
     wished = basis.spec.targets or ScalingTargets()
     ttft_s = parse_duration(wished.ttft_p95) if wished.ttft_p95 else 0.0
     return Targets(basis.rows, wished.queue_depth or 0, wished.kv_utilization or KV_TARGET, ttft_s)
 
 
-def bounds_of(spec: ScalingSpec, wall: float) -> Bounds:
-    """Fewest and most at that time, and how fast."""
-    found = limits(spec, wall)
-    return Bounds(found.least, found.most, idle_after_s(spec), behavior_of(spec), found.least_by, found.most_by)
-
-
-def idle_after_s(spec: ScalingSpec) -> float:
-    """Without requests for so long, zero is enough."""
-    return parse_duration(spec.idle_after) if spec.idle_after else IDLE_AFTER_S
-
-
-def behavior_of(spec: ScalingSpec) -> Behavior:
-    """How fast, as autoscale takes it."""
-    wished = spec.behavior
-    return Behavior(_direction(wished.scale_up), _direction(wished.scale_down)) if wished else Behavior()
-
-
-def _direction(rules: ScalingRules | None) -> Direction:
-    if rules is None:
-        return Direction()
-    kept = tuple(Limit(policy.type, policy.value, policy.period_seconds) for policy in rules.policies)
-    window = rules.stabilization_window_seconds
-    return Direction(None if window is None else float(window), kept, rules.select_policy)
-
-
 def forecast_of(basis: Basis, memory: Memory, moment: Moment) -> float:
-    """The load of previous days when a replica ordered now would serve."""
+    """Returns the load of previous days, in rows, at the time when a replica ordered now would serve; 0 without prediction."""
     wished = basis.spec.predictive
     if wished is None or not wished.enabled:
         return 0.0

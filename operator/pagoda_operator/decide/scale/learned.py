@@ -1,8 +1,7 @@
-"""learned: what scaling knows of a service from before: how long starts took per accelerator, what load the same time of previous days had.
-Pure, its page in a ConfigMap included. Called by `inputs` and `scaling`; `scaler` reads and writes the page.
+"""What scaling learns of a service: how long starts take per accelerator, and the load of previous days by time. Pure.
 
-A day has BINS bins, each the mean load (rows in use, as `demand.offered` counts) of its quarter of an hour; DAYS whole days are kept beside
-the present one. A page is 4 to 7 KiB, never above 64 (MAX_BYTES), whatever a service went through.
+It outlasts the process as a page in a ConfigMap of 4 to 7 KiB, at most 64, which `scaler` reads and writes. A day has BINS bins, each the
+mean load (rows in use, as `demand.offered` counts) of its quarter of an hour. DAYS whole days are kept besides the present one.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from statistics import median
 from typing import Annotated, Final, Literal
 
 from pagoda_contracts.names import HISTORY_KEY, HISTORY_SUFFIX
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from pagoda_operator.api.errors import PageRefused
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.state import CONFIG_MAPS, SERVICES, Observed
 from pagoda_operator.decide.render.children import Manifest, Owner
@@ -25,13 +23,12 @@ from pagoda_operator.decide.render.children import Manifest, Owner
 DAY_S: Final = 86_400.0
 BINS: Final = 96
 DAYS: Final = 7
-MAX_BYTES: Final = 64 * 1024
 UNKNOWN_START_S: Final = 60.0
-"""Of an accelerator on which nothing was seen to start."""
+"""For an accelerator without a known start."""
 
 _STARTS: Final = 8
 _ACCELERATORS: Final = 16
-_LEVEL: Final = (0.5, 1.5)  # today beside previous days: believed within these
+_LEVEL: Final = (0.5, 1.5)  # the limits of today's load as a factor of previous days'
 
 Load = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
@@ -47,8 +44,8 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """Start times in seconds, the last ones per accelerator; mean loads by day's number and bin, None where nobody watched. `written_at`
-    is when the page was, `busy` whether a request came since."""
+    """Seconds of the last starts per accelerator; mean loads by day's number and bin, None if not measured. `written_at` is when the page
+    was written, `busy` whether a request came since."""
 
     starts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     days: Mapping[int, tuple[float | None, ...]] = field(default_factory=dict)
@@ -57,13 +54,13 @@ class Learned:
     busy: bool = False
 
     def start_s(self, accelerator: str) -> float:
-        """What a start takes: the median of the last ones, the upper of two."""
+        """Returns what a start takes: the median of the last ones, the upper of two."""
         known = sorted(self.starts.get(accelerator, ()))
         return known[len(known) // 2] if known else UNKNOWN_START_S
 
 
 def started(learned: Learned, accelerator: str, seconds: float) -> Learned:
-    """One more start was seen."""
+    """Adds a start."""
     last = (*learned.starts.get(accelerator, ()), round(max(0.0, seconds), 1))[-_STARTS:]
     others = {name: known for name, known in learned.starts.items() if name != accelerator}
     kept = dict(list(others.items())[-(_ACCELERATORS - 1) :])
@@ -71,7 +68,7 @@ def started(learned: Learned, accelerator: str, seconds: float) -> Learned:
 
 
 def lessons(learned: Learned, pods: Iterable[Pod], starting: frozenset[str]) -> Learned:
-    """How long those took that were seen starting and serve now. Who was ready when first seen may have been unready in between."""
+    """Adds the starts of pods that were seen starting and are Ready now. Others may have been Ready before they were seen."""
     for pod in pods:
         since = pod.ready_since or 0.0
         if pod.ready and pod.name in starting and pod.restarts == 0 and since > pod.created > 0:
@@ -80,7 +77,7 @@ def lessons(learned: Learned, pods: Iterable[Pod], starting: frozenset[str]) -> 
 
 
 def loaded(learned: Learned, load: float, now: float, day_s: float = DAY_S) -> Learned:
-    """The load at a time (seconds of Unix time)."""
+    """Adds the load at a time (seconds of Unix time)."""
     number, busy = int(now / day_s * BINS), learned.busy or load > 0
     if number == learned.open.number:
         filled = Bin(number, learned.open.total + load, learned.open.count + 1)
@@ -89,19 +86,19 @@ def loaded(learned: Learned, load: float, now: float, day_s: float = DAY_S) -> L
 
 
 def _closed(learned: Learned, number: int) -> Mapping[int, tuple[float | None, ...]]:
-    """With the filled bin in its day, without days that are too old to count."""
+    """Returns the days with the filled bin, without days that are too old."""
     done, today = learned.open, number // BINS
     days = {day: loads for day, loads in learned.days.items() if today - DAYS <= day <= today}
     if done.count and today - DAYS <= done.number // BINS <= today:
         day, index = divmod(done.number, BINS)
         loads = list(days.get(day, (None,) * BINS))
-        loads[index] = _short(done.total / done.count)
+        loads[index] = float(f"{done.total / done.count:.3g}")
         days[day] = tuple(loads)
     return days
 
 
 def forecast(learned: Learned, load: float, now: float, ahead_s: float, day_s: float = DAY_S) -> float:
-    """The load in `ahead_s` seconds: the median of previous days at that time, as much above or below them as the present load is."""
+    """Returns the load in `ahead_s` seconds: the median of previous days at that time, scaled as the present load compares with them."""
     then, here = (_usual(learned, at, day_s) for at in (now + ahead_s, now))
     if then is None:
         return 0.0
@@ -110,7 +107,7 @@ def forecast(learned: Learned, load: float, now: float, ahead_s: float, day_s: f
 
 
 def _usual(learned: Learned, at: float, day_s: float) -> float | None:
-    """Between the middles of two bins, as a line."""
+    """The median load at a time, linear between the middles of two bins."""
     place = at / day_s * BINS - 0.5
     first = math.floor(place)
     known = [_of_previous_days(learned, number) for number in (first, first + 1)]
@@ -125,12 +122,8 @@ def _of_previous_days(learned: Learned, number: int) -> float | None:
     return median(loads) if loads else None
 
 
-def _short(load: float) -> float:
-    return float(f"{load:.3g}")
-
-
 class _Page(BaseModel):
-    """On the wire."""
+    """The page's JSON."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -146,30 +139,24 @@ class _Page(BaseModel):
 
 
 def encode(learned: Learned, now: float) -> str:
-    """The page, as it is written now."""
+    """Returns the page as of now."""
     whole = {"version": 1, "written": int(now), "starts": {name: list(known) for name, known in learned.starts.items()}}
     return json.dumps(whole | {"days": {str(day): list(loads) for day, loads in sorted(learned.days.items())}}, separators=(",", ":"))
 
 
 def decode(page: str) -> Learned:
-    """PageRefused says what is wrong with it."""
-    if len(page) > MAX_BYTES:
-        raise PageRefused(f"{len(page)} bytes; it must be at most {MAX_BYTES}")
-    try:
-        read = _Page.model_validate_json(page)
-    except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False)[0]
-        raise PageRefused(f"{'.'.join(map(str, fault['loc'])) or 'page'}: {fault['msg']}") from error
+    """Returns what a page has; pydantic's ValidationError if it cannot be read."""
+    read = _Page.model_validate_json(page)
     return Learned(read.starts, read.days, written_at=read.written)
 
 
 def page_name(observed: Observed) -> str:
-    """The ConfigMap's name."""
+    """Returns the ConfigMap's name."""
     return f"{observed.meta.name}{HISTORY_SUFFIX}"
 
 
 def page_manifest(owner: Owner, page: str) -> Manifest:
-    """Without the label that makes an object a child of the plan: garbage collection takes it with the service, no rollout looks at it."""
+    """Returns the ConfigMap, without the label that makes an object a child of the plan. Garbage collection deletes it with the service."""
     reference = {"apiVersion": SERVICES.api_version, "kind": SERVICES.kind, "name": owner.name, "uid": owner.uid, "controller": True}
     labels = {name: value for name, value in owner.labels.items() if name not in owner.selector}
     meta = {"name": f"{owner.name}{HISTORY_SUFFIX}", "namespace": owner.namespace, "labels": labels}

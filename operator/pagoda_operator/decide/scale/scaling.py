@@ -1,51 +1,39 @@
-"""scaling: how many replicas a service shall have, by its mode. Pure; called by `scaler`, and by `replay` on recorded demand.
+"""How many replicas a service should have, by its mode. Pure; called by `scaler`, and by `replay` on recorded demand.
 
-Auto asks `autoscale`. External is somebody else's (an HPA, KEDA) through the scale subresource, and spec.replicas is the answer; but an HPA
-at 0 is off, so at 0 a held request starts one replica, which goes when nobody asked for `idleAfter`. Manual is a person's: no decision.
-Nothing here writes spec.replicas. Two clocks: a steady one for windows, the wall's for schedules, days and pods' ages.
+In mode Auto, `autoscale` decides. In mode External an HPA or KEDA sets spec.replicas. An HPA at 0 is off, so at 0 a held request starts one
+replica, which is removed after `idleAfter` without requests. In mode Manual there is no decision. Nothing here writes spec.replicas.
+Windows use the monotonic clock; schedules, days and pods' ages use the wall clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from pagoda_operator.api.scaling import Decision, Recommendation
-from pagoda_operator.api.signals import ServiceSignals
-from pagoda_operator.decide.scale.autoscale import QUANTILE_S, UNHEARD, autoscale, holds, limited
-from pagoda_operator.decide.scale.behavior import Behavior, Change, resumes
+from pagoda_contracts.resources.scaling import ScalingSpec
+
+from pagoda_operator.api.signals import Decision, Recommendation, ServiceSignals
+from pagoda_operator.decide.scale.autoscale import QUANTILE_S, UNHEARD, autoscale, limited
+from pagoda_operator.decide.scale.bounds import Behavior, Change, behavior_of, bounds_of, idle_after_s, next_edge
 from pagoda_operator.decide.scale.demand import offered
-from pagoda_operator.decide.scale.inputs import (
-    Basis,
-    History,
-    Memory,
-    Moment,
-    behavior_of,
-    bounds_of,
-    capacity_of,
-    forecast_of,
-    history_of,
-    idle_after_s,
-    targets_of,
-)
+from pagoda_operator.decide.scale.inputs import Basis, Memory, Moment, capacity_of, forecast_of, history_of, targets_of
 from pagoda_operator.decide.scale.learned import loaded
-from pagoda_operator.decide.scale.schedules import limits, next_edge
 
 REASON_EVERY_S: Final = 60.0
-"""How often at most the status gets a new reason while the number stays: each is a write."""
+"""The least time between two reasons in the status while the number stays: each is a write."""
 
 PREDICTED_EVERY_S: Final = 60.0
 _SOONEST_S: Final = 0.5
 
 
 def decide(basis: Basis, signals: ServiceSignals | None, memory: Memory, moment: Moment) -> tuple[Decision | None, Memory]:
-    """The decision, None where a person or somebody else makes it, and what to remember of it."""
+    """Returns the decision, None if spec.replicas counts, and what to remember of it."""
     if basis.spec.mode == "Manual":
         return None, memory
     if signals is not None and signals.fresh and signals.missing(basis.serving):
-        signals = replace(signals, fresh=False)  # a replica that should be heard is not: its load is not in the sums
-    memory = _watched(basis, signals, memory, moment)
+        signals = replace(signals, fresh=False)  # the load of a silent replica is not in the sums
+    memory = _measured(basis, signals, memory, moment)
     if basis.spec.mode == "External":
         found = _external(basis, signals, memory, moment)
         return (None, memory) if found is None else _remembered(basis, _clamped(found, basis), memory, moment)
@@ -55,8 +43,8 @@ def decide(basis: Basis, signals: ServiceSignals | None, memory: Memory, moment:
     return _remembered(basis, _clamped(found, basis), memory, moment)
 
 
-def _watched(basis: Basis, signals: ServiceSignals | None, memory: Memory, moment: Moment) -> Memory:
-    """When last a request was there, and what the load is, go into the memory."""
+def _measured(basis: Basis, signals: ServiceSignals | None, memory: Memory, moment: Moment) -> Memory:
+    """Remembers when the last request was there, and the load."""
     if signals is None or not signals.fresh:
         return memory
     busy = signals.held or signals.wake or any(measure.active for measure in signals.measures[-1:])
@@ -65,13 +53,13 @@ def _watched(basis: Basis, signals: ServiceSignals | None, memory: Memory, momen
 
 
 def _external(basis: Basis, signals: ServiceSignals | None, memory: Memory, moment: Moment) -> Decision | None:
-    """Only at 0, and only while somebody asks. Whom we woke stays until gateways are heard, which a restarted operator has to wait for; who
-    was scaled to 0 from above goes: where no gateway is, nobody would ever end it."""
+    """Only at 0, and only while there are requests. A replica that the operator started stays until a gateway reports, which a restarted
+    operator has to wait for. A replica that was scaled to 0 goes: without a gateway nothing else would remove it."""
     if basis.replicas > 0:
         return None
     one = Recommendation(moment.steady, 1, 1)
     if signals is None:
-        woken = basis.current > 0 and memory.told
+        woken = basis.current > 0 and memory.reported
         return Decision(1, one, UNHEARD, "unheard") if woken else None
     if signals.held or signals.wake:
         return Decision(1, one, "Requests are held and spec.replicas is 0.", "held")
@@ -86,7 +74,7 @@ def _external(basis: Basis, signals: ServiceSignals | None, memory: Memory, mome
 
 
 def _clamped(decision: Decision, basis: Basis) -> Decision:
-    """By quota, and by what can be placed: who serves stays, and one more waits, since nobody adds a node or frees a device for none."""
+    """By quota, and by what can be placed. Ready replicas stay, and one more waits, since node autoscalers need a pending pod."""
     if basis.granted is not None and decision.replicas > basis.granted:
         why = limited(decision.reason, decision.replicas, f"the quota allows {basis.granted}")
         decision = replace(decision, replicas=basis.granted, reason=why, cause=f"{decision.cause}, quota")
@@ -97,11 +85,11 @@ def _clamped(decision: Decision, basis: Basis) -> Decision:
 
 
 def _remembered(basis: Basis, found: Decision, memory: Memory, moment: Moment) -> tuple[Decision, Memory]:
-    """With the reason that the status keeps: a new one where the number changes, else rarely and only where its point does."""
+    """With the reason for the status: a new one if the number changes, else rarely and only if its cause changes."""
     behavior, changed = behavior_of(basis.spec), found.replicas - basis.current
-    # What has grown is waited for, whatever the behavior looks back to: else a model that loads for 5 min is ordered twice.
+    # Changes count at least as long as a start takes: else a model that loads for 5 min is ordered twice.
     oldest = moment.steady - max(behavior.memory_s, capacity_of(basis, memory, moment).start_s + QUANTILE_S)
-    anew = changed != 0 or not memory.told or (found.cause != memory.told_cause and moment.steady - memory.told_at >= REASON_EVERY_S)
+    due = found.cause != memory.reported_cause and moment.steady - memory.reported_at >= REASON_EVERY_S
     changes = (*memory.changes, Change(moment.steady, changed)) if changed else memory.changes
     remembered = replace(
         memory,
@@ -109,58 +97,36 @@ def _remembered(basis: Basis, found: Decision, memory: Memory, moment: Moment) -
         recommendations=_recent(memory.recommendations, found.recommendation, behavior, moment.steady),
         changes=tuple(change for change in changes if change.at > oldest),
     )
-    if anew:
-        remembered = replace(remembered, told=found.reason, told_cause=found.cause, told_at=moment.steady)
-    elif not memory.told_cause:  # a predecessor's words for the same number
-        remembered = replace(remembered, told_cause=found.cause, told_at=moment.steady)
-    return replace(found, reason=remembered.told), remembered
+    if changed or not memory.reported or due:
+        remembered = replace(remembered, reported=found.reason, reported_cause=found.cause, reported_at=moment.steady)
+    elif not memory.reported_cause:  # the previous leader's reason for the same number
+        remembered = replace(remembered, reported_cause=found.cause, reported_at=moment.steady)
+    return replace(found, reason=remembered.reported), remembered
 
 
 def _recent(past: Sequence[Recommendation], new: Recommendation, behavior: Behavior, now: float) -> tuple[Recommendation, ...]:
-    """Without what is too old, and, where no window looks for the least, without what a later one outdoes: it would outlast it too."""
-    oldest, least_counts = now - behavior.memory_s, bool(behavior.up.window_s)
-
-    def counts(old: Recommendation) -> bool:
-        return old.at > oldest and (least_counts or old.replicas > new.replicas or old.load > new.load)
-
-    return (*(old for old in past if counts(old)), new)
+    """Without old ones and, unless a scaleUp window needs the least, without those that the new one exceeds: it lasts longer as well."""
+    recent = (old for old in past if old.at > now - behavior.memory_s)
+    if not behavior.up.stabilization_window_seconds:
+        recent = (old for old in recent if old.replicas > new.replicas or old.load > new.load)
+    return (*recent, new)
 
 
-def next_look(basis: Basis, signals: ServiceSignals | None, memory: Memory, decision: Decision | None, moment: Moment) -> float | None:
-    """When a decision can change by time alone (a window ends, a schedule begins, the idle timer runs out), in seconds from now. None
-    where only an event can change anything. A requeue too many costs reads, one too few a late decision."""
-    if basis.spec.mode == "Manual":
-        return None
-    waits = [at - moment.steady for at in _timers(basis, signals, memory, decision, moment)]
-    if basis.spec.mode == "Auto":
-        edge = next_edge(basis.spec.schedules, moment.wall)
+def next_decision_s(
+    basis: Basis, signals: ServiceSignals | None, memory: Memory, decision: Decision | None, moment: Moment
+) -> float | None:
+    """Returns in how many seconds time alone may change a decision: a schedule begins or ends, the idle timer runs out, the forecast moves.
+    None if only an event can. Windows and policies end while measures come, and each measure is an event."""
+    waits, spec = [], basis.spec
+    if signals is not None and signals.fresh and decision is not None and decision.replicas and _may_end(spec, moment):
+        waits.append(history_of(signals, memory).quiet_since + idle_after_s(spec) - moment.steady)
+    if spec.mode == "Auto":
+        edge = next_edge(spec.schedules, moment.wall)
         waits += [edge - moment.wall] if edge is not None else []
-        predictive = basis.spec.predictive is not None and basis.spec.predictive.enabled and memory.learned.days
-        waits += [PREDICTED_EVERY_S] if predictive else []
+        waits += [PREDICTED_EVERY_S] if spec.predictive is not None and spec.predictive.enabled and memory.learned.days else []
     return max(_SOONEST_S, min(waits)) if waits else None
 
 
-def _timers(basis: Basis, signals: ServiceSignals | None, memory: Memory, decision: Decision | None, moment: Moment) -> Iterator[float]:
-    """By the steady clock, all in the future. Without fresh signals time changes nothing."""
-    if signals is None or not signals.fresh or decision is None:
-        return
-    history = history_of(signals, memory)
-    may_end = basis.spec.mode == "External" or limits(basis.spec, moment.wall).least == 0
-    if decision.replicas and may_end:
-        yield max(moment.steady, history.quiet_since + idle_after_s(basis.spec))
-    if basis.spec.mode == "Auto":
-        yield from (at for at in _windows(basis, memory, history, decision.replicas, moment) if at > moment.steady)
-
-
-def _windows(basis: Basis, memory: Memory, history: History, replicas: int, moment: Moment) -> Iterator[float]:
-    """Where the last wish is another number: what still stands in its way, and until when."""
-    behavior, wish = behavior_of(basis.spec), memory.recommendations[-1].replicas if memory.recommendations else replicas
-    if wish < replicas:
-        yield history.since + behavior.down_window_s
-        holding = holds(memory.recommendations, capacity_of(basis, memory, moment), behavior, moment.steady)
-        yield max((until for until, most in holding if most >= replicas), default=0.0)
-        yield resumes(memory.changes, behavior.down, moment.steady) or 0.0
-    elif wish > replicas:
-        window = behavior.up.window_s or 0.0
-        yield max((past.at + window for past in memory.recommendations if past.replicas < wish), default=0.0)
-        yield resumes(memory.changes, behavior.up, moment.steady) or 0.0
+def _may_end(spec: ScalingSpec, moment: Moment) -> bool:
+    """Whether the last replica goes without requests."""
+    return spec.mode == "External" or bounds_of(spec, moment.wall).least == 0

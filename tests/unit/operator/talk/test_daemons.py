@@ -5,7 +5,7 @@ import time
 import pytest
 from pagoda_contracts.names import ROLE_GATEWAY, ROLE_OPERATOR
 from pagoda_operator.api.errors import Superseded
-from pagoda_operator.api.orders import Answer, Nobody, Order, Stand
+from pagoda_operator.api.pods import Answer, DaemonState, Order
 from pagoda_operator.talk import daemons as module
 from pagoda_operator.talk.daemons import Daemons
 from pagoda_operator.talk.tokens import OwnToken
@@ -54,10 +54,10 @@ def voice(tmp_path, issuer):
 async def test_a_daemon_drains_and_serves_again_as_often_as_it_is_told(front, voice):
     orders = voice(front)
     for _ in range(2):
-        assert await orders.give(told(in_ms(600))) == {"uid-a": Answer(Stand.DRAINING, 0)}
-        assert await orders.give(told(in_ms(600))) == {"uid-a": Answer(Stand.DRAINING, 0)}
+        assert await orders.give(told(in_ms(600))) == {"uid-a": Answer(DaemonState.DRAINING, 0)}
+        assert await orders.give(told(in_ms(600))) == {"uid-a": Answer(DaemonState.DRAINING, 0)}
         assert front.front.replica.drain.draining
-        assert await orders.give(told(None)) == {"uid-a": Answer(Stand.SERVING, 0)}
+        assert await orders.give(told(None)) == {"uid-a": Answer(DaemonState.SERVING, 0)}
         assert not front.front.replica.drain.draining
 
 
@@ -78,31 +78,30 @@ async def test_an_order_of_a_leader_that_was_followed_by_another_ends_the_proces
 async def test_a_daemon_that_was_told_to_end_is_no_sign_of_another_leader(front, voice):
     front.front._control.end()  # SIGTERM, without the end that follows when nothing runs
     deadline = front.front.replica.drain.until
-    assert await voice(front).give(told(None)) == {"uid-a": Answer(Stand.ENDING)}
+    assert await voice(front).give(told(None)) == {"uid-a": Answer(DaemonState.ENDING)}
     assert front.front.replica.drain.until == deadline
 
 
 async def test_another_role_gives_no_orders(front, voice, issuer):
-    assert await voice(front, role=ROLE_GATEWAY).give(told(in_ms(600))) == {"uid-a": Answer(Stand.REFUSED)}
+    assert await voice(front, role=ROLE_GATEWAY).give(told(in_ms(600))) == {"uid-a": Answer(DaemonState.REFUSED)}
     nameless = Daemons(lambda: 0, port=int(front.grpc.rpartition(":")[2]))
-    assert await nameless.give(told(in_ms(600))) == {"uid-a": Answer(Stand.REFUSED)}
+    assert await nameless.give(told(in_ms(600))) == {"uid-a": Answer(DaemonState.REFUSED)}
     assert not front.front.replica.drain.draining
 
 
 async def test_an_order_for_the_pod_that_had_the_address_before_is_not_obeyed_and_is_silence(front, voice):
     front.front._control._uid = "uid-b"
     for order in (told(in_ms(600)), told(None)):
-        assert await voice(front, epoch=9).give(order) == {"uid-a": Answer(Stand.SILENT)}
+        assert await voice(front, epoch=9).give(order) == {"uid-a": Answer(DaemonState.SILENT)}
     assert (front.front.replica.drain.draining, front.front.replica.drain.epoch) == (False, 0)
     front.front._control._uid = "uid-a"
-    assert await voice(front).give(told(in_ms(600))) == {"uid-a": Answer(Stand.DRAINING, 0)}
+    assert await voice(front).give(told(in_ms(600))) == {"uid-a": Answer(DaemonState.DRAINING, 0)}
 
 
 async def test_nobody_at_the_address_is_silence(monkeypatch):
     monkeypatch.setattr(module, "TIMEOUT_S", 0.3)
-    assert await Daemons(lambda: 0, port=1).give(told(in_ms(600))) == {"uid-a": Answer(Stand.SILENT)}
+    assert await Daemons(lambda: 0, port=1).give(told(in_ms(600))) == {"uid-a": Answer(DaemonState.SILENT)}
 
 
-async def test_without_anybody_to_dial_orders_are_refused():
-    assert await Nobody().give(told(None)) == {"uid-a": Answer(Stand.REFUSED)}
+async def test_without_orders_no_daemon_is_dialled():
     assert await Daemons(lambda: 0).give([]) == {}

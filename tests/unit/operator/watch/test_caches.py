@@ -3,8 +3,7 @@
 import asyncio
 
 from pagoda_contracts.names import LABEL_SERVICE
-from pagoda_operator.api.reader import Listed
-from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, NODES, PODS, PROFILES, QUOTAS, SERVICES, Key
+from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, NODES, PODS, PROFILES, QUOTAS, SERVICES, Key, Listed
 from pagoda_operator.watch.caches import Caches, item
 
 TINY = Key("ns", "tiny")

@@ -8,8 +8,7 @@ import pytest
 import yaml
 from kubernetes.aio.client.configuration import Configuration
 from pagoda_operator.api.errors import ClusterError, Unavailable
-from pagoda_operator.api.reader import Listed
-from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, EVENTS, PODS
+from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, EVENTS, PODS, Listed
 from pagoda_operator.client.cluster import KubeCluster, connect
 from pagoda_operator.serve.process import _WORKERS
 from pagoda_operator.serve.watches import watch_session

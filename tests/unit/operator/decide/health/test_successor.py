@@ -9,8 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, ANNOTATION_DRAIN_DEADLINE, ANNOTATION_WITH_SUCCESSOR
-from pagoda_operator.api.orders import Answer, Stand
-from pagoda_operator.api.pods import Pod
+from pagoda_operator.api.pods import Answer, DaemonState, Pod
 from pagoda_operator.api.signals import MISSING_S, EndpointSignal, Seen
 from pagoda_operator.api.state import DEPLOYMENTS, PODS
 from pagoda_operator.decide.health.successor import Case, step
@@ -470,7 +469,7 @@ class Obeying:
 
     async def give(self, tells):
         self.told += [(tell.pod, tell.deadline_ms is not None) for tell in tells]
-        return {tell.uid: Answer(Stand.SERVING if tell.deadline_ms is None else Stand.DRAINING) for tell in tells}
+        return {tell.uid: Answer(DaemonState.SERVING if tell.deadline_ms is None else DaemonState.DRAINING) for tell in tells}
 
 
 def addressed(world):

@@ -4,11 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 from pagoda_operator.api.state import PODS
-from pagoda_operator.inventory.fleet import Fleet, Terms
-from pagoda_operator.inventory.mig import of_product, of_resource, parse_profile
+from pagoda_operator.inventory.fleet import Fleet, Terms, parse_occupant
 from pagoda_operator.inventory.nodes import parse_node
-from pagoda_operator.inventory.pods import parse_occupant
-from pagoda_operator.inventory.slices import devices, holds, parse_claim, parse_slice
+from pagoda_operator.inventory.slices import devices, parse_claim, parse_slice, selects
+from pagoda_operator.inventory.values import of_product, of_resource, parse_profile
 from pagoda_operator.watch.caches import Caches, FleetView
 from support.worlds.fleets import A100_40, H100, claim, cut, node, pod, resource_slice, whole
 
@@ -30,23 +29,23 @@ def test_profiles_are_known_by_their_form(text):
         ("2g.10gb+gfx", "2g.10gb.gfx"),
     ],
 )
-def test_attributes_are_one_in_both_spellings(text, name):
+def test_both_spellings_of_attributes_are_equal(text, name):
     assert parse_profile(text).name == name
 
 
 @pytest.mark.parametrize("text", ["", "g.5gb", "1g5gb", "0g.5gb", "1g.5gb+", "1g.5gbme", "1c.3g.20gb", "1g.5gb+ME", "1g.5tb"])
-def test_other_words_are_no_profiles(text):
+def test_other_texts_are_no_profiles(text):
     assert parse_profile(text) is None
 
 
-def test_names_of_resources_and_products_tell_their_profile():
+def test_resource_and_product_names_contain_the_profile():
     assert of_resource("nvidia.com/mig-3g.40gb.shared").name == "3g.40gb"
     assert of_resource("nvidia.com/gpu") is None
     assert of_product("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb") == ("NVIDIA-A100-SXM4-40GB", parse_profile("1g.5gb"))
     assert of_product("NVIDIA-H100-80GB-HBM3-MIG-INVALID") == ("NVIDIA-H100-80GB-HBM3-MIG-INVALID", None)
 
 
-def test_a_node_tells_devices_versions_and_health():
+def test_a_node_is_parsed_with_devices_versions_and_health():
     found = parse_node(node("a", H100, whole(2), cut(1, p3g_40gb=2), gone={"nvidia.com/gpu": 1}))
     offers = {offer.resource: (offer.capacity, offer.allocatable, offer.memory) for offer in found.offers}
     assert offers == {"nvidia.com/gpu": (2, 1, 81559 << 20), "nvidia.com/mig-3g.40gb": (2, 2, 40448 << 20)}
@@ -61,12 +60,12 @@ def test_old_spellings_of_versions_are_read():
     assert (found.driver, found.cuda) == ("580.95.05", (13, 0))
 
 
-def test_slices_that_may_each_be_their_gpus_only_one_prove_no_stranded_gpu():
+def test_a_gpu_is_stranded_only_if_the_slices_prove_it():
     assert parse_node(node("a", A100_40, cut(3, p1g_5gb=1))).stranded == 0
     assert parse_node(node("a", A100_40, cut(1, p1g_5gb=1), cut(2))).stranded == 2
 
 
-def test_a_heartbeat_is_no_news():
+def test_a_heartbeat_changes_nothing():
     body = node("a", H100, whole(1))
     later = node("a", H100, whole(1))
     later["metadata"]["resourceVersion"] = "77"
@@ -93,29 +92,26 @@ def containers(*asked, init=()):
         (containers({"nvidia.com/gpu": "2"}, init=[(None, {"nvidia.com/gpu": "3"}), ("Always", {"nvidia.com/gpu": "2"})]), 4),
     ],
 )
-def test_a_pod_holds_what_the_scheduler_counts(spec, expected):
+def test_a_pod_uses_the_devices_that_the_scheduler_counts(spec, expected):
     found = parse_occupant({"metadata": {"name": "p"}, "spec": spec})
     assert dict(found.devices) == {"nvidia.com/gpu": expected}
 
 
-def test_limits_alone_are_requests_and_overhead_and_pod_level_count():
-    spec = {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1", "memory": "1Gi"}}}], "overhead": {"cpu": "250m"}}
-    found = parse_occupant({"metadata": {"name": "p"}, "spec": spec})
-    assert (dict(found.devices), found.memory, found.millicores) == ({"nvidia.com/gpu": 1}, 1 << 30, 250)
-    whole_pod = spec | {"resources": {"requests": {"cpu": "2"}}}
-    assert parse_occupant({"metadata": {"name": "p"}, "spec": whole_pod}).millicores == 2250
+def test_limits_without_requests_are_requests():
+    spec = {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1", "memory": "1Gi"}}}]}
+    assert dict(parse_occupant({"metadata": {"name": "p"}, "spec": spec}).devices) == {"nvidia.com/gpu": 1}
 
 
-def test_who_ended_holds_nothing_who_leaves_does_until_he_is_gone():
+def test_a_finished_pod_uses_no_devices_and_a_terminating_pod_does():
     body = pod("a", gpu=1)
     assert parse_occupant(body | {"status": {"phase": "Succeeded"}}) is None
     leaving = parse_occupant(body | {"metadata": body["metadata"] | {"deletionTimestamp": "now"}})
-    assert (leaving.terminating, leaving.devices) == (True, (("nvidia.com/gpu", 1),))
+    assert leaving.devices == (("nvidia.com/gpu", 1),)
     assert parse_occupant(pod("a")) is None
     assert parse_occupant(pod("a", uid="mine")) is not None
 
 
-def test_claims_are_named_by_the_pod_or_by_its_status():
+def test_a_pods_claims_are_in_its_spec_or_its_status():
     spec = {"containers": [], "resourceClaims": [{"name": "a", "resourceClaimName": "given"}, {"name": "b"}, {"name": "c"}]}
     status = {"resourceClaimStatuses": [{"name": "b", "resourceClaimName": "made"}]}
     assert parse_occupant({"metadata": {"name": "p"}, "spec": spec, "status": status}).claims == ("given", "made")
@@ -140,12 +136,12 @@ def test_no_quantity_of_a_node_or_a_pod_is_an_error(given_, asked):
     assert all(count >= 0 for _, count in parse_occupant(body).devices)
 
 
-def test_quantities_that_services_may_not_write_count():
+def test_unusual_spellings_of_quantities_are_read():
     made = parse_node({"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": ".5", "memory": "+1e3", "nvidia.com/gpu": "8e0"}}})
     assert (made.millicores, made.memory, made.offers[0].allocatable) == (500, 1000, 8)
 
 
-def test_answers_for_nodes_are_kept_for_so_many_selectors_only():
+def test_the_cache_of_blocked_nodes_is_bounded():
     there = Fleet(tuple(parse_node(node(name, H100, whole(1))) for name in "ab"))
     for number in range(1000):
         assert len(there.blocks(Terms(selector={"pool": str(number)}))) == 2
@@ -171,8 +167,8 @@ PIECE = resource_slice("a", H100, cut(1, p3g_40gb=1, p1g_10gb=2))
         ("device.attributes['gpu.nvidia.com'].profile != '1g.10gb'", [None, None, None]),
     ],
 )
-def test_selectors_are_judged_where_they_are_understood(selector, verdicts):
-    assert [holds(selector, device) for device in parse_slice(PIECE).devices] == verdicts
+def test_known_forms_of_selectors_are_evaluated(selector, verdicts):
+    assert [selects(selector, device) for device in parse_slice(PIECE).devices] == verdicts
 
 
 def test_an_older_generation_of_a_pool_is_stale():
@@ -180,7 +176,7 @@ def test_an_older_generation_of_a_pool_is_stale():
     assert len(devices([parse_slice(old), parse_slice(PIECE)])) == 3
 
 
-def test_a_claim_holds_devices_once_it_is_allocated():
+def test_a_claim_has_devices_after_its_allocation():
     assert [where.device for where in parse_claim(claim(PIECE, 0)).devices] == ["gpu-0-mig-3g-40gb-0"]
     assert parse_claim({"metadata": {"name": "c"}, "status": {}}) is None
 
@@ -189,7 +185,7 @@ def named(name, **more):
     return pod("a", name, gpu=1) | more
 
 
-def test_a_view_is_made_anew_only_where_something_changed():
+def test_the_view_is_rebuilt_only_after_a_change():
     caches = Caches()
     view = FleetView(caches)
     caches.event(PODS, named("a"), gone=False)

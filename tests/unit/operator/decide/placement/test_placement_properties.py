@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_operator.decide.placement.place import place
-from pagoda_operator.inventory.mig import matches
+from pagoda_operator.inventory.values import matches
 from pagoda_sizing.devices import Device
 from pagoda_sizing.errors import SizingError
 from pagoda_sizing.fit import Demand, fit
@@ -97,7 +97,7 @@ def fits(asked, memory, count):
     """Sizing's word, asked without any code of the operator's."""
     device = Device("d", "d", memory, 1.0, {"bf16": 1.0}, 1.0, None, (), (), "")
     try:
-        return fit(asked.shape.model, device, Demand(asked.spec.engine.max_model_len, asked.spec.engine.max_concurrency), count).fits
+        return fit(asked.shape, device, Demand(asked.spec.engine.max_model_len, asked.spec.engine.max_concurrency), count).fits
     except SizingError:
         return False
 

@@ -10,7 +10,7 @@ from pagoda_contracts.names import NODE_POOLS_CONFIG_MAP, NODE_POOLS_KEY
 from pagoda_operator.api.errors import Unavailable
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS
 from pagoda_operator.inventory.fleet import Fleet
-from pagoda_operator.inventory.pools import FORGET_S, STALE_S, dressed, gone, read, seen, written
+from pagoda_operator.inventory.pools import FORGET_S, STALE_S, gone, read, seen, with_published, written
 from pagoda_operator.run.node_pools import NodePools, with_gone
 from support.kube.fake_api import FakeApi, running
 from support.worlds.fleets import A100_80, CPU, H100, LLAMA70, TINY, cut, dra_of, fleet, gpu, mig, node, pod, resource_slice, whole
@@ -37,7 +37,7 @@ def names(found):
 # What is remembered of nodes
 
 
-def test_a_pool_is_remembered_once_however_many_nodes_it_has_and_is_gone_with_the_last():
+def test_a_pool_is_remembered_once_and_is_gone_with_its_last_node():
     pools = seen({}, nodes(h100(1), h100(2)), 0.0)
     assert len(pools) == 1
     assert gone(pools, nodes(h100(2))) == ()
@@ -68,7 +68,7 @@ def test_an_autoscaler_s_taint_is_no_part_of_what_a_pool_is(key):
     assert example.taints == ()
 
 
-def test_a_node_that_was_partitioned_anew_is_no_promise_of_the_old_partitions():
+def test_a_repartitioned_node_does_not_stand_for_its_old_pool():
     pools = seen({}, nodes(node("m", H100, cut(2, p1g_10gb=7))), 0.0)
     after = nodes(node("m", H100, cut(2, p3g_40gb=2)))
     pools = seen(pools, after, 1.0)
@@ -76,7 +76,7 @@ def test_a_node_that_was_partitioned_anew_is_no_promise_of_the_old_partitions():
     assert [one.profile.name for example in gone(pools, ()) for one in example.offers] == ["3g.40gb"]
 
 
-def test_the_example_is_one_that_is_there_and_its_driver_todays():
+def test_the_example_is_a_live_node_with_its_current_driver():
     pools = seen({}, nodes(h100(1)), 0.0)
     pools = seen(pools, nodes(h100(2)), 1.0)
     assert names(gone(pools, ())) == [f"{NAMED}2"]
@@ -84,7 +84,7 @@ def test_the_example_is_one_that_is_there_and_its_driver_todays():
     assert [example.cuda for example in gone(pools, ())] == [(13, 1)]
 
 
-def test_what_nobody_saw_for_long_is_forgotten_and_what_is_there_is_written_weekly():
+def test_an_old_pool_is_forgotten_and_a_live_one_is_written_weekly():
     pools = seen({}, nodes(h100(1)), 0.0)
     assert seen(pools, nodes(h100(1)), STALE_S - 1) == pools
     assert next(iter(seen(pools, nodes(h100(1)), STALE_S).values())).seen == STALE_S
@@ -92,7 +92,7 @@ def test_what_nobody_saw_for_long_is_forgotten_and_what_is_there_is_written_week
     assert seen(pools, (), FORGET_S) == {}
 
 
-def test_the_newest_are_kept_where_they_are_too_many():
+def test_the_newest_pools_are_kept_if_there_are_too_many():
     pools, ticks = {}, count()
     for number in range(40):
         pools = seen(pools, nodes(h100(1, labels={"pool": str(number)})), float(next(ticks)))
@@ -127,7 +127,7 @@ def there(*pairs):
 
 def worn(*pairs):
     found = there(*pairs)
-    return dressed(found.nodes, found.slices, {})
+    return with_published(found.nodes, found.slices, {})
 
 
 def test_a_pool_of_a_dra_driver_is_remembered_once_by_kinds_and_numbers_of_devices():
@@ -142,8 +142,8 @@ def test_a_pool_of_a_dra_driver_is_remembered_once_by_kinds_and_numbers_of_devic
 
 def test_nodes_that_did_not_change_keep_what_was_worked_out_of_them():
     found = there(by_driver(1), by_driver(2))
-    first = dressed(found.nodes, found.slices, {})
-    again = dressed(found.nodes, found.slices, {one.name: one for one in first})
+    first = with_published(found.nodes, found.slices, {})
+    again = with_published(found.nodes, found.slices, {one.name: one for one in first})
     assert [a is b for a, b in zip(first, again, strict=True)] == [True, True]
 
 
@@ -230,7 +230,7 @@ GONE = with_gone(Fleet(), gone(seen({}, worn(by_driver(1, whole(8)), by_driver(2
         (dra_of("mig.nvidia.com", "device.attributes['gpu.nvidia.com'].profile == '1g.10gb'"), 2),
     ],
 )
-def test_a_service_waits_for_devices_of_a_driver_whose_nodes_are_gone_and_gets_them(entry, where):
+def test_a_service_waits_for_dra_devices_of_a_gone_pool_and_gets_them(entry, where):
     made = World(accelerators=[entry], engine=ENGINE, model={"uri": TINY})
     made.fleet = GONE
     made.settle()
@@ -320,7 +320,7 @@ def test_a_restart_remembers_and_at_rest_nothing_is_written(api):
     assert len(api.journal) == 1
 
 
-def test_devices_of_a_driver_outlast_the_process_too_and_are_given_back_to_placement(api):
+def test_dra_devices_of_a_gone_pool_outlast_the_process(api):
     first = Memory(api)
     first.fleet = there(by_driver(1, whole(2)))
     first.run(first.remembered.load, first.remembered.save)
@@ -342,7 +342,7 @@ def test_devices_of_a_driver_outlast_the_process_too_and_are_given_back_to_place
     assert len(api.journal) == 2, "the example is one that is there"
 
 
-def test_the_view_is_made_anew_only_where_something_changed(api):
+def test_the_view_is_rebuilt_only_after_a_change(api):
     memory = Memory(api)
     memory.fleet = fleet(h100(1))
     assert memory.remembered() is memory.fleet
@@ -351,7 +351,7 @@ def test_the_view_is_made_anew_only_where_something_changed(api):
     assert names(memory.remembered().nodes) == [f"{NAMED}1"]
 
 
-def test_without_the_charts_map_it_is_remembered_by_the_process_alone():
+def test_without_the_charts_configmap_pools_are_kept_in_memory():
     api = FakeApi()
     memory = Memory(api)
     memory.fleet = fleet(h100(1))
@@ -360,7 +360,7 @@ def test_without_the_charts_map_it_is_remembered_by_the_process_alone():
     assert (api.journal, names(memory.remembered().nodes)) == ([], [f"{NAMED}1"])
 
 
-def test_what_cannot_be_read_is_tried_again(api, monkeypatch):
+def test_a_failed_read_is_repeated(api, monkeypatch):
     first = Memory(api)
     first.fleet = fleet(h100(1))
     first.run(first.remembered.load, first.remembered.save)
@@ -384,7 +384,7 @@ def test_what_cannot_be_read_is_tried_again(api, monkeypatch):
     assert names(second.remembered().nodes) == [f"{NAMED}1"]
 
 
-def test_what_cannot_be_written_is_tried_again(api):
+def test_a_failed_write_is_repeated(api):
     memory = Memory(api)
     memory.fleet = fleet(h100(1))
     memory.run(memory.remembered.load)

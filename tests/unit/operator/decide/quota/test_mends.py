@@ -4,7 +4,7 @@ from types import MappingProxyType
 
 import pytest
 from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_DRAIN_DEADLINE
-from pagoda_operator.api.holdings import Holding
+from pagoda_operator.api.quota import Holding
 from pagoda_operator.api.state import PODS, PROFILES, QUOTAS, SERVICES, Key
 from pagoda_operator.decide.quota.caps import Quota
 from pagoda_operator.decide.quota.ledger import Age, Ledger

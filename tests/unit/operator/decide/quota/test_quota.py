@@ -10,10 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pagoda_contracts.names import ANNOTATION_DEVICES
 from pagoda_contracts.resources.placement import Accelerator
 from pagoda_operator.api.errors import Unavailable
-from pagoda_operator.api.grant import Grant
-from pagoda_operator.api.holdings import Holding, holdings
-from pagoda_operator.api.quota_devices import held, needs, written
-from pagoda_operator.api.scaling import Decision, Recommendation
+from pagoda_operator.api.quota import Grant, Holding, devices_of, holdings, needs, written
+from pagoda_operator.api.signals import Decision, Recommendation
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, QUOTAS, RESOURCE_QUOTAS, SERVICES, Key
 from pagoda_operator.decide.plan import plan
 from pagoda_operator.decide.quota.caps import Quota
@@ -52,19 +50,19 @@ A, B = Key("ns", "a"), Key("ns", "b")
 )
 def test_a_replica_s_devices_follow_from_its_entry(entry, devices):
     assert needs(Accelerator.model_validate(entry)) == devices
-    assert held({"annotations": {ANNOTATION_DEVICES: written(devices)}}, {}) == devices
+    assert devices_of({"annotations": {ANNOTATION_DEVICES: written(devices)}}, {}) == devices
 
 
 def test_a_pod_that_says_nothing_is_charged_for_what_it_requests():
     limits = {"nvidia.com/gpu": "2", "nvidia.com/mig-1g.5gb.me": 1, "cpu": "3"}
-    assert held({}, {"containers": [{"resources": {"limits": limits, "requests": limits}}, {}]}) == {"gpu": 2, "mig-1g.5gb.me": 1}
-    assert held({}, {"containers": [{}]}) == {}
+    assert devices_of({}, {"containers": [{"resources": {"limits": limits, "requests": limits}}, {}]}) == {"gpu": 2, "mig-1g.5gb.me": 1}
+    assert devices_of({}, {"containers": [{}]}) == {}
 
 
 @pytest.mark.parametrize("lie", ["", "gpu", "gpu=0", "gpu=-1", "gpu=1,", "gpus=1", "gpu=1;mig-1g.5gb=1", "gpu=1,gpu=1"])
 def test_a_word_that_is_not_ours_is_no_discount(lie):
     spec = {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 8}}}]}
-    assert held({"annotations": {ANNOTATION_DEVICES: lie}}, spec) == {"gpu": 8}
+    assert devices_of({"annotations": {ANNOTATION_DEVICES: lie}}, spec) == {"gpu": 8}
 
 
 def test_a_service_cannot_say_what_it_is_charged():

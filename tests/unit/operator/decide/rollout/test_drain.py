@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 from pagoda_contracts.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAIN_DEADLINE, LOWEST_DELETION_COST
-from pagoda_operator.api.orders import Answer, Order, Stand
-from pagoda_operator.api.pods import Pod
+from pagoda_operator.api.pods import Answer, DaemonState, Order, Pod
 from pagoda_operator.decide.replicas.drain import Crew, Turn, drain
 
 NOW = 1000.0
@@ -61,12 +60,12 @@ def test_it_is_never_told_longer_than_a_drain_may_take_whatever_a_predecessors_c
 
 
 def test_while_requests_run_it_is_asked_again_and_stays():
-    step = look(pod("a1"), leaving("a2", ready=False), target=1, answers={"a2": Answer(Stand.DRAINING, 3)})
+    step = look(pod("a1"), leaving("a2", ready=False), target=1, answers={"a2": Answer(DaemonState.DRAINING, 3)})
     assert ([tell.pod for tell in step.orders], step.replicas, step.annotate) == (["a2"], 2, ())
 
 
 def test_drained_it_becomes_the_cheapest_before_replicas_fall():
-    drained = {"a2": Answer(Stand.DRAINING, 0)}
+    drained = {"a2": Answer(DaemonState.DRAINING, 0)}
     step = look(pod("a1"), leaving("a2", ready=False), target=1, answers=drained)
     assert notes(step) == {"a2": {ANNOTATION_DELETION_COST: str(LOWEST_DELETION_COST)}}
     assert (step.replicas, step.orders) == (2, ())
@@ -75,25 +74,25 @@ def test_drained_it_becomes_the_cheapest_before_replicas_fall():
 
 
 def test_the_last_one_needs_no_cost():
-    step = look(leaving("a1", ready=False), target=0, answers={"a1": Answer(Stand.DRAINING, 0)})
+    step = look(leaving("a1", ready=False), target=0, answers={"a1": Answer(DaemonState.DRAINING, 0)})
     assert (step.replicas, step.annotate) == (0, ())
 
 
 def test_at_the_deadline_it_goes_whatever_runs():
     late = replace(leaving("a2", cost=LOWEST_DELETION_COST), drain_deadline_ms=int(NOW * 1000))
-    step = look(pod("a1"), late, target=1, answers={"a2": Answer(Stand.DRAINING, 9)})
+    step = look(pod("a1"), late, target=1, answers={"a2": Answer(DaemonState.DRAINING, 9)})
     assert (step.replicas, step.orders) == (1, ())
 
 
 @pytest.mark.parametrize(
     ("words", "answer", "goes"),
     [
-        ({}, Answer(Stand.REFUSED), True),  # takes no orders from us: SIGTERM drains it
-        ({}, Answer(Stand.SILENT), False),  # ready and not reached: until the deadline
-        ({"ready": False}, Answer(Stand.SILENT), True),
+        ({}, Answer(DaemonState.REFUSED), True),  # takes no orders from us: SIGTERM drains it
+        ({}, Answer(DaemonState.SILENT), False),  # ready and not reached: until the deadline
+        ({"ready": False}, Answer(DaemonState.SILENT), True),
         ({"address": ""}, None, True),
-        ({}, Answer(Stand.SERVING), False),
-        ({}, Answer(Stand.ENDING, 1), False),
+        ({}, Answer(DaemonState.SERVING), False),
+        ({}, Answer(DaemonState.ENDING, 1), False),
     ],
 )
 def test_who_cannot_be_told_is_drained_by_its_deletion(words, answer, goes):
@@ -104,7 +103,7 @@ def test_who_cannot_be_told_is_drained_by_its_deletion(words, answer, goes):
 
 def test_a_silent_one_that_gateways_see_idle_may_go():
     victim = leaving("a2", cost=LOWEST_DELETION_COST)
-    step = look(pod("a1"), victim, target=1, answers={"a2": Answer(Stand.SILENT)}, in_flight={"a2": 0})
+    step = look(pod("a1"), victim, target=1, answers={"a2": Answer(DaemonState.SILENT)}, in_flight={"a2": 0})
     assert step.replicas == 1
 
 
@@ -151,14 +150,14 @@ def test_one_that_broke_goes_once_it_is_cheaper_than_one_that_is_turned_back():
 @pytest.mark.parametrize("cost", [0, LOWEST_DELETION_COST])
 def test_replicas_falls_by_one_while_two_leave_and_one_of_them_is_surely_first(cost):
     """The other has drained too: it may go, but until it is the cheapest the ReplicaSet might take one that serves in its place."""
-    drained = {name: Answer(Stand.DRAINING, 0) for name in ("a2", "a3")}
+    drained = {name: Answer(DaemonState.DRAINING, 0) for name in ("a2", "a3")}
     crew = pod("a1"), leaving("a2", ready=False, cost=cost), leaving("a3", ready=False, cost=LOWEST_DELETION_COST)
     assert look(*crew, target=1, answers=drained).replicas == (2 if cost == 0 else 1)
 
 
 def test_replicas_falls_once_for_a_pod_that_leaves_however_often_it_is_looked_at():
     """The ReplicaSet has not taken it yet; another one still drains."""
-    answers = {"a3": Answer(Stand.DRAINING, 0), "a2": Answer(Stand.DRAINING, 2)}
+    answers = {"a3": Answer(DaemonState.DRAINING, 0), "a2": Answer(DaemonState.DRAINING, 2)}
     crew = pod("a1"), leaving("a2", ready=False), leaving("a3", ready=False, cost=LOWEST_DELETION_COST)
     assert [look(*crew, target=1, replicas=count, answers=answers).replicas for count in (3, 2)] == [2, 2]
 
@@ -166,7 +165,7 @@ def test_replicas_falls_once_for_a_pod_that_leaves_however_often_it_is_looked_at
 def test_a_burst_turns_it_back_before_anything_is_made():
     told = look(pod("a1"), leaving("a2", ready=False, cost=LOWEST_DELETION_COST), target=3)
     assert ([(tell.pod, tell.deadline_ms) for tell in told.orders], told.replicas, told.annotate) == ([("a2", None)], 2, ())
-    serving = {"a2": Answer(Stand.SERVING)}
+    serving = {"a2": Answer(DaemonState.SERVING)}
     back = look(pod("a1"), leaving("a2", cost=LOWEST_DELETION_COST), target=3, answers=serving)
     assert notes(back) == {"a2": {ANNOTATION_DRAIN_DEADLINE: None, ANNOTATION_DELETION_COST: None}}
     assert (back.orders, back.replicas) == ((), 2)
@@ -174,7 +173,7 @@ def test_a_burst_turns_it_back_before_anything_is_made():
 
 
 def test_one_that_cannot_be_reached_holds_up_no_burst():
-    step = look(pod("a1"), leaving("a2"), target=3, answers={"a2": Answer(Stand.SILENT)})
+    step = look(pod("a1"), leaving("a2"), target=3, answers={"a2": Answer(DaemonState.SILENT)})
     assert (step.replicas, [tell.pod for tell in step.orders], step.annotate) == (3, ["a2"], ())
 
 
@@ -189,7 +188,7 @@ def test_a_cost_is_not_left_behind():
 
 
 def test_one_that_refuses_orders_is_turned_back_only_when_it_is_ready():
-    refused = {"a2": Answer(Stand.REFUSED)}
+    refused = {"a2": Answer(DaemonState.REFUSED)}
     assert notes(look(pod("a1"), leaving("a2"), target=2, answers=refused)) == {"a2": {ANNOTATION_DRAIN_DEADLINE: None}}
     assert notes(look(pod("a1"), leaving("a2", ready=False), target=2, answers=refused)) == {}
 
@@ -202,5 +201,5 @@ def test_replicas_that_were_never_made_go_first():
 def test_of_several_only_as_many_go_as_surely_are_the_drained_ones():
     drained = leaving("a3", ready=False, cost=LOWEST_DELETION_COST)
     busy = leaving("a2", ready=False)
-    answers = {"a3": Answer(Stand.DRAINING, 0), "a2": Answer(Stand.DRAINING, 2)}
+    answers = {"a3": Answer(DaemonState.DRAINING, 0), "a2": Answer(DaemonState.DRAINING, 2)}
     assert look(pod("a1"), busy, drained, target=1, answers=answers).replicas == 2

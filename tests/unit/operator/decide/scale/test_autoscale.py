@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from pagoda_operator.api.scaling import BIN_S, Decision, Measure, Recommendation
+from pagoda_operator.api.signals import BIN_S, Decision, Measure, Recommendation
 from pagoda_operator.decide.scale.autoscale import autoscale
-from pagoda_operator.decide.scale.inputs import Bounds, Capacity, History, Targets
+from pagoda_operator.decide.scale.bounds import Bounds
+from pagoda_operator.decide.scale.inputs import Capacity, History, Targets
 
 TARGETS = Targets(rows=16)
 BOUNDS = Bounds(least=1, most=32)
@@ -27,20 +28,20 @@ def decide(measures: list[Measure], capacity: Capacity, *, bounds: Bounds = BOUN
 
 
 @pytest.mark.parametrize("rate", [1.0, 4.0, 12.0, 30.0])
-def test_rows_are_the_load_and_its_square_root_to_spare(rate: float) -> None:
+def test_the_spare_is_the_square_root_of_the_load(rate: float) -> None:
     load = rate * HOLD_S
     for start_s, more in ((0.0, 1.0), (90.0, 1.1), (360.0, 1.4), (3600.0, 2.0)):
         expected = math.ceil((load + more * TARGETS.spare * math.sqrt(load)) / TARGETS.rows)
         assert decide(steady(rate), Capacity(ready=expected, start_s=start_s)).replicas == expected
 
 
-def test_growth_is_answered_for_when_a_replica_would_serve() -> None:
+def test_growth_is_projected_to_when_a_replica_would_serve() -> None:
     growing = [Measure(700 + i * BIN_S, 20 + 2 * i, 20 + 2 * i, 32 + 3 * i, 0, 0) for i in range(61)]
     soon, late = (decide(growing, Capacity(ready=2, start_s=start)).replicas for start in (10.0, 300.0))
     assert late > soon
 
 
-def test_chance_moves_nothing() -> None:
+def test_noise_does_not_change_the_number() -> None:
     noisy = [Measure(405 + i * BIN_S, 20 + (-4, 3, 1, -2, 4, -1)[i % 6], 20, 32, 0, 0) for i in range(120)]
     assert {decide(noisy[: i + 1], Capacity(ready=3), now=405 + i * BIN_S).replicas for i in range(60, 120)} == {3}
 
@@ -60,7 +61,7 @@ def test_a_slow_start_is_not_ordered_twice() -> None:
     assert wanted <= 1.6 * orders[0], orders
 
 
-def test_down_goes_to_the_most_that_the_window_needed() -> None:
+def test_scale_down_goes_to_the_most_needed_within_the_window() -> None:
     measures = steady(1.0)
     history = History(measures, [Recommendation(790.0, 9, 6), Recommendation(900.0, 5, 4), Recommendation(995.0, 1, 1)], 0.0)
     decision = autoscale(history, Capacity(ready=8), TARGETS, BOUNDS, 1000.0)
@@ -68,7 +69,7 @@ def test_down_goes_to_the_most_that_the_window_needed() -> None:
     assert "were needed within" in decision.reason
 
 
-def test_help_with_a_backlog_is_not_kept_for_the_whole_window() -> None:
+def test_replicas_for_a_backlog_go_before_the_window_ends() -> None:
     recent = History(steady(1.0), [Recommendation(950.0, 9, 2)], 0.0)
     older = History(steady(1.0), [Recommendation(800.0, 9, 2)], 0.0)
     capacity = Capacity(ready=9, start_s=60.0)
@@ -76,7 +77,7 @@ def test_help_with_a_backlog_is_not_kept_for_the_whole_window() -> None:
     assert autoscale(older, capacity, TARGETS, BOUNDS, 1000.0).replicas == 2
 
 
-def test_a_restart_takes_nothing_away_for_a_window() -> None:
+def test_a_restart_removes_nothing_for_a_window() -> None:
     young = decide(steady(1.0, 60.0), Capacity(ready=8), since=990.0)
     assert young.replicas == 8
     assert "until the metrics cover" in young.reason
@@ -84,18 +85,18 @@ def test_a_restart_takes_nothing_away_for_a_window() -> None:
 
 
 @pytest.mark.parametrize("measures", [[], steady(1.0, until=900.0)], ids=["missing", "old"])
-def test_without_fresh_signals_nothing_goes_down(measures: list[Measure]) -> None:
+def test_without_fresh_metrics_nothing_is_removed(measures: list[Measure]) -> None:
     assert decide(measures, Capacity(ready=7)).replicas == 7
     assert decide(measures, Capacity(ready=0)).replicas == 1, "the least is the least"
 
 
-def test_bounds_hold_and_are_named() -> None:
+def test_bounds_apply_and_are_named() -> None:
     decision = decide(steady(100.0), Capacity(ready=4), bounds=Bounds(1, 5))
     assert decision.replicas == 5
     assert decision.reason.endswith(", but max is 5.")
 
 
-def test_zero_after_idleness_and_one_for_the_first_held_request() -> None:
+def test_idleness_scales_to_zero_and_a_held_request_to_one() -> None:
     bounds = Bounds(0, 8, idle_after_s=300.0)
     assert decide(steady(0.0), Capacity(ready=1), bounds=bounds).replicas == 0
     assert decide(steady(0.0, 100.0), Capacity(ready=1), bounds=bounds, since=900.0).replicas == 1, "not yet seen idle for so long"
@@ -103,7 +104,7 @@ def test_zero_after_idleness_and_one_for_the_first_held_request() -> None:
     assert decide(steady(0.0), Capacity(ready=0), bounds=bounds).replicas == 0
 
 
-def test_kv_above_its_target_asks_for_more() -> None:
+def test_kv_use_above_its_target_adds_replicas() -> None:
     measures = [*steady(1.0, until=995.0), Measure(1000.0, 5, 5, 8, 0, 0, kv_utilization=0.95)]
     targets = Targets(rows=16, kv_utilization=0.8)
     decision = autoscale(History(measures, [], 0.0), Capacity(ready=6), targets, BOUNDS, 1000.0)
@@ -111,7 +112,7 @@ def test_kv_above_its_target_asks_for_more() -> None:
     assert "95 % of the KV cache is in use" in decision.reason
 
 
-def test_a_late_first_token_asks_for_one_more_while_somebody_waits() -> None:
+def test_a_late_first_token_adds_one_replica_while_requests_wait() -> None:
     targets = Targets(rows=16, ttft_p95_s=1.0)
     for waiting, running, wanted in ((2, 8, 7), (2, 6, 7), (0, 6, 6)):  # while nobody waits: test_ttft_target.py
         measures = [*steady(1.0, until=995.0), Measure(1000.0, 5, 5, running, waiting, 0, ttft_p95_s=3.0)]

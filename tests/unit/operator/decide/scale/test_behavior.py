@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagoda_operator.api.scaling import Measure, Recommendation
+from pagoda_contracts.resources.scaling import ScalingPolicy, ScalingRules
+from pagoda_operator.api.signals import Measure, Recommendation
 from pagoda_operator.decide.scale.autoscale import autoscale
-from pagoda_operator.decide.scale.behavior import Behavior, Change, Direction, Limit, paced, resumes, stabilized
-from pagoda_operator.decide.scale.inputs import Bounds, Capacity, History, Targets
+from pagoda_operator.decide.scale.bounds import Behavior, Bounds, Change, paced
+from pagoda_operator.decide.scale.inputs import Capacity, History, Targets
 from support.judges.hpa_reference import Reference, Rules
 from support.suite.profiles import examples
 
@@ -39,7 +40,11 @@ def course(behavior: Behavior, loads: list[int], start: int) -> list[int]:
 
 def expected(behavior: Behavior, loads: list[int], start: int) -> list[int]:
     up, down = (
-        Rules(way.window_s or 0.0, [(limit.kind, limit.value, limit.period_s) for limit in way.limits], way.select)
+        Rules(
+            float(way.stabilization_window_seconds or 0),
+            [(policy.type, policy.value, float(policy.period_seconds)) for policy in way.policies],
+            way.select_policy,
+        )
         for way in (behavior.up, behavior.down)
     )
     reference = Reference(up, down, LEAST, MOST, [(0.0, start)])
@@ -50,26 +55,34 @@ def expected(behavior: Behavior, loads: list[int], start: int) -> list[int]:
     return found
 
 
-limits = st.builds(
-    Limit, st.sampled_from(["Pods", "Percent"]), st.integers(1, 20) | st.integers(50, 200), st.sampled_from([15.0, 30.0, 60.0, 180.0])
+def policy(kind: str, value: int, seconds: int) -> ScalingPolicy:
+    return ScalingPolicy.model_validate({"type": kind, "value": value, "periodSeconds": seconds})
+
+
+def rules(window: int, *policies: ScalingPolicy, select: str = "Max") -> ScalingRules:
+    return ScalingRules.model_validate({"stabilizationWindowSeconds": window, "selectPolicy": select, "policies": policies})
+
+
+policies = st.builds(
+    policy, st.sampled_from(["Pods", "Percent"]), st.integers(1, 20) | st.integers(50, 200), st.sampled_from([15, 30, 60, 180])
 )
 directions = st.builds(
-    Direction,
-    st.sampled_from([0.0, 15.0, 60.0, 120.0, 300.0]),
-    st.lists(limits, max_size=3).map(tuple),
+    lambda window, some, select: rules(window, *some, select=select),
+    st.sampled_from([0, 15, 60, 120, 300]),
+    st.lists(policies, max_size=3),
     st.sampled_from(["Max", "Max", "Min", "Disabled"]),
 )
 
 
 @settings(max_examples=examples(150), deadline=None)
 @given(st.builds(Behavior, directions, directions), st.lists(st.integers(1, 70), min_size=1, max_size=30), st.integers(LEAST, MOST))
-def test_every_course_is_the_one_that_kubernetes_documents(behavior: Behavior, loads: list[int], start: int) -> None:
+def test_behavior_equals_the_hpa_reference(behavior: Behavior, loads: list[int], start: int) -> None:
     assert course(behavior, loads, start) == expected(behavior, loads, start)
 
 
-def test_the_two_windows_of_the_documentation() -> None:
+def test_both_stabilization_windows() -> None:
     """Down to the highest of five minutes, up to the lowest of one."""
-    behavior = Behavior(Direction(60.0), Direction(300.0))
+    behavior = Behavior(rules(60), rules(300))
     loads = [10] * 4 + [20] * 3 + [30] * 6 + [2] * 30
     found = course(behavior, loads, 10)
     assert found[:8] == [10] * 7 + [20], "a minute of 20 and more before 20"
@@ -79,31 +92,18 @@ def test_the_two_windows_of_the_documentation() -> None:
     assert found[last_high + 20] == 2
 
 
-def test_policies_count_what_the_period_began_with() -> None:
-    behavior = Behavior(Direction(0.0, (Limit("Pods", 4, 60.0), Limit("Percent", 50, 60.0))), Direction(0.0, (Limit("Percent", 10, 60.0),)))
+def test_policies_count_from_the_beginning_of_the_period() -> None:
+    behavior = Behavior(rules(0, policy("Pods", 4, 60), policy("Percent", 50, 60)), rules(0, policy("Percent", 10, 60)))
     assert course(behavior, [60] * 9, 10) == [15, 15, 15, 15, 23, 23, 23, 23, 35]
     assert course(behavior, [1] * 9, 40) == [36, 36, 36, 36, 32, 32, 32, 32, 28]
 
 
-def test_from_nothing_the_first_replica_always_comes() -> None:
-    nothing_up = Behavior(Direction(0.0, (Limit("Percent", 100, 60.0),), "Disabled"))
+def test_the_first_replica_is_always_allowed() -> None:
+    nothing_up = Behavior(rules(0, policy("Percent", 100, 60), select="Disabled"))
     assert paced(3, 0, (), nothing_up, 0.0) == 1
 
 
 @pytest.mark.parametrize(("wish", "current"), [(9, 2), (1, 7)])
-def test_disabled_moves_nothing(wish: int, current: int) -> None:
-    still = Behavior(Direction(0.0, (), "Disabled"), Direction(0.0, (), "Disabled"))
+def test_disabled_changes_nothing(wish: int, current: int) -> None:
+    still = Behavior(rules(0, select="Disabled"), rules(0, select="Disabled"))
     assert paced(wish, current, (), still, 0.0) == current
-
-
-def test_the_next_period_is_known() -> None:
-    way = Direction(0.0, (Limit("Pods", 1, 60.0), Limit("Pods", 2, 300.0)))
-    assert resumes((Change(100.0, 1),), way, 120.0) == 160.0
-    assert resumes((Change(100.0, 1),), way, 161.0) == 400.0
-    assert resumes((), way, 0.0) is None
-
-
-def test_a_single_peak_moves_nothing_where_a_window_asks_for_patience() -> None:
-    behavior = Behavior(up=Direction(60.0))
-    assert stabilized(50, 5, [(70.0, 5), (100.0, 50)], behavior, 120.0) == 5
-    assert stabilized(50, 5, [(70.0, 40), (100.0, 50)], behavior, 120.0) == 40

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 from pagoda_contracts.resources.scaling import Predictive
 from pagoda_operator.api.errors import TraceRefused
-from pagoda_operator.replay.command import main
+from pagoda_operator.replay.command import SHAPES, generate, main, read, write
 from pagoda_operator.replay.policies import Calendar, Hpa, hpa, pagoda, plain
-from pagoda_operator.replay.simulation import Bounds, Fleet, Replica, replay
-from pagoda_operator.replay.traces import SHAPES, Arrival, generate, read, write
+from pagoda_operator.replay.simulation import Arrival, Bounds, Fleet, Replica, replay
 
 
 @cache
@@ -27,7 +26,7 @@ def an_hpa_s(name):
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", SHAPES)
-def test_misses_and_hours_beside_an_hpa(name: str) -> None:
+def test_misses_and_hours_compared_with_an_hpa(name: str) -> None:
     shape = SHAPES[name]
     arrivals, kind, bounds = list(generate(shape)), Replica(start_s=shape.start_s), Bounds()
     ours, theirs = replay(arrivals, pagoda(kind, bounds), kind, bounds), an_hpa_s(name)
@@ -59,7 +58,7 @@ DEMAND = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_what_the_policy_is_judged_by_stays_as_it_was(name: str) -> None:
+def test_generated_traces_do_not_change(name: str) -> None:
     told = "".join(f"{arrival.at:.6f} {arrival.prompt} {arrival.answer}\n" for arrival in islice(generate(SHAPES[name]), 2000))
     assert hashlib.sha256(told.encode()).hexdigest()[:16] == DEMAND[name]
 
@@ -75,7 +74,7 @@ def test_what_the_policy_is_judged_by_stays_as_it_was(name: str) -> None:
         ("[]", "line 2"),
     ],
 )
-def test_a_line_that_cannot_be_replayed_is_named(line: str, why: str) -> None:
+def test_an_invalid_line_is_named(line: str, why: str) -> None:
     with pytest.raises(TraceRefused, match=why):
         list(read(['{"at": 1, "prompt": 3, "answer": 2}', line]))
 
@@ -89,7 +88,7 @@ def test_a_request_waits_for_a_row_and_a_miss_is_counted() -> None:
     assert fleet.tally.longest_wait_s == pytest.approx(5.2)
 
 
-def test_a_replica_that_leaves_ends_what_it_has_and_is_paid_until_then() -> None:
+def test_a_removed_replica_finishes_its_requests_and_is_paid_until_then() -> None:
     fleet = Fleet(Replica(rows=2, prompt_s=0.0, token_s=1.0), replicas=2, ttft_s=2.0)
     fleet.arrive(Arrival(0.0, 1, 10))
     fleet.arrive(Arrival(0.0, 1, 30))
@@ -110,14 +109,14 @@ def test_requests_are_held_until_the_first_replica_serves() -> None:
     assert (len(fleet.held), fleet.tally.served) == (0, 1)
 
 
-def test_what_does_not_serve_yet_leaves_first() -> None:
+def test_starting_replicas_are_removed_first() -> None:
     fleet = Fleet(Replica(start_s=30.0), replicas=1, ttft_s=2.0)
     fleet.order(3)
     fleet.order(2)
     assert [member.ready_at for member in fleet.wanted] == [0.0, 30.0]
 
 
-def test_the_hpa_is_kubernetes_own_rule() -> None:
+def test_the_hpa_follows_the_kubernetes_algorithm() -> None:
     up = Hpa(target=10, least=1, most=100)
     assert up.decide(0, 4, 4, 43) == 4, "within the tolerance"
     assert up.decide(15, 4, 4, 80) == 8
@@ -127,7 +126,7 @@ def test_the_hpa_is_kubernetes_own_rule() -> None:
     assert [down.decide(t, 8, 8, queue) for t, queue in ((0, 80), (15, 10), (290, 10), (301, 10))] == [8, 8, 8, 1]
 
 
-def test_the_command_tells_both_policies(tmp_path: Path) -> None:
+def test_the_command_prints_both_policies(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text("\n".join(write(islice(generate(SHAPES["burst"]), 2000))))
     out = io.StringIO()
@@ -161,9 +160,7 @@ def test_the_command_takes_a_spec_with_schedules_and_prediction(tmp_path: Path) 
         ({"mode": "Auto", "max": 3, "schedules": [{"name": "a", "start": "0 99 * * *", "duration": "1h", "min": 1}]}, "0 99 * * *"),
     ],
 )
-def test_the_command_names_a_spec_that_it_cannot_follow(
-    spec: dict[str, object], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_names_an_invalid_spec(spec: dict[str, object], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace, file = tmp_path / "trace.jsonl", tmp_path / "scaling.json"
     trace.write_text('{"at": 1, "prompt": 3, "answer": 2}')
     file.write_text(json.dumps(spec))
@@ -172,7 +169,7 @@ def test_the_command_names_a_spec_that_it_cannot_follow(
 
 
 @pytest.mark.deep
-def test_previous_days_help_on_the_trace_that_has_days() -> None:
+def test_prediction_helps_on_the_diurnal_trace() -> None:
     """Its day has four hours: the forecast is the operator's, only the day's length is told."""
     shape = SHAPES["diurnal"]
     arrivals, kind, bounds = list(generate(shape)), Replica(start_s=shape.start_s), Bounds()
@@ -188,7 +185,7 @@ def test_a_prompt_that_takes_too_long_by_itself_is_counted_apart() -> None:
     assert (outcome.missed, outcome.too_long) == (1, 1)
 
 
-def test_the_command_names_a_trace_that_it_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_names_an_unreadable_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n")
     assert main([str(empty)]) == 2

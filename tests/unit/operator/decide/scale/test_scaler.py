@@ -29,7 +29,7 @@ def world(**scaling: Any) -> ScaledWorld:
     return made
 
 
-def test_from_one_to_zero_to_many_and_back_without_a_word_in_the_spec() -> None:
+def test_from_one_to_zero_to_many_and_back_without_writing_the_spec() -> None:
     here = world(idleAfter="4m", behavior={"scaleDown": {"stabilizationWindowSeconds": 300}})
     here.flow(300)
     assert here.wanted() == 0
@@ -70,7 +70,7 @@ def test_a_first_decision_that_agrees_with_the_spec_is_no_change() -> None:
     assert len(here.api.journal) == before
 
 
-def test_an_operator_that_is_restarted_takes_nothing_away_for_a_window() -> None:
+def test_a_restarted_operator_removes_nothing_for_a_window() -> None:
     here = world(min=1)
     here.gateways.rate = 6.0
     here.flow(200)
@@ -104,9 +104,7 @@ def test_steady_load_costs_at_most_a_status_a_minute_and_rest_costs_nothing() ->
 
 
 @pytest.mark.parametrize("short", [True, False])
-def test_a_service_that_nobody_asks_is_thought_about_once_a_minute_and_learns_the_same(
-    short: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_service_is_decided_once_a_minute_and_learns_the_same(short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     here, looks = world(min=1), []
     here.short = short
     decided = scaler.decide
@@ -124,28 +122,7 @@ def test_a_service_that_nobody_asks_is_thought_about_once_a_minute_and_learns_th
     assert here.scaler._kept[KEY].memory.learned.open.total > 0
 
 
-def test_a_decision_that_only_time_changes_is_not_left_to_the_resync() -> None:
-    """No measure asks for a run here: only what a run asked for itself."""
-    here = world(min=1, behavior={"scaleDown": {"stabilizationWindowSeconds": 120}})
-    here.gateways.rate = 6.0
-    here.flow(300)
-    many, runs, waited = here.wanted(), 0, 0.0
-    assert many >= 4
-    here.gateways.rate = 0.0
-    here.flow(30)
-    while here.wanted() == many:
-        outcome = here.run()
-        here.settle()
-        wait = 300.0 if outcome.again is None else max(5.0, outcome.again)
-        for _ in range(int(wait / 5.0)):
-            here.later += timedelta(seconds=5)
-            here.gateways.measure(here.steady())
-        runs, waited = runs + 1, waited + wait
-        assert waited < 200.0, "the resync found it"
-    assert runs < 60
-
-
-def test_at_rest_only_the_resync_looks() -> None:
+def test_at_rest_only_the_resync_runs() -> None:
     here = world(min=1)
     here.flow(900)
     assert here.run().again is None
@@ -156,7 +133,7 @@ def test_at_rest_only_the_resync_looks() -> None:
     assert sleeping.run().again is None
 
 
-def test_a_schedules_edge_is_looked_at_in_time() -> None:
+def test_a_schedule_begins_in_time() -> None:
     here = world(min=1, schedules=[{"name": "noon", "start": "2 0 1 1 *", "duration": "10m", "min": 3}])
     assert here.wanted() == 1
     assert (here.run().again or 0) == pytest.approx(120.0, abs=1.0)
@@ -189,7 +166,7 @@ def test_external_and_manual_do_what_spec_says() -> None:
         assert here.told() == {"desired": 5, "lastDecisions": []}
 
 
-def test_external_at_zero_wakes_for_a_held_request_and_sleeps_again() -> None:
+def test_external_at_zero_serves_a_held_request_and_goes_back_to_zero() -> None:
     here = ScaledWorld(scaling={"mode": "External", "min": 0, "idleAfter": "2m"}, replicas=0, engine=ENGINE)
     here.settle()
     here.flow(60)
@@ -215,7 +192,7 @@ def test_external_at_zero_wakes_for_a_held_request_and_sleeps_again() -> None:
     assert manual.wanted() == 0, "a person switched it off"
 
 
-def test_a_restarted_operator_that_hears_no_gateway_yet_leaves_the_woken_replica() -> None:
+def test_a_restarted_operator_keeps_a_started_replica_until_a_gateway_reports() -> None:
     here = ScaledWorld(scaling={"mode": "External", "min": 0, "idleAfter": "2m"}, replicas=0, engine=ENGINE)
     here.flow(60)
     here.hold(1)
@@ -281,7 +258,7 @@ def test_how_long_a_start_takes_is_learned_and_outlasts_the_process() -> None:
     assert again.start_s(accelerator) == starts[accelerator][-1]
 
 
-def test_one_that_wakes_tells_when_it_should_serve_by_how_long_it_took_last_time() -> None:
+def test_a_starting_service_reports_when_it_should_serve() -> None:
     here = world(idleAfter="4m", behavior={"scaleDown": {"stabilizationWindowSeconds": 300}})
     for woken in range(2):
         here.gateways.held = 0
@@ -298,7 +275,7 @@ def test_one_that_wakes_tells_when_it_should_serve_by_how_long_it_took_last_time
 
 @pytest.mark.deep
 @pytest.mark.parametrize("data", [{}, {HISTORY_KEY: "{"}, {HISTORY_KEY: json.dumps({"version": 9})}, {"other": "x"}, None])
-def test_a_garbled_page_is_ignored_with_a_line_and_written_anew(data: dict[str, str] | None) -> None:
+def test_an_invalid_page_is_logged_and_written_again(data: dict[str, str] | None) -> None:
     here = world(min=1)
     uid = here.api.of(SERVICES)[0]["metadata"]["uid"]
     owners = [{"kind": "InferenceService", "name": "tiny", "uid": uid, "controller": True}]
@@ -315,7 +292,7 @@ def test_a_garbled_page_is_ignored_with_a_line_and_written_anew(data: dict[str, 
     assert decode(page["data"][HISTORY_KEY]).days
 
 
-def test_a_strangers_page_is_left_alone() -> None:
+def test_a_configmap_of_another_owner_is_not_touched() -> None:
     here = world(min=1)
     theirs = here.api.put(CONFIG_MAPS, {"metadata": {"name": PAGE, "namespace": "ns"}, "data": {"theirs": "x"}})
     before = dict(theirs)
@@ -329,7 +306,7 @@ def test_a_strangers_page_is_left_alone() -> None:
     assert here.reason() == "Available"
 
 
-def test_a_service_made_anew_begins_anew() -> None:
+def test_a_recreated_service_remembers_nothing() -> None:
     here = world(min=1)
     here.gateways.rate = 6.0
     here.flow(120)

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagoda_contracts.resources.scaling import ScalingSpec
-from pagoda_operator.api.scaling import BIN_S, Decision, Measure, Recommendation
-from pagoda_operator.api.signals import EndpointSignal, Seen, ServiceSignals
+from pagoda_operator.api.signals import BIN_S, Decision, EndpointSignal, Measure, Recommendation, Seen, ServiceSignals
 from pagoda_operator.decide.scale.inputs import Basis, Memory, Moment
 from pagoda_operator.decide.scale.learned import BINS, DAY_S, Learned
 from pagoda_operator.decide.scale.scaling import decide
@@ -61,18 +60,18 @@ def decided(basis: Basis, signals: ServiceSignals | None, memory: Memory | None 
 # Modes
 
 
-def test_manual_is_a_persons() -> None:
+def test_manual_mode_makes_no_decision() -> None:
     held = told(0.0, held=9, wake=True)
     assert number(based(ScalingSpec(), 0, replicas=0), held) is None
     assert number(based(ScalingSpec(), 3, replicas=3), told(50.0)) is None
 
 
-def test_external_is_somebody_elses_above_zero() -> None:
+def test_external_mode_makes_no_decision_above_zero() -> None:
     for signals in (None, told(0.0), told(50.0, held=9, wake=True)):
         assert number(based(external(), 3, replicas=3), signals) is None
 
 
-def test_external_at_zero_a_held_request_starts_one_and_idleness_ends_it() -> None:
+def test_external_at_zero_a_held_request_starts_one_and_idleness_removes_it() -> None:
     """An HPA at 0 is off: 0→1 stays with the gateway's demand."""
     asleep = based(external(), 0, replicas=0)
     assert number(asleep, told(0.0)) is None
@@ -87,15 +86,15 @@ def test_external_at_zero_a_held_request_starts_one_and_idleness_ends_it() -> No
     assert number(awake, replace(told(0.0), fresh=False)) == 1, "never down without fresh signals"
 
 
-def test_external_at_zero_who_was_woken_stays_until_a_gateway_is_heard() -> None:
+def test_external_at_zero_a_started_replica_stays_until_a_gateway_reports() -> None:
     """A restarted operator has heard none yet; its predecessor's reason in the status says that it was a wake."""
     awake = based(external(min=0, idleAfter="2m"), 1, replicas=0)
-    found = decided(awake, None, remembered(1, told="Requests are held and spec.replicas is 0."))
+    found = decided(awake, None, remembered(1, reported="Requests are held and spec.replicas is 0."))
     assert (found.replicas, found.cause) == (1, "unheard")
     assert number(awake, None) is None, "somebody else scaled it to 0: where no gateway is, nobody would ever end it"
 
 
-def test_auto_begins_where_spec_says_and_without_gateways_stays_there() -> None:
+def test_auto_begins_at_spec_replicas_and_stays_without_gateways() -> None:
     assert number(based(auto(), 5), None) == 5
     assert number(based(auto(min=7), 5), None) == 7
     assert number(based(auto(max=3), 5), None) == 3
@@ -104,7 +103,7 @@ def test_auto_begins_where_spec_says_and_without_gateways_stays_there() -> None:
 # Zero and one
 
 
-def test_to_zero_after_idleness_whatever_the_load_says_and_not_before() -> None:
+def test_only_idleness_scales_to_zero() -> None:
     sleepy = auto(min=0, idleAfter="20m")
     assert number(based(sleepy, 1), told(0.0, seconds=900.0)) == 1, "the last replica does not go by the window"
     assert number(based(sleepy, 1), told(0.0, seconds=1230.0)) == 0
@@ -151,7 +150,7 @@ def test_quota_is_named_and_drains() -> None:
     assert decided(based(auto(), 4, granted=2), told(12.0)).replicas == 2, "a quota that shrank"
 
 
-def test_room_is_named_takes_nobody_who_serves_and_leaves_one_that_waits() -> None:
+def test_room_is_named_keeps_ready_replicas_and_one_that_waits() -> None:
     found = decided(based(auto(), 4, placeable=6), told(40.0))
     assert found.replicas == 7
     assert found.reason.endswith(", but 6 can be placed now, and one more waits for capacity.")
@@ -189,7 +188,7 @@ def courses(draw: st.DrawFn) -> tuple[ScalingSpec, list[tuple[float, int, str]]]
 
 @settings(max_examples=examples(150), deadline=None)
 @given(courses())
-def test_bounds_are_kept_and_nothing_goes_without_a_whole_window_of_fresh_signals(
+def test_bounds_apply_and_scale_down_needs_a_window_of_fresh_metrics(
     course: tuple[ScalingSpec, list[tuple[float, int, str]]],
 ) -> None:
     spec, steps = course
@@ -231,7 +230,7 @@ def test_more_load_never_asks_for_fewer(rate: float, factor: float, current: int
 
 @settings(max_examples=examples(60), deadline=None)
 @given(rates, st.integers(1, 20), st.floats(0.0, 299.0))
-def test_a_restart_lowers_nothing_for_a_window(rate: float, current: int, age: float) -> None:
+def test_a_restart_removes_nothing_for_a_window(rate: float, current: int, age: float) -> None:
     """The new process remembers nothing; how long gateways were watched before does not count for it."""
     fresh = Memory(NOW.steady - age, current)
     found = number(based(auto(min=1), current), told(rate), fresh)
@@ -241,7 +240,7 @@ def test_a_restart_lowers_nothing_for_a_window(rate: float, current: int, age: f
     assert (number(based(auto(min=1), current), recently_watched, remembered(current)) or 0) >= current
 
 
-def test_signals_that_are_not_fresh_take_nothing_away_and_who_is_silent_is_not_idle() -> None:
+def test_without_fresh_metrics_nothing_is_removed() -> None:
     for signals in (
         None,
         replace(told(0.0, seconds=3000.0), fresh=False),
@@ -253,7 +252,7 @@ def test_signals_that_are_not_fresh_take_nothing_away_and_who_is_silent_is_not_i
         assert found.reason == "No recent metrics from the gateway; keeping the current replica count."
 
 
-def test_a_replica_that_is_not_heard_is_a_veto_until_it_has_been_silent_for_a_minute() -> None:
+def test_a_silent_replica_blocks_scale_down_for_a_minute() -> None:
     heard = EndpointSignal(Seen.FRESH)
     silent, sick = EndpointSignal(Seen.DEAD, bad_s=20.0), EndpointSignal(Seen.DEAD, bad_s=61.0)
     for other, expected in ((heard, 1), (silent, 2), (sick, 1), (None, 2)):
@@ -278,7 +277,7 @@ def test_replicas_that_start_slowly_are_ordered_once() -> None:
     assert max(orders) == orders[0] <= 16, orders
 
 
-def test_a_rollouts_second_set_of_pods_is_not_demand() -> None:
+def test_a_rollouts_surge_is_not_demand() -> None:
     """Six pods serve while three are wanted: nothing is taken from the three, nothing is added to them."""
     assert number(based(auto(min=3), 3, ready=6), told(0.0), Memory(NOW.steady - 10.0, 3)) == 3
 
@@ -294,7 +293,7 @@ def wise(load: float) -> Learned:
     return Learned(starts={"cpu": (1200.0,)}, days={day - 1: loads, day - 2: loads})
 
 
-def test_what_previous_days_had_is_ordered_in_time() -> None:
+def test_the_forecast_is_ordered_in_time() -> None:
     predictive = auto(predictive={"enabled": True})
     memory = remembered(1, learned=wise(90.0))
     found = decided(based(predictive, 1), told(0.2), memory)
@@ -305,7 +304,7 @@ def test_what_previous_days_had_is_ordered_in_time() -> None:
     assert (number(based(soon, 1), told(0.2), memory) or 0) < found.replicas, "a horizon of its own"
 
 
-def test_a_predicted_morning_ends_the_sleep() -> None:
+def test_a_forecast_starts_replicas_from_zero() -> None:
     predictive = auto(min=0, predictive={"enabled": True})
     assert (number(based(predictive, 0), told(0.0, seconds=3000.0), remembered(0, learned=wise(40.0))) or 0) > 0
     assert number(based(predictive, 0), told(0.0, seconds=3000.0), remembered(0, learned=wise(0.2))) == 0
@@ -314,7 +313,7 @@ def test_a_predicted_morning_ends_the_sleep() -> None:
 # What is told
 
 
-def test_equal_decisions_make_equal_text_and_a_new_point_is_told_at_most_once_a_minute() -> None:
+def test_the_reason_changes_at_most_once_a_minute() -> None:
     memory, texts = remembered(3), []
     for second in range(0, 600, 5):
         moment = Moment(NOW.steady + second, NOW.wall + second)
@@ -327,15 +326,15 @@ def test_equal_decisions_make_equal_text_and_a_new_point_is_told_at_most_once_a_
     assert len(changes) <= 600 / 60
 
 
-def test_a_predecessors_words_stay_while_the_number_stays() -> None:
-    memory = remembered(1, told="0 replicas are enough. The min is 1.", told_at=NOW.steady)
+def test_the_previous_leaders_reason_stays_while_the_number_stays() -> None:
+    memory = remembered(1, reported="0 replicas are enough. The min is 1.", reported_at=NOW.steady)
     found, memory = decide(based(auto(), 1), told(0.0), memory, NOW)
     assert found is not None
     assert found.reason == "0 replicas are enough. The min is 1."
-    assert memory.told_cause == "min"
+    assert memory.reported_cause == "min"
 
 
-def test_what_is_remembered_stays_small_and_forgets_nothing_that_counts() -> None:
+def test_memory_is_bounded_and_keeps_what_counts() -> None:
     memory = remembered(4)
     for second in range(0, 7200, 5):
         moment = Moment(NOW.steady + second, NOW.wall + second)

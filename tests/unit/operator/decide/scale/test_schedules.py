@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagoda_contracts.resources.scaling import ScalingSpec
-from pagoda_operator.decide.scale.schedules import limits, next_edge, refused
+from pagoda_operator.decide.scale.bounds import bounds_of, next_edge, refused
 from support.suite.profiles import examples
 
 BERLIN = "Europe/Berlin"
@@ -24,34 +24,39 @@ def at(text: str, zone: str = "UTC") -> float:
     return datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone)).timestamp()
 
 
+def span(of: ScalingSpec, now: float) -> tuple[int, int]:
+    found = bounds_of(of, now)
+    return found.least, found.most
+
+
 def utc(seconds: float | None) -> str:
     assert seconds is not None
     return datetime.fromtimestamp(seconds, UTC).strftime("%m-%d %H:%M")
 
 
-def test_a_schedule_holds_from_its_start_until_its_duration_is_over() -> None:
+def test_a_schedule_applies_from_its_start_for_its_duration() -> None:
     office = spec({"start": "0 8 * * 1-5", "duration": "10h", "timeZone": BERLIN, "min": 6, "max": 20})
     moments = ["2026-06-08T07:59:59", "2026-06-08T08:00:00", "2026-06-08T17:59:59", "2026-06-08T18:00:00", "2026-06-07T12:00:00"]
-    found = [limits(office, at(moment, BERLIN)) for moment in moments]
+    found = [bounds_of(office, at(moment, BERLIN)) for moment in moments]
     assert [(one.least, one.most) for one in found] == [(1, 10), (6, 20), (6, 20), (1, 10), (1, 10)]
     assert found[1].least_by == "min of schedule s0"
     assert found[1].most_by == "max of schedule s0"
     assert (found[0].least_by, found[0].most_by) == ("min", "max")
 
 
-def test_over_midnight_and_over_itself() -> None:
+def test_schedules_over_midnight_and_overlapping() -> None:
     night = spec({"start": "0 22 * * *", "duration": "8h"})
-    assert limits(night, at("2026-06-08T05:59:00")).least == 4
-    assert limits(night, at("2026-06-08T06:00:00")).least == 1
+    assert bounds_of(night, at("2026-06-08T05:59:00")).least == 4
+    assert bounds_of(night, at("2026-06-08T06:00:00")).least == 1
     always = spec({"start": "0 * * * *", "duration": "90m"})
-    assert {limits(always, at(f"2026-06-08T{hour:02}:{minute}:00")).least for hour in range(24) for minute in (10, 50)} == {4}
+    assert {bounds_of(always, at(f"2026-06-08T{hour:02}:{minute}:00")).least for hour in range(24) for minute in (10, 50)} == {4}
 
 
-def test_of_several_the_largest_counts_and_max_is_the_stronger() -> None:
+def test_the_largest_of_several_schedules_counts_and_max_wins() -> None:
     both = spec({"start": "0 8 * * *", "duration": "4h", "min": 3, "max": 5}, {"start": "0 9 * * *", "min": 8})
-    assert limits(both, at("2026-06-08T08:30:00"))[:2] == (3, 5)
-    assert limits(both, at("2026-06-08T09:30:00"))[:2] == (8, 10)
-    assert limits(spec({"start": "0 9 * * *", "min": 40}), at("2026-06-08T09:30:00"))[:2] == (10, 10)
+    assert span(both, at("2026-06-08T08:30:00")) == (3, 5)
+    assert span(both, at("2026-06-08T09:30:00")) == (8, 10)
+    assert span(spec({"start": "0 9 * * *", "min": 40}), at("2026-06-08T09:30:00")) == (10, 10)
 
 
 @pytest.mark.parametrize(
@@ -71,18 +76,18 @@ def test_days_that_skip_or_repeat_an_hour(start: str, before: str, begins: str) 
     assert utc(next_edge(daily.schedules, at(before, BERLIN))) == begins
 
 
-def test_on_the_day_that_repeats_an_hour_a_start_comes_once_and_lasts_its_duration() -> None:
+def test_on_a_day_that_repeats_an_hour_a_start_comes_once() -> None:
     daily = spec({"start": "30 2 * * *", "duration": "30m", "timeZone": BERLIN})
     first = at("2026-10-25T00:30:00")  # in UTC: the first 02:30
-    held = [limits(daily, first + minute * 60).least for minute in range(-5, 95, 5)]
+    held = [bounds_of(daily, first + minute * 60).least for minute in range(-5, 95, 5)]
     assert held == [1] + [4] * 6 + [1] * 13
 
 
-def test_ten_hours_stay_ten_hours_on_the_day_that_skips_one() -> None:
+def test_ten_hours_are_ten_hours_on_a_day_that_skips_one() -> None:
     long = spec({"start": "0 22 * * *", "duration": "10h", "timeZone": BERLIN})
     begin = at("2026-03-28T22:00:00", BERLIN)
-    assert limits(long, begin + 10 * 3600 - 1).least == 4
-    assert limits(long, begin + 10 * 3600).least == 1
+    assert bounds_of(long, begin + 10 * 3600 - 1).least == 4
+    assert bounds_of(long, begin + 10 * 3600).least == 1
     assert utc(begin + 10 * 3600) == "03-29 07:00", "nine by the wall clock in Berlin"
 
 
@@ -98,9 +103,9 @@ def test_between_two_edges_nothing_changes(start: str, zone: str, hours: int, no
     edge = next_edge(one.schedules, now)
     assert edge is not None
     assert edge > now
-    here = limits(one, now)
-    assert all(limits(one, now + (edge - now) * part) == here for part in (0.2, 0.5, 0.9))
-    assert limits(one, edge - 1e-3) == here
+    here = bounds_of(one, now)
+    assert all(bounds_of(one, now + (edge - now) * part) == here for part in (0.2, 0.5, 0.9))
+    assert bounds_of(one, edge - 1e-3) == here
 
 
 @pytest.mark.parametrize(
@@ -113,11 +118,11 @@ def test_between_two_edges_nothing_changes(start: str, zone: str, hours: int, no
         ({"start": "0 8 * * *", "timeZone": "Europe"}, "timeZone: 'Europe'"),
     ],
 )
-def test_what_cannot_be_a_schedule_is_refused_by_name(schedule: dict[str, object], named: str) -> None:
+def test_an_invalid_schedule_is_named(schedule: dict[str, object], named: str) -> None:
     assert named in refused(spec(schedule))
 
 
-def test_what_can_is_not_refused() -> None:
+def test_a_valid_schedule_is_accepted() -> None:
     assert refused(None) == ""
     assert refused(spec({"start": "*/5 0-7,20-23 * JAN-MAR MON"}, {"start": "0 0 29 2 *"}, {"start": "0 0 L * *"})) == ""
 

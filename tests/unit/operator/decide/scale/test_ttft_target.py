@@ -8,12 +8,11 @@ from random import Random
 
 import pytest
 from pagoda_contracts.resources.scaling import ScalingSpec
-from pagoda_operator.api.scaling import BIN_S, Measure
-from pagoda_operator.api.signals import ServiceSignals
+from pagoda_operator.api.signals import BIN_S, Measure, ServiceSignals
 from pagoda_operator.decide.scale.autoscale import autoscale
-from pagoda_operator.decide.scale.behavior import Change
+from pagoda_operator.decide.scale.bounds import Bounds, Change
 from pagoda_operator.decide.scale.demand import Level
-from pagoda_operator.decide.scale.inputs import Basis, Bounds, Capacity, History, Memory, Moment, Targets
+from pagoda_operator.decide.scale.inputs import Basis, Capacity, History, Memory, Moment, Targets
 from pagoda_operator.decide.scale.learned import Learned
 from pagoda_operator.decide.scale.scaling import decide
 
@@ -36,18 +35,18 @@ def asked(seen, *, ready=2, starting=(), changes=()):
 
 
 @pytest.mark.parametrize(("ttft", "replicas"), [(0.9, 5), (1.0, 5), (1.1, 6), (5.0, 6)])
-def test_a_broken_target_grows_in_proportion_and_by_half_at_most(ttft, replicas):
+def test_a_missed_target_adds_in_proportion_and_at_most_half(ttft, replicas):
     found = asked(measures(ttft=ttft), ready=4)
     assert (found.replicas, found.cause) == (replicas, "ttft")
     assert f"{ttft} s (p95); the target is 0.8 s" in found.reason
 
 
 @pytest.mark.parametrize(("ttft", "replicas"), [(0.8, 4), (0.73, 4), (0.7, 4), (0.6, 3), (0.41, 3), (0.25, 2)])
-def test_a_kept_target_keeps_what_it_needs(ttft, replicas):
+def test_a_met_target_keeps_what_it_needs(ttft, replicas):
     assert asked(measures(ttft=ttft), ready=4).replicas == replicas
 
 
-def test_a_target_that_is_far_away_asks_for_nothing():
+def test_a_target_that_is_far_away_needs_nothing():
     assert asked(measures(ttft=0.23), ready=8).cause != "ttft"
     assert asked(measures(ttft=0.23), ready=8).replicas < 3
 
@@ -55,26 +54,26 @@ def test_a_target_that_is_far_away_asks_for_nothing():
 @pytest.mark.parametrize(
     "seen", [measures(arrived=3), measures(running=2)], ids=["too few requests to tell", "each has a replica to itself"]
 )
-def test_where_another_replica_could_not_help_none_is_asked_for(seen):
+def test_no_replica_is_added_if_it_could_not_help(seen):
     assert asked(seen).replicas <= 2
 
 
-def test_what_was_late_because_it_waited_is_the_backlogs_to_answer():
+def test_late_tokens_of_waiting_requests_count_as_backlog():
     assert asked(measures(waited_bins=3)).cause != "ttft"
     assert asked(measures(waiting=1)).replicas == 3, "who waits now and is late counts as before"
 
 
-def test_what_came_is_waited_for_as_the_last_minute_still_tells_of_before_it_came():
+def test_nothing_is_added_while_the_quantile_is_older_than_the_last_change():
     assert asked(measures(), ready=2, starting=(30.0,)).replicas == 3
     assert asked(measures(), ready=3, changes=(Change(NOW - 100.0, 1),)).replicas == 3
     assert asked(measures(), ready=3, changes=(Change(NOW - 130.0, 1),)).replicas == 5
 
 
-def test_more_than_the_most_is_not_asked_for():
+def test_max_limits_the_need_of_a_target():
     assert asked(measures(), ready=8).replicas == 8
 
 
-def test_a_first_token_that_gets_much_later_is_looked_at_before_its_bin_ends():
+def test_a_much_later_first_token_is_decided_before_its_bin_ends():
     assert Level(ttft_p95_s=1.0).worse(Level(ttft_p95_s=0.5))
     assert not Level(ttft_p95_s=0.55).worse(Level(ttft_p95_s=0.5))
     assert not Level(ttft_p95_s=0.04).worse(Level(ttft_p95_s=0.01)), "nobody's target is that near"
@@ -143,7 +142,7 @@ def broken(found):
     [(60.0, None), (60.0, 1), (60.0, 2), (200.0, None), (360.0, None)],
     ids=["calm", "chance", "luck", "slow", "slower"],
 )
-def test_what_a_target_needs_is_found_and_stays(start_s, seed):
+def test_a_targets_need_is_found_and_stays(start_s, seed):
     found = loop(lambda _: 2.0, start_s=start_s, seed=seed)
     assert next(second for second, ready, need, _ in found if ready >= need) < 5 * (start_s + 120.0), "it came there in the first place"
     assert broken(found) < 0.05
@@ -153,27 +152,27 @@ def test_what_a_target_needs_is_found_and_stays(start_s, seed):
 
 
 @pytest.mark.parametrize("left", [0.0, 0.1])
-def test_when_the_load_goes_away_it_comes_down_after_a_window(left):
+def test_after_the_load_ends_it_scales_down_after_a_window(left):
     found = loop(lambda second: 2.0 if second < 1500.0 else left, hours=1.0)
     assert found[-1][3] == 1
     assert not [second for second, by in steps(found) if by > 0 and second > 1500.0]
     assert min(second for second, by in steps(found) if by < 0) >= 1500.0 + 300.0 - BIN_S
 
 
-def test_at_half_the_rate_what_half_needs_stays():
+def test_half_the_rate_needs_half():
     found = loop(lambda second: 4.0 if second < 2400.0 else 2.0)
     assert max(wanted for *_, wanted in found) >= 9
     assert {wanted for *_, wanted in found[-240:]} <= {5, 6}
     assert broken([moment for moment in found if moment[0] > 2400.0]) < 0.05
 
 
-def test_where_prompts_get_shorter_at_the_same_rate_fewer_are_found_to_do():
+def test_shorter_prompts_at_the_same_rate_need_fewer():
     found = loop(lambda _: 2.0, lambda second, _: 5 if second < 1500.0 else 2, hours=2.0)
     assert {wanted for *_, wanted in found[-120:]} <= {2, 3}
     assert broken(found) < 0.05
 
 
-def test_without_a_target_late_first_tokens_ask_for_nothing():
+def test_without_a_target_late_first_tokens_need_nothing():
     free = replace(TARGETS, ttft_p95_s=0.0)
     found = autoscale(History(measures(), (), 0.0), Capacity(2, (), 60.0), free, BOUNDS, NOW)
     assert found.replicas < 2 or "ttft" not in found.cause
