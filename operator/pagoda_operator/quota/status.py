@@ -1,14 +1,17 @@
-"""What a TenantQuota's status says, by kstatus' rules. Pure; `status_writer.py` writes it where it differs.
+"""TenantQuotas' statuses, by kstatus' rules, and the round that writes them and keeps the native ResourceQuotas. Made by process.py.
 
-Usage is what the ledger charges, of what the quota caps: replicas that start and that end included. What gateways count (requests,
-tokens) is not here yet.
+Usage is what the ledger charges of the devices that the quota caps, including replicas that start or end. Requests and tokens, which
+gateways count, are not in it yet. A changed spec is answered within seconds, a changed usage within a minute.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple
 
+import structlog
 from pagoda_contracts.conditions.quota import IN_FORCE, OVER_CAP, RESOURCE_QUOTA_REFUSED, UNREADABLE
 from pagoda_contracts.conditions.service import NOT_STALLED, SETTLED
 from pagoda_contracts.conditions.types import READY, RECONCILING, STALLED, ConditionType, Reason
@@ -16,15 +19,67 @@ from pagoda_contracts.resources.meta import Condition
 from pagoda_contracts.resources.tenant import MigSlices, TenantQuotaSpec, TenantQuotaStatus, Usage
 from pydantic import ValidationError
 
+from pagoda_operator.api.errors import ClusterError
 from pagoda_operator.api.quota_devices import GPU, Devices, slice_word, spoken
-from pagoda_operator.decide.quota.caps import Quota
-from pagoda_operator.quota.native import Kept
+from pagoda_operator.api.state import QUOTAS
+from pagoda_operator.decide.quota import Quota
+from pagoda_operator.quota.keeper import Quotas
+from pagoda_operator.quota.native import Native, ensure_resource_quota
+from pagoda_operator.run.apply import Cluster, apply_status
 
-_HELD_BACK: Final = "Its namespaces keep the devices that they have and get no more until the spec is corrected."
-_HOLDS_NOTHING: Final = "Its namespaces cannot be read either, so it limits none."
-# Of the spec, what the operator acts on; the rest is the gateways', which do not enforce it yet.
-_HEEDED: Final = frozenset(("subjects", "devices"))
+TICK_S: Final = 2.0
+_PERIOD_S: Final = 60.0
+_KEPT: Final = "Its namespaces keep the devices that they have and get no more until the spec is corrected."
+_LIMITS_NONE: Final = "Its namespaces cannot be read either, so it limits none."
+# Fields of the spec that the operator acts on. The gateways do not enforce the others yet.
+_ENFORCED: Final = frozenset(("subjects", "devices"))
 _SUBJECTS: Final = "subjects.apiKeysSecretRef"
+
+
+class StatusWriter:
+    """`single`: slices that the fleet offers as GPUs. None until all nodes are known, because a ResourceQuota without them would refuse
+    replicas meanwhile."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        quotas: Callable[[], Iterable[Quota]],
+        keeper: Quotas,
+        clock: Callable[[], datetime],
+        single: Callable[[], frozenset[str] | None],
+    ) -> None:
+        self._cluster, self._quotas, self._keeper, self._clock, self._single = cluster, quotas, keeper, clock, single
+        # Quota (by uid) → when its status was checked last, in seconds of the keeper's clock, and at which generation.
+        self._checked: dict[str, tuple[float, int]] = {}
+
+    async def run(self) -> None:
+        """Without end, every 2 s."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            await self.write()
+
+    async def write(self) -> None:
+        """Each quota whose spec changed, and each that was not checked for a minute; also requeues services with overdue charges."""
+        now = self._keeper.steady()
+        self._keeper.requeue_overdue()
+        quotas = tuple(self._quotas())
+        self._checked = {uid: seen for uid, seen in self._checked.items() if uid in {quota.meta.uid for quota in quotas}}
+        for quota in quotas:
+            last, generation = self._checked.get(quota.meta.uid, (now, None))
+            if (now - last < _PERIOD_S and generation == quota.meta.generation) or (quota.native and self._single() is None):
+                continue
+            try:
+                await self._one(quota)
+                self._checked[quota.meta.uid] = (now, quota.meta.generation)
+            except ClusterError as error:
+                structlog.get_logger().warning("quota_status_not_written", quota=quota.name, error=str(error))
+
+    async def _one(self, quota: Quota) -> None:
+        await self._keeper.fill()
+        native = await ensure_resource_quota(self._cluster, quota, self._single() or frozenset()) if not quota.invalid else Native()
+        wanted = status(quota, self._keeper.ledger.used(quota), native, self._clock().strftime("%Y-%m-%dT%H:%M:%SZ"))
+        if wanted != quota.status:
+            await apply_status(self._cluster, QUOTAS, quota.meta, wanted)
 
 
 class _Verdict(NamedTuple):
@@ -33,11 +88,8 @@ class _Verdict(NamedTuple):
     message: str
 
 
-_State = tuple[ConditionType, str, Reason, str]
-
-
-def status(quota: Quota, used: Devices, native: Kept, now: str) -> dict[str, Any]:
-    """The whole status on the wire; `native`: what became of the native ResourceQuota."""
+def status(quota: Quota, used: Devices, native: Native, now: str) -> dict[str, Any]:
+    """The whole status on the wire; `native`: the state of the native ResourceQuota."""
     return TenantQuotaStatus(
         observed_generation=quota.meta.generation,
         conditions=_conditions(quota, _verdict(quota, used, native), now),
@@ -53,74 +105,71 @@ def _usage(spec: TenantQuotaSpec, used: Devices) -> Usage:
     )
 
 
-def _verdict(quota: Quota, used: Devices, native: Kept) -> _Verdict:
-    if quota.invalid:
-        held = _HELD_BACK if quota.namespaces else _HOLDS_NOTHING
-        return _Verdict("stalled", UNREADABLE, f"{quota.invalid}. {held}")
+def _verdict(quota: Quota, used: Devices, native: Native) -> _Verdict:
+    if quota.spec is None:
+        return _Verdict("stalled", UNREADABLE, f"{quota.invalid}. {_KEPT if quota.namespaces else _LIMITS_NONE}")
     if native.fault:
         return _Verdict("stalled", RESOURCE_QUOTA_REFUSED, native.fault)
+    notes = "".join(f"; {note}" for note in _notes(quota, quota.spec, native))
     over = [spoken(word) for word, cap in sorted(quota.caps.items()) if used.get(word, 0) > cap]
-    ignored = _ignored(quota.spec) if quota.spec is not None else []
-    tail = f"; not acted on yet: {', '.join(ignored)}" if ignored else ""
-    if twice := _twice(quota.spec):
-        tail += f"; {' and '.join(twice)} are the same slices, so the smaller cap applies"
-    if native.uncounted:
-        tail += f"; the ResourceQuota does not count claims of {', '.join(native.uncounted)}: this API server counts no claims by class"
-    if native.as_gpus:
-        tail += _together(quota, native.as_gpus)
     if over:
-        return _Verdict(
-            "reconciling", OVER_CAP, f"more {' and '.join(over)} are in use than allowed; the newest services give devices back{tail}"
-        )
-    return _Verdict("settled", IN_FORCE, f"in force{tail}")
+        message = f"more {' and '.join(over)} are in use than allowed; the newest services give devices back{notes}"
+        return _Verdict("reconciling", OVER_CAP, message)
+    return _Verdict("settled", IN_FORCE, f"in force{notes}")
 
 
-def _twice(spec: TenantQuotaSpec | None) -> list[str]:
-    """Profiles that are named in several spellings."""
-    profiles = [entry.profile for entry in spec.devices.mig_slices] if spec is not None and spec.devices is not None else []
+def _notes(quota: Quota, spec: TenantQuotaSpec, native: Native) -> Iterator[str]:
+    """What a tenant might not expect of a quota that is in force."""
+    fields = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    ignored = [name for name in fields if name not in _ENFORCED] + [_SUBJECTS] * (spec.subjects.api_keys_secret_ref is not None)
+    if ignored:
+        yield f"not acted on yet: {', '.join(ignored)}"
+    profiles = [entry.profile for entry in spec.devices.mig_slices] if spec.devices is not None else []
     words = [slice_word(profile) for profile in profiles]
-    return [profile for profile, word in zip(profiles, words, strict=True) if words.count(word) > 1]
+    twice = [profile for profile, word in zip(profiles, words, strict=True) if words.count(word) > 1]
+    if twice:
+        yield f"{' and '.join(twice)} are the same slices, so the smaller cap applies"
+    if native.uncounted:
+        yield f"the ResourceQuota does not count claims of {', '.join(native.uncounted)}: this API server counts no claims by class"
+    if native.as_gpus:
+        yield _together(quota, native.as_gpus)
 
 
 def _together(quota: Quota, words: Sequence[str]) -> str:
-    """What a ResourceQuota cannot tell apart."""
+    """What a ResourceQuota cannot distinguish."""
     slices = " and ".join(map(spoken, words))
     if GPU not in quota.caps:
-        return (
-            f"; the ResourceQuota does not limit {slices} of MIG strategy single: they are requested as GPUs, which this quota does not cap"
-        )
+        return f"the ResourceQuota does not limit {slices} of MIG strategy single: they are requested as GPUs, which this quota does not cap"
     both = quota.caps[GPU] + sum(quota.caps[word] for word in words)
-    return f"; the ResourceQuota allows {both} of GPUs and {slices} together: those of MIG strategy single are requested as GPUs"
-
-
-def _ignored(spec: TenantQuotaSpec) -> list[str]:
-    words = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    return [*(name for name in words if name not in _HEEDED), *([_SUBJECTS] if spec.subjects.api_keys_secret_ref is not None else [])]
+    return f"the ResourceQuota allows {both} of GPUs and {slices} together: those of MIG strategy single are requested as GPUs"
 
 
 def _conditions(quota: Quota, verdict: _Verdict, now: str) -> tuple[Condition, ...]:
-    last = {condition.type: condition for condition in _last(quota)}
+    kind, said = verdict.kind, (verdict.reason, verdict.message)
     states = (
-        (READY, "True" if verdict.kind != "stalled" else "False", verdict.reason, verdict.message),
-        _abnormal(RECONCILING, verdict.kind == "reconciling", verdict, SETTLED),
-        _abnormal(STALLED, verdict.kind == "stalled", verdict, NOT_STALLED),
+        (READY, kind != "stalled", said),
+        (RECONCILING, kind == "reconciling", said if kind == "reconciling" else (SETTLED, "")),
+        (STALLED, kind == "stalled", said if kind == "stalled" else (NOT_STALLED, "")),
     )
+    last = {condition.type: condition for condition in _last(quota)}
     return tuple(_condition(quota, state, last.get(state[0].name), now) for state in states)
 
 
-def _abnormal(kind: ConditionType, holds: bool, verdict: _Verdict, otherwise: Reason) -> _State:
-    return (kind, "True", verdict.reason, verdict.message) if holds else (kind, "False", otherwise, "")
-
-
-def _condition(quota: Quota, state: _State, last: Condition | None, now: str) -> Condition:
-    kind, value, reason, message = state
-    since = last.last_transition_time if last is not None and last.status == value else now
-    fields = {"type": kind.name, "status": value, "reason": reason.name, "message": message, "lastTransitionTime": since}
-    return Condition.model_validate(fields | {"observedGeneration": quota.meta.generation})
+def _condition(quota: Quota, state: tuple[ConditionType, bool, tuple[Reason, str]], last: Condition | None, now: str) -> Condition:
+    kind, true, (reason, message) = state
+    value: Literal["True", "False"] = "True" if true else "False"
+    return Condition(
+        type=kind.name,
+        status=value,
+        reason=reason.name,
+        message=message,
+        observed_generation=quota.meta.generation,
+        last_transition_time=last.last_transition_time if last is not None and last.status == value else now,
+    )
 
 
 def _last(quota: Quota) -> Sequence[Condition]:
-    """An older operator's status may not be readable: then there was none."""
+    """None if an older operator's status cannot be read."""
     try:
         return TenantQuotaStatus.model_validate(dict(quota.status), extra="ignore").conditions
     except ValidationError:

@@ -28,7 +28,7 @@ from pagoda_operator.client.requests import RetryBudget
 from pagoda_operator.lead.leader import Alone, Leadership, Lease, Means
 from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.quota.native import singles
-from pagoda_operator.quota.status_writer import StatusWriter
+from pagoda_operator.quota.status import StatusWriter
 from pagoda_operator.run.defaults import DEFAULT_KEY
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.events import Recorder

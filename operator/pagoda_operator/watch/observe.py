@@ -30,7 +30,7 @@ from pagoda_operator.api.state import (
     explain,
 )
 from pagoda_operator.decide.plan import Plan
-from pagoda_operator.decide.render.inspect import inspector_uid
+from pagoda_operator.decide.render.children import inspector_uid
 from pagoda_operator.decide.render.writes import Create
 
 

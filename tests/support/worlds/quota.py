@@ -14,9 +14,9 @@ from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, ANNOTATION_DEVICES, 
 from pagoda_operator.api.errors import Conflict
 from pagoda_operator.api.orders import Nobody, Orders
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, QUOTAS, SERVICES, Json, Key, Resource
-from pagoda_operator.decide.quota.caps import parse_quota
+from pagoda_operator.decide.quota import parse_quota
 from pagoda_operator.quota.keeper import Quotas
-from pagoda_operator.quota.status_writer import StatusWriter
+from pagoda_operator.quota.status import StatusWriter
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.watch.ages import Ages

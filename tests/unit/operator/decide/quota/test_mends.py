@@ -6,8 +6,7 @@ import pytest
 from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_DRAIN_DEADLINE
 from pagoda_operator.api.holdings import Holding
 from pagoda_operator.api.state import PODS, PROFILES, QUOTAS, SERVICES, Key
-from pagoda_operator.decide.quota.caps import Quota
-from pagoda_operator.decide.quota.ledger import Age, Ledger
+from pagoda_operator.decide.quota import Age, Ledger, Quota
 from support.worlds.quota import QuotaWorld
 
 # Nobody can read what is allowed

@@ -16,8 +16,7 @@ from pagoda_operator.api.quota_devices import held, needs, written
 from pagoda_operator.api.scaling import Decision, Recommendation
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, QUOTAS, RESOURCE_QUOTAS, SERVICES, Key
 from pagoda_operator.decide.plan import plan
-from pagoda_operator.decide.quota.caps import Quota
-from pagoda_operator.decide.quota.ledger import Age, Ledger
+from pagoda_operator.decide.quota import Age, Ledger, Quota
 from pagoda_operator.decide.render.writes import Create
 from pagoda_operator.decide.status.status import status
 from pagoda_operator.quota.native import singles
@@ -151,9 +150,9 @@ def test_what_was_let_through_of_two_kinds_counts_until_a_read_shows_both():
 
 
 def test_a_write_that_never_happened_is_forgotten_in_the_end_and_one_without_an_answer_later():
-    ledger, team = Ledger(), quota(1)
+    team = quota(1)
     for silent, free_at in ((False, 30), (True, 65)):
-        ledger.forget(A)
+        ledger = Ledger()
         ledger.settle(A, (), OLD, 0)
         ledger.admit(A, of(1), [team], 0)
         if silent:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagoda_operator.decide.quota.caps import Quota
+from pagoda_operator.decide.quota import Quota
 from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.run.dependencies import Dependencies
 from support.worlds.fleets import H100, TINY, cut, fleet, mig, node

@@ -4,13 +4,14 @@ import copy
 
 import pytest
 from pagoda_contracts.launch import DaemonConfig
-from pagoda_contracts.names import EXIT_PERMANENT
+from pagoda_contracts.names import ANNOTATION_ONLY_RUNS, EXIT_PERMANENT
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_operator.api.errors import SpecProblem
 from pagoda_operator.api.state import PODS, PROFILES, Key
-from pagoda_operator.decide.render.children import identify
+from pagoda_operator.decide.render.children import Owner, identify
 from pagoda_operator.decide.render.pod import Inputs, daemon_config, pod_template
+from pagoda_operator.decide.render.trial_pod import trial_pod
 from pagoda_operator.decide.status.verdict import ignored_fields
 from support.kube.fake_api import fetching, profile_body, running
 from support.worlds.world import World
@@ -103,6 +104,17 @@ def test_a_profile_without_the_image_is_named():
         daemon_config(inputs(images=("img:1", None)))
     assert told.value.reason.name == "InvalidProfile"
     assert daemon_config(inputs(images=("img:1", None), model={"uri": "pvc://models"}))["model"]["path"] == "/models"
+
+
+@pytest.mark.parametrize("own", [{}, {"args": ["prepare"]}])
+def test_a_trial_reads_a_claim_though_the_profile_has_an_init_container_called_fetch(own):
+    template = {"spec": {"initContainers": [{"name": "fetch", "image": "own:1"} | own]}}
+    made = inputs(profile={"podTemplate": template}, model={"uri": "pvc://models/tiny"})
+    data = {"profile": made.profile.wire(), "podTemplate": pod_template(made)}
+    pod = trial_pod(Owner("ns", "tiny", "uid"), made.revision.name, data, made.spec.model.uri, "")
+    (reader,) = pod["spec"]["initContainers"]
+    assert (reader["image"], reader["args"]) == ("fetch:1", ["inspect", "pvc://models/tiny"])
+    assert pod["metadata"]["annotations"][ANNOTATION_ONLY_RUNS] == "true"
 
 
 def test_another_secret_is_another_revision_only_where_it_is_used():

@@ -7,9 +7,8 @@ from pagoda_contracts.resources.profile import Egress, ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.state import DEPLOYMENTS, NETWORK_POLICIES, PODS, PROFILES, SERVICES
-from pagoda_operator.decide.render.children import Owner
-from pagoda_operator.decide.render.inspect import inspect_pod
-from pagoda_operator.decide.render.network import inspection_policy, network_policy
+from pagoda_operator.decide.render.children import Owner, inspection_policy, network_policy
+from pagoda_operator.decide.render.inspection import inspect_pod
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
 from support.judges.network_rules import Network, Peer, selected
