@@ -8,6 +8,7 @@ services drain as many replicas as are too many.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
@@ -136,7 +137,7 @@ class Ledger:
     def agrees(self, key: Key, found: Iterable[Holding]) -> bool:
         """Whether exactly this is booked, and all of it was seen."""
         found, entry = tuple(found), self._entry(key)
-        return not entry.unseen and _same(entry.charge, charge(found)) and _same(entry.lasting, lasting(found))
+        return not entry.unseen and Counter(entry.charge) == Counter(charge(found)) and Counter(entry.lasting) == Counter(lasting(found))
 
     def recount(self, key: Key, found: Iterable[Holding], age: Age, now: float) -> None:
         """Book what a later quorum read shows. Runs that read before it may not lower the charge for a while."""
@@ -267,7 +268,3 @@ def _message(quota: Quota, word: str, charged: int) -> str:
     if quota.invalid:
         return f"TenantQuota {quota.name} cannot be read, so its services do not grow; {charged} {spoken(word)} {verb} in use"
     return f"TenantQuota {quota.name} allows {quota.caps[word]} {spoken(word)}, and {charged} {verb} in use"
-
-
-def _same(left: Devices, right: Devices) -> bool:
-    return all(left.get(word, 0) == right.get(word, 0) for word in left.keys() | right.keys())

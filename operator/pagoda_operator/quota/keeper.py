@@ -43,7 +43,7 @@ class Quotas:
         steady: Callable[[], float],
         settled: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._reader, self._quotas, self._requeue, self._settled, self.steady = reader, quotas, requeue, settled, steady
+        self._reader, self.quotas, self._requeue, self._settled, self.steady = reader, quotas, requeue, settled, steady
         self.ledger = Ledger()
         # Whether everything was counted, and whether that was after the last write of a previous leader could arrive.
         self._full = self._sure = False
@@ -56,16 +56,16 @@ class Quotas:
     async def settle(self, key: Key, observed: Observed) -> None:
         """Book what this run read; before the first grant, what every service has."""
         if self._full:  # before this run lowers the charge: one replica may have ended while the next is not ordered yet
-            self.ledger.freeze(self._quotas())
+            self.ledger.freeze(self.quotas())
         age = Age(observed.meta.creation_timestamp, observed.meta.uid)
         self._book(key, observed.holdings, age)
-        if not self._sure and of_namespace(self._quotas(), key.namespace):
+        if not self._sure and of_namespace(self.quotas(), key.namespace):
             await self.fill()
-            self.ledger.freeze(self._quotas())
+            self.ledger.freeze(self.quotas())
 
     def booked(self, key: Key, observed: Observed) -> bool:
         """Whether exactly what was observed is booked; otherwise the run must verify it by quorum reads."""
-        return self.ledger.agrees(key, observed.holdings) and (self._sure or not of_namespace(self._quotas(), key.namespace))
+        return self.ledger.agrees(key, observed.holdings) and (self._sure or not of_namespace(self.quotas(), key.namespace))
 
     async def gone(self, key: Key) -> bool:
         """Book that the service is deleted. Whether pods of it still have devices, which count until the pods are gone."""
@@ -107,7 +107,7 @@ class Quotas:
     def offer(self, key: Key, observed: Observed, planned: Callable[[Observed], Plan]) -> Grant | None:
         """What the current revision may have. A first plan without quotas shows which devices a replica needs, even if it makes no replica
         yet."""
-        quotas = of_namespace(self._quotas(), key.namespace)
+        quotas = of_namespace(self.quotas(), key.namespace)
         draft = planned(observed) if quotas else Plan()
         if draft.current is None or draft.template is None:
             return None
@@ -117,7 +117,7 @@ class Quotas:
 
     def full(self, key: Key, observed: Observed) -> dict[str, str]:
         """Deployments whose unhealthy replicas get no successor, and why: there is no room, or growth is paused."""
-        quotas = of_namespace(self._quotas(), key.namespace)
+        quotas = of_namespace(self.quotas(), key.namespace)
         found = self.ledger.full(observed.holdings, quotas)
         if not self._sure:
             capped = {one.name: quota for one in observed.holdings for quota in quotas if quota.invalid or quota.caps.keys() & one.need}
@@ -127,7 +127,7 @@ class Quotas:
 
     def admit(self, key: Key, observed: Observed, draft: Plan) -> Plan:
         """The draft, booked; without the writes that would grow, if there is no room for them."""
-        quotas = of_namespace(self._quotas(), key.namespace)
+        quotas = of_namespace(self.quotas(), key.namespace)
         planned = _planned(observed, draft.writes)
         refused = self._paused(key, planned, quotas) or self.ledger.admit(key, planned, quotas, self.steady())
         if refused:

@@ -52,19 +52,16 @@ class Native(NamedTuple):
 
 def manifest(quota: Quota, single: Collection[str], classes: Collection[str]) -> dict[str, Any]:
     """Limits extended resources by their requests, claims by their classes; `single`: slices that are requested as GPUs."""
-    hard = {f"requests.{_resource(word)}": str(count) for word, count in sorted(quota.caps.items())}
+    slices = {word: count for word, count in sorted(quota.caps.items()) if word != GPU}
+    hard = {f"requests.{RESOURCE_MIG_PREFIX}{word.removeprefix('mig-')}": str(count) for word, count in slices.items()}
     if GPU in quota.caps:
-        hard[f"requests.{RESOURCE_GPU}"] = str(quota.caps[GPU] + sum(count for word, count in quota.caps.items() if word in single))
+        hard[f"requests.{RESOURCE_GPU}"] = str(quota.caps[GPU] + sum(count for word, count in slices.items() if word in single))
         hard |= {f"{name}{QUOTA_BY_CLASS}": str(quota.caps[GPU]) for name in sorted(classes)}
     owner = {"apiVersion": QUOTAS.api_version, "kind": QUOTAS.kind, "name": quota.name, "uid": quota.meta.uid, "controller": True}
     labels = {LABEL_NAME: "pagoda", LABEL_MANAGED_BY: MANAGED_BY, LABEL_TENANT_QUOTA_UID: quota.meta.uid}
     meta = {"name": f"pagoda-{quota.name}", "namespace": min(quota.namespaces), "labels": labels, "ownerReferences": [owner]}
     body = {"apiVersion": RESOURCE_QUOTAS.api_version, "kind": RESOURCE_QUOTAS.kind, "metadata": meta, "spec": {"hard": hard}}
     return body | {"metadata": meta | {"annotations": {ANNOTATION_RENDERED: digest(body)}}}
-
-
-def _resource(word: str) -> str:
-    return RESOURCE_GPU if word == GPU else f"{RESOURCE_MIG_PREFIX}{word.removeprefix('mig-')}"
 
 
 def classes_of(services: Iterable[Json]) -> frozenset[str]:

@@ -7,7 +7,7 @@ gateways count, are not in it yet. A changed spec is answered within seconds, a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple
 
@@ -37,18 +37,10 @@ _SUBJECTS: Final = "subjects.apiKeysSecretRef"
 
 
 class StatusWriter:
-    """`single`: slices that the fleet offers as GPUs. None until all nodes are known, because a ResourceQuota without them would refuse
-    replicas meanwhile."""
+    """`single`: slices that the fleet offers as GPUs. It is called only when all nodes are known."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        quotas: Callable[[], Iterable[Quota]],
-        keeper: Quotas,
-        clock: Callable[[], datetime],
-        single: Callable[[], frozenset[str] | None],
-    ) -> None:
-        self._cluster, self._quotas, self._keeper, self._clock, self._single = cluster, quotas, keeper, clock, single
+    def __init__(self, cluster: Cluster, keeper: Quotas, clock: Callable[[], datetime], single: Callable[[], frozenset[str]]) -> None:
+        self._cluster, self._keeper, self._clock, self._single = cluster, keeper, clock, single
         # Quota (by uid) → when its status was checked last, in seconds of the keeper's clock, and at which generation.
         self._checked: dict[str, tuple[float, int]] = {}
 
@@ -62,11 +54,11 @@ class StatusWriter:
         """Each quota whose spec changed, and each that was not checked for a minute; also requeues services with overdue charges."""
         now = self._keeper.steady()
         self._keeper.requeue_overdue()
-        quotas = tuple(self._quotas())
+        quotas = tuple(self._keeper.quotas())
         self._checked = {uid: seen for uid, seen in self._checked.items() if uid in {quota.meta.uid for quota in quotas}}
         for quota in quotas:
             last, generation = self._checked.get(quota.meta.uid, (now, None))
-            if (now - last < _PERIOD_S and generation == quota.meta.generation) or (quota.native and self._single() is None):
+            if now - last < _PERIOD_S and generation == quota.meta.generation:
                 continue
             try:
                 await self._one(quota)
@@ -76,7 +68,7 @@ class StatusWriter:
 
     async def _one(self, quota: Quota) -> None:
         await self._keeper.fill()
-        native = await ensure_resource_quota(self._cluster, quota, self._single() or frozenset()) if not quota.invalid else Native()
+        native = await ensure_resource_quota(self._cluster, quota, self._single()) if not quota.invalid else Native()
         wanted = status(quota, self._keeper.ledger.used(quota), native, self._clock().strftime("%Y-%m-%dT%H:%M:%SZ"))
         if wanted != quota.status:
             await apply_status(self._cluster, QUOTAS, quota.meta, wanted)
@@ -131,17 +123,13 @@ def _notes(quota: Quota, spec: TenantQuotaSpec, native: Native) -> Iterator[str]
         yield f"{' and '.join(twice)} are the same slices, so the smaller cap applies"
     if native.uncounted:
         yield f"the ResourceQuota does not count claims of {', '.join(native.uncounted)}: this API server counts no claims by class"
-    if native.as_gpus:
-        yield _together(quota, native.as_gpus)
-
-
-def _together(quota: Quota, words: Sequence[str]) -> str:
-    """What a ResourceQuota cannot distinguish."""
-    slices = " and ".join(map(spoken, words))
-    if GPU not in quota.caps:
-        return f"the ResourceQuota does not limit {slices} of MIG strategy single: they are requested as GPUs, which this quota does not cap"
-    both = quota.caps[GPU] + sum(quota.caps[word] for word in words)
-    return f"the ResourceQuota allows {both} of GPUs and {slices} together: those of MIG strategy single are requested as GPUs"
+    # A ResourceQuota cannot distinguish slices of MIG strategy single from GPUs.
+    slices = " and ".join(map(spoken, native.as_gpus))
+    if slices and GPU not in quota.caps:
+        yield f"the ResourceQuota does not limit {slices} of MIG strategy single: they are requested as GPUs, which this quota does not cap"
+    elif slices:
+        both = quota.caps[GPU] + sum(quota.caps[word] for word in native.as_gpus)
+        yield f"the ResourceQuota allows {both} of GPUs and {slices} together: those of MIG strategy single are requested as GPUs"
 
 
 def _conditions(quota: Quota, verdict: _Verdict, now: str) -> tuple[Condition, ...]:

@@ -123,7 +123,7 @@ class QuotaWorld:
         # By how much somebody has set the clock on the wall.
         self.jump = 0.0
         # Slices that the fleet offers as GPUs.
-        self.single: frozenset[str] | None = frozenset()
+        self.single: frozenset[str] = frozenset()
         self.woken: list[Key] = []
         self._names = 0
         self.daemons: Orders = Nobody()
@@ -137,7 +137,7 @@ class QuotaWorld:
         self.quotas = Quotas(self.api, self.seen, self.woken.append, lambda: self.later, lambda: self.later >= self.settled_at)
         dependencies = dependencies_with(self.api, quota=self.quotas, daemons=self.daemons, ages=Ages(lambda: self.later))
         self.operator = Reconciler(self.api, Settings(), self.now, dependencies)
-        self.status_writer = StatusWriter(self.api, self.seen, self.quotas, self.now, lambda: self.single)
+        self.status_writer = StatusWriter(self.api, self.quotas, self.now, lambda: self.single)
 
     def now(self) -> datetime:
         return START + timedelta(seconds=self.later + self.jump)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from pagoda_contracts.names import DEVICE_CLASS_MIG
@@ -26,14 +27,19 @@ _NAMED_SHARE: Final = 0.93
 _Wish = tuple[DeviceClass, int, str]
 
 
-class Demand(NamedTuple):
-    """What options are judged by. `required` is None while the model's shape is not known: size is then not judged."""
+@dataclass(frozen=True)
+class Demand:
+    """What options are judged by. If `required` is None, the model's size is not; `unknowable`: why its size can never be known."""
 
     fleet: Fleet
     terms: Terms
-    required: Requirement | None
-    known: tuple[DeviceClass, ...]
-    """What device plugins offer."""
+    required: Requirement | None = None
+    unknowable: str = ""
+
+    @cached_property
+    def known(self) -> tuple[DeviceClass, ...]:
+        """What device plugins offer."""
+        return classes(self.fleet, self.terms)
 
 
 @dataclass(frozen=True)
@@ -52,11 +58,6 @@ class Option:
         return self.resolved.identity
 
 
-def demanded(fleet: Fleet, terms: Terms, required: Requirement | None) -> Demand:
-    """The demand, with the device classes of the fleet computed once for all entries."""
-    return Demand(fleet, terms, required, classes(fleet, terms))
-
-
 def options(entry: Accelerator, demand: Demand) -> tuple[Option, ...]:
     """Every class that the entry could mean, small ones first; none if no node offers anything of the kind."""
     if entry.cpu is not None:
@@ -67,7 +68,7 @@ def options(entry: Accelerator, demand: Demand) -> tuple[Option, ...]:
         wishes = _slices(entry.mig, demand.known)
     else:
         wishes = _claims(entry.dra, demand) if entry.dra is not None else iter(())
-    return tuple(_option(kind, count, refusal, entry, demand.required) for kind, count, refusal in wishes)
+    return tuple(_option(kind, count, refusal, entry, demand) for kind, count, refusal in wishes)
 
 
 def _on_cpu(cpu: CpuAccelerator, required: Requirement | None) -> Option:
@@ -121,10 +122,11 @@ def _memory_of(kind: DeviceClass) -> int | None:
     return next(known, None)
 
 
-def _option(kind: DeviceClass, count: int, refusal: str, entry: Accelerator, required: Requirement | None) -> Option:
+def _option(kind: DeviceClass, count: int, refusal: str, entry: Accelerator, demand: Demand) -> Option:
     resolved = _resolved(entry, kind, count)
     useful = [room for room in kind.rooms if room.block is None or room.block.passing]
-    if why := refusal or _unfit(kind, count, required) or _unreachable(kind.rooms, useful) or _too_few(useful, count):
+    unfit = refusal or _unfit(kind, count, demand.required)
+    if why := unfit or _unreachable(kind.rooms, useful) or _too_few(useful, count) or demand.unknowable:
         return Option(resolved, kind, ever=False, free=0, why=f"{kind.name}: {why}")
     free = sum(room.free // count for room in useful)
     return Option(resolved, kind, ever=True, free=free, why="" if free else f"{kind.name}: {_occupied(useful, count)}")

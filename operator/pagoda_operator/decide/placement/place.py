@@ -6,7 +6,6 @@ are all in use is waited for, as long as its `fallbackAfter` says. A service tha
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 from pagoda_contracts.resources.placement import Accelerator
@@ -15,7 +14,7 @@ from pagoda_contracts.resources.status import PlacementStatus
 
 from pagoda_operator.api.placement import Placement, Resolved
 from pagoda_operator.api.state import Observed
-from pagoda_operator.decide.placement.options import Candidate, Option, absent, demanded, merged, options
+from pagoda_operator.decide.placement.options import Candidate, Demand, Option, absent, merged, options
 from pagoda_operator.decide.placement.question import Current, Question, ask
 from pagoda_operator.decide.placement.status import MAX_DEVICE, chosen_status, rejections, waiting_status, warnings, with_verdicts
 from pagoda_operator.decide.render.children import entry_digest, identify
@@ -42,10 +41,11 @@ def place(question: Question) -> Placement:
         placed = _stay(question, current, warned)
     else:
         placed = _as_pinned(question, _decide(question, candidates, warned, current))
-    if question.shape is None and question.unknown and _asks_for_shape(candidates, placed):
+    if question.model.shape is None and question.model.unknown and _asks_for_shape(candidates, placed):
         # A wait goes on, and entries that were given up stay so.
         waiting = question.kept.waiting if question.kept else None
-        return Placement(None, PlacementStatus(waiting=waiting, rejected=placed.status.rejected, warnings=warned), held=question.unknown)
+        status = PlacementStatus(waiting=waiting, rejected=placed.status.rejected, warnings=warned)
+        return Placement(None, status, held=question.model.unknown)
     return placed
 
 
@@ -75,7 +75,7 @@ def spare(question: Question, resolved: Resolved, entry: Accelerator) -> int | N
 
 def _free(question: Question, resolved: Resolved, entry: Accelerator, mine: str) -> int:
     """Places for the same devices; what pods of the service with the uid `mine` have counts as free."""
-    demand = demanded(question.fleet, question.terms._replace(service_uid=mine), None)
+    demand = Demand(question.fleet, question.terms._replace(service_uid=mine))
     same = (option for option in merged(one for one in options(entry, demand) if one.ever) if option.identity == resolved.identity)
     return next((option.free for option in same), 0)
 
@@ -86,11 +86,12 @@ def placeable(observed: Observed) -> int | None:
     None if that is unknown: on CPU, without a revision yet, if no node offers such devices now, or if the node pool grows. Then nodes are
     added because pods wait, and as many as pods wait.
     """
-    question = ask(observed, observed.spec) if observed.spec is not None else None
-    current = _current(question) if question is not None else None
-    if question is None or current is None or question.spec.accelerators[current.position].cpu is not None:
+    if observed.spec is None or (current := _current(question := ask(observed, observed.spec))) is None:
         return None
-    found = options(question.spec.accelerators[current.position], demanded(question.fleet, question.terms._replace(service_uid=""), None))
+    entry = question.spec.accelerators[current.position]
+    if entry.cpu is not None:
+        return None
+    found = options(entry, Demand(question.fleet, question.terms._replace(service_uid="")))
     same = [one for one in found if one.ever and one.kind and one.identity == current.resolved.identity]
     mine = [one for one in same if not current.resolved.labels or (one.kind and one.kind.label in current.resolved.labels)]
     joined = [room.node.joined for one in mine if one.kind for room in one.kind.rooms if not room.node.gone]
@@ -101,23 +102,15 @@ def placeable(observed: Observed) -> int | None:
 
 def _candidates(question: Question) -> tuple[Candidate, ...]:
     """Up to the first entry on CPU that is waited for without end."""
-    required = Requirement(question.shape, question.spec.engine) if question.shape else None
-    demand = demanded(question.fleet, question.terms, required)
+    required = Requirement(question.model.shape, question.spec.engine) if question.model.shape else None
+    demand = Demand(question.fleet, question.terms, required, question.model.unknowable)
     found = []
     for index, entry in enumerate(question.spec.accelerators):
         possible = options(entry, demand)
-        if required is None and question.unknowable:
-            possible = tuple(_unsized(option, question.unknowable) for option in possible)
         found.append(Candidate(index, entry, possible, "" if possible else absent(entry, demand)))
         if entry.cpu is not None and found[-1].able and found[-1].wait is None:
             break
     return tuple(found)
-
-
-def _unsized(option: Option, why: str) -> Option:
-    if option.kind is None or not option.ever:
-        return option
-    return replace(option, ever=False, free=0, why=f"{option.kind.name}: {why}")
 
 
 def _current(question: Question) -> Current | None:

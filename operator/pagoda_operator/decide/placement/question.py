@@ -9,13 +9,13 @@ from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_PLACEMENT, DAE
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_contracts.resources.status import PlacementStatus
 
-from pagoda_operator.api.placement import Held, Pin, Resolved, read_pin
+from pagoda_operator.api.placement import Pin, Resolved, read_pin
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, Child, Observed
-from pagoda_operator.decide.render.inspection import inspect
+from pagoda_operator.decide.render.inspection import Inspection, inspect
 from pagoda_operator.decide.render.pod import scheduling
 from pagoda_operator.decide.replicas.replicas import pods_of
-from pagoda_operator.inventory.fit import Shape, Size
+from pagoda_operator.inventory.fit import Size
 from pagoda_operator.inventory.fleet import Fleet, Terms
 
 
@@ -40,15 +40,12 @@ class Question(NamedTuple):
     spec: InferenceServiceSpec
     fleet: Fleet = Fleet()
     terms: Terms = Terms()
-    shape: Shape | None = None
-    # Without a shape: what is being done about it, or why it cannot be known.
-    unknown: Held | None = None
-    unknowable: str = ""
+    model: Inspection = Inspection()
     runs: tuple[Run, ...] = ()
     kept: PlacementStatus | None = None
     wanted: int = 1
     now: float = 0.0
-    # The largest nodes there are, for reasons.
+    # Of the largest nodes, for messages.
     sizes: tuple[Size, ...] = ()
 
 
@@ -63,15 +60,12 @@ class Current(NamedTuple):
 
 def ask(observed: Observed, spec: InferenceServiceSpec) -> Question:
     """The question for a service."""
-    known = inspect(observed, spec)
     return Question(
         name=observed.meta.name,
         spec=spec,
         fleet=observed.fleet,
         terms=terms(observed, spec),
-        shape=known.shape,
-        unknown=known.unknown,
-        unknowable=known.unknowable,
+        model=inspect(observed, spec),
         runs=tuple(_runs(observed, spec)),
         kept=observed.status.placement,
         wanted=observed.wanted,

@@ -1,8 +1,8 @@
 """What the status says of a placement: the choice, why not the entries before it, and devices that cannot be used. Pure; called by `place`.
 
-The status is also the memory of the scheduler's verdicts. An entry for which the scheduler found no node has no room, whatever is counted as
-free: the scheduler knows what is not counted here, such as memory and cores of nodes, zones of volumes and affinity of pods. A verdict moves
-a service only if it may take other devices; otherwise it waits, and the scheduler's message is the reason.
+The status also remembers the scheduler's verdicts. An entry for which the scheduler found no node has no room, whatever is counted as free:
+the scheduler knows what is not counted here, such as memory and cores of nodes, zones of volumes and affinity of pods. A verdict moves a
+service only if it may take other devices; otherwise it waits, and the scheduler's message is the reason.
 
 A text does not change with time alone, because each change is a status write. Warnings are in the status of every service that asks for
 devices: GPUs without MIG partitions, unhealthy devices, nodes that mig-manager has reconfigured for too long.

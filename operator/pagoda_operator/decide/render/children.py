@@ -4,8 +4,7 @@ Every child carries the service's labels, an owner reference that garbage collec
 the hash of the service's own fields. The profile's content is not part of it: an edited profile or a new operator rolls no pod.
 
 NetworkPolicies deny by default in both directions. In: gateways and the operator on the replica's two ports, readers of metrics on one.
-Out: DNS and the profile's `egress`, and only if models come from elsewhere. Kubelet's probes pass any NetworkPolicy. Policies add up, so an
-admin can open more with another one.
+Out: DNS and the profile's `egress`, and only if models come from elsewhere. Policies add up, so an admin can open more with another one.
 """
 
 from __future__ import annotations
@@ -103,19 +102,14 @@ def identify(
     names = ("model", "engine", "drain", "podTemplate", "profileRef", *(("credentials",) if fetched(spec) else ()))
     parts = {name: fields[name] for name in names if name in fields}
     parts |= {name: fields[name] for name in _ONLY_IF_SET if fields.get(name)}
-    entry = _entry(accelerator)
-    revision, kind = digest(parts), digest([entry, dict(resolved)] if resolved else entry)
+    revision, kind = digest(parts), entry_digest(accelerator, resolved)
     return Revision(f"{service}-{digest([revision, kind])}", revision, kind)
 
 
-def entry_digest(accelerator: Accelerator) -> str:
-    """Names an entry of `accelerators[]` by its content, without its `fallbackAfter`."""
-    return digest(_entry(accelerator))
-
-
-def _entry(accelerator: Accelerator) -> dict[str, Any]:
-    fields: dict[str, Any] = accelerator.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"fallback_after"})
-    return fields
+def entry_digest(accelerator: Accelerator, resolved: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Names an entry of `accelerators[]` by its content, without its `fallbackAfter`, and by its devices if they were chosen."""
+    fields = accelerator.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"fallback_after"})
+    return digest([fields, dict(resolved)] if resolved else fields)
 
 
 def replica_labels(owner: Owner, revision: Revision) -> dict[str, str]:
@@ -195,7 +189,14 @@ def disruption_budget(owner: Owner) -> Manifest:
 
 def network_policy(owner: Owner, callers: Callers, egress: tuple[Egress, ...]) -> Manifest:
     """Default deny for the replicas, and the exceptions."""
-    return _policy(owner, owner.name, owner.selector, [_callers(callers), *_metrics(callers)], egress)
+    accounts = ((callers.gateway, COMPONENT_GATEWAY), (callers.operator, COMPONENT_OPERATOR))
+    peers = [_pods(namespace_of(account), {LABEL_NAME: "pagoda", LABEL_COMPONENT: component}) for account, component in accounts]
+    # A policy cannot select by account: the whole namespace may read metrics, and the token decides.
+    namespaces = sorted({namespace_of(account) for account in callers.metrics})
+    readers = [*map(_pods, namespaces), *map(_network, callers.metrics_from)]
+    metrics = [{"from": readers, "ports": _tcp(PORT_DAEMON_HTTP)}] if readers else []
+    ingress = [{"from": peers, "ports": _tcp(PORT_DAEMON_HTTP, PORT_DAEMON_GRPC)}, *metrics]
+    return _policy(owner, owner.name, owner.selector, ingress, egress)
 
 
 def inspector_uid(uid: str) -> str:
@@ -223,21 +224,6 @@ def _policy(owner: Owner, name: str, selector: dict[str, str], ingress: list[Man
         "egress": [_dns(), *map(_egress, egress)] if egress else [],
     }
     return stamped(owner, NETWORK_POLICIES, name, owner.labels, {"spec": spec})
-
-
-def _callers(callers: Callers) -> Manifest:
-    accounts = ((callers.gateway, COMPONENT_GATEWAY), (callers.operator, COMPONENT_OPERATOR))
-    return {
-        "from": [_pods(namespace_of(account), {LABEL_NAME: "pagoda", LABEL_COMPONENT: component}) for account, component in accounts],
-        "ports": _tcp(PORT_DAEMON_HTTP, PORT_DAEMON_GRPC),
-    }
-
-
-def _metrics(callers: Callers) -> list[Manifest]:
-    """A policy cannot select by account: the whole namespace may connect, and the token decides."""
-    namespaces = sorted({namespace_of(account) for account in callers.metrics})
-    peers = [*(_pods(name) for name in namespaces), *(_network(cidr) for cidr in callers.metrics_from)]
-    return [{"from": peers, "ports": _tcp(PORT_DAEMON_HTTP)}] if peers else []
 
 
 def _dns() -> Manifest:

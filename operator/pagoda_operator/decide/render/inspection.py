@@ -1,10 +1,10 @@
 """How the operator learns a model's shape: published models by name, any other from the report of a pod that runs once. Pure.
 
-The pod reads the model's config.json and reports it as its termination message. The operator keeps the report in ConfigMap `<service>-model`
-and deletes the pod. Another address or revision of the model is inspected again.
+The pod reads the model's config.json and reports it as its termination message. The operator keeps the report in the ConfigMap
+`<service>-model` and deletes the pod. Another address or revision of the model is inspected again.
 
 The operator itself connects to nothing outside its cluster. The pod does, with the service's own credential, under Pod Security
-`restricted`. It has the environment that the profile gives to the sidecar `fetch` (a private hub, a proxy). `placement` and `plan` call this.
+`restricted`. It has the environment that the profile gives to the sidecar `fetch` (a private hub, a proxy).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_sizing.errors import SizingError
 
 from pagoda_operator.api.placement import Held
+from pagoda_operator.api.pods import parse_pod
 from pagoda_operator.api.state import CONFIG_MAPS, PODS, Child, Json, Observed
 from pagoda_operator.decide.render.children import Manifest, Owner, inspector_uid, stamped
 from pagoda_operator.decide.render.fetch import CLAIM_SCHEME, SCHEMES, claim, restricted_container, restricted_pod, source, unsupported
@@ -43,8 +44,8 @@ _REPORT_KEY: Final = "model.json"
 # Not the names of a replica's volumes: a profile may call one of its own "claim" or "credential".
 _CLAIM_VOLUME: Final = "pagoda-claim"
 _CREDENTIAL_VOLUME: Final = "pagoda-credential"
-# What the pod takes from the profile: its own fields, and those of its podTemplate for the pod and for the sidecar. The service's podTemplate
-# is not used, because it is checked only when there is a replica.
+# What the pod takes from the profile: fields of its own, and of its podTemplate for the pod and for the sidecar. The service's podTemplate is
+# not used, because it is checked only when there is a replica.
 _PROFILE_FIELDS: Final = ("tolerations", "nodeSelector", "imagePullSecrets")
 _POD_FIELDS: Final = (*_PROFILE_FIELDS, "hostAliases", "dnsConfig", "dnsPolicy")
 _SIDECAR_FIELDS: Final = ("env", "envFrom", "imagePullPolicy")
@@ -90,26 +91,19 @@ def _unknown(observed: Observed, spec: InferenceServiceSpec) -> Inspection:
     return Inspection(unknown=Held(INSPECTING_MODEL, f"a pod reads the model's config.json{failed or _obstacle(pod)}"))
 
 
-def _obstacle(pod: Child | None) -> str:
+def _obstacle(live: Child | None) -> str:
     """Without the kubelet's reason, because ErrImagePull and ImagePullBackOff alternate."""
-    if pod is None:
-        return ""
-    reasons = [one["state"]["waiting"].get("reason", "") for one in _statuses(pod) if "waiting" in one.get("state", {})]
-    if any("Image" in reason for reason in reasons):
+    pod = parse_pod(live.body) if live is not None else None
+    if pod is not None and "Image" in pod.waiting:
         return "; its image cannot be pulled"
-    scheduled = pod.condition("PodScheduled")
-    return f"; {pod.name} has no node: {scheduled.get('message', '')}" if scheduled.get("status") == "False" else ""
-
-
-def _statuses(pod: Child) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = (pod.body.get("status") or {}).get("containerStatuses") or []
-    return found
+    return f"; {pod.name} has no node: {pod.unscheduled}" if pod is not None and pod.unscheduled else ""
 
 
 def _last_end(pod: Child) -> Json:
     """How the inspecting container ended last."""
-    mine: Json = next((one for one in _statuses(pod) if one["name"] == CONTAINER), {})
-    ended: Json = (mine.get("state") or {}).get("terminated") or (mine.get("lastState") or {}).get("terminated") or {}
+    statuses: list[Json] = (pod.body.get("status") or {}).get("containerStatuses") or []
+    own: Json = next((one for one in statuses if one["name"] == CONTAINER), {})
+    ended: Json = (own.get("state") or {}).get("terminated") or (own.get("lastState") or {}).get("terminated") or {}
     return ended
 
 
@@ -194,12 +188,11 @@ def _pod_fields(profile: ServingProfileSpec) -> dict[str, Any]:
 
 
 def _template(profile: ServingProfileSpec) -> dict[str, Any]:
-    found: dict[str, Any] = (profile.pod_template or {}).get("spec") or {}
-    return found
+    return (profile.pod_template or {}).get("spec") or {}
 
 
 def _sidecar(profile: ServingProfileSpec) -> dict[str, Any]:
-    containers: list[dict[str, Any]] = _template(profile).get("initContainers") or []
+    containers = _template(profile).get("initContainers") or []
     return next((one for one in containers if one.get("name") == CONTAINER_FETCH), {})
 
 

@@ -75,7 +75,9 @@ def daemon_config(inputs: Inputs) -> dict[str, Any]:
     """The DaemonConfig on the wire; SpecProblem if the model cannot be brought into the pod."""
     spec, health, slo = inputs.spec, inputs.spec.health, inputs.spec.slo
     fetch.check(spec, inputs.profile)
-    path = FETCHED_LINK if fetch.fetched(spec) else _model_path(spec.model.uri)
+    _, _, folder = spec.model.uri.removeprefix(fetch.CLAIM_SCHEME).partition("/")
+    mounted = f"{MODEL_MOUNT}/{folder}" if folder else MODEL_MOUNT
+    path = FETCHED_LINK if fetch.fetched(spec) else mounted
     config = DaemonConfig(
         service=f"{inputs.key.namespace}/{inputs.key.name}",
         revision=inputs.revision.hash,
@@ -129,11 +131,6 @@ def _check_overlay(overlay: dict[str, Any], inputs: Inputs) -> None:
         if not any(covers(allowed, path) for allowed in allow):
             accepted = ", ".join(allow) or "nothing"
             raise SpecProblem(POD_TEMPLATE_FORBIDDEN, f"podTemplate sets {written(path)}; the profile allows {accepted}")
-
-
-def _model_path(uri: str) -> str:
-    _, _, path = uri.removeprefix(fetch.CLAIM_SCHEME).partition("/")
-    return f"{MODEL_MOUNT}/{path}" if path else MODEL_MOUNT
 
 
 def _engine(spec: InferenceServiceSpec, accelerator: Accelerator) -> EngineConfig:
@@ -191,15 +188,10 @@ def _fixed(inputs: Inputs) -> dict[str, Any]:
     }
     charged = written_devices(needs(inputs.accelerator, inputs.resolved.profile))
     annotations = {"annotations": {ANNOTATION_DEVICES: charged}} if charged else {}
-    return {"metadata": {"labels": inputs.labels, **annotations}, "spec": merge(own, _model(inputs))}
-
-
-def _model(inputs: Inputs) -> dict[str, Any]:
-    """How the model comes into the pod: by the sidecar, or directly from its claim."""
-    if fetch.fetched(inputs.spec):
-        return fetch.fixed(inputs.spec, inputs.profile)
     claim = {"claimName": fetch.claim(inputs.spec.model.uri), "readOnly": True}
-    return {"volumes": [{"name": "model", "persistentVolumeClaim": claim}]}
+    mounted = {"volumes": [{"name": "model", "persistentVolumeClaim": claim}]}
+    model = fetch.fixed(inputs.spec, inputs.profile) if fetch.fetched(inputs.spec) else mounted
+    return {"metadata": {"labels": inputs.labels, **annotations}, "spec": merge(own, model)}
 
 
 def _token_keys(inputs: Inputs) -> dict[str, Any]:
@@ -230,13 +222,7 @@ def _daemon(inputs: Inputs) -> dict[str, Any]:
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 (an emptyDir of the pod)
         ],
         "terminationMessagePolicy": "File",
-        **_probes(),
-    }
-
-
-def _probes() -> dict[str, Any]:
-    """Startup passes as soon as loading begins; the daemon itself detects a load that stalls (livez)."""
-    return {
+        # Startup passes as soon as loading begins; the daemon itself detects a load that stalls (livez).
         "startupProbe": fetch.probe(PATH_STARTUP, "probes", period=2, failures=300),
         "livenessProbe": fetch.probe(PATH_LIVE, "probes", period=5, failures=6),
         "readinessProbe": fetch.probe(PATH_READY, "probes", period=1, failures=3),

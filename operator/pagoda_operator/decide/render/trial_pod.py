@@ -1,7 +1,7 @@
 """A trial: a pod that runs once, to show that a new revision's image starts and its model exists, before the last old replica goes. Pure.
 
-It is made of what the revision is pinned to, so that it is pulled, mounted and confined as a replica is, but it has no device. Its labels are
-those of an inspection, so that Service, gateway and quota do not take it for a replica.
+It is made of what the revision is pinned to, so that it is pulled, mounted and confined as a replica is, but it has no device. It has the
+labels of an inspection, so that Service, gateway and quota do not take it for a replica.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def fits(asked, memory, count):
     """Sizing's word, asked without any code of the operator's."""
     device = Device("d", "d", memory, 1.0, {"bf16": 1.0}, 1.0, None, (), (), "")
     try:
-        return fit(asked.shape.model, device, Demand(asked.spec.engine.max_model_len, asked.spec.engine.max_concurrency), count).fits
+        return fit(asked.model.shape.model, device, Demand(asked.spec.engine.max_model_len, asked.spec.engine.max_concurrency), count).fits
     except SizingError:
         return False
 

@@ -736,9 +736,6 @@ def test_slices_that_are_requested_as_gpus_are_no_gpus_too_many_for_the_native_q
     world = QuotaWorld()
     devices = {} if gpus is None else {"gpus": gpus}
     world.cap(7, "ns", resourceQuota=True, **devices)
-    world.single = None
-    asyncio.run(world.status_writer.write())
-    assert world.api.of(RESOURCE_QUOTAS) == [], "the fleet is not known yet"
     world.single = singles(fleet(node("a", H100, cut(1, p1g_10gb=7), strategy="single"), node("b", H100, whole(8))))
     asyncio.run(world.status_writer.write())
     (native,) = world.api.of(RESOURCE_QUOTAS)
