@@ -44,7 +44,7 @@ _REPORT_KEY: Final = "model.json"
 # Not the names of a replica's volumes: a profile may call one of its own "claim" or "credential".
 _CLAIM_VOLUME: Final = "pagoda-claim"
 _CREDENTIAL_VOLUME: Final = "pagoda-credential"
-# What the pod takes from the profile: fields of its own, and of its podTemplate for the pod and for the sidecar. The service's podTemplate is
+# What the pod takes from the profile: its own fields, and those of its podTemplate for pod and sidecar. The service's podTemplate is
 # not used, because it is checked only when there is a replica.
 _PROFILE_FIELDS: Final = ("tolerations", "nodeSelector", "imagePullSecrets")
 _POD_FIELDS: Final = (*_PROFILE_FIELDS, "hostAliases", "dnsConfig", "dnsPolicy")
