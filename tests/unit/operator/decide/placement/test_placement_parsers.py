@@ -106,7 +106,7 @@ def test_limits_alone_are_requests_and_overhead_and_pod_level_count():
     assert parse_occupant({"metadata": {"name": "p"}, "spec": whole_pod}).millicores == 2250
 
 
-def test_who_ended_holds_nothing_who_leaves_does_until_he_is_gone():
+def test_finished_pods_use_nothing_and_terminating_pods_do():
     body = pod("a", gpu=1)
     assert parse_occupant(body | {"status": {"phase": "Succeeded"}}) is None
     leaving = parse_occupant(body | {"metadata": body["metadata"] | {"deletionTimestamp": "now"}})

@@ -47,7 +47,7 @@ def test_the_sidecar_stays_and_the_daemon_starts_when_its_startup_probe_passes()
     assert sidecar["startupProbe"]["failureThreshold"] * sidecar["startupProbe"]["periodSeconds"] >= 86_400
 
 
-def test_the_daemon_reads_what_the_sidecar_wrote_and_nothing_of_its_secrets():
+def test_daemon_mounts_the_model_and_no_credentials():
     spec, sidecar, daemon, volumes = rendered()
     assert mounts(sidecar)["/models"] == ("model", False)
     assert mounts(daemon)["/models"] == ("model", True)
@@ -126,7 +126,7 @@ def test_another_secret_is_another_revision_only_where_it_is_used():
     assert revision({"uri": "pvc://models"}, "a") == revision({"uri": "pvc://models"}, "b")
 
 
-def test_fields_that_fetching_heeds_are_not_called_idle():
+def test_fields_used_by_the_fetch_are_not_reported_as_ignored():
     assert ignored_fields(inputs().spec) == ()
     assert ignored_fields(inputs(model={"uri": "s3://bucket/name", "revision": "v1"}).spec) == ("model.revision",)
     assert ignored_fields(inputs(model={"uri": "pvc://models", "credential": "hub"}).spec) == ("model.credential", "credentials")
@@ -161,7 +161,7 @@ def world_with(status):
     ],
     ids=["busy", "transient", "permanent", "complete"],
 )
-def test_the_status_says_what_keeps_the_model_from_coming(status, kind, reason, says):
+def test_status_reports_why_the_fetch_is_not_complete(status, kind, reason, says):
     world = world_with(status)
     line = world.conditions()[kind]
     assert (line["status"], line["reason"]) == ("True", reason)
