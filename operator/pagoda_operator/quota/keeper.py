@@ -57,8 +57,7 @@ class Quotas:
         """Book what this run read; before the first grant, what every service has."""
         if self._full:  # before this run lowers the charge: one replica may have ended while the next is not ordered yet
             self.ledger.freeze(self.quotas())
-        age = Age(observed.meta.creation_timestamp, observed.meta.uid)
-        self._book(key, observed.holdings, age)
+        self._book(key, observed.holdings, Age(observed.meta.creation_timestamp, observed.meta.uid))
         if not self._sure and of_namespace(self.quotas(), key.namespace):
             await self.fill()
             self.ledger.freeze(self.quotas())
@@ -119,11 +118,11 @@ class Quotas:
         """Deployments whose unhealthy replicas get no successor, and why: there is no room, or growth is paused."""
         quotas = of_namespace(self.quotas(), key.namespace)
         found = self.ledger.full(observed.holdings, quotas)
-        if not self._sure:
-            capped = {one.name: quota for one in observed.holdings for quota in quotas if quota.invalid or quota.caps.keys() & one.need}
-            growing = [one.name for one in observed.holdings if not one.extra and one.name in capped]
-            found = {name: _PAUSED.format(capped[name].name) for name in growing} | found
-        return found
+        if self._sure:
+            return found
+        growing = [one for one in observed.holdings if not one.extra]
+        capped = {one.name: quota for one in growing for quota in quotas if quota.invalid or quota.caps.keys() & one.need}
+        return {name: _PAUSED.format(quota.name) for name, quota in capped.items()} | found
 
     def admit(self, key: Key, observed: Observed, draft: Plan) -> Plan:
         """The draft, booked; without the writes that would grow, if there is no room for them."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import structlog
 from pagoda_contracts.conditions.quota import IN_FORCE, OVER_CAP, RESOURCE_QUOTA_REFUSED, UNREADABLE
@@ -34,6 +34,8 @@ _LIMITS_NONE: Final = "Its namespaces cannot be read either, so it limits none."
 # Fields of the spec that the operator acts on. The gateways do not enforce the others yet.
 _ENFORCED: Final = frozenset(("subjects", "devices"))
 _SUBJECTS: Final = "subjects.apiKeysSecretRef"
+
+_Verdict = tuple[Reason, str]
 
 
 class StatusWriter:
@@ -74,40 +76,28 @@ class StatusWriter:
             await apply_status(self._cluster, QUOTAS, quota.meta, wanted)
 
 
-class _Verdict(NamedTuple):
-    kind: Literal["settled", "reconciling", "stalled"]
-    reason: Reason
-    message: str
-
-
 def status(quota: Quota, used: Devices, native: Native, now: str) -> dict[str, Any]:
     """The whole status on the wire; `native`: the state of the native ResourceQuota."""
+    slices = quota.spec.devices.mig_slices if quota.spec is not None and quota.spec.devices is not None else ()
+    counts = tuple(MigSlices(profile=entry.profile, count=used.get(slice_word(entry.profile), 0)) for entry in slices)
     return TenantQuotaStatus(
         observed_generation=quota.meta.generation,
         conditions=_conditions(quota, _verdict(quota, used, native), now),
-        usage=_usage(quota.spec, used) if quota.spec is not None and quota.caps else None,
+        usage=Usage(gpus=used.get(GPU), mig_slices=counts) if quota.caps else None,
     ).wire()
-
-
-def _usage(spec: TenantQuotaSpec, used: Devices) -> Usage:
-    slices = spec.devices.mig_slices if spec.devices is not None else ()
-    return Usage(
-        gpus=used.get(GPU),
-        mig_slices=tuple(MigSlices(profile=entry.profile, count=used.get(slice_word(entry.profile), 0)) for entry in slices),
-    )
 
 
 def _verdict(quota: Quota, used: Devices, native: Native) -> _Verdict:
     if quota.spec is None:
-        return _Verdict("stalled", UNREADABLE, f"{quota.invalid}. {_KEPT if quota.namespaces else _LIMITS_NONE}")
+        return UNREADABLE, f"{quota.invalid}. {_KEPT if quota.namespaces else _LIMITS_NONE}"
     if native.fault:
-        return _Verdict("stalled", RESOURCE_QUOTA_REFUSED, native.fault)
+        return RESOURCE_QUOTA_REFUSED, native.fault
     notes = "".join(f"; {note}" for note in _notes(quota, quota.spec, native))
     over = [spoken(word) for word, cap in sorted(quota.caps.items()) if used.get(word, 0) > cap]
     if over:
         message = f"more {' and '.join(over)} are in use than allowed; the newest services give devices back{notes}"
-        return _Verdict("reconciling", OVER_CAP, message)
-    return _Verdict("settled", IN_FORCE, f"in force{notes}")
+        return OVER_CAP, message
+    return IN_FORCE, f"in force{notes}"
 
 
 def _notes(quota: Quota, spec: TenantQuotaSpec, native: Native) -> Iterator[str]:
@@ -133,17 +123,17 @@ def _notes(quota: Quota, spec: TenantQuotaSpec, native: Native) -> Iterator[str]
 
 
 def _conditions(quota: Quota, verdict: _Verdict, now: str) -> tuple[Condition, ...]:
-    kind, said = verdict.kind, (verdict.reason, verdict.message)
+    over, stalled = verdict[0] == OVER_CAP, verdict[0] in (UNREADABLE, RESOURCE_QUOTA_REFUSED)
     states = (
-        (READY, kind != "stalled", said),
-        (RECONCILING, kind == "reconciling", said if kind == "reconciling" else (SETTLED, "")),
-        (STALLED, kind == "stalled", said if kind == "stalled" else (NOT_STALLED, "")),
+        (READY, not stalled, verdict),
+        (RECONCILING, over, verdict if over else (SETTLED, "")),
+        (STALLED, stalled, verdict if stalled else (NOT_STALLED, "")),
     )
     last = {condition.type: condition for condition in _last(quota)}
     return tuple(_condition(quota, state, last.get(state[0].name), now) for state in states)
 
 
-def _condition(quota: Quota, state: tuple[ConditionType, bool, tuple[Reason, str]], last: Condition | None, now: str) -> Condition:
+def _condition(quota: Quota, state: tuple[ConditionType, bool, _Verdict], last: Condition | None, now: str) -> Condition:
     kind, true, (reason, message) = state
     value: Literal["True", "False"] = "True" if true else "False"
     return Condition(

@@ -188,8 +188,5 @@ def _placed_before(question: Question, able: list[Candidate]) -> int:
     """Where an older revision of the same list runs: entries before it are not waited for again."""
     now = alternatives(question.spec)
     running = {run.accelerator for run in question.runs if run.running and run.pin is not None and run.pin.alternatives == now}
-    return max((n for n, one in enumerate(able) if running & _accelerators(question, one)), default=0)
-
-
-def _accelerators(question: Question, candidate: Candidate) -> set[str]:
-    return {identify(question.name, question.spec, candidate.entry, option.identity).accelerator for option in candidate.able}
+    possible = ((n, entry_digest(one.entry, option.identity)) for n, one in enumerate(able) for option in one.able)
+    return max((n for n, accelerator in possible if accelerator in running), default=0)

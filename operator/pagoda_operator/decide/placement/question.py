@@ -50,7 +50,7 @@ class Question(NamedTuple):
 
 
 class Current(NamedTuple):
-    """Where the spec's revision was placed: the entry's position, the devices, and the fields of its Run."""
+    """Where the spec's revision was placed: the entry's position, the devices, and fields of its Run."""
 
     position: int
     resolved: Resolved

@@ -4,8 +4,7 @@ The status also remembers the scheduler's verdicts. An entry for which the sched
 the scheduler knows what is not counted here, such as memory and cores of nodes, zones of volumes and affinity of pods. A verdict moves a
 service only if it may take other devices; otherwise it waits, and the scheduler's message is the reason.
 
-A text does not change with time alone, because each change is a status write. Warnings are in the status of every service that asks for
-devices: GPUs without MIG partitions, unhealthy devices, nodes that mig-manager has reconfigured for too long.
+No text changes with time alone, because each change is a status write. Every service that asks for devices has the warnings.
 """
 
 from __future__ import annotations

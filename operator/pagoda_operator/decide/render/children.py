@@ -135,8 +135,7 @@ def stamped(owner: Owner, resource: Resource, name: str, labels: dict[str, str],
 
 def controller_revision(owner: Owner, revision: Revision, number: int, data: Manifest) -> Manifest:
     """Pins what was rendered; `data` is never written again."""
-    labels = replica_labels(owner, revision)
-    return stamped(owner, CONTROLLER_REVISIONS, revision.name, labels, {"revision": number, "data": data})
+    return stamped(owner, CONTROLLER_REVISIONS, revision.name, replica_labels(owner, revision), {"revision": number, "data": data})
 
 
 def claim_template(owner: Owner, revision: Revision, claim: Manifest) -> Manifest:

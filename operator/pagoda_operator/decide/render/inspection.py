@@ -121,7 +121,8 @@ def steps(observed: Observed, owner: Owner, spec: InferenceServiceSpec) -> Itera
     ended = _last_end(pod)
     report = str(ended.get("message", "")).strip()
     if ended.get("exitCode") == 0 and is_report(report):
-        manifest = _model_map(owner, source_of(spec), report)
+        data = {_SOURCE_KEY: source_of(spec), _REPORT_KEY: json.dumps(json.loads(report), separators=(",", ":"), ensure_ascii=False)}
+        manifest = stamped(owner, CONFIG_MAPS, map_name(owner.name), owner.labels, {"data": data})
         live = observed.find(CONFIG_MAPS, map_name(owner.name))
         yield Apply(CONFIG_MAPS, manifest, live) if live else Create(CONFIG_MAPS, manifest)
 
@@ -136,11 +137,6 @@ def tidy(observed: Observed, keep: Child | None = None) -> Iterator[Write]:
 def map_name(service: str) -> str:
     """The name of the ConfigMap with the report."""
     return f"{service}-model"
-
-
-def _model_map(owner: Owner, source: str, report: str) -> Manifest:
-    compact = json.dumps(json.loads(report), separators=(",", ":"), ensure_ascii=False)
-    return stamped(owner, CONFIG_MAPS, map_name(owner.name), owner.labels, {"data": {_SOURCE_KEY: source, _REPORT_KEY: compact}})
 
 
 def inspect_pod(owner: Owner, spec: InferenceServiceSpec, profile: ServingProfileSpec) -> Manifest:

@@ -7,7 +7,6 @@ labels of an inspection, so that Service, gateway and quota do not take it for a
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from typing import Any, Final
 
 from pagoda_contracts.names import (
@@ -121,17 +120,13 @@ def _of(container: dict[str, Any], pinned: dict[str, Any]) -> dict[str, Any]:
 
 
 def _daemon(pinned: dict[str, Any]) -> dict[str, Any]:
-    return _named(pinned["containers"], CONTAINER_DAEMON) or {}
+    return next(container for container in pinned["containers"] if container["name"] == CONTAINER_DAEMON)
 
 
 def _sidecar(pinned: dict[str, Any]) -> dict[str, Any] | None:
     """The sidecar that fetches the model. An init container that the profile calls `fetch` as well names no model."""
-    found = _named(pinned.get("initContainers") or (), CONTAINER_FETCH)
-    return found if found is not None and inspecting(found.get("args") or ()) else None
-
-
-def _named(containers: Iterable[dict[str, Any]], name: str) -> dict[str, Any] | None:
-    return next((container for container in containers if container["name"] == name), None)
+    named = (container for container in pinned.get("initContainers") or () if container["name"] == CONTAINER_FETCH)
+    return next((container for container in named if inspecting(container.get("args") or ())), None)
 
 
 def _near(spec: dict[str, Any], node: str) -> dict[str, Any]:

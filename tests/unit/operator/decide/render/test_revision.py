@@ -64,7 +64,7 @@ def test_the_version_before_named_its_revisions_the_same():
     assert identify("x", spec, spec.accelerators[0]) == ("x-c5b83cdd7c", "da368231e4", "60b613e434")
 
 
-def test_adopt_annotation_makes_a_new_revision():
+def test_another_adopt_value_is_another_revision():
     words = [None, "2", "2026-11-21", None]
     base = {"model": {"uri": "pvc://m"}, "accelerators": [{"cpu": {"cores": "1", "memory": "1Gi"}}]}
     specs = [InferenceServiceSpec.model_validate(base | ({"profileRef": {"adopt": word}} if word else {})) for word in words]
