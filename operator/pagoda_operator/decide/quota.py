@@ -1,9 +1,8 @@
-"""TenantQuotas as far as devices go, and the ledger: what every service is charged, and what quotas let a service have now. Pure.
+"""TenantQuotas as far as devices go, and the ledger: what services are charged, and what quotas let them have now. Pure.
 
-The ledger is in memory. It is read and written without an await in between, so that of two services that race for the last slice only one
-gets it. The cluster is the truth: an entry is what a quorum read of the service's Deployments and pods showed, or more after an admitted
-write. Growth needs room beside everything that is in use or promised, so no order of events exceeds a cap. If a cap shrinks, the newest
-services drain as many replicas as are too many.
+The ledger is in memory. It is read and written without an await in between: of two services that race for the last slice only one gets it.
+An entry is what a quorum read of the service's Deployments and pods showed, or more after an admitted write. Growth needs room beside
+everything that is in use or promised, so no order of events exceeds a cap. If a cap shrinks, the newest services drain the excess.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ class Quotas:
         if key not in self.ledger:
             return False
         selector = f"{LABEL_SERVICE}={key.name}"
-        deployments, pods = [await self._reader.list(resource, key.namespace, selector) for resource in (DEPLOYMENTS, PODS)]
-        self._book(key, holdings(deployments, pods), _GONE)
+        lists = [await self._reader.list(resource, key.namespace, selector) for resource in (DEPLOYMENTS, PODS)]
+        self._book(key, holdings(*lists), _GONE)
         return key in self.ledger
 
     def _book(self, key: Key, found: Iterable[Holding], age: Age) -> None:

@@ -33,7 +33,6 @@ _KEPT: Final = "Its namespaces keep the devices that they have and get no more u
 _LIMITS_NONE: Final = "Its namespaces cannot be read either, so it limits none."
 # Fields of the spec that the operator acts on. The gateways do not enforce the others yet.
 _ENFORCED: Final = frozenset(("subjects", "devices"))
-_SUBJECTS: Final = "subjects.apiKeysSecretRef"
 
 _Verdict = tuple[Reason, str]
 
@@ -103,7 +102,9 @@ def _verdict(quota: Quota, used: Devices, native: Native) -> _Verdict:
 def _notes(quota: Quota, spec: TenantQuotaSpec, native: Native) -> Iterator[str]:
     """What a tenant might not expect of a quota that is in force."""
     fields = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    ignored = [name for name in fields if name not in _ENFORCED] + [_SUBJECTS] * (spec.subjects.api_keys_secret_ref is not None)
+    ignored = [name for name in fields if name not in _ENFORCED]
+    if spec.subjects.api_keys_secret_ref is not None:
+        ignored.append("subjects.apiKeysSecretRef")
     if ignored:
         yield f"not acted on yet: {', '.join(ignored)}"
     profiles = [entry.profile for entry in spec.devices.mig_slices] if spec.devices is not None else []

@@ -118,8 +118,7 @@ def _memory_of(kind: DeviceClass) -> int | None:
         return kind.memory
     if kind.profile is not None:
         return int(kind.profile.gb * 10**9 * _NAMED_SHARE)
-    known = (device.memory_bytes for device in catalogue() if device.profile is None and device.product == kind.product)
-    return next(known, None)
+    return next((device.memory_bytes for device in catalogue() if device.profile is None and device.product == kind.product), None)
 
 
 def _option(kind: DeviceClass, count: int, refusal: str, entry: Accelerator, demand: Demand) -> Option:

@@ -115,8 +115,7 @@ def _runs(observed: Observed, spec: InferenceServiceSpec) -> Iterator[Run]:
 def _pin(observed: Observed, name: str) -> Pin | None:
     """A revision's devices; None if there was nothing to choose."""
     config = observed.find(CONFIG_MAPS, name)
-    written = config.meta.get("annotations", {}).get(ANNOTATION_PLACEMENT, "") if config else ""
-    return read_pin(written) if written else None
+    return read_pin(config.meta.get("annotations", {}).get(ANNOTATION_PLACEMENT, "")) if config else None
 
 
 def _refused(observed: Observed, spec: InferenceServiceSpec, deployment: Child) -> str:
