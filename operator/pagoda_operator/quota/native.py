@@ -2,7 +2,7 @@
 
 - It counts every pod of the namespace, not only replicas.
 - A cap on GPUs limits claims as well, but class by class: NVIDIA's two classes and those that the namespace's services name. So it is
-  looser than the TenantQuota, never tighter. The TenantQuota's status says if the API server counts no claims (before 1.32, or without DRA).
+  looser than the TenantQuota, never tighter. The TenantQuota's status says if the API server counts no claims (before 1.32 or without DRA).
 - Slices of MIG strategy `single` are requested as GPUs. If the fleet has them, GPUs and such slices have one limit, their sum.
 
 It is owned by the TenantQuota, so that garbage collection removes it. Pure except for `ensure_resource_quota`.
