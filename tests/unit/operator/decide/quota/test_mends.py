@@ -1,4 +1,4 @@
-"""A service goes on whole while nobody can read what its quota allows, and while a sick replica has its successor."""
+"""A service keeps its replicas while its quota is invalid, and while an unhealthy replica has its successor."""
 
 from types import MappingProxyType
 
@@ -9,7 +9,7 @@ from pagoda_operator.api.state import PODS, PROFILES, QUOTAS, SERVICES, Key
 from pagoda_operator.decide.quota import Age, Ledger, Quota
 from support.worlds.quota import QuotaWorld
 
-# Nobody can read what is allowed
+# An invalid quota
 
 
 def spoil(world):

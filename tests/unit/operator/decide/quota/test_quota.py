@@ -1,4 +1,4 @@
-"""TenantQuota on devices: who gets how many, who waits, who gives back, and that no order of events exceeds a cap."""
+"""TenantQuota on devices: which service gets how many, waits, or gives back, and that no order of events exceeds a cap."""
 
 import asyncio
 from dataclasses import replace
@@ -760,7 +760,7 @@ def test_resource_quota_of_another_owner_is_left_alone():
     assert world.api.of(RESOURCE_QUOTAS)[0]["spec"] == {"hard": {"pods": "1"}}
 
 
-# A sick replica under a full quota
+# An unhealthy replica under a full quota
 
 
 def full(replicas, cap=None, **spec):
