@@ -21,9 +21,9 @@ from pagoda_operator.decide.children.converge import converge, isolate, rescaled
 from pagoda_operator.decide.children.pinning import Where, pin, told
 from pagoda_operator.decide.health.health import Health, judge
 from pagoda_operator.decide.health.successor import succession
-from pagoda_operator.decide.placement import inspection
 from pagoda_operator.decide.placement.place import alternatives, place, spare
 from pagoda_operator.decide.placement.question import ask
+from pagoda_operator.decide.render import inspection
 from pagoda_operator.decide.render.children import Manifest, Owner, Revision, identify
 from pagoda_operator.decide.render.writes import Create, Write
 from pagoda_operator.decide.replicas.replicas import steps

@@ -1,7 +1,7 @@
-"""Quotas: what `reconcile` asks about devices. Fills the ledger once, keeps it by what every run reads, wakes who waits for room.
+"""What `reconcile` asks about quotas: fills the ledger once, books what every run reads, requeues services that wait for room.
 
-Made by process.py; the arithmetic is ledger.py's. Between an offer, the plan made of it and its admission no other service's run comes in,
-but where the API server is asked about names: then admission is what counts, and a refused plan is made again.
+Made by process.py; the arithmetic is in `decide/quota.py`. No other service's run comes between an offer, the plan made of it and its
+admission, unless the API server is asked about names. Then admission decides, and a refused plan is made again.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pagoda_contracts.names import LABEL_SERVICE
 from pagoda_operator.api.quota import Grant, Holding, devices_of, holdings
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Json, Key, Observed, Reader
 from pagoda_operator.decide.plan import Plan
-from pagoda_operator.decide.quota.caps import Quota, of_namespace
-from pagoda_operator.decide.quota.ledger import Age, Ledger
+from pagoda_operator.decide.quota import Age, Ledger, Quota, of_namespace
 from pagoda_operator.decide.render.writes import Annotate, Apply, Create, Delete, Write
+from pagoda_operator.watch.kept import key_of
 
-# Of a service that is gone and whose replicas still end: it gives back before all others.
+# A service that is deleted while its replicas still end gives back before all others.
 _GONE: Final = Age("~", "")
 _PAUSED: Final = (
     "TenantQuota {}: scaling up is paused for a minute after a leader change, because writes of the previous leader may still arrive"
@@ -29,54 +29,58 @@ _PAUSED: Final = (
 
 
 class Quotas:
-    """`quotas`: all that the watch has shown; `wake`: have a service looked at again; `settled`: whether nothing that a leader before us
-    wrote can come any more (leader.py); `steady`: a clock that nobody sets, since what is in doubt stays so for a while by no other."""
+    """`quotas`: all TenantQuotas in the cache; `requeue`: queues a service; `settled`: whether no write of a previous leader can arrive any
+    more (leader.py); `steady`: a monotonic clock, in seconds."""
 
     def __init__(
         self,
         reader: Reader,
         quotas: Callable[[], Iterable[Quota]],
-        wake: Callable[[Key], None],
+        requeue: Callable[[Key], None],
         steady: Callable[[], float],
         settled: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._reader, self._quotas, self._wake, self._settled, self.steady = reader, quotas, wake, settled, steady
+        self._reader, self.quotas, self._requeue, self._settled, self.steady = reader, quotas, requeue, settled, steady
         self.ledger = Ledger()
-        # Whether everything was counted, and whether that was after the last write of a leader before us could come.
+        # Whether everything was counted, and whether that was after the last write of a previous leader could arrive.
         self._full = self._sure = False
         self._filling = asyncio.Lock()
-        # Services that want more than they are granted, and in vain.
+        # Services that want more than they are granted.
         self._short: set[Key] = set()
-        # Doubts that are over and whose services were woken for it.
-        self._woken: frozenset[tuple[Key, float]] = frozenset()
+        # Services that were requeued because a charge was overdue.
+        self._overdue: frozenset[tuple[Key, float]] = frozenset()
 
     async def settle(self, key: Key, observed: Observed) -> None:
-        """Book what this run read; before the first grant of all, what every service holds."""
-        if self._full:  # before this run's read lowers what is charged: it may be between one replica's end and the next one's order
-            self.ledger.freeze(self._quotas())
-        age = Age(observed.meta.creation_timestamp, observed.meta.uid)
-        self._booked(key, self.ledger.settle(key, observed.holdings, age, self.steady()))
-        if not self._sure and of_namespace(self._quotas(), key.namespace):
+        """Book what this run read; before the first grant, what every service has."""
+        if self._full:  # before this run lowers the charge: one replica may have ended while the next is not ordered yet
+            self.ledger.freeze(self.quotas())
+        self._book(key, observed.holdings, Age(observed.meta.creation_timestamp, observed.meta.uid))
+        if not self._sure and of_namespace(self.quotas(), key.namespace):
             await self.fill()
-            self.ledger.freeze(self._quotas())
+            self.ledger.freeze(self.quotas())
 
     def booked(self, key: Key, observed: Observed) -> bool:
-        """Whether what was shown is what is booked, with nothing in doubt; else a run reads the truth of it."""
-        return self.ledger.agrees(key, observed.holdings) and (self._sure or not of_namespace(self._quotas(), key.namespace))
+        """Whether exactly what was observed is booked; otherwise the run must verify it by quorum reads."""
+        return self.ledger.agrees(key, observed.holdings) and (self._sure or not of_namespace(self.quotas(), key.namespace))
 
     async def gone(self, key: Key) -> bool:
-        """The service is no more; what it holds still counts until it is gone too. Whether it does."""
+        """Book that the service is deleted. Whether pods of it still have devices, which count until the pods are gone."""
         self._short.discard(key)
         if key not in self.ledger:
             return False
         selector = f"{LABEL_SERVICE}={key.name}"
-        deployments, pods = [await self._reader.list(resource, key.namespace, selector) for resource in (DEPLOYMENTS, PODS)]
-        self._booked(key, self.ledger.settle(key, holdings(deployments, pods), _GONE, self.steady()))
+        lists = [await self._reader.list(resource, key.namespace, selector) for resource in (DEPLOYMENTS, PODS)]
+        self._book(key, holdings(*lists), _GONE)
         return key in self.ledger
 
+    def _book(self, key: Key, found: Iterable[Holding], age: Age) -> None:
+        if self.ledger.settle(key, found, age, self.steady()):
+            for short in self._short - {key}:
+                self._requeue(short)
+
     async def fill(self) -> None:
-        """Every service that no run of this process has read yet, by three lists; later ones are read by a run before they hold a thing.
-        All of it once more, as soon as that is the last word on what a leader before us let through."""
+        """Book every service that no run of this process has read yet, by three lists. Once more, when no write of a previous leader can
+        arrive any more."""
         async with self._filling:
             settled = self._settled()
             if self._sure or (self._full and not settled):
@@ -86,19 +90,20 @@ class Quotas:
                 self._reader.list(DEPLOYMENTS, "", LABEL_SERVICE),
                 self._reader.list(PODS, "", LABEL_SERVICE),
             )
-            ages = {_key(body): Age(body["metadata"].get("creationTimestamp", ""), body["metadata"]["uid"]) for body in services}
+            ages = {key_of(body): Age(body["metadata"].get("creationTimestamp", ""), body["metadata"]["uid"]) for body in services}
             made, running, now = _by_service(deployments), _by_service(pods), self.steady()
             for key in made.keys() | running.keys():
+                found, age = holdings(made.get(key, ()), running.get(key, ())), ages.get(key, _GONE)
                 if self._full:
-                    self.ledger.recount(key, holdings(made.get(key, ()), running.get(key, ())), ages.get(key, _GONE), now)
+                    self.ledger.recount(key, found, age, now)
                 elif key not in self.ledger:
-                    self.ledger.settle(key, holdings(made.get(key, ()), running.get(key, ())), ages.get(key, _GONE), 0.0)
+                    self.ledger.settle(key, found, age, 0.0)
             self._full, self._sure = True, settled
 
     def offer(self, key: Key, observed: Observed, planned: Callable[[Observed], Plan]) -> Grant | None:
-        """What the current revision may have; what a replica of it needs is read from a plan that knows of no quota. That plan need not
-        make one: in the first steps of a rollout none does, and without a grant then the last one's limit would be gone."""
-        quotas = of_namespace(self._quotas(), key.namespace)
+        """What the current revision may have. A first plan without quotas shows which devices a replica needs, even if it makes no replica
+        yet."""
+        quotas = of_namespace(self.quotas(), key.namespace)
         draft = planned(observed) if quotas else Plan()
         if draft.current is None or draft.template is None:
             return None
@@ -107,20 +112,20 @@ class Quotas:
         return self.ledger.offer(key, observed.holdings, name, need, quotas)
 
     def full(self, key: Key, observed: Observed) -> dict[str, str]:
-        """Deployments whose unhealthy replicas get no successor: there is no room for one more, or nothing may grow yet; and why."""
-        quotas = of_namespace(self._quotas(), key.namespace)
+        """Deployments whose unhealthy replicas get no successor, and why: there is no room, or growth is paused."""
+        quotas = of_namespace(self.quotas(), key.namespace)
         found = self.ledger.full(observed.holdings, quotas)
-        if not self._sure:
-            capped = {one.name: quota for one in observed.holdings for quota in quotas if quota.invalid or quota.caps.keys() & one.need}
-            growing = [one.name for one in observed.holdings if not one.extra and one.name in capped]
-            found = {name: _PAUSED.format(capped[name].name) for name in growing} | found
-        return found
+        if self._sure:
+            return found
+        growing = [one for one in observed.holdings if not one.extra]
+        capped = {one.name: quota for one in growing for quota in quotas if quota.invalid or quota.caps.keys() & one.need}
+        return {name: _PAUSED.format(quota.name) for name, quota in capped.items()} | found
 
     def admit(self, key: Key, observed: Observed, draft: Plan) -> Plan:
-        """The draft, booked; without what would grow where there is no room for it."""
-        quotas = of_namespace(self._quotas(), key.namespace)
+        """The draft, booked; without the writes that would grow, if there is no room for them."""
+        quotas = of_namespace(self.quotas(), key.namespace)
         planned = _planned(observed, draft.writes)
-        refused = self._early(key, planned, quotas) or self.ledger.admit(key, planned, quotas, self.steady())
+        refused = self._paused(key, planned, quotas) or self.ledger.admit(key, planned, quotas, self.steady())
         if refused:
             kept = tuple(write for write in draft.writes if not _grows(observed, write))
             draft = replace(draft, writes=kept, over_quota=refused)
@@ -131,32 +136,24 @@ class Quotas:
             self._short.discard(key)
         return draft
 
-    def _early(self, key: Key, planned: Iterable[Holding], quotas: Iterable[Quota]) -> str:
-        """Why nothing may grow yet: what the leader before let through is not all there to be counted."""
-        if self._sure or (held := self.ledger.growing(key, planned, quotas)) is None:
-            return ""
-        return _PAUSED.format(held.quota.name)
+    def _paused(self, key: Key, planned: Iterable[Holding], quotas: Iterable[Quota]) -> str:
+        growth = () if self._sure else self.ledger.growth(key, planned, quotas)
+        return next((_PAUSED.format(quota.name) for quota, _, _ in growth), "")
 
     def unanswered(self, key: Key) -> None:
         """A write of the service had no answer."""
         self.ledger.unanswered(key, self.steady())
 
-    def doubt(self) -> None:
-        """Have each service read anew, once, when the last doubt of it is over: until then others wait for room that may be free, and its
-        own next run may be minutes away."""
+    def requeue_overdue(self) -> None:
+        """Requeue each service with an overdue charge once. Others wait for that room, and its own next run may be minutes away."""
         overdue = self.ledger.overdue(self.steady())
-        for key, _ in sorted(overdue - self._woken):
-            self._wake(key)
-        self._woken = overdue
-
-    def _booked(self, key: Key, freed: bool) -> None:
-        if freed:
-            for short in self._short - {key}:
-                self._wake(short)
+        for key, _ in sorted(overdue - self._overdue):
+            self._requeue(key)
+        self._overdue = overdue
 
 
 def _planned(observed: Observed, writes: Iterable[Write]) -> list[Holding]:
-    """What the service will hold once the writes are done."""
+    """The service's holdings after the writes."""
     known = {holding.name: holding for holding in observed.holdings}
     for write in writes:
         if write.resource != DEPLOYMENTS or isinstance(write, Annotate):
@@ -178,16 +175,8 @@ def _grows(observed: Observed, write: Write) -> bool:
 
 
 def _by_service(bodies: Iterable[Json]) -> dict[Key, list[Json]]:
-    """One pass: to look for each of 2,000 services through 5,000 pods would hold the event loop for seconds, and the Lease with it."""
+    """In one pass: searching 5,000 pods for each of 2,000 services would block the event loop for seconds, and with it the Lease."""
     found: dict[Key, list[Json]] = defaultdict(list)
     for body in bodies:
-        found[_service(body)].append(body)
+        found[Key(body["metadata"]["namespace"], body["metadata"]["labels"][LABEL_SERVICE])].append(body)
     return found
-
-
-def _key(body: Json) -> Key:
-    return Key(body["metadata"]["namespace"], body["metadata"]["name"])
-
-
-def _service(body: Json) -> Key:
-    return Key(body["metadata"]["namespace"], body["metadata"]["labels"][LABEL_SERVICE])

@@ -1,10 +1,11 @@
-"""A ResourceQuota behind a TenantQuota, where the tenant has one namespace and asks for it: Kubernetes itself then refuses a pod too many.
+"""A native ResourceQuota behind a TenantQuota, if the tenant has one namespace and asks for it: the API server then refuses a pod too many.
 
-It counts every pod of the namespace, not replicas alone. A cap on GPUs holds for claims too, class by class: NVIDIA's two and those which
-the namespace's services name, since a ResourceQuota sums over no classes. That is looser than the TenantQuota, never tighter. An API server
-that counts no claims (before 1.32, or without dynamic resource allocation) leaves the word out of what it tells as used; that is told on.
-Slices of MIG strategy `single` are requested as GPUs: where the fleet has such, GPUs and they have one limit, their sum.
-Owned by the TenantQuota: garbage collection takes it along. Pure but for `ensure_resource_quota`.
+- It counts every pod of the namespace, not only replicas.
+- A cap on GPUs limits claims as well, but class by class: NVIDIA's two classes and those that the namespace's services name. So it is
+  looser than the TenantQuota, never tighter. The TenantQuota's status says if the API server counts no claims (before 1.32 or without DRA).
+- Slices of MIG strategy `single` are requested as GPUs. If the fleet has them, GPUs and such slices have one limit, their sum.
+
+It is owned by the TenantQuota, so that garbage collection removes it. Pure except for `ensure_resource_quota`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pagoda_contracts.names import (
 
 from pagoda_operator.api.quota import GPU, slice_word
 from pagoda_operator.api.state import QUOTAS, RESOURCE_QUOTAS, SERVICES, Child, Json
-from pagoda_operator.decide.quota.caps import Quota
+from pagoda_operator.decide.quota import Quota
 from pagoda_operator.decide.render.overlay import lost
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
 from pagoda_operator.inventory.fleet import Fleet
@@ -35,12 +36,12 @@ from pagoda_operator.inventory.values import digest
 from pagoda_operator.run.apply import Cluster, apply
 
 _ALWAYS: Final = frozenset((DEVICE_CLASS_GPU, DEVICE_CLASS_MIG))
-# Of a resource's name before the slash; a class whose name leaves no room for the suffix cannot be counted by any ResourceQuota.
+# Characters of a resource's name before the slash. A class whose name leaves no room for the suffix cannot be counted by a ResourceQuota.
 _MAX_PREFIX: Final = 253
 
 
-class Kept(NamedTuple):
-    """`fault`: why it cannot be, where somebody else has the name; `uncounted`: classes whose claims this API server does not count;
+class Native(NamedTuple):
+    """The state of a ResourceQuota. `fault`: why it cannot exist; `uncounted`: classes whose claims this API server does not count;
     `as_gpus`: capped slices that are requested as GPUs."""
 
     fault: str = ""
@@ -48,11 +49,12 @@ class Kept(NamedTuple):
     as_gpus: tuple[str, ...] = ()
 
 
-def manifest(quota: Quota, single: Collection[str] = (), classes: Collection[str] = _ALWAYS) -> dict[str, Any]:
-    """Extended resources are limited by their requests, claims by their classes; `single`: slices that are requested as GPUs."""
-    hard = {f"requests.{_resource(word)}": str(count) for word, count in sorted(quota.caps.items())}
+def manifest(quota: Quota, single: Collection[str], classes: Collection[str]) -> dict[str, Any]:
+    """Limits extended resources by their requests, claims by their classes; `single`: slices that are requested as GPUs."""
+    slices = {word: count for word, count in sorted(quota.caps.items()) if word != GPU}
+    hard = {f"requests.{RESOURCE_MIG_PREFIX}{word.removeprefix('mig-')}": str(count) for word, count in slices.items()}
     if GPU in quota.caps:
-        hard[f"requests.{RESOURCE_GPU}"] = str(quota.caps[GPU] + sum(count for word, count in quota.caps.items() if word in single))
+        hard[f"requests.{RESOURCE_GPU}"] = str(quota.caps[GPU] + sum(count for word, count in slices.items() if word in single))
         hard |= {f"{name}{QUOTA_BY_CLASS}": str(quota.caps[GPU]) for name in sorted(classes)}
     owner = {"apiVersion": QUOTAS.api_version, "kind": QUOTAS.kind, "name": quota.name, "uid": quota.meta.uid, "controller": True}
     labels = {LABEL_NAME: "pagoda", LABEL_MANAGED_BY: MANAGED_BY, LABEL_TENANT_QUOTA_UID: quota.meta.uid}
@@ -61,19 +63,15 @@ def manifest(quota: Quota, single: Collection[str] = (), classes: Collection[str
     return body | {"metadata": meta | {"annotations": {ANNOTATION_RENDERED: digest(body)}}}
 
 
-def _resource(word: str) -> str:
-    return RESOURCE_GPU if word == GPU else f"{RESOURCE_MIG_PREFIX}{word.removeprefix('mig-')}"
-
-
 def classes_of(services: Iterable[Json]) -> frozenset[str]:
-    """DeviceClasses that they name, of those that can be counted, and NVIDIA's."""
+    """NVIDIA's DeviceClasses, and those that services name and a ResourceQuota can count."""
     entries = (entry for body in services for entry in (body.get("spec") or {}).get("accelerators") or ())
     named = {str(entry["dra"].get("deviceClassName", "")) for entry in entries if entry.get("dra")}
     return _ALWAYS | {name for name in named if name and len(f"{name}{QUOTA_BY_CLASS}".partition("/")[0]) <= _MAX_PREFIX}
 
 
 def uncounted(body: Json) -> tuple[str, ...]:
-    """Classes of which the API server says that there is a limit, and nothing of their use: it does not know the word."""
+    """Classes for which the API server reports a limit but no use, because it does not count claims."""
     status = body.get("status") or {}
     limits, used = status.get("hard") or {}, status.get("used") or {}
     return tuple(sorted(word.removesuffix(QUOTA_BY_CLASS) for word in limits if word.endswith(QUOTA_BY_CLASS) and word not in used))
@@ -85,27 +83,22 @@ def singles(fleet: Fleet) -> frozenset[str]:
     return frozenset(slice_word(offer.profile.name) for offer in offers if offer.profile is not None)
 
 
-async def ensure_resource_quota(cluster: Cluster, quota: Quota, single: frozenset[str]) -> Kept:
-    """Compare, then create, apply or delete."""
+async def ensure_resource_quota(cluster: Cluster, quota: Quota, single: frozenset[str]) -> Native:
+    """Creates, updates or deletes the ResourceQuota."""
     made = [Child(RESOURCE_QUOTAS, body) for body in await cluster.list(RESOURCE_QUOTAS, "", f"{LABEL_TENANT_QUOTA_UID}={quota.meta.uid}")]
-    wanted = await _wanted(cluster, quota, single) if quota.native and quota.caps and len(quota.namespaces) == 1 else None
-    where = (wanted["metadata"]["namespace"], wanted["metadata"]["name"]) if wanted else None
-    writes: list[Write] = [Delete(RESOURCE_QUOTAS, child) for child in made if (child.meta["namespace"], child.name) != where]
-    live = next((child for child in made if (child.meta["namespace"], child.name) == where), None)
-    if wanted is not None and where is not None:
-        if live is None and await cluster.get(RESOURCE_QUOTAS, *where) is not None:
-            return Kept(f"ResourceQuota {where[0]}/{where[1]} exists and does not belong to this quota; rename one of them")
-        if live is None:
-            writes.append(Create(RESOURCE_QUOTAS, wanted))
-        elif lost(wanted, live.body) is not None:
-            writes.append(Apply(RESOURCE_QUOTAS, wanted, live))
+    if not (quota.native and quota.caps and len(quota.namespaces) == 1):
+        await apply(cluster, tuple(Delete(RESOURCE_QUOTAS, child) for child in made))
+        return Native()
+    namespace = min(quota.namespaces)
+    wanted = manifest(quota, single, classes_of(await cluster.list(SERVICES, namespace, "")) if GPU in quota.caps else ())
+    name = wanted["metadata"]["name"]
+    live = next((child for child in made if (child.meta["namespace"], child.name) == (namespace, name)), None)
+    if live is None and await cluster.get(RESOURCE_QUOTAS, namespace, name) is not None:
+        return Native(f"ResourceQuota {namespace}/{name} exists and does not belong to this quota; rename one of them")
+    writes: list[Write] = [Delete(RESOURCE_QUOTAS, child) for child in made if child is not live]
+    if live is None:
+        writes.append(Create(RESOURCE_QUOTAS, wanted))
+    elif lost(wanted, live.body) is not None:
+        writes.append(Apply(RESOURCE_QUOTAS, wanted, live))
     await apply(cluster, tuple(writes))
-    if wanted is None:
-        return Kept()
-    return Kept("", uncounted(live.body) if live is not None else (), tuple(sorted(single & quota.caps.keys())))
-
-
-async def _wanted(cluster: Cluster, quota: Quota, single: frozenset[str]) -> dict[str, Any]:
-    if GPU not in quota.caps:
-        return manifest(quota)
-    return manifest(quota, single, classes_of(await cluster.list(SERVICES, min(quota.namespaces), "")))
+    return Native("", uncounted(live.body) if live is not None else (), tuple(sorted(single & quota.caps.keys())))

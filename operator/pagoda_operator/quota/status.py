@@ -1,14 +1,17 @@
-"""What a TenantQuota's status says, by kstatus' rules. Pure; `status_writer.py` writes it where it differs.
+"""TenantQuotas' statuses, by kstatus' rules, and the round that writes them and keeps the native ResourceQuotas. Made by process.py.
 
-Usage is what the ledger charges, of what the quota caps: replicas that start and that end included. What gateways count (requests,
-tokens) is not here yet.
+Usage is what the ledger charges of the devices that the quota caps, including replicas that start or end. Requests and tokens, which
+gateways count, are not in it yet. A changed spec is answered within seconds, a changed usage within a minute.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final, Literal, NamedTuple
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from typing import Any, Final, Literal
 
+import structlog
 from pagoda_contracts.conditions.quota import IN_FORCE, OVER_CAP, RESOURCE_QUOTA_REFUSED, UNREADABLE
 from pagoda_contracts.conditions.service import NOT_STALLED, SETTLED
 from pagoda_contracts.conditions.types import READY, RECONCILING, STALLED, ConditionType, Reason
@@ -16,111 +19,136 @@ from pagoda_contracts.resources.meta import Condition
 from pagoda_contracts.resources.tenant import MigSlices, TenantQuotaSpec, TenantQuotaStatus, Usage
 from pydantic import ValidationError
 
+from pagoda_operator.api.errors import ClusterError
 from pagoda_operator.api.quota import GPU, Devices, slice_word, spoken
-from pagoda_operator.decide.quota.caps import Quota
-from pagoda_operator.quota.native import Kept
+from pagoda_operator.api.state import QUOTAS
+from pagoda_operator.decide.quota import Quota
+from pagoda_operator.quota.keeper import Quotas
+from pagoda_operator.quota.native import Native, ensure_resource_quota
+from pagoda_operator.run.apply import Cluster, apply_status
 
-_HELD_BACK: Final = "Its namespaces keep the devices that they have and get no more until the spec is corrected."
-_HOLDS_NOTHING: Final = "Its namespaces cannot be read either, so it limits none."
-# Of the spec, what the operator acts on; the rest is the gateways', which do not enforce it yet.
-_HEEDED: Final = frozenset(("subjects", "devices"))
-_SUBJECTS: Final = "subjects.apiKeysSecretRef"
+TICK_S: Final = 2.0
+_PERIOD_S: Final = 60.0
+_KEPT: Final = "Its namespaces keep the devices that they have and get no more until the spec is corrected."
+_LIMITS_NONE: Final = "Its namespaces cannot be read either, so it limits none."
+# Fields of the spec that the operator acts on. The gateways do not enforce the others yet.
+_ENFORCED: Final = frozenset(("subjects", "devices"))
 
-
-class _Verdict(NamedTuple):
-    kind: Literal["settled", "reconciling", "stalled"]
-    reason: Reason
-    message: str
-
-
-_State = tuple[ConditionType, str, Reason, str]
+_Verdict = tuple[Reason, str]
 
 
-def status(quota: Quota, used: Devices, native: Kept, now: str) -> dict[str, Any]:
-    """The whole status on the wire; `native`: what became of the native ResourceQuota."""
+class StatusWriter:
+    """`single`: slices that the fleet offers as GPUs. It is called only when all nodes are known."""
+
+    def __init__(self, cluster: Cluster, keeper: Quotas, clock: Callable[[], datetime], single: Callable[[], frozenset[str]]) -> None:
+        self._cluster, self._keeper, self._clock, self._single = cluster, keeper, clock, single
+        # Quota (by uid) → when its status was checked last, in seconds of the keeper's clock, and at which generation.
+        self._checked: dict[str, tuple[float, int]] = {}
+
+    async def run(self) -> None:
+        """Without end, every 2 s."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            await self.write()
+
+    async def write(self) -> None:
+        """Each quota whose spec changed, and each that was not checked for a minute; also requeues services with overdue charges."""
+        now = self._keeper.steady()
+        self._keeper.requeue_overdue()
+        quotas = tuple(self._keeper.quotas())
+        self._checked = {uid: seen for uid, seen in self._checked.items() if uid in {quota.meta.uid for quota in quotas}}
+        for quota in quotas:
+            last, generation = self._checked.get(quota.meta.uid, (now, None))
+            if now - last < _PERIOD_S and generation == quota.meta.generation:
+                continue
+            try:
+                await self._one(quota)
+                self._checked[quota.meta.uid] = (now, quota.meta.generation)
+            except ClusterError as error:
+                structlog.get_logger().warning("quota_status_not_written", quota=quota.name, error=str(error))
+
+    async def _one(self, quota: Quota) -> None:
+        await self._keeper.fill()
+        native = await ensure_resource_quota(self._cluster, quota, self._single()) if not quota.invalid else Native()
+        wanted = status(quota, self._keeper.ledger.used(quota), native, self._clock().strftime("%Y-%m-%dT%H:%M:%SZ"))
+        if wanted != quota.status:
+            await apply_status(self._cluster, QUOTAS, quota.meta, wanted)
+
+
+def status(quota: Quota, used: Devices, native: Native, now: str) -> dict[str, Any]:
+    """The whole status on the wire; `native`: the state of the native ResourceQuota."""
+    slices = quota.spec.devices.mig_slices if quota.spec is not None and quota.spec.devices is not None else ()
+    counts = tuple(MigSlices(profile=entry.profile, count=used.get(slice_word(entry.profile), 0)) for entry in slices)
     return TenantQuotaStatus(
         observed_generation=quota.meta.generation,
         conditions=_conditions(quota, _verdict(quota, used, native), now),
-        usage=_usage(quota.spec, used) if quota.spec is not None and quota.caps else None,
+        usage=Usage(gpus=used.get(GPU), mig_slices=counts) if quota.caps else None,
     ).wire()
 
 
-def _usage(spec: TenantQuotaSpec, used: Devices) -> Usage:
-    slices = spec.devices.mig_slices if spec.devices is not None else ()
-    return Usage(
-        gpus=used.get(GPU),
-        mig_slices=tuple(MigSlices(profile=entry.profile, count=used.get(slice_word(entry.profile), 0)) for entry in slices),
-    )
-
-
-def _verdict(quota: Quota, used: Devices, native: Kept) -> _Verdict:
-    if quota.invalid:
-        held = _HELD_BACK if quota.namespaces else _HOLDS_NOTHING
-        return _Verdict("stalled", UNREADABLE, f"{quota.invalid}. {held}")
+def _verdict(quota: Quota, used: Devices, native: Native) -> _Verdict:
+    if quota.spec is None:
+        return UNREADABLE, f"{quota.invalid}. {_KEPT if quota.namespaces else _LIMITS_NONE}"
     if native.fault:
-        return _Verdict("stalled", RESOURCE_QUOTA_REFUSED, native.fault)
+        return RESOURCE_QUOTA_REFUSED, native.fault
+    notes = "".join(f"; {note}" for note in _notes(quota, quota.spec, native))
     over = [spoken(word) for word, cap in sorted(quota.caps.items()) if used.get(word, 0) > cap]
-    ignored = _ignored(quota.spec) if quota.spec is not None else []
-    tail = f"; not acted on yet: {', '.join(ignored)}" if ignored else ""
-    if twice := _twice(quota.spec):
-        tail += f"; {' and '.join(twice)} are the same slices, so the smaller cap applies"
-    if native.uncounted:
-        tail += f"; the ResourceQuota does not count claims of {', '.join(native.uncounted)}: this API server counts no claims by class"
-    if native.as_gpus:
-        tail += _together(quota, native.as_gpus)
     if over:
-        return _Verdict(
-            "reconciling", OVER_CAP, f"more {' and '.join(over)} are in use than allowed; the newest services give devices back{tail}"
-        )
-    return _Verdict("settled", IN_FORCE, f"in force{tail}")
+        message = f"more {' and '.join(over)} are in use than allowed; the newest services give devices back{notes}"
+        return OVER_CAP, message
+    return IN_FORCE, f"in force{notes}"
 
 
-def _twice(spec: TenantQuotaSpec | None) -> list[str]:
-    """Profiles that are named in several spellings."""
-    profiles = [entry.profile for entry in spec.devices.mig_slices] if spec is not None and spec.devices is not None else []
+def _notes(quota: Quota, spec: TenantQuotaSpec, native: Native) -> Iterator[str]:
+    """What a tenant might not expect of a quota that is in force."""
+    fields = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    ignored = [name for name in fields if name not in _ENFORCED]
+    if spec.subjects.api_keys_secret_ref is not None:
+        ignored.append("subjects.apiKeysSecretRef")
+    if ignored:
+        yield f"not acted on yet: {', '.join(ignored)}"
+    profiles = [entry.profile for entry in spec.devices.mig_slices] if spec.devices is not None else []
     words = [slice_word(profile) for profile in profiles]
-    return [profile for profile, word in zip(profiles, words, strict=True) if words.count(word) > 1]
-
-
-def _together(quota: Quota, words: Sequence[str]) -> str:
-    """What a ResourceQuota cannot tell apart."""
-    slices = " and ".join(map(spoken, words))
-    if GPU not in quota.caps:
-        return (
-            f"; the ResourceQuota does not limit {slices} of MIG strategy single: they are requested as GPUs, which this quota does not cap"
-        )
-    both = quota.caps[GPU] + sum(quota.caps[word] for word in words)
-    return f"; the ResourceQuota allows {both} of GPUs and {slices} together: those of MIG strategy single are requested as GPUs"
-
-
-def _ignored(spec: TenantQuotaSpec) -> list[str]:
-    words = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    return [*(name for name in words if name not in _HEEDED), *([_SUBJECTS] if spec.subjects.api_keys_secret_ref is not None else [])]
+    twice = [profile for profile, word in zip(profiles, words, strict=True) if words.count(word) > 1]
+    if twice:
+        yield f"{' and '.join(twice)} are the same slices, so the smaller cap applies"
+    if native.uncounted:
+        yield f"the ResourceQuota does not count claims of {', '.join(native.uncounted)}: this API server counts no claims by class"
+    # A ResourceQuota cannot distinguish slices of MIG strategy single from GPUs.
+    slices = " and ".join(map(spoken, native.as_gpus))
+    if slices and GPU not in quota.caps:
+        yield f"the ResourceQuota does not limit {slices} of MIG strategy single: they are requested as GPUs, which this quota does not cap"
+    elif slices:
+        both = quota.caps[GPU] + sum(quota.caps[word] for word in native.as_gpus)
+        yield f"the ResourceQuota allows {both} of GPUs and {slices} together: those of MIG strategy single are requested as GPUs"
 
 
 def _conditions(quota: Quota, verdict: _Verdict, now: str) -> tuple[Condition, ...]:
-    last = {condition.type: condition for condition in _last(quota)}
+    over, stalled = verdict[0] == OVER_CAP, verdict[0] in (UNREADABLE, RESOURCE_QUOTA_REFUSED)
     states = (
-        (READY, "True" if verdict.kind != "stalled" else "False", verdict.reason, verdict.message),
-        _abnormal(RECONCILING, verdict.kind == "reconciling", verdict, SETTLED),
-        _abnormal(STALLED, verdict.kind == "stalled", verdict, NOT_STALLED),
+        (READY, not stalled, verdict),
+        (RECONCILING, over, verdict if over else (SETTLED, "")),
+        (STALLED, stalled, verdict if stalled else (NOT_STALLED, "")),
     )
+    last = {condition.type: condition for condition in _last(quota)}
     return tuple(_condition(quota, state, last.get(state[0].name), now) for state in states)
 
 
-def _abnormal(kind: ConditionType, holds: bool, verdict: _Verdict, otherwise: Reason) -> _State:
-    return (kind, "True", verdict.reason, verdict.message) if holds else (kind, "False", otherwise, "")
-
-
-def _condition(quota: Quota, state: _State, last: Condition | None, now: str) -> Condition:
-    kind, value, reason, message = state
-    since = last.last_transition_time if last is not None and last.status == value else now
-    fields = {"type": kind.name, "status": value, "reason": reason.name, "message": message, "lastTransitionTime": since}
-    return Condition.model_validate(fields | {"observedGeneration": quota.meta.generation})
+def _condition(quota: Quota, state: tuple[ConditionType, bool, _Verdict], last: Condition | None, now: str) -> Condition:
+    kind, true, (reason, message) = state
+    value: Literal["True", "False"] = "True" if true else "False"
+    return Condition(
+        type=kind.name,
+        status=value,
+        reason=reason.name,
+        message=message,
+        observed_generation=quota.meta.generation,
+        last_transition_time=last.last_transition_time if last is not None and last.status == value else now,
+    )
 
 
 def _last(quota: Quota) -> Sequence[Condition]:
-    """An older operator's status may not be readable: then there was none."""
+    """None if an older operator's status cannot be read."""
     try:
         return TenantQuotaStatus.model_validate(dict(quota.status), extra="ignore").conditions
     except ValidationError:

@@ -28,7 +28,7 @@ from pagoda_operator.client.requests import RetryBudget
 from pagoda_operator.lead.leader import Alone, Leadership, Lease, Means
 from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.quota.native import singles
-from pagoda_operator.quota.status_writer import StatusWriter
+from pagoda_operator.quota.status import StatusWriter
 from pagoda_operator.run.defaults import DEFAULT_KEY
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.events import Recorder
@@ -151,7 +151,7 @@ def core(settings: Settings, lease: Leadership, connected: Callable[[Hooks], Kub
 
 def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
     """Everything that runs beside Kopf."""
-    settings, quotas_seen, loop_time = made.settings, partial(made.caches.all, QUOTAS), asyncio.get_running_loop().time
+    settings, loop_time = made.settings, asyncio.get_running_loop().time
     own = OwnToken(settings.token) if settings.token is not None else None
     signals = Signals(loop_time, made.triggers.child)
     scaler = Scaler(made.cluster, signals, loop_time, time.time)
@@ -159,8 +159,8 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
     view = FleetView(made.caches)
     fleet = NodePools(made.cluster, view, settings.lease_namespace, time.time)
     keys = TokenKeys(made.cluster, own.newest_key if own else lambda: "")
-    quotas = Quotas(made.cluster, quotas_seen, made.queue.add, time.monotonic, made.lease.settled)
-    status_writer = StatusWriter(made.cluster, quotas_seen, quotas, _utc, lambda: singles(fleet()))
+    quotas = Quotas(made.cluster, partial(made.caches.all, QUOTAS), made.queue.add, time.monotonic, made.lease.settled)
+    status_writer = StatusWriter(made.cluster, quotas, _utc, lambda: singles(fleet()))
     events = Recorder(made.cluster, settings.identity, queued=True)
     dependencies = Dependencies(
         triggers=made.triggers,

@@ -18,7 +18,7 @@ from pagoda_operator.api.pods import parse_pod
 from pagoda_operator.api.quota import holdings
 from pagoda_operator.api.state import CHILD_RESOURCES, DEPLOYMENTS, PODS, PROFILES, SERVICES, Child, Json, Key, Observed, Reader, explain
 from pagoda_operator.decide.plan import Plan
-from pagoda_operator.decide.render.inspect import inspector_uid
+from pagoda_operator.decide.render.children import inspector_uid
 from pagoda_operator.decide.render.writes import Create
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from pagoda_devcluster.gpus import devices, dra, labels, layout
 from pagoda_devcluster.gpus.layout import NodeClass
 from pagoda_operator.api.state import NODES, PODS, PROFILES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_SLICES, Resource
-from pagoda_operator.decide.render.inspect import CONTAINER
+from pagoda_operator.decide.render.inspection import CONTAINER
 from support.kube.client import Body, Kube, eventually
 from support.kube.fake_api import running
 from support.kube.namespace import Real

@@ -13,6 +13,7 @@ from pagoda_devcluster.gpus.devices import allocatable
 from pagoda_devcluster.gpus.labels import labels_of
 from pagoda_devcluster.gpus.layout import Group, NodeClass, Product, Profile
 from pagoda_operator.decide.placement.question import Question
+from pagoda_operator.decide.render.inspection import Inspection
 from pagoda_operator.inventory.fit import from_catalogue
 from pagoda_operator.inventory.fleet import Fleet, Terms, parse_occupant
 from pagoda_operator.inventory.nodes import parse_node
@@ -148,7 +149,7 @@ def spec(*accelerators: Body, model: str = LLAMA8, requests: int = 8, context: i
 
 def question(there: Fleet, wanted: InferenceServiceSpec, **more: Any) -> Question:
     """A service `s` of uid `mine`, whose model is known where it is published."""
-    given = {"terms": Terms(service_uid="mine"), "shape": from_catalogue(wanted.model.uri), "now": 1000.0}
+    given = {"terms": Terms(service_uid="mine"), "model": Inspection(from_catalogue(wanted.model.uri)), "now": 1000.0}
     return Question("s", wanted, there, **(given | more))
 
 

@@ -13,9 +13,9 @@ from typing import Any
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, ANNOTATION_DEVICES, API_VERSION
 from pagoda_operator.api.errors import Conflict
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, QUOTAS, SERVICES, Json, Key, Resource
-from pagoda_operator.decide.quota.caps import parse_quota
+from pagoda_operator.decide.quota import parse_quota
 from pagoda_operator.quota.keeper import Quotas
-from pagoda_operator.quota.status_writer import StatusWriter
+from pagoda_operator.quota.status import StatusWriter
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.watch.ages import Ages
@@ -122,7 +122,7 @@ class QuotaWorld:
         # By how much somebody has set the clock on the wall.
         self.jump = 0.0
         # Slices that the fleet offers as GPUs.
-        self.single: frozenset[str] | None = frozenset()
+        self.single: frozenset[str] = frozenset()
         self.woken: list[Key] = []
         self._names = 0
         self.daemons: Any = NoDaemons()
@@ -136,7 +136,7 @@ class QuotaWorld:
         self.quotas = Quotas(self.api, self.seen, self.woken.append, lambda: self.later, lambda: self.later >= self.settled_at)
         dependencies = dependencies_with(self.api, quota=self.quotas, daemons=self.daemons, ages=Ages(lambda: self.later))
         self.operator = Reconciler(self.api, Settings(), self.now, dependencies)
-        self.status_writer = StatusWriter(self.api, self.seen, self.quotas, self.now, lambda: self.single)
+        self.status_writer = StatusWriter(self.api, self.quotas, self.now, lambda: self.single)
 
     def now(self) -> datetime:
         return START + timedelta(seconds=self.later + self.jump)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pagoda_contracts.names import ANNOTATION_DEVICES, API_VERSION
 from pagoda_operator.api.errors import ClusterError, Denied, Refused
 from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, CORE_SERVICES, DEPLOYMENTS, PODS, PROFILES, QUOTAS, SERVICES
-from pagoda_operator.decide.quota.caps import parse_quota
+from pagoda_operator.decide.quota import parse_quota
 from pagoda_operator.quota.keeper import Quotas
 from support.judges.kstatus import Verdict
 from support.kube.fake_api import Body, copied, crashed, fetching, running, service_body, waiting

@@ -28,10 +28,9 @@ from pagoda_operator.api.state import (
 )
 from pagoda_operator.decide.children.pinning import CLAIM, Pinned, template_of
 from pagoda_operator.decide.render import children
-from pagoda_operator.decide.render.children import Manifest, Owner, Revision
+from pagoda_operator.decide.render.children import Manifest, Owner, Revision, inspection_name, inspection_policy, network_policy
 from pagoda_operator.decide.render.fetch import CLAIM_SCHEME, model_of
-from pagoda_operator.decide.render.inspect import map_name
-from pagoda_operator.decide.render.network import inspection_name, inspection_policy, network_policy
+from pagoda_operator.decide.render.inspection import map_name
 from pagoda_operator.decide.render.overlay import lost
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
 from pagoda_operator.decide.replicas.replicas import Steps, pods_of

@@ -15,7 +15,6 @@ from pagoda_operator.api.placement import Resolved
 from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, RESOURCE_CLAIM_TEMPLATES, Child, Key, Observed
 from pagoda_operator.decide.render import children, pod
 from pagoda_operator.decide.render.children import Manifest, Owner, Revision
-from pagoda_operator.decide.render.devices import claim_spec
 
 CLAIM: Final = "claim"
 
@@ -107,7 +106,7 @@ def render(observed: Observed, owner: Owner, current: Revision, where: Where) ->
     inputs = pod.Inputs(key, current, observed.spec, where.entry, observed.profile, labels, observed.callers, where.resolved)
     profile = observed.profile.wire()
     rendered = {"profile": profile, "daemonConfig": pod.daemon_config(inputs), "podTemplate": pod.pod_template(inputs)}
-    return rendered | ({CLAIM: claim_spec(where.entry.dra, where.resolved)} if where.entry.dra else {})
+    return rendered | ({CLAIM: pod.claim_spec(where.entry.dra, where.resolved)} if where.entry.dra else {})
 
 
 def _in_order(data: Manifest) -> Manifest:

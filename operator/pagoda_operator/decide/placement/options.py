@@ -1,12 +1,13 @@
-"""What one entry of `accelerators[]` can come down to in a fleet: each class of devices with its verdict. Pure; called by `place`.
+"""The classes of devices that one entry of `accelerators[]` can mean in a fleet. Pure; called by `place`.
 
-A verdict says whether the class can ever do, how many replicas it has room for now, and why not.
+For each class: whether it can ever be used, how many replicas it has room for now, and why it has none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from pagoda_contracts.names import DEVICE_CLASS_MIG
@@ -19,24 +20,31 @@ from pagoda_operator.inventory.fit import Requirement, gib, why_not, why_not_on_
 from pagoda_operator.inventory.fleet import DeviceClass, Fleet, Room, Terms, claimable, classes
 from pagoda_operator.inventory.values import matches, parse_profile
 
-UNBOUNDED: Final = 1 << 20
-# Of the GB in a profile's name, where no label says what a slice has: NVIDIA's own tables are between 0.93 and 1.06 of it.
+_UNBOUNDED: Final = 1 << 20
+# A profile's memory as a share of the GB in its name, if no label says it. NVIDIA's own tables are between 0.93 and 1.06.
 _NAMED_SHARE: Final = 0.93
+# A class of devices that an entry could mean, how many of them a replica needs, and why the entry refuses it.
+_Wish = tuple[DeviceClass, int, str]
 
 
-class Demand(NamedTuple):
-    """What options are judged by. `required` is None while the model's shape is not known: size is then not judged."""
+@dataclass(frozen=True)
+class Demand:
+    """What options are judged by. If `required` is None, the model's size is not; `unknowable`: why its size can never be known."""
 
     fleet: Fleet
     terms: Terms
-    required: Requirement | None
-    known: tuple[DeviceClass, ...]
-    """What device plugins offer."""
+    required: Requirement | None = None
+    unknowable: str = ""
+
+    @cached_property
+    def known(self) -> tuple[DeviceClass, ...]:
+        """What device plugins offer."""
+        return classes(self.fleet, self.terms)
 
 
 @dataclass(frozen=True)
 class Option:
-    """One way to have an entry. `free` counts replicas; `why` is empty where there is room now."""
+    """One class of devices for an entry. `free` counts replicas; `why` is empty if there is room now."""
 
     resolved: Resolved
     kind: DeviceClass | None
@@ -44,112 +52,88 @@ class Option:
     free: int
     why: str
 
-
-class _Wish(NamedTuple):
-    """A class of devices that an entry asks for."""
-
-    kind: DeviceClass
-    needs: int
-    refusal: str = ""
-
-
-def demanded(fleet: Fleet, terms: Terms, required: Requirement | None) -> Demand:
-    """With the classes there are, once for all entries."""
-    return Demand(fleet, terms, required, classes(fleet, terms))
+    @property
+    def identity(self) -> dict[str, str]:
+        """Equal for options that one revision can run on."""
+        return self.resolved.identity
 
 
 def options(entry: Accelerator, demand: Demand) -> tuple[Option, ...]:
-    """Every class that the entry could mean, small ones first; none where no node offers anything of the kind."""
+    """Every class that the entry could mean, small ones first; none if no node offers anything of the kind."""
     if entry.cpu is not None:
         return (_on_cpu(entry.cpu, demand.required),)
-    return tuple(_option(wish, entry, demand) for wish in _wishes(entry, demand))
+    if entry.gpu is not None:
+        wishes = _gpus(entry.gpu, demand.known)
+    elif entry.mig is not None:
+        wishes = _slices(entry.mig, demand.known)
+    else:
+        wishes = _claims(entry.dra, demand) if entry.dra is not None else iter(())
+    return tuple(_option(kind, count, refusal, entry, demand) for kind, count, refusal in wishes)
 
 
 def _on_cpu(cpu: CpuAccelerator, required: Requirement | None) -> Option:
-    """The model against its own memory. Of nodes nothing is said beforehand: larger ones may come, and for a pod that waits they do."""
+    """The model against the entry's own memory. Nodes are not counted, because larger ones may be added for a pending pod."""
     why = why_not_on_cpu(required, int(parse_quantity(cpu.memory))) if required else ""
-    return Option(Resolved(), None, ever=not why, free=0 if why else UNBOUNDED, why=why)
+    return Option(Resolved(), None, ever=not why, free=0 if why else _UNBOUNDED, why=why)
 
 
 def absent(entry: Accelerator, demand: Demand) -> str:
-    """Why there is no option at all: what is required for, and what there is instead."""
-    known = sorted({kind.name for kind in demand.known})
+    """Why an entry has no option at all: what it asks for, and what the nodes offer."""
     if entry.dra is not None:
         return f"no ResourceSlice has a device of class {entry.dra.device_class_name} that matches the selectors"
-    return f"no node offers {_named(entry)}; offered: {', '.join(known) or 'nothing'}"
-
-
-def _named(entry: Accelerator) -> str:
     if entry.gpu is not None:
-        return f"a whole GPU {entry.gpu.product}" if entry.gpu.product else "a whole GPU"
-    profile = entry.mig.profile if entry.mig else None
-    return f"mig-{profile}" if profile else "a MIG slice"
-
-
-def _wishes(entry: Accelerator, demand: Demand) -> Iterator[_Wish]:
-    if entry.gpu is not None:
-        return _gpus(entry.gpu, demand.known)
-    if entry.mig is not None:
-        return _slices(entry.mig, demand.known)
-    if entry.dra is not None:
-        return _claims(entry.dra, demand)
-    return iter(())
+        wanted = f"a whole GPU {entry.gpu.product}" if entry.gpu.product else "a whole GPU"
+    else:
+        wanted = f"mig-{entry.mig.profile}" if entry.mig and entry.mig.profile else "a MIG slice"
+    known = sorted({kind.name for kind in demand.known})
+    return f"no node offers {wanted}; offered: {', '.join(known) or 'nothing'}"
 
 
 def _gpus(gpu: GpuAccelerator, known: Iterable[DeviceClass]) -> Iterator[_Wish]:
     for kind in known:
         if kind.profile is None and matches(gpu.product, kind.product):
-            yield _Wish(kind, gpu.count)
+            yield kind, gpu.count, ""
 
 
 def _slices(mig: MigAccelerator, known: Iterable[DeviceClass]) -> Iterator[_Wish]:
     wanted = parse_profile(mig.profile) if mig.profile else None
     least = int(parse_quantity(mig.min_memory)) if mig.min_memory else 0
     for kind in known:
-        if kind.profile is None or (wanted is not None and kind.profile != wanted):
-            continue
-        memory = memory_of(kind)
-        short = memory is not None and memory < least
-        yield _Wish(kind, 1, f"has {gib(memory)}, but minMemory is {gib(least)}" if short and memory is not None else "")
+        if kind.profile is not None and wanted in (None, kind.profile):
+            memory = _memory_of(kind)
+            enough = memory is None or memory >= least
+            yield kind, 1, "" if enough else f"has {gib(memory or 0)}, but minMemory is {gib(least)}"
 
 
 def _claims(dra: DraAccelerator, demand: Demand) -> Iterator[_Wish]:
     for kind in claimable(demand.fleet, demand.terms, dra.device_class_name, dra.selectors):
         sliced = kind.profile is not None or dra.device_class_name == DEVICE_CLASS_MIG
-        never = (
-            f"asks for {dra.count} slices per replica, but tensor parallelism cannot span MIG slices" if sliced and dra.count > 1 else ""
-        )
-        yield _Wish(kind, dra.count, never)
+        refusal = f"asks for {dra.count} slices per replica, but tensor parallelism cannot span MIG slices"
+        yield kind, dra.count, refusal if sliced and dra.count > 1 else ""
 
 
-def memory_of(kind: DeviceClass) -> int | None:
-    """One device's bytes: by its label, else by the profile's name, else by the catalogue; None where nobody knows."""
+def _memory_of(kind: DeviceClass) -> int | None:
+    """One device's bytes: by its label, else by the profile's name, else by the catalogue; None if unknown."""
     if kind.memory is not None:
         return kind.memory
     if kind.profile is not None:
         return int(kind.profile.gb * 10**9 * _NAMED_SHARE)
-    known = (device.memory_bytes for device in catalogue() if device.profile is None and device.product == kind.product)
-    return next(known, None)
+    return next((device.memory_bytes for device in catalogue() if device.profile is None and device.product == kind.product), None)
 
 
-def _option(wish: _Wish, entry: Accelerator, demand: Demand) -> Option:
-    kind, count = wish.kind, wish.needs
+def _option(kind: DeviceClass, count: int, refusal: str, entry: Accelerator, demand: Demand) -> Option:
     resolved = _resolved(entry, kind, count)
     useful = [room for room in kind.rooms if room.block is None or room.block.passing]
-    why = wish.refusal or _unfit(kind, count, demand.required) or _unreachable(kind.rooms, useful) or _too_few(useful, count)
-    if why:
-        return Option(resolved, kind, ever=False, free=0, why=_with_name(kind, why))
+    unfit = refusal or _unfit(kind, count, demand.required)
+    if why := unfit or _unreachable(kind.rooms, useful) or _too_few(useful, count) or demand.unknowable:
+        return Option(resolved, kind, ever=False, free=0, why=f"{kind.name}: {why}")
     free = sum(room.free // count for room in useful)
-    return Option(resolved, kind, ever=True, free=free, why="" if free else _with_name(kind, _occupied(useful, count)))
-
-
-def _with_name(kind: DeviceClass, why: str) -> str:
-    return f"{kind.name}: {why}"
+    return Option(resolved, kind, ever=True, free=free, why="" if free else f"{kind.name}: {_occupied(useful, count)}")
 
 
 def _resolved(entry: Accelerator, kind: DeviceClass, count: int) -> Resolved:
     many = f"{count} x " if count > 1 else ""
-    memory = memory_of(kind)
+    memory = _memory_of(kind)
     device = f"{many}{kind.name}" + (f", {gib(memory)}" if memory else "")
     profile = kind.profile.name if kind.profile else ""
     if entry.dra is not None:
@@ -160,14 +144,14 @@ def _resolved(entry: Accelerator, kind: DeviceClass, count: int) -> Resolved:
 def _unfit(kind: DeviceClass, count: int, required: Requirement | None) -> str:
     if kind.shared:
         return "shared by several pods (time-slicing or MPS), so that a replica cannot rely on its memory"
-    memory = memory_of(kind)
+    memory = _memory_of(kind)
     if memory is None:
         return "memory unknown, because GPU Feature Discovery has not labelled the node"
     return why_not(required, memory, count) if required else ""
 
 
 def _unreachable(rooms: tuple[Room, ...], useful: list[Room]) -> str:
-    """Every node is barred for good: by what, and how many."""
+    """Why no node can be used, and how many there are, if none will be usable without an edit."""
     if useful:
         return ""
     reasons = sorted({room.block.why for room in rooms if room.block})
@@ -181,11 +165,11 @@ def _too_few(useful: list[Room], count: int) -> str:
 
 
 def _occupied(useful: list[Room], count: int) -> str:
-    """Without numbers of the moment: each would be a write."""
+    """Without numbers that change by the second, because each change would be a status write."""
     passing = sorted({f"{room.node.name} is {room.block.why}" for room in useful if room.block})
-    barred = f"; {'; '.join(passing[:3])}" if passing else ""
     if passing and len(passing) == len(useful):
         return "; ".join(passing[:3])
+    barred = f"; {'; '.join(passing[:3])}" if passing else ""
     total = sum(room.total for room in useful)
     if count > 1:
         return f"no node has {count} of the {total} devices free{barred}"
@@ -193,24 +177,22 @@ def _occupied(useful: list[Room], count: int) -> str:
 
 
 def merged(found: Iterable[Option]) -> tuple[Option, ...]:
-    """Options that one pod template can ask for are one: same resource and profile, on whichever of their nodes."""
+    """Joins options that one pod template can ask for: the same resource, profile and product, on nodes with any label."""
     kept: dict[tuple[str, ...], Option] = {}
     for option in found:
         resolved = option.resolved
         key = (resolved.resource, resolved.profile, resolved.product)
-        if key not in kept:
-            kept[key] = option
-            continue
-        first = kept[key]
-        labels = tuple(sorted({*first.resolved.labels, *resolved.labels}))
-        device = ", or ".join(dict.fromkeys([first.resolved.device, resolved.device]))
-        both = replace(first.resolved, labels=labels, device=device)
-        kept[key] = replace(first, resolved=both, free=first.free + option.free, why=first.why and option.why)
+        first = kept.setdefault(key, option)
+        if first is not option:
+            labels = tuple(sorted({*first.resolved.labels, *resolved.labels}))
+            device = ", or ".join(dict.fromkeys([first.resolved.device, resolved.device]))
+            both = replace(first.resolved, labels=labels, device=device)
+            kept[key] = replace(first, resolved=both, free=first.free + option.free, why=first.why and option.why)
     return tuple(kept.values())
 
 
 class Candidate(NamedTuple):
-    """An entry with all that it could come down to."""
+    """An entry and its options."""
 
     position: int
     entry: Accelerator
@@ -219,15 +201,15 @@ class Candidate(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As the status calls it, such as gpu[0]."""
+        """As in the status, such as gpu[0]."""
         return f"{''.join(self.entry.kinds)}[{self.position}]"
 
     @property
     def able(self) -> tuple[Option, ...]:
-        """What can ever do, one per pod template, small first."""
+        """Options that can ever be used, one per pod template, small first."""
         return merged(option for option in self.options if option.ever)
 
     @property
     def wait(self) -> float | None:
-        """Seconds to wait for it; None for ever."""
+        """Seconds to wait for it; None means without end."""
         return parse_duration(self.entry.fallback_after) if self.entry.fallback_after else None

@@ -1,12 +1,11 @@
 """Which alternative of `accelerators[]` a service runs on, and why not the ones before it: `place(question)`. Pure; called by `plan`.
 
-Entries are tried in order. One that can never do is passed over, with a reason for each class of devices; one whose devices are all in use
-is waited for, as long as its `fallbackAfter` says. A service that runs somewhere stays there until its alternatives are edited.
+Entries are tried in order. An entry that can never be used is passed over, with a reason for each class of devices. An entry whose devices
+are all in use is waited for, as long as its `fallbackAfter` says. A service that runs stays until its alternatives are edited.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 from pagoda_contracts.resources.placement import Accelerator
@@ -15,20 +14,19 @@ from pagoda_contracts.resources.status import PlacementStatus
 
 from pagoda_operator.api.placement import Placement, Resolved
 from pagoda_operator.api.state import Observed
-from pagoda_operator.decide.placement.options import Candidate, Option, absent, demanded, merged, options
+from pagoda_operator.decide.placement.options import Candidate, Demand, Option, absent, merged, options
 from pagoda_operator.decide.placement.question import Current, Question, ask
-from pagoda_operator.decide.placement.status import MAX_DEVICE, chosen_status, rejections, waiting_status, warnings
-from pagoda_operator.decide.placement.unschedulable import with_scheduler_verdicts
+from pagoda_operator.decide.placement.status import MAX_DEVICE, chosen_status, rejections, waiting_status, warnings, with_verdicts
 from pagoda_operator.decide.render.children import entry_digest, identify
 from pagoda_operator.inventory.fit import Requirement
 from pagoda_operator.inventory.values import digest, unix
 
-# Nodes that joined within a day: somebody adds them, by hand or a node autoscaler, whose pools mostly shrink at night.
+# If a node joined within this time, a person or a node autoscaler may add more. Most autoscaled pools shrink at night.
 GROWS_S: Final = 86_400.0
 
 
 def alternatives(spec: InferenceServiceSpec) -> str:
-    """Names the list as a whole: another list is decided anew."""
+    """Names the list of alternatives by its content; an edited list is decided again."""
     return digest([entry_digest(entry) for entry in spec.accelerators])
 
 
@@ -37,27 +35,28 @@ def place(question: Question) -> Placement:
     warned = tuple(warnings(question.fleet, question.spec.accelerators, question.now))
     current = _current(question)
     if current is not None and (current.running or question.wanted == 0):
-        return _stay(question, current.position, current.resolved, warned)
-    candidates = with_scheduler_verdicts(question, _candidates(question), current)
-    if current is not None and _current_has_room(candidates, current.position, current.resolved):
-        placed = _stay(question, current.position, current.resolved, warned)
+        return _stay(question, current, warned)
+    candidates = with_verdicts(question, _candidates(question), current)
+    if current is not None and _has_room(candidates, current):
+        placed = _stay(question, current, warned)
     else:
         placed = _as_pinned(question, _decide(question, candidates, warned, current))
-    if question.shape is None and question.unknown and _asks_for_shape(candidates, placed):
-        # A wait that came this far does not begin anew, and what was given up on the way is not gone back to.
+    if question.model.shape is None and question.model.unknown and _asks_for_shape(candidates, placed):
+        # A wait goes on, and entries that were given up stay so.
         waiting = question.kept.waiting if question.kept else None
-        return Placement(None, PlacementStatus(waiting=waiting, rejected=placed.status.rejected, warnings=warned), held=question.unknown)
+        status = PlacementStatus(waiting=waiting, rejected=placed.status.rejected, warnings=warned)
+        return Placement(None, status, held=question.model.unknown)
     return placed
 
 
 def _asks_for_shape(candidates: tuple[Candidate, ...], placed: Placement) -> bool:
-    """Whether some devices could be had and the model's size says which. Not of those after the entry on CPU that is taken."""
+    """Whether there are devices that the model's size decides on, up to the entry that is taken."""
     last = next((one.position for one in candidates if one.entry is placed.entry), len(candidates))
     return any(option.kind and option.ever for one in candidates if one.position <= last for option in one.options)
 
 
 def _as_pinned(question: Question, placed: Placement) -> Placement:
-    """What is rendered stays as it is: nodes that joined since are no part of it."""
+    """With the devices of the pinned rendering, which does not change when nodes are added."""
     if placed.entry is None:
         return placed
     name = identify(question.name, question.spec, placed.entry, placed.resolved.identity).name
@@ -66,24 +65,34 @@ def _as_pinned(question: Question, placed: Placement) -> Placement:
 
 
 def spare(question: Question, resolved: Resolved, entry: Accelerator) -> int | None:
-    """How many more replicas fit beside all that run now, the service's own included: what a surge may take. None on CPU, and where none
-    fits and none would if the service's own went (nodes are cordoned, or offer nothing now): to take one away would then help nobody."""
+    """How many more replicas fit beside all that run now, the service's own included: what a surge may take. None on CPU, and if none would
+    fit without the service's own either (nodes are cordoned, or offer nothing now): removing a replica would not help."""
     if entry.cpu is not None:
         return None
     beside = _free(question, resolved, entry, "")
     return beside if beside or _free(question, resolved, entry, question.terms.service_uid) else None
 
 
+def _free(question: Question, resolved: Resolved, entry: Accelerator, mine: str) -> int:
+    """Places for the same devices; what pods of the service with the uid `mine` have counts as free."""
+    demand = Demand(question.fleet, question.terms._replace(service_uid=mine))
+    same = (option for option in merged(one for one in options(entry, demand) if one.ever) if option.identity == resolved.identity)
+    return next((option.free for option in same), 0)
+
+
 def placeable(observed: Observed) -> int | None:
-    """How many replicas have a place or would find one now: what scaling is clamped by. None where nobody can tell: on CPU, for a service
-    without a revision yet, or where no node offers such devices now. A pool that grows has no such number either: its nodes come because
-    pods wait, and as many at a time as pods wait."""
-    question = ask(observed, observed.spec) if observed.spec is not None else None
-    current = _current(question) if question is not None else None
-    if question is None or current is None or question.spec.accelerators[current.position].cpu is not None:
+    """How many replicas have a place or would find one now: the limit of scaling.
+
+    None if that is unknown: on CPU, without a revision yet, if no node offers such devices now, or if the node pool grows. Then nodes are
+    added because pods wait, and as many as pods wait.
+    """
+    if observed.spec is None or (current := _current(question := ask(observed, observed.spec))) is None:
         return None
-    found = options(question.spec.accelerators[current.position], demanded(question.fleet, question.terms._replace(service_uid=""), None))
-    same = [one for one in found if one.ever and one.kind and one.resolved.identity == current.resolved.identity]
+    entry = question.spec.accelerators[current.position]
+    if entry.cpu is not None:
+        return None
+    found = options(entry, Demand(question.fleet, question.terms._replace(service_uid="")))
+    same = [one for one in found if one.ever and one.kind and one.identity == current.resolved.identity]
     mine = [one for one in same if not current.resolved.labels or (one.kind and one.kind.label in current.resolved.labels)]
     joined = [room.node.joined for one in mine if one.kind for room in one.kind.rooms if not room.node.gone]
     if not joined or observed.now - max(joined) < GROWS_S:
@@ -91,36 +100,21 @@ def placeable(observed: Observed) -> int | None:
     return sum(pod.assigned for pod in observed.pods if pod.counts) + sum(one.free for one in mine)
 
 
-def _free(question: Question, resolved: Resolved, entry: Accelerator, mine: str) -> int:
-    """Places for the same devices; what pods of that service hold counts as free."""
-    demand = demanded(question.fleet, question.terms._replace(service_uid=mine), None)
-    same = (option for option in merged(one for one in options(entry, demand) if one.ever) if option.resolved.identity == resolved.identity)
-    return next((option.free for option in same), 0)
-
-
 def _candidates(question: Question) -> tuple[Candidate, ...]:
     """Up to the first entry on CPU that is waited for without end."""
-    required = Requirement(question.shape, question.spec.engine) if question.shape else None
-    demand = demanded(question.fleet, question.terms, required)
+    required = Requirement(question.model.shape, question.spec.engine) if question.model.shape else None
+    demand = Demand(question.fleet, question.terms, required, question.model.unknowable)
     found = []
     for index, entry in enumerate(question.spec.accelerators):
-        seen = options(entry, demand)
-        if required is None and question.unknowable:
-            seen = tuple(_unsized(option, question.unknowable) for option in seen)
-        found.append(Candidate(index, entry, seen, "" if seen else absent(entry, demand)))
+        possible = options(entry, demand)
+        found.append(Candidate(index, entry, possible, "" if possible else absent(entry, demand)))
         if entry.cpu is not None and found[-1].able and found[-1].wait is None:
             break
     return tuple(found)
 
 
-def _unsized(option: Option, why: str) -> Option:
-    if option.kind is None or not option.ever:
-        return option
-    return replace(option, ever=False, free=0, why=f"{option.kind.name}: {why}")
-
-
 def _current(question: Question) -> Current | None:
-    """The newest where several match."""
+    """The newest revision that matches the spec."""
     now = alternatives(question.spec)
     for run in sorted(question.runs, key=lambda run: (run.number, run.running), reverse=True):
         if run.pin is not None and run.pin.alternatives != now:
@@ -132,17 +126,17 @@ def _current(question: Question) -> Current | None:
     return None
 
 
-def _current_has_room(candidates: tuple[Candidate, ...], index: int, resolved: Resolved) -> bool:
-    there = next((one for one in candidates if one.position == index), None)
-    return there is not None and any(option.free and option.resolved.identity == resolved.identity for option in there.able)
+def _has_room(candidates: tuple[Candidate, ...], current: Current) -> bool:
+    able = (option for one in candidates if one.position == current.position for option in one.able)
+    return any(option.free and option.identity == current.resolved.identity for option in able)
 
 
-def _stay(question: Question, index: int, resolved: Resolved, warned: tuple[str, ...]) -> Placement:
-    """What the status says of the decision stays as it was made: fleets change, and each change would be a write."""
-    entry = question.spec.accelerators[index]
-    name = f"{''.join(entry.kinds)}[{index}]"
-    kept = question.kept if question.kept and question.kept.chosen == name else PlacementStatus()
-    status = PlacementStatus(chosen=name, device=resolved.device[:MAX_DEVICE] or None, rejected=kept.rejected, warnings=warned)
+def _stay(question: Question, current: Current, warned: tuple[str, ...]) -> Placement:
+    """The status keeps the reasons of the time of the decision: fleets change often, and each change would be a status write."""
+    entry, resolved = question.spec.accelerators[current.position], current.resolved
+    name = Candidate(current.position, entry, (), "").name
+    rejected = question.kept.rejected if question.kept and question.kept.chosen == name else ()
+    status = PlacementStatus(chosen=name, device=resolved.device[:MAX_DEVICE] or None, rejected=rejected, warnings=warned)
     return Placement(entry, status, resolved)
 
 
@@ -157,12 +151,8 @@ def _decide(question: Question, candidates: tuple[Candidate, ...], warned: tuple
             status = chosen_status(candidates, one, option, warned)
             return Placement(one.entry, status, option.resolved)
     awaited = able[patience]
-    mine = (
-        one
-        for one in awaited.able
-        if refused and refused.position == awaited.position and one.resolved.identity == refused.resolved.identity
-    )
-    option = next(mine, awaited.able[0])
+    mine = refused.resolved.identity if refused and refused.position == awaited.position else None
+    option = next((one for one in awaited.able if one.identity == mine), awaited.able[0])
     status = chosen_status(candidates, awaited, option, warned).model_copy(update={"waiting": waiting_status(awaited, since)})
     ends = since + awaited.wait if awaited.wait is not None and patience + 1 < len(able) else None
     return Placement(awaited.entry, status, option.resolved, again_at=ends)
@@ -175,9 +165,9 @@ def _best(able: tuple[Option, ...], wanted: int) -> Option | None:
 
 
 def _patience(question: Question, able: list[Candidate], refused: Current | None) -> tuple[int, float]:
-    """How far down the list the wait has come, and since when the entry there is waited for.
+    """How far down the list the wait has come, and since when (Unix seconds) the service waits for the entry there.
 
-    The status remembers it, so that a restart does not begin anew; an entry that was edited is another one.
+    The status remembers it, so that a restart does not begin again. An edited entry is another entry.
     """
     position, since = _placed_before(question, able), float(int(question.now))
     position = next((n for n, one in enumerate(able) if refused and one.position == refused.position), position)
@@ -185,7 +175,7 @@ def _patience(question: Question, able: list[Candidate], refused: Current | None
     if waited is not None:
         same = (n for n, one in enumerate(able) if (one.name, entry_digest(one.entry)) == (waited.accelerator, waited.entry))
         found = next(same, None)
-        began = unix(waited.since)  # None for somebody else's words: the wait begins when we first see it
+        began = unix(waited.since)  # None if it was not written by an operator: the wait begins now
         position, since = (found, min(since, since if began is None else began)) if found is not None else (position, since)
     while position + 1 < len(able) and (wait := able[position].wait) is not None and question.now >= since + wait:
         if _best(able[position].able, question.wanted) is not None:
@@ -195,12 +185,8 @@ def _patience(question: Question, able: list[Candidate], refused: Current | None
 
 
 def _placed_before(question: Question, able: list[Candidate]) -> int:
-    """Where an older revision of the same list runs: what was waited for before it is not waited for again."""
+    """Where an older revision of the same list runs: entries before it are not waited for again."""
     now = alternatives(question.spec)
     running = {run.accelerator for run in question.runs if run.running and run.pin is not None and run.pin.alternatives == now}
-    places = (n for n, one in enumerate(able) for option in one.able if _digest(question, one.entry, option) in running)
-    return max(places, default=0)
-
-
-def _digest(question: Question, entry: Accelerator, option: Option) -> str:
-    return identify(question.name, question.spec, entry, option.resolved.identity).accelerator
+    possible = ((n, entry_digest(one.entry, option.identity)) for n, one in enumerate(able) for option in one.able)
+    return max((n for n, accelerator in possible if accelerator in running), default=0)

@@ -8,12 +8,11 @@ from typing import NamedTuple
 from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_PLACEMENT, DAEMON_CUDA, LABEL_ACCELERATOR
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_contracts.resources.status import PlacementStatus
-from pagoda_sizing.model import Model
 
-from pagoda_operator.api.placement import Held, Pin, Resolved, read_pin
+from pagoda_operator.api.placement import Pin, Resolved, read_pin
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, Child, Observed
-from pagoda_operator.decide.placement.inspection import inspect
+from pagoda_operator.decide.render.inspection import Inspection, inspect
 from pagoda_operator.decide.render.pod import scheduling
 from pagoda_operator.decide.replicas.replicas import pods_of
 from pagoda_operator.inventory.fit import Size
@@ -21,8 +20,10 @@ from pagoda_operator.inventory.fleet import Fleet, Terms
 
 
 class Run(NamedTuple):
-    """One revision that has a Deployment, or is pinned and waits for one: what it was placed on, where that is known, and whether a pod of
-    it has a node; `refused`: what the scheduler says of one for which it found none."""
+    """A revision that has a Deployment, or is pinned and has none yet.
+
+    `pin`: its devices, if they were chosen; `running`: whether one of its pods has a node; `refused`: why the scheduler found none.
+    """
 
     name: str
     number: int
@@ -39,20 +40,17 @@ class Question(NamedTuple):
     spec: InferenceServiceSpec
     fleet: Fleet = Fleet()
     terms: Terms = Terms()
-    shape: Model | None = None
-    # Without a shape: what is being done about it, or why there will be none.
-    unknown: Held | None = None
-    unknowable: str = ""
+    model: Inspection = Inspection()
     runs: tuple[Run, ...] = ()
     kept: PlacementStatus | None = None
     wanted: int = 1
     now: float = 0.0
-    # The largest nodes there are, for reasons.
+    # Of the largest nodes, for messages.
     sizes: tuple[Size, ...] = ()
 
 
 class Current(NamedTuple):
-    """Where the spec's revision was placed: which entry, on what, and what its Run says."""
+    """Where the spec's revision was placed: the entry's position, the devices, and fields of its Run."""
 
     position: int
     resolved: Resolved
@@ -61,16 +59,13 @@ class Current(NamedTuple):
 
 
 def ask(observed: Observed, spec: InferenceServiceSpec) -> Question:
-    """The question, complete."""
-    known = inspect(observed, spec)
+    """The question for a service."""
     return Question(
         name=observed.meta.name,
         spec=spec,
         fleet=observed.fleet,
         terms=terms(observed, spec),
-        shape=known.shape,
-        unknown=known.unknown,
-        unknowable=known.unknowable,
+        model=inspect(observed, spec),
         runs=tuple(_runs(observed, spec)),
         kept=observed.status.placement,
         wanted=observed.wanted,
@@ -80,22 +75,24 @@ def ask(observed: Observed, spec: InferenceServiceSpec) -> Question:
 
 
 def terms(observed: Observed, spec: InferenceServiceSpec) -> Terms:
-    """What the service's pods bring along."""
+    """What the service's pods require of nodes, and tolerate."""
     profile = observed.profile
     if profile is None:
         return Terms(service_uid=observed.meta.uid)
-    said = scheduling(profile, spec)
+    pod = scheduling(profile, spec)
     return Terms(
-        selector=said.get("nodeSelector") or {},
-        tolerations=tuple(said.get("tolerations") or ()),
+        selector=pod.get("nodeSelector") or {},
+        tolerations=tuple(pod.get("tolerations") or ()),
         cuda=profile.min_cuda or DAEMON_CUDA,
         service_uid=observed.meta.uid,
     )
 
 
 def _runs(observed: Observed, spec: InferenceServiceSpec) -> Iterator[Run]:
-    """Revisions that have a Deployment, and those that wait for one."""
-    for deployment in observed.of(DEPLOYMENTS):
+    """Revisions that have a Deployment, then those that have none yet because the rollout gives them no replica. Without the latter, the
+    next reconcile would wait for the first entry again."""
+    deployments = observed.of(DEPLOYMENTS)
+    for deployment in deployments:
         if deployment.deleting:
             continue
         kept = observed.find(CONTROLLER_REVISIONS, deployment.name)
@@ -108,34 +105,29 @@ def _runs(observed: Observed, spec: InferenceServiceSpec) -> Iterator[Run]:
             accelerator=labels.get(LABEL_ACCELERATOR, ""),
             refused=_refused(observed, spec, deployment),
         )
-    yield from _to_come(observed)
-
-
-def _to_come(observed: Observed) -> Iterator[Run]:
-    """Revisions that a rollout gives no replica yet, hence no Deployment: decided on all the same. Left out, the next run would
-    be back at the entry that was given up, and wait for it anew."""
-    made = {child.name for child in observed.of(DEPLOYMENTS)}
+    names = {child.name for child in deployments}
     for kept in observed.of(CONTROLLER_REVISIONS):
         pin = _pin(observed, kept.name)
-        if pin is not None and kept.name not in made and not kept.deleting:
+        if pin is not None and kept.name not in names and not kept.deleting:
             yield Run(kept.name, int(kept.body["revision"]), pin, running=False)
 
 
 def _pin(observed: Observed, name: str) -> Pin | None:
-    """What a revision was placed on; None where nothing was chosen."""
+    """A revision's devices; None if there was nothing to choose."""
     config = observed.find(CONFIG_MAPS, name)
-    written = config.meta.get("annotations", {}).get(ANNOTATION_PLACEMENT, "") if config else ""
-    return read_pin(written) if written else None
+    return read_pin(config.meta.get("annotations", {}).get(ANNOTATION_PLACEMENT, "")) if config else None
 
 
 def _refused(observed: Observed, spec: InferenceServiceSpec, deployment: Child) -> str:
-    """What the scheduler says of one for which it found no node. While another of the same Deployment drains, a lack of room is no word
-    on the entry: the successor waits for what its predecessor holds, which counts as free to it. On CPU, where nothing is counted, no more
-    is it while another revision of the service holds a node."""
+    """The scheduler's message for a pod without a node; empty if it does not speak against the entry.
+
+    A lack of room does not, while a pod of the same Deployment ends: its place counts as free for the next pod. On CPU, where devices are
+    not counted, it does not either, while another revision of the service has a pod on a node.
+    """
     annotations = deployment.body["spec"]["template"]["metadata"].get("annotations") or {}
     own = pods_of(observed, deployment)
     names = {pod.name for pod in own}
-    # A replica that comes only in the place of an unhealthy one has the whole service move for it no more than a rollout judge by it.
+    # Without the successor of an unhealthy replica, for which a service does not move.
     tried = [pod for pod in own if pod.counts and pod.unschedulable][deployment.extra :]
     others = (pod for pod in observed.pods if pod.name not in names and ANNOTATION_DEVICES not in annotations)
     occupied = any(pod.assigned and not pod.finished for pod in others)
@@ -144,6 +136,6 @@ def _refused(observed: Observed, spec: InferenceServiceSpec, deployment: Child) 
 
 
 def _makes_room(observed: Observed, spec: InferenceServiceSpec, own: Iterable[Pod]) -> bool:
-    """Whether one on its way out gives a successor its place. On a node that takes no pods it does not, and may end never."""
+    """Whether a pod that ends gives its place to a successor. A pod on a node that takes no new pods does not, and may never end."""
     blocks = observed.fleet.blocks(terms(observed, spec))
     return any(pod.deleting and not pod.finished and pod.assigned and blocks.get(pod.node) is None for pod in own)

@@ -1,1 +1,1 @@
-"""The objects of a revision, and the types of writes."""
+"""The objects of a revision, the types of writes, and how a model's shape is learned."""

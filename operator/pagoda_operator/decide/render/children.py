@@ -1,7 +1,10 @@
-"""The objects around a pod template (Deployment, ConfigMap, ControllerRevision, Service, PodDisruptionBudget), and what identifies them.
+"""The objects around a pod template: Deployment, ConfigMap, ControllerRevision, Service, PodDisruptionBudget, NetworkPolicies. Pure.
 
 Every child carries the service's labels, an owner reference that garbage collection follows, and the hash of its rendering. A revision is
-the hash of the service's own words. The profile's content is not part of it: an edited profile or a new operator rolls no pod.
+the hash of the service's own fields. The profile's content is not part of it: an edited profile or a new operator rolls no pod.
+
+NetworkPolicies deny by default in both directions. In: gateways and the operator on the replica's two ports, readers of metrics on one.
+Out: DNS and the profile's `egress`, and only if models come from elsewhere. Policies add up, so an admin can open more with another one.
 """
 
 from __future__ import annotations
@@ -13,12 +16,16 @@ from typing import Any, Final, NamedTuple
 from pagoda_contracts.names import (
     ANNOTATION_PLACEMENT,
     ANNOTATION_RENDERED,
+    COMPONENT_GATEWAY,
+    COMPONENT_INSPECT,
+    COMPONENT_OPERATOR,
     COMPONENT_REPLICA,
     DAEMON_CONFIG_KEY,
     LABEL_ACCELERATOR,
     LABEL_COMPONENT,
     LABEL_MANAGED_BY,
     LABEL_NAME,
+    LABEL_NAMESPACE_NAME,
     LABEL_REVISION,
     LABEL_SERVICE,
     LABEL_SERVICE_UID,
@@ -26,14 +33,17 @@ from pagoda_contracts.names import (
     PORT_DAEMON_GRPC,
     PORT_DAEMON_HTTP,
 )
+from pagoda_contracts.resources.profile import Egress
 from pagoda_contracts.resources.service import Accelerator, InferenceServiceSpec
 
+from pagoda_operator.api.callers import Callers, namespace_of
 from pagoda_operator.api.state import (
     CONFIG_MAPS,
     CONTROLLER_REVISIONS,
     CORE_SERVICES,
     DEPLOYMENTS,
     DISRUPTION_BUDGETS,
+    NETWORK_POLICIES,
     RESOURCE_CLAIM_TEMPLATES,
     SERVICES,
     Resource,
@@ -42,6 +52,15 @@ from pagoda_operator.decide.render.fetch import fetched
 from pagoda_operator.inventory.values import digest
 
 Manifest = dict[str, Any]
+
+# As long as a fetch may take (fetch.py). The Deployment controller does not see a fetch, a pull of a 30 GB image or a node that is being
+# added, so its default of ten minutes failed slow starts. The pods themselves show what cannot start.
+_PROGRESS_S: Final = 86_400
+# An empty value of these means the same as none.
+_ONLY_IF_SET: Final = ("health", "slo")
+# Node-local DNS caches listen on a link-local address, which belongs to no pod.
+_LINK_LOCAL: Final = ("169.254.0.0/16", "fe80::/10")
+_DNS: Final = 53
 
 
 class Owner(NamedTuple):
@@ -63,74 +82,39 @@ class Owner(NamedTuple):
         return self.selector | names
 
 
+class Revision(NamedTuple):
+    """One (revision × accelerator): `name` is that of its Deployment, ConfigMap and ControllerRevision."""
+
+    name: str
+    hash: str
+    accelerator: str
+
+
+def identify(
+    service: str, spec: InferenceServiceSpec, accelerator: Accelerator, resolved: Mapping[str, str] = MappingProxyType({})
+) -> Revision:
+    """The revision that the spec asks for on this accelerator. `resolved`: the devices, if the entry leaves a choice.
+
+    Only fields that differ from their default are hashed, so that a field added by a later version changes no hash.
+    The accelerator counts by its content, not by its place in the list: reordering alternatives rolls nothing.
+    """
+    fields = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    names = ("model", "engine", "drain", "podTemplate", "profileRef", *(("credentials",) if fetched(spec) else ()))
+    parts = {name: fields[name] for name in names if name in fields}
+    parts |= {name: fields[name] for name in _ONLY_IF_SET if fields.get(name)}
+    revision, kind = digest(parts), entry_digest(accelerator, resolved)
+    return Revision(f"{service}-{digest([revision, kind])}", revision, kind)
+
+
+def entry_digest(accelerator: Accelerator, resolved: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Names an entry of `accelerators[]` by its content, without its `fallbackAfter`, and by its devices if they were chosen."""
+    fields = accelerator.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"fallback_after"})
+    return digest([fields, dict(resolved)] if resolved else fields)
+
+
 def replica_labels(owner: Owner, revision: Revision) -> dict[str, str]:
     """On a revision's children and pods."""
     return owner.labels | {LABEL_REVISION: revision.hash, LABEL_ACCELERATOR: revision.accelerator}
-
-
-def replica_selector(owner: Owner, labels: Mapping[str, str]) -> dict[str, str]:
-    """Selects one (revision × accelerator)'s pods; immutable in a Deployment, hence narrow and final."""
-    return owner.selector | {name: labels[name] for name in (LABEL_REVISION, LABEL_ACCELERATOR)}
-
-
-def controller_revision(owner: Owner, revision: Revision, number: int, data: Manifest) -> Manifest:
-    """Pins what was rendered; `data` is never written again."""
-    labels = replica_labels(owner, revision)
-    return stamped(owner, CONTROLLER_REVISIONS, revision.name, labels, {"revision": number, "data": data})
-
-
-def claim_template(owner: Owner, revision: Revision, claim: Manifest) -> Manifest:
-    """The resource claims of a revision's pods, one for each pod."""
-    return stamped(owner, RESOURCE_CLAIM_TEMPLATES, revision.name, replica_labels(owner, revision), {"spec": claim})
-
-
-def config_map(owner: Owner, revision: Revision, text: str, placement: str = "") -> Manifest:
-    """The replica's DaemonConfig, as JSON. Immutable: kubelets need not watch it, and nobody edits it under running pods.
-    `placement`: what the revision was placed on, and for which alternatives; an annotation, since those may be edited."""
-    body = {"immutable": True, "data": {DAEMON_CONFIG_KEY: text}}
-    manifest = stamped(owner, CONFIG_MAPS, revision.name, replica_labels(owner, revision), body)
-    if placement:
-        manifest["metadata"]["annotations"][ANNOTATION_PLACEMENT] = placement
-    return manifest
-
-
-# As long as a fetch may take (fetch.py). The Deployment controller sees pods come and become ready, never a fetch or an image of 30 GB
-# that moves, nor a node that an autoscaler makes: its default of ten minutes gave up every start that took longer. What cannot come up
-# is known from the pods themselves, and what is refused from the Deployment, at once or after ten minutes (sides.py).
-_PROGRESS_S: Final = 86_400
-
-
-def deployment(owner: Owner, name: str, template: Manifest, replicas: int, notes: Mapping[str, str] | None = None) -> Manifest:
-    """Runs a revision. The template never changes, so its own history is of no use. `notes`: annotations about it, not about what it
-    is; those without a text are left out."""
-    labels = owner.labels | replica_selector(owner, template["metadata"]["labels"])
-    spec = {
-        "replicas": replicas,
-        "revisionHistoryLimit": 0,
-        "progressDeadlineSeconds": _PROGRESS_S,
-        "selector": {"matchLabels": replica_selector(owner, labels)},
-        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
-        "template": template,
-    }
-    manifest = stamped(owner, DEPLOYMENTS, name, labels, {"spec": spec})
-    manifest["metadata"]["annotations"] |= {name: text for name, text in (notes or {}).items() if text}
-    return manifest
-
-
-def core_service(owner: Owner) -> Manifest:
-    """All replicas of the service under one name, which gateways do not need: they watch pods. By default nobody else gets through (the
-    NetworkPolicy lets gateways and operator in, replicas know callers by their tokens); for those whom an installation lets in."""
-    ports = [
-        {"name": "http", "port": PORT_DAEMON_HTTP, "targetPort": "http", "protocol": "TCP"},
-        {"name": "grpc", "port": PORT_DAEMON_GRPC, "targetPort": "grpc", "protocol": "TCP"},
-    ]
-    return stamped(owner, CORE_SERVICES, owner.name, owner.labels, {"spec": {"selector": owner.selector, "ports": ports}})
-
-
-def disruption_budget(owner: Owner) -> Manifest:
-    """One replica at a time; a replica that is not ready never blocks the drain of a node."""
-    spec = {"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow", "selector": {"matchLabels": owner.selector}}
-    return stamped(owner, DISRUPTION_BUDGETS, owner.name, owner.labels, {"spec": spec})
 
 
 def stamped(owner: Owner, resource: Resource, name: str, labels: dict[str, str], body: Manifest) -> Manifest:
@@ -149,40 +133,117 @@ def stamped(owner: Owner, resource: Resource, name: str, labels: dict[str, str],
     return manifest
 
 
-# An empty one is the same as none.
-_ONLY_WHERE_SET: Final = ("health", "slo")
+def controller_revision(owner: Owner, revision: Revision, number: int, data: Manifest) -> Manifest:
+    """Pins what was rendered; `data` is never written again."""
+    return stamped(owner, CONTROLLER_REVISIONS, revision.name, replica_labels(owner, revision), {"revision": number, "data": data})
 
 
-class Revision(NamedTuple):
-    """One (revision × accelerator): `name` is that of its Deployment, ConfigMap and ControllerRevision."""
-
-    name: str
-    hash: str
-    accelerator: str
+def claim_template(owner: Owner, revision: Revision, claim: Manifest) -> Manifest:
+    """The resource claims of a revision's pods, one for each pod."""
+    return stamped(owner, RESOURCE_CLAIM_TEMPLATES, revision.name, replica_labels(owner, revision), {"spec": claim})
 
 
-def identify(
-    service: str, spec: InferenceServiceSpec, accelerator: Accelerator, resolved: Mapping[str, str] = MappingProxyType({})
-) -> Revision:
-    """The revision that the spec asks for on this accelerator, where the entry leaves a choice on the devices it came down to.
-
-    Only fields that differ from their default are hashed, so that a field added by a later version changes no hash.
-    The accelerator counts by its content, not by its place in the list: reordering alternatives rolls nothing.
-    """
-    words = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    names = ("model", "engine", "drain", "podTemplate", "profileRef", *(("credentials",) if fetched(spec) else ()))
-    parts = {name: words[name] for name in names if name in words}
-    parts |= {name: words[name] for name in _ONLY_WHERE_SET if words.get(name)}
-    kind = _words(accelerator)
-    revision, where = digest(parts), digest([kind, dict(resolved)] if resolved else kind)
-    return Revision(f"{service}-{digest([revision, where])}", revision, where)
+def config_map(owner: Owner, revision: Revision, text: str, placement: str) -> Manifest:
+    """The replica's DaemonConfig, as JSON. It is immutable: kubelets need not watch it, and no edit reaches running pods.
+    `placement`: devices and alternatives of the revision. An annotation, because the alternatives may be edited; empty for none."""
+    body = {"immutable": True, "data": {DAEMON_CONFIG_KEY: text}}
+    manifest = stamped(owner, CONFIG_MAPS, revision.name, replica_labels(owner, revision), body)
+    if placement:
+        manifest["metadata"]["annotations"][ANNOTATION_PLACEMENT] = placement
+    return manifest
 
 
-def entry_digest(accelerator: Accelerator) -> str:
-    """Names an entry of `accelerators[]` by its content; how long it is waited for is not part of it."""
-    return digest(_words(accelerator))
+def deployment(owner: Owner, name: str, template: Manifest, replicas: int, notes: Mapping[str, str] | None = None) -> Manifest:
+    """Runs a revision. The template never changes, so the Deployment keeps no history. `notes`: annotations that are not part of the
+    rendering; empty ones are left out."""
+    selector = owner.selector | {name: template["metadata"]["labels"][name] for name in (LABEL_REVISION, LABEL_ACCELERATOR)}
+    spec = {
+        "replicas": replicas,
+        "revisionHistoryLimit": 0,
+        "progressDeadlineSeconds": _PROGRESS_S,
+        "selector": {"matchLabels": selector},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        "template": template,
+    }
+    manifest = stamped(owner, DEPLOYMENTS, name, owner.labels | selector, {"spec": spec})
+    manifest["metadata"]["annotations"] |= {name: text for name, text in (notes or {}).items() if text}
+    return manifest
 
 
-def _words(accelerator: Accelerator) -> dict[str, Any]:
-    words: dict[str, Any] = accelerator.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"fallback_after"})
-    return words
+def core_service(owner: Owner) -> Manifest:
+    """All replicas of the service under one name, for callers that an installation lets in by a NetworkPolicy. Gateways watch pods
+    instead."""
+    ports = [
+        {"name": "http", "port": PORT_DAEMON_HTTP, "targetPort": "http", "protocol": "TCP"},
+        {"name": "grpc", "port": PORT_DAEMON_GRPC, "targetPort": "grpc", "protocol": "TCP"},
+    ]
+    return stamped(owner, CORE_SERVICES, owner.name, owner.labels, {"spec": {"selector": owner.selector, "ports": ports}})
+
+
+def disruption_budget(owner: Owner) -> Manifest:
+    """One replica at a time; a replica that is not ready never blocks the drain of a node."""
+    spec = {"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow", "selector": {"matchLabels": owner.selector}}
+    return stamped(owner, DISRUPTION_BUDGETS, owner.name, owner.labels, {"spec": spec})
+
+
+def network_policy(owner: Owner, callers: Callers, egress: tuple[Egress, ...]) -> Manifest:
+    """Default deny for the replicas, and the exceptions."""
+    accounts = ((callers.gateway, COMPONENT_GATEWAY), (callers.operator, COMPONENT_OPERATOR))
+    peers = [_pods(namespace_of(account), {LABEL_NAME: "pagoda", LABEL_COMPONENT: component}) for account, component in accounts]
+    # A policy cannot select by account: the whole namespace may read metrics, and the token decides.
+    namespaces = sorted({namespace_of(account) for account in callers.metrics})
+    readers = [*map(_pods, namespaces), *map(_network, callers.metrics_from)]
+    metrics = [{"from": readers, "ports": _tcp(PORT_DAEMON_HTTP)}] if readers else []
+    ingress = [{"from": peers, "ports": _tcp(PORT_DAEMON_HTTP, PORT_DAEMON_GRPC)}, *metrics]
+    return _policy(owner, owner.name, owner.selector, ingress, egress)
+
+
+def inspector_uid(uid: str) -> str:
+    """The uid label of a pod that inspects a model or tries a revision. With the service's own uid, Service and gateway would take the pod
+    for a replica."""
+    return f"{COMPONENT_INSPECT}-{uid}"
+
+
+def inspection_name(service: str) -> str:
+    """Names the policy of such pods. It has a dot, so that no service's own policy can have the same name."""
+    return f"{service}.{COMPONENT_INSPECT}"
+
+
+def inspection_policy(owner: Owner, egress: tuple[Egress, ...]) -> Manifest:
+    """Lets such pods, which have the model's credential and serve no requests, fetch and nothing else."""
+    selector = owner.selector | {LABEL_SERVICE_UID: inspector_uid(owner.uid)}
+    return _policy(owner, inspection_name(owner.name), selector, [], egress)
+
+
+def _policy(owner: Owner, name: str, selector: dict[str, str], ingress: list[Manifest], egress: tuple[Egress, ...]) -> Manifest:
+    spec = {
+        "podSelector": {"matchLabels": selector},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": ingress,
+        "egress": [_dns(), *map(_egress, egress)] if egress else [],
+    }
+    return stamped(owner, NETWORK_POLICIES, name, owner.labels, {"spec": spec})
+
+
+def _dns() -> Manifest:
+    """Any namespace, because namespace and labels of the cluster's DNS differ between distributions."""
+    peers = [{"namespaceSelector": {}}, *map(_network, _LINK_LOCAL)]
+    return {"to": peers, "ports": [{"protocol": protocol, "port": _DNS} for protocol in ("UDP", "TCP")]}
+
+
+def _egress(rule: Egress) -> Manifest:
+    peer = _network(rule.cidr) if rule.cidr is not None else _pods(rule.namespace or "")
+    return {"to": [peer], "ports": _tcp(*rule.ports)}
+
+
+def _pods(namespace: str, labels: dict[str, str] | None = None) -> dict[str, Any]:
+    selected = {"podSelector": {"matchLabels": labels}} if labels else {}
+    return {"namespaceSelector": {"matchLabels": {LABEL_NAMESPACE_NAME: namespace}}, **selected}
+
+
+def _network(cidr: str) -> Manifest:
+    return {"ipBlock": {"cidr": cidr}}
+
+
+def _tcp(*ports: int) -> list[Manifest]:
+    return [{"protocol": "TCP", "port": port} for port in ports]

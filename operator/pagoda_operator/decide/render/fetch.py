@@ -1,7 +1,7 @@
-"""The fetch sidecar of a replica's pod: a native sidecar (an init container that stays) which brings the model before the daemon starts.
+"""The fetch sidecar of a replica's pod: an init container that keeps running and brings the model before the daemon starts. Pure.
 
-Its startup probe passes once the model is complete, and only then does the kubelet start the next container: that is the whole order.
-Models on a claim are mounted straight into the daemon, unless a cache is asked for; then the claim is copied from.
+Its startup probe passes when the model is complete. Only then does the kubelet start the daemon. A model on a claim is mounted into the
+daemon without a sidecar, unless the service asks for a cache; then the sidecar copies it from the claim.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ from pagoda_contracts.resources.service import InferenceServiceSpec, ModelSpec
 from pagoda_operator.api.errors import SpecProblem
 
 CLAIM_SCHEME: Final = "pvc://"
-# What the sidecar fetches from, and of these what has revisions.
 SCHEMES: Final = (CLAIM_SCHEME, "hf://", "s3://", "gs://", "oci://")
 _WITH_REVISIONS: Final = ("hf://", "oci://")
 # The user of distroless images; Pod Security `restricted` asks for any but root.
 _USER: Final = 65532
 _MODEL: Final = "--model"
 _PROBE: Final = "fetch-probes"
-# A day: the sidecar itself tells a stall from a large model over a thin line, the probe must not. A restart loses nothing either way.
+# In seconds, a day: the sidecar itself detects a fetch that stalls, and a large model over a slow network must not fail the probe.
 _STARTUP_FAILURES: Final = 86_400
 
 
@@ -44,12 +43,12 @@ def fetched(spec: InferenceServiceSpec) -> bool:
 
 
 def has_revisions(model: ModelSpec) -> bool:
-    """Whether model.revision means something at this address."""
+    """Whether models at such an address have revisions."""
     return model.uri.startswith(_WITH_REVISIONS)
 
 
 def check(spec: InferenceServiceSpec, profile: ServingProfileSpec) -> None:
-    """SpecProblem where nothing here can bring the model."""
+    """SpecProblem if the model cannot be brought into the pod."""
     if not spec.model.uri.startswith(SCHEMES):
         raise SpecProblem(UNSUPPORTED_URI, unsupported(spec.model.uri))
     if fetched(spec) and profile.images.fetch is None:
@@ -58,34 +57,29 @@ def check(spec: InferenceServiceSpec, profile: ServingProfileSpec) -> None:
 
 
 def unsupported(uri: str) -> str:
-    """What is said of an address that nothing here can fetch from."""
+    """The message for an address that cannot be fetched from."""
     return f"model.uri {uri!r} cannot be fetched; it must start with one of: {', '.join(SCHEMES)}"
 
 
 def defaults(spec: InferenceServiceSpec) -> dict[str, Any]:
-    """What a profile may change: confinement, resources, and what kind of volume holds a model that is not cached."""
+    """What a profile may change: confinement, resources, and the kind of volume for a model that is not cached."""
     container = {
         "name": CONTAINER_FETCH,
-        # Idle after the fetch; while it fetches, what it hashes at full speed is a core.
+        # Idle after the fetch; during the fetch, hashing at full speed uses one core.
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
         "securityContext": restricted_container(),
     }
     pod: dict[str, Any] = {"initContainers": [container]}
     if spec.model.cache is None:
         return pod | {"volumes": [{"name": "model", "emptyDir": {}}]}
-    # A fresh volume belongs to root. Only its root is looked at: a full one is not walked through at every start.
+    # A new volume belongs to root. OnRootMismatch does not walk through a full volume at every start.
     return pod | {"securityContext": {"fsGroup": _USER, "fsGroupChangePolicy": "OnRootMismatch"}}
 
 
 def fixed(spec: InferenceServiceSpec, profile: ServingProfileSpec) -> dict[str, Any]:
     """What the operator decides itself."""
-    volumes, mounts = _volumes(spec), _mounts(spec)
-    daemon = {"name": CONTAINER_DAEMON, "volumeMounts": [{"name": "fetched", "mountPath": FETCHED_DIR, "readOnly": True}]}
-    return {"initContainers": [_sidecar(spec, profile, mounts)], "volumes": volumes, "containers": [daemon]}
-
-
-def _sidecar(spec: InferenceServiceSpec, profile: ServingProfileSpec, mounts: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
+    volumes, mounts = _storage(spec)
+    sidecar = {
         "name": CONTAINER_FETCH,
         "image": profile.images.fetch,
         "restartPolicy": "Always",
@@ -97,6 +91,8 @@ def _sidecar(spec: InferenceServiceSpec, profile: ServingProfileSpec, mounts: li
         "livenessProbe": probe(PATH_LIVE, _PROBE, period=10, failures=6),
         "terminationMessagePolicy": "File",
     }
+    daemon = {"name": CONTAINER_DAEMON, "volumeMounts": [{"name": "fetched", "mountPath": FETCHED_DIR, "readOnly": True}]}
+    return {"initContainers": [sidecar], "volumes": volumes, "containers": [daemon]}
 
 
 def source(model: ModelSpec) -> list[str]:
@@ -106,34 +102,31 @@ def source(model: ModelSpec) -> list[str]:
 
 
 def model_of(arguments: Sequence[str]) -> str:
-    """The address in a sidecar's arguments; empty where there is none."""
-    before = arguments.index(_MODEL) if _MODEL in arguments[:-1] else None
-    return arguments[before + 1] if before is not None else ""
+    """The address in a sidecar's arguments; empty if there is none."""
+    return next(iter(inspecting(arguments)[1:]), "")
 
 
 def inspecting(arguments: Sequence[str]) -> list[str]:
-    """A sidecar's arguments, for reading the model's config.json and nothing else of it; none where they name no model."""
-    return ["inspect", *arguments[arguments.index(_MODEL) + 1 :]] if model_of(arguments) else []
+    """A sidecar's arguments, for reading only the model's config.json; none if they name no model."""
+    return ["inspect", *arguments[arguments.index(_MODEL) + 1 :]] if _MODEL in arguments[:-1] else []
 
 
-def _volumes(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
+def _storage(spec: InferenceServiceSpec) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The volumes, and the sidecar's mounts of them."""
     volumes: list[dict[str, Any]] = [{"name": "fetched", "emptyDir": {}}]
+    mounts: list[dict[str, Any]] = [{"name": "model", "mountPath": MODEL_MOUNT}, {"name": "fetched", "mountPath": FETCHED_DIR}]
     if spec.model.cache is not None:
         volumes.append({"name": "model", "persistentVolumeClaim": {"claimName": spec.model.cache.pvc}})
     if spec.model.uri.startswith(CLAIM_SCHEME):
-        volumes.append({"name": "source", "persistentVolumeClaim": {"claimName": claim(spec.model.uri), "readOnly": True}})
-    secrets = enumerate(spec.credentials)
-    return volumes + [{"name": f"credential-{index}", "secret": {"secretName": known.secret_ref.name}} for index, known in secrets]
-
-
-def _mounts(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
-    """A credential's folder has its name; its volume a number, since a name of 63 characters leaves no room for a prefix."""
-    mounts: list[dict[str, Any]] = [{"name": "model", "mountPath": MODEL_MOUNT}, {"name": "fetched", "mountPath": FETCHED_DIR}]
-    if spec.model.uri.startswith(CLAIM_SCHEME):
-        mounts.append({"name": "source", "mountPath": f"{CLAIMS_MOUNT}/{claim(spec.model.uri)}", "readOnly": True})
+        name = claim(spec.model.uri)
+        volumes.append({"name": "source", "persistentVolumeClaim": {"claimName": name, "readOnly": True}})
+        mounts.append({"name": "source", "mountPath": f"{CLAIMS_MOUNT}/{name}", "readOnly": True})
     for index, known in enumerate(spec.credentials):
-        mounts.append({"name": f"credential-{index}", "mountPath": f"{CREDENTIALS_MOUNT}/{known.name}", "readOnly": True})
-    return mounts
+        # A number, because a volume's name has at most 63 characters, as many as the credential's may have.
+        volume = f"credential-{index}"
+        volumes.append({"name": volume, "secret": {"secretName": known.secret_ref.name}})
+        mounts.append({"name": volume, "mountPath": f"{CREDENTIALS_MOUNT}/{known.name}", "readOnly": True})
+    return volumes, mounts
 
 
 def claim(uri: str) -> str:
@@ -142,7 +135,7 @@ def claim(uri: str) -> str:
 
 
 def probe(path: str, port: str, *, period: int, failures: int) -> dict[str, Any]:
-    """By HTTP; a timeout above the kubelet's 1 s, which kills busy processes."""
+    """By HTTP. The timeout is 5 s, because the kubelet's default of 1 s kills busy processes."""
     return {"httpGet": {"path": path, "port": port}, "periodSeconds": period, "failureThreshold": failures, "timeoutSeconds": 5}
 
 
@@ -152,5 +145,5 @@ def restricted_pod() -> dict[str, Any]:
 
 
 def restricted_container() -> dict[str, Any]:
-    """The same of a container."""
+    """The security context of its containers."""
     return {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}

@@ -1,6 +1,6 @@
-"""Merging pod templates, judging overlays, and telling whether a live object still is what was rendered. Pure.
+"""Merges pod templates, lists the paths of an overlay, and compares a live object with what was rendered. Pure.
 
-"Strategic enough": lists whose entries have an identity (containers, volumes, env, ...) merge by it, all others replace.
+Lists whose entries have an identity (containers, volumes, env, ...) merge by it; all others are replaced.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _IDENTITY: Final = {
     "ports": "name",
     "ownerReferences": "uid",
 }
-# Fields whose values, or those below, are quantities: the server writes 0.5 as 500m and 1024Mi as 1Gi.
+# Fields whose values, or values below them, are quantities: the API server writes 0.5 as 500m and 1024Mi as 1Gi.
 _QUANTITIES: Final = frozenset({"requests", "limits", "sizeLimit"})
 
 
 def merge(base: Any, over: Any, field: str = "") -> Any:
-    """`over` laid on `base`: maps by key, identified lists by identity, all else replaced."""
+    """`over` merged onto `base`: maps by key, lists with identity by identity, all else replaced."""
     if isinstance(base, dict) and isinstance(over, dict):
         return {key: merge(base.get(key), over[key], key) if key in over else base[key] for key in (base | over)}
     identity = _IDENTITY.get(field)
@@ -36,11 +36,10 @@ def merge(base: Any, over: Any, field: str = "") -> Any:
 
 
 def _merge_lists(base: list[Any], over: list[Any], identity: str, *, whole: bool) -> list[Any]:
-    """A volume is replaced as a whole: merged, it would have two sources."""
-    laid = {entry[identity]: entry for entry in over}
-    kept = [laid.pop(entry[identity], None) for entry in base]
-    merged = [old if new is None else new if whole else merge(old, new) for old, new in zip(base, kept, strict=True)]
-    return merged + list(laid.values())
+    """`whole` replaces entries instead of merging them: a merged volume would have two sources."""
+    new = {entry[identity]: entry for entry in over}
+    pairs = [(entry, new.pop(entry[identity], None)) for entry in base]
+    return [(after or before) if whole else merge(before, after) for before, after in pairs] + list(new.values())
 
 
 def _identified(value: Any, identity: str) -> bool:
@@ -48,7 +47,7 @@ def _identified(value: Any, identity: str) -> bool:
 
 
 def leaves(value: Any, path: tuple[str, ...] = (), field: str = "") -> Iterator[tuple[str, ...]]:
-    """The path of everything that an overlay sets; identified list entries as `[name]`, other lists as one value."""
+    """The path of everything that an overlay sets; list entries with identity as `[name]`, other lists as one value."""
     identity = _IDENTITY.get(field)
     if isinstance(value, dict) and value:
         for key, item in value.items():
@@ -62,7 +61,7 @@ def leaves(value: Any, path: tuple[str, ...] = (), field: str = "") -> Iterator[
 
 
 def covers(allowed: str, path: Sequence[str]) -> bool:
-    """Whether an allowed path such as `metadata.labels` or `spec.containers[daemon].env` is the path or above it."""
+    """Whether an allowed path such as `metadata.labels` or `spec.containers[daemon].env` is the path or contains it."""
     rest = allowed
     for step in path:
         if not rest:
@@ -74,15 +73,15 @@ def covers(allowed: str, path: Sequence[str]) -> bool:
 
 
 def written(path: Sequence[str]) -> str:
-    """The path as people write it."""
+    """The path as a person writes it."""
     return ".".join(path).replace(".[", "[")
 
 
 def lost(wanted: Any, result: Any, path: tuple[str, ...] = (), field: str = "") -> tuple[str, ...] | None:
-    """The first path at which `result` does not hold what was wanted; None where it holds all of it.
+    """The first path at which `result` differs from what was wanted; None if there is none.
 
-    More in `result` is fine (defaults, other writers). Absent equals Go's zero value, quantities compare by value,
-    because the API server stores neither as they were sent; otherwise each comparison would end in a needless write.
+    Additions in `result` are fine (defaults, other writers). Absent equals Go's zero value and quantities compare by value, because the API
+    server does not store them as they were sent; otherwise each comparison would end in a needless write.
     """
     if type(wanted) is str and wanted == result:  # most leaves end here
         return None
@@ -102,15 +101,15 @@ def _lost_in_list(wanted: list[Any], result: list[Any], path: tuple[str, ...], f
     identity = _IDENTITY.get(field)
     if identity and _identified(wanted, identity) and _identified(result, identity):
         live = {entry[identity]: entry for entry in result}
-        if any(entry[identity] not in live for entry in wanted):
+        pairs = [(f"[{entry[identity]}]", entry, live.get(entry[identity])) for entry in wanted]
+        if any(found is None for _, _, found in pairs):
             return path
-        pairs = [(entry, live[entry[identity]], f"[{entry[identity]}]") for entry in wanted]
     elif len(wanted) == len(result):
-        pairs = [(entry, other, f"[{index}]") for index, (entry, other) in enumerate(zip(wanted, result, strict=True))]
+        pairs = [(f"[{index}]", *pair) for index, pair in enumerate(zip(wanted, result, strict=True))]
     else:
         return path
-    missing = (lost(entry, other, (*path, step)) for entry, other, step in pairs)
-    return next((found for found in missing if found is not None), None)
+    missing = (lost(entry, found, (*path, step)) for step, entry, found in pairs)
+    return next((where for where in missing if where is not None), None)
 
 
 def _same(wanted: Any, result: Any) -> bool:

@@ -1,11 +1,13 @@
-"""A replica's pod template and its DaemonConfig, rendered once per revision and then pinned in a ControllerRevision.
+"""A replica's pod template, DaemonConfig and resource claims, rendered once per revision and then pinned in a ControllerRevision. Pure.
 
-Layers, each over the one before: our defaults, the profile's podTemplate, the service's overlay (judged by the profile's
-`allow`), and what the operator must decide itself. Nobody's word is dropped in silence: a lost one is refused by its path.
+Layers, each over the one before: our defaults, the profile's podTemplate, the service's overlay (checked against the profile's `allow`),
+and what the operator decides itself. A field that the operator would override is refused by its path, never dropped silently. The devices'
+nodes come last and are only added: node selectors of a profile or service apply as well.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any, Final, NamedTuple
 
@@ -18,11 +20,13 @@ from pagoda_contracts.names import (
     CONTAINER_DAEMON,
     DAEMON_CONFIG_DIR,
     DAEMON_CONFIG_KEY,
+    DEVICE_CLASS_GPU,
     ENV_POD_UID,
     FETCHED_LINK,
     GROUP,
     JWKS_CONFIG_MAP,
     JWKS_DIR,
+    LABEL_GPU_PRODUCT,
     MODEL_MOUNT,
     PATH_LIVE,
     PATH_READY,
@@ -32,8 +36,9 @@ from pagoda_contracts.names import (
     PORT_PROBES,
     RUN_DIR,
 )
+from pagoda_contracts.resources.placement import Accelerator, DraAccelerator
 from pagoda_contracts.resources.profile import ServingProfileSpec
-from pagoda_contracts.resources.service import Accelerator, InferenceServiceSpec
+from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_contracts.units import parse_duration, parse_quantity
 
 from pagoda_operator.api.callers import Callers
@@ -42,15 +47,15 @@ from pagoda_operator.api.placement import Resolved
 from pagoda_operator.api.quota import needs
 from pagoda_operator.api.quota import written as written_devices
 from pagoda_operator.api.state import Key
-from pagoda_operator.decide.render import devices, fetch
+from pagoda_operator.decide.render import fetch
 from pagoda_operator.decide.render.children import Revision
 from pagoda_operator.decide.render.overlay import covers, leaves, lost, merge, written
 
-# From the end of the drain to the kill: closing streams, leaving the engine.
+# Seconds from the end of the drain to the kill: closing streams, leaving the engine.
 _GRACE_AFTER_DRAIN: Final = 30
-# Where keys have owners.
 _META: Final = (("metadata", "labels"), ("metadata", "annotations"))
 _SHM: Final = "/dev/shm"  # noqa: S108 (a path in the pod)
+_CLAIM: Final = "devices"
 
 
 class Inputs(NamedTuple):
@@ -67,10 +72,12 @@ class Inputs(NamedTuple):
 
 
 def daemon_config(inputs: Inputs) -> dict[str, Any]:
-    """The DaemonConfig on the wire; SpecProblem where nothing here can bring the model."""
-    spec = inputs.spec
+    """The DaemonConfig on the wire; SpecProblem if the model cannot be brought into the pod."""
+    spec, health, slo = inputs.spec, inputs.spec.health, inputs.spec.slo
     fetch.check(spec, inputs.profile)
-    path = FETCHED_LINK if fetch.fetched(spec) else _model_path(spec.model.uri)
+    _, _, folder = spec.model.uri.removeprefix(fetch.CLAIM_SCHEME).partition("/")
+    mounted = f"{MODEL_MOUNT}/{folder}" if folder else MODEL_MOUNT
+    path = FETCHED_LINK if fetch.fetched(spec) else mounted
     config = DaemonConfig(
         service=f"{inputs.key.namespace}/{inputs.key.name}",
         revision=inputs.revision.hash,
@@ -78,62 +85,52 @@ def daemon_config(inputs: Inputs) -> dict[str, Any]:
         engine=_engine(spec, inputs.accelerator),
         drain_timeout=spec.drain.timeout,
         auth=inputs.callers.auth() if inputs.callers else None,
-        health=_health(spec),
-        slo=SloConfig(ttft=spec.slo.ttft, itl=spec.slo.itl) if spec.slo else None,
+        health=HealthConfig(progress_timeout=health.progress_timeout, deep_probe_every=health.deep_probe_every) if health else None,
+        slo=SloConfig(ttft=slo.ttft, itl=slo.itl) if slo else None,
     )
     return config.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def _health(spec: InferenceServiceSpec) -> HealthConfig | None:
-    if spec.health is None:
-        return None
-    return HealthConfig(progress_timeout=spec.health.progress_timeout, deep_probe_every=spec.health.deep_probe_every)
-
-
 def pod_template(inputs: Inputs) -> dict[str, Any]:
     """The pod template; SpecProblem names the path that may not be set."""
-    words = _profile(inputs.profile)
     base, overlay = inputs.profile.pod_template or {}, inputs.spec.pod_template or {}
-    _own(overlay, inputs.labels)
-    _judge(overlay, inputs.profile.allow)
-    fixed = merge(_fixed(inputs), _token_keys(inputs))
-    result: dict[str, Any] = merge(merge(merge(merge(_defaults(inputs.spec), words), base), overlay), fixed)
-    _heard(overlay, result, POD_TEMPLATE_FORBIDDEN, "the service's")
-    _heard(merge(base, overlay), result, INVALID_PROFILE, "the profile's")
-    return devices.placed(result, inputs.revision.name, inputs.accelerator, inputs.resolved)
+    _check_overlay(overlay, inputs)
+    result: dict[str, Any] = {}
+    for layer in (_defaults(inputs.spec), _profile(inputs.profile), base, overlay, _fixed(inputs), _token_keys(inputs)):
+        result = merge(result, layer)
+    _check_kept(overlay, result, POD_TEMPLATE_FORBIDDEN, "the service's")
+    _check_kept(merge(base, overlay), result, INVALID_PROFILE, "the profile's")
+    return _on_devices(result, inputs)
 
 
 def scheduling(profile: ServingProfileSpec, spec: InferenceServiceSpec) -> dict[str, Any]:
-    """The pod spec as far as it says which nodes may be used."""
+    """The pod spec of profile and service, which says what nodes may be used."""
     merged: dict[str, Any] = merge(merge(_profile(profile), profile.pod_template or {}), spec.pod_template or {})
     found: dict[str, Any] = merged["spec"] or {}
     return found
 
 
-def _heard(layer: dict[str, Any], result: dict[str, Any], reason: Reason, whose: str) -> None:
+def _check_kept(layer: dict[str, Any], result: dict[str, Any], reason: Reason, whose: str) -> None:
     if (path := lost(layer, result)) is not None:
         raise SpecProblem(reason, f"{whose} podTemplate sets {written(path) or 'a value'}, which the operator decides itself")
 
 
-def _own(overlay: dict[str, Any], labels: dict[str, str]) -> None:
-    """Refuses labels and annotations that the operator or a replica acts on, whatever the profile allows: what a service is charged is not
-    its own to say, and with a device fault every replica would be born sick. Also those that only a later version will know."""
-    for path in leaves(overlay) if overlay else ():
-        if len(path) > 2 and path[:2] in _META and (path[2].startswith(f"{GROUP}/") or path[2] in (ANNOTATION_DELETION_COST, *labels)):
+def _check_overlay(overlay: dict[str, Any], inputs: Inputs) -> None:
+    """Refuses paths that the profile does not allow.
+
+    Labels and annotations that the operator or a replica acts on are refused even if the profile allows them, and so is every other name of
+    our group. A service must not say what it is charged, or that its device is faulty.
+    """
+    allow, reserved = inputs.profile.allow, (ANNOTATION_DELETION_COST, *inputs.labels)
+    paths = tuple(leaves(overlay)) if overlay else ()
+    for path in paths:
+        if len(path) > 2 and path[:2] in _META and (path[2].startswith(f"{GROUP}/") or path[2] in reserved):
             message = f"the service's podTemplate sets {written(path[:3])}, which the operator decides itself"
             raise SpecProblem(POD_TEMPLATE_FORBIDDEN, message)
-
-
-def _judge(overlay: dict[str, Any], allow: tuple[str, ...]) -> None:
-    for path in leaves(overlay) if overlay else ():
+    for path in paths:
         if not any(covers(allowed, path) for allowed in allow):
             accepted = ", ".join(allow) or "nothing"
             raise SpecProblem(POD_TEMPLATE_FORBIDDEN, f"podTemplate sets {written(path)}; the profile allows {accepted}")
-
-
-def _model_path(uri: str) -> str:
-    _, _, path = uri.removeprefix(fetch.CLAIM_SCHEME).partition("/")
-    return f"{MODEL_MOUNT}/{path}" if path else MODEL_MOUNT
 
 
 def _engine(spec: InferenceServiceSpec, accelerator: Accelerator) -> EngineConfig:
@@ -145,7 +142,7 @@ def _engine(spec: InferenceServiceSpec, accelerator: Accelerator) -> EngineConfi
         max_concurrency=engine.max_concurrency,
         dtype="bfloat16" if engine.dtype == "auto" else engine.dtype,
         device=None if accelerator.cpu else "cuda",
-        tensor_parallel=ranks if (ranks := devices.count(accelerator)) > 1 else None,
+        tensor_parallel=ranks if (ranks := _ranks(accelerator)) > 1 else None,
         block_size=engine.kv_cache.block_size,
         kv_bytes=int(parse_quantity(size)) if size is not None else None,
         threads=max(1, threads) if threads is not None else None,
@@ -171,10 +168,10 @@ def _defaults(spec: InferenceServiceSpec) -> dict[str, Any]:
 
 
 def _profile(profile: ServingProfileSpec) -> dict[str, Any]:
-    """The profile's fields that have their place in a pod; its podTemplate lies over them."""
-    words = profile.model_dump(mode="json", by_alias=True, exclude_none=True)
+    """The profile's fields that a pod has, too; its podTemplate is merged over them."""
+    fields = profile.model_dump(mode="json", by_alias=True, exclude_none=True)
     names = ("tolerations", "nodeSelector", "priorityClassName", "runtimeClassName", "imagePullSecrets")
-    spec: dict[str, Any] = {name: words[name] for name in names if words.get(name)}
+    spec: dict[str, Any] = {name: fields[name] for name in names if fields.get(name)}
     if profile.shared_memory is not None:
         spec["volumes"] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": profile.shared_memory}}]
         spec["containers"] = [{"name": CONTAINER_DAEMON, "volumeMounts": [{"name": "shm", "mountPath": _SHM}]}]
@@ -189,25 +186,16 @@ def _fixed(inputs: Inputs) -> dict[str, Any]:
         "volumes": [{"name": "config", "configMap": {"name": inputs.revision.name}}],
         "containers": [_daemon(inputs)],
     }
-    return {"metadata": {"labels": inputs.labels, **_charged(inputs)}, "spec": merge(own, _model(inputs))}
-
-
-def _model(inputs: Inputs) -> dict[str, Any]:
-    """How the model comes into the pod: by the sidecar, or straight from its claim."""
-    if fetch.fetched(inputs.spec):
-        return fetch.fixed(inputs.spec, inputs.profile)
-    claim = {"claimName": fetch.claim(inputs.spec.model.uri), "readOnly": True}
-    return {"volumes": [{"name": "model", "persistentVolumeClaim": claim}]}
-
-
-def _charged(inputs: Inputs) -> dict[str, Any]:
-    """What a TenantQuota charges for a replica, where it is charged at all."""
     charged = written_devices(needs(inputs.accelerator, inputs.resolved.profile))
-    return {"annotations": {ANNOTATION_DEVICES: charged}} if charged else {}
+    annotations = {"annotations": {ANNOTATION_DEVICES: charged}} if charged else {}
+    claim = {"claimName": fetch.claim(inputs.spec.model.uri), "readOnly": True}
+    mounted = {"volumes": [{"name": "model", "persistentVolumeClaim": claim}]}
+    model = fetch.fixed(inputs.spec, inputs.profile) if fetch.fetched(inputs.spec) else mounted
+    return {"metadata": {"labels": inputs.labels, **annotations}, "spec": merge(own, model)}
 
 
 def _token_keys(inputs: Inputs) -> dict[str, Any]:
-    """The keys that callers' tokens are verified by; as a folder, because kubelet renews no file that is mounted alone."""
+    """The keys that callers' tokens are verified by. A folder, because the kubelet does not update a file that is mounted alone."""
     if inputs.callers is None or not inputs.callers.tokens:
         return {}
     mount = {"name": "jwks", "mountPath": JWKS_DIR, "readOnly": True}
@@ -226,7 +214,7 @@ def _daemon(inputs: Inputs) -> dict[str, Any]:
             {"name": "grpc", "containerPort": PORT_DAEMON_GRPC},
             {"name": "probes", "containerPort": PORT_PROBES},
         ],
-        "resources": devices.resources(inputs.accelerator, inputs.resolved),
+        "resources": _resources(inputs.accelerator, inputs.resolved),
         "volumeMounts": [
             {"name": "model", "mountPath": MODEL_MOUNT, "readOnly": True},
             {"name": "config", "mountPath": DAEMON_CONFIG_DIR, "readOnly": True},
@@ -234,14 +222,59 @@ def _daemon(inputs: Inputs) -> dict[str, Any]:
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 (an emptyDir of the pod)
         ],
         "terminationMessagePolicy": "File",
-        **_probes(),
-    }
-
-
-def _probes() -> dict[str, Any]:
-    """Startup passes as soon as loading moves; the daemon itself judges a load that stalls (livez)."""
-    return {
+        # Startup passes as soon as loading begins; the daemon itself detects a load that stalls (livez).
         "startupProbe": fetch.probe(PATH_STARTUP, "probes", period=2, failures=300),
         "livenessProbe": fetch.probe(PATH_LIVE, "probes", period=5, failures=6),
         "readinessProbe": fetch.probe(PATH_READY, "probes", period=1, failures=3),
     }
+
+
+def _resources(accelerator: Accelerator, resolved: Resolved) -> dict[str, Any]:
+    """Cores are a request without a limit: a small node must fit the replacement of a pod that still drains."""
+    if accelerator.cpu is not None:
+        cpu = accelerator.cpu
+        return {"requests": {"cpu": cpu.cores, "memory": cpu.memory}, "limits": {"memory": cpu.memory}}
+    if accelerator.dra is not None:
+        return {"claims": [{"name": _CLAIM}]}
+    asked = {resolved.resource: str(_ranks(accelerator))}
+    return {"requests": asked, "limits": asked}
+
+
+def _ranks(accelerator: Accelerator) -> int:
+    """Devices of a replica, which are the ranks of its tensor parallelism."""
+    counted = accelerator.gpu or accelerator.dra
+    return counted.count if counted is not None else 1
+
+
+def _on_devices(template: dict[str, Any], inputs: Inputs) -> dict[str, Any]:
+    """The template for the devices' nodes, with its resource claim if it has one."""
+    result, labels = copy.deepcopy(template), inputs.resolved.labels
+    spec = result["spec"]
+    if labels:
+        _require(spec, {"key": LABEL_GPU_PRODUCT, "operator": "In", "values": list(labels)})
+    if inputs.accelerator.dra is not None:
+        claims = [claim for claim in spec.get("resourceClaims", []) if claim["name"] != _CLAIM]
+        spec["resourceClaims"] = [*claims, {"name": _CLAIM, "resourceClaimTemplateName": inputs.revision.name}]
+    return result
+
+
+def _require(spec: dict[str, Any], expression: dict[str, Any]) -> None:
+    """Node selector terms are alternatives, so the expression goes into each of them."""
+    affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    for term in required.setdefault("nodeSelectorTerms", [{}]):
+        term["matchExpressions"] = [*term.get("matchExpressions", []), expression]
+
+
+def claim_spec(dra: DraAccelerator, resolved: Resolved) -> dict[str, Any]:
+    """The spec of the ResourceClaimTemplate: the entry's own selectors, and the product and profile that were judged to fit."""
+    found = {"productName": resolved.product, "profile": resolved.profile}
+    pinned = (f"device.attributes['{DEVICE_CLASS_GPU}'].{name} == '{value}'" for name, value in found.items() if value)
+    selectors = [{"cel": {"expression": text}} for text in (*dra.selectors, *pinned)]
+    request = {
+        "deviceClassName": dra.device_class_name,
+        "allocationMode": "ExactCount",
+        "count": dra.count,
+        **({"selectors": selectors} if selectors else {}),
+    }
+    return {"spec": {"devices": {"requests": [{"name": _CLAIM, "exactly": request}]}}}

@@ -1,4 +1,4 @@
-"""What a plan may ask `apply` to write, one type per verb. Pure values: made by the deciding modules, carried out by `apply`."""
+"""What a plan may ask `apply` to write, one type per verb. Pure values."""
 
 from __future__ import annotations
 
@@ -23,36 +23,37 @@ class Create:
         return str(self.manifest["metadata"]["name"])
 
 
+class _OfLive:
+    """A write of a live object, at exactly the version that was observed."""
+
+    live: Pod | Child
+
+    @property
+    def name(self) -> str:
+        """The object's name."""
+        return self.live.name
+
+
 @dataclass(frozen=True)
-class Apply:
-    """Bring a live object, this very version of it, to what was rendered."""
+class Apply(_OfLive):
+    """Bring a live object to what was rendered."""
 
     resource: Resource
     manifest: Manifest
     live: Child
 
-    @property
-    def name(self) -> str:
-        """The object's name."""
-        return self.live.name
-
 
 @dataclass(frozen=True)
-class Delete:
-    """Remove a live object, this very version of it."""
+class Delete(_OfLive):
+    """Remove a live object."""
 
     resource: Resource
     live: Child
 
-    @property
-    def name(self) -> str:
-        """The object's name."""
-        return self.live.name
-
 
 @dataclass(frozen=True)
-class Annotate:
-    """Set annotations of a live pod, or of a child that is ours, this very version of it; None removes."""
+class Annotate(_OfLive):
+    """Set annotations of a live pod, or of one of our children; None removes."""
 
     live: Pod | Child
     annotations: Mapping[str, str | None]
@@ -61,11 +62,6 @@ class Annotate:
     def resource(self) -> Resource:
         """Which kind."""
         return self.live.resource if isinstance(self.live, Child) else PODS
-
-    @property
-    def name(self) -> str:
-        """The object's name."""
-        return self.live.name
 
 
 Write = Create | Apply | Delete | Annotate

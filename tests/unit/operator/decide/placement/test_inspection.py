@@ -44,7 +44,7 @@ def test_a_model_of_unknown_size_is_inspected_before_anything_runs():
     assert spec["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_it_is_no_replica_for_service_and_gateway_and_yet_the_operator_hears_of_it():
+def test_inspection_pod_is_not_a_replica():
     made = world()
     (body,) = inspectors(made)
     labels, uid = body["metadata"]["labels"], made.observed().meta.uid
@@ -53,7 +53,7 @@ def test_it_is_no_replica_for_service_and_gateway_and_yet_the_operator_hears_of_
     assert made.observed().pods == ()
 
 
-def test_what_it_tells_is_kept_it_goes_and_the_service_is_placed():
+def test_report_is_kept_the_pod_deleted_and_the_service_placed():
     made = world()
     ends(made)
     assert inspectors(made) == []
@@ -65,7 +65,7 @@ def test_what_it_tells_is_kept_it_goes_and_the_service_is_placed():
 
 
 @pytest.mark.parametrize("uri", ["az://account/name", "https://example.com/model"])
-def test_a_model_that_nothing_can_fetch_is_refused_before_a_pod_could_fail_at_it(uri):
+def test_unsupported_address_is_refused_without_a_pod(uri):
     made = world(gpu("H100"), model={"uri": uri})
     assert (made.reason(), inspectors(made)) == ("UnsupportedUri", [])
     assert uri in made.conditions()["Ready"]["message"]
@@ -77,7 +77,7 @@ def test_a_model_that_nothing_can_fetch_is_refused_before_a_pod_could_fail_at_it
     assert (made.reason(), inspectors(made)) == ("UnsupportedUri", [])
 
 
-def test_another_model_is_inspected_anew_and_what_runs_goes_on_meanwhile():
+def test_another_model_is_inspected_while_running_replicas_stay():
     made = world()
     ends(made)
     bind(made)
@@ -100,7 +100,7 @@ def test_a_credential_is_mounted_by_its_name():
     assert spec["containers"][0]["args"][-2:] == ["--credential", "hub"]
 
 
-def test_a_failure_that_no_retry_cures_stalls_with_its_words():
+def test_permanent_failure_stalls_with_its_message():
     made = world()
     ends(made, code=78, message="NotFound: pvc://models/tiny: no such folder")
     assert (made.reason(), made.conditions()["Stalled"]["status"]) == ("ModelRejected", "True")
@@ -109,7 +109,7 @@ def test_a_failure_that_no_retry_cures_stalls_with_its_words():
     assert placement(made)["chosen"] == "mig[0]"
 
 
-def test_a_passing_failure_is_told_and_waited_out():
+def test_temporary_failure_is_reported_and_repeated():
     made = world()
     ends(made, code=1, message="Unreachable: 503")
     assert made.reason() == "InspectingModel"
@@ -123,14 +123,14 @@ def test_a_model_that_cannot_be_sized_runs_on_cpu_only():
     assert "model_type 'novel'" in placement(made)["rejected"][0]["why"]
 
 
-def test_who_told_of_a_model_that_nothing_holds_goes_too():
+def test_inspection_pod_is_deleted_if_no_device_can_hold_the_model():
     made = world(mig(least="1Gi"))
     ends(made, message=json.dumps({"config": LLAMA_CONFIG | {"num_hidden_layers": 4000}}))
     assert (made.reason(), inspectors(made), made.names(CONFIG_MAPS)) == ("NoAccelerator", [], ["tiny-model"])
 
 
 @pytest.mark.parametrize("message", ['{"weights": 1}', "[]", "killed", '{"config": []}', ""])
-def test_what_is_no_report_stalls_and_is_not_kept(message):
+def test_invalid_report_stalls_and_is_not_kept(message):
     made = world()
     ends(made, message=message)
     assert (made.reason(), made.names(CONFIG_MAPS)) == ("ModelRejected", [])
@@ -143,7 +143,7 @@ def test_without_an_image_that_could_inspect_devices_are_rejected_and_cpu_goes_o
 
 
 @pytest.mark.parametrize("accelerators", [[CPU], [CPU, gpu("H100")], [gpu("L40S"), CPU]])
-def test_nothing_is_inspected_where_no_device_could_be_had(accelerators):
+def test_nothing_is_inspected_if_no_device_is_available(accelerators):
     made = world(*accelerators)
     assert inspectors(made) == []
     assert made.names(DEPLOYMENTS) != []
@@ -156,7 +156,7 @@ def test_a_needless_inspection_ends():
     assert inspectors(made) == []
 
 
-def test_it_asks_where_a_replica_s_sidecar_would():
+def test_inspection_has_the_sidecar_s_environment():
     made = world()
     sidecar = {
         "name": "fetch",
@@ -180,7 +180,7 @@ def test_it_asks_where_a_replica_s_sidecar_would():
     assert (found["volumes"], found["hostAliases"]) == (volumes[:1], spec["hostAliases"])
 
 
-def test_a_profile_s_volumes_may_have_any_name_that_a_replica_lets_them_have():
+def test_profile_s_volume_names_do_not_clash_with_the_inspection_s():
     made = world(model={"uri": "pvc://models/tiny"})
     mine = [{"name": name, "emptyDir": {}} for name in ("claim", "credential")]
     sidecar = {"name": "fetch", "volumeMounts": [{"name": one["name"], "mountPath": f"/etc/{one['name']}"} for one in mine]}
@@ -193,7 +193,7 @@ def test_a_profile_s_volumes_may_have_any_name_that_a_replica_lets_them_have():
     assert (len(names), len(set(names))) == (4, 4), names
 
 
-def test_a_credential_that_was_missing_is_tried_with_at_once():
+def test_added_credential_starts_a_new_inspection():
     made = world(model={"uri": "hf://org/unpublished"})
     ends(made, code=78, message="Forbidden: org/unpublished asks for a credential")
     assert made.reason() == "ModelRejected"

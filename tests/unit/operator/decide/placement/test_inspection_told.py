@@ -83,7 +83,7 @@ def as_a_process(argv, environment):
 
 
 @pytest.mark.deep
-def test_the_container_as_the_pod_starts_it_tells_a_model_that_is_sized_and_placed(hub, tmp_path):
+def test_report_of_the_real_fetch_program_is_sized_and_placed(hub, tmp_path):
     made = world(hub)
     assert played(made, tmp_path, as_a_process) == 0
     (kept,) = [body["data"]["model.json"] for body in made.api.of(CONFIG_MAPS) if body["metadata"]["name"] == "tiny-model"]
@@ -105,7 +105,7 @@ def test_a_hub_that_asks_for_a_credential_stalls_and_a_repaired_one_is_asked_aga
     assert placement(made)["chosen"] == "mig[0]"
 
 
-def test_a_model_without_a_config_stalls_with_fetch_s_words(hub, fetch):
+def test_model_without_a_config_stalls_with_the_message_of_fetch(hub, fetch):
     del hub.files["config.json"]
     made = world(hub)
     assert fetch(made) == 78

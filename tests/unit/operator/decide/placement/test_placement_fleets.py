@@ -488,7 +488,7 @@ def test_without_a_limit_a_request_counts_as_four_thousand_tokens():
     assert place(question(fleet(H100_MIXED), free)).status.chosen == "gpu[0]"
 
 
-def test_of_two_that_were_waited_for_the_earlier_one_is_taken_when_both_get_free():
+def test_earlier_of_two_awaited_entries_is_taken_when_both_become_free():
     there = fleet(node("a", H100, whole(8)), node("b", A100_80, whole(8)))
     wanted = spec(gpu("H100", fallbackAfter="1m"), gpu("A100"))
     full = fleet(*(node(n, p, whole(1)) for n, p in (("a", H100), ("b", A100_80))), pods=(pod("a", gpu=1), pod("b", "o", gpu=1)))
@@ -497,7 +497,7 @@ def test_of_two_that_were_waited_for_the_earlier_one_is_taken_when_both_get_free
     assert place(question(there, wanted, kept=waited, now=2001.0)).status.chosen == "gpu[0]"
 
 
-def test_of_two_entries_that_the_service_was_placed_on_the_newest_counts_though_a_pod_of_the_other_found_a_node():
+def test_newest_placement_counts_though_an_older_one_has_a_running_pod():
     """The first was given up, and its pod was bound after all, before the replica on the second was."""
     asked = spec(gpu("H100"), gpu("A100"))
     there = fleet(node("a", H100, whole(8)), node("b", A100_80, whole(8)))

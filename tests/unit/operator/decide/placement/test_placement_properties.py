@@ -97,7 +97,7 @@ def fits(asked, memory, count):
     """Sizing's word, asked without any code of the operator's."""
     device = Device("d", "d", memory, 1.0, {"bf16": 1.0}, 1.0, None, (), (), "")
     try:
-        return fit(asked.shape, device, Demand(asked.spec.engine.max_model_len, asked.spec.engine.max_concurrency), count).fits
+        return fit(asked.model.shape, device, Demand(asked.spec.engine.max_model_len, asked.spec.engine.max_concurrency), count).fits
     except SizingError:
         return False
 
@@ -191,7 +191,7 @@ def test_the_smallest_slice_that_is_free_is_taken(case):
 
 
 @given(cases(), st.randoms(use_true_random=False))
-def test_the_order_of_what_was_heard_decides_nothing(case, chance: random.Random):
+def test_order_of_nodes_and_pods_decides_nothing(case, chance: random.Random):
     bodies, pods, wanted = case
     placed = place(question(fleet(*bodies, pods=tuple(pods)), wanted))
     chance.shuffle(bodies)
@@ -200,7 +200,7 @@ def test_the_order_of_what_was_heard_decides_nothing(case, chance: random.Random
 
 
 @given(cases())
-def test_what_is_told_is_within_the_schema_and_each_entry_before_the_chosen_one_has_a_reason(case):
+def test_status_fits_the_schema_and_explains_each_entry_before_the_chosen_one(case):
     bodies, pods, wanted = case
     placed = place(question(fleet(*bodies, pods=tuple(pods)), wanted))
     status = placed.status.model_validate(placed.status.wire())

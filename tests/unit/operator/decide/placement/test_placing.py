@@ -24,7 +24,7 @@ def test_whole_gpus_are_asked_for_on_the_nodes_that_have_them():
     assert "accelerators.gpu.count" in made.conditions()["Ready"]["message"]
 
 
-def test_what_a_profile_says_of_nodes_holds_beside_it():
+def test_profile_s_node_affinity_applies_as_well():
     zones = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in ("x", "y")]
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": zones}}}
     made = world(gpu("H100"), there=(node("a", H100, whole(8)),))
@@ -70,7 +70,7 @@ def test_another_profile_is_another_revision_and_the_same_one_is_not():
     assert len(set(found)) == 3
 
 
-def test_devices_in_use_are_waited_for_without_a_write_per_tick_and_a_restart_goes_on():
+def test_wait_for_devices_writes_nothing_and_survives_a_restart():
     made = world(gpu("H100", fallbackAfter="5m"), CPU, there=fleet(node("a", H100, whole(8)), pods=(pod("a", gpu=8),)))
     made.settle()
     assert made.reason() == "WaitingForCapacity"
@@ -90,7 +90,7 @@ def test_devices_in_use_are_waited_for_without_a_write_per_tick_and_a_restart_go
     assert template(made)["containers"][0]["resources"]["requests"] == {"cpu": "8", "memory": "32Gi"}
 
 
-def test_who_fell_back_and_runs_stays_when_the_first_choice_gets_free_until_the_list_is_edited():
+def test_service_on_a_fallback_stays_until_its_list_is_edited():
     full = fleet(node("a", H100, whole(8)), pods=(pod("a", gpu=8),))
     made = world(gpu("H100", fallbackAfter="0s"), CPU, there=full)
     made.settle()
@@ -135,7 +135,7 @@ def test_an_edited_entry_is_waited_for_anew():
     assert placement(made)["chosen"] == "gpu[0]"
 
 
-def test_a_new_revision_of_who_fell_back_does_not_wait_again_but_takes_the_first_choice_where_it_is_free():
+def test_new_revision_after_a_fallback_takes_a_free_first_choice_and_does_not_wait():
     full, empty = fleet(node("a", H100, whole(8)), pods=(pod("a", gpu=8),)), fleet(node("a", H100, whole(8)))
     for there, chosen in ((full, "cpu[1]"), (empty, "gpu[0]")):
         made = world(gpu("H100", fallbackAfter="0s"), CPU, there=full)
@@ -204,7 +204,7 @@ def test_a_revision_on_claims_survives_the_loss_of_its_pin():
 
 
 @pytest.mark.parametrize(("others", "room"), [(0, 1), (1, 0)])
-def test_room_for_a_surge_counts_the_services_own_pods_as_in_the_way(others, room):
+def test_surge_room_excludes_places_of_the_service_s_own_pods(others, room):
     made = world(gpu("H100"), there=(node("a", H100, whole(2)),))
     made.settle()
     observed = made.observed()
@@ -216,7 +216,7 @@ def test_room_for_a_surge_counts_the_services_own_pods_as_in_the_way(others, roo
 
 
 @pytest.mark.parametrize(("gpus", "cordoned", "strategy"), [(2, False, "Surge"), (1, False, "Replace"), (1, True, "Surge")])
-def test_a_rollout_surges_where_there_is_a_place_and_replaces_where_only_its_own_replica_gives_one(gpus, cordoned, strategy):
+def test_rollout_surges_into_a_free_place_and_replaces_otherwise(gpus, cordoned, strategy):
     made = world(gpu("H100"), there=(node("a", H100, whole(gpus)),))
     made.settle()
     bind(made)

@@ -40,7 +40,7 @@ def message(made, condition="Reconciling"):
 # The model against its own memory
 
 
-def test_a_model_that_its_memory_never_holds_stalls_with_a_reason_and_no_pod():
+def test_model_larger_than_the_memory_of_its_entry_stalls_without_a_pod():
     made = world(cores("8", "1Gi"), model=LLAMA8)
     made.settle()
     assert made.reason() == "NoAccelerator"
@@ -53,7 +53,7 @@ def test_a_model_that_its_memory_never_holds_stalls_with_a_reason_and_no_pod():
     assert (made.reason(), placement(made)["rejected"]) == ("Available", [])
 
 
-def test_what_never_fits_on_cpu_falls_to_the_next():
+def test_entry_that_never_fits_on_cpu_is_passed_over():
     made = world(cores("8", "1Gi"), gpu("H100"), model=LLAMA8, there=EMPTY)
     made.settle()
     assert (placement(made)["chosen"], placement(made)["rejected"][0]["accelerator"]) == ("gpu[1]", "cpu[0]")
@@ -69,7 +69,7 @@ def test_what_never_fits_on_cpu_falls_to_the_next():
         ({"quantization": "int8"}, "11Gi"),
     ],
 )
-def test_one_request_has_to_fit_and_not_as_many_as_there_may_be(engine, memory):
+def test_one_request_must_fit_not_max_concurrency(engine, memory):
     made = world(cores("8", memory), model=LLAMA8, engine=engine)
     made.settle()
     assert (placement(made)["chosen"], made.reason()) == ("cpu[0]", "Scheduling")
@@ -82,7 +82,7 @@ def test_a_longer_request_a_larger_cache_and_wider_weights_need_more(engine):
     assert made.reason() == "NoAccelerator"
 
 
-def test_who_serves_is_not_judged_anew(monkeypatch):
+def test_running_service_is_not_judged_again(monkeypatch):
     made = world(cores("8", "32Gi"), model=LLAMA8)
     made.settle()
     bind(made)
@@ -96,7 +96,7 @@ def test_who_serves_is_not_judged_anew(monkeypatch):
 # Nodes that have no room
 
 
-def test_what_no_node_has_is_waited_for_with_a_pod_made_and_a_reason():
+def test_shortage_of_cores_waits_with_a_pending_pod_and_a_reason():
     made = world(cores("1000"))
     made.sizes = largest(parse_node(plain_node(name, count)) for name, count in (("a", "64"), ("b", "8")))
     made.settle()
@@ -110,7 +110,7 @@ def test_what_no_node_has_is_waited_for_with_a_pod_made_and_a_reason():
     assert (made.reason(), "waiting" in placement(made)) == ("Available", False)
 
 
-def test_a_wait_is_no_write_per_tick_and_a_restart_does_not_begin_it_anew():
+def test_wait_on_cpu_writes_nothing_and_survives_a_restart():
     made = world(CPU)
     made.settle()
     refuse(made, words=LACKS)
@@ -125,7 +125,7 @@ def test_a_wait_is_no_write_per_tick_and_a_restart_does_not_begin_it_anew():
 
 
 @pytest.mark.parametrize("words", ["no nodes available to schedule pods", "0/1 nodes are available: 1 Too many pods."])
-def test_a_lack_of_nodes_or_of_places_for_pods_is_waited_for_too(words):
+def test_lack_of_nodes_or_pod_slots_is_waited_for_too(words):
     made = world(CPU)
     made.settle()
     refuse(made, words=words)
@@ -139,7 +139,7 @@ def test_a_missing_volume_is_no_lack_of_room():
     assert (made.reason(), "waiting" in placement(made)) == ("Scheduling", False)
 
 
-def test_who_sleeps_wakes_and_waits_for_the_node_that_comes_for_its_pod():
+def test_service_scaled_from_zero_waits_for_the_node_added_for_its_pod():
     made = world(CPU)
     made.settle()
     bind(made)
@@ -152,7 +152,7 @@ def test_who_sleeps_wakes_and_waits_for_the_node_that_comes_for_its_pod():
     assert (made.reason(), len(made.api.of(PODS))) == ("WaitingForCapacity", 1)
 
 
-def test_an_entry_on_cpu_that_finds_no_node_is_left_after_its_patience_and_not_gone_back_to():
+def test_cpu_entry_without_a_node_is_given_up_after_fallback_after():
     made = world(CPU | {"fallbackAfter": "5m"}, cores("4", "16Gi"))
     made.settle()
     refuse(made, words=LACKS)
@@ -167,7 +167,7 @@ def test_an_entry_on_cpu_that_finds_no_node_is_left_after_its_patience_and_not_g
     assert (placement(made)["chosen"], made.reason()) == ("cpu[1]", "Available")
 
 
-def test_what_was_given_up_is_not_gone_back_to_while_a_model_is_read():
+def test_given_up_entry_is_not_tried_again_during_an_inspection():
     made = world(CPU | {"fallbackAfter": "5m"}, cores("4", "16Gi", fallbackAfter="5m"), gpu("H100"), model=UNHEARD_OF, there=EMPTY)
     made.settle()
     for _ in range(2):
@@ -190,7 +190,7 @@ def test_what_was_given_up_is_not_gone_back_to_while_a_model_is_read():
 @pytest.mark.parametrize(
     ("reason", "words"), [("SchedulerError", "timeout"), ("Unschedulable", "0/3 nodes are available: 3 node(s) were unschedulable.")]
 )
-def test_other_words_for_a_moment_do_not_begin_a_wait_anew(reason, words):
+def test_changed_scheduler_message_does_not_restart_a_wait(reason, words):
     made = world(CPU | {"fallbackAfter": "5m"}, cores("4", "16Gi"))
     made.settle()
     refuse(made, words=LACKS)
@@ -227,7 +227,7 @@ def test_a_rollout_on_a_full_cluster_waits_for_its_own_old_replicas_and_leaves_n
     assert placement(made)["chosen"] == "cpu[0]"
 
 
-def test_a_replica_more_that_finds_no_node_moves_nobody():
+def test_additional_replica_without_a_node_moves_no_service():
     made = world(CPU | {"fallbackAfter": "1m"}, cores("4"), replicas=1)
     made.settle()
     bind(made)
@@ -249,7 +249,7 @@ def inspections(made):
 
 
 @pytest.mark.parametrize("entries", [[CPU], [CPU, gpu("H100")], [CPU | {"fallbackAfter": "5m"}, gpu("H100")]])
-def test_no_inspection_is_made_for_who_runs_on_cpu(entries):
+def test_service_on_cpu_is_not_inspected(entries):
     made = world(*entries, model=UNHEARD_OF, there=EMPTY)
     made.settle()
     assert (inspections(made), placement(made)["chosen"], made.reason()) == ([], "cpu[0]", "Scheduling")
@@ -257,7 +257,7 @@ def test_no_inspection_is_made_for_who_runs_on_cpu(entries):
     assert (inspections(made), made.reason()) == ([], "WaitingForCapacity")
 
 
-def test_nothing_after_an_entry_on_cpu_that_is_waited_for_without_end_is_looked_at(monkeypatch):
+def test_entries_after_an_endless_wait_on_cpu_are_not_judged(monkeypatch):
     asked = []
     monkeypatch.setattr(
         "pagoda_operator.decide.placement.place.options", lambda entry, demand: asked.append(entry) or options(entry, demand)
@@ -268,7 +268,7 @@ def test_nothing_after_an_entry_on_cpu_that_is_waited_for_without_end_is_looked_
     assert all(one.cpu is not None for one in asked)
 
 
-def test_who_leaves_cpu_for_devices_has_its_model_read_then_and_does_not_wait_anew():
+def test_service_that_falls_back_from_cpu_to_devices_is_inspected_then():
     made = world(CPU | {"fallbackAfter": "5m"}, gpu("H100"), model=UNHEARD_OF, there=EMPTY)
     made.settle()
     refuse(made, words=LACKS)
@@ -282,7 +282,7 @@ def test_who_leaves_cpu_for_devices_has_its_model_read_then_and_does_not_wait_an
     assert placement(made)["chosen"] == "gpu[1]"
 
 
-def test_devices_do_not_wake_who_waits_for_cores_alone():
+def test_device_changes_do_not_requeue_a_service_that_waits_for_cores():
     told = []
     made = world(CPU)
     made.settle()
@@ -318,11 +318,11 @@ def cpu(count, memory):
         ((), cpu("8", "32Gi"), ""),
     ],
 )
-def test_what_no_node_has_is_told_in_round_numbers(there, asked, told):
+def test_node_sizes_are_reported_in_round_numbers(there, asked, told):
     assert too_small(there, asked) == told
 
 
-def test_a_thousand_nodes_are_a_handful_of_sizes_and_looked_at_once():
+def test_a_thousand_nodes_are_summarised_once_in_a_few_sizes():
     caches = Caches()
     view = FleetView(caches)
     for number in range(1000):

@@ -21,7 +21,7 @@ def made():
     return it
 
 
-def test_who_is_not_bound_waits_as_long_as_is_said_and_then_takes_the_next(made):
+def test_unscheduled_service_waits_for_fallback_after_and_then_takes_the_next_entry(made):
     assert (placement(made)["chosen"], placement(made)["waiting"]["accelerator"]) == ("gpu[0]", "gpu[0]")
     assert made.reason() == "WaitingForCapacity"
     assert WORDS in made.conditions()["Reconciling"]["message"]
@@ -42,7 +42,7 @@ def test_who_is_not_bound_waits_as_long_as_is_said_and_then_takes_the_next(made)
     assert (placement(made)["chosen"], made.reason(), len(made.api.of(DEPLOYMENTS))) == ("gpu[1]", "Available", 1)
 
 
-def test_what_was_given_up_is_not_gone_back_to_while_the_next_is_not_bound_either(made):
+def test_given_up_entry_is_not_tried_again_while_the_next_is_unscheduled(made):
     made.later += timedelta(minutes=1)
     made.settle()
     refuse(made, words="0/2 nodes are available: 2 Insufficient memory.")
@@ -60,7 +60,7 @@ def test_what_was_given_up_is_not_gone_back_to_while_the_next_is_not_bound_eithe
     assert (placement(made)["chosen"], made.reason()) == ("cpu[2]", "Available")
 
 
-def test_who_is_bound_in_time_stays(made):
+def test_service_scheduled_in_time_stays(made):
     made.later += timedelta(seconds=59)
     bind(made)
     made.later += timedelta(hours=1)
@@ -68,14 +68,14 @@ def test_who_is_bound_in_time_stays(made):
     assert (placement(made)["chosen"], "waiting" in placement(made), made.reason()) == ("gpu[0]", False, "Available")
 
 
-def test_without_another_choice_the_schedulers_words_are_told_and_nothing_is_waited_out():
+def test_without_another_entry_the_scheduler_s_message_is_the_reason():
     made = world(gpu("H100", fallbackAfter="1m"), there=EMPTY)
     made.settle()
     refuse(made)
     assert (placement(made)["chosen"], "waiting" in placement(made), made.reason()) == ("gpu[0]", False, "Scheduling")
 
 
-def test_a_pod_that_somebody_holds_back_by_a_gate_has_not_been_refused():
+def test_pod_with_a_scheduling_gate_was_not_refused():
     made = world(gpu("H100", fallbackAfter="1m"), CPU, there=EMPTY)
     made.settle()
     refuse(made, reason="SchedulingGated", words="Scheduling is blocked due to non-empty scheduling gates")
@@ -84,7 +84,7 @@ def test_a_pod_that_somebody_holds_back_by_a_gate_has_not_been_refused():
     assert (placement(made)["chosen"], "waiting" in placement(made)) == ("gpu[0]", False)
 
 
-def test_a_replica_more_that_is_not_bound_moves_no_service_that_runs():
+def test_unscheduled_additional_replica_moves_no_running_service():
     made = world(gpu("H100", fallbackAfter="1m"), CPU, there=EMPTY)
     made.settle()
     bind(made)
@@ -109,7 +109,7 @@ def lose(made):
 @pytest.mark.deep
 @pytest.mark.parametrize("words", [WORDS, ""])
 @pytest.mark.parametrize("others", [(), (pod("a", gpu=1),)])
-def test_a_service_that_ran_once_falls_back_too_and_goes_back_and_forth_no_more(words, others):
+def test_service_that_ran_falls_back_once_and_does_not_alternate(words, others):
     made = world(gpu("H100", fallbackAfter="1m"), gpu("H200", fallbackAfter="5m"), there=fleet(*ONE))
     made.settle()
     bind(made)
@@ -150,7 +150,7 @@ def draining():
 
 
 @pytest.mark.parametrize("words", [TIGHT, CLAIMED])
-def test_a_successor_that_its_own_predecessor_keeps_waiting_moves_no_service(draining, words):
+def test_replica_waiting_for_its_terminating_predecessor_moves_no_service(draining, words):
     made, old, _ = draining
     refuse(made, words=words)
     for _ in range(9):
@@ -174,7 +174,7 @@ def test_a_predecessor_that_ends_on_a_node_that_takes_no_pods_makes_no_room(drai
     assert placement(made)["chosen"] == "gpu[1]"
 
 
-def test_what_a_predecessor_cannot_give_is_heeded_while_it_drains(draining):
+def test_shortage_that_the_terminating_pod_cannot_cure_moves_the_service(draining):
     made, _, _ = draining
     refuse(made)
     made.tick()
@@ -182,7 +182,7 @@ def test_what_a_predecessor_cannot_give_is_heeded_while_it_drains(draining):
     assert placement(made)["chosen"] == "gpu[1]"
 
 
-def test_what_was_given_up_stays_so_while_its_devices_are_in_use_and_once_they_are_free_again(made):
+def test_given_up_entry_stays_given_up_when_its_devices_become_free(made):
     made.later += timedelta(minutes=1)
     made.settle()
     refuse(made)
@@ -203,7 +203,7 @@ SLICED = [node(product.product.lower(), product, *(cut(1, **{size: 1}) for size 
 )]  # fmt: skip
 
 
-def test_what_was_given_up_is_remembered_among_more_reasons_than_a_status_holds():
+def test_scheduler_verdicts_are_kept_if_reasons_exceed_the_status():
     entries = mig(least="200Gi"), mig(least="201Gi"), gpu("H100", fallbackAfter="1m"), gpu("H200", fallbackAfter="5m")
     made = world(*entries, there=fleet(*SLICED, *EMPTY_NODES))
     made.settle()

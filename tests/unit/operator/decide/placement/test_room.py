@@ -44,7 +44,7 @@ def test_replicas_with_a_place_and_places_that_others_leave(others, free):
     assert count(made, h100("a", 8), pods=(*mine, *[pod("a", f"other-{n}", gpu=1) for n in range(others)])) == 2 + free
 
 
-def test_places_on_other_products_and_on_cordoned_nodes_are_none():
+def test_other_products_and_cordoned_nodes_are_not_counted_as_places():
     made = world(gpu("H100"))
     other = node("b", A100_80, whole(8))
     assert count(made, h100("a", 2), other, h100("c", 8, cordoned=True), pods=[pod("a", gpu=2)]) == 2
@@ -57,7 +57,7 @@ def test_a_replica_that_waits_has_no_place():
     assert count(made, h100("a", 2), pods=[pod("a", gpu=2)]) == 2
 
 
-def test_nobody_counts_where_nodes_come_for_who_waits():
+def test_places_are_unknown_while_nodes_are_added():
     made = world()
     assert GROWS_S == 24 * 3600
     assert count(made, h100("a", 2), h100("b", 2, joined=HOURS_AGO)) is None
@@ -65,7 +65,7 @@ def test_nobody_counts_where_nodes_come_for_who_waits():
     assert count(made, h100("a", 2), h100("b", 2, joined=HOURS_AGO)) == 2 + 4
 
 
-def test_nobody_counts_on_cpu_for_who_lives_nowhere_and_where_no_node_offers_such_devices():
+def test_places_are_unknown_on_cpu_without_a_revision_and_without_such_devices():
     assert count(world(CPU), h100("a", 2)) is None
     fresh = World(accelerators=[gpu("H100")], engine=ENGINE, model={"uri": TINY})
     assert count(fresh, h100("a", 2)) is None

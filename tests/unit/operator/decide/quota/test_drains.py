@@ -61,7 +61,7 @@ def serving(replicas, cap):
 
 
 @pytest.mark.parametrize(("replicas", "cap"), [(1, 0), (2, 1), (3, 1)])
-def test_a_shrunk_quota_waits_for_the_requests_of_those_who_go(replicas, cap):
+def test_shrunk_quota_drains_the_replicas_that_it_removes(replicas, cap):
     world, key = serving(replicas, replicas)
     world.recap(cap)
     world.round(key, 5)
@@ -81,7 +81,7 @@ def test_a_shrunk_quota_waits_for_the_requests_of_those_who_go(replicas, cap):
     assert [world.daemons.of(pod).in_flight for pod in world.staying] == [1] * cap  # who stays has lost nothing
 
 
-def test_the_annotation_is_there_before_the_daemon_is_told_and_the_cost_before_replicas_fall():
+def test_pod_is_annotated_before_its_daemon_drains_and_ranked_before_the_scale_down():
     world, key = serving(2, 2)
     world.recap(1)
     first = frozenset((ANNOTATION_DRAIN_DEADLINE,))
@@ -102,7 +102,7 @@ def seen_after_a_run(world, key):
     return ours, bool(world.daemons.told), world.replicas(key)
 
 
-def test_a_request_that_outlasts_the_drain_s_time_holds_up_the_quota_no_longer():
+def test_request_longer_than_the_drain_timeout_does_not_delay_the_quota():
     world, key = serving(1, 1)
     world.recap(0)
     world.round(key, 3)
@@ -114,7 +114,7 @@ def test_a_request_that_outlasts_the_drain_s_time_holds_up_the_quota_no_longer()
     assert (world.replicas(key), len(world.taken)) == (0, 1)
 
 
-def test_a_quota_that_grows_again_turns_back_who_was_on_his_way():
+def test_quota_that_grows_again_cancels_the_drain():
     world, key = serving(2, 2)
     before = {pod["metadata"]["uid"] for pod in world.staying}
     world.recap(1)

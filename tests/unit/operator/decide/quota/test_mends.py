@@ -1,4 +1,4 @@
-"""A service goes on whole while nobody can read what its quota allows, and while a sick replica has its successor."""
+"""A service keeps its replicas while its quota is invalid, and while an unhealthy replica has its successor."""
 
 from types import MappingProxyType
 
@@ -6,11 +6,10 @@ import pytest
 from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_DRAIN_DEADLINE
 from pagoda_operator.api.quota import Holding
 from pagoda_operator.api.state import PODS, PROFILES, QUOTAS, SERVICES, Key
-from pagoda_operator.decide.quota.caps import Quota
-from pagoda_operator.decide.quota.ledger import Age, Ledger
+from pagoda_operator.decide.quota import Age, Ledger, Quota
 from support.worlds.quota import QuotaWorld
 
-# Nobody can read what is allowed
+# An invalid quota
 
 
 def spoil(world):
@@ -32,7 +31,7 @@ def rolling(strategy, cap=9, profile=MappingProxyType({})):
 
 @pytest.mark.parametrize("crashed", [False, True])
 @pytest.mark.parametrize("strategy", ["Replace", "Auto"])
-def test_a_rollout_one_after_the_other_goes_on_under_a_quota_that_nobody_can_read_and_takes_no_more_than_one_away(strategy, crashed):
+def test_rollout_continues_one_by_one_under_an_invalid_quota(strategy, crashed):
     world, key, old = rolling(strategy)
     for turn in range(30):
         if turn == 1:
@@ -44,7 +43,7 @@ def test_a_rollout_one_after_the_other_goes_on_under_a_quota_that_nobody_can_rea
     assert not old & {pod["metadata"]["name"] for pod in world.staying}
 
 
-def test_a_surge_waits_with_the_old_revision_whole_under_a_quota_that_nobody_can_read():
+def test_surge_waits_with_the_whole_old_revision_under_an_invalid_quota():
     world, key, old = rolling("Surge")
     for _ in range(20):
         world.round(key)
@@ -59,7 +58,7 @@ GPUS = {"metadata": {"annotations": {ANNOTATION_DEVICES: "gpu=1"}}}
 @pytest.mark.deep
 @pytest.mark.parametrize("crashed", [False, True])
 @pytest.mark.parametrize("strategy", ["Replace", "Auto", "Surge"])
-def test_a_move_to_devices_that_nobody_held_waits_with_all_that_serves_until_the_quota_can_be_read(strategy, crashed):
+def test_move_to_other_devices_waits_until_the_quota_can_be_read(strategy, crashed):
     world, key, old = rolling(strategy, 3, {"podTemplate": GPUS})
     for turn in range(12):
         if turn == 3:
@@ -100,7 +99,7 @@ def ledger_of(**held):
     return ledger
 
 
-def test_what_was_held_when_a_quota_became_unreadable_stays_its_cap_until_it_can_be_read():
+def test_usage_when_a_quota_became_invalid_stays_its_cap():
     ledger = ledger_of(a=holding(3), b=holding(1))
     ledger.freeze([UNREADABLE])
     ledger.settle(A, [holding(2, 1)], Age("2026-01-01", "a"), 0)
@@ -115,14 +114,14 @@ def test_what_was_held_when_a_quota_became_unreadable_stays_its_cap_until_it_can
     assert granted(ledger, A, holding(1)) == (1, 1), "it was readable in between: what is held now counts"
 
 
-def test_an_unreadable_quota_that_names_more_namespaces_now_takes_nothing_away_there():
+def test_invalid_quota_with_more_namespaces_takes_nothing_away_there():
     ledger = ledger_of(a=holding(3), b=holding(2))
     ledger.freeze([Quota("team", frozenset({"ns"}), invalid="devices: many")])
     ledger.freeze([UNREADABLE])
     assert (granted(ledger, A, holding(3)), granted(ledger, B, holding(2))) == ((3, 3), (2, 2))
 
 
-def test_a_process_that_has_counted_nothing_yet_remembers_nothing():
+def test_new_process_continues_a_rollout_under_an_invalid_quota():
     world, key, _ = rolling("Replace")
     world.restart(crashed=True)
     world.later += 61
@@ -130,7 +129,7 @@ def test_a_process_that_has_counted_nothing_yet_remembers_nothing():
     assert len(world.staying) == 3
 
 
-def test_an_edit_while_the_last_one_has_a_successor_drains_it_for_no_lack_of_room():
+def test_edit_while_a_replica_has_a_successor_does_not_drain_it():
     """The one beside it goes again: what it holds is no reason to replace instead of to surge."""
     world = QuotaWorld()
     world.cap(2, "ns")

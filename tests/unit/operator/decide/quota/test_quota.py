@@ -1,4 +1,4 @@
-"""TenantQuota on devices: who gets how many, who waits, who gives back, and that no order of events exceeds a cap."""
+"""TenantQuota on devices: which service gets how many, waits, or gives back, and that no order of events exceeds a cap."""
 
 import asyncio
 from dataclasses import replace
@@ -14,8 +14,7 @@ from pagoda_operator.api.quota import Grant, Holding, devices_of, holdings, need
 from pagoda_operator.api.signals import Decision, Recommendation
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, QUOTAS, RESOURCE_QUOTAS, SERVICES, Key
 from pagoda_operator.decide.plan import plan
-from pagoda_operator.decide.quota.caps import Quota
-from pagoda_operator.decide.quota.ledger import Age, Ledger
+from pagoda_operator.decide.quota import Age, Ledger, Quota
 from pagoda_operator.decide.render.writes import Create
 from pagoda_operator.decide.status.status import status
 from pagoda_operator.quota.native import singles
@@ -60,7 +59,7 @@ def test_a_pod_that_says_nothing_is_charged_for_what_it_requests():
 
 
 @pytest.mark.parametrize("lie", ["", "gpu", "gpu=0", "gpu=-1", "gpu=1,", "gpus=1", "gpu=1;mig-1g.5gb=1", "gpu=1,gpu=1"])
-def test_a_word_that_is_not_ours_is_no_discount(lie):
+def test_invalid_annotation_does_not_lower_the_charge(lie):
     spec = {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 8}}}]}
     assert devices_of({"annotations": {ANNOTATION_DEVICES: lie}}, spec) == {"gpu": 8}
 
@@ -86,7 +85,7 @@ def deployment(replicas, **meta):
     ("target", "staying", "ending", "charged"),
     [(2, 0, 0, 4), (2, 2, 0, 4), (2, 1, 0, 4), (1, 3, 0, 6), (2, 1, 2, 8), (0, 0, 3, 6), (0, 1, 0, 2)],
 )
-def test_charge_is_the_larger_of_now_and_then_and_what_ends_on_top(target, staying, ending, charged):
+def test_charge_is_the_larger_of_present_and_target_plus_terminating(target, staying, ending, charged):
     pods = [pod() for _ in range(staying)] + [pod(deletionTimestamp="t") for _ in range(ending)]
     (found,) = holdings([deployment(target)], pods)
     assert found.charge() == ({"gpu": charged} if charged else {})
@@ -99,7 +98,7 @@ def test_a_raised_target_does_not_count_on_pods_that_may_be_ending():
     assert found.charge(3) == {"gpu": 10}
 
 
-def test_finished_pods_hold_nothing_and_a_predecessor_s_do():
+def test_finished_pods_are_not_charged_and_a_predecessor_s_are():
     gone = pod() | {"status": {"phase": "Failed"}}
     before = pod(uid="before", annotations={ANNOTATION_DEVICES: "gpu=2"})
     assert [found.charge() for found in holdings([deployment(0, deletionTimestamp="t")], [gone, before])] == [{}, {"gpu": 2}]
@@ -116,7 +115,7 @@ def of(target, leaving=0, name="d", each=1):
     return (Holding(name, {"gpu": each}, target, leaving),)
 
 
-def test_what_is_let_through_is_taken_for_the_next_who_asks():
+def test_admitted_devices_are_not_offered_to_the_next_service():
     ledger, team = Ledger(), quota(1)
     for key, age in ((A, OLD), (B, NEW)):
         ledger.settle(key, (), age, 0)
@@ -124,7 +123,7 @@ def test_what_is_let_through_is_taken_for_the_next_who_asks():
         assert bool(ledger.admit(key, of(1), [team], 0)) is (key == B)
 
 
-def test_a_read_that_is_too_old_does_not_free_what_was_let_through():
+def test_stale_read_does_not_free_admitted_devices():
     ledger, team = Ledger(), quota(1)
     ledger.settle(A, (), OLD, 0)
     assert ledger.admit(A, of(1), [team], 0) == ""
@@ -136,7 +135,7 @@ def test_a_read_that_is_too_old_does_not_free_what_was_let_through():
     assert ledger.admit(B, of(1), [team], 7) == ""
 
 
-def test_what_was_let_through_of_two_kinds_counts_until_a_read_shows_both():
+def test_admitted_devices_of_two_kinds_count_until_a_read_shows_both():
     """A rollout from GPUs to slices: the read shows the old Deployment, and the new one not yet."""
     ledger, team = Ledger(), Quota("team", frozenset({"ns"}), {"gpu": 1, "mig-1g.10gb": 1})
     old, new = Holding("old", {"gpu": 1}, 1), Holding("new", {"mig-1g.10gb": 1}, 1)
@@ -148,10 +147,10 @@ def test_what_was_let_through_of_two_kinds_counts_until_a_read_shows_both():
     assert ledger.admit(B, (new,), [team], 5)
 
 
-def test_a_write_that_never_happened_is_forgotten_in_the_end_and_one_without_an_answer_later():
-    ledger, team = Ledger(), quota(1)
+def test_charge_of_a_lost_write_expires_later_if_it_had_no_answer():
+    team = quota(1)
     for silent, free_at in ((False, 30), (True, 65)):
-        ledger.forget(A)
+        ledger = Ledger()
         ledger.settle(A, (), OLD, 0)
         ledger.admit(A, of(1), [team], 0)
         if silent:
@@ -162,14 +161,14 @@ def test_a_write_that_never_happened_is_forgotten_in_the_end_and_one_without_an_
         assert ledger.used(team) == {"gpu": 0}
 
 
-def test_all_quotas_of_a_namespace_hold():
+def test_all_quotas_of_a_namespace_apply():
     ledger = Ledger()
     ledger.settle(A, of(1), OLD, 0)
     offer = ledger.offer(A, of(1), "d", {"gpu": 1}, [quota(9), quota(2, name="tight"), quota(5, "ns", "other")])
     assert (offer.replicas, offer.why) == (2, "TenantQuota tight allows 2 GPUs, and 1 is in use")
 
 
-def test_a_rollout_s_old_replicas_count_as_the_service_s_own_but_leave_no_room_beside_them():
+def test_old_replicas_of_a_rollout_leave_no_room_for_new_ones():
     ledger, team = Ledger(), quota(3)
     found = (*of(2, name="old"), *of(0, name="new"))
     ledger.settle(A, found, OLD, 0)
@@ -203,7 +202,7 @@ def test_what_is_not_capped_is_not_limited():
 # Services
 
 
-def test_of_two_services_over_two_namespaces_the_second_waits_and_says_why():
+def test_second_service_of_a_tenant_waits_and_reports_why():
     world = QuotaWorld()
     world.cap(1, "ns", "other")
     first, second = world.serve("ns", 1), world.serve("other", 1)
@@ -217,7 +216,7 @@ def test_of_two_services_over_two_namespaces_the_second_waits_and_says_why():
 
 
 @pytest.mark.parametrize(("granted", "kind", "reason"), [(0, "Stalled", "QuotaExceeded"), (1, "Ready", "Available")])
-def test_what_scaling_wants_is_served_as_far_as_it_goes_and_says_why_not_further(granted, kind, reason):
+def test_quota_limits_scaling_and_the_condition_says_so(granted, kind, reason):
     world = QuotaWorld()
     world.cap(1, "ns")
     key = world.serve("ns", 1)
@@ -241,7 +240,7 @@ def test_a_revision_after_one_that_never_served_gets_what_the_ending_replicas_le
     assert [manifest["spec"]["replicas"] for manifest in made] == [1]
 
 
-def test_a_waiting_service_is_woken_when_a_slice_comes_free_and_not_before_its_pod_is_gone():
+def test_waiting_service_is_requeued_when_the_pod_that_used_a_slice_is_gone():
     world = QuotaWorld()
     world.cap(1, "ns")
     first, second = world.serve("ns", 1), world.serve("ns", 1)
@@ -290,7 +289,7 @@ class Wishes(Unscaled):
 
 
 @pytest.mark.parametrize("asked", [0, 1, 4])
-def test_a_rollout_under_a_full_quota_goes_on_one_replica_at_a_time_whatever_spec_replicas_says(asked):
+def test_rollout_under_a_full_quota_replaces_one_replica_at_a_time(asked):
     world = QuotaWorld()
     world.cap(2, "ns")
     world.operator = Reconciler(world.api, Settings(), world.now, dependencies_with(world.api, quota=world.quotas, scaling=Wishes()))
@@ -310,7 +309,7 @@ def test_a_rollout_under_a_full_quota_goes_on_one_replica_at_a_time_whatever_spe
     assert [decision["desired"] for decision in decisions] == [2]
 
 
-def test_a_deleted_service_is_looked_at_until_its_last_pod_is_gone_though_no_event_tells():
+def test_deleted_service_is_requeued_until_its_last_pod_is_gone():
     world = QuotaWorld()
     world.cap(1, "ns")
     first, second = world.serve("ns", 1), world.serve("ns", 1)
@@ -347,7 +346,7 @@ def test_a_shrunk_quota_drains_and_a_grown_one_gives_back():
     assert [world.replicas(key) for key in keys] == [2, 2]
 
 
-def test_a_quota_that_nobody_can_read_lets_nothing_grow_and_takes_nothing_away():
+def test_invalid_quota_lets_nothing_grow_and_takes_nothing_away():
     world = QuotaWorld()
     world.cap(9, "ns")
     first, second = world.serve("ns", 2), world.serve("ns", 0)
@@ -384,7 +383,7 @@ def test_a_quota_that_nobody_can_read_lets_nothing_grow_and_takes_nothing_away()
 
 
 @pytest.mark.parametrize("spec", [None, [], {"subjects": 3}, {"subjects": {"namespaces": "ns"}}, {"subjects": {"namespaces": [3]}}])
-def test_a_quota_whose_namespaces_cannot_be_read_either_holds_for_none_and_says_so(spec):
+def test_quota_with_invalid_namespaces_limits_none_and_says_so(spec):
     world = QuotaWorld()
     world.cap(0, "ns")
     world.api.objects[QUOTAS.kind, "", "team"]["spec"] = spec
@@ -395,7 +394,7 @@ def test_a_quota_whose_namespaces_cannot_be_read_either_holds_for_none_and_says_
     assert told(world)["conditions"][2]["message"].endswith("Its namespaces cannot be read either, so it limits none.")
 
 
-def test_at_rest_nothing_is_written_under_a_quota_by_nobody_however_often_started():
+def test_at_rest_nothing_is_written_after_any_number_of_restarts():
     world = QuotaWorld()
     world.cap(3, "ns")
     keys = [world.serve("ns", 2), world.serve("ns", 2)]
@@ -412,7 +411,7 @@ def test_at_rest_nothing_is_written_under_a_quota_by_nobody_however_often_starte
     assert len(world.api.journal) == written
 
 
-def test_a_new_process_grants_nothing_that_another_holds():
+def test_new_process_grants_no_devices_that_are_in_use():
     world = QuotaWorld()
     world.cap(2, "ns", "other")
     first, second = world.serve("ns", 2), world.serve("other", 1)
@@ -449,7 +448,7 @@ def test_a_new_process_reads_a_large_fleet_once_not_once_per_service():
 
 
 @pytest.mark.parametrize("jump", [0, 300, -300])
-def test_a_write_without_an_answer_keeps_its_slice_and_no_longer_whoever_sets_the_clock(jump):
+def test_unanswered_write_is_charged_for_a_fixed_time_whatever_the_wall_clock(jump):
     world = QuotaWorld()
     world.cap(1, "ns")
     first, second = world.serve("ns", 1), world.serve("ns", 1)
@@ -477,7 +476,7 @@ def observed_of(world, key):
     return asyncio.run(observe(world.api, key))
 
 
-def test_who_was_charged_in_doubt_is_read_anew_when_that_is_over_and_others_get_the_room():
+def test_service_with_an_overdue_charge_is_requeued_and_others_get_the_room():
     """His write never happened, and his own next run is the resync's."""
     world = QuotaWorld()
     world.cap(1, "ns")
@@ -516,7 +515,7 @@ def late(*, answered):
     return world, first, second
 
 
-def test_what_a_dead_leader_had_on_the_wire_exceeds_nothing():
+def test_late_writes_of_a_dead_leader_exceed_no_cap():
     world, first, second = late(answered=False)
     assert world.replicas(second) == 0
     assert "TenantQuota team: scaling up is paused for a minute after a leader change" in world.condition(second)["message"]
@@ -530,7 +529,7 @@ def test_what_a_dead_leader_had_on_the_wire_exceeds_nothing():
     assert "allows 1 1g.10gb slices, and 1 is in use" in world.condition(second)["message"]
 
 
-def test_what_arrived_for_a_service_that_nobody_looks_at_again_is_counted():
+def test_late_write_for_an_idle_service_is_counted():
     world = QuotaWorld(LateApi())
     world.cap(2, "ns", "other")
     first, second = world.serve("ns", 1), world.serve("other", 0)
@@ -549,7 +548,7 @@ def test_what_arrived_for_a_service_that_nobody_looks_at_again_is_counted():
     assert (world.replicas(first), world.replicas(second)) == (2, 0)
 
 
-def test_what_never_arrives_holds_nothing_after_a_minute():
+def test_lost_write_is_not_charged_after_a_minute():
     world, first, second = late(answered=False)
     world.api.wire.clear()
     world.later += LATE_S
@@ -557,12 +556,12 @@ def test_what_never_arrives_holds_nothing_after_a_minute():
     assert (world.replicas(first), world.replicas(second)) == (0, 1)
 
 
-def test_after_a_leader_whose_writes_were_all_answered_nobody_waits():
+def test_no_pause_after_a_leader_whose_writes_were_all_answered():
     world, _, second = late(answered=True)
     assert world.replicas(second) == 1
 
 
-def test_a_run_that_read_before_the_last_write_came_does_not_free_what_that_took():
+def test_run_with_an_old_read_does_not_free_devices_of_a_later_write():
     ledger = Ledger()
     ledger.settle(A, of(0), OLD, 0.0)
     ledger.recount(A, of(1), OLD, 60.0)
@@ -615,7 +614,7 @@ def told(world, name="team"):
     return world.api.objects[QUOTAS.kind, "", name]["status"]
 
 
-def test_a_quota_tells_what_is_held_at_most_once_a_minute_and_at_once_when_it_changes():
+def test_quota_reports_usage_once_a_minute_and_spec_changes_at_once():
     world = QuotaWorld()
     world.cap(2, "ns")
     key = world.serve("ns", 1)
@@ -640,7 +639,7 @@ def test_a_quota_tells_what_is_held_at_most_once_a_minute_and_at_once_when_it_ch
     assert (told(world)["observedGeneration"], told(world)["conditions"][1]["reason"]) == (2, "Draining")
 
 
-def test_what_nobody_acts_on_yet_is_named_and_what_cannot_be_read_is_stalled():
+def test_unenforced_fields_are_named_and_an_invalid_spec_is_stalled():
     world = QuotaWorld()
     world.cap(1, "ns")
     world.api.edit(QUOTAS, "", "team", lambda body: body["spec"].update(weight=3, maxConcurrency=4))
@@ -653,7 +652,7 @@ def test_what_nobody_acts_on_yet_is_named_and_what_cannot_be_read_is_stalled():
 
 
 @pytest.mark.parametrize("counts", [(7, 1), (1, 7)])
-def test_of_two_spellings_of_the_same_slices_the_smaller_cap_holds_and_it_is_said(counts):
+def test_smaller_cap_of_two_spellings_applies_and_is_reported(counts):
     world = QuotaWorld()
     slices = [{"profile": profile, "count": count} for profile, count in zip(("1g.5gb+me", "1g.5gb.me"), counts, strict=True)]
     world.cap(0, "ns", migSlices=slices)
@@ -662,7 +661,7 @@ def test_of_two_spellings_of_the_same_slices_the_smaller_cap_holds_and_it_is_sai
     assert told(world)["conditions"][0]["message"] == "in force; 1g.5gb+me and 1g.5gb.me are the same slices, so the smaller cap applies"
 
 
-def test_a_native_quota_stands_where_it_is_asked_for_follows_and_goes():
+def test_native_quota_is_created_updated_and_deleted():
     world = QuotaWorld()
     body = world.cap(2, "ns", resourceQuota=True)
     asyncio.run(world.status_writer.write())
@@ -711,7 +710,7 @@ def test_a_native_quota_on_gpus_limits_claims_too_by_every_class_that_is_used():
     assert world.api.of(RESOURCE_QUOTAS)[0]["spec"]["hard"] == hard, "no ResourceQuota could have this name"
 
 
-def test_an_api_server_that_counts_no_claims_is_told_of_and_what_it_does_not_say_yet_is_not():
+def test_api_server_that_counts_no_claims_is_reported():
     world = QuotaWorld()
     native = native_of_gpus(world)
     hard = native["spec"]["hard"]
@@ -731,13 +730,10 @@ def test_an_api_server_that_counts_no_claims_is_told_of_and_what_it_does_not_say
 
 
 @pytest.mark.parametrize(("gpus", "limit"), [(0, "7"), (2, "9"), (None, None)])
-def test_slices_that_are_requested_as_gpus_are_no_gpus_too_many_for_the_native_quota(gpus, limit):
+def test_native_quota_allows_slices_that_are_requested_as_gpus(gpus, limit):
     world = QuotaWorld()
     devices = {} if gpus is None else {"gpus": gpus}
     world.cap(7, "ns", resourceQuota=True, **devices)
-    world.single = None
-    asyncio.run(world.status_writer.write())
-    assert world.api.of(RESOURCE_QUOTAS) == [], "the fleet is not known yet"
     world.single = singles(fleet(node("a", H100, cut(1, p1g_10gb=7), strategy="single"), node("b", H100, whole(8))))
     asyncio.run(world.status_writer.write())
     (native,) = world.api.of(RESOURCE_QUOTAS)
@@ -753,7 +749,7 @@ def test_slices_that_are_requested_as_gpus_are_no_gpus_too_many_for_the_native_q
     assert told(world)["conditions"][0]["message"] == "in force"
 
 
-def test_a_native_quota_of_somebody_else_is_left_alone():
+def test_resource_quota_of_another_owner_is_left_alone():
     world = QuotaWorld()
     world.cap(2, "ns", resourceQuota=True)
     world.api.put(RESOURCE_QUOTAS, {"metadata": {"name": "pagoda-team", "namespace": "ns"}, "spec": {"hard": {"pods": "1"}}})
@@ -762,7 +758,7 @@ def test_a_native_quota_of_somebody_else_is_left_alone():
     assert world.api.of(RESOURCE_QUOTAS)[0]["spec"] == {"hard": {"pods": "1"}}
 
 
-# A sick replica under a full quota
+# An unhealthy replica under a full quota
 
 
 def full(replicas, cap=None, **spec):
@@ -777,7 +773,7 @@ def full(replicas, cap=None, **spec):
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
-def test_under_a_full_quota_a_sick_replica_stays_and_the_condition_names_the_cap(replicas):
+def test_unhealthy_replica_stays_under_a_full_quota_and_the_condition_names_the_cap(replicas):
     world, key, rival = full(replicas)
     there = list(world.staying)
     world.break_device(world.staying[0])
@@ -798,7 +794,7 @@ def test_under_a_full_quota_a_sick_replica_stays_and_the_condition_names_the_cap
 
 
 @pytest.mark.parametrize("crashed", [False, True])
-def test_where_the_quota_grows_a_successor_is_made_and_it_is_charged_until_the_sick_one_is_gone(crashed):
+def test_successor_is_made_when_the_quota_grows_and_charged_until_the_unhealthy_replica_is_gone(crashed):
     world, key, rival = full(2)
     sick = world.staying[0]
     world.break_device(sick)
@@ -822,7 +818,7 @@ def test_where_the_quota_grows_a_successor_is_made_and_it_is_charged_until_the_s
     assert (world.replicas(key), world.replicas(rival), world.total) == (2, 1, 3)
 
 
-def test_of_two_that_want_a_successor_in_the_last_slice_one_gets_it_and_then_the_other():
+def test_two_services_get_a_successor_in_the_last_slice_one_after_the_other():
     world = QuotaWorld()
     world.cap(5, "ns")
     keys = [world.serve("ns", 2), world.serve("ns", 2)]
@@ -841,7 +837,7 @@ def test_of_two_that_want_a_successor_in_the_last_slice_one_gets_it_and_then_the
     assert not [pod for pod in sick if pod in world.staying]
 
 
-def test_a_cap_that_shrinks_takes_the_successor_and_no_replica_that_is_asked_for():
+def test_shrunk_cap_removes_the_successor_and_no_wanted_replica():
     world, key, _ = full(2, cap=3)
     world.round(key, 2)
     world.recap(2)
@@ -862,7 +858,7 @@ def test_a_cap_that_shrinks_takes_the_successor_and_no_replica_that_is_asked_for
     assert len(world.api.journal) == written
 
 
-def test_after_a_leader_that_was_killed_no_successor_is_made_for_a_minute():
+def test_no_successor_is_made_for_a_minute_after_a_killed_leader():
     world, key, _ = full(1, cap=3)
     world.break_device(world.staying[0])
     world.restart(crashed=True)
@@ -883,7 +879,7 @@ def test_a_successor_that_was_made_before_a_leader_was_killed_stays():
 
 
 @pytest.mark.parametrize("spec", [{"accelerators": []}, {"podTemplate": {"spec": {"hostNetwork": True}}}])
-def test_a_spec_that_nothing_can_be_made_of_does_not_keep_a_sick_replica(spec):
+def test_invalid_spec_does_not_keep_an_unhealthy_replica(spec):
     world, key, rival = full(2)
     world.ask(rival, 0)
     world.round(rival, 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagoda_operator.decide.quota.caps import Quota
+from pagoda_operator.decide.quota import Quota
 from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.run.dependencies import Dependencies
 from support.worlds.fleets import H100, TINY, cut, fleet, mig, node
@@ -22,7 +22,7 @@ class CappedWorld(ScaledWorld):
         return dependencies_with(self.api, signals=self.gateways, scaling=self.scaler, fleet=lambda: self.fleet, quota=quotas)
 
 
-def test_what_quota_grants_is_asked_for_the_devices_that_scaling_leads_to() -> None:
+def test_quota_is_asked_for_the_devices_that_scaling_leads_to() -> None:
     engine = {"maxModelLen": 4096, "maxConcurrency": 8}
     scaling = {"mode": "Auto", "min": 3, "max": 8}
     here = CappedWorld(scaling=scaling, replicas=1, engine=engine, accelerators=[mig(least="1Gi")], model={"uri": TINY})

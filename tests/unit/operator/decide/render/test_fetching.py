@@ -4,13 +4,14 @@ import copy
 
 import pytest
 from pagoda_contracts.launch import DaemonConfig
-from pagoda_contracts.names import EXIT_PERMANENT
+from pagoda_contracts.names import ANNOTATION_ONLY_RUNS, EXIT_PERMANENT
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_operator.api.errors import SpecProblem
 from pagoda_operator.api.state import PODS, PROFILES, Key
-from pagoda_operator.decide.render.children import identify
+from pagoda_operator.decide.render.children import Owner, identify
 from pagoda_operator.decide.render.pod import Inputs, daemon_config, pod_template
+from pagoda_operator.decide.render.trial_pod import trial_pod
 from pagoda_operator.decide.status.verdict import ignored_fields
 from support.kube.fake_api import fetching, profile_body, running
 from support.worlds.world import World
@@ -46,7 +47,7 @@ def test_the_sidecar_stays_and_the_daemon_starts_when_its_startup_probe_passes()
     assert sidecar["startupProbe"]["failureThreshold"] * sidecar["startupProbe"]["periodSeconds"] >= 86_400
 
 
-def test_the_daemon_reads_what_the_sidecar_wrote_and_nothing_of_its_secrets():
+def test_daemon_mounts_the_model_and_no_credentials():
     spec, sidecar, daemon, volumes = rendered()
     assert mounts(sidecar)["/models"] == ("model", False)
     assert mounts(daemon)["/models"] == ("model", True)
@@ -105,6 +106,17 @@ def test_a_profile_without_the_image_is_named():
     assert daemon_config(inputs(images=("img:1", None), model={"uri": "pvc://models"}))["model"]["path"] == "/models"
 
 
+@pytest.mark.parametrize("own", [{}, {"args": ["prepare"]}])
+def test_a_trial_reads_a_claim_though_the_profile_has_an_init_container_called_fetch(own):
+    template = {"spec": {"initContainers": [{"name": "fetch", "image": "own:1"} | own]}}
+    made = inputs(profile={"podTemplate": template}, model={"uri": "pvc://models/tiny"})
+    data = {"profile": made.profile.wire(), "podTemplate": pod_template(made)}
+    pod = trial_pod(Owner("ns", "tiny", "uid"), made.revision.name, data, made.spec.model.uri, "")
+    (reader,) = pod["spec"]["initContainers"]
+    assert (reader["image"], reader["args"]) == ("fetch:1", ["inspect", "pvc://models/tiny"])
+    assert pod["metadata"]["annotations"][ANNOTATION_ONLY_RUNS] == "true"
+
+
 def test_another_secret_is_another_revision_only_where_it_is_used():
     def revision(model, secret):
         secrets = [{"name": "hub", "secretRef": {"name": secret}}]
@@ -114,7 +126,7 @@ def test_another_secret_is_another_revision_only_where_it_is_used():
     assert revision({"uri": "pvc://models"}, "a") == revision({"uri": "pvc://models"}, "b")
 
 
-def test_fields_that_fetching_heeds_are_not_called_idle():
+def test_fields_used_by_the_fetch_are_not_reported_as_ignored():
     assert ignored_fields(inputs().spec) == ()
     assert ignored_fields(inputs(model={"uri": "s3://bucket/name", "revision": "v1"}).spec) == ("model.revision",)
     assert ignored_fields(inputs(model={"uri": "pvc://models", "credential": "hub"}).spec) == ("model.credential", "credentials")
@@ -149,7 +161,7 @@ def world_with(status):
     ],
     ids=["busy", "transient", "permanent", "complete"],
 )
-def test_the_status_says_what_keeps_the_model_from_coming(status, kind, reason, says):
+def test_status_reports_why_the_fetch_is_not_complete(status, kind, reason, says):
     world = world_with(status)
     line = world.conditions()[kind]
     assert (line["status"], line["reason"]) == ("True", reason)

@@ -7,9 +7,8 @@ from pagoda_contracts.resources.profile import Egress, ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.state import DEPLOYMENTS, NETWORK_POLICIES, PODS, PROFILES, SERVICES
-from pagoda_operator.decide.render.children import Owner
-from pagoda_operator.decide.render.inspect import inspect_pod
-from pagoda_operator.decide.render.network import inspection_policy, network_policy
+from pagoda_operator.decide.render.children import Owner, inspection_policy, network_policy
+from pagoda_operator.decide.render.inspection import inspect_pod
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
 from support.judges.network_rules import Network, Peer, selected
@@ -128,18 +127,18 @@ FLOWS = [
 
 
 @pytest.mark.parametrize(("sender", "receiver", "port", "protocol", "fetching", "local"), FLOWS)
-def test_what_passes_and_what_does_not(sender, receiver, port, protocol, fetching, local):
+def test_network_policy_allows_exactly_these_flows(sender, receiver, port, protocol, fetching, local):
     assert Network(FETCHING, SPACES).allows(sender, receiver, port, protocol) is fetching
     assert Network(LOCAL, SPACES).allows(sender, receiver, port, protocol) is local
 
 
-def test_two_services_of_a_namespace_are_fenced_from_each_other():
+def test_services_of_one_namespace_cannot_reach_each_other():
     both = Network([*LOCAL, network_policy(OWNER._replace(name="other", uid="uid-2"), OURS, ())], SPACES)
     assert not both.allows(REPLICA, NEIGHBOUR, 8000)
     assert both.allows(GATEWAY, NEIGHBOUR, 8000)
 
 
-def test_without_readers_of_metrics_only_gateway_and_operator_come_in():
+def test_without_metrics_readers_only_gateway_and_operator_have_access():
     alone = Callers(gateway=OURS.gateway, operator=OURS.operator)
     assert len(network_policy(OWNER, alone, ())["spec"]["ingress"]) == 1
 
@@ -182,7 +181,7 @@ def run(api, callers, times=6):
         asyncio.run(Reconciler(api, Settings(callers=callers), now, dependencies_with(api)).reconcile(KEY))
 
 
-def test_it_stands_before_the_first_replica_follows_the_profile_and_is_silent_at_rest():
+def test_policy_exists_before_the_first_replica_and_follows_the_profile():
     api = world()
     run(api, OURS)
     kinds = [kind for verb, kind, _ in api.journal if verb == "create"]
@@ -196,7 +195,7 @@ def test_it_stands_before_the_first_replica_follows_the_profile_and_is_silent_at
     assert len(api.of(NETWORK_POLICIES)[0]["spec"]["ingress"][1]["from"]) == 1
 
 
-def test_an_edit_by_hand_is_undone_and_an_installation_without_policies_takes_its_own_away():
+def test_manual_edit_is_undone_and_disabled_policies_are_deleted():
     api = world()
     run(api, OURS)
     api.edit(NETWORK_POLICIES, "ns", "tiny", lambda body: body["spec"].update(ingress=[{}]))
@@ -206,7 +205,7 @@ def test_an_edit_by_hand_is_undone_and_an_installation_without_policies_takes_it
     assert api.of(NETWORK_POLICIES) == []
 
 
-def test_what_somebody_else_named_so_is_not_taken_over():
+def test_policy_of_another_owner_is_not_taken_over():
     api = world()
     api.put(NETWORK_POLICIES, {"metadata": {"name": "tiny", "namespace": "ns"}, "spec": {"podSelector": {}}})
     run(api, OURS)
@@ -214,7 +213,7 @@ def test_what_somebody_else_named_so_is_not_taken_over():
     assert api.of(SERVICES)[0]["status"]["conditions"][2]["reason"] == "NameConflict"
 
 
-def test_a_revision_that_fetches_keeps_its_way_out_until_it_is_gone():
+def test_revision_that_fetches_keeps_its_egress_until_it_is_gone():
     """Else a replica of it that is made anew, or a rollout that is turned back, has no model."""
     api = world(model={"uri": "hf://org/model"})
     api.edit(PROFILES, "", "default", lambda body: body["spec"]["images"].update(fetch="localhost/fetch:1"))
@@ -231,7 +230,7 @@ def test_a_revision_that_fetches_keeps_its_way_out_until_it_is_gone():
     assert api.of(NETWORK_POLICIES)[0]["spec"]["egress"] == []
 
 
-def test_a_profile_that_closes_the_way_out_reaches_what_runs_on_while_nothing_can_be_had_for_its_successor():
+def test_profile_that_closes_egress_applies_to_a_service_that_cannot_be_placed():
     api = world(model={"uri": "hf://org/model"})
     api.edit(PROFILES, "", "default", lambda body: body["spec"]["images"].update(fetch="localhost/fetch:1"))
     run(api, OURS)
@@ -255,7 +254,7 @@ def look(api, callers=OURS, times=3):
 
 
 @pytest.mark.parametrize(("uri", "ways"), [("hf://org/model", 2), ("pvc://models/tiny", 0)])
-def test_an_inspection_is_fenced_in_before_its_pod_is_made_and_until_it_is_gone(uri, ways):
+def test_inspection_policy_exists_from_before_its_pod_until_the_pod_is_gone(uri, ways):
     api = inspected(uri)
     look(api)
     made = [(kind, name) for verb, kind, name in api.journal if verb == "create"]
@@ -274,7 +273,7 @@ def test_an_inspection_is_fenced_in_before_its_pod_is_made_and_until_it_is_gone(
     assert [body["metadata"]["name"] for body in api.of(NETWORK_POLICIES)] == ["tiny"]
 
 
-def test_an_inspection_that_ends_slowly_stays_fenced_in():
+def test_inspection_policy_stays_while_the_pod_terminates():
     api = inspected()
     look(api)
     api.of(PODS)[0]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
@@ -283,14 +282,14 @@ def test_an_inspection_that_ends_slowly_stays_fenced_in():
     assert "tiny.inspect" in [body["metadata"]["name"] for body in api.of(NETWORK_POLICIES)]
 
 
-def test_an_installation_without_policies_takes_an_inspection_s_away_too():
+def test_disabled_policies_delete_the_inspection_policy():
     api = inspected()
     look(api)
     look(api, OURS.model_copy(update={"network_policy": False}))
     assert api.of(NETWORK_POLICIES) == []
 
 
-def test_what_was_made_for_an_inspection_goes_and_an_edited_profile_is_followed_while_nothing_can_be_placed():
+def test_inspection_is_cleaned_up_and_profile_followed_while_nothing_can_be_placed():
     api = inspected()
     look(api)
     (pod,) = api.of(PODS)

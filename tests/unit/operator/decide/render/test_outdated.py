@@ -32,7 +32,7 @@ def test_what_was_just_rendered_is_not_outdated(world):
 
 
 @pytest.mark.parametrize("replicas", [1, 0])
-def test_an_edited_profile_is_told_once_and_rolls_nothing_and_a_word_to_adopt_cures_it(world, replicas):
+def test_edited_profile_is_reported_once_rolls_nothing_and_can_be_adopted(world, replicas):
     world.edit(replicas=replicas)
     world.settle()
     before, since = pods(world), len(world.api.journal)
@@ -47,7 +47,7 @@ def test_an_edited_profile_is_told_once_and_rolls_nothing_and_a_word_to_adopt_cu
     assert told(world) is None
 
 
-def test_a_profile_edited_back_is_told_too(world):
+def test_profile_edited_back_is_reported_too(world):
     spec = dict(world.api.of(PROFILES)[0]["spec"])
     world.api.edit(PROFILES, "", "default", lambda body: body["spec"].update(args=["--x"]))
     world.settle()
@@ -57,7 +57,7 @@ def test_a_profile_edited_back_is_told_too(world):
     assert told(world) is None
 
 
-def test_another_operator_s_rendering_is_told_by_the_first_path_of_each_part(world):
+def test_outdated_rendering_is_reported_by_the_first_path_of_each_part(world):
     """What it wrote and today's does not, and the other way round."""
 
     def as_another_would(body):
@@ -69,7 +69,7 @@ def test_another_operator_s_rendering_is_told_by_the_first_path_of_each_part(wor
     assert outdated(found, world.plan()) == "podTemplate.spec.containers[daemon].env, daemonConfig.before"
 
 
-def test_where_nothing_can_be_rendered_now_it_stays_as_it_was_told(world):
+def test_report_stays_if_nothing_can_be_rendered_now(world):
     world.api.edit(PROFILES, "", "default", lambda body: body["spec"].update(args=["--x"]))
     world.settle()
     profile = world.api.objects.pop(("ServingProfile", "", "default"))

@@ -44,7 +44,7 @@ def test_the_config_says_what_the_service_says():
     assert (config.drain_timeout, config.unknown_fields()) == ("45s", ())
 
 
-def test_the_config_carries_what_is_promised_and_when_a_replica_counts_as_broken():
+def test_config_has_slo_and_health():
     spec = {"health": {"progressTimeout": "5m"}, "slo": {"ttft": "800ms", "itl": "50ms"}}
     config = DaemonConfig.model_validate(daemon_config(inputs(**spec)))
     assert (config.health.progress_timeout, config.health.deep_probe_every) == ("5m", "30s")
@@ -78,7 +78,7 @@ def test_the_pod_is_confined_and_asks_for_what_the_accelerator_says():
     assert spec["terminationGracePeriodSeconds"] == 32
 
 
-def test_kubelet_asks_where_the_daemon_answers_and_has_the_patience_of_its_probe():
+def test_probes_match_the_daemon_s_endpoints():
     daemon = container(pod_template(inputs()))
     wanted = {"startupProbe": ("/startupz", 2, 300), "livenessProbe": ("/livez", 5, 6), "readinessProbe": ("/readyz", 1, 3)}
     assert {name: probe for name, probe in daemon.items() if name.endswith("Probe")} == {
@@ -108,7 +108,7 @@ def test_the_profile_is_the_base_of_the_template():
     assert container(template)["image"] == "img:1"
 
 
-def test_the_profile_s_own_fields_reach_the_pod_and_its_template_lies_over_them():
+def test_profile_s_template_overrides_its_own_fields():
     words = {
         "args": ["--log-level=debug"],
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
@@ -134,7 +134,7 @@ def test_a_profile_may_relax_our_defaults():
     assert pod_template(inputs({"podTemplate": base}))["spec"]["securityContext"]["runAsUser"] == 1000
 
 
-def test_an_overlay_within_the_allowed_paths_is_laid_on():
+def test_overlay_within_the_allowed_paths_is_applied():
     overlay = {"metadata": {"labels": {"team": "blue"}}, "spec": {"nodeSelector": {"zone": "a"}}}
     template = pod_template(inputs({"allow": ["metadata.labels", "spec.nodeSelector"]}, podTemplate=overlay))
     assert template["metadata"]["labels"] == LABELS | {"team": "blue"}
@@ -169,7 +169,7 @@ def test_a_forbidden_path_is_named(overlay, path):
         {"metadata": {"labels": {"a": "stolen"}}},
     ],
 )
-def test_what_the_operator_decides_is_refused_even_where_all_is_allowed(overlay):
+def test_fields_of_the_operator_are_refused_even_if_all_is_allowed(overlay):
     with pytest.raises(SpecProblem, match="which the operator decides itself"):
         pod_template(inputs({"allow": ["spec", "metadata"]}, podTemplate=overlay))
 
@@ -186,7 +186,7 @@ def test_what_the_operator_decides_is_refused_even_where_all_is_allowed(overlay)
         *(("labels", name) for name in (LABEL_SERVICE, LABEL_REVISION, LABEL_COMPONENT, f"{GROUP}/new-tomorrow")),
     ],
 )
-def test_a_word_of_the_operator_s_own_is_refused_whatever_is_allowed(allow, kind, key):
+def test_reserved_labels_and_annotations_are_refused_whatever_is_allowed(allow, kind, key):
     """With a device fault of its making every replica would be born sick."""
     own = LABELS | {LABEL_COMPONENT: "replica"}
     overlay = {"metadata": {kind: {key: own.get(key, "1")}}}
@@ -197,7 +197,7 @@ def test_a_word_of_the_operator_s_own_is_refused_whatever_is_allowed(allow, kind
 
 
 @pytest.mark.parametrize("key", ["prometheus.io/scrape", "kueue.x-k8s.io/queue-name", f"my-{GROUP}/x", f"{GROUP}.example.com/x", "team"])
-def test_keys_of_others_pass(key):
+def test_labels_and_annotations_of_others_are_allowed(key):
     overlay = {"metadata": {"annotations": {key: "a"}, "labels": {key: "b"}}}
     meta = pod_template(inputs({"allow": ["metadata.annotations", "metadata.labels"]}, podTemplate=overlay))["metadata"]
     assert (meta["annotations"][key], meta["labels"][key]) == ("a", "b")

@@ -30,7 +30,7 @@ def test_replicas_and_further_alternatives_are_no_new_revision():
     assert revision(replicas=7, accelerators=more) == revision()
 
 
-def test_each_word_that_a_replica_runs_makes_a_new_revision():
+def test_each_field_that_a_replica_runs_makes_a_new_revision():
     changes = [
         {"model": {"uri": "pvc://models/other"}},
         {"model": {"uri": "pvc://models/tiny", "servedNames": ["a"]}},
@@ -64,7 +64,7 @@ def test_the_version_before_named_its_revisions_the_same():
     assert identify("x", spec, spec.accelerators[0]) == ("x-c5b83cdd7c", "da368231e4", "60b613e434")
 
 
-def test_a_new_word_to_adopt_is_a_new_revision():
+def test_another_adopt_value_is_another_revision():
     words = [None, "2", "2026-11-21", None]
     base = {"model": {"uri": "pvc://m"}, "accelerators": [{"cpu": {"cores": "1", "memory": "1Gi"}}]}
     specs = [InferenceServiceSpec.model_validate(base | ({"profileRef": {"adopt": word}} if word else {})) for word in words]

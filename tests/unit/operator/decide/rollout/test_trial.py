@@ -20,9 +20,7 @@ from pagoda_contracts.resources.traffic import RolloutSpec
 from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.errors import ClusterError, Denied, Refused
 from pagoda_operator.api.state import CONTROLLER_REVISIONS, DEPLOYMENTS, NETWORK_POLICIES, PODS, PROFILES, SERVICES
-from pagoda_operator.decide.render.children import Owner
-from pagoda_operator.decide.render.inspect import inspector_uid
-from pagoda_operator.decide.render.network import inspection_policy
+from pagoda_operator.decide.render.children import Owner, inspection_policy, inspector_uid
 from pagoda_operator.decide.render.trial_pod import trial_pod
 from pagoda_operator.decide.replicas.sides import Side
 from pagoda_operator.decide.rollout.counts import RolloutState

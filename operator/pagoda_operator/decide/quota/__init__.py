@@ -1,1 +1,0 @@
-"""What each tenant holds and may hold."""
