@@ -96,7 +96,7 @@ def config_map(owner: Owner, revision: Revision, text: str, placement: str = "")
 
 # As long as a fetch may take (fetch.py). The Deployment controller sees pods come and become ready, never a fetch or an image of 30 GB
 # that moves, nor a node that an autoscaler makes: its default of ten minutes gave up every start that took longer. What cannot come up
-# is known from the pods themselves, and what is refused from the Deployment, at once or after ten minutes (sides.py).
+# is known from the pods themselves, and what is refused from the Deployment, at once or after ten minutes (replica.py).
 _PROGRESS_S: Final = 86_400
 
 

@@ -1,8 +1,5 @@
-"""What there is to say of a service: one reason and one sentence, with the fields of its spec that are set and change nothing. Pure.
-
-Called by `status`, and by `conditions` for its types. Messages hold nothing that changes by itself (back-off times, restart counts): each
-change would be a write.
-"""
+"""The state of a service in one reason and one sentence, with the fields of its spec that are set and change nothing. Pure; called by
+`status`. A message has nothing that changes by itself (back-off times, restart counts): each change would be a write."""
 
 from __future__ import annotations
 
@@ -33,27 +30,26 @@ from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.state import DEPLOYMENTS, Json, Observed
 from pagoda_operator.decide.plan import Plan
 from pagoda_operator.decide.render.fetch import fetched, has_revisions
-from pagoda_operator.decide.replicas.stages import STAGES, clean
+from pagoda_operator.decide.replicas.replica import clean, stage
 
-_WORDS: Final = (*("engine.kvCache.memoryFraction", "engine.kvCache.dtype", "engine.kvCache.cpuOffload"),)
-# Blocks, and what each may say that is done anyway; a block that is there asks for its defaults too.
+_NOT_YET: Final = ("engine.kvCache.memoryFraction", "engine.kvCache.dtype", "engine.kvCache.cpuOffload")
+# Blocks, and the values of each that ask for what is done anyway; a block that is present asks for its defaults too.
 _BLOCKS: Final[Mapping[str, tuple[Any, ...]]] = {
     "adapters": (None,),
     "routing": (None, RoutingSpec(policy="LeastLoad")),
 }
-# What only says something where the sidecar fetches; on a claim's files, or where there are no revisions, it changes nothing.
+# They mean something only if the sidecar fetches; a claim's files need no credential, and only some sources have revisions.
 _OF_A_FETCH: Final = ("model.credential", "credentials")
 _REVISION: Final = "model.revision"
-# Of `scaling`, what each mode has no use for: in Manual a person decides, in External somebody else does.
+# Fields of `scaling` that a mode does not use: in Manual a person decides, in External another autoscaler does.
 _IDLE: Final[Mapping[str, tuple[str, ...]]] = {
     "Manual": ("min", "max", "targets", "idleAfter", "behavior", "schedules", "predictive"),
     "External": ("min", "max", "targets", "behavior", "schedules", "predictive"),
 }
-FIELDS: Final = (*_WORDS, *_OF_A_FETCH, _REVISION, *_BLOCKS)
 
 
 class Verdict(NamedTuple):
-    """Where the service stands, in one reason and one sentence."""
+    """The state of a service, in one reason and one sentence."""
 
     kind: Literal["settled", "serving", "reconciling", "stalled"]
     reason: Reason
@@ -61,14 +57,14 @@ class Verdict(NamedTuple):
 
 
 def verdict(observed: Observed, plan: Plan) -> Verdict:
-    """The one thing to say; what the spec asks for in vain is said with it."""
+    """The most important reason, and with it the fields of the spec that have no effect."""
     found = _limited(observed, plan, _verdict(observed, plan))
     return found._replace(message=f"{found.message}{_of_no_effect(observed.spec)}") if observed.spec else found
 
 
 def _verdict(observed: Observed, plan: Plan) -> Verdict:
-    if plan.held is not None:
-        return Verdict("reconciling", plan.held.reason, clean(plan.held.message) + _serving(observed, plan))
+    if plan.undecided is not None:
+        return Verdict("reconciling", plan.undecided.reason, clean(plan.undecided.message) + _serving(observed, plan))
     if plan.problem is not None:
         return Verdict("stalled", plan.problem.reason, clean(plan.problem.message) + _serving(observed, plan))
     if (found := _rollout(observed, plan)) is not None:
@@ -85,8 +81,8 @@ def _verdict(observed: Observed, plan: Plan) -> Verdict:
 
 
 def _limited(observed: Observed, plan: Plan, found: Verdict) -> Verdict:
-    """What quota keeps from the service. Only a person cures that where he asked for the number, or where nothing at all is left; what
-    scaling asked for is served as far as it goes."""
+    """With what the quota refuses. That needs a person if a person asked for the number, or if no replica is left; what scaling asked for
+    is reduced to what the quota allows."""
     why = plan.over_quota or (observed.quota.why if observed.quota is not None and observed.limited else "")
     if not why or found.kind == "stalled":
         return found
@@ -97,7 +93,7 @@ def _limited(observed: Observed, plan: Plan, found: Verdict) -> Verdict:
 
 
 def _rollout(observed: Observed, plan: Plan) -> Verdict | None:
-    """A new revision that was turned back, or one that has its share of requests; None for whatever else it is at."""
+    """A new revision that was rolled back, or one that has its share of requests; None for any other state."""
     record = plan.rollout.record if plan.rollout is not None else None
     if plan.rollout is None or record is None:
         return None
@@ -112,7 +108,7 @@ def _rollout(observed: Observed, plan: Plan) -> Verdict | None:
 
 
 def _rejection(pod: Pod) -> str | None:
-    """What the daemon, or the sidecar that fetches for it, calls incurable."""
+    """What the daemon, or the sidecar that fetches for it, calls permanent."""
     if pod.exit_code == EXIT_PERMANENT:
         return pod.exit_message
     return pod.fetching.exit_message if pod.fetching.permanent else None
@@ -130,7 +126,7 @@ def _arrived(plan: Plan, ready: int, wanted: int) -> Verdict:
 
 
 def _serving(observed: Observed, plan: Plan) -> str:
-    """What older revisions still do, for the end of a message."""
+    """What older revisions still serve, for the end of a message."""
     mine = {pod.name for pod in _current(observed, plan)}
     others = sum(pod.serves for pod in observed.pods if pod.name not in mine)
     named = f"{others} ready replicas of an older revision continue" if others > 1 else "1 ready replica of an older revision continues"
@@ -145,18 +141,16 @@ def _current(observed: Observed, plan: Plan) -> list[Pod]:
 
 
 def _progress(observed: Observed, plan: Plan, pods: list[Pod]) -> tuple[Reason, str]:
-    """Why not yet: what holds all of it, else the least advanced replica speaks."""
+    """Why not yet: what blocks all replicas, else the least advanced one."""
     if plan.denied:
         return FORBIDDEN, plan.denied
-    return _held_up(plan, pods) or _of_replicas(observed, plan, pods)
+    return _blocked(plan, pods) or _of_replicas(observed, plan, pods)
 
 
 def _of_replicas(observed: Observed, plan: Plan, pods: list[Pod]) -> tuple[Reason, str]:
-    wanted = observed.wanted
-    waiting = [pod for pod in pods if not pod.ready]
-    found = next((found for stage in STAGES for pod in waiting if (found := stage(pod))), None)
-    if found and len(pods) >= wanted:
-        return found
+    found = min((stage(pod) for pod in pods if not pod.ready), key=lambda one: one.rank, default=None)
+    if found and len(pods) >= observed.wanted:
+        return found.reason, found.message
     deployment = observed.find(DEPLOYMENTS, plan.current.name) if plan.current else None
     failure: Json = deployment.condition("ReplicaFailure") if deployment else {}
     if failure.get("status") == "True":
@@ -165,11 +159,11 @@ def _of_replicas(observed: Observed, plan: Plan, pods: list[Pod]) -> tuple[Reaso
         return ROLLING_OUT, plan.rollout.waits
     if not found and plan.leaving:
         return ROLLING_OUT if plan.retiring else DRAINING, f"draining {', '.join(plan.leaving)}"
-    return found or (CREATING_PODS, "pods are being created")
+    return (found.reason, found.message) if found else (CREATING_PODS, "pods are being created")
 
 
-def _held_up(plan: Plan, pods: list[Pod]) -> tuple[Reason, str] | None:
-    """Something must go first; devices would do and are all in use, but a pod that has a node after all has got its own."""
+def _blocked(plan: Plan, pods: list[Pod]) -> tuple[Reason, str] | None:
+    """Another object must be deleted first, a trial must pass, or all devices are in use; a pod with a node has its own."""
     if plan.waiting:
         return WAITING, f"waiting until {plan.waiting} is deleted"
     if plan.rollout is not None and plan.rollout.tries and plan.rollout.waits:
@@ -181,34 +175,31 @@ def _held_up(plan: Plan, pods: list[Pod]) -> tuple[Reason, str] | None:
 
 
 def ignored_fields(spec: InferenceServiceSpec) -> tuple[str, ...]:
-    """Names of fields that ask for something else than what is done."""
+    """Names of fields that are set and change nothing."""
     words = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     blocks = (name for name, done in _BLOCKS.items() if getattr(spec, name) not in done)
     ranks = ("accelerators.gpu.count",) if any(entry.gpu and entry.gpu.count > 1 for entry in spec.accelerators) else ()
-    idle = (*_WORDS, *(() if fetched(spec) else _OF_A_FETCH), *(() if has_revisions(spec.model) else (_REVISION,)))
+    idle = (*_NOT_YET, *(() if fetched(spec) else _OF_A_FETCH), *(() if has_revisions(spec.model) else (_REVISION,)))
     return (*(field for field in idle if _at(words, field)), *blocks, *ranks)
 
 
 def idle_scaling(scaling: ScalingSpec) -> tuple[str, ...]:
-    """Words of `scaling` that are set and do nothing in its mode. In External `idleAfter` acts, and needs min 0 beside it."""
+    """Fields of `scaling` that are set and change nothing in its mode. In External `idleAfter` works, and needs `min: 0`."""
     words = scaling.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     needed = ("min",) if scaling.mode == "External" and scaling.idle_after is not None else ()
     idle = (word for word in _IDLE.get(scaling.mode, ()) if word not in needed)
-    # A block that is there and says only what holds anyway says nothing.
+    # A block that has only defaults changes nothing.
     return tuple(f"scaling.{word}" for word in idle if words.get(word) not in (None, {}))
 
 
 def _at(words: Mapping[str, Any], field: str) -> bool:
-    found: Any = words
-    for part in field.split("."):
-        if part not in found:
-            return False
-        found = found[part]
-    return True
+    """Whether a field is set, named with dots."""
+    head, _, rest = field.partition(".")
+    return head in words and (not rest or _at(words[head], rest))
 
 
 def _of_no_effect(spec: InferenceServiceSpec) -> str:
-    """What is added to a service's sentence: a matter of the spec alone, so that it never changes while the spec stands."""
+    """The end of a message. It depends on the spec alone, so that it changes only with the spec."""
     yet, idle = ignored_fields(spec), idle_scaling(spec.scaling) if spec.scaling else ()
     unused = f"; not acted on yet: {', '.join(yet)}" if yet else ""
     return f"{unused}; of no effect in mode {spec.scaling.mode}: {', '.join(idle)}" if idle and spec.scaling else unused

@@ -13,9 +13,9 @@ from pagoda_operator.api.orders import Answer, Stand
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.signals import MISSING_S, EndpointSignal, Seen
 from pagoda_operator.api.state import DEPLOYMENTS, PODS
-from pagoda_operator.decide.health.successor import Case, step
+from pagoda_operator.decide.health import Case, step
 from pagoda_operator.decide.placement.question import ask
-from pagoda_operator.decide.replicas.sides import current_side
+from pagoda_operator.decide.replicas.replicas import current_state
 from support.kube.fake_api import Crash, is_ready, running
 from support.suite.profiles import examples
 from support.worlds.sickbay import SILENT, STUCK, WELL, WRONG, Sickbay
@@ -59,14 +59,14 @@ def case(target=2, staying="ab", unhealthy="a", **changes):
 def test_the_rule(found, replicas, says):
     decided = step(found)
     assert decided.replicas == replicas
-    assert says in (decided.held or decided.doing)
+    assert says in (decided.paused or decided.doing)
 
 
 def test_a_successor_without_a_node_says_what_is_missing():
     waiting = Pod("c", "r", "cpu", unscheduled="0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
     found = case(extra=True)
     found = replace(found, staying=(*found.staying, waiting))
-    assert step(found).held == "The successor c has no node: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    assert step(found).paused == "The successor c has no node: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 
 
 # In a world
@@ -271,8 +271,8 @@ def test_a_successor_without_a_node_waits_and_the_condition_says_for_what():
     assert world.told()[1] == "ReplacementHeld"
     assert f"The successor {new} has no node: {why}" in world.told()[2]
     observed = world.observed()
-    side = current_side(observed, world.plan().current)
-    assert (side.short, side.stuck) == (0, False), "no rollout takes a replica away for it"
+    state = current_state(observed, world.plan().current)
+    assert (state.short, state.stuck) == (0, False), "no rollout takes a replica away for it"
     assert [run.refused for run in ask(observed, observed.spec).runs] == [""], "nor does the service move to other devices"
 
 

@@ -6,7 +6,7 @@ import pytest
 from pagoda_contracts.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAIN_DEADLINE, LOWEST_DELETION_COST
 from pagoda_operator.api.orders import Answer, Order, Stand
 from pagoda_operator.api.pods import Pod
-from pagoda_operator.decide.replicas.drain import Crew, Turn, drain
+from pagoda_operator.decide.replicas.drain import DrainState, Removal, drain
 
 NOW = 1000.0
 DEADLINE = int((NOW + 20) * 1000)
@@ -24,7 +24,7 @@ def leaving(name, *, cost=0, **words):
 
 def look(*pods, target, replicas=None, **words):
     answers = {f"uid-{name}": answer for name, answer in words.pop("answers", {}).items()}
-    return drain(Crew(pods, len(pods) if replicas is None else replicas, target, timeout_s=30, now=NOW, answers=answers, **words))
+    return drain(DrainState(pods, len(pods) if replicas is None else replicas, target, timeout_s=30, now=NOW, answers=answers, **words))
 
 
 def notes(step):
@@ -43,9 +43,9 @@ def test_first_the_pod_is_annotated_and_its_daemon_is_not_told_yet():
 
 
 def test_one_that_is_doubted_goes_before_one_that_answers_and_recalls_nobody_who_leaves():
-    doubted = {"turns": {"a1": Turn.DOUBTED}}
-    assert look(pod("a1"), pod("a2"), target=1, in_flight={"a2": 0}, **doubted).leaving == ("a1",)
-    assert look(pod("a1"), leaving("a2"), target=1, in_flight={"a2": 9}, **doubted).leaving == ("a2",)
+    uncertain = {"order": {"a1": Removal.UNVERIFIED}}
+    assert look(pod("a1"), pod("a2"), target=1, in_flight={"a2": 0}, **uncertain).leaving == ("a1",)
+    assert look(pod("a1"), leaving("a2"), target=1, in_flight={"a2": 9}, **uncertain).leaving == ("a2",)
 
 
 def test_then_its_daemon_is_told_the_annotations_deadline():
@@ -152,15 +152,15 @@ def test_one_that_broke_goes_once_it_is_cheaper_than_one_that_is_turned_back():
 def test_replicas_falls_by_one_while_two_leave_and_one_of_them_is_surely_first(cost):
     """The other has drained too: it may go, but until it is the cheapest the ReplicaSet might take one that serves in its place."""
     drained = {name: Answer(Stand.DRAINING, 0) for name in ("a2", "a3")}
-    crew = pod("a1"), leaving("a2", ready=False, cost=cost), leaving("a3", ready=False, cost=LOWEST_DELETION_COST)
-    assert look(*crew, target=1, answers=drained).replicas == (2 if cost == 0 else 1)
+    pods = pod("a1"), leaving("a2", ready=False, cost=cost), leaving("a3", ready=False, cost=LOWEST_DELETION_COST)
+    assert look(*pods, target=1, answers=drained).replicas == (2 if cost == 0 else 1)
 
 
 def test_replicas_falls_once_for_a_pod_that_leaves_however_often_it_is_looked_at():
     """The ReplicaSet has not taken it yet; another one still drains."""
     answers = {"a3": Answer(Stand.DRAINING, 0), "a2": Answer(Stand.DRAINING, 2)}
-    crew = pod("a1"), leaving("a2", ready=False), leaving("a3", ready=False, cost=LOWEST_DELETION_COST)
-    assert [look(*crew, target=1, replicas=count, answers=answers).replicas for count in (3, 2)] == [2, 2]
+    pods = pod("a1"), leaving("a2", ready=False), leaving("a3", ready=False, cost=LOWEST_DELETION_COST)
+    assert [look(*pods, target=1, replicas=count, answers=answers).replicas for count in (3, 2)] == [2, 2]
 
 
 def test_a_burst_turns_it_back_before_anything_is_made():

@@ -24,7 +24,7 @@ from pagoda_operator.decide.render.children import Owner
 from pagoda_operator.decide.render.inspect import inspector_uid
 from pagoda_operator.decide.render.network import inspection_policy
 from pagoda_operator.decide.render.trial_pod import trial_pod
-from pagoda_operator.decide.replicas.sides import Side
+from pagoda_operator.decide.replicas.replicas import RevisionState
 from pagoda_operator.decide.rollout.counts import RolloutState
 from pagoda_operator.decide.rollout.rollout import decide
 from pagoda_operator.decide.rollout.trial import PATIENCE_S, Trial
@@ -43,8 +43,8 @@ BACK_OFF = waiting("ImagePullBackOff", 'Back-off pulling image "daemon:2": not f
 # Decided by
 
 
-def side(name, count=0, up=0, **words):
-    return Side(
+def revision(name, count=0, up=0, **words):
+    return RevisionState(
         name, f"hash-{name}", **{"replicas": count, "pods": count, "up": up, "ready": up, "placed": count, "proven": up > 0} | words
     )
 
@@ -53,14 +53,14 @@ def record(strategy="Replace", phase="Progressing", **words):
     return RolloutStatus(revision="hash-new", replaces="hash-old", strategy=strategy, phase=phase, **words)
 
 
-OLD, NEW, NONE = side("old", 1, 1), side("new"), Trial()
+OLD, NEW, NONE = revision("old", 1, 1), revision("new"), Trial()
 HERE = Trial(there=True, placed=True, progress="it runs")
 
 
-def decided(tried=NONE, new=NEW, old=OLD, wanted=1, held=None, **words):
+def decided(trial=NONE, new=NEW, old=OLD, wanted=1, elapsed=None, **words):
     """What is decided of one replica under Replace."""
-    told = words.pop("record", None) or record(**words)
-    return decide(RolloutState(RolloutSpec(strategy=told.strategy), wanted, new, (old,), told, now=NOW, tried=tried, held=held))
+    before = words.pop("record", None) or record(**words)
+    return decide(RolloutState(RolloutSpec(strategy=before.strategy), wanted, new, (old,), before, now=NOW, trial=trial, elapsed=elapsed))
 
 
 def targets(told):
@@ -90,11 +90,11 @@ def test_what_a_trial_found_is_the_reason_of_the_way_back():
 # Of whom it is asked: the new side, the old side, how many are wanted, words of the record.
 NOBODY_TRIES = {
     "a surge": {"strategy": "Surge"},
-    "one that has served before": {"new": side("new", proven=True)},
-    "nobody serves": {"old": side("old", 1, 0, proven=True)},
+    "one that has served before": {"new": revision("new", proven=True)},
+    "nobody serves": {"old": revision("old", 1, 0, proven=True)},
     "nothing is wanted": {"wanted": 0},
-    "two are wanted, and the first new one shows it": {"wanted": 2, "old": side("old", 2, 2)},
-    "the new one serves": {"new": side("new", 1, 1), "old": OLD},
+    "two are wanted, and the first new one shows it": {"wanted": 2, "old": revision("old", 2, 2)},
+    "the new one serves": {"new": revision("new", 1, 1), "old": OLD},
     "turned back": {"phase": "RolledBack", "reason": "x"},
 }
 
@@ -105,7 +105,7 @@ def test_nobody_tries_where_nothing_hangs_on_it(case):
     assert (told.tries, "trial" in told.waits) == (False, False)
 
 
-@pytest.mark.parametrize("old", [side("old", 1, 0, proven=True), side("old", 1, 0, pods=0, proven=True)])
+@pytest.mark.parametrize("old", [revision("old", 1, 0, proven=True), revision("old", 1, 0, pods=0, proven=True)])
 def test_a_hiccup_of_the_old_one_does_not_end_a_trial_that_is_under_way(old):
     assert targets(decided(HERE, old=old)) == (0, 1)
     assert targets(decided(HERE, old=replace(old, broken=1))) == (0, 0)
@@ -114,9 +114,9 @@ def test_a_hiccup_of_the_old_one_does_not_end_a_trial_that_is_under_way(old):
 
 def test_a_trial_that_has_passed_stays_until_the_old_one_is_gone():
     """It is the memory: an operator that begins anew goes on with the drain."""
-    told = decided(HERE._replace(passed=True), old=side("old", 1, 0, proven=True))
+    told = decided(HERE._replace(passed=True), old=revision("old", 1, 0, proven=True))
     assert (told.tries, targets(told)) == (True, (0, 0))
-    assert not decided(HERE._replace(passed=True), old=side("old", proven=True)).tries
+    assert not decided(HERE._replace(passed=True), old=revision("old", proven=True)).tries
 
 
 def test_one_that_finds_no_place_has_two_minutes_and_is_not_waited_for_any_longer():
@@ -126,18 +126,18 @@ def test_one_that_finds_no_place_has_two_minutes_and_is_not_waited_for_any_longe
         "the old replica stays until the trial of the new revision has passed: the trial pod is being created",
     )
     begun = waits.record
-    assert decided(record=begun, held=100.0).again == PATIENCE_S - 100
-    over = decided(record=begun, held=PATIENCE_S)
+    assert decided(record=begun, elapsed=100.0).again == PATIENCE_S - 100
+    over = decided(record=begun, elapsed=PATIENCE_S)
     assert (targets(over), over.tries, over.record.since) == ((0, 0), False, begun.since)
-    over = decided(HERE._replace(placed=False), record=begun, held=PATIENCE_S)
+    over = decided(HERE._replace(placed=False), record=begun, elapsed=PATIENCE_S)
     assert (targets(over), over.tries) == ((0, 0), False)
     # The drain that has begun goes on, and the next one has its own two minutes.
-    draining = decided(Trial(), record=begun, held=PATIENCE_S + 1, old=side("old", 1, 0, proven=True))
+    draining = decided(Trial(), record=begun, elapsed=PATIENCE_S + 1, old=revision("old", 1, 0, proven=True))
     assert (targets(draining), draining.record.since) == ((0, 0), None)
 
 
 def test_one_that_has_a_place_is_waited_for_however_long_it_takes():
-    told = decided(HERE, since="2026-01-01T00:00:00Z", held=80_000.0)
+    told = decided(HERE, since="2026-01-01T00:00:00Z", elapsed=80_000.0)
     assert (targets(told), told.tries, told.record.since) == ((0, 1), True, None)
 
 
