@@ -1,16 +1,15 @@
 """The service's children: what each should be, the writes that make it so, how old revisions go, and its NetworkPolicies. Pure; called by
 `plan`.
 
-What a revision runs is rendered once, and then read from its ControllerRevision, so that no upgrade rolls a pod. NetworkPolicies are written
-before the pods: no pod runs a moment without them. They are not part of a revision: an edit of a profile's egress reaches the replicas that
-run, and rolls none.
+What a revision runs is rendered once, and then read from its ControllerRevision, so that no upgrade rolls a pod. NetworkPolicies are
+written before the pods: no pod runs a moment without them. They are not part of a revision: an edited profile changes them for the replicas
+that run.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from pagoda_contracts.conditions.service import INVALID_PROFILE, PROFILE_NOT_FOUND, REVISION_LOST
@@ -50,21 +49,19 @@ _FROZEN: Final = (CONFIG_MAPS, CONTROLLER_REVISIONS, RESOURCE_CLAIM_TEMPLATES)
 
 
 class Where(NamedTuple):
-    """The entry of `accelerators[]` that a revision runs on, and the devices that were chosen for it."""
+    """The entry of `accelerators[]` that a revision runs on, and the devices that were chosen for it. `written`: what its ConfigMap says
+    about them; empty if there was nothing to choose."""
 
     entry: Accelerator
     resolved: Resolved = Resolved()
     written: str = ""
 
 
-@dataclass(frozen=True)
-class Pinned:
-    """What a revision runs, from its ControllerRevision or about to be written to it. `placement`: what its ConfigMap says about the
-    devices; empty if there was nothing to choose."""
+class Pinned(NamedTuple):
+    """The number of a revision, and what it runs, as its ControllerRevision has it or will have it."""
 
     number: int
     data: Manifest
-    placement: str = ""
 
 
 # What a revision runs
@@ -80,20 +77,19 @@ def pin(observed: Observed, owner: Owner, current: Revision, where: Where) -> Pi
     numbers = [int(child.body["revision"]) for child in observed.of(CONTROLLER_REVISIONS) if child.name != current.name]
     number = int(kept.body["revision"]) if kept else max(numbers, default=0) + 1
     if deployment is not None:
-        data = kept.body["data"] if kept else _again(observed, owner, current, where, deployment)
-        return Pinned(number, data, where.written)
+        return Pinned(number, kept.body["data"] if kept else _again(observed, owner, current, where, deployment))
     try:
         # In the API server's order: the ConfigMap's text, rendered from it, must be the same before and after.
-        return Pinned(number, json.loads(json.dumps(render(observed, owner, current, where), sort_keys=True)), where.written)
+        return Pinned(number, json.loads(json.dumps(render(observed, owner, current, where), sort_keys=True)))
     except SpecProblem:
         if kept is None:
             raise
-        return Pinned(number, kept.body["data"], where.written)
+        return Pinned(number, kept.body["data"])
 
 
 def _again(observed: Observed, owner: Owner, current: Revision, where: Where, deployment: Child) -> Manifest:
-    """The data of a ControllerRevision that somebody deleted: rendered now if the Deployment was made from just that. If not, it is taken
-    from what runs, to which the API server has added its defaults: another rendering could roll the pods, or `outdated` would not see it."""
+    """The data of a ControllerRevision that somebody deleted: rendered now if the Deployment was made from just that. If not, it is what
+    runs, with the API server's defaults: another rendering could roll the pods, or hide from `outdated` that it would."""
     recovered = _recovered(observed, current, deployment)
     try:
         fresh = render(observed, owner, current, where)
@@ -150,14 +146,16 @@ def _config_text(observed: Observed, current: Revision, config: Manifest) -> str
 # The children
 
 
-def wanted(observed: Observed, toward: Steps, owner: Owner, current: Revision, pinned: Pinned) -> list[tuple[Resource, Manifest]]:
+def wanted(
+    observed: Observed, owner: Owner, current: Revision, where: Where, pinned: Pinned, toward: Steps
+) -> list[tuple[Resource, Manifest]]:
     """All children in the order of creation: what pins a revision before what runs it."""
     data, count = pinned.data, toward.replicas[current.name]
     deployment = children.deployment(owner, current.name, data["podTemplate"], count, toward.notes(current.name))
     text = _config_text(observed, current, data["daemonConfig"])
     return [
         (CONTROLLER_REVISIONS, children.controller_revision(owner, current, pinned.number, data)),
-        (CONFIG_MAPS, children.config_map(owner, current, text, pinned.placement)),
+        (CONFIG_MAPS, children.config_map(owner, current, text, where.written)),
         *((RESOURCE_CLAIM_TEMPLATES, children.claim_template(owner, current, data[CLAIM])) for _ in range(CLAIM in data)),
         (DEPLOYMENTS, deployment),
         (CORE_SERVICES, children.core_service(owner)),

@@ -100,30 +100,24 @@ def _converging(observed: Observed, health: Health) -> Plan:
     if why := refused(spec.scaling):
         return Plan(problem=SpecProblem(INVALID_SPEC, why))
     placement = place(ask(observed, spec))
-    if placement.held is not None:
-        return _undecided(observed, spec, placement, placement.held)
-    if placement.entry is None:
-        return _nowhere(observed, placement)
+    if placement.held is not None or placement.entry is None:
+        return _unplaced(observed, spec, placement)
     # On CPU, with one entry, nothing was chosen.
     chosen = len(spec.accelerators) > 1 or bool(placement.resolved.identity or placement.resolved.resource)
     where = Where(placement.entry, placement.resolved, placement.resolved.written(alternatives(spec)) if chosen else "")
     return replace(_plan(observed, spec, where, health), placement=placement, again_at=placement.again_at)
 
 
-def _undecided(observed: Observed, spec: InferenceServiceSpec, placement: Placement, held: Held) -> Plan:
-    """What runs stays as it is until the model's shape is known. The NetworkPolicy of the inspection is made before its pod."""
-    owner = owner_of(observed)
-    read = tuple(inspection.steps(observed, owner, spec))
+def _unplaced(observed: Observed, spec: InferenceServiceSpec, placement: Placement) -> Plan:
+    """What runs stays as it is; its NetworkPolicies still follow the profile. Until the model's shape is known, an inspection reads it, and
+    its policy is made before its pod; a finished inspection goes."""
+    owner, held = owner_of(observed), placement.held
+    problem = SpecProblem(NO_ACCELERATOR, placement.why_none) if held is None else SpecProblem(held.reason, held.message)
+    read = tuple(inspection.tidy(observed) if held is None else inspection.steps(observed, owner, spec))
     fence = isolate(observed, owner, inspecting=any(isinstance(step, Create) and step.resource == PODS for step in read))
-    problem, undecided = (SpecProblem(held.reason, held.message), None) if held.stalled else (None, held)
-    writes = (*fence, *read, *trial.steps(observed, None))
-    return _without_conflicts(observed, Plan(writes, problem, undecided=undecided, placement=placement))
-
-
-def _nowhere(observed: Observed, placement: Placement) -> Plan:
-    """What runs stays as it is. Its NetworkPolicies still follow the profile, and a finished inspection goes."""
-    writes = (*isolate(observed, owner_of(observed)), *inspection.tidy(observed), *trial.steps(observed, None))
-    return _without_conflicts(observed, Plan(writes, SpecProblem(NO_ACCELERATOR, placement.why_none), placement=placement))
+    draft = Plan((*fence, *read, *trial.steps(observed, None)), placement=placement)
+    undecided = held is not None and not held.stalled
+    return _without_conflicts(observed, replace(draft, undecided=held) if undecided else replace(draft, problem=problem))
 
 
 def _plan(observed: Observed, spec: InferenceServiceSpec, where: Where, health: Health) -> Plan:
@@ -140,7 +134,7 @@ def _plan(observed: Observed, spec: InferenceServiceSpec, where: Where, health: 
     targets = {**step.targets, current.name: min(step.targets[current.name], observed.room)}
     succeeded, health = succession(observed, health, targets)
     toward = steps(observed, targets, succeeded, health.order)
-    manifests = wanted(observed, toward, owner, current, pinned)
+    manifests = wanted(observed, owner, current, where, pinned, toward)
     if step.record is not None and not toward.replicas[current.name] and observed.find(DEPLOYMENTS, current.name) is None:
         # The Deployment controller calls one without replicas complete, and `RevisionState.proven` is read from that.
         manifests = [(resource, manifest) for resource, manifest in manifests if resource != DEPLOYMENTS]

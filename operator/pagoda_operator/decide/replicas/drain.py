@@ -19,15 +19,14 @@ from pagoda_operator.api.pods import Pod
 from pagoda_operator.decide.render.writes import Annotate
 
 _PHASES: Final = {"Pending": 0, "Unknown": 1, "Running": 2}
-_SERVING: Final = 3
+_SERVING: Final = (True, 2, True)
 # Above every load that a replica can have: one without a report is not the idlest.
 _UNREPORTED: Final = 1 << 32
 
 
 class Removal(IntEnum):
-    """In which order replicas are removed that are equally ready: first one that does not answer, then one that answers on a faulty device;
-    the last one that answers goes last. A drain is cancelled for a replica before it in this order, not for one after it: that a replica is
-    UNVERIFIED may be over in a moment."""
+    """The order in which equally ready replicas are removed: FIRST does not answer, FAULTY answers on a faulty device, and LAST is the last
+    one that answers. A drain is cancelled in favour of one before DRAINING, not after it: an UNVERIFIED one may answer in a moment."""
 
     FIRST = 0
     FAULTY = 1
@@ -70,35 +69,36 @@ def drain(state: DrainState) -> Drain:
     victims, staying = ranked[:surplus], ranked[surplus:]
     released = [pod for pod in victims if _released(state, pod)]
     sure = _surely_first(active, released)
+    first = {ANNOTATION_DRAIN_DEADLINE: str(int((state.now + state.timeout_s) * 1000))}
+    marked = (Annotate(pod, first) for pod in victims if pod.drain_deadline_ms is None and _readiness(pod) == _SERVING)
+    last = {ANNOTATION_DELETION_COST: str(LOWEST_DELETION_COST)}
+    priced = (Annotate(pod, last) for pod in released if pod not in sure and not _cheapest(pod))
+    recalled = (pod for pod in staying if pod.drain_deadline_ms is not None and not _serves_again(state, pod))
     return Drain(
         replicas=_replicas(state, active, staying, len(sure)),
-        annotate=(*_cancelled(state, staying), *_marked(state, victims), *_priced(released, sure)),
-        orders=(*_recalls(state, staying), *_drains(state, victims, released)),
+        annotate=(*_cancelled(state, staying), *marked, *priced),
+        orders=(*(Order(pod.name, pod.uid, pod.address, None) for pod in recalled), *_drains(state, victims, released)),
         leaving=tuple(sorted(pod.name for pod in victims)),
     )
 
 
-def _preference(state: DrainState, pod: Pod) -> tuple[int, int, int]:
+def _preference(state: DrainState, pod: Pod) -> tuple[tuple[bool, int, bool], int, int]:
     """The pod that the ReplicaSet would remove anyway goes first; then by the order of removal, by load, and the newest."""
     order = state.order.get(pod.name, Removal.ANY)
     if pod.drain_deadline_ms is not None:
         return _SERVING, min(Removal.DRAINING, order), -1
-    return _removal_class(pod), order, state.in_flight.get(pod.name, _UNREPORTED)
+    return _readiness(pod), order, state.in_flight.get(pod.name, _UNREPORTED)
 
 
-def _removal_class(pod: Pod) -> int:
-    """The ReplicaSet's own order before deletion cost counts: unassigned, Pending, NotReady."""
-    if not pod.assigned:
-        return 0
-    if pod.phase != "Running":
-        return 1
-    return _SERVING if pod.ready else 2
+def _readiness(pod: Pod) -> tuple[bool, int, bool]:
+    """The ReplicaSet's own order before deletion cost counts: unassigned, Pending, not Ready."""
+    return pod.assigned, _PHASES.get(pod.phase, 1), pod.ready
 
 
 def _released(state: DrainState, pod: Pod) -> bool:
     """Whether it may be removed: it never served, or its drain is over, or only its deletion can drain it (SIGTERM)."""
     if pod.drain_deadline_ms is None:
-        return _removal_class(pod) < _SERVING
+        return _readiness(pod) < _SERVING
     if state.now * 1000 >= pod.drain_deadline_ms or not pod.address:
         return True
     answer = state.answers.get(pod.uid)
@@ -111,8 +111,8 @@ def _released(state: DrainState, pod: Pod) -> bool:
 
 def _rank(pod: Pod, *, soon: bool = False) -> tuple[bool, int, bool, int]:
     """The ReplicaSet's comparison, as far as it does not depend on its own memory; `soon`: after a drain has made the pod unready."""
-    ready = pod.ready and not (soon and pod.drain_deadline_ms is not None)
-    return pod.assigned, _PHASES.get(pod.phase, 1), ready, pod.deletion_cost
+    assigned, phase, ready = _readiness(pod)
+    return assigned, phase, ready and not (soon and pod.drain_deadline_ms is not None), pod.deletion_cost
 
 
 def _surely_first(active: list[Pod], released: list[Pod]) -> list[Pod]:
@@ -159,31 +159,10 @@ def _serves_again(state: DrainState, pod: Pod) -> bool:
     return answer.stand is Stand.SERVING or (answer.stand is Stand.REFUSED and pod.ready)
 
 
-def _marked(state: DrainState, victims: list[Pod]) -> Iterator[Annotate]:
-    """The first step, with the one deadline."""
-    deadline = str(int((state.now + state.timeout_s) * 1000))
-    for pod in victims:
-        if pod.drain_deadline_ms is None and _removal_class(pod) == _SERVING:
-            yield Annotate(pod, {ANNOTATION_DRAIN_DEADLINE: deadline})
-
-
-def _priced(released: list[Pod], sure: list[Pod]) -> Iterator[Annotate]:
-    """The last step before the ReplicaSet's."""
-    for pod in released:
-        if pod not in sure and not _cheapest(pod):
-            yield Annotate(pod, {ANNOTATION_DELETION_COST: str(LOWEST_DELETION_COST)})
-
-
 def _drains(state: DrainState, victims: list[Pod], released: list[Pod]) -> Iterator[Order]:
-    """Repeated in each run: the answer says how many requests are left. The order gives the time that is left, since the daemon has another
-    clock; at most a drain's own time, since a predecessor whose clock is fast may have written the annotation."""
+    """Repeated in each run: the answer says how many requests are left. An order gives the time that is left, since the daemon has another
+    clock; never more than a drain may take, since a leader with a fast clock may have written the annotation."""
     for pod in victims:
         if pod.drain_deadline_ms is not None and pod not in released:
             left_ms = min(pod.drain_deadline_ms - state.now * 1000, state.timeout_s * 1000)
             yield Order(pod.name, pod.uid, pod.address, pod.drain_deadline_ms, max(1, int(left_ms)))
-
-
-def _recalls(state: DrainState, staying: list[Pod]) -> Iterator[Order]:
-    for pod in staying:
-        if pod.drain_deadline_ms is not None and not _serves_again(state, pod):
-            yield Order(pod.name, pod.uid, pod.address, None)

@@ -12,16 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from pagoda_contracts.conditions import service as reasons
 from pagoda_contracts.conditions.health import DEEP_CHECK_FAILED, DEVICE_FAULT, SILENT, STUCK
-from pagoda_contracts.conditions.service import (
-    CONTAINER,
-    CRASH_LOOPING,
-    FETCHING_MODEL,
-    IMAGE_PULL,
-    LOADING_MODEL,
-    PULLING_IMAGE,
-    SCHEDULING,
-)
 from pagoda_contracts.conditions.types import Reason
 from pagoda_contracts.names import EXIT_PERMANENT
 from pagoda_contracts.units import parse_duration
@@ -59,26 +51,26 @@ def stage(pod: Pod) -> Stage:
     if (failed := trouble(pod)) is not None:
         return failed
     if pod.fetching.busy:
-        return Stage(5, FETCHING_MODEL, fetch_message(pod.name, pod.fetching))
+        return Stage(5, reasons.FETCHING_MODEL, fetch_message(pod.name, pod.fetching))
     if pod.running:
-        return Stage(6, LOADING_MODEL, f"{pod.name} loads the model")
+        return Stage(6, reasons.LOADING_MODEL, f"{pod.name} loads the model")
     if not pod.scheduled:
-        return Stage(4, SCHEDULING, f"{pod.name} has no node yet")
-    return Stage(4, PULLING_IMAGE, f"{pod.name} pulls its image and mounts its volumes")
+        return Stage(4, reasons.SCHEDULING, f"{pod.name} has no node yet")
+    return Stage(4, reasons.PULLING_IMAGE, f"{pod.name} pulls its image and mounts its volumes")
 
 
 def trouble(pod: Pod) -> Stage | None:
     """What went wrong with a start, which may pass; None if nothing did."""
     if pod.exit_code is not None and not (pod.running and pod.restarts == 0):
         why = clean(pod.exit_message) or pod.exit_reason or "no reason given"
-        return Stage(0, CRASH_LOOPING, f"{pod.name} ended with exit code {pod.exit_code}: {why}")
+        return Stage(0, reasons.CRASH_LOOPING, f"{pod.name} ended with exit code {pod.exit_code}: {why}")
     if pod.unscheduled:
-        return Stage(1, SCHEDULING, f"{pod.name}: {pod.unscheduled}")
+        return Stage(1, reasons.SCHEDULING, f"{pod.name}: {pod.unscheduled}")
     if pod.waiting in _IMAGE_REASONS:
         # ErrImagePull and ImagePullBackOff alternate with each try: the common part of their messages stays the same.
-        return Stage(2, IMAGE_PULL, f"{pod.name}: {_BACK_OFF.sub('', pod.waiting_message) or pod.waiting}")
+        return Stage(2, reasons.IMAGE_PULL, f"{pod.name}: {_BACK_OFF.sub('', pod.waiting_message) or pod.waiting}")
     if pod.waiting not in _SAID_OTHERWISE:
-        return Stage(3, CONTAINER, f"{pod.name}: {pod.waiting}: {pod.waiting_message}")
+        return Stage(3, reasons.CONTAINER, f"{pod.name}: {pod.waiting}: {pod.waiting_message}")
     return None
 
 
@@ -90,18 +82,14 @@ _NO_IMAGE: Final = frozenset({"ImagePullBackOff", "InvalidImageName", "ErrImageN
 _CRASHES: Final = 2
 # A Secret, a claim, a label of a node or room in a quota may appear later. The Deployment controller's day is for pods that make progress.
 _NOT_MADE: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
-_NOT_MADE_S: Final = 600.0
+NOT_MADE_S: Final = 600.0
 
 
 class Missing(NamedTuple):
-    """Something that a replica needs and that may still appear: missing since when, in Unix seconds, and a sentence."""
+    """Something that a replica needs and that may still appear, in a sentence; from `until` on, in Unix seconds, the replica is broken."""
 
-    since: float
+    until: float
     why: str
-
-    def left(self, now: float) -> float:
-        """Seconds until the replica counts as one that cannot start."""
-        return self.since + _NOT_MADE_S - now
 
 
 def broken(observed: Observed, pod: Pod) -> str:
@@ -114,18 +102,19 @@ def broken(observed: Observed, pod: Pod) -> str:
         return f"{pod.name} cannot fetch the model: {pod.fetching.exit_message or 'no reason given'}"
     if pod.waiting in _NO_IMAGE:
         return _waiting(pod)
-    return next((lack.why for lack in missing(observed, pod) if lack.left(observed.now) <= 0), "")
+    return next((lack.why for lack in missing(observed, pod) if lack.until <= observed.now), "")
 
 
 def missing(observed: Observed, pod: Pod) -> Iterator[Missing]:
     """What a replica lacks. An image that is being pulled is not missing, nor is a node that an autoscaler may add."""
     if pod.waiting in _NOT_MADE:
-        yield Missing(pod.created, _waiting(pod))
+        yield Missing(pod.created + NOT_MADE_S, _waiting(pod))
     if pod.unschedulable and not pod.assigned and not pod.short:
         since = observed.unschedulable.get(pod.uid, pod.unscheduled_since or pod.created)
-        yield Missing(since, f"{pod.name} has no node: {pod.unscheduled}")
+        yield Missing(since + NOT_MADE_S, f"{pod.name} has no node: {pod.unscheduled}")
     if pod.unmounted_since is not None and pod.assigned:
-        yield Missing(pod.unmounted_since, f"{pod.name}: its volumes are not mounted or it has no network; its Events say what is missing")
+        why = f"{pod.name}: its volumes are not mounted or it has no network; its Events say what is missing"
+        yield Missing(pod.unmounted_since + NOT_MADE_S, why)
 
 
 def _waiting(pod: Pod) -> str:

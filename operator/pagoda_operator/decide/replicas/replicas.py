@@ -18,7 +18,7 @@ from pagoda_operator.api.state import CONTROLLER_REVISIONS, DEPLOYMENTS, Child, 
 from pagoda_operator.decide.render.children import Revision
 from pagoda_operator.decide.render.writes import Annotate
 from pagoda_operator.decide.replicas.drain import DrainState, Removal, drain
-from pagoda_operator.decide.replicas.replica import Missing, broken, missing, unverified
+from pagoda_operator.decide.replicas.replica import NOT_MADE_S, Missing, broken, missing, unverified
 from pagoda_operator.inventory.values import unix
 
 # The scheduler tries again whenever something leaves a node. After this time an autoscaler may have added one, and waiting helps no more.
@@ -77,10 +77,10 @@ def _state(observed: Observed, deployment: Child) -> RevisionState:
     lacks = [lack for pod in pods if not pod.ready for lack in missing(observed, pod)]
     failed = [why for pod in pods if (why := broken(observed, pod))]
     refused = _refused(deployment)
-    late = _late(deployment) or next((lack.why for lack in refused if lack.left(observed.now) <= 0), "")
+    late = _late(deployment) or next((lack.why for lack in refused if lack.until <= observed.now), "")
     kept = observed.find(CONTROLLER_REVISIONS, deployment.name)
     uncertain = {pod.name: unverified(observed, pod) for pod in pods if pod.serves}
-    timers = [left for lack in (*lacks, *refused) if (left := lack.left(observed.now)) > 0] + [_UNVERIFIED_S] * any(uncertain.values())
+    timers = [left for lack in (*lacks, *refused) if (left := lack.until - observed.now) > 0] + [_UNVERIFIED_S] * any(uncertain.values())
     short = [pod for pod in pods if pod.short][deployment.extra :]
     asked = deployment.ordered if deployment.extra else len(pods)  # no rollout decides by a successor
     return RevisionState(
@@ -108,7 +108,7 @@ def _refused(deployment: Child) -> tuple[Missing, ...]:
     since = unix(failure.get("lastTransitionTime"))
     if failure.get("status") != "True" or failure.get("reason") != "FailedCreate" or since is None or not deployment.replicas:
         return ()
-    return (Missing(since, f"{deployment.name}: {failure.get('message', 'its pods are refused')}"),)
+    return (Missing(since + NOT_MADE_S, f"{deployment.name}: {failure.get('message', 'its pods are refused')}"),)
 
 
 def _late(deployment: Child) -> str:

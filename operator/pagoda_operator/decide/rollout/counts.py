@@ -44,6 +44,15 @@ class RolloutState:
         """The canary's steps; none if the spec has no canary."""
         return self.spec.canary.steps if self.spec.canary else ()
 
+    def step(self, record: RolloutStatus) -> CanaryStep | None:
+        """The canary's step under way; None after the last one, or without a canary."""
+        return self.canary[record.step] if record.step is not None and record.step < len(self.canary) else None
+
+    def elapsed_s(self, record: RolloutStatus) -> float:
+        """Seconds since the record's `since`."""
+        since = unix(record.since)
+        return 0.0 if since is None else self.now - since if self.elapsed is None else self.elapsed
+
 
 @dataclass(frozen=True)
 class Rollout:
@@ -64,17 +73,6 @@ def share(wanted: int, weight: int) -> int:
     return max(1, math.ceil(wanted * weight / 100))
 
 
-def canary_step(state: RolloutState, record: RolloutStatus) -> CanaryStep | None:
-    """The canary's step under way; None after the last one, or without a canary."""
-    return state.canary[record.step] if record.step is not None and record.step < len(state.canary) else None
-
-
-def elapsed_s(state: RolloutState, record: RolloutStatus) -> float:
-    """Seconds since the record's `since`."""
-    since = unix(record.since)
-    return 0.0 if since is None else state.now - since if state.elapsed is None else state.elapsed
-
-
 def counts(state: RolloutState, old: RevisionState, record: RolloutStatus) -> tuple[int, int]:
     """Replicas of the new and of the old revision."""
     wanted, new = state.wanted, state.current
@@ -83,7 +81,7 @@ def counts(state: RolloutState, old: RevisionState, record: RolloutStatus) -> tu
         return min(failing, new.up), back
     if record.phase == "Retiring":
         return wanted, min(wanted, new.broken)
-    if wanted and (step := canary_step(state, record)) is not None:
+    if wanted and (step := state.step(record)) is not None:
         return _canary_counts(state, old, record.strategy, share(wanted, step.weight))
     asked, left = _shift(state, (new, old), record.strategy)
     return asked, max(left, 1) if tries(state, old, record) and not state.trial.passed else left
@@ -140,13 +138,13 @@ def others(state: RolloutState, old: RevisionState) -> dict[str, int]:
 
 def tries(state: RolloutState, old: RevisionState, record: RolloutStatus) -> bool:
     """Whether there is to be a trial. One that has no place shows nothing, and is not waited for any longer than its patience."""
-    return removes_last(state, old, record) and (state.trial.placed or elapsed_s(state, record) < PATIENCE_S)
+    return removes_last(state, old, record) and (state.trial.placed or state.elapsed_s(record) < PATIENCE_S)
 
 
 def removes_last(state: RolloutState, old: RevisionState, record: RolloutStatus) -> bool:
     """Whether the last old replica that serves would be removed for a revision that never served. While there is a trial, the old one need
     not serve at this moment: a hiccup must not cost what the trial is for, and a drain goes on."""
-    new, under_way = state.current, record.phase == "Progressing" and canary_step(state, record) is None
+    new, under_way = state.current, record.phase == "Progressing" and state.step(record) is None
     if not (under_way and record.strategy == "Replace" and state.wanted) or new.ready or new.proven:
         return False
     if _shift(state, (new, old), record.strategy)[1]:

@@ -20,18 +20,7 @@ from pagoda_contracts.units import parse_duration
 
 from pagoda_operator.api.signals import RevisionSignal
 from pagoda_operator.decide.replicas.replicas import RevisionState
-from pagoda_operator.decide.rollout.counts import (
-    Rollout,
-    RolloutState,
-    Strategy,
-    canary_step,
-    counts,
-    elapsed_s,
-    others,
-    removes_last,
-    share,
-    tries,
-)
+from pagoda_operator.decide.rollout.counts import Rollout, RolloutState, Strategy, counts, others, removes_last, share, tries
 from pagoda_operator.decide.rollout.trial import PATIENCE_S
 from pagoda_operator.inventory.values import stamp
 
@@ -109,7 +98,7 @@ def _advance(state: RolloutState, old: RevisionState, record: RolloutStatus) -> 
     record = record.model_copy(update={"strategy": _strategy(state, record)})
     if why := _broken(state, record):
         return _rolled_back(record, why), ""
-    step = canary_step(state, record)
+    step = state.step(record)
     if step is not None:
         return _next_step(state, old, record, step) if state.wanted else (record, "")
     if tries(state, old, record):
@@ -134,7 +123,7 @@ def _on_trial(state: RolloutState, record: RolloutStatus) -> tuple[RolloutStatus
 def _strategy(state: RolloutState, record: RolloutStatus) -> Strategy:
     if state.spec.strategy != "Auto":
         return state.spec.strategy
-    step = canary_step(state, record)
+    step = state.step(record)
     goal = share(state.wanted, step.weight) if step is not None else state.wanted
     if state.current.stuck or (state.room == 0 and state.current.placed < goal):
         return "Replace"
@@ -144,7 +133,7 @@ def _strategy(state: RolloutState, record: RolloutStatus) -> Strategy:
 def _broken(state: RolloutState, record: RolloutStatus) -> str:
     """Why the new revision is given up: it fails in the old one's place, or after it had begun to serve. One that fails beside a whole old
     revision may still recover."""
-    serving = record.since is not None and canary_step(state, record) is not None
+    serving = record.since is not None and state.step(record) is not None
     return state.current.why if state.current.broken and (record.strategy == "Replace" or serving) else ""
 
 
@@ -163,7 +152,7 @@ def _next_step(state: RolloutState, old: RevisionState, record: RolloutStatus, s
         of = state.signals.revisions
         if why := judge(limits, of.get(state.current.hash, RevisionSignal()), of.get(old.hash, RevisionSignal())):
             return _rolled_back(record, f"canary at {step.weight} %: {why}"), ""
-    if elapsed_s(state, record) < parse_duration(step.hold):
+    if state.elapsed_s(record) < parse_duration(step.hold):
         return record, ""
     return record.model_copy(update={"step": (record.step or 0) + 1, "since": None}), ""
 
@@ -189,11 +178,11 @@ def _again(state: RolloutState, old: RevisionState, record: RolloutStatus) -> fl
     """When time alone may change the answer."""
     if record.phase != "Progressing":
         return old.again if record.phase == "RolledBack" and old.unverified and state.current.up else None
-    if canary_step(state, record) is not None and record.since is not None:
+    if state.step(record) is not None and record.since is not None:
         return _JUDGE_S
     waits = [_SHORT_S if state.current.short and not state.current.stuck else None, state.current.again]
     if tries(state, old, record):
-        waits += [state.trial.again, None if state.trial.placed else PATIENCE_S - elapsed_s(state, record)]
+        waits += [state.trial.again, None if state.trial.placed else PATIENCE_S - state.elapsed_s(record)]
     return min((wait for wait in waits if wait is not None), default=None)
 
 

@@ -65,7 +65,7 @@ def result(observed: Observed, wanted: Manifest | None) -> Trial:
     placed = pod.assigned and not pod.finished and not _inconclusive(observed, pod)  # an evicted one comes to no end of its own
     late = f"{pod.name} has not finished within a day" if observed.now - pod.created > _DAY_S else ""
     failed = (_broken(observed, pod) or late) if placed else ""
-    waits = (pod.created + _PASSING_S - observed.now, *(lack.left(observed.now) for lack in missing(observed, pod)))
+    waits = (pod.created + _PASSING_S - observed.now, *(lack.until - observed.now for lack in missing(observed, pod)))
     return Trial(True, placed, failed=failed, progress=_progress(pod), again=min((wait for wait in waits if wait > 0), default=None))
 
 

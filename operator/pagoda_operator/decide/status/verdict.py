@@ -6,20 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
-from pagoda_contracts.conditions.service import (
-    AVAILABLE,
-    CANARY,
-    CREATING_PODS,
-    DRAINING,
-    FORBIDDEN,
-    MODEL_REJECTED,
-    QUOTA_EXCEEDED,
-    ROLLED_BACK,
-    ROLLING_OUT,
-    SCALED_TO_ZERO,
-    WAITING,
-    WAITING_FOR_CAPACITY,
-)
+from pagoda_contracts.conditions import service as reasons
 from pagoda_contracts.conditions.types import Reason
 from pagoda_contracts.names import EXIT_PERMANENT
 from pagoda_contracts.resources.scaling import ScalingSpec
@@ -73,7 +60,7 @@ def _verdict(observed: Observed, plan: Plan) -> Verdict:
     ready, wanted = sum(pod.serves for pod in pods), observed.wanted
     rejected = next((why for pod in pods if not pod.ready and (why := _rejection(pod)) is not None), None)
     if rejected is not None and ready == 0:
-        return Verdict("stalled", MODEL_REJECTED, (clean(rejected) or "no reason given") + _serving(observed, plan))
+        return Verdict("stalled", reasons.MODEL_REJECTED, (clean(rejected) or "no reason given") + _serving(observed, plan))
     if plan.current and observed.find(DEPLOYMENTS, plan.current.name) and ready >= wanted and not plan.denied:
         return _arrived(plan, ready, wanted)
     reason, message = _progress(observed, plan, pods)
@@ -88,7 +75,7 @@ def _limited(observed: Observed, plan: Plan, found: Verdict) -> Verdict:
         return found
     if observed.limited and observed.wanted < max(1, observed.asked) and (observed.scaling is None or observed.wanted == 0):
         ready = sum(pod.ready for pod in observed.pods if pod.counts)
-        return Verdict("stalled", QUOTA_EXCEEDED, f"{ready} of {observed.asked} replicas ready: {why}")
+        return Verdict("stalled", reasons.QUOTA_EXCEEDED, f"{ready} of {observed.asked} replicas ready: {why}")
     return found._replace(message=f"{found.message}; {why}")
 
 
@@ -98,13 +85,13 @@ def _rollout(observed: Observed, plan: Plan) -> Verdict | None:
     if plan.rollout is None or record is None:
         return None
     if record.phase == "RolledBack":
-        return Verdict("stalled", ROLLED_BACK, clean(record.reason or "rolled back") + _serving(observed, plan))
+        return Verdict("stalled", reasons.ROLLED_BACK, clean(record.reason or "rolled back") + _serving(observed, plan))
     ready = sum(pod.serves for pod in observed.pods)
     if record.phase != "Progressing" or record.since is None or not plan.rollout.weights or ready < observed.wanted:
         return None
     share = f"the new revision gets {plan.rollout.weights.get(record.revision, 0)} % of the requests"
     waits = f"; {plan.rollout.waits}" if plan.rollout.waits else ""
-    return Verdict("serving", CANARY, f"{observed.wanted} of {observed.wanted} replicas ready: {share}{waits}")
+    return Verdict("serving", reasons.CANARY, f"{observed.wanted} of {observed.wanted} replicas ready: {share}{waits}")
 
 
 def _rejection(pod: Pod) -> str | None:
@@ -117,12 +104,12 @@ def _rejection(pod: Pod) -> str | None:
 def _arrived(plan: Plan, ready: int, wanted: int) -> Verdict:
     message = f"{ready} of {wanted} replicas ready" if wanted else "scaled to zero"
     if plan.rollout is not None and plan.rollout.waits:
-        return Verdict("serving", ROLLING_OUT, f"{message}; {plan.rollout.waits}")
+        return Verdict("serving", reasons.ROLLING_OUT, f"{message}; {plan.rollout.waits}")
     if plan.retiring:
-        return Verdict("serving", ROLLING_OUT, f"{message}; draining {', '.join(plan.retiring)}")
+        return Verdict("serving", reasons.ROLLING_OUT, f"{message}; draining {', '.join(plan.retiring)}")
     if plan.leaving:
-        return Verdict("serving", DRAINING, f"{message}; draining {', '.join(plan.leaving)}")
-    return Verdict("settled", AVAILABLE if wanted else SCALED_TO_ZERO, message)
+        return Verdict("serving", reasons.DRAINING, f"{message}; draining {', '.join(plan.leaving)}")
+    return Verdict("settled", reasons.AVAILABLE if wanted else reasons.SCALED_TO_ZERO, message)
 
 
 def _serving(observed: Observed, plan: Plan) -> str:
@@ -143,7 +130,7 @@ def _current(observed: Observed, plan: Plan) -> list[Pod]:
 def _progress(observed: Observed, plan: Plan, pods: list[Pod]) -> tuple[Reason, str]:
     """Why not yet: what blocks all replicas, else the least advanced one."""
     if plan.denied:
-        return FORBIDDEN, plan.denied
+        return reasons.FORBIDDEN, plan.denied
     return _blocked(plan, pods) or _of_replicas(observed, plan, pods)
 
 
@@ -154,24 +141,24 @@ def _of_replicas(observed: Observed, plan: Plan, pods: list[Pod]) -> tuple[Reaso
     deployment = observed.find(DEPLOYMENTS, plan.current.name) if plan.current else None
     failure: Json = deployment.condition("ReplicaFailure") if deployment else {}
     if failure.get("status") == "True":
-        return CREATING_PODS, failure.get("message", "")
+        return reasons.CREATING_PODS, failure.get("message", "")
     if not found and plan.rollout is not None and plan.rollout.waits:
-        return ROLLING_OUT, plan.rollout.waits
+        return reasons.ROLLING_OUT, plan.rollout.waits
     if not found and plan.leaving:
-        return ROLLING_OUT if plan.retiring else DRAINING, f"draining {', '.join(plan.leaving)}"
-    return (found.reason, found.message) if found else (CREATING_PODS, "pods are being created")
+        return reasons.ROLLING_OUT if plan.retiring else reasons.DRAINING, f"draining {', '.join(plan.leaving)}"
+    return (found.reason, found.message) if found else (reasons.CREATING_PODS, "pods are being created")
 
 
 def _blocked(plan: Plan, pods: list[Pod]) -> tuple[Reason, str] | None:
     """Another object must be deleted first, a trial must pass, or all devices are in use; a pod with a node has its own."""
     if plan.waiting:
-        return WAITING, f"waiting until {plan.waiting} is deleted"
+        return reasons.WAITING, f"waiting until {plan.waiting} is deleted"
     if plan.rollout is not None and plan.rollout.tries and plan.rollout.waits:
-        return ROLLING_OUT, plan.rollout.waits
+        return reasons.ROLLING_OUT, plan.rollout.waits
     awaited = plan.placement.status.waiting if plan.placement else None
     if awaited is None or any(pod.scheduled for pod in pods):
         return None
-    return WAITING_FOR_CAPACITY, f"waiting for {awaited.accelerator} since {awaited.since}: {awaited.why}"
+    return reasons.WAITING_FOR_CAPACITY, f"waiting for {awaited.accelerator} since {awaited.since}: {awaited.why}"
 
 
 def ignored_fields(spec: InferenceServiceSpec) -> tuple[str, ...]:
