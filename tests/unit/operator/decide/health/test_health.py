@@ -46,14 +46,14 @@ def test_a_service_grants_a_step_its_own_time():
 
 
 @pytest.mark.parametrize("fate", [running(), {"phase": "Failed"}])
-def test_a_pod_that_is_not_ready_is_the_kubelets(fate):
+def test_a_pod_that_is_not_ready_is_not_unhealthy(fate):
     world = Sickbay()
     world.api.of(PODS)[0]["status"] = fate
     world.said[world.pods[0]] = SILENT
     assert judge(world.patient()).unhealthy == ()
 
 
-def test_a_faulty_device_is_a_sickness_of_those_who_hold_devices_there():
+def test_a_faulty_device_makes_only_pods_with_devices_unhealthy():
     world = Sickbay()
     for pod in world.api.of(PODS):
         pod["spec"] = {"nodeName": "gpu-1"}
@@ -63,7 +63,7 @@ def test_a_faulty_device_is_a_sickness_of_those_who_hold_devices_there():
     assert (one.reason, one.pod.name, "Xid 79" in one.why) == (conditions.DEVICE_FAULT, world.pods[0], True)
 
 
-def test_a_nodes_fault_is_marked_on_its_pods_for_gateways_and_taken_off_when_it_is_over():
+def test_a_fault_of_a_node_is_marked_on_its_pods_until_it_is_over():
     world = Sickbay()
     for pod in world.api.of(PODS):
         pod["spec"] = {"nodeName": "gpu-1", "containers": [{"resources": {"requests": {"nvidia.com/gpu": "1"}}}]}
@@ -81,7 +81,7 @@ def test_a_nodes_fault_is_marked_on_its_pods_for_gateways_and_taken_off_when_it_
     assert [one.pod.name for one in health.unhealthy] == [world.pods[2]]
 
 
-def test_a_replica_that_drains_is_on_its_way_out_already():
+def test_a_draining_replica_is_not_reported_as_unhealthy():
     world = Sickbay()
     world.api.of(PODS)[0]["metadata"]["annotations"] = {ANNOTATION_DRAIN_DEADLINE: "1767225660000"}
     world.said[world.pods[0]] = SILENT
@@ -109,7 +109,7 @@ def test_a_replica_that_may_not_answer_is_removed_before_those_that_answer():
     assert judge(observed).order == {late: Removal.UNVERIFIED, stuck: Removal.FIRST}
 
 
-def test_who_answers_nobody_goes_before_who_answers_on_a_faulty_device():
+def test_a_replica_that_does_not_answer_is_removed_before_one_on_a_faulty_device():
     world = Sickbay(3)
     stuck, faulty, _ = world.pods
     world.break_device(faulty)
@@ -120,7 +120,7 @@ def test_who_answers_nobody_goes_before_who_answers_on_a_faulty_device():
     assert drained == [stuck]
 
 
-def test_who_answers_nobody_goes_before_the_last_one_that_serves_where_fewer_are_wanted():
+def test_a_replica_that_does_not_answer_is_removed_before_the_last_one_that_does():
     world = Sickbay(2)
     well, stuck = world.pods
     world.break_device(well)
@@ -132,7 +132,7 @@ def test_who_answers_nobody_goes_before_the_last_one_that_serves_where_fewer_are
     assert drained == [stuck]
 
 
-def test_a_healthy_service_has_no_line_of_it_and_writes_nothing():
+def test_a_healthy_service_has_no_degraded_condition():
     world = Sickbay()
     written = len(world.api.journal)
     world.settle()
@@ -141,7 +141,7 @@ def test_a_healthy_service_has_no_line_of_it_and_writes_nothing():
 
 
 @pytest.mark.parametrize("deaf", [{}, {"endpoints": None}], ids=["heard of nobody", "heard of no gateway"])
-def test_what_was_sick_stays_said_after_a_restart_until_it_is_heard_to_be_well(deaf):
+def test_degraded_stays_after_a_restart_until_gateways_report_the_replica_well(deaf):
     world = Sickbay(replicas=2)
     world.said = dict.fromkeys(world.pods, STUCK)
     world.settle()
@@ -164,7 +164,7 @@ def test_what_was_sick_stays_said_after_a_restart_until_it_is_heard_to_be_well(d
     assert (world.degraded()["status"], world.degraded()["reason"]) == ("False", "Well")
 
 
-def test_nothing_stays_said_of_who_is_gone_or_of_a_device_that_is_whole_again():
+def test_degraded_ends_if_the_replica_is_gone_or_its_device_is_repaired():
     world = Sickbay(replicas=2)
     name = world.pods[0]
     world.api.edit(PODS, "ns", name, lambda body: body["metadata"]["annotations"].update({ANNOTATION_DEVICE_FAULT: "Xid 79"}))

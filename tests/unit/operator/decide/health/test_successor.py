@@ -129,7 +129,7 @@ def test_an_unhealthy_replica_goes_after_its_successor_serves(replicas, restarts
 
 @pytest.mark.parametrize("how", [SILENT, STUCK, WRONG])
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_so_does_one_that_answers_nobody(replicas, how):
+def test_a_replica_that_does_not_answer_is_replaced(replicas, how):
     world, sick, _ = succeeding(replicas, how=how)
     assert sick in world.pods
     world.make_ready()
@@ -223,7 +223,7 @@ def test_a_drain_that_has_begun_is_turned_back_where_most_answer_nobody_now():
     assert (len(world.pods), draining(world)) == (3, [])
 
 
-def test_two_witnesses_are_believed_of_all():
+def test_replicas_that_also_have_a_faulty_device_are_replaced_however_many():
     """That gateways hear nobody is one thing; that the devices are called faulty is another one."""
     world = Sickbay(2)
     old = set(world.pods)
@@ -235,7 +235,7 @@ def test_two_witnesses_are_believed_of_all():
     assert not old & set(world.pods)
 
 
-def test_where_the_quota_has_no_room_it_is_said_and_looked_at_again():
+def test_a_full_quota_delays_the_successor_and_is_named():
     world = Sickbay(1)
     (sick,) = world.pods
     world.crowd.why = NO_ROOM
@@ -276,7 +276,7 @@ def test_a_successor_without_a_node_waits_and_the_condition_says_for_what():
     assert [run.refused for run in ask(observed, observed.spec).runs] == [""], "nor does the service move to other devices"
 
 
-def test_a_successor_is_waited_for_until_a_gateway_hears_it():
+def test_a_successor_counts_after_a_gateway_reports_it():
     world, sick, new = succeeding()
     world.said[new] = EndpointSignal(Seen.UNHEARD, "unheard", bad_s=1)
     world.make_ready()
@@ -287,7 +287,7 @@ def test_a_successor_is_waited_for_until_a_gateway_hears_it():
 
 
 @pytest.mark.parametrize("cold", [True, False], ids=["the operator starts", "gateways pause"])
-def test_a_moment_without_gateways_vouches_for_no_successor(cold):
+def test_a_moment_without_gateways_does_not_make_a_successor_count(cold):
     world, sick, new = succeeding()
     world.said[new] = EndpointSignal(Seen.UNHEARD, "unheard", bad_s=1)
     world.ready(new)
@@ -440,7 +440,7 @@ def test_an_operator_that_dies_after_it_ordered_a_successor_is_followed_by_one_t
 
 
 @pytest.mark.parametrize("text", ["", "2", "7", "seven", "-1", "9" * 100_000])
-def test_an_annotation_that_nobody_of_us_set_is_taken_off_and_moves_nothing(text):
+def test_a_foreign_successor_annotation_is_removed_and_changes_nothing(text):
     world = Sickbay(1)
     (name,) = world.names(DEPLOYMENTS)
     world.api.edit(DEPLOYMENTS, "ns", name, lambda body: body["metadata"]["annotations"].update({ANNOTATION_WITH_SUCCESSOR: text}))
@@ -448,7 +448,7 @@ def test_an_annotation_that_nobody_of_us_set_is_taken_off_and_moves_nothing(text
     assert (world.ordered(), len(world.pods)) == ((1, None), 1)
 
 
-def test_until_the_controller_has_removed_the_unhealthy_one_nobody_goes_in_its_place():
+def test_no_other_replica_is_removed_before_the_unhealthy_one_is_gone():
     world, first, new = succeeding()
     world.ready(new)
     for _ in range(8):
@@ -480,7 +480,7 @@ def addressed(world):
 
 
 @pytest.mark.parametrize("spec", [{}, BROKEN])
-def test_an_unhealthy_replica_is_told_to_drain_and_told_to_serve_if_its_successor_answers_no_more(spec):
+def test_an_unhealthy_replica_drains_and_serves_again_if_its_successor_fails(spec):
     world, first, new = succeeding()
     world.edit(**spec)
     world.turns(2)

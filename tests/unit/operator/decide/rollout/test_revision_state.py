@@ -105,7 +105,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("state", BAD)
-def test_what_cannot_come_up_is_known_at_once_without_the_deployment_controllers_word(state, world):
+def test_a_replica_that_cannot_start_is_known_at_once(state, world):
     status, why = BAD[state]
     found = state_of(world, status)
     assert found.broken == 1
@@ -128,7 +128,7 @@ LATE = {
 
 
 @pytest.mark.parametrize("state", LATE)
-def test_what_is_missing_has_ten_minutes_to_appear_and_is_looked_for_when_they_are_over(state, world):
+def test_what_is_missing_has_ten_minutes_to_appear(state, world):
     status, why = LATE[state]
     found = state_of(world, status, hours=0.1)
     assert (found.broken, found.why, found.again) == (0, "", 240.0)
@@ -140,7 +140,7 @@ def test_what_is_missing_has_ten_minutes_to_appear_and_is_looked_for_when_they_a
 @pytest.mark.deep
 @pytest.mark.parametrize("state", LATE)
 @pytest.mark.parametrize("strategy", ["Replace", "Auto"])
-def test_a_bad_revision_is_no_days_outage(state, strategy):
+def test_a_bad_revision_causes_no_long_outage(state, strategy):
     status, why = LATE[state]
     world = World(rollout={"strategy": strategy})
     world.settle()
@@ -176,7 +176,7 @@ def step(world, old, status, *, rounds):
                 befall(world, pod, status)
 
 
-def test_what_is_judged_by_passes_through_the_caches():
+def test_caches_keep_what_a_revision_is_judged_by():
     caches = Caches()
     body = {"metadata": {"name": "tiny-1", "namespace": "ns", "labels": {LABEL_SERVICE: "tiny"}, "resourceVersion": "1"}}
     body["status"] = sandbox("False")
@@ -241,7 +241,7 @@ def test_a_pod_that_waited_for_devices_and_then_lacks_something_else_has_ten_min
 
 
 @pytest.mark.parametrize("jump", [-3600.0, 0.0, 3600.0])
-def test_a_pod_that_lacks_something_has_waited_as_long_as_it_has_whoever_sets_the_clock(jump):
+def test_waiting_times_are_right_if_the_clock_is_set(jump):
     passed = 0.0
     lacking = Ages(lambda: passed)
     pod = Pod("p", "r", "a", meta={"uid": "u"}, unschedulable=True, unscheduled=NO_LABEL, unscheduled_since=1_000_000.0)
@@ -265,7 +265,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("case", WORDS)
-def test_who_is_ready_counts_unless_gateways_say_otherwise(case, world):
+def test_a_ready_replica_counts_unless_gateways_say_otherwise(case, world):
     silent, signal, why = WORDS[case]
     (pod,) = world.api.of(PODS)
     befall(world, pod, running(ready=True))

@@ -70,20 +70,20 @@ def test_auto_goes_by_room_and_the_others_by_the_spec(strategy, room, chosen):
     assert told.record.strategy == chosen
 
 
-def test_a_surge_without_known_bounds_keeps_the_old_side_whole_until_the_new_one_is():
+def test_a_surge_with_unknown_room_keeps_all_old_replicas_until_the_new_ones_are_ready():
     assert counts(state(revision("new"), revision("old", 3, 3))) == (3, 3)
     assert counts(state(revision("new", 3, 2), revision("old", 3, 3))) == (3, 3)
     assert counts(state(revision("new", 3, 3), revision("old", 3, 3))) == (3, 0)
     assert decide(state(revision("new", 3, 3), revision("old", 3, 3))).record.phase == "Retiring"
 
 
-def test_a_bad_revision_beside_a_whole_old_side_is_left_to_mend_itself():
+def test_a_bad_revision_beside_a_whole_old_one_may_still_recover():
     bad = revision("new", 3, 0, broken=3, why="new-1: no such image")
     told = decide(state(bad, revision("old", 3, 3)))
     assert ((told.targets["new"], told.targets["old"]), told.record.phase) == ((3, 3), "Progressing")
 
 
-def test_a_surge_by_room_exchanges_ready_ones_and_a_hiccup_moves_nothing():
+def test_a_surge_by_room_replaces_ready_for_ready_and_a_hiccup_moves_nothing():
     assert counts(state(revision("new"), revision("old", 3, 3), room=1)) == (1, 3)
     assert counts(state(revision("new", 1, 1), revision("old", 3, 3), room=0)) == (1, 2)
     assert counts(state(revision("new", 2, 1), revision("old", 2, 2), room=0)) == (2, 2)
@@ -91,7 +91,7 @@ def test_a_surge_by_room_exchanges_ready_ones_and_a_hiccup_moves_nothing():
     assert counts(state(revision("new", 2, 2, broken=0), revision("old", 1, 1), room=1)) == (3, 1)
 
 
-def test_a_surge_by_room_brings_back_what_the_new_side_cannot_bear():
+def test_a_surge_by_room_restores_old_replicas_for_broken_new_ones():
     assert counts(state(revision("new", 2, 0, broken=2), revision("old", 1, 1), room=1)) == (3, 2)
 
 
@@ -110,7 +110,7 @@ def test_replace_takes_one_old_one_away_then_makes_one_new_one():
     assert at(revision("new", 2, 2), revision("old", 0, 0)) == (3, 0)
 
 
-def test_a_moments_doubt_goes_back_to_nothing_that_no_record_speaks_of():
+def test_unverified_replicas_start_no_rollout_back_without_a_record():
     """Gone back from a canary to the revision before, which is whole: not to what was fled, and not through the steps again."""
     fled = RolloutStatus(revision="hash-old", replaces="hash-new", strategy="Surge", phase="Progressing", step=0)
     for ready in range(4):
@@ -119,14 +119,14 @@ def test_a_moments_doubt_goes_back_to_nothing_that_no_record_speaks_of():
 
 
 @pytest.mark.parametrize(("strategy", "room", "old"), [("Replace", None, revision("old", 1, 0)), ("Surge", 0, revision("old", 2, 1))])
-def test_a_doubt_recalls_no_drain(strategy, room, old):
+def test_an_unverified_replica_cancels_no_drain(strategy, room, old):
     """One of the old side drains, for the one new replica there is."""
     for ready in (1, 0):
         new = replace(revision("new", 1, 1), ready=ready)
         assert counts(state(new, old, wanted=2, record=record(strategy), room=room))[1] == old.replicas - 1
 
 
-def test_a_doubt_stops_the_next_drain():
+def test_an_unverified_replica_stops_the_next_drain():
     for ready, left in ((1, 0), (0, 1)):
         new = replace(revision("new", 1, 1), ready=ready)
         assert counts(state(new, revision("old", 1, 1), wanted=2, record=record("Replace")))[1] == left
@@ -149,7 +149,7 @@ def test_replace_with_a_bad_image_stops_at_the_first_and_brings_the_replaced_one
     assert counts(state(revision("new", 2, 1, broken=1), revision("old", 1, 1), record=back)) == (1, 1)
 
 
-def test_turned_back_stays_until_another_revision_is_asked_for():
+def test_a_rollback_stays_until_the_spec_asks_for_another_revision():
     back = record(phase="RolledBack", reason="x")
     told = decide(state(revision("new"), revision("old", 3, 3), record=back))
     assert (told.targets, told.record, told.kept) == ({"new": 0, "old": 3}, back, {"old"})
@@ -157,7 +157,7 @@ def test_turned_back_stays_until_another_revision_is_asked_for():
     assert (other.record.phase, other.record.revision) == ("Progressing", "hash-third")
 
 
-def test_turned_back_at_zero_the_old_side_wakes():
+def test_after_a_rollback_at_zero_the_old_revision_wakes():
     back = record(phase="RolledBack", reason="x")
     asleep = decide(state(revision("new"), revision("old", proven=True), wanted=0, record=back))
     assert (asleep.targets, asleep.kept, asleep.record) == ({"new": 0, "old": 0}, {"old"}, back)
@@ -174,19 +174,19 @@ def test_auto_becomes_replace_when_a_surge_finds_no_place_and_stays_so():
     assert decide(state(waiting, revision("old", 3, 3))).again == 10.0
 
 
-def test_a_retiring_side_comes_back_for_what_breaks_and_not_for_a_hiccup():
+def test_a_retiring_revision_returns_for_broken_replicas_and_not_for_a_hiccup():
     retiring = record(phase="Retiring")
     assert counts(state(revision("new", 3, 2), revision("old", 3, 3), record=retiring)) == (3, 0)
     assert counts(state(revision("new", 3, 1, broken=2), revision("old", 1, 1), record=retiring)) == (3, 2)
 
 
-def test_of_three_revisions_the_third_goes_only_as_far_as_the_others_serve():
+def test_a_third_revision_keeps_what_the_other_two_lack():
     third = revision("third", 2, 2)
     it = RolloutState(RolloutSpec(), 3, revision("new"), (revision("old", 2, 2), third), record(), now=NOW)
     assert decide(it).targets == {"new": 3, "old": 3, "third": 1}
 
 
-def test_of_older_revisions_yet_as_many_stay_together_as_the_others_lack():
+def test_still_older_revisions_keep_together_what_the_others_lack():
     olds = (revision("old", 1, 1), revision("third", 2, 2), revision("fourth", 2, 2), revision("fifth", 1, 1))
     told = decide(RolloutState(RolloutSpec(), 4, revision("new"), olds, record(), now=NOW)).targets
     assert {name: told[name] for name in ("third", "fourth", "fifth")} == {"third": 1, "fourth": 2, "fifth": 0}
@@ -206,7 +206,7 @@ def test_a_canary_begins_with_its_share_of_replicas_and_none_of_the_requests():
     assert (told.targets, told.weights) == ({"new": 1, "old": 10}, {"hash-old": 100, "hash-new": 0})
 
 
-def test_its_share_begins_when_its_replicas_are_there_and_is_held_as_long_as_asked():
+def test_a_canary_step_begins_when_its_replicas_are_ready_and_lasts_as_long_as_asked():
     started = decide(canary(revision("new", 1, 1), revision("old", 10, 10)))
     assert (started.record.since, started.weights["hash-new"]) == (stamp(0), 10)
     ok = heard(RevisionSignal(100, 0, 0.5), RevisionSignal(900, 0, 0.5))
@@ -229,7 +229,7 @@ def test_a_hold_that_begins_within_a_second_is_no_shorter_than_asked(fraction):
 
 
 @pytest.mark.parametrize("jump", [-300, 300])
-def test_a_share_is_held_as_long_as_asked_whoever_sets_the_clock(jump):
+def test_a_canary_step_lasts_as_long_as_asked_if_the_clock_is_set(jump):
     ok = heard(RevisionSignal(100, 0, 0.5), RevisionSignal(900, 0, 0.5))
     it = canary(revision("new", 1, 1), revision("old", 10, 10), record=record(step=0, since=stamp(jump)), signals=ok)
     assert [decide(replace(it, elapsed=seconds)).record.step for seconds in (59.0, 60.0)] == [0, 1]

@@ -82,13 +82,13 @@ def test_the_last_one_goes_when_a_trial_has_passed_and_not_before(tried, old, ph
     assert (targets(told), told.tries, told.record.phase) == ((0, old), True, phase)
 
 
-def test_what_a_trial_found_is_the_reason_of_the_way_back():
+def test_a_failed_trial_is_the_reason_of_the_rollback():
     told = decided(HERE._replace(failed="x: not found"), since="2026-01-01T00:00:00Z")
     assert (told.record.reason, told.record.since) == ("The trial of the new revision failed: x: not found", None)
 
 
 # Of whom it is asked: the new side, the old side, how many are wanted, words of the record.
-NOBODY_TRIES = {
+NO_TRIAL = {
     "a surge": {"strategy": "Surge"},
     "one that has served before": {"new": revision("new", proven=True)},
     "nobody serves": {"old": revision("old", 1, 0, proven=True)},
@@ -99,9 +99,9 @@ NOBODY_TRIES = {
 }
 
 
-@pytest.mark.parametrize("case", NOBODY_TRIES)
-def test_nobody_tries_where_nothing_hangs_on_it(case):
-    told = decided(**NOBODY_TRIES[case])
+@pytest.mark.parametrize("case", NO_TRIAL)
+def test_there_is_no_trial_if_no_last_replica_is_at_stake(case):
+    told = decided(**NO_TRIAL[case])
     assert (told.tries, "trial" in told.waits) == (False, False)
 
 
@@ -119,7 +119,7 @@ def test_a_trial_that_has_passed_stays_until_the_old_one_is_gone():
     assert not decided(HERE._replace(passed=True), old=revision("old", proven=True)).tries
 
 
-def test_one_that_finds_no_place_has_two_minutes_and_is_not_waited_for_any_longer():
+def test_a_trial_without_a_place_is_waited_for_two_minutes():
     waits = decided(Trial(progress="the trial pod is being created"))
     assert (waits.record.since, waits.waits) == (
         "2027-01-15T08:00:00Z",
@@ -136,7 +136,7 @@ def test_one_that_finds_no_place_has_two_minutes_and_is_not_waited_for_any_longe
     assert (targets(draining), draining.record.since) == ((0, 0), None)
 
 
-def test_one_that_has_a_place_is_waited_for_however_long_it_takes():
+def test_a_trial_with_a_place_is_waited_for_without_limit():
     told = decided(HERE, since="2026-01-01T00:00:00Z", elapsed=80_000.0)
     assert (targets(told), told.tries, told.record.since) == ((0, 1), True, None)
 
@@ -253,7 +253,7 @@ def test_a_registry_that_stumbles_has_ten_minutes():
     assert (untouched(made), rollout(made)["phase"], "toomanyrequests" in rollout(made)["reason"]) == (True, "RolledBack", True)
 
 
-def test_a_trial_that_ends_while_the_old_replica_stumbles_loses_nobody():
+def test_a_trial_that_ends_while_the_old_replica_is_not_ready_loses_no_replica():
     made = world(PULLS)
     roll(made)
     made.api.graceful = True
@@ -266,7 +266,7 @@ def test_a_trial_that_ends_while_the_old_replica_stumbles_loses_nobody():
     assert [pod["metadata"]["uid"] for pod in replicas(made)] == [made.old]
 
 
-def test_nobody_waits_for_the_end_of_a_trial():
+def test_the_end_of_a_trial_is_not_waited_for():
     made = world(passed())
     made.api.graceful = True
     roll(made)
@@ -290,7 +290,7 @@ CACHED = {"uri": "hf://acme/tiny", "cache": {"pvc": "models"}}
         (fetching(1, "no route to host"), CACHED | {"cache": None}, False),
     ],
 )
-def test_what_is_no_word_on_the_revision_turns_nothing_back(status, model, goes_on):
+def test_an_inconclusive_trial_rolls_nothing_back(status, model, goes_on):
     made = world(status, model=model)
     roll(made)
     for _ in range(4):
@@ -315,7 +315,7 @@ def test_how_a_program_is_run_is_part_of_what_is_tried():
     assert (spec["hostNetwork"], spec["containers"][0]["workingDir"]) == (True, "/opt")
 
 
-def test_a_canary_s_time_is_no_trial_s():
+def test_the_time_of_a_canary_step_does_not_count_for_a_trial():
     told = decided(record=record(step=0, since="1970-01-01T00:00:00Z"))
     assert (targets(told), told.tries, told.record.step) == ((0, 1), True, None)
     assert told.record.since != "1970-01-01T00:00:00Z"
@@ -340,7 +340,7 @@ def test_a_key_that_is_not_there_has_ten_minutes_as_with_a_replica():
 
 
 @pytest.mark.parametrize("status", [NO_NODE, {"phase": "Failed", "conditions": scheduled(False), "reason": "Evicted"}])
-def test_a_trial_without_a_place_holds_nothing_up_for_long(status):
+def test_a_trial_without_a_place_delays_a_rollout_only_shortly(status):
     made = world(status)
     roll(made)
     assert (untouched(made), len(trials(made))) == (True, 1)
@@ -355,7 +355,7 @@ def test_a_trial_without_a_place_holds_nothing_up_for_long(status):
 
 
 @pytest.mark.parametrize("error", [Denied("403: exceeded quota: native"), Refused("422: admission webhook")])
-def test_a_trial_that_nobody_may_make_holds_nothing_up_for_long(error):
+def test_a_refused_trial_delays_a_rollout_only_shortly(error):
     made = world()
 
     def refuse(verb, kind, name):
@@ -525,7 +525,7 @@ def made_of(template, node=""):
     return trial_pod(Owner("ns", "tiny", "uid"), "tiny-1", {"podTemplate": template}, "hf://a/b", node)
 
 
-def test_of_a_replica_it_has_what_may_fail_and_nothing_that_it_would_hold():
+def test_a_trial_has_what_may_fail_in_a_replica_and_no_devices():
     made = made_of(TEMPLATE, "node-1")
     spec, (daemon,) = made["spec"], made["spec"]["containers"]
     assert daemon["env"] == [{"name": "A", "value": "1"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
@@ -537,7 +537,7 @@ def test_of_a_replica_it_has_what_may_fail_and_nothing_that_it_would_hold():
     assert ANNOTATION_DEVICES not in made["metadata"]["annotations"]
 
 
-def test_a_program_on_a_claim_is_tried_on_the_node_that_holds_it():
+def test_a_program_on_a_claim_is_tried_on_the_node_of_the_old_replica():
     pinned = copy.deepcopy(TEMPLATE)
     pinned["spec"]["volumes"][0] = {"name": "ca", "persistentVolumeClaim": {"claimName": "deps"}}
     spec = made_of(pinned, "node-1")["spec"]
