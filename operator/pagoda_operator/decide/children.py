@@ -151,7 +151,7 @@ def wanted(
 ) -> list[tuple[Resource, Manifest]]:
     """All children in the order of creation: what pins a revision before what runs it."""
     data, count = pinned.data, toward.replicas[current.name]
-    deployment = children.deployment(owner, current.name, data["podTemplate"], count, toward.notes(current.name))
+    deployment = children.deployment(owner, current.name, data["podTemplate"], count, toward.notes.get(current.name))
     text = _config_text(observed, current, data["daemonConfig"])
     return [
         (CONTROLLER_REVISIONS, children.controller_revision(owner, current, pinned.number, data)),
@@ -191,8 +191,8 @@ def retire(observed: Observed, owner: Owner, current: Revision, toward: Steps, k
     for old in running(observed):
         if old.name == current.name:
             continue
-        if (write := _rescaled(observed, owner, old, toward)) is not None:
-            yield write
+        if writes := tuple(rescaled(observed, owner, old, toward)):
+            yield from writes
         elif old.name not in kept and _empty(observed, old):
             yield Delete(DEPLOYMENTS, old)
     # What pinned or configured a revision goes after its Deployment. An inspection's report on the model belongs to no revision.
@@ -207,18 +207,13 @@ def running(observed: Observed) -> list[Child]:
     return [child for child in observed.of(DEPLOYMENTS) if not child.deleting]
 
 
-def rescaled(observed: Observed, owner: Owner, toward: Steps) -> Iterator[Write]:
-    """Every Deployment as it is, with another number of replicas."""
-    writes = (_rescaled(observed, owner, child, toward) for child in running(observed))
-    return (write for write in writes if write is not None)
-
-
-def _rescaled(observed: Observed, owner: Owner, live: Child, toward: Steps) -> Write | None:
-    """With the pinned template; the live one if somebody removed the ControllerRevision."""
+def rescaled(observed: Observed, owner: Owner, live: Child, toward: Steps) -> Iterator[Write]:
+    """A Deployment with another number of replicas and its pinned template; the live one if somebody removed the ControllerRevision."""
     kept = observed.find(CONTROLLER_REVISIONS, live.name)
     template: Manifest = kept.body["data"]["podTemplate"] if kept else live.body["spec"]["template"]
-    manifest = children.deployment(owner, live.name, template, toward.replicas[live.name], toward.notes(live.name))
-    return Apply(DEPLOYMENTS, manifest, live) if lost(manifest, live.body) is not None else None
+    manifest = children.deployment(owner, live.name, template, toward.replicas[live.name], toward.notes.get(live.name))
+    if lost(manifest, live.body) is not None:
+        yield Apply(DEPLOYMENTS, manifest, live)
 
 
 def _empty(observed: Observed, deployment: Child) -> bool:

@@ -1,10 +1,9 @@
 """Which replicas are unhealthy, in which order replicas are removed, and whether an unhealthy one gets a successor. Pure; called by `plan`.
 
-A successor is one replica more of its Deployment, at most one for each service. The Deployment says in an annotation that it has one more.
-The successor is its newest replica. When it is Ready and answers, the target falls back, and the drain takes the unhealthy replica. A
-successor that is unhealthy itself stays, and no other one is started: a person must look. Nothing is removed before a successor serves.
-Nothing at all is removed while more than half of the replicas do not answer: a wrong expected answer, a false alarm or a gateway without
-network is then likelier than so many broken devices.
+A successor is one replica more of its Deployment, which says so in an annotation: the newest, and at most one for each service. When it is
+Ready and answers, the target falls back, and the drain takes the unhealthy replica. An unhealthy successor stays, and no other one is
+started: a person must look. Nothing is removed while more than half of the replicas do not answer: a wrong expected answer, a false alarm
+or a gateway without network is then likelier than so many broken devices.
 """
 
 from __future__ import annotations

@@ -89,7 +89,8 @@ def _succeeding(observed: Observed, draft: Plan, health: Health) -> Plan:
     if succeeded == targets and not any(child.extra for child in running(observed)):
         return replace(draft, health=health)
     toward = steps(observed, targets, succeeded, health.order)
-    writes = (*draft.writes, *toward.annotate, *rescaled(observed, owner_of(observed), toward))
+    numbers = (write for child in running(observed) for write in rescaled(observed, owner_of(observed), child, toward))
+    writes = (*draft.writes, *toward.annotate, *numbers)
     return replace(draft, orders=toward.orders, leaving=toward.leaving, writes=writes, health=health)
 
 

@@ -42,8 +42,7 @@ class Stage(NamedTuple):
 
 def clean(text: str) -> str:
     """A foreign text as one printable line."""
-    printable = "".join(char if char.isprintable() else " " for char in text)
-    return " ".join(printable.split())[:_MAX_MESSAGE]
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())[:_MAX_MESSAGE]
 
 
 def stage(pod: Pod) -> Stage:
@@ -101,24 +100,20 @@ def broken(observed: Observed, pod: Pod) -> str:
     if pod.fetching.permanent:
         return f"{pod.name} cannot fetch the model: {pod.fetching.exit_message or 'no reason given'}"
     if pod.waiting in _NO_IMAGE:
-        return _waiting(pod)
+        return f"{pod.name}: {pod.waiting_message or pod.waiting}"
     return next((lack.why for lack in missing(observed, pod) if lack.until <= observed.now), "")
 
 
 def missing(observed: Observed, pod: Pod) -> Iterator[Missing]:
     """What a replica lacks. An image that is being pulled is not missing, nor is a node that an autoscaler may add."""
     if pod.waiting in _NOT_MADE:
-        yield Missing(pod.created + NOT_MADE_S, _waiting(pod))
+        yield Missing(pod.created + NOT_MADE_S, f"{pod.name}: {pod.waiting_message or pod.waiting}")
     if pod.unschedulable and not pod.assigned and not pod.short:
         since = observed.unschedulable.get(pod.uid, pod.unscheduled_since or pod.created)
         yield Missing(since + NOT_MADE_S, f"{pod.name} has no node: {pod.unscheduled}")
     if pod.unmounted_since is not None and pod.assigned:
         why = f"{pod.name}: its volumes are not mounted or it has no network; its Events say what is missing"
         yield Missing(pod.unmounted_since + NOT_MADE_S, why)
-
-
-def _waiting(pod: Pod) -> str:
-    return f"{pod.name}: {pod.waiting_message or pod.waiting}"
 
 
 # Whether it is unhealthy

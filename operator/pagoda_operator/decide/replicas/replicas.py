@@ -132,12 +132,8 @@ class Steps:
     annotate: tuple[Annotate, ...]
     orders: tuple[Order, ...]
     leaving: tuple[str, ...]
-    # Deployments of which one replica is the successor of an unhealthy one (health.py).
-    with_successor: frozenset[str]
-
-    def notes(self, name: str) -> dict[str, str]:
-        """A Deployment's annotation that goes with its number of replicas; an empty text if it has none."""
-        return {ANNOTATION_WITH_SUCCESSOR: str(self.replicas[name]) if name in self.with_successor else ""}
+    # By Deployment of which one replica is the successor of an unhealthy one (health.py): the annotation that goes with its number.
+    notes: Mapping[str, Mapping[str, str]]
 
 
 def steps(observed: Observed, targets: Mapping[str, int], succeeded: Mapping[str, int], order: Mapping[str, Removal]) -> Steps:
@@ -152,7 +148,7 @@ def steps(observed: Observed, targets: Mapping[str, int], succeeded: Mapping[str
         annotate=(*(write for one in drains.values() for write in one.annotate), *_stale(live, replicas, extra)),
         orders=tuple(order for one in drains.values() for order in one.orders),
         leaving=tuple(name for one in drains.values() for name in one.leaving),
-        with_successor=extra,
+        notes={name: {ANNOTATION_WITH_SUCCESSOR: str(replicas[name])} for name in extra},
     )
 
 

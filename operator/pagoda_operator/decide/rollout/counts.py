@@ -1,6 +1,5 @@
-"""What a rollout is decided from and what it decides, how many replicas each revision should have now, and whether the last old one waits
-for a trial. Pure; the values are made by `plan`, the rest is called by `rollout`.
-"""
+"""What a rollout is decided from and what it decides, how many replicas each revision should have now, and whether there is to be a trial.
+Pure; `plan` makes the values, `rollout` calls the rest."""
 
 from __future__ import annotations
 
@@ -34,7 +33,6 @@ class RolloutState:
     now: float = 0.0
     # Seconds since the record's `since`, if they were counted.
     elapsed: float | None = None
-    # What a trial of the new revision has shown.
     trial: Trial = field(default=Trial())
     # It is unknown whether the new revision may have anything, so no replica of an old one makes room for it.
     frozen: bool = False

@@ -1,12 +1,12 @@
 """From one revision to the next: how many replicas each should have, what share of requests the new one gets, and when it is rolled back.
 
-An old replica goes only for a new one that answers: that kubelet calls it Ready is not enough if gateways say otherwise. A replica that is
-Ready is not removed because gateways are uncertain about it, of either revision.
+An old replica goes only for a new one that answers, which Ready alone does not prove. A replica that is Ready, of either revision, is not
+removed because gateways are uncertain about it.
 
 Pure; called by `plan`. A decision is first written into the status and acted on by the next run, which reads it there: an operator that
-dies in between has decided nothing, one that dies later goes on. Surge makes new replicas beside the old ones, Replace first takes an old
-one away. Replace takes the last one that serves after a trial has shown that the new revision's image and model exist (trial.py). Auto
-begins with a surge and becomes Replace, for good, if there is no room.
+dies in between has decided nothing, one that dies later goes on. Surge makes new replicas beside the old ones, Replace first removes an old
+one; the last that serves only after a trial has shown that the new image and model exist (trial.py). Auto begins with a surge and becomes
+Replace, for good, if there is no room.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 from pagoda_contracts.conditions.health import DEVICE_FAULT, REPLACEMENT_HELD, WELL
 from pagoda_contracts.conditions.service import NOT_STALLED, SETTLED
-from pagoda_contracts.conditions.types import DEGRADED, READY, RECONCILING, STALLED, ConditionType, Reason
+from pagoda_contracts.conditions.types import DEGRADED, READY, RECONCILING, STALLED, ConditionType
 from pagoda_contracts.resources.meta import Condition
 from pagoda_contracts.resources.service import InferenceServiceStatus, RevisionStatus
 from pagoda_contracts.resources.status import ScalingDecision, ScalingStatus
@@ -39,7 +39,6 @@ _MAX_REVISIONS: Final = 16
 _MAX_OUTDATED: Final = 512
 _MAX_NAMED: Final = 5
 _MAX_MESSAGE: Final = 1000
-_PARTS: Final = ("podTemplate", "daemonConfig", CLAIM)
 
 _Last = Mapping[str, Condition]
 _State = Literal["True", "False", "Unknown"]
@@ -48,14 +47,13 @@ _State = Literal["True", "False", "Unknown"]
 def status(observed: Observed, plan: Plan, url: str | None, now: str) -> dict[str, Any]:
     """The whole status on the wire; `now` stamps the conditions whose status flips."""
     pods = [pod for pod in observed.pods if pod.counts]
-    owner = owner_of(observed)
     wanted = InferenceServiceStatus(
         observed_generation=observed.meta.generation,
         conditions=_conditions(observed, verdict(observed, plan), plan.health, now),
         replicas=len(pods),
         ready_replicas=sum(pod.serves for pod in pods),
         served_names=_served_names(observed),
-        selector=",".join(f"{name}={value}" for name, value in owner.selector.items()),
+        selector=",".join(f"{name}={value}" for name, value in owner_of(observed).selector.items()),
         url=url,
         ready_expected_at=expected(pods, observed.wanted, observed.starts),
         scaling=_scaling(observed, now),
@@ -208,7 +206,7 @@ def outdated(observed: Observed, plan: Plan) -> str | None:
 
 
 def _differences(kept: Manifest, fresh: Manifest) -> Iterator[str]:
-    for part in _PARTS:
+    for part in ("podTemplate", "daemonConfig", CLAIM):
         before, now = kept.get(part, {}), fresh.get(part, {})
         if before == now:  # nearly always: path by path it was a tenth of all CPU that changes cost
             continue

@@ -21,13 +21,7 @@ from pagoda_operator.decide.replicas.replica import clean, stage
 
 _NOT_YET: Final = ("engine.kvCache.memoryFraction", "engine.kvCache.dtype", "engine.kvCache.cpuOffload")
 # Blocks, and the values of each that ask for what is done anyway; a block that is present asks for its defaults too.
-_BLOCKS: Final[Mapping[str, tuple[Any, ...]]] = {
-    "adapters": (None,),
-    "routing": (None, RoutingSpec(policy="LeastLoad")),
-}
-# They mean something only if the sidecar fetches; a claim's files need no credential, and only some sources have revisions.
-_OF_A_FETCH: Final = ("model.credential", "credentials")
-_REVISION: Final = "model.revision"
+_BLOCKS: Final[Mapping[str, tuple[Any, ...]]] = {"adapters": (None,), "routing": (None, RoutingSpec(policy="LeastLoad"))}
 # Fields of `scaling` that a mode does not use: in Manual a person decides, in External another autoscaler does.
 _IDLE: Final[Mapping[str, tuple[str, ...]]] = {
     "Manual": ("min", "max", "targets", "idleAfter", "behavior", "schedules", "predictive"),
@@ -105,10 +99,9 @@ def _arrived(plan: Plan, ready: int, wanted: int) -> Verdict:
     message = f"{ready} of {wanted} replicas ready" if wanted else "scaled to zero"
     if plan.rollout is not None and plan.rollout.waits:
         return Verdict("serving", reasons.ROLLING_OUT, f"{message}; {plan.rollout.waits}")
-    if plan.retiring:
-        return Verdict("serving", reasons.ROLLING_OUT, f"{message}; draining {', '.join(plan.retiring)}")
-    if plan.leaving:
-        return Verdict("serving", reasons.DRAINING, f"{message}; draining {', '.join(plan.leaving)}")
+    if going := plan.retiring or plan.leaving:
+        reason = reasons.ROLLING_OUT if plan.retiring else reasons.DRAINING
+        return Verdict("serving", reason, f"{message}; draining {', '.join(going)}")
     return Verdict("settled", reasons.AVAILABLE if wanted else reasons.SCALED_TO_ZERO, message)
 
 
@@ -166,7 +159,9 @@ def ignored_fields(spec: InferenceServiceSpec) -> tuple[str, ...]:
     words = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     blocks = (name for name, done in _BLOCKS.items() if getattr(spec, name) not in done)
     ranks = ("accelerators.gpu.count",) if any(entry.gpu and entry.gpu.count > 1 for entry in spec.accelerators) else ()
-    idle = (*_NOT_YET, *(() if fetched(spec) else _OF_A_FETCH), *(() if has_revisions(spec.model) else (_REVISION,)))
+    # A claim's files need no credential, and only some sources have revisions.
+    fetch = () if fetched(spec) else ("model.credential", "credentials")
+    idle = (*_NOT_YET, *fetch, *(() if has_revisions(spec.model) else ("model.revision",)))
     return (*(field for field in idle if _at(words, field)), *blocks, *ranks)
 
 

@@ -9,12 +9,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, ANNOTATION_DRAIN_DEADLINE, ANNOTATION_WITH_SUCCESSOR
+from pagoda_operator.api.grant import Grant
 from pagoda_operator.api.orders import Answer, Stand
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.signals import MISSING_S, EndpointSignal, Seen
 from pagoda_operator.api.state import DEPLOYMENTS, PODS
 from pagoda_operator.decide.health import Case, step
 from pagoda_operator.decide.placement.question import ask
+from pagoda_operator.decide.plan import _rollout_state
 from pagoda_operator.decide.replicas.replicas import current_state
 from support.kube.fake_api import Crash, is_ready, running
 from support.suite.profiles import examples
@@ -302,6 +304,12 @@ def test_a_moment_without_gateways_does_not_make_a_successor_count(cold):
     world.silent_s = MISSING_S
     world.turns(4)
     assert world.pods == [new], "there may be no gateway at all"
+
+
+def test_the_place_of_a_successor_counts_once_for_the_quota():
+    world, _, _ = succeeding()
+    observed = replace(world.observed(), quota=Grant(2, 2, ""))
+    assert _rollout_state(observed, observed.spec, world.plan().current, None).room == 0
 
 
 def test_no_successor_is_started_while_others_load():
