@@ -1,4 +1,4 @@
-"""A pod's devices: what its container asks for, which nodes have them, and its resource claims. Pure; called by `pod` and `pinning`.
+"""A pod's devices: what its container asks for, which nodes have them, and its resource claims. Pure; called by `pod` and `children`.
 
 Laid on last, and only added: what a profile or a service says of nodes holds beside it.
 """

@@ -650,7 +650,9 @@ class Ward(RuleBasedStateMachine):
             self.world.ready(pod["metadata"]["name"])
         self.world.settle()
         before = list(self.world.pods)
-        if len(before) == self.wanted > 1 and not draining(self.world) and not any(map(self.faulty, self.world.api.of(PODS))):
+        pods = self.world.api.of(PODS)
+        whole = all(is_ready(pod) and not self.faulty(pod) for pod in pods)
+        if len(before) == self.wanted > 1 and whole and not draining(self.world):
             self.world.said = dict.fromkeys(before, STUCK)
             self.world.settle()
             assert self.world.pods == before
