@@ -132,7 +132,7 @@ class Reconciler:
         says for the first time that something is wrong: a profile that was not shown yet is not missing."""
         if observed.raw_status and any(isinstance(write, Create | Delete) for write in draft.writes):
             return True
-        wrong = draft.problem is not None or draft.held is not None
+        wrong = draft.problem is not None or draft.undecided is not None
         return wrong and self._status(observed, draft) != observed.raw_status
 
     async def _verify(self, key: Key, kinds: Iterable[Resource]) -> None:

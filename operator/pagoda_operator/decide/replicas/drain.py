@@ -1,8 +1,8 @@
-"""Brings one Deployment to fewer replicas without losing a request, or turns that back. Pure: time is a parameter; called by `plan`.
+"""Brings one Deployment to fewer replicas without losing a request, or cancels that. Pure: time is a parameter; called by `replicas`.
 
-The steps of a replica's way out, each begun only where the one before is seen, so that an operator killed anywhere goes on from there:
-annotate (gateways stop routing) → tell its daemon to drain → nothing in flight, or the deadline → the lowest deletion cost → replicas - 1.
-There is one deadline, written with the first step. The annotation is the truth: who has none serves.
+A replica leaves in steps. Each begins only after the one before is seen, so that an operator that is killed anywhere goes on from there:
+annotate (gateways stop routing) → order its daemon to drain → nothing in flight, or the deadline → the lowest deletion cost → replicas - 1.
+There is one deadline, written with the first step. The annotation is the truth: a replica without it serves.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from pagoda_operator.api.pods import Answer, DaemonState, Order, Pod
 from pagoda_operator.decide.render.writes import Annotate
 
 _PHASES: Final = {"Pending": 0, "Unknown": 1, "Running": 2}
-# Above every load that a replica can have: one that nobody heard of is not the idlest.
-_UNHEARD: Final = 1 << 32
+_SERVING: Final = (True, 2, True)
+# Above every load that a replica can have: one without a report is not the idlest.
+_UNREPORTED: Final = 1 << 32
 
 
-class Turn(IntEnum):
-    """Whose turn it is among those that are as ready: who answers nobody goes first, then who answers on a device called faulty; the last
-    that answers goes last. In their place one that is on its way out is turned back, unless it is as sick; not in the place of one of whom
-    something bad is said for a moment, or nothing yet."""
+class Removal(IntEnum):
+    """The order in which equally ready replicas are removed: FIRST does not answer, FAULTY answers on a faulty device, and LAST is the last
+    one that answers. A drain is cancelled in favour of one before DRAINING, not after it: an UNVERIFIED one may answer in a moment."""
 
     FIRST = 0
     FAULTY = 1
-    LEAVING = 2
-    DOUBTED = 3
+    DRAINING = 2
+    UNVERIFIED = 3
     ANY = 4
     LAST = 5
 
 
 @dataclass(frozen=True)
-class Crew:
-    """One Deployment's replicas, and how many there should be. `replicas` is what its spec says now; `timeout_s` how long a drain may
-    take; `in_flight` what gateways heard, by pod name; `turns` who goes before others that are as ready."""
+class DrainState:
+    """One Deployment's pods, how many replicas its spec has, and how many there should be. `timeout_s`: how long a drain may take;
+    `answers`: each daemon's answer to the last order, by uid; `in_flight`: requests that gateways report, and the `order`, by name."""
 
     pods: tuple[Pod, ...]
     replicas: int
@@ -47,21 +47,12 @@ class Crew:
     now: float
     answers: Mapping[str, Answer] = field(default_factory=dict)
     in_flight: Mapping[str, int] = field(default_factory=dict)
-    turns: Mapping[str, Turn] = field(default_factory=dict)
-
-    def answer(self, pod: Pod) -> Answer | None:
-        """The pod's own to the last order."""
-        return self.answers.get(pod.uid)
-
-    @property
-    def active(self) -> list[Pod]:
-        """Those that stay, as far as the cluster goes."""
-        return [pod for pod in self.pods if pod.counts]
+    order: Mapping[str, Removal] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Drain:
-    """What to do now: annotations to write, orders to give, replicas to ask for; who is on the way out, and when to look again."""
+    """What to do now: the replicas to ask for, annotations to write, orders to give; and the names of the pods that leave."""
 
     replicas: int
     annotate: tuple[Annotate, ...] = ()
@@ -69,143 +60,110 @@ class Drain:
     leaving: tuple[str, ...] = ()
 
 
-def drain(crew: Crew) -> Drain:
-    """The next steps; with nothing to do, none."""
-    active = sorted(crew.active, key=lambda pod: (pod.created, pod.name), reverse=True)
-    ranked = sorted(active, key=lambda pod: _preference(crew, pod))
-    surplus = max(0, len(active) - crew.target)
+def drain(state: DrainState) -> Drain:
+    """The next steps; none if there is nothing to do."""
+    active = sorted((pod for pod in state.pods if pod.counts), key=lambda pod: (pod.created, pod.name), reverse=True)
+    ranked = sorted(active, key=lambda pod: _preference(state, pod))
+    surplus = max(0, len(active) - state.target)
     victims, staying = ranked[:surplus], ranked[surplus:]
-    released = [pod for pod in victims if _released(crew, pod)]
+    released = [pod for pod in victims if _released(state, pod)]
     sure = _surely_first(active, released)
+    first = {ANNOTATION_DRAIN_DEADLINE: str(int((state.now + state.timeout_s) * 1000))}
+    marked = (Annotate(pod, first) for pod in victims if pod.drain_deadline_ms is None and _readiness(pod) == _SERVING)
+    last = {ANNOTATION_DELETION_COST: str(LOWEST_DELETION_COST)}
+    priced = (Annotate(pod, last) for pod in released if pod not in sure and not _cheapest(pod))
+    recalled = (pod for pod in staying if pod.drain_deadline_ms is not None and not _serves_again(state, pod))
     return Drain(
-        replicas=_replicas(crew, active, staying, len(sure)),
-        annotate=(*_turned_back(crew, staying), *_marked(crew, victims), *_priced(released, sure)),
-        orders=(*_recalled(crew, staying), *_told(crew, victims, released)),
+        replicas=_replicas(state, active, staying, len(sure)),
+        annotate=(*_cancelled(state, staying), *marked, *priced),
+        orders=(*(Order(pod.name, pod.uid, pod.address, None) for pod in recalled), *_drains(state, victims, released)),
         leaving=tuple(sorted(pod.name for pod in victims)),
     )
 
 
-def _preference(crew: Crew, pod: Pod) -> tuple[int, int, int]:
-    """Who goes first: whom the ReplicaSet would take anyway, then whose turn it is, who is on the way, who does the least, the newest."""
+def _preference(state: DrainState, pod: Pod) -> tuple[tuple[bool, int, bool], int, int]:
+    """The pod that the ReplicaSet would remove anyway goes first; then by the order of removal, by load, and the newest."""
+    order = state.order.get(pod.name, Removal.ANY)
     if pod.drain_deadline_ms is not None:
-        return _SERVING, min(Turn.LEAVING, crew.turns.get(pod.name, Turn.ANY)), -1
-    return removal_class(pod), crew.turns.get(pod.name, Turn.ANY), crew.in_flight.get(pod.name, _UNHEARD)
+        return _SERVING, min(Removal.DRAINING, order), -1
+    return _readiness(pod), order, state.in_flight.get(pod.name, _UNREPORTED)
 
 
-_SERVING: Final = 3
+def _readiness(pod: Pod) -> tuple[bool, int, bool]:
+    """The ReplicaSet's own order before deletion cost counts: unassigned, Pending, not Ready."""
+    return pod.assigned, _PHASES.get(pod.phase, 1), pod.ready
 
 
-def removal_class(pod: Pod) -> int:
-    """The ReplicaSet's own order before deletion cost counts: unassigned, Pending, NotReady."""
-    if not pod.assigned:
-        return 0
-    if pod.phase != "Running":
-        return 1
-    return _SERVING if pod.ready else 2
-
-
-def _released(crew: Crew, pod: Pod) -> bool:
-    """Whether it may be removed: it never served, or its drain is over, or it can only be drained by its own deletion (SIGTERM)."""
+def _released(state: DrainState, pod: Pod) -> bool:
+    """Whether it may be removed: it never served, or its drain is over, or only its deletion can drain it (SIGTERM)."""
     if pod.drain_deadline_ms is None:
-        return removal_class(pod) < _SERVING
-    answer = crew.answer(pod)
-    if crew.now * 1000 >= pod.drain_deadline_ms or not pod.address:
+        return _readiness(pod) < _SERVING
+    if state.now * 1000 >= pod.drain_deadline_ms or not pod.address:
         return True
+    answer = state.answers.get(pod.uid)
     if answer is None:
         return False
     if answer.state is DaemonState.SILENT:
-        return not pod.ready or crew.in_flight.get(pod.name) == 0
+        return not pod.ready or state.in_flight.get(pod.name) == 0
     return answer.drained or answer.state is DaemonState.REFUSED
 
 
 def _rank(pod: Pod, *, soon: bool = False) -> tuple[bool, int, bool, int]:
-    """The ReplicaSet's comparison, as far as it does not depend on its own memory; `soon`: as when a drain has made it unready."""
-    ready = pod.ready and not (soon and pod.drain_deadline_ms is not None)
-    return pod.assigned, _PHASES.get(pod.phase, 1), ready, pod.deletion_cost
+    """The ReplicaSet's comparison, as far as it does not depend on its own memory; `soon`: after a drain has made the pod unready."""
+    assigned, phase, ready = _readiness(pod)
+    return assigned, phase, ready and not (soon and pod.drain_deadline_ms is not None), pod.deletion_cost
 
 
 def _surely_first(active: list[Pod], released: list[Pod]) -> list[Pod]:
-    """Those of the released that the ReplicaSet takes before anybody else. Their cost is part of it though they are mostly unready and
-    would go first anyway: it decides where readiness changes before the ReplicaSet looks."""
-    chosen = {pod.name for pod in released}
-    first_other = min((_rank(pod, soon=True) for pod in active if pod.name not in chosen), default=None)
-    if first_other is None:
-        return released
-    return [pod for pod in released if cheapest(pod) and _rank(pod) < first_other]
+    """The released pods that the ReplicaSet removes before any other. Most are unready and would go first anyway; the cost decides if
+    readiness changes before the ReplicaSet acts."""
+    others = [_rank(pod, soon=True) for pod in active if pod not in released]
+    return [pod for pod in released if not others or (_cheapest(pod) and _rank(pod) < min(others))]
 
 
-def cheapest(pod: Pod) -> bool:
-    """Whether we have priced it so that it goes first."""
+def _cheapest(pod: Pod) -> bool:
+    """Whether it has the cost that we write."""
     return pod.deletion_cost == LOWEST_DELETION_COST
 
 
-def _replicas(crew: Crew, active: list[Pod], staying: list[Pod], sure: int) -> int:
-    """What to ask for: down by those who may go, up only once nobody is left to be turned back."""
-    if crew.replicas > crew.target:
-        return min(crew.replicas, max(crew.target, len(active) - sure))
-    if crew.replicas < min(crew.target, len(active)):
-        return min(crew.target, len(active))  # the ReplicaSet is still to remove one that is wanted again
-    return crew.replicas if any(_returning(crew, pod) for pod in staying) else crew.target
+def _replicas(state: DrainState, active: list[Pod], staying: list[Pod], sure: int) -> int:
+    """What to ask for: fewer by the pods that may go, and more only after every drain that can be cancelled is."""
+    if state.replicas > state.target:
+        return min(state.replicas, max(state.target, len(active) - sure))
+    if state.replicas < min(state.target, len(active)):
+        return min(state.target, len(active))  # the ReplicaSet has not removed one yet that is wanted again
+    return state.replicas if any(_returning(state, pod) for pod in staying) else state.target
 
 
-def _returning(crew: Crew, pod: Pod) -> bool:
-    """Whether it is about to serve again; one that cannot be reached is not waited for."""
-    answer = crew.answer(pod)
+def _returning(state: DrainState, pod: Pod) -> bool:
+    """Whether it will serve again soon; one that cannot be reached is not waited for."""
+    answer = state.answers.get(pod.uid)
     return pod.drain_deadline_ms is not None and not (
         answer and answer.state in (DaemonState.SILENT, DaemonState.ENDING, DaemonState.REFUSED)
     )
 
 
-def _turned_back(crew: Crew, staying: list[Pod]) -> Iterator[Annotate]:
-    """After the daemon serves again; a cost of ours goes from everybody who stays."""
+def _cancelled(state: DrainState, staying: list[Pod]) -> Iterator[Annotate]:
+    """Takes our annotations off the pods that stay, but a deadline only after the daemon serves again."""
     for pod in staying:
-        removed = dict.fromkeys(_ours(pod))
-        if pod.drain_deadline_ms is not None and not _serves_again(crew, pod):
-            continue
-        if removed:
-            yield Annotate(pod, removed)
+        draining = pod.drain_deadline_ms is not None
+        ours = [ANNOTATION_DRAIN_DEADLINE] * draining + [ANNOTATION_DELETION_COST] * _cheapest(pod)
+        if ours and (not draining or _serves_again(state, pod)):
+            yield Annotate(pod, dict.fromkeys(ours))
 
 
-def _serves_again(crew: Crew, pod: Pod) -> bool:
-    """Whether its daemon takes requests, or never heard of the drain; one that drains is not ready."""
-    answer = crew.answer(pod)
+def _serves_again(state: DrainState, pod: Pod) -> bool:
+    """Whether its daemon takes requests, or never received the order to drain; one that drains is not ready."""
+    answer = state.answers.get(pod.uid)
     if not pod.address or answer is None:
         return not pod.address
     return answer.state is DaemonState.SERVING or (answer.state is DaemonState.REFUSED and pod.ready)
 
 
-def _ours(pod: Pod) -> Iterator[str]:
-    if pod.drain_deadline_ms is not None:
-        yield ANNOTATION_DRAIN_DEADLINE
-    if cheapest(pod):
-        yield ANNOTATION_DELETION_COST
-
-
-def _marked(crew: Crew, victims: list[Pod]) -> Iterator[Annotate]:
-    """The first step, with the one deadline."""
-    deadline = str(int((crew.now + crew.timeout_s) * 1000))
-    for pod in victims:
-        if pod.drain_deadline_ms is None and removal_class(pod) == _SERVING:
-            yield Annotate(pod, {ANNOTATION_DRAIN_DEADLINE: deadline})
-
-
-def _priced(released: list[Pod], sure: list[Pod]) -> Iterator[Annotate]:
-    """The last step before the ReplicaSet's."""
-    for pod in released:
-        if pod not in sure and not cheapest(pod):
-            yield Annotate(pod, {ANNOTATION_DELETION_COST: str(LOWEST_DELETION_COST)})
-
-
-def _told(crew: Crew, victims: list[Pod], released: list[Pod]) -> Iterator[Order]:
-    """Again each time: orders may be repeated, and the answer says how many requests are left. The daemon's clock is another one, so it is
-    told how long, never longer than a drain may take: a predecessor with a clock far ahead wrote the annotation."""
+def _drains(state: DrainState, victims: list[Pod], released: list[Pod]) -> Iterator[Order]:
+    """Repeated in each run: the answer says how many requests are left. An order gives the time that is left, since the daemon has another
+    clock; never more than a drain may take, since a leader with a fast clock may have written the annotation."""
     for pod in victims:
         if pod.drain_deadline_ms is not None and pod not in released:
-            left_ms = min(pod.drain_deadline_ms - crew.now * 1000, crew.timeout_s * 1000)
+            left_ms = min(pod.drain_deadline_ms - state.now * 1000, state.timeout_s * 1000)
             yield Order(pod.name, pod.uid, pod.address, pod.drain_deadline_ms, max(1, int(left_ms)))
-
-
-def _recalled(crew: Crew, staying: list[Pod]) -> Iterator[Order]:
-    for pod in staying:
-        if pod.drain_deadline_ms is not None and not _serves_again(crew, pod):
-            yield Order(pod.name, pod.uid, pod.address, None)

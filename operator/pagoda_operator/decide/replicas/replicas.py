@@ -1,9 +1,11 @@
-"""From how many replicas each Deployment should have to what each is asked for now, by way of drains. Pure; called by `plan`."""
+"""The replicas of each revision: what state they are in, and what each Deployment is asked for on its way to its target. Pure; called by
+`plan`, and read by `rollout`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from pagoda_contracts.launch import DaemonConfig
 from pagoda_contracts.names import ANNOTATION_WITH_SUCCESSOR, LABEL_ACCELERATOR, LABEL_REVISION
@@ -12,33 +14,132 @@ from pagoda_contracts.units import parse_duration
 from pagoda_operator.api.pods import Order, Pod
 from pagoda_operator.api.signals import Seen
 from pagoda_operator.api.state import CONTROLLER_REVISIONS, DEPLOYMENTS, Child, Observed
+from pagoda_operator.decide.render.children import Revision
 from pagoda_operator.decide.render.writes import Annotate
-from pagoda_operator.decide.replicas.drain import Crew, Turn, drain
+from pagoda_operator.decide.replicas.drain import DrainState, Removal, drain
+from pagoda_operator.decide.replicas.replica import NOT_MADE_S, Missing, broken, missing, unverified
+from pagoda_operator.inventory.values import unix
 
+# The scheduler tries again whenever something leaves a node. After this time an autoscaler may have added one, and waiting helps no more.
+_STUCK_S: Final = 60.0
+# No event comes when a process has no gateway to listen to.
+_UNVERIFIED_S: Final = 5.0
 _DEFAULT_TIMEOUT: str = DaemonConfig.model_fields["drain_timeout"].default
 
 
 @dataclass(frozen=True)
+class RevisionState:
+    """The replicas of one revision. `up` ones are Ready and stay. Of those, `ready` ones also answer; `unverified` says why one may not.
+    `broken` ones cannot start, for the reason `why`. `placed` ones have a node; `short` ones have none for lack of capacity, and are
+    `stuck` after a minute. `proven`: it served once. `again`: seconds until something may differ although no event comes."""
+
+    name: str
+    hash: str
+    replicas: int = 0
+    pods: int = 0
+    up: int = 0
+    ready: int = 0
+    unverified: str = ""
+    placed: int = 0
+    broken: int = 0
+    short: int = 0
+    stuck: bool = False
+    why: str = ""
+    proven: bool = False
+    number: int = 0
+    again: float | None = None
+
+    @property
+    def total(self) -> int:
+        """Its replicas: what was asked for, or more if more still serve."""
+        return max(self.replicas, self.up)
+
+    @property
+    def occupied(self) -> int:
+        """The places it takes: a pod that is not Ready has one as well."""
+        return max(self.replicas, self.pods)
+
+
+def current_state(observed: Observed, current: Revision) -> RevisionState:
+    """The revision that the spec asks for, whether it has a Deployment or not."""
+    live = observed.find(DEPLOYMENTS, current.name)
+    return _state(observed, live) if live is not None else RevisionState(current.name, current.hash)
+
+
+def old_states(observed: Observed, current: Revision) -> tuple[RevisionState, ...]:
+    """All other revisions whose Deployments are not being deleted."""
+    return tuple(_state(observed, child) for child in observed.of(DEPLOYMENTS) if child.name != current.name and not child.deleting)
+
+
+def _state(observed: Observed, deployment: Child) -> RevisionState:
+    pods = [pod for pod in pods_of(observed, deployment) if pod.counts]
+    lacks = [lack for pod in pods if not pod.ready for lack in missing(observed, pod)]
+    failed = [why for pod in pods if (why := broken(observed, pod))]
+    refused = _refused(deployment)
+    late = _late(deployment) or next((lack.why for lack in refused if lack.until <= observed.now), "")
+    kept = observed.find(CONTROLLER_REVISIONS, deployment.name)
+    uncertain = {pod.name: unverified(observed, pod) for pod in pods if pod.serves}
+    timers = [left for lack in (*lacks, *refused) if (left := lack.until - observed.now) > 0] + [_UNVERIFIED_S] * any(uncertain.values())
+    short = [pod for pod in pods if pod.short][deployment.extra :]
+    asked = deployment.ordered if deployment.extra else len(pods)  # no rollout decides by a successor
+    return RevisionState(
+        name=deployment.name,
+        hash=str(deployment.body["spec"]["template"]["metadata"]["labels"].get(LABEL_REVISION, "")),
+        replicas=deployment.ordered,
+        pods=min(len(pods), asked),
+        up=min(len(uncertain), asked),
+        ready=min(sum(not why for why in uncertain.values()), asked),
+        unverified=next((f"{name} is Ready, and {why}" for name, why in uncertain.items() if why), ""),
+        placed=min(sum(pod.assigned for pod in pods), asked),
+        broken=max(len(failed), 1 if late else 0),
+        short=len(short),
+        stuck=any(observed.now - (pod.unscheduled_since or observed.now) >= _STUCK_S for pod in short),
+        why=failed[0] if failed else late,
+        proven=_proven(deployment),
+        number=int(kept.body["revision"]) if kept else 0,
+        again=min(timers, default=None),
+    )
+
+
+def _refused(deployment: Child) -> tuple[Missing, ...]:
+    """Pods that the API server refuses (a quota, PodSecurity, a webhook) show only in this condition."""
+    failure = deployment.condition("ReplicaFailure")
+    since = unix(failure.get("lastTransitionTime"))
+    if failure.get("status") != "True" or failure.get("reason") != "FailedCreate" or since is None or not deployment.replicas:
+        return ()
+    return (Missing(since + NOT_MADE_S, f"{deployment.name}: {failure.get('message', 'its pods are refused')}"),)
+
+
+def _late(deployment: Child) -> str:
+    """The Deployment controller's own patience: a day without a replica that is made or becomes Ready."""
+    condition = deployment.condition("Progressing")
+    late = condition.get("reason") == "ProgressDeadlineExceeded" and deployment.replicas > 0
+    return f"{deployment.name}: {condition.get('message', 'no progress')}" if late else ""
+
+
+def _proven(deployment: Child) -> bool:
+    """Available now, or complete once: a node's hiccup must not count as a bad revision."""
+    available = deployment.body.get("status", {}).get("availableReplicas", 0) > 0
+    return bool(available or deployment.condition("Progressing").get("reason") == "NewReplicaSetAvailable")
+
+
+@dataclass(frozen=True)
 class Steps:
-    """The next steps of all Deployments: replicas to ask for by name, annotations, orders, and who is on the way out."""
+    """The next steps of all Deployments: replicas to ask for by name, annotations, orders, and the names of the pods that drain."""
 
     replicas: Mapping[str, int]
     annotate: tuple[Annotate, ...]
     orders: tuple[Order, ...]
     leaving: tuple[str, ...]
-    # Deployments of which one replica is the successor of an unhealthy one (successor.py).
-    with_successor: frozenset[str]
-
-    def notes(self, name: str) -> dict[str, str]:
-        """A Deployment's annotation that goes with its number of replicas; an empty text if it has none."""
-        return {ANNOTATION_WITH_SUCCESSOR: str(self.replicas[name]) if name in self.with_successor else ""}
+    # By Deployment of which one replica is the successor of an unhealthy one (health.py): the annotation that goes with its number.
+    notes: Mapping[str, Mapping[str, str]]
 
 
-def steps(observed: Observed, targets: Mapping[str, int], succeeded: Mapping[str, int], turns: Mapping[str, Turn]) -> Steps:
+def steps(observed: Observed, targets: Mapping[str, int], succeeded: Mapping[str, int], order: Mapping[str, Removal]) -> Steps:
     """What each live Deployment is asked for on its way to its target; one that does not exist yet is made with its target. `succeeded`:
-    the targets with a successor of an unhealthy replica; `turns`: who goes first, who last."""
+    the targets with a successor of an unhealthy replica; `order`: in which order pods are removed, by name."""
     live = [child for child in observed.of(DEPLOYMENTS) if child.name in targets]
-    drains = {child.name: drain(_crew(observed, child, succeeded[child.name], turns)) for child in live}
+    drains = {child.name: drain(_drain_state(observed, child, succeeded[child.name], order)) for child in live}
     replicas = {**succeeded, **{name: one.replicas for name, one in drains.items()}}
     extra = frozenset(child.name for child in live if _has_extra(child, targets[child.name], succeeded[child.name], replicas[child.name]))
     return Steps(
@@ -46,17 +147,17 @@ def steps(observed: Observed, targets: Mapping[str, int], succeeded: Mapping[str
         annotate=(*(write for one in drains.values() for write in one.annotate), *_stale(live, replicas, extra)),
         orders=tuple(order for one in drains.values() for order in one.orders),
         leaving=tuple(name for one in drains.values() for name in one.leaving),
-        with_successor=extra,
+        notes={name: {ANNOTATION_WITH_SUCCESSOR: str(replicas[name])} for name in extra},
     )
 
 
 def _has_extra(live: Child, target: int, succeeded: int, now: int) -> bool:
-    """Whether the number that is asked for now has a successor in it: until the drain of the unhealthy replica, or of it, is over."""
+    """Whether a successor is part of the number that is asked for now: until the unhealthy replica, or the successor, has drained."""
     return now > target and (succeeded > target or (live.extra > 0 and now == live.replicas))
 
 
 def _stale(live: list[Child], replicas: Mapping[str, int], extra: frozenset[str]) -> Iterator[Annotate]:
-    """The annotation goes in the write that changes the number of replicas, or here if nothing else is written of the Deployment."""
+    """The annotation goes in the write that changes the number of replicas, or here if the Deployment has no other write."""
     for child in live:
         written = ANNOTATION_WITH_SUCCESSOR in child.meta.get("annotations", {})
         if written and child.name not in extra and replicas[child.name] == child.replicas:
@@ -64,33 +165,24 @@ def _stale(live: list[Child], replicas: Mapping[str, int], extra: frozenset[str]
 
 
 def pods_of(observed: Observed, deployment: Child) -> tuple[Pod, ...]:
-    """Its pods, those on their way out too."""
+    """A Deployment's pods, with those that are being deleted."""
     labels: Mapping[str, str] = deployment.body["spec"]["template"]["metadata"]["labels"]
     mine = (labels.get(LABEL_REVISION), labels.get(LABEL_ACCELERATOR))
     return tuple(pod for pod in observed.pods if (pod.revision, pod.accelerator) == mine)
 
 
-def _crew(observed: Observed, deployment: Child, target: int, turns: Mapping[str, Turn]) -> Crew:
-    return Crew(
+def _drain_state(observed: Observed, deployment: Child, target: int, order: Mapping[str, Removal]) -> DrainState:
+    endpoints = observed.signals.endpoints if observed.signals is not None else {}
+    kept = observed.find(CONTROLLER_REVISIONS, deployment.name)
+    config = kept.body["data"]["daemonConfig"] if kept else {}
+    return DrainState(
         pods=pods_of(observed, deployment),
         replicas=deployment.replicas,
         target=target,
-        timeout_s=_timeout(observed, deployment),
+        # What the pods' daemons and their grace period were rendered with.
+        timeout_s=parse_duration(config.get("drainTimeout", _DEFAULT_TIMEOUT)),
         now=observed.now,
         answers=observed.answers,
-        in_flight=_in_flight(observed),
-        turns=turns,
+        in_flight={name: signal.in_flight for name, signal in endpoints.items() if signal.verdict is Seen.FRESH},
+        order=order,
     )
-
-
-def _in_flight(observed: Observed) -> dict[str, int]:
-    """By pod name, of those that a gateway hears now."""
-    endpoints = observed.signals.endpoints if observed.signals is not None else {}
-    return {name: signal.in_flight for name, signal in endpoints.items() if signal.verdict is Seen.FRESH}
-
-
-def _timeout(observed: Observed, deployment: Child) -> float:
-    """As long as the pods' own daemons and their grace period were told."""
-    kept = observed.find(CONTROLLER_REVISIONS, deployment.name)
-    config = kept.body["data"]["daemonConfig"] if kept else {}
-    return parse_duration(config.get("drainTimeout", _DEFAULT_TIMEOUT))

@@ -1,7 +1,9 @@
-"""The status of a service by kstatus' rules: `status(observed, plan, url, now)`. Pure; `reconcile` writes it where it differs.
+"""The status of a service by kstatus' rules: `status(observed, plan, url, now)`. Pure; `reconcile` writes it if it differs.
 
-Ready is True only while the current revision has its replicas. Reconciling carries why not yet, Stalled what only a person cures. Nothing
-in it changes by itself: each change would be a write.
+Ready is True only while the current revision has its replicas. Reconciling says why it has not yet, Stalled what a person must do. Degraded
+says which replicas are unhealthy; a service that never had one has no Degraded, and kstatus does not read it. It stays until a gateway
+reports that the replica is well, since a new process does not know how long a verdict has lasted. Nothing in a status changes by itself:
+each change would be a write.
 """
 
 from __future__ import annotations
@@ -9,42 +11,49 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+from pagoda_contracts.conditions.health import DEVICE_FAULT, REPLACEMENT_HELD, WELL
+from pagoda_contracts.conditions.service import NOT_STALLED, SETTLED
+from pagoda_contracts.conditions.types import DEGRADED, READY, RECONCILING, STALLED, ConditionType
+from pagoda_contracts.resources.meta import Condition
 from pagoda_contracts.resources.service import InferenceServiceStatus, RevisionStatus
 from pagoda_contracts.resources.status import ScalingDecision, ScalingStatus
 
 from pagoda_operator.api.errors import SpecProblem
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.state import CONTROLLER_REVISIONS, DEPLOYMENTS, Observed
-from pagoda_operator.decide.children.pinning import CLAIM, Where, render
+from pagoda_operator.decide.children import CLAIM, Where, render
+from pagoda_operator.decide.health import Health
 from pagoda_operator.decide.plan import Plan, owner_of
 from pagoda_operator.decide.render.children import Manifest
 from pagoda_operator.decide.render.overlay import lost, written
-from pagoda_operator.decide.replicas.stages import clean
+from pagoda_operator.decide.replicas.replica import clean
 from pagoda_operator.decide.scale.autoscale import limited
-from pagoda_operator.decide.status.conditions import conditions
-from pagoda_operator.decide.status.verdict import verdict
+from pagoda_operator.decide.status.verdict import Verdict, verdict
 from pagoda_operator.inventory.values import stamp
 
 _MAX_REASON: Final = 512
 _MAX_DECISIONS: Final = 5
 _MAX_REVISIONS: Final = 16
 _MAX_OUTDATED: Final = 512
-_PARTS: Final = ("podTemplate", "daemonConfig", CLAIM)
+_MAX_NAMED: Final = 5
+_MAX_MESSAGE: Final = 1000
+
+_Last = Mapping[str, Condition]
+_State = Literal["True", "False", "Unknown"]
 
 
 def status(observed: Observed, plan: Plan, url: str | None, now: str) -> dict[str, Any]:
     """The whole status on the wire; `now` stamps the conditions whose status flips."""
     pods = [pod for pod in observed.pods if pod.counts]
-    owner = owner_of(observed)
     wanted = InferenceServiceStatus(
         observed_generation=observed.meta.generation,
-        conditions=conditions(observed, verdict(observed, plan), plan.health, now),
+        conditions=_conditions(observed, verdict(observed, plan), plan.health, now),
         replicas=len(pods),
         ready_replicas=sum(pod.serves for pod in pods),
         served_names=_served_names(observed),
-        selector=",".join(f"{name}={value}" for name, value in owner.selector.items()),
+        selector=",".join(f"{name}={value}" for name, value in owner_of(observed).selector.items()),
         url=url,
         ready_expected_at=expected(pods, observed.wanted, observed.starts),
         scaling=_scaling(observed, now),
@@ -56,8 +65,70 @@ def status(observed: Observed, plan: Plan, url: str | None, now: str) -> dict[st
     return wanted.wire()
 
 
+def _conditions(observed: Observed, found: Verdict, health: Health, now: str) -> tuple[Condition, ...]:
+    last = {condition.type: condition for condition in observed.status.conditions}
+    said = (found.reason.name, found.message)
+    reconciling, stalled = found.kind in ("serving", "reconciling"), found.kind == "stalled"
+    return (
+        _condition(observed, READY, _ready(observed, found, last.get(READY.name)), said, last, now),
+        _condition(observed, RECONCILING, "True" if reconciling else "False", said if reconciling else (SETTLED.name, ""), last, now),
+        _condition(observed, STALLED, "True" if stalled else "False", said if stalled else (NOT_STALLED.name, ""), last, now),
+        *_degraded(observed, health, last, now),
+    )
+
+
+def _ready(observed: Observed, found: Verdict, last: Condition | None) -> _State:
+    """Unknown on the way to a generation's first readiness; False if it is lost or needs a person."""
+    if found.kind in ("settled", "serving"):
+        return "True"
+    known = last is not None and last.observed_generation == observed.meta.generation and last.status != "Unknown"
+    return "False" if found.kind == "stalled" or known else "Unknown"
+
+
+def _condition(observed: Observed, kind: ConditionType, state: _State, said: tuple[str, str], last: _Last, now: str) -> Condition:
+    """`said`: the reason's name and the message. The time is that of the last change of the state."""
+    before = last.get(kind.name)
+    return Condition(
+        type=kind.name,
+        status=state,
+        reason=said[0],
+        message=said[1],
+        observed_generation=observed.meta.generation,
+        last_transition_time=before.last_transition_time if before is not None and before.status == state else now,
+    )
+
+
+def _degraded(observed: Observed, health: Health, last: _Last, now: str) -> tuple[Condition, ...]:
+    """Which replicas are unhealthy and what is done about it; no condition if there never was one."""
+    before = last.get(DEGRADED.name)
+    if health.unhealthy:
+        reason = REPLACEMENT_HELD if health.paused else health.unhealthy[0].reason
+        return (_condition(observed, DEGRADED, "True", (reason.name, _message(health)[:_MAX_MESSAGE]), last, now),)
+    if before is None:
+        return ()
+    if _still(observed, before):
+        return (_condition(observed, DEGRADED, "True", (before.reason, before.message), last, now),)
+    return (_condition(observed, DEGRADED, "False", (WELL.name, ""), last, now),)
+
+
+def _still(observed: Observed, last: Condition) -> bool:
+    """Whether a replica that gateways reported, and the message names, is still Ready and not reported to be well since."""
+    if last.status != "True" or last.reason == DEVICE_FAULT.name:
+        return False
+    named = {part.partition(": ")[0] for part in last.message.split("; ")}
+    there = [pod for pod in observed.pods if pod.name in named and pod.serves]
+    heard = observed.signals.endpoints if observed.signals is not None else {}
+    return any(pod.name not in heard or heard[pod.name].bad for pod in there)
+
+
+def _message(health: Health) -> str:
+    named = "; ".join(f"{one.pod.name}: {one.why}" for one in health.unhealthy[:_MAX_NAMED])
+    more = len(health.unhealthy) - _MAX_NAMED
+    return named + (f"; and {more} more" if more > 0 else "") + f". {health.paused or health.doing}"
+
+
 def _served_names(observed: Observed) -> tuple[str, ...]:
-    """Which of its names a service has, for its status; those of the last status where its spec cannot be read."""
+    """Which of its names a service has; those of the last status if its spec cannot be read."""
     if observed.spec is None:
         return observed.status.served_names
     taken = {found.name for found in observed.taken}
@@ -65,7 +136,7 @@ def _served_names(observed: Observed) -> tuple[str, ...]:
 
 
 def _scaling(observed: Observed, now: str) -> ScalingStatus | None:
-    """What scaling wants, and the last times that it wanted another number."""
+    """What scaling wants, and the last times at which it changed its mind."""
     if observed.spec is None:
         return None
     if observed.scaling is None:
@@ -83,7 +154,7 @@ def _scaling(observed: Observed, now: str) -> ScalingStatus | None:
 
 
 def _revisions(pods: list[Pod], weights: Mapping[str, int]) -> tuple[RevisionStatus, ...]:
-    """Those with replicas or with a share: a new one's share of nothing is shown before its first replica is ready."""
+    """Revisions with replicas or with a share: a new one's share is shown before its first replica is Ready."""
     hashes = sorted({pod.revision for pod in pods} | set(weights))[:_MAX_REVISIONS]
     return tuple(
         RevisionStatus(
@@ -97,10 +168,10 @@ def _revisions(pods: list[Pod], weights: Mapping[str, int]) -> tuple[RevisionSta
 
 
 def expected(pods: Sequence[Pod], wanted: int, remembered: Mapping[str, Sequence[float]] = MappingProxyType({})) -> str | None:
-    """When the last of the replicas under way should serve, from how long their like took: those that are there, else `remembered` ones by
-    accelerator, in seconds. None where none is under way or nothing is known of such a start.
+    """When the last of the starting replicas should serve, by how long others on the same accelerator took, or else by `remembered` starts
+    in seconds. None if no replica is starting, or if nothing is known of such a start.
 
-    A countdown would be a write each second. The time is not moved once it passes: that a start takes longer than others is worth seeing.
+    A countdown would be a write each second. The time does not move after it has passed: a start that takes longer should be seen.
     """
     under_way = [pod for pod in pods if not pod.ready and pod.exit_code is None and pod.created]
     if not under_way or sum(pod.ready for pod in pods) >= wanted:
@@ -112,7 +183,7 @@ def expected(pods: Sequence[Pod], wanted: int, remembered: Mapping[str, Sequence
 
 
 def _start_took(pods: Iterable[Pod], like: Pod, remembered: Mapping[str, Sequence[float]]) -> float | None:
-    """Seconds from creation to readiness of those on the same accelerator that came up at the first try."""
+    """Seconds from creation to readiness, of replicas on the same accelerator that started without a restart."""
     peers = [pod for pod in pods if pod.accelerator == like.accelerator and pod.restarts == 0]
     took = [pod.ready_since - pod.created for pod in peers if pod.ready_since is not None and pod.created]
     known = took or remembered.get(like.accelerator, ())
@@ -120,8 +191,8 @@ def _start_took(pods: Iterable[Pod], like: Pod, remembered: Mapping[str, Sequenc
 
 
 def outdated(observed: Observed, plan: Plan) -> str | None:
-    """Where replicas are rendered otherwise than they would be now: the first path of each part, as the last status has it where nothing
-    can be rendered now. A rendering is pinned once something runs it (`pinning.py`), so nothing rolls such replicas."""
+    """What would be rendered differently now: the first path of each part; as in the last status if nothing can be rendered now. A
+    rendering is pinned when it runs (children.py), so nothing rolls such replicas."""
     if plan.current is None or plan.placement is None or plan.placement.entry is None:
         return observed.status.outdated
     kept = observed.find(CONTROLLER_REVISIONS, plan.current.name)
@@ -135,7 +206,7 @@ def outdated(observed: Observed, plan: Plan) -> str | None:
 
 
 def _differences(kept: Manifest, fresh: Manifest) -> Iterator[str]:
-    for part in _PARTS:
+    for part in ("podTemplate", "daemonConfig", CLAIM):
         before, now = kept.get(part, {}), fresh.get(part, {})
         if before == now:  # nearly always: path by path it was a tenth of all CPU that changes cost
             continue

@@ -25,7 +25,7 @@ from support.kube.fake_api import Crash, running, service_body
 from support.worlds.world import KEY, World
 
 
-def test_a_new_service_gets_its_children_what_pins_before_what_runs():
+def test_children_that_pin_a_revision_are_created_before_those_that_run_it():
     kinds = [write.resource for write in World().plan().writes]
     assert kinds == [resource for resource in CHILD_RESOURCES if resource not in (NETWORK_POLICIES, RESOURCE_CLAIM_TEMPLATES)]
 
@@ -55,7 +55,7 @@ def test_one_replica_at_a_time_may_be_evicted_and_one_that_is_not_ready_always()
 
 
 @pytest.mark.parametrize("change", [{"maxUnavailable": 2}, {"unhealthyPodEvictionPolicy": "IfHealthyBudget"}])
-def test_another_budget_in_its_place_is_put_right(change):
+def test_an_edited_disruption_budget_is_restored(change):
     world = World()
     world.settle()
     (budget,) = world.api.of(DISRUPTION_BUDGETS)
@@ -97,7 +97,7 @@ def test_an_edited_profile_reaches_a_revision_that_runs_nothing_yet():
     assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == "localhost/daemon:2"
 
 
-def test_a_removed_pin_is_restored_from_what_runs():
+def test_a_deleted_controller_revision_is_restored_from_the_deployment():
     world = World()
     world.settle()
     world.make_ready()
@@ -174,7 +174,7 @@ def test_an_old_revision_is_deleted_only_without_pods():
     assert not [write for write in world.plan().writes if isinstance(write, Delete)]
 
 
-def test_a_strangers_object_is_never_taken_over():
+def test_an_object_of_another_owner_is_never_taken_over():
     world = World()
     foreign = {"metadata": {"name": "tiny", "namespace": "ns"}, "spec": {"ports": []}}
     world.api.put(CORE_SERVICES, foreign)
@@ -222,7 +222,7 @@ def test_a_stripped_owner_reference_is_put_back():
 
 
 @pytest.mark.parametrize("scaled", [None, 0, 3])
-def test_a_removed_pin_is_as_it_was_where_a_new_service_would_have_the_same(scaled):
+def test_a_deleted_controller_revision_is_rendered_again_if_nothing_changed(scaled):
     """What runs bears the API server's defaults: pinned, they would make two services of one spec differ. Also where somebody `scaled` it
     just before: the number that stands there is not the one that it was made with."""
     world = World()
@@ -239,7 +239,7 @@ def test_a_removed_pin_is_as_it_was_where_a_new_service_would_have_the_same(scal
     assert world.api.of(DEPLOYMENTS)[0]["spec"] == deployment["spec"]
 
 
-def test_a_removed_pin_keeps_what_an_edited_profile_would_only_take_away():
+def test_a_deleted_controller_revision_keeps_what_the_profile_no_longer_has():
     """All that would be rendered now is in what runs; what runs has more than that, and not by the API server's defaults."""
     env = {"spec": {"containers": [{"name": "daemon", "env": [{"name": "X", "value": "1"}]}]}}
     more = {"nodeSelector": {"zone": "a"}, "tolerations": [{"key": "dedicated", "operator": "Exists"}], "podTemplate": env}
@@ -261,7 +261,7 @@ def test_a_removed_pin_keeps_what_an_edited_profile_would_only_take_away():
 
 @pytest.mark.parametrize("resource", [DEPLOYMENTS, CORE_SERVICES, CONFIG_MAPS])
 @pytest.mark.parametrize("label", [None, "another"])
-def test_a_child_whose_label_somebody_took_off_is_found_by_its_name_and_labelled_again(resource, label):
+def test_a_child_without_its_label_is_found_by_name_and_labelled_again(resource, label):
     """It is controlled by this very service: to wait for its end, as for a predecessor's, would be to wait for ever."""
     world = World()
     world.settle()
@@ -274,7 +274,7 @@ def test_a_child_whose_label_somebody_took_off_is_found_by_its_name_and_labelled
     assert world.reason() == "Available"
 
 
-def test_replicas_follow_the_spec_and_zero_is_a_number():
+def test_replicas_follow_the_spec_down_to_zero():
     world = World(replicas=3)
     world.settle()
     world.make_ready()
@@ -292,7 +292,7 @@ def test_replicas_follow_the_spec_and_zero_is_a_number():
         ({"images": {"daemon": "a"}}, {"podTemplate": {"spec": {"hostPID": True}}}, "PodTemplateForbidden"),
     ],
 )
-def test_what_only_a_person_cures_is_a_condition_and_makes_nothing(profile, spec, reason):
+def test_a_bad_spec_or_profile_is_a_condition_and_creates_nothing(profile, spec, reason):
     world = World(**spec)
     if profile is None:
         del world.api.objects[("ServingProfile", "", "default")]
@@ -312,7 +312,7 @@ def test_a_running_revision_outlives_its_profile():
     assert world.reason() == "Available"
 
 
-def test_a_controller_revision_is_final_whatever_a_new_operator_would_label_it_with():
+def test_a_controller_revision_is_never_relabelled():
     world = World()
     world.settle()
     (pin,) = world.api.of(CONTROLLER_REVISIONS)
@@ -324,7 +324,7 @@ def test_a_controller_revision_is_final_whatever_a_new_operator_would_label_it_w
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_config_map_that_says_the_same_in_another_order_than_its_pin_stays(lost):
+def test_a_config_map_with_another_key_order_is_kept(lost):
     world = World()
     world.settle()
     world.make_ready()
@@ -344,7 +344,7 @@ def test_a_config_map_that_says_the_same_in_another_order_than_its_pin_stays(los
     assert [entry for entry in world.api.journal if entry[:2] == ("delete", "ConfigMap")] == []
 
 
-def test_what_pins_a_revision_is_rendered_in_the_order_in_which_the_server_gives_it_back():
+def test_revision_data_is_rendered_with_sorted_keys():
     world = World()
     world.settle()
     (pinned,), (live,) = world.api.of(CONTROLLER_REVISIONS), world.api.of(CONFIG_MAPS)

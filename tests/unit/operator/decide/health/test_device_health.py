@@ -48,7 +48,7 @@ def show(caches, resource, body):
     return caches.changes > before
 
 
-def test_the_reason_is_told_and_heartbeats_are_no_news():
+def test_a_fault_has_its_reason_and_a_heartbeat_is_no_change():
     caches, sick = Caches(), node(("AcceleratedHardwareReady", "False", "NvidiaXID79Error"), ("Ready", "True", ""))
     assert show(caches, NODES, sick)
     assert told(caches) == {"n": "AcceleratedHardwareReady: NvidiaXID79Error"}

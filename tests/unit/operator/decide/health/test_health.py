@@ -3,65 +3,67 @@
 from dataclasses import replace
 
 import pytest
+from pagoda_contracts.conditions import health as conditions
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, ANNOTATION_DRAIN_DEADLINE
-from pagoda_operator.api.signals import CONFIRM_S, MISSING_S, EndpointSignal, Seen
+from pagoda_operator.api.signals import CONFIRM_S, MISSING_S, EndpointSignal, Seen, ServiceSignals
 from pagoda_operator.api.state import PODS
-from pagoda_operator.decide.health.health import judge
-from pagoda_operator.decide.replicas.sickness import Sickness
+from pagoda_operator.decide.health import judge
+from pagoda_operator.decide.replicas.drain import Removal
 from support.kube.fake_api import running
 from support.worlds.sickbay import SILENT, STUCK, WELL, WRONG, Sickbay
 from support.worlds.stand_ins import dependencies_with
+from support.worlds.world import World
 
 
 @pytest.mark.parametrize(
-    ("signal", "sickness"),
+    ("signal", "reason"),
     [
         (WELL, None),
-        (SILENT, Sickness.SILENT),
+        (SILENT, conditions.SILENT),
         (replace(SILENT, bad_s=CONFIRM_S - 1), None),
-        (STUCK, Sickness.STUCK),
-        (WRONG, Sickness.DEEP_CHECK),
+        (STUCK, conditions.STUCK),
+        (WRONG, conditions.DEEP_CHECK_FAILED),
         (replace(WRONG, bad_s=CONFIRM_S - 1), None),
         (EndpointSignal(Seen.SUSPECT, "suspect", bad_s=0), None),
         (EndpointSignal(Seen.UNHEARD, "unheard", bad_s=MISSING_S - 1), None),
-        (EndpointSignal(Seen.UNHEARD, "unheard", bad_s=MISSING_S), Sickness.SILENT),
+        (EndpointSignal(Seen.UNHEARD, "unheard", bad_s=MISSING_S), conditions.SILENT),
         (replace(STUCK, reason="overdue", bad_s=89), None),
-        (replace(STUCK, reason="overdue", bad_s=90), Sickness.STUCK),
+        (replace(STUCK, reason="overdue", bad_s=90), conditions.STUCK),
     ],
 )
-def test_who_is_sick(signal, sickness):
+def test_which_replicas_are_unhealthy(signal, reason):
     world = Sickbay()
     world.said[world.pods[0]] = signal
-    assert [one.sickness for one in judge(world.patient()).sick] == ([sickness] if sickness else [])
+    assert [one.reason for one in judge(world.patient()).unhealthy] == ([reason] if reason else [])
 
 
 def test_a_service_grants_a_step_its_own_time():
     world = Sickbay(health={"progressTimeout": "10m"})
     world.said[world.pods[0]] = replace(STUCK, reason="overdue", bad_s=569)
-    assert judge(world.patient()).sick == ()
+    assert judge(world.patient()).unhealthy == ()
     world.said[world.pods[0]] = replace(STUCK, reason="overdue", bad_s=570)
-    assert len(judge(world.patient()).sick) == 1
+    assert len(judge(world.patient()).unhealthy) == 1
 
 
 @pytest.mark.parametrize("fate", [running(), {"phase": "Failed"}])
-def test_a_pod_that_is_not_ready_is_the_kubelets(fate):
+def test_a_pod_that_is_not_ready_is_not_unhealthy(fate):
     world = Sickbay()
     world.api.of(PODS)[0]["status"] = fate
     world.said[world.pods[0]] = SILENT
-    assert judge(world.patient()).sick == ()
+    assert judge(world.patient()).unhealthy == ()
 
 
-def test_a_faulty_device_is_a_sickness_of_those_who_hold_devices_there():
+def test_a_faulty_device_makes_only_pods_with_devices_unhealthy():
     world = Sickbay()
     for pod in world.api.of(PODS):
         pod["spec"] = {"nodeName": "gpu-1"}
-    assert judge(world.patient(faults={"gpu-1": "Xid 79"})).sick == ()
+    assert judge(world.patient(faults={"gpu-1": "Xid 79"})).unhealthy == ()
     world.api.of(PODS)[0]["spec"]["containers"] = [{"resources": {"requests": {"nvidia.com/gpu": "1"}}}]
-    (one,) = judge(world.patient(faults={"gpu-1": "Xid 79"})).sick
-    assert (one.sickness, one.pod.name, "Xid 79" in one.why) == (Sickness.DEVICE_FAULT, world.pods[0], True)
+    (one,) = judge(world.patient(faults={"gpu-1": "Xid 79"})).unhealthy
+    assert (one.reason, one.pod.name, "Xid 79" in one.why) == (conditions.DEVICE_FAULT, world.pods[0], True)
 
 
-def test_a_nodes_fault_is_marked_on_its_pods_for_gateways_and_taken_off_when_it_is_over():
+def test_a_fault_of_a_node_is_marked_on_its_pods_until_it_is_over():
     world = Sickbay()
     for pod in world.api.of(PODS):
         pod["spec"] = {"nodeName": "gpu-1", "containers": [{"resources": {"requests": {"nvidia.com/gpu": "1"}}}]}
@@ -72,28 +74,42 @@ def test_a_nodes_fault_is_marked_on_its_pods_for_gateways_and_taken_off_when_it_
     for pod in world.api.of(PODS)[:2]:
         pod["metadata"]["annotations"] = dict(ours)
     found = judge(world.patient(faults={"gpu-1": "Xid 79"}))
-    assert ([one.pod.name for one in found.sick], found.marks) == (world.pods, ())
+    assert ([one.pod.name for one in found.unhealthy], found.marks) == (world.pods, ())
     health = judge(world.patient())
     off = health.marks
     assert [(mark.name, mark.annotations) for mark in off] == [(name, {ANNOTATION_DEVICE_FAULT: None}) for name in world.pods[:2]]
-    assert [one.pod.name for one in health.sick] == [world.pods[2]]
+    assert [one.pod.name for one in health.unhealthy] == [world.pods[2]]
 
 
-def test_a_replica_that_drains_is_on_its_way_out_already():
+def test_a_draining_replica_is_not_reported_as_unhealthy():
     world = Sickbay()
     world.api.of(PODS)[0]["metadata"]["annotations"] = {ANNOTATION_DRAIN_DEADLINE: "1767225660000"}
     world.said[world.pods[0]] = SILENT
-    assert judge(world.patient()).sick == ()
+    assert judge(world.patient()).unhealthy == ()
 
 
 def test_a_mark_on_the_pod_itself_is_enough():
     world = Sickbay()
     world.api.of(PODS)[1]["metadata"]["annotations"] = {ANNOTATION_DEVICE_FAULT: "Xid 48 on GPU 2"}
-    (one,) = judge(world.patient()).sick
-    assert (one.sickness, one.pod.name) == (Sickness.DEVICE_FAULT, world.pods[1])
+    (one,) = judge(world.patient()).unhealthy
+    assert (one.reason, one.pod.name) == (conditions.DEVICE_FAULT, world.pods[1])
 
 
-def test_who_answers_nobody_goes_before_who_answers_on_a_faulty_device():
+def test_a_replica_that_may_not_answer_is_removed_before_those_that_answer():
+    world = World(replicas=3)
+    world.settle()
+    world.make_ready()
+    late, stuck, well = (pod["metadata"]["name"] for pod in world.api.of(PODS))
+    signals = {
+        late: EndpointSignal(Seen.DEAD, "overdue", bad_s=20.0),
+        stuck: EndpointSignal(Seen.DEAD, "stuck", bad_s=CONFIRM_S),
+        well: EndpointSignal(Seen.FRESH),
+    }
+    observed = replace(world.observed(), signals=ServiceSignals(fresh=True, endpoints=signals), unheard_s=0.0)
+    assert judge(observed).order == {late: Removal.UNVERIFIED, stuck: Removal.FIRST}
+
+
+def test_a_replica_that_does_not_answer_is_removed_before_one_on_a_faulty_device():
     world = Sickbay(3)
     stuck, faulty, _ = world.pods
     world.break_device(faulty)
@@ -104,7 +120,7 @@ def test_who_answers_nobody_goes_before_who_answers_on_a_faulty_device():
     assert drained == [stuck]
 
 
-def test_who_answers_nobody_goes_before_the_last_one_that_serves_where_fewer_are_wanted():
+def test_a_replica_that_does_not_answer_is_removed_before_the_last_one_that_does():
     world = Sickbay(2)
     well, stuck = world.pods
     world.break_device(well)
@@ -116,7 +132,7 @@ def test_who_answers_nobody_goes_before_the_last_one_that_serves_where_fewer_are
     assert drained == [stuck]
 
 
-def test_a_healthy_service_has_no_line_of_it_and_writes_nothing():
+def test_a_healthy_service_has_no_degraded_condition():
     world = Sickbay()
     written = len(world.api.journal)
     world.settle()
@@ -125,7 +141,7 @@ def test_a_healthy_service_has_no_line_of_it_and_writes_nothing():
 
 
 @pytest.mark.parametrize("deaf", [{}, {"endpoints": None}], ids=["heard of nobody", "heard of no gateway"])
-def test_what_was_sick_stays_said_after_a_restart_until_it_is_heard_to_be_well(deaf):
+def test_degraded_stays_after_a_restart_until_gateways_report_the_replica_well(deaf):
     world = Sickbay(replicas=2)
     world.said = dict.fromkeys(world.pods, STUCK)
     world.settle()
@@ -148,7 +164,7 @@ def test_what_was_sick_stays_said_after_a_restart_until_it_is_heard_to_be_well(d
     assert (world.degraded()["status"], world.degraded()["reason"]) == ("False", "Well")
 
 
-def test_nothing_stays_said_of_who_is_gone_or_of_a_device_that_is_whole_again():
+def test_degraded_ends_if_the_replica_is_gone_or_its_device_is_repaired():
     world = Sickbay(replicas=2)
     name = world.pods[0]
     world.api.edit(PODS, "ns", name, lambda body: body["metadata"]["annotations"].update({ANNOTATION_DEVICE_FAULT: "Xid 79"}))

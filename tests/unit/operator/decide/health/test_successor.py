@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, ANNOTATION_DRAIN_DEADLINE, ANNOTATION_WITH_SUCCESSOR
 from pagoda_operator.api.pods import Answer, DaemonState, Pod
+from pagoda_operator.api.quota import Grant
 from pagoda_operator.api.signals import MISSING_S, EndpointSignal, Seen
 from pagoda_operator.api.state import DEPLOYMENTS, PODS
-from pagoda_operator.decide.health.successor import Case, step
+from pagoda_operator.decide.health import Case, step
 from pagoda_operator.decide.placement.question import ask
-from pagoda_operator.decide.replicas.sides import current_side
+from pagoda_operator.decide.plan import _rollout_state
+from pagoda_operator.decide.replicas.replicas import current_state
 from support.kube.fake_api import Crash, is_ready, running
 from support.suite.profiles import examples
 from support.worlds.sickbay import SILENT, STUCK, WELL, WRONG, Sickbay
@@ -58,14 +60,14 @@ def case(target=2, staying="ab", unhealthy="a", **changes):
 def test_the_rule(found, replicas, says):
     decided = step(found)
     assert decided.replicas == replicas
-    assert says in (decided.held or decided.doing)
+    assert says in (decided.paused or decided.doing)
 
 
 def test_a_successor_without_a_node_says_what_is_missing():
     waiting = Pod("c", "r", "cpu", unscheduled="0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
     found = case(extra=True)
     found = replace(found, staying=(*found.staying, waiting))
-    assert step(found).held == "The successor c has no node: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    assert step(found).paused == "The successor c has no node: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 
 
 # In a world
@@ -128,7 +130,7 @@ def test_an_unhealthy_replica_goes_after_its_successor_serves(replicas, restarts
 
 @pytest.mark.parametrize("how", [SILENT, STUCK, WRONG])
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_so_does_one_that_answers_nobody(replicas, how):
+def test_a_replica_that_does_not_answer_is_replaced(replicas, how):
     world, sick, _ = succeeding(replicas, how=how)
     assert sick in world.pods
     world.make_ready()
@@ -222,7 +224,7 @@ def test_a_drain_that_has_begun_is_turned_back_where_most_answer_nobody_now():
     assert (len(world.pods), draining(world)) == (3, [])
 
 
-def test_two_witnesses_are_believed_of_all():
+def test_replicas_that_also_have_a_faulty_device_are_replaced_however_many():
     """That gateways hear nobody is one thing; that the devices are called faulty is another one."""
     world = Sickbay(2)
     old = set(world.pods)
@@ -234,7 +236,7 @@ def test_two_witnesses_are_believed_of_all():
     assert not old & set(world.pods)
 
 
-def test_where_the_quota_has_no_room_it_is_said_and_looked_at_again():
+def test_a_full_quota_delays_the_successor_and_is_named():
     world = Sickbay(1)
     (sick,) = world.pods
     world.crowd.why = NO_ROOM
@@ -270,12 +272,12 @@ def test_a_successor_without_a_node_waits_and_the_condition_says_for_what():
     assert world.told()[1] == "ReplacementHeld"
     assert f"The successor {new} has no node: {why}" in world.told()[2]
     observed = world.observed()
-    side = current_side(observed, world.plan().current)
-    assert (side.short, side.stuck) == (0, False), "no rollout takes a replica away for it"
+    state = current_state(observed, world.plan().current)
+    assert (state.short, state.stuck) == (0, False), "no rollout takes a replica away for it"
     assert [run.refused for run in ask(observed, observed.spec).runs] == [""], "nor does the service move to other devices"
 
 
-def test_a_successor_is_waited_for_until_a_gateway_hears_it():
+def test_a_successor_counts_after_a_gateway_reports_it():
     world, sick, new = succeeding()
     world.said[new] = EndpointSignal(Seen.UNHEARD, "unheard", bad_s=1)
     world.make_ready()
@@ -286,7 +288,7 @@ def test_a_successor_is_waited_for_until_a_gateway_hears_it():
 
 
 @pytest.mark.parametrize("cold", [True, False], ids=["the operator starts", "gateways pause"])
-def test_a_moment_without_gateways_vouches_for_no_successor(cold):
+def test_a_moment_without_gateways_does_not_make_a_successor_count(cold):
     world, sick, new = succeeding()
     world.said[new] = EndpointSignal(Seen.UNHEARD, "unheard", bad_s=1)
     world.ready(new)
@@ -301,6 +303,12 @@ def test_a_moment_without_gateways_vouches_for_no_successor(cold):
     world.silent_s = MISSING_S
     world.turns(4)
     assert world.pods == [new], "there may be no gateway at all"
+
+
+def test_the_place_of_a_successor_counts_once_for_the_quota():
+    world, _, _ = succeeding()
+    observed = replace(world.observed(), quota=Grant(2, 2, ""))
+    assert _rollout_state(observed, observed.spec, world.plan().current, None).room == 0
 
 
 def test_no_successor_is_started_while_others_load():
@@ -439,7 +447,7 @@ def test_an_operator_that_dies_after_it_ordered_a_successor_is_followed_by_one_t
 
 
 @pytest.mark.parametrize("text", ["", "2", "7", "seven", "-1", "9" * 100_000])
-def test_an_annotation_that_nobody_of_us_set_is_taken_off_and_moves_nothing(text):
+def test_a_foreign_successor_annotation_is_removed_and_changes_nothing(text):
     world = Sickbay(1)
     (name,) = world.names(DEPLOYMENTS)
     world.api.edit(DEPLOYMENTS, "ns", name, lambda body: body["metadata"]["annotations"].update({ANNOTATION_WITH_SUCCESSOR: text}))
@@ -447,7 +455,7 @@ def test_an_annotation_that_nobody_of_us_set_is_taken_off_and_moves_nothing(text
     assert (world.ordered(), len(world.pods)) == ((1, None), 1)
 
 
-def test_until_the_controller_has_removed_the_unhealthy_one_nobody_goes_in_its_place():
+def test_no_other_replica_is_removed_before_the_unhealthy_one_is_gone():
     world, first, new = succeeding()
     world.ready(new)
     for _ in range(8):
@@ -479,7 +487,7 @@ def addressed(world):
 
 
 @pytest.mark.parametrize("spec", [{}, BROKEN])
-def test_an_unhealthy_replica_is_told_to_drain_and_told_to_serve_if_its_successor_answers_no_more(spec):
+def test_an_unhealthy_replica_drains_and_serves_again_if_its_successor_fails(spec):
     world, first, new = succeeding()
     world.edit(**spec)
     world.turns(2)
@@ -641,7 +649,9 @@ class Ward(RuleBasedStateMachine):
             self.world.ready(pod["metadata"]["name"])
         self.world.settle()
         before = list(self.world.pods)
-        if len(before) == self.wanted > 1 and not draining(self.world) and not any(map(self.faulty, self.world.api.of(PODS))):
+        pods = self.world.api.of(PODS)
+        whole = all(is_ready(pod) and not self.faulty(pod) for pod in pods)
+        if len(before) == self.wanted > 1 and whole and not draining(self.world):
             self.world.said = dict.fromkeys(before, STUCK)
             self.world.settle()
             assert self.world.pods == before

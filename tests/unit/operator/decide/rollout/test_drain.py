@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from pagoda_contracts.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAIN_DEADLINE, LOWEST_DELETION_COST
 from pagoda_operator.api.pods import Answer, DaemonState, Order, Pod
-from pagoda_operator.decide.replicas.drain import Crew, Turn, drain
+from pagoda_operator.decide.replicas.drain import DrainState, Removal, drain
 
 NOW = 1000.0
 DEADLINE = int((NOW + 20) * 1000)
@@ -23,7 +23,7 @@ def leaving(name, *, cost=0, **words):
 
 def look(*pods, target, replicas=None, **words):
     answers = {f"uid-{name}": answer for name, answer in words.pop("answers", {}).items()}
-    return drain(Crew(pods, len(pods) if replicas is None else replicas, target, timeout_s=30, now=NOW, answers=answers, **words))
+    return drain(DrainState(pods, len(pods) if replicas is None else replicas, target, timeout_s=30, now=NOW, answers=answers, **words))
 
 
 def notes(step):
@@ -35,25 +35,25 @@ def test_with_as_many_as_wanted_nothing_is_done():
     assert (step.replicas, step.annotate, step.orders, step.leaving) == (2, (), (), ())
 
 
-def test_first_the_pod_is_annotated_and_its_daemon_is_not_told_yet():
+def test_the_pod_is_annotated_before_its_daemon_gets_an_order():
     step = look(pod("a1"), pod("a2"), target=1)
     assert notes(step) == {"a2": {ANNOTATION_DRAIN_DEADLINE: str(int((NOW + 30) * 1000))}}
     assert (step.replicas, step.orders, step.leaving) == (2, (), ("a2",))
 
 
-def test_one_that_is_doubted_goes_before_one_that_answers_and_recalls_nobody_who_leaves():
-    doubted = {"turns": {"a1": Turn.DOUBTED}}
-    assert look(pod("a1"), pod("a2"), target=1, in_flight={"a2": 0}, **doubted).leaving == ("a1",)
-    assert look(pod("a1"), leaving("a2"), target=1, in_flight={"a2": 9}, **doubted).leaving == ("a2",)
+def test_an_unverified_replica_goes_before_one_that_answers_and_cancels_no_drain():
+    uncertain = {"order": {"a1": Removal.UNVERIFIED}}
+    assert look(pod("a1"), pod("a2"), target=1, in_flight={"a2": 0}, **uncertain).leaving == ("a1",)
+    assert look(pod("a1"), leaving("a2"), target=1, in_flight={"a2": 9}, **uncertain).leaving == ("a2",)
 
 
-def test_then_its_daemon_is_told_the_annotations_deadline():
+def test_the_daemon_is_ordered_to_drain_until_the_annotated_deadline():
     step = look(pod("a1"), leaving("a2"), target=1)
     assert step.orders == (Order("a2", "uid-a2", "10.0.0.1", DEADLINE, 20_000),)
     assert (step.replicas, step.annotate, step.leaving) == (2, (), ("a2",))
 
 
-def test_it_is_never_told_longer_than_a_drain_may_take_whatever_a_predecessors_clock_wrote():
+def test_an_order_is_never_longer_than_a_drain_may_take():
     for written_ms, told_ms in ((300_000, 30_000), (1, 1)):
         going = replace(leaving("a2"), drain_deadline_ms=int(NOW * 1000) + written_ms)
         assert [tell.left_ms for tell in look(pod("a1"), going, target=1).orders] == [told_ms]
@@ -64,7 +64,7 @@ def test_while_requests_run_it_is_asked_again_and_stays():
     assert ([tell.pod for tell in step.orders], step.replicas, step.annotate) == (["a2"], 2, ())
 
 
-def test_drained_it_becomes_the_cheapest_before_replicas_fall():
+def test_a_drained_pod_gets_the_lowest_cost_before_replicas_falls():
     drained = {"a2": Answer(DaemonState.DRAINING, 0)}
     step = look(pod("a1"), leaving("a2", ready=False), target=1, answers=drained)
     assert notes(step) == {"a2": {ANNOTATION_DELETION_COST: str(LOWEST_DELETION_COST)}}
@@ -95,13 +95,13 @@ def test_at_the_deadline_it_goes_whatever_runs():
         ({}, Answer(DaemonState.ENDING, 1), False),
     ],
 )
-def test_who_cannot_be_told_is_drained_by_its_deletion(words, answer, goes):
+def test_a_replica_that_takes_no_orders_is_drained_by_its_deletion(words, answer, goes):
     victim = leaving("a2", cost=LOWEST_DELETION_COST, **words)
     step = look(pod("a1"), victim, target=1, answers={"a2": answer} if answer else {})
     assert step.replicas == (1 if goes else 2)
 
 
-def test_a_silent_one_that_gateways_see_idle_may_go():
+def test_a_silent_replica_that_is_idle_by_the_gateways_may_be_removed():
     victim = leaving("a2", cost=LOWEST_DELETION_COST)
     step = look(pod("a1"), victim, target=1, answers={"a2": Answer(DaemonState.SILENT)}, in_flight={"a2": 0})
     assert step.replicas == 1
@@ -123,12 +123,12 @@ def test_the_replica_sets_own_order_comes_before_load(other, first):
     assert {name: list(said) for name, said in notes(step).items()} == {first: [note]}
 
 
-def test_without_signals_the_newest_goes_and_one_that_nobody_heard_of_is_not_the_idlest():
+def test_without_reports_the_newest_goes_and_an_unreported_one_is_not_the_idlest():
     assert list(notes(look(pod("a1"), pod("a3"), pod("a2"), target=2))) == ["a3"]
     assert list(notes(look(pod("a1"), pod("a2"), target=1, in_flight={"a1": 5}))) == ["a1"]
 
 
-def test_who_is_on_the_way_stays_the_victim_however_loads_change():
+def test_a_draining_replica_stays_the_victim_when_loads_change():
     step = look(pod("a1"), leaving("a2"), target=1, in_flight={"a1": 0, "a2": 9})
     assert ([tell.pod for tell in step.orders], step.annotate) == (["a2"], ())
 
@@ -151,18 +151,18 @@ def test_one_that_broke_goes_once_it_is_cheaper_than_one_that_is_turned_back():
 def test_replicas_falls_by_one_while_two_leave_and_one_of_them_is_surely_first(cost):
     """The other has drained too: it may go, but until it is the cheapest the ReplicaSet might take one that serves in its place."""
     drained = {name: Answer(DaemonState.DRAINING, 0) for name in ("a2", "a3")}
-    crew = pod("a1"), leaving("a2", ready=False, cost=cost), leaving("a3", ready=False, cost=LOWEST_DELETION_COST)
-    assert look(*crew, target=1, answers=drained).replicas == (2 if cost == 0 else 1)
+    pods = pod("a1"), leaving("a2", ready=False, cost=cost), leaving("a3", ready=False, cost=LOWEST_DELETION_COST)
+    assert look(*pods, target=1, answers=drained).replicas == (2 if cost == 0 else 1)
 
 
-def test_replicas_falls_once_for_a_pod_that_leaves_however_often_it_is_looked_at():
+def test_replicas_falls_once_for_a_pod_that_leaves_in_many_runs():
     """The ReplicaSet has not taken it yet; another one still drains."""
     answers = {"a3": Answer(DaemonState.DRAINING, 0), "a2": Answer(DaemonState.DRAINING, 2)}
-    crew = pod("a1"), leaving("a2", ready=False), leaving("a3", ready=False, cost=LOWEST_DELETION_COST)
-    assert [look(*crew, target=1, replicas=count, answers=answers).replicas for count in (3, 2)] == [2, 2]
+    pods = pod("a1"), leaving("a2", ready=False), leaving("a3", ready=False, cost=LOWEST_DELETION_COST)
+    assert [look(*pods, target=1, replicas=count, answers=answers).replicas for count in (3, 2)] == [2, 2]
 
 
-def test_a_burst_turns_it_back_before_anything_is_made():
+def test_a_scale_up_cancels_a_drain_before_it_makes_replicas():
     told = look(pod("a1"), leaving("a2", ready=False, cost=LOWEST_DELETION_COST), target=3)
     assert ([(tell.pod, tell.deadline_ms) for tell in told.orders], told.replicas, told.annotate) == ([("a2", None)], 2, ())
     serving = {"a2": Answer(DaemonState.SERVING)}
@@ -172,17 +172,17 @@ def test_a_burst_turns_it_back_before_anything_is_made():
     assert look(pod("a1"), pod("a2"), target=3).replicas == 3
 
 
-def test_one_that_cannot_be_reached_holds_up_no_burst():
+def test_an_unreachable_replica_does_not_delay_a_scale_up():
     step = look(pod("a1"), leaving("a2"), target=3, answers={"a2": Answer(DaemonState.SILENT)})
     assert (step.replicas, [tell.pod for tell in step.orders], step.annotate) == (3, ["a2"], ())
 
 
-def test_a_removal_under_way_is_called_back_first():
+def test_a_scale_up_first_restores_the_number_of_replicas():
     step = look(pod("a1"), leaving("a2", cost=LOWEST_DELETION_COST), target=2, replicas=1)
     assert step.replicas == 2
 
 
-def test_a_cost_is_not_left_behind():
+def test_a_deletion_cost_is_removed_from_pods_that_stay():
     step = look(pod("a1", deletion_cost=LOWEST_DELETION_COST), pod("a2", deletion_cost=7), target=2)
     assert notes(step) == {"a1": {ANNOTATION_DELETION_COST: None}}
 

@@ -37,7 +37,7 @@ def staying(world):
     return [pod["metadata"]["uid"] for pod in world.api.of(PODS) if "deletionTimestamp" not in pod["metadata"]]
 
 
-def test_one_late_answer_of_a_replica_that_drains_does_not_remove_it(draining):
+def test_one_late_answer_does_not_remove_a_draining_replica(draining):
     world, daemons, uid = draining
     (pod,) = world.api.of(PODS)
     daemons.of(pod).deaf = True
@@ -49,7 +49,7 @@ def test_one_late_answer_of_a_replica_that_drains_does_not_remove_it(draining):
     assert (staying(world), daemons.of(pod).draining) == ([uid], False)
 
 
-def test_one_that_does_not_answer_for_longer_is_gone(draining):
+def test_a_draining_replica_that_stays_silent_is_removed(draining):
     world, daemons, _uid = draining
     (pod,) = world.api.of(PODS)
     daemons.of(pod).deaf = True

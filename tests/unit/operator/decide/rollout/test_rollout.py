@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from pagoda_contracts.resources.status import RolloutStatus
 from pagoda_contracts.resources.traffic import AbortOn, RolloutSpec
 from pagoda_operator.api.signals import RevisionSignal, ServiceSignals
-from pagoda_operator.decide.replicas.sides import Side
-from pagoda_operator.decide.rollout.canary import judge, share
-from pagoda_operator.decide.rollout.counts import RolloutState
-from pagoda_operator.decide.rollout.rollout import decide
+from pagoda_operator.decide.replicas.replicas import RevisionState
+from pagoda_operator.decide.rollout.counts import RolloutState, share
+from pagoda_operator.decide.rollout.rollout import decide, judge
 from support.suite.profiles import examples
 
 NOW = 1_800_000_000.0
@@ -21,8 +20,8 @@ CANARY = RolloutSpec.model_validate(
 )
 
 
-def side(name, count=0, ready=0, **words):
-    return Side(
+def revision(name, count=0, ready=0, **words):
+    return RevisionState(
         name,
         f"hash-{name}",
         **{"replicas": count, "pods": count, "up": ready, "ready": ready, "placed": count, "proven": ready > 0} | words,
@@ -52,12 +51,12 @@ def heard(new, old=None, *, fresh=True):
 
 
 def test_a_first_revision_is_no_rollout():
-    told = decide(state(side("new"), None, record=None))
+    told = decide(state(revision("new"), None, record=None))
     assert (told.targets, told.record, told.weights) == ({"new": 3}, None, {})
 
 
 def test_what_is_decided_is_written_before_it_is_done():
-    told = decide(state(side("new"), side("old", 3, 3), record=None))
+    told = decide(state(revision("new"), revision("old", 3, 3), record=None))
     assert (told.targets, told.record) == ({"new": 0, "old": 3}, record())
     assert told.kept == {"old"}
 
@@ -67,129 +66,129 @@ def test_what_is_decided_is_written_before_it_is_done():
     [("Auto", None, "Surge"), ("Auto", 1, "Surge"), ("Auto", 0, "Replace"), ("Surge", 0, "Surge"), ("Replace", 9, "Replace")],
 )
 def test_auto_goes_by_room_and_the_others_by_the_spec(strategy, room, chosen):
-    told = decide(state(side("new"), side("old", 3, 3), record=None, room=room, spec=RolloutSpec(strategy=strategy)))
+    told = decide(state(revision("new"), revision("old", 3, 3), record=None, room=room, spec=RolloutSpec(strategy=strategy)))
     assert told.record.strategy == chosen
 
 
-def test_a_surge_without_known_bounds_keeps_the_old_side_whole_until_the_new_one_is():
-    assert counts(state(side("new"), side("old", 3, 3))) == (3, 3)
-    assert counts(state(side("new", 3, 2), side("old", 3, 3))) == (3, 3)
-    assert counts(state(side("new", 3, 3), side("old", 3, 3))) == (3, 0)
-    assert decide(state(side("new", 3, 3), side("old", 3, 3))).record.phase == "Retiring"
+def test_a_surge_with_unknown_room_keeps_all_old_replicas_until_the_new_ones_are_ready():
+    assert counts(state(revision("new"), revision("old", 3, 3))) == (3, 3)
+    assert counts(state(revision("new", 3, 2), revision("old", 3, 3))) == (3, 3)
+    assert counts(state(revision("new", 3, 3), revision("old", 3, 3))) == (3, 0)
+    assert decide(state(revision("new", 3, 3), revision("old", 3, 3))).record.phase == "Retiring"
 
 
-def test_a_bad_revision_beside_a_whole_old_side_is_left_to_mend_itself():
-    bad = side("new", 3, 0, broken=3, why="new-1: no such image")
-    told = decide(state(bad, side("old", 3, 3)))
+def test_a_bad_revision_beside_a_whole_old_one_may_still_recover():
+    bad = revision("new", 3, 0, broken=3, why="new-1: no such image")
+    told = decide(state(bad, revision("old", 3, 3)))
     assert ((told.targets["new"], told.targets["old"]), told.record.phase) == ((3, 3), "Progressing")
 
 
-def test_a_surge_by_room_exchanges_ready_ones_and_a_hiccup_moves_nothing():
-    assert counts(state(side("new"), side("old", 3, 3), room=1)) == (1, 3)
-    assert counts(state(side("new", 1, 1), side("old", 3, 3), room=0)) == (1, 2)
-    assert counts(state(side("new", 2, 1), side("old", 2, 2), room=0)) == (2, 2)
-    assert counts(state(side("new", 3, 1), side("old", 1, 1), room=0)) == (3, 1)
-    assert counts(state(side("new", 2, 2, broken=0), side("old", 1, 1), room=1)) == (3, 1)
+def test_a_surge_by_room_replaces_ready_for_ready_and_a_hiccup_moves_nothing():
+    assert counts(state(revision("new"), revision("old", 3, 3), room=1)) == (1, 3)
+    assert counts(state(revision("new", 1, 1), revision("old", 3, 3), room=0)) == (1, 2)
+    assert counts(state(revision("new", 2, 1), revision("old", 2, 2), room=0)) == (2, 2)
+    assert counts(state(revision("new", 3, 1), revision("old", 1, 1), room=0)) == (3, 1)
+    assert counts(state(revision("new", 2, 2, broken=0), revision("old", 1, 1), room=1)) == (3, 1)
 
 
-def test_a_surge_by_room_brings_back_what_the_new_side_cannot_bear():
-    assert counts(state(side("new", 2, 0, broken=2), side("old", 1, 1), room=1)) == (3, 2)
+def test_a_surge_by_room_restores_old_replicas_for_broken_new_ones():
+    assert counts(state(revision("new", 2, 0, broken=2), revision("old", 1, 1), room=1)) == (3, 2)
 
 
 def test_surge_asks_for_one_even_without_room_so_that_a_node_may_be_added():
-    assert counts(state(side("new"), side("old", 3, 3), room=0, spec=RolloutSpec(strategy="Surge"))) == (1, 3)
+    assert counts(state(revision("new"), revision("old", 3, 3), room=0, spec=RolloutSpec(strategy="Surge"))) == (1, 3)
 
 
 def test_replace_takes_one_old_one_away_then_makes_one_new_one():
     def at(new, old):
         return counts(state(new, old, record=record("Replace")))
 
-    assert at(side("new"), side("old", 3, 3)) == (0, 2)
-    assert at(side("new"), side("old", 2, 2)) == (1, 2)
-    assert at(side("new", 1, 0), side("old", 2, 2)) == (1, 2)
-    assert at(side("new", 1, 1), side("old", 2, 2)) == (1, 1)
-    assert at(side("new", 2, 2), side("old", 0, 0)) == (3, 0)
+    assert at(revision("new"), revision("old", 3, 3)) == (0, 2)
+    assert at(revision("new"), revision("old", 2, 2)) == (1, 2)
+    assert at(revision("new", 1, 0), revision("old", 2, 2)) == (1, 2)
+    assert at(revision("new", 1, 1), revision("old", 2, 2)) == (1, 1)
+    assert at(revision("new", 2, 2), revision("old", 0, 0)) == (3, 0)
 
 
-def test_a_moments_doubt_goes_back_to_nothing_that_no_record_speaks_of():
+def test_unverified_replicas_start_no_rollout_back_without_a_record():
     """Gone back from a canary to the revision before, which is whole: not to what was fled, and not through the steps again."""
     fled = RolloutStatus(revision="hash-old", replaces="hash-new", strategy="Surge", phase="Progressing", step=0)
     for ready in range(4):
-        told = decide(state(replace(side("new", 3, 3), ready=ready), side("old", 1, 1), record=fled, spec=CANARY))
+        told = decide(state(replace(revision("new", 3, 3), ready=ready), revision("old", 1, 1), record=fled, spec=CANARY))
         assert (told.targets, told.record, told.weights) == ({"old": 0, "new": 3}, None, {})
 
 
-@pytest.mark.parametrize(("strategy", "room", "old"), [("Replace", None, side("old", 1, 0)), ("Surge", 0, side("old", 2, 1))])
-def test_a_doubt_recalls_no_drain(strategy, room, old):
+@pytest.mark.parametrize(("strategy", "room", "old"), [("Replace", None, revision("old", 1, 0)), ("Surge", 0, revision("old", 2, 1))])
+def test_an_unverified_replica_cancels_no_drain(strategy, room, old):
     """One of the old side drains, for the one new replica there is."""
     for ready in (1, 0):
-        new = replace(side("new", 1, 1), ready=ready)
+        new = replace(revision("new", 1, 1), ready=ready)
         assert counts(state(new, old, wanted=2, record=record(strategy), room=room))[1] == old.replicas - 1
 
 
-def test_a_doubt_stops_the_next_drain():
+def test_an_unverified_replica_stops_the_next_drain():
     for ready, left in ((1, 0), (0, 1)):
-        new = replace(side("new", 1, 1), ready=ready)
-        assert counts(state(new, side("old", 1, 1), wanted=2, record=record("Replace")))[1] == left
+        new = replace(revision("new", 1, 1), ready=ready)
+        assert counts(state(new, revision("old", 1, 1), wanted=2, record=record("Replace")))[1] == left
 
 
-def test_turned_back_the_failing_side_is_looked_at_again_while_the_old_one_is_doubted():
-    back, doubted = record(phase="RolledBack", reason="x"), replace(side("old", 3, 3), ready=0, doubt="d", again=5.0)
-    told = decide(state(side("new", 1, 1), doubted, record=back))
+def test_turned_back_the_failing_side_is_looked_at_again_while_the_old_one_is_uncertain():
+    back, uncertain = record(phase="RolledBack", reason="x"), replace(revision("old", 3, 3), ready=0, unverified="d", again=5.0)
+    told = decide(state(revision("new", 1, 1), uncertain, record=back))
     assert (told.targets, told.again) == ({"old": 3, "new": 1}, 5.0)
-    assert decide(state(side("new", 1, 1), side("old", 3, 3), record=back)).targets == {"old": 3, "new": 0}
+    assert decide(state(revision("new", 1, 1), revision("old", 3, 3), record=back)).targets == {"old": 3, "new": 0}
 
 
 def test_replace_with_a_bad_image_stops_at_the_first_and_brings_the_replaced_one_back():
-    bad = side("new", 1, 0, broken=1, why="new-1: no such image")
-    told = decide(state(bad, side("old", 2, 2), record=record("Replace")))
+    bad = revision("new", 1, 0, broken=1, why="new-1: no such image")
+    told = decide(state(bad, revision("old", 2, 2), record=record("Replace")))
     assert (told.record.phase, told.record.reason) == ("RolledBack", "new-1: no such image")
     back = record("Replace", "RolledBack", reason="x")
-    assert counts(state(bad, side("old", 2, 2), record=back)) == (0, 2)
-    assert counts(state(side("new"), side("old", 2, 2), record=back)) == (0, 3)
-    assert counts(state(side("new", 2, 1, broken=1), side("old", 1, 1), record=back)) == (1, 1)
+    assert counts(state(bad, revision("old", 2, 2), record=back)) == (0, 2)
+    assert counts(state(revision("new"), revision("old", 2, 2), record=back)) == (0, 3)
+    assert counts(state(revision("new", 2, 1, broken=1), revision("old", 1, 1), record=back)) == (1, 1)
 
 
-def test_turned_back_stays_until_another_revision_is_asked_for():
+def test_a_rollback_stays_until_the_spec_asks_for_another_revision():
     back = record(phase="RolledBack", reason="x")
-    told = decide(state(side("new"), side("old", 3, 3), record=back))
+    told = decide(state(revision("new"), revision("old", 3, 3), record=back))
     assert (told.targets, told.record, told.kept) == ({"new": 0, "old": 3}, back, {"old"})
-    other = decide(state(replace(side("new"), hash="hash-third"), side("old", 3, 3), record=back))
+    other = decide(state(replace(revision("new"), hash="hash-third"), revision("old", 3, 3), record=back))
     assert (other.record.phase, other.record.revision) == ("Progressing", "hash-third")
 
 
-def test_turned_back_at_zero_the_old_side_wakes():
+def test_after_a_rollback_at_zero_the_old_revision_wakes():
     back = record(phase="RolledBack", reason="x")
-    asleep = decide(state(side("new"), side("old", proven=True), wanted=0, record=back))
+    asleep = decide(state(revision("new"), revision("old", proven=True), wanted=0, record=back))
     assert (asleep.targets, asleep.kept, asleep.record) == ({"new": 0, "old": 0}, {"old"}, back)
-    assert counts(state(side("new"), side("old", proven=True), wanted=1, record=back)) == (0, 1)
+    assert counts(state(revision("new"), revision("old", proven=True), wanted=1, record=back)) == (0, 1)
 
 
 def test_auto_becomes_replace_when_a_surge_finds_no_place_and_stays_so():
-    stuck = side("new", 1, 0, placed=0, short=1, stuck=True)
-    told = decide(state(stuck, side("old", 3, 3)))
+    stuck = revision("new", 1, 0, placed=0, short=1, stuck=True)
+    told = decide(state(stuck, revision("old", 3, 3)))
     assert told.record.strategy == "Replace"
-    after = decide(state(side("new", 1, 1), side("old", 2, 2), record=record("Replace")))
+    after = decide(state(revision("new", 1, 1), revision("old", 2, 2), record=record("Replace")))
     assert after.record.strategy == "Replace"
-    waiting = side("new", 1, 0, placed=0, short=1)
-    assert decide(state(waiting, side("old", 3, 3))).again == 10.0
+    waiting = revision("new", 1, 0, placed=0, short=1)
+    assert decide(state(waiting, revision("old", 3, 3))).again == 10.0
 
 
-def test_a_retiring_side_comes_back_for_what_breaks_and_not_for_a_hiccup():
+def test_a_retiring_revision_returns_for_broken_replicas_and_not_for_a_hiccup():
     retiring = record(phase="Retiring")
-    assert counts(state(side("new", 3, 2), side("old", 3, 3), record=retiring)) == (3, 0)
-    assert counts(state(side("new", 3, 1, broken=2), side("old", 1, 1), record=retiring)) == (3, 2)
+    assert counts(state(revision("new", 3, 2), revision("old", 3, 3), record=retiring)) == (3, 0)
+    assert counts(state(revision("new", 3, 1, broken=2), revision("old", 1, 1), record=retiring)) == (3, 2)
 
 
-def test_of_three_revisions_the_third_goes_only_as_far_as_the_others_serve():
-    third = side("third", 2, 2)
-    it = RolloutState(RolloutSpec(), 3, side("new"), (side("old", 2, 2), third), record(), now=NOW)
+def test_a_third_revision_keeps_what_the_other_two_lack():
+    third = revision("third", 2, 2)
+    it = RolloutState(RolloutSpec(), 3, revision("new"), (revision("old", 2, 2), third), record(), now=NOW)
     assert decide(it).targets == {"new": 3, "old": 3, "third": 1}
 
 
-def test_of_older_revisions_yet_as_many_stay_together_as_the_others_lack():
-    olds = (side("old", 1, 1), side("third", 2, 2), side("fourth", 2, 2), side("fifth", 1, 1))
-    told = decide(RolloutState(RolloutSpec(), 4, side("new"), olds, record(), now=NOW)).targets
+def test_still_older_revisions_keep_together_what_the_others_lack():
+    olds = (revision("old", 1, 1), revision("third", 2, 2), revision("fourth", 2, 2), revision("fifth", 1, 1))
+    told = decide(RolloutState(RolloutSpec(), 4, revision("new"), olds, record(), now=NOW)).targets
     assert {name: told[name] for name in ("third", "fourth", "fifth")} == {"third": 1, "fourth": 2, "fifth": 0}
 
 
@@ -201,85 +200,85 @@ def canary(new, old, **words):
 
 
 def test_a_canary_begins_with_its_share_of_replicas_and_none_of_the_requests():
-    begun = decide(canary(side("new"), side("old", 10, 10), record=None))
+    begun = decide(canary(revision("new"), revision("old", 10, 10), record=None))
     assert (begun.record.step, begun.weights) == (0, {"hash-old": 100, "hash-new": 0})
-    told = decide(canary(side("new"), side("old", 10, 10)))
+    told = decide(canary(revision("new"), revision("old", 10, 10)))
     assert (told.targets, told.weights) == ({"new": 1, "old": 10}, {"hash-old": 100, "hash-new": 0})
 
 
-def test_its_share_begins_when_its_replicas_are_there_and_is_held_as_long_as_asked():
-    started = decide(canary(side("new", 1, 1), side("old", 10, 10)))
+def test_a_canary_step_begins_when_its_replicas_are_ready_and_lasts_as_long_as_asked():
+    started = decide(canary(revision("new", 1, 1), revision("old", 10, 10)))
     assert (started.record.since, started.weights["hash-new"]) == (stamp(0), 10)
     ok = heard(RevisionSignal(100, 0, 0.5), RevisionSignal(900, 0, 0.5))
-    held = canary(side("new", 1, 1), side("old", 10, 10), record=record(step=0, since=stamp(59)), signals=ok)
+    held = canary(revision("new", 1, 1), revision("old", 10, 10), record=record(step=0, since=stamp(59)), signals=ok)
     assert (decide(held).record.step, decide(held).again) == (0, 5.0)
     passed = replace(held, record=record(step=0, since=stamp(60)))
     assert (decide(passed).record.step, decide(passed).record.since, decide(passed).weights["hash-new"]) == (1, None, 10)
-    wider = canary(side("new", 1, 1), side("old", 10, 10), record=record(step=1))
+    wider = canary(revision("new", 1, 1), revision("old", 10, 10), record=record(step=1))
     assert (decide(wider).targets["new"], decide(wider).weights["hash-new"]) == (5, 10)
-    assert decide(replace(wider, current=side("new", 5, 5))).weights["hash-new"] == 50
+    assert decide(replace(wider, current=revision("new", 5, 5))).weights["hash-new"] == 50
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.001, 0.5, 0.999])
 def test_a_hold_that_begins_within_a_second_is_no_shorter_than_asked(fraction):
     """What the status says of the beginning has whole seconds."""
     ok = heard(RevisionSignal(100, 0, 0.5), RevisionSignal(900, 0, 0.5))
-    it = replace(canary(side("new", 1, 1), side("old", 10, 10), signals=ok), now=NOW + fraction)
+    it = replace(canary(revision("new", 1, 1), revision("old", 10, 10), signals=ok), now=NOW + fraction)
     begun = decide(it).record
     assert [decide(replace(it, record=begun, now=it.now + seconds)).record.step for seconds in (59.999, 61.0)] == [0, 1]
 
 
 @pytest.mark.parametrize("jump", [-300, 300])
-def test_a_share_is_held_as_long_as_asked_whoever_sets_the_clock(jump):
+def test_a_canary_step_lasts_as_long_as_asked_if_the_clock_is_set(jump):
     ok = heard(RevisionSignal(100, 0, 0.5), RevisionSignal(900, 0, 0.5))
-    it = canary(side("new", 1, 1), side("old", 10, 10), record=record(step=0, since=stamp(jump)), signals=ok)
-    assert [decide(replace(it, held=seconds)).record.step for seconds in (59.0, 60.0)] == [0, 1]
+    it = canary(revision("new", 1, 1), revision("old", 10, 10), record=record(step=0, since=stamp(jump)), signals=ok)
+    assert [decide(replace(it, elapsed=seconds)).record.step for seconds in (59.0, 60.0)] == [0, 1]
 
 
 def test_after_the_last_step_the_rest_follows_at_the_last_share():
-    last = canary(side("new", 5, 5), side("old", 10, 10), record=record(step=2))
+    last = canary(revision("new", 5, 5), revision("old", 10, 10), record=record(step=2))
     assert (decide(last).targets, decide(last).weights["hash-new"]) == ({"new": 10, "old": 10}, 50)
-    done = decide(replace(last, current=side("new", 10, 10)))
+    done = decide(replace(last, current=revision("new", 10, 10)))
     assert (done.record.phase, done.weights) == ("Retiring", {"hash-old": 0, "hash-new": 100})
 
 
 def test_errors_turn_a_canary_back_with_a_reason():
     bad = heard(RevisionSignal(100, 9, 0.5), RevisionSignal(900, 0, 0.5))
-    told = decide(canary(side("new", 1, 1), side("old", 10, 10), record=record(step=0, since=stamp(5)), signals=bad))
+    told = decide(canary(revision("new", 1, 1), revision("old", 10, 10), record=record(step=0, since=stamp(5)), signals=bad))
     assert told.record.phase == "RolledBack"
     assert told.record.reason == "canary at 10 %: 9 of 100 requests failed within a minute, abortOn.errorRate is 1%"
     assert told.weights == {"hash-old": 100, "hash-new": 0}
 
 
 def test_a_replica_that_ends_while_it_has_its_share_turns_the_canary_back():
-    crashed = side("new", 1, 0, broken=1, why="new-1 ended with exit code 1")
-    assert decide(canary(crashed, side("old", 10, 10), record=record(step=0, since=stamp(5)))).record.phase == "RolledBack"
-    assert decide(canary(crashed, side("old", 10, 10))).record.phase == "Progressing"
+    crashed = revision("new", 1, 0, broken=1, why="new-1 ended with exit code 1")
+    assert decide(canary(crashed, revision("old", 10, 10), record=record(step=0, since=stamp(5)))).record.phase == "RolledBack"
+    assert decide(canary(crashed, revision("old", 10, 10))).record.phase == "Progressing"
 
 
 @pytest.mark.parametrize("signals", [None, heard(RevisionSignal(100, 50), fresh=False)])
 def test_without_fresh_signals_a_canary_is_neither_turned_back_nor_passed_on(signals):
-    old = canary(side("new", 1, 1), side("old", 10, 10), record=record(step=0, since=stamp(3600)), signals=signals)
+    old = canary(revision("new", 1, 1), revision("old", 10, 10), record=record(step=0, since=stamp(3600)), signals=signals)
     told = decide(old)
     assert (told.record, told.waits) == (old.record, "no gateway reports on the new revision")
 
 
 def test_a_canary_without_limits_goes_by_time():
     spec = RolloutSpec.model_validate({"canary": {"steps": [{"weight": 10, "hold": "1m"}]}})
-    told = decide(canary(side("new", 1, 1), side("old", 10, 10), spec=spec, record=record(step=0, since=stamp(61))))
+    told = decide(canary(revision("new", 1, 1), revision("old", 10, 10), spec=spec, record=record(step=0, since=stamp(61))))
     assert told.record.step == 1
 
 
 def test_a_canary_that_sleeps_goes_on_when_it_wakes():
-    sleeping = canary(side("new"), side("old", proven=True), wanted=0, record=record(step=1))
+    sleeping = canary(revision("new"), revision("old", proven=True), wanted=0, record=record(step=1))
     told = decide(sleeping)
     assert (told.targets, told.record, told.kept) == ({"new": 0, "old": 0}, sleeping.record, {"old"})
 
 
 def test_without_room_a_canary_takes_old_places_but_never_the_last():
     replacing = record("Replace", step=1)
-    assert counts(canary(side("new"), side("old", 10, 10), record=replacing)) == (0, 9)
-    assert counts(canary(side("new"), side("old", 1, 1), wanted=1, record=replacing)) == (0, 1)
+    assert counts(canary(revision("new"), revision("old", 10, 10), record=replacing)) == (0, 9)
+    assert counts(canary(revision("new"), revision("old", 1, 1), wanted=1, record=replacing)) == (0, 1)
 
 
 @pytest.mark.parametrize(("wanted", "weight", "replicas"), [(10, 10, 1), (3, 10, 1), (3, 50, 2), (3, 100, 3), (1, 1, 1)])
@@ -319,18 +318,18 @@ SMALL = st.integers(0, 5)
 
 
 @st.composite
-def sides(draw, name):
+def revisions(draw, name):
     pods = draw(SMALL)
     up = draw(st.integers(0, pods))
     ready = draw(st.integers(0, up))
     broken = draw(st.integers(0, pods - up))
-    told = {"doubt": "d" if ready < up else "", "why": "x" if broken else ""}
-    return Side(name, f"hash-{name}", draw(st.integers(0, 6)), pods, up, ready, placed=pods, broken=broken, proven=True, **told)
+    words = {"unverified": "d" if ready < up else "", "why": "x" if broken else ""}
+    return RevisionState(name, f"hash-{name}", draw(st.integers(0, 6)), pods, up, ready, placed=pods, broken=broken, proven=True, **words)
 
 
 @settings(max_examples=examples(200))
 @given(
-    new=sides("new"), old=sides("old"), wanted=SMALL, room=st.none() | SMALL, strategy=st.sampled_from(["Surge", "Replace"]),
+    new=revisions("new"), old=revisions("old"), wanted=SMALL, room=st.none() | SMALL, strategy=st.sampled_from(["Surge", "Replace"]),
     phase=st.sampled_from(["Progressing", "RolledBack"]), step=st.none() | st.integers(0, 2),
 )  # fmt: skip
 def test_serving_replicas_are_never_taken_below_what_is_wanted(new, old, wanted, room, strategy, phase, step):
@@ -340,15 +339,15 @@ def test_serving_replicas_are_never_taken_below_what_is_wanted(new, old, wanted,
     stays = min(new.ready, targets["new"]) + min(old.ready, targets["old"])
     spared = 1 if strategy == "Replace" else 0
     assert stays >= min(wanted - spared, new.ready + old.ready)
-    # Nor is one that is only doubted gone for it: of the old side no more go than new ones answer.
+    # Nor is one that is only uncertain removed for it: of the old revision no more go than new ones answer.
     assert min(old.up, targets["old"]) >= min(old.up, wanted - spared - new.ready) or phase == "RolledBack"
     assert all(target >= 0 for target in targets.values())
 
 
-@given(new=sides("new"), old=sides("old"), wanted=SMALL, room=st.none() | SMALL)
+@given(new=revisions("new"), old=revisions("old"), wanted=SMALL, room=st.none() | SMALL)
 def test_surge_asks_for_no_more_than_twice_and_replace_for_no_more_than_there_are_places(new, old, wanted, room):
     surge = decide(RolloutState(RolloutSpec(strategy="Surge"), wanted, new, (old,), record(), room, now=NOW)).targets
     assert sum(surge.values()) <= 2 * wanted
     spec = RolloutSpec(strategy="Replace")
     targets = decide(RolloutState(spec, wanted, new, (old,), record("Replace"), room, now=NOW)).targets
-    assert targets["new"] <= max(min(new.held, wanted), wanted - max(old.pods, old.replicas)) or new.ready >= wanted
+    assert targets["new"] <= max(min(new.total, wanted), wanted - old.occupied) or new.ready >= wanted

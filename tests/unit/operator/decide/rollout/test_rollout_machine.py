@@ -220,7 +220,7 @@ class Rollouts(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(("strategy", "spare", "left"), [("Surge", None, 2), ("Surge", 1, 2), ("Replace", None, 1)])
-def test_a_new_revision_that_is_ready_and_answers_nobody_takes_nobodys_place(strategy, spare, left):
+def test_a_ready_new_revision_that_does_not_answer_replaces_no_replica(strategy, spare, left):
     world = Rollouts()
     world.start(replicas=2, strategy=strategy, spare=spare, canary=False)
     world.edit("mute")
@@ -256,7 +256,7 @@ class Alone(Rollouts):
 @pytest.mark.deep
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("strategy", ["Replace", "Auto"])
-def test_a_service_of_one_replica_on_one_device_is_served_through_a_model_that_nobody_has(strategy, restarted):
+def test_a_service_on_one_device_keeps_serving_if_the_new_model_does_not_exist(strategy, restarted):
     world = Rollouts()
     world.start(replicas=1, strategy=strategy, spare=None, canary=False)
     world.places = 1

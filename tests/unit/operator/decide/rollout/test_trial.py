@@ -22,7 +22,7 @@ from pagoda_operator.api.errors import ClusterError, Denied, Refused
 from pagoda_operator.api.state import CONTROLLER_REVISIONS, DEPLOYMENTS, NETWORK_POLICIES, PODS, PROFILES, SERVICES
 from pagoda_operator.decide.render.children import Owner, inspection_policy, inspector_uid
 from pagoda_operator.decide.render.trial_pod import trial_pod
-from pagoda_operator.decide.replicas.sides import Side
+from pagoda_operator.decide.replicas.replicas import RevisionState
 from pagoda_operator.decide.rollout.counts import RolloutState
 from pagoda_operator.decide.rollout.rollout import decide
 from pagoda_operator.decide.rollout.trial import PATIENCE_S, Trial
@@ -41,8 +41,8 @@ BACK_OFF = waiting("ImagePullBackOff", 'Back-off pulling image "daemon:2": not f
 # Decided by
 
 
-def side(name, count=0, up=0, **words):
-    return Side(
+def revision(name, count=0, up=0, **words):
+    return RevisionState(
         name, f"hash-{name}", **{"replicas": count, "pods": count, "up": up, "ready": up, "placed": count, "proven": up > 0} | words
     )
 
@@ -51,14 +51,14 @@ def record(strategy="Replace", phase="Progressing", **words):
     return RolloutStatus(revision="hash-new", replaces="hash-old", strategy=strategy, phase=phase, **words)
 
 
-OLD, NEW, NONE = side("old", 1, 1), side("new"), Trial()
+OLD, NEW, NONE = revision("old", 1, 1), revision("new"), Trial()
 HERE = Trial(there=True, placed=True, progress="it runs")
 
 
-def decided(tried=NONE, new=NEW, old=OLD, wanted=1, held=None, **words):
+def decided(trial=NONE, new=NEW, old=OLD, wanted=1, elapsed=None, **words):
     """What is decided of one replica under Replace."""
-    told = words.pop("record", None) or record(**words)
-    return decide(RolloutState(RolloutSpec(strategy=told.strategy), wanted, new, (old,), told, now=NOW, tried=tried, held=held))
+    before = words.pop("record", None) or record(**words)
+    return decide(RolloutState(RolloutSpec(strategy=before.strategy), wanted, new, (old,), before, now=NOW, trial=trial, elapsed=elapsed))
 
 
 def targets(told):
@@ -80,30 +80,30 @@ def test_the_last_one_goes_when_a_trial_has_passed_and_not_before(tried, old, ph
     assert (targets(told), told.tries, told.record.phase) == ((0, old), True, phase)
 
 
-def test_what_a_trial_found_is_the_reason_of_the_way_back():
+def test_a_failed_trial_is_the_reason_of_the_rollback():
     told = decided(HERE._replace(failed="x: not found"), since="2026-01-01T00:00:00Z")
     assert (told.record.reason, told.record.since) == ("The trial of the new revision failed: x: not found", None)
 
 
 # Of whom it is asked: the new side, the old side, how many are wanted, words of the record.
-NOBODY_TRIES = {
+NO_TRIAL = {
     "a surge": {"strategy": "Surge"},
-    "one that has served before": {"new": side("new", proven=True)},
-    "nobody serves": {"old": side("old", 1, 0, proven=True)},
+    "one that has served before": {"new": revision("new", proven=True)},
+    "nobody serves": {"old": revision("old", 1, 0, proven=True)},
     "nothing is wanted": {"wanted": 0},
-    "two are wanted, and the first new one shows it": {"wanted": 2, "old": side("old", 2, 2)},
-    "the new one serves": {"new": side("new", 1, 1), "old": OLD},
+    "two are wanted, and the first new one shows it": {"wanted": 2, "old": revision("old", 2, 2)},
+    "the new one serves": {"new": revision("new", 1, 1), "old": OLD},
     "turned back": {"phase": "RolledBack", "reason": "x"},
 }
 
 
-@pytest.mark.parametrize("case", NOBODY_TRIES)
-def test_nobody_tries_where_nothing_hangs_on_it(case):
-    told = decided(**NOBODY_TRIES[case])
+@pytest.mark.parametrize("case", NO_TRIAL)
+def test_there_is_no_trial_if_no_last_replica_is_at_stake(case):
+    told = decided(**NO_TRIAL[case])
     assert (told.tries, "trial" in told.waits) == (False, False)
 
 
-@pytest.mark.parametrize("old", [side("old", 1, 0, proven=True), side("old", 1, 0, pods=0, proven=True)])
+@pytest.mark.parametrize("old", [revision("old", 1, 0, proven=True), revision("old", 1, 0, pods=0, proven=True)])
 def test_a_hiccup_of_the_old_one_does_not_end_a_trial_that_is_under_way(old):
     assert targets(decided(HERE, old=old)) == (0, 1)
     assert targets(decided(HERE, old=replace(old, broken=1))) == (0, 0)
@@ -112,30 +112,30 @@ def test_a_hiccup_of_the_old_one_does_not_end_a_trial_that_is_under_way(old):
 
 def test_a_trial_that_has_passed_stays_until_the_old_one_is_gone():
     """It is the memory: an operator that begins anew goes on with the drain."""
-    told = decided(HERE._replace(passed=True), old=side("old", 1, 0, proven=True))
+    told = decided(HERE._replace(passed=True), old=revision("old", 1, 0, proven=True))
     assert (told.tries, targets(told)) == (True, (0, 0))
-    assert not decided(HERE._replace(passed=True), old=side("old", proven=True)).tries
+    assert not decided(HERE._replace(passed=True), old=revision("old", proven=True)).tries
 
 
-def test_one_that_finds_no_place_has_two_minutes_and_is_not_waited_for_any_longer():
+def test_a_trial_without_a_place_is_waited_for_two_minutes():
     waits = decided(Trial(progress="the trial pod is being created"))
     assert (waits.record.since, waits.waits) == (
         "2027-01-15T08:00:00Z",
         "the old replica stays until the trial of the new revision has passed: the trial pod is being created",
     )
     begun = waits.record
-    assert decided(record=begun, held=100.0).again == PATIENCE_S - 100
-    over = decided(record=begun, held=PATIENCE_S)
+    assert decided(record=begun, elapsed=100.0).again == PATIENCE_S - 100
+    over = decided(record=begun, elapsed=PATIENCE_S)
     assert (targets(over), over.tries, over.record.since) == ((0, 0), False, begun.since)
-    over = decided(HERE._replace(placed=False), record=begun, held=PATIENCE_S)
+    over = decided(HERE._replace(placed=False), record=begun, elapsed=PATIENCE_S)
     assert (targets(over), over.tries) == ((0, 0), False)
     # The drain that has begun goes on, and the next one has its own two minutes.
-    draining = decided(Trial(), record=begun, held=PATIENCE_S + 1, old=side("old", 1, 0, proven=True))
+    draining = decided(Trial(), record=begun, elapsed=PATIENCE_S + 1, old=revision("old", 1, 0, proven=True))
     assert (targets(draining), draining.record.since) == ((0, 0), None)
 
 
-def test_one_that_has_a_place_is_waited_for_however_long_it_takes():
-    told = decided(HERE, since="2026-01-01T00:00:00Z", held=80_000.0)
+def test_a_trial_with_a_place_is_waited_for_without_limit():
+    told = decided(HERE, since="2026-01-01T00:00:00Z", elapsed=80_000.0)
     assert (targets(told), told.tries, told.record.since) == ((0, 1), True, None)
 
 
@@ -251,7 +251,7 @@ def test_a_registry_that_stumbles_has_ten_minutes():
     assert (untouched(made), rollout(made)["phase"], "toomanyrequests" in rollout(made)["reason"]) == (True, "RolledBack", True)
 
 
-def test_a_trial_that_ends_while_the_old_replica_stumbles_loses_nobody():
+def test_a_trial_that_ends_while_the_old_replica_is_not_ready_loses_no_replica():
     made = world(PULLS)
     roll(made)
     made.api.graceful = True
@@ -264,7 +264,7 @@ def test_a_trial_that_ends_while_the_old_replica_stumbles_loses_nobody():
     assert [pod["metadata"]["uid"] for pod in replicas(made)] == [made.old]
 
 
-def test_nobody_waits_for_the_end_of_a_trial():
+def test_the_end_of_a_trial_is_not_waited_for():
     made = world(passed())
     made.api.graceful = True
     roll(made)
@@ -288,7 +288,7 @@ CACHED = {"uri": "hf://acme/tiny", "cache": {"pvc": "models"}}
         (fetching(1, "no route to host"), CACHED | {"cache": None}, False),
     ],
 )
-def test_what_is_no_word_on_the_revision_turns_nothing_back(status, model, goes_on):
+def test_an_inconclusive_trial_rolls_nothing_back(status, model, goes_on):
     made = world(status, model=model)
     roll(made)
     for _ in range(4):
@@ -313,7 +313,7 @@ def test_how_a_program_is_run_is_part_of_what_is_tried():
     assert (spec["hostNetwork"], spec["containers"][0]["workingDir"]) == (True, "/opt")
 
 
-def test_a_canary_s_time_is_no_trial_s():
+def test_the_time_of_a_canary_step_does_not_count_for_a_trial():
     told = decided(record=record(step=0, since="1970-01-01T00:00:00Z"))
     assert (targets(told), told.tries, told.record.step) == ((0, 1), True, None)
     assert told.record.since != "1970-01-01T00:00:00Z"
@@ -338,7 +338,7 @@ def test_a_key_that_is_not_there_has_ten_minutes_as_with_a_replica():
 
 
 @pytest.mark.parametrize("status", [NO_NODE, {"phase": "Failed", "conditions": scheduled(False), "reason": "Evicted"}])
-def test_a_trial_without_a_place_holds_nothing_up_for_long(status):
+def test_a_trial_without_a_place_delays_a_rollout_only_shortly(status):
     made = world(status)
     roll(made)
     assert (untouched(made), len(trials(made))) == (True, 1)
@@ -353,7 +353,7 @@ def test_a_trial_without_a_place_holds_nothing_up_for_long(status):
 
 
 @pytest.mark.parametrize("error", [Denied("403: exceeded quota: native"), Refused("422: admission webhook")])
-def test_a_trial_that_nobody_may_make_holds_nothing_up_for_long(error):
+def test_a_refused_trial_delays_a_rollout_only_shortly(error):
     made = world()
 
     def refuse(verb, kind, name):
@@ -523,7 +523,7 @@ def made_of(template, node=""):
     return trial_pod(Owner("ns", "tiny", "uid"), "tiny-1", {"podTemplate": template}, "hf://a/b", node)
 
 
-def test_of_a_replica_it_has_what_may_fail_and_nothing_that_it_would_hold():
+def test_a_trial_has_what_may_fail_in_a_replica_and_no_devices():
     made = made_of(TEMPLATE, "node-1")
     spec, (daemon,) = made["spec"], made["spec"]["containers"]
     assert daemon["env"] == [{"name": "A", "value": "1"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
@@ -535,7 +535,7 @@ def test_of_a_replica_it_has_what_may_fail_and_nothing_that_it_would_hold():
     assert ANNOTATION_DEVICES not in made["metadata"]["annotations"]
 
 
-def test_a_program_on_a_claim_is_tried_on_the_node_that_holds_it():
+def test_a_program_on_a_claim_is_tried_on_the_node_of_the_old_replica():
     pinned = copy.deepcopy(TEMPLATE)
     pinned["spec"]["volumes"][0] = {"name": "ca", "persistentVolumeClaim": {"claimName": "deps"}}
     spec = made_of(pinned, "node-1")["spec"]

@@ -43,14 +43,14 @@ def test_every_state_is_shown_as_what_it_is(name):
     assert message.startswith(STATES[name].reason)
 
 
-def test_a_service_that_nobody_has_looked_at_is_not_healthy():
+def test_a_service_without_a_status_is_not_healthy():
     bare = {"kind": "InferenceService", "metadata": {"generation": 1}}
     assert health(bare)[0] == "Progressing"
     assert health(bare | {"status": {}})[0] == "Progressing"
     assert health(bare | {"status": {"conditions": []}})[0] == "Progressing"
 
 
-def test_an_edit_that_nobody_has_looked_at_is_progressing():
+def test_an_edit_that_is_not_observed_yet_is_progressing():
     body = STATES["serving"].body()
     body["metadata"]["generation"] += 1
     assert health(body)[0] == "Progressing"

@@ -25,7 +25,7 @@ def claims(woken):
     return Claims(woken.append)
 
 
-def test_the_oldest_holds_a_name_and_only_contested_names_are_taken(claims):
+def test_the_oldest_service_has_a_name_and_only_contested_names_are_taken(claims):
     claims.put(body("young", "a", "b", created=NEW))
     claims.put(body("old", "a", namespace="other"))
     assert claims.taken(Key("ns", "young")) == (Taken("a", Key("other", "old")),)
@@ -38,7 +38,7 @@ def test_a_service_without_names_claims_its_own(claims):
     assert claims.taken(Key("b", "tiny")) == (Taken("tiny", Key("a", "tiny")),)
 
 
-def test_who_may_gain_or_lose_a_name_is_looked_at_again(claims, woken):
+def test_services_that_may_gain_or_lose_a_name_are_queued(claims, woken):
     claims.put(body("old", "a"))
     claims.put(body("young", "a", "b", created=NEW))
     claims.put(body("third", "c"))
@@ -52,7 +52,7 @@ def test_who_may_gain_or_lose_a_name_is_looked_at_again(claims, woken):
     assert claims.taken(Key("ns", "young")) == ()
 
 
-def test_names_that_nobody_wants_are_forgotten(claims):
+def test_unclaimed_names_are_forgotten(claims):
     claims.put(body("old", "a"))
     claims.put(body("young", "a", created=NEW))
     claims.drop(Key("ns", "old"))
@@ -83,7 +83,7 @@ def test_the_name_of_one_that_goes_is_the_next_ones():
     assert world.conditions()["Ready"]["status"] == "True"
 
 
-def test_one_that_holds_another_name_serves_under_that():
+def test_a_service_with_one_name_left_serves_under_it():
     world = World(model={"uri": "pvc://models/tiny", "servedNames": ["mine", "theirs"]})
     older = world.api.put(SERVICES, body("old", "theirs", namespace="other"))
     older["metadata"]["creationTimestamp"] = OLD
@@ -93,7 +93,7 @@ def test_one_that_holds_another_name_serves_under_that():
     assert len(world.names(DEPLOYMENTS)) == 1
 
 
-def test_who_serves_already_goes_on_whatever_names_it_loses():
+def test_a_running_service_goes_on_if_it_loses_names():
     world = World()
     world.settle()
     world.make_ready()

@@ -39,7 +39,7 @@ def loudest(body):
     return next((kind for kind in ("Stalled", "Reconciling") if kind in held), "Ready")
 
 
-def test_an_edited_service_is_under_way_before_the_operator_has_looked():
+def test_an_edited_service_is_reconciling_before_the_operator_has_seen_it():
     body = STATES["serving"].body()
     body["metadata"]["generation"] += 1
     assert kstatus(body) == "InProgress"

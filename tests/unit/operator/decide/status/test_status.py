@@ -50,7 +50,7 @@ def test_each_stage_has_its_reason(statuses, reason, says, verdict):
     assert says in ready["message"]
 
 
-def test_the_first_word_comes_before_the_first_child():
+def test_a_status_is_written_before_the_first_child():
     world = World()
     world.run()
     assert world.api.journal == [("status", "InferenceService", "tiny")]
@@ -87,7 +87,7 @@ def test_a_pull_that_fails_in_turns_is_one_message():
     assert len(world.api.journal) == written
 
 
-def test_a_growing_back_off_is_no_news():
+def test_a_growing_back_off_writes_no_status():
     world = world_with(crashed(code=1))
     written = len(world.api.journal)
     pod = world.api.of(PODS)[0]["status"]["containerStatuses"][0]

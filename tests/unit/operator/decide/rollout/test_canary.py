@@ -66,7 +66,7 @@ class Canary:
         ("2s", (100, 1700), (100, 100), ""),
     ],
 )
-def test_a_gateway_s_word_ends_a_canary_whose_first_tokens_are_late(limit, new, old, over):
+def test_a_report_of_late_first_tokens_ends_a_canary(limit, new, old, over):
     canary = Canary(limit)
     canary.tell(new, old)
     canary.world.settle()
@@ -85,7 +85,7 @@ def test_of_two_gateways_requests_add_up_and_the_slower_one_counts():
     assert "(p95 of 50 requests)" in canary.world.conditions()["Stalled"]["message"]
 
 
-def test_what_a_gateway_said_before_it_fell_silent_ends_nothing():
+def test_old_reports_of_a_silent_gateway_end_no_canary():
     canary = Canary("1.5x")
     canary.tell((100, 9000), (100, 1000))
     canary.now += 4

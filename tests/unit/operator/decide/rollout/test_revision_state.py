@@ -1,4 +1,4 @@
-"""What of a revision cannot come up: told at once by its pods, and never by a start that only takes long."""
+"""The state of a revision: which replicas cannot start, which the pods show at once, and which answer. A slow start is not broken."""
 
 import asyncio
 import copy
@@ -11,7 +11,7 @@ from pagoda_contracts.names import LABEL_SERVICE
 from pagoda_operator.api.pods import Pod, parse_pod
 from pagoda_operator.api.signals import EndpointSignal, Seen, ServiceSignals
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES
-from pagoda_operator.decide.replicas.sides import current_side
+from pagoda_operator.decide.replicas.replicas import current_state
 from pagoda_operator.watch.ages import Ages
 from pagoda_operator.watch.caches import Caches
 from support.kube.fake_api import crashed, fetching, is_trial, running, waiting
@@ -27,7 +27,7 @@ def world():
     return made
 
 
-def side(world, status, *, hours=0.0):
+def state_of(world, status, *, hours=0.0):
     """As the only pod of the service, made so long ago, is in that state; None: it was refused before it was made."""
     if world.api.of(PODS):
         befall(world, world.api.of(PODS)[0], status)
@@ -35,7 +35,7 @@ def side(world, status, *, hours=0.0):
         refuse(world.api.of(DEPLOYMENTS)[0])
     world.later = timedelta(hours=hours)
     observed = world.observed()
-    return current_side(observed, world.plan().current)
+    return current_state(observed, world.plan().current)
 
 
 def befall(world, pod, status):
@@ -49,7 +49,7 @@ def befall(world, pod, status):
 
 
 def refuse(deployment):
-    told = {
+    failure = {
         "type": "ReplicaFailure",
         "status": "True",
         "reason": "FailedCreate",
@@ -57,12 +57,12 @@ def refuse(deployment):
         "lastTransitionTime": MADE,
     }
     others = [one for one in deployment["status"].get("conditions", []) if one["type"] != "ReplicaFailure"]
-    deployment["status"]["conditions"] = [*others, told]
+    deployment["status"]["conditions"] = [*others, failure]
 
 
 def unscheduled(message):
-    told = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message, "lastTransitionTime": MADE}
-    return {"phase": "Pending", "conditions": [told]}
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message, "lastTransitionTime": MADE}
+    return {"phase": "Pending", "conditions": [condition]}
 
 
 def sandbox(status, reason="ContainerCreating"):
@@ -74,7 +74,7 @@ def sandbox(status, reason="ContainerCreating"):
 SLOW = {
     "pulls its image": sandbox("True"),
     "pulls its sidecar's image": sandbox("True", "PodInitializing"),
-    "is on a node that tells nothing of sandboxes": waiting("ContainerCreating"),
+    "is on a node that does not report sandboxes": waiting("ContainerCreating"),
     "fetches its model": fetching(),
     "loads its model": running(),
     "waits for a node that an autoscaler makes": unscheduled("0/9 nodes are available: 9 Insufficient nvidia.com/gpu."),
@@ -88,7 +88,7 @@ SLOW = {
 @pytest.mark.parametrize("state", SLOW)
 @pytest.mark.parametrize("hours", [0.0, 0.5, 20.0])
 def test_a_start_that_takes_long_is_not_broken(state, hours, world):
-    found = side(world, SLOW[state], hours=hours)
+    found = state_of(world, SLOW[state], hours=hours)
     assert (found.broken, found.why) == (0, "")
 
 
@@ -100,14 +100,14 @@ BAD = {
         crashed(1) | {"containerStatuses": [crashed(1)["containerStatuses"][0] | {"restartCount": 2}]},
         "exit code 1",
     ),
-    "a model that nobody has": (fetching(code=78, message="404"), "404"),
+    "a model that does not exist": (fetching(code=78, message="404"), "404"),
 }
 
 
 @pytest.mark.parametrize("state", BAD)
-def test_what_cannot_come_up_is_known_at_once_without_the_deployment_controllers_word(state, world):
+def test_a_replica_that_cannot_start_is_known_at_once(state, world):
     status, why = BAD[state]
-    found = side(world, status)
+    found = state_of(world, status)
     assert found.broken == 1
     assert why in found.why
     (deployment,) = world.api.of(DEPLOYMENTS)
@@ -128,11 +128,11 @@ LATE = {
 
 
 @pytest.mark.parametrize("state", LATE)
-def test_what_is_missing_has_ten_minutes_to_appear_and_is_looked_for_when_they_are_over(state, world):
+def test_what_is_missing_has_ten_minutes_to_appear(state, world):
     status, why = LATE[state]
-    found = side(world, status, hours=0.1)
+    found = state_of(world, status, hours=0.1)
     assert (found.broken, found.why, found.again) == (0, "", 240.0)
-    found = side(world, status, hours=0.2)
+    found = state_of(world, status, hours=0.2)
     assert (found.broken, found.again) == (1, None)
     assert why in found.why
 
@@ -140,7 +140,7 @@ def test_what_is_missing_has_ten_minutes_to_appear_and_is_looked_for_when_they_a
 @pytest.mark.deep
 @pytest.mark.parametrize("state", LATE)
 @pytest.mark.parametrize("strategy", ["Replace", "Auto"])
-def test_a_bad_revision_is_no_days_outage(state, strategy):
+def test_a_bad_revision_causes_no_long_outage(state, strategy):
     status, why = LATE[state]
     world = World(rollout={"strategy": strategy})
     world.settle()
@@ -176,7 +176,7 @@ def step(world, old, status, *, rounds):
                 befall(world, pod, status)
 
 
-def test_what_is_judged_by_passes_through_the_caches():
+def test_caches_keep_what_a_revision_is_judged_by():
     caches = Caches()
     body = {"metadata": {"name": "tiny-1", "namespace": "ns", "labels": {LABEL_SERVICE: "tiny"}, "resourceVersion": "1"}}
     body["status"] = sandbox("False")
@@ -199,15 +199,15 @@ def test_the_deployment_controller_waits_as_long_as_a_fetch_may_take(world):
     (deployment,) = world.api.of(DEPLOYMENTS)
     assert deployment["spec"]["progressDeadlineSeconds"] == 24 * 3600
     deployment["status"]["conditions"] = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}]
-    assert side(world, {"phase": "Pending"}).broken == 1
+    assert state_of(world, {"phase": "Pending"}).broken == 1
 
 
 NO_LABEL = "0/9 nodes are available: 9 node(s) didn't match Pod's node affinity/selector."
 SHORT = "0/9 nodes are available: 9 Insufficient nvidia.com/gpu."
 
 
-def told(message, at=None):
-    """As the scheduler tells it: since the first time, and the API server notes when it was last written."""
+def reported(message, at=None):
+    """As the scheduler reports it: since the first time, and the API server notes when it was last written."""
     status = unscheduled(message)
     return status, [{"manager": "kube-scheduler", "operation": "Update", "subresource": "status", "time": at}] if at else []
 
@@ -215,7 +215,7 @@ def told(message, at=None):
 def waits(world, message, at=None):
     (pod,) = (pod for pod in world.api.of(PODS) if pod["status"].get("phase") == "Pending")
     pod["metadata"]["creationTimestamp"] = MADE
-    pod["status"], pod["metadata"]["managedFields"] = told(message, at)
+    pod["status"], pod["metadata"]["managedFields"] = reported(message, at)
     world.run()  # says so
     return world.run().again, rollout(world)["phase"]
 
@@ -241,7 +241,7 @@ def test_a_pod_that_waited_for_devices_and_then_lacks_something_else_has_ten_min
 
 
 @pytest.mark.parametrize("jump", [-3600.0, 0.0, 3600.0])
-def test_a_pod_that_lacks_something_has_waited_as_long_as_it_has_whoever_sets_the_clock(jump):
+def test_waiting_times_are_right_if_the_clock_is_set(jump):
     passed = 0.0
     lacking = Ages(lambda: passed)
     pod = Pod("p", "r", "a", meta={"uid": "u"}, unschedulable=True, unscheduled=NO_LABEL, unscheduled_since=1_000_000.0)
@@ -251,27 +251,27 @@ def test_a_pod_that_lacks_something_has_waited_as_long_as_it_has_whoever_sets_th
     assert now - lacking.unschedulable(KEY, [pod], now)["u"] == 150.0
 
 
-# For how long no gateway has told of the service, what one tells of its only replica, and what is held against it.
+# For how long no gateway has reported the service, what one reports of its only replica, and why that replica is unverified.
 WORDS = {
-    "nobody is there": (math.inf, None, ""),
-    "nobody has told for a minute": (61.0, None, ""),
-    "one tells of others": (59.0, None, "no gateway has reported it yet"),
+    "no gateway": (math.inf, None, ""),
+    "no report for a minute": (61.0, None, ""),
+    "a report without it": (59.0, None, "no gateway has reported it yet"),
     "it answers": (0.0, EndpointSignal(Seen.FRESH), ""),
     "one hiccup": (0.0, EndpointSignal(Seen.SUSPECT), ""),
-    "it stands still": (0.0, EndpointSignal(Seen.DEAD, reason="overdue"), "no gateway can use it: overdue"),
-    "it never spoke": (0.0, EndpointSignal(Seen.UNHEARD), "no gateway can use it: unheard"),
+    "its step is overdue": (0.0, EndpointSignal(Seen.DEAD, reason="overdue"), "no gateway can use it: overdue"),
+    "never heard": (0.0, EndpointSignal(Seen.UNHEARD), "no gateway can use it: unheard"),
     "a wrong canary": (0.0, EndpointSignal(Seen.FRESH, deep_failed=True), "the answer to its canary prompt is wrong or late"),
 }
 
 
 @pytest.mark.parametrize("case", WORDS)
-def test_who_is_ready_counts_unless_gateways_say_otherwise(case, world):
-    silent, signal, doubt = WORDS[case]
+def test_a_ready_replica_counts_unless_gateways_say_otherwise(case, world):
+    silent, signal, why = WORDS[case]
     (pod,) = world.api.of(PODS)
     befall(world, pod, running(ready=True))
     name = pod["metadata"]["name"]
-    told = ServiceSignals(fresh=True, endpoints={name: signal} if signal else {})
-    found = current_side(replace(world.observed(), signals=told, unheard_s=silent), world.plan().current)
-    assert (found.up, found.ready) == (1, 0 if doubt else 1)
-    assert found.doubt == (f"{name} is Ready, and {doubt}" if doubt else "")
-    assert found.again == (5.0 if doubt else None)
+    signals = ServiceSignals(fresh=True, endpoints={name: signal} if signal else {})
+    found = current_state(replace(world.observed(), signals=signals, unheard_s=silent), world.plan().current)
+    assert (found.up, found.ready) == (1, 0 if why else 1)
+    assert found.unverified == (f"{name} is Ready, and {why}" if why else "")
+    assert found.again == (5.0 if why else None)

@@ -1,1 +1,0 @@
-"""What each child of a service should be."""

@@ -1,1 +1,0 @@
-"""Which unhealthy replicas are replaced."""
