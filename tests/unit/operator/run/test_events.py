@@ -35,7 +35,8 @@ def tell(world):
     observed = world.observed()
 
     def record(reason, later=0.0, **more):
-        asyncio.run(recorder.record(observed, status(reason, **more), now() + timedelta(seconds=later)))
+        recorder.record(observed, status(reason, **more), now() + timedelta(seconds=later))
+        asyncio.run(recorder.write_pending())
 
     return record
 
@@ -125,7 +126,7 @@ def test_words_are_told_apart_by_what_they_say(world, tell):
 
 async def told_beside(world, words, until):
     """Words that are written beside the runs, until so many Events were tried."""
-    recorder, tried = Recorder(world.api, "operator-1", queued=True), asyncio.Event()
+    recorder, tried = Recorder(world.api, "operator-1"), asyncio.Event()
     observed, wrote = await observe(world.api, KEY), []
 
     def count(verb, kind, _name):
@@ -135,7 +136,7 @@ async def told_beside(world, words, until):
 
     world.api.before_write = count
     for word in words:
-        await recorder.record(observed, status(word), now())
+        recorder.record(observed, status(word), now())
     assert not wrote  # nobody waited for one
     before = recorder.waiting()
     running = asyncio.ensure_future(recorder.run())

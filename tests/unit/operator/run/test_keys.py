@@ -13,7 +13,7 @@ from pagoda_operator.decide.render.children import Owner
 from pagoda_operator.run.keys import TokenKeys, text_of
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import CALLERS_FILE, TOKEN_FILE, Settings, load
-from pagoda_operator.talk.tokens import OwnToken
+from pagoda_operator.client.daemons import OwnToken
 from support.kube.fake_api import FakeApi, profile_body, service_body
 from support.kube.issuer import SUBJECTS, Issuer, SigningKey
 from support.worlds.stand_ins import dependencies_with

@@ -48,10 +48,10 @@ def test_failures_come_back_later_each_time_and_success_forgets_them():
 
 def test_an_event_shortens_a_back_off_but_not_a_hold():
     schedule = Schedule(spacing=0.0)
-    for key, hold in ((A, False), (B, True)):
+    for key, strict in ((A, False), (B, True)):
         schedule.add(key, 0.0)
         schedule.take(0.0)
-        schedule.failed(key, 0.0, hold=hold)
+        schedule.failed(key, 0.0, strict=strict)
         schedule.add(key, 0.2)
     assert [schedule.take(0.3), schedule.take(0.3), schedule.take(1.0)] == [A, None, B]
 
@@ -132,7 +132,7 @@ def test_a_held_key_is_held_in_a_hurry_too():
     schedule = Schedule(spacing=0.0)
     schedule.add(A, 0.0)
     schedule.take(0.0)
-    schedule.failed(A, 0.0, hold=True)
+    schedule.failed(A, 0.0, strict=True)
     schedule.add(A, 0.1, urgent=True)
     assert [schedule.take(0.9), schedule.next_due(), schedule.take(1.0)] == [None, 1.0, A]
 

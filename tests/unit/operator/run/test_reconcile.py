@@ -6,7 +6,7 @@ import pytest
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_operator.api.errors import Denied, Refused, Unconverged
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, SERVICES, Key
-from pagoda_operator.run.defaults import DEFAULT_KEY
+from pagoda_operator.run.apply import DEFAULT_KEY
 from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings

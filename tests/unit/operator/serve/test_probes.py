@@ -1,16 +1,16 @@
-"""Probes: what makes the process sick, and who answers."""
+"""Probes: what makes the process unhealthy, and how each one answers."""
 
 import urllib.error
 import urllib.request
 
 import pytest
 from pagoda_contracts.names import PATH_LIVE, PATH_READY, PATH_STARTUP
-from pagoda_operator.serve import probes
+from pagoda_operator.serve.monitoring import Liveness, serve_probes
 
 
 @pytest.fixture
 def liveness():
-    made = probes.Liveness(queue_age=lambda: 0.0)
+    made = Liveness(queue_age=lambda: 0.0)
     assert made.unready(made._beat) == "the API server has not answered yet"
     made.expect(2)
     made._beat = 0.0
@@ -42,7 +42,7 @@ def test_a_blocked_loop_and_a_waiting_service_are_named(liveness):
 
 def test_a_lease_that_is_not_renewed_is_named_and_a_standby_s_is_not():
     ages = [None, 12.0, 12.1]
-    made = probes.Liveness(queue_age=lambda: 0.0, lease_age=lambda: ages.pop(0))
+    made = Liveness(queue_age=lambda: 0.0, lease_age=lambda: ages.pop(0))
     made._beat = 0.0
     assert [made.failure(0.0) for _ in range(3)] == [None, None, "Lease not renewed for 12 s"]
 
@@ -57,10 +57,10 @@ def ask(server, path):
 
 
 def test_the_thread_answers_each_probe_with_its_own_verdict():
-    liveness = probes.Liveness(queue_age=lambda: 0.0)
+    liveness = Liveness(queue_age=lambda: 0.0)
     liveness._beat += 3600.0  # no loop turns here, and this process may be stopped for longer than one may be silent
     liveness.expect(1)
-    server = probes.serve(liveness, 0)
+    server = serve_probes(liveness, 0)
     try:
         assert [ask(server, path)[0] for path in (PATH_LIVE, PATH_STARTUP, PATH_READY, "/other")] == [200, 503, 503, 404]
         liveness.watched("/a", liveness._beat)

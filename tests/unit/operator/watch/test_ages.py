@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_operator.api.state import Key
-from pagoda_operator.watch.ages import Ages
+from pagoda_operator.watch.observe import Ages
 
 KEY = Key("ns", "a")
 BEGIN = 1_767_225_600

@@ -5,7 +5,7 @@ import asyncio
 from pagoda_contracts.names import LABEL_SERVICE
 from pagoda_operator.api.reader import Listed
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, NODES, PODS, PROFILES, QUOTAS, SERVICES, Key
-from pagoda_operator.watch.caches import Caches, item
+from pagoda_operator.watch.caches import KINDS, Caches, item
 
 TINY = Key("ns", "tiny")
 
@@ -73,7 +73,7 @@ def test_a_replica_that_is_deleted_is_there_until_it_has_ended():
 def test_writes_of_what_is_not_cached_are_nothing():
     caches = Caches()
     caches.wrote(NODES._replace(kind="Event", plural="events"), "create", {"metadata": {"name": "e"}})
-    assert caches.changes == 0
+    assert caches.changes(*KINDS) == 0
 
 
 class Server:

@@ -15,7 +15,6 @@ from pagoda_operator.api.state import (
     Key,
 )
 from pagoda_operator.watch.caches import Caches
-from pagoda_operator.watch.claims import Claims
 from pagoda_operator.watch.triggers import Triggers
 
 
@@ -34,7 +33,7 @@ class Harness:
 
     def __init__(self):
         self.woken = Woken()
-        self.triggers = Triggers(self.woken, Claims(self.woken.add))
+        self.triggers = Triggers(self.woken)
         self.caches = Caches(self.triggers.changed)
 
     def throw(self, resource, body, *, gone=False):

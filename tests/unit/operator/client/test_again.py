@@ -14,8 +14,7 @@ from pagoda_operator.api.errors import ClusterError, Conflict, Denied, Refused, 
 from pagoda_operator.api.state import CONFIG_MAPS, PODS
 from pagoda_operator.client import cluster as module
 from pagoda_operator.client.cluster import Hooks, KubeCluster
-from pagoda_operator.client.requests import RetryBudget
-from pagoda_operator.client.tally import counting
+from pagoda_operator.client.requests import TALLY, RetryBudget, Tally
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.serve import process as serve
 from structlog.testing import capture_logs
@@ -76,8 +75,8 @@ READS = {
 async def test_a_read_that_failed_for_what_passes_is_asked_again_and_says_what_the_second_one_found(read, word):
     ask, found = READS[read]
     async with Asking(FailingServer([word])) as asking:
-        with counting() as tally:
-            assert await ask(asking.cluster) == found
+        TALLY.set(tally := Tally())
+        assert await ask(asking.cluster) == found
         assert (asking.seen, asking.again, tally.requests) == (2, 1, 2)
 
 

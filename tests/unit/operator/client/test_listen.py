@@ -11,10 +11,10 @@ import pytest
 from pagoda_contracts.names import GRPC_DEMAND, GRPC_WATCH_DEMAND
 from pagoda_contracts.pb import demand_pb2 as pb
 from pagoda_operator.api.state import Key
-from pagoda_operator.talk import listen
-from pagoda_operator.talk import signals as signals_module
-from pagoda_operator.talk.listen import Listener, resolve
-from pagoda_operator.talk.signals import Signals
+from pagoda_operator.client import listen
+from pagoda_operator.client import signals as signals_module
+from pagoda_operator.client.listen import Listener, resolve
+from pagoda_operator.client.signals import Signals
 from support.servers.gateway_process import start_gateway, write_fleet
 
 KEY = Key("ns", "s")

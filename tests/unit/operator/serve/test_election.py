@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagoda_operator.lead.election import Create, Quit, Record, Renew, Take, Terms, View, Wait, decide, leads, seen, won
+from pagoda_operator.serve.election import Create, Quit, Record, Renew, Take, Terms, View, Wait, decide, leads, seen, won
 from support.suite.profiles import examples
 
 TERMS = Terms()

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 from pagoda_operator.api.errors import Conflict, Unavailable
-from pagoda_operator.lead.election import Terms
-from pagoda_operator.lead.leader import Lease, Means, _end
+from pagoda_operator.serve.election import Terms
+from pagoda_operator.serve.leader import Lease, Means, _end
 from pagoda_operator.serve.process import OwnLoop
 
 
@@ -236,7 +236,7 @@ async def test_a_process_whose_planning_loop_turns_no_more_holds_no_lease(store)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)  # its last sign of life
     await rounds(lease, clock, 59)
-    with pytest.raises(Ended, match="the loop that plans has not turned"):
+    with pytest.raises(Ended, match="the loop that plans hangs"):
         await rounds(lease, clock, 4)
 
 
@@ -282,7 +282,7 @@ def test_the_end_of_a_process_waits_for_no_reader_of_its_last_words(monkeypatch,
                 pass
         os.set_blocking(ours, True)
     stderr = SimpleNamespace(fileno=lambda: ours if reader != "no stderr" else None.fileno())
-    monkeypatch.setattr("pagoda_operator.lead.leader.sys", SimpleNamespace(stderr=stderr))
+    monkeypatch.setattr("pagoda_operator.serve.leader.sys", SimpleNamespace(stderr=stderr))
     monkeypatch.setattr(os, "_exit", end)
     with pytest.raises(Ended, match="1"):
         _end("a test")
