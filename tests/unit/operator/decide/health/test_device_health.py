@@ -43,9 +43,9 @@ def told(caches):
 
 def show(caches, resource, body):
     """Whether the event is news."""
-    before = caches.changes
+    before = caches.changes(resource)
     caches.event(resource, body, gone=False)
-    return caches.changes > before
+    return caches.changes(resource) > before
 
 
 def test_the_reason_is_told_and_heartbeats_are_no_news():
