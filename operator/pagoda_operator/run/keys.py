@@ -13,15 +13,7 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import structlog
-from pagoda_contracts.names import (
-    COMPONENT_JWKS,
-    JWKS_CONFIG_MAP,
-    JWKS_KEY,
-    LABEL_COMPONENT,
-    LABEL_MANAGED_BY,
-    LABEL_NAME,
-    MANAGED_BY,
-)
+from pagoda_contracts.names import COMPONENT_JWKS, JWKS_CONFIG_MAP, JWKS_KEY, LABEL_COMPONENT, LABEL_MANAGED_BY, LABEL_NAME, MANAGED_BY
 
 from pagoda_operator.api.errors import ClusterError, Denied
 from pagoda_operator.api.state import CONFIG_MAPS, SERVICES, Child, Json, Key

@@ -8,7 +8,7 @@ names the version that was observed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -40,9 +40,9 @@ Changed = Callable[[Resource, Key, Seen | None, Seen | None], None]
 class Caches:
     """`changed` is called for each object of which something changed that is compared."""
 
-    def __init__(self, changed: Changed = lambda *_: None, kinds: Iterable[Resource] = KINDS) -> None:
+    def __init__(self, changed: Changed = lambda *_: None) -> None:
         self._on_change = changed
-        self._kinds: dict[Resource, Cache[Seen]] = {resource: Cache(partial(self._changed, resource)) for resource in kinds}
+        self._kinds: dict[Resource, Cache[Seen]] = {resource: Cache(partial(self._changed, resource)) for resource in KINDS}
         # The keys of each service's objects, by kind.
         self._of: dict[Resource, dict[Key, dict[Key, None]]] = {resource: {} for resource in self._kinds}
         self._changes = dict.fromkeys(self._kinds, 0)
@@ -52,7 +52,7 @@ class Caches:
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
         """One of our own objects; None if none is cached."""
-        known = self._kinds[resource].get(Key(namespace, name)) if resource in self._kinds else None
+        known = self._kinds[resource].get(Key(namespace, name))
         return None if known is None or known.value is None or known.value.own is None else known.value.own.body(known.version)
 
     async def list(self, resource: Resource, namespace: str, selector: str) -> list[Json]:
@@ -60,19 +60,17 @@ class Caches:
         label, _, name = selector.partition("=")
         if label != LABEL_SERVICE:
             raise ValueError(f"the caches list by {LABEL_SERVICE}=<name> only, not by {selector!r}")
-        keys = sorted(self._of.get(resource, {}).get(Key(namespace, name), ()))
+        keys = sorted(self._of[resource].get(Key(namespace, name), ()))
         return [body for key in keys if (body := await self.get(resource, *key)) is not None]
 
     # Read by decisions over more than one service
 
     def changes(self, *resources: Resource) -> int:
         """How often anything shared of these kinds changed."""
-        return sum(self._changes.get(resource, 0) for resource in resources)
+        return sum(self._changes[resource] for resource in resources)
 
     def all(self, resource: Resource) -> tuple[Any, ...]:
-        """Everything shared of a kind, sorted by namespace and name; nothing of a kind that is not cached."""
-        if resource not in self._kinds:
-            return ()
+        """Everything shared of a kind, sorted by namespace and name."""
         last = self._sorted.get(resource)
         # A quota is kept with more than what is compared: its status, and the version at which that is written again.
         if last is None or last[0] != self._changes[resource] or resource == QUOTAS:

@@ -45,7 +45,7 @@ class Current(Caches):
     """Stand-in: caches that are never late. Each read is one of the API server."""
 
     def __init__(self, api: Cluster) -> None:
-        super().__init__(kinds=())
+        super().__init__()
         self._api = api
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
