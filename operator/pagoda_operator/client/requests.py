@@ -120,8 +120,8 @@ class RetryBudget:
         self._tokens = min(_MOST, self._tokens + _PER_REQUEST)
 
     def pause(self, soon: float | None, attempts: int, left: float) -> float | None:
-        """Seconds before a read that failed after so many `attempts` is repeated; None if it is not. `soon`: after how many seconds that may
-        help, None if it cannot; `left`: seconds left of the call."""
+        """Seconds before a read that failed after so many `attempts` is repeated; None if it is not. `soon`: after how many seconds that
+        may help, None if it cannot; `left`: seconds left of the call."""
         if soon is None or soon > _LONGEST_RETRY_AFTER or attempts > len(_PAUSES):
             return None
         pause = soon + _PAUSES[attempts - 1] * self._rng.uniform(0.5, 1.5)

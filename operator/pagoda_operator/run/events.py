@@ -44,12 +44,12 @@ class EventText(NamedTuple):
 
 
 class Series(NamedTuple):
-    """An Event that was written: its name, and what its series counts."""
+    """An Event that was written: its name, and the first time, the last time and the number of its series."""
 
     name: str
     first: float
     last: float
-    count: int
+    number: int
 
 
 @dataclass
@@ -81,7 +81,7 @@ def correlate(past: _Correlation, text: EventText, now: float) -> Series | None:
     past.suppressed.pop(text, None)
     past.writes.append(now)
     first = past.series.get(text, Series(digest([text, now]), now, now, 0))
-    past.series[text] = first._replace(last=now, count=first.count + count)
+    past.series[text] = first._replace(last=now, number=first.number + count)
     return past.series[text]
 
 
@@ -118,7 +118,7 @@ class Recorder:
             return
         if len(self._pending) >= MOST_WAITING:
             _lost(self._pending.popleft(), f"{len(self._pending)} later ones wait")
-        self._pending.append(_Pending(key, render(observed.meta, text, series, self._identity), first=series.count == 1))
+        self._pending.append(_Pending(key, render(observed.meta, text, series, self._identity), first=series.number == 1))
         self._added.set()
 
     def waiting(self) -> int:
@@ -178,7 +178,7 @@ def render(meta: ObjectMeta, text: EventText, series: Series, identity: str) -> 
             "uid": meta.uid,
         },
     }
-    return body | ({"series": {"count": series.count, "lastObservedTime": _micro(series.last)}} if series.count > 1 else {})
+    return body | ({"series": {"count": series.number, "lastObservedTime": _micro(series.last)}} if series.number > 1 else {})
 
 
 def _micro(seconds: float) -> str:

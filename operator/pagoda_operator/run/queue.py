@@ -1,4 +1,4 @@
-"""The work queue: every trigger adds a service's key, and a worker takes it out and reconciles. It is level-triggered: a key has no content.
+"""The work queue: every trigger adds a service's key, and a worker takes it and reconciles. It is level-triggered: a key has no content.
 
 A key is in work at most once; triggers that arrive meanwhile make one more run. Failed keys are requeued with growing delays, all keys by
 the resync. `Schedule` decides and knows no clock.

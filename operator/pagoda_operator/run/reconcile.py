@@ -122,7 +122,7 @@ class Reconciler:
         )
 
     def _to_verify(self, observed: Observed, draft: Plan) -> bool:
-        """Whether a plan makes or removes an object, or reports something wrong for the first time: a profile may only not be cached yet."""
+        """Whether a plan makes or removes an object, or reports a problem for the first time: a profile may just not be cached yet."""
         if observed.raw_status and any(isinstance(write, Create | Delete) for write in draft.writes):
             return True
         wrong = draft.problem is not None or draft.held is not None

@@ -17,6 +17,7 @@ from pagoda_operator.api.errors import ClusterError, PageRefused
 from pagoda_operator.api.reader import Reader
 from pagoda_operator.api.scaling import Decision
 from pagoda_operator.api.state import CONFIG_MAPS, Child, Key, Observed
+from pagoda_operator.client.signals import Signals
 from pagoda_operator.decide.placement.place import placeable
 from pagoda_operator.decide.plan import owner_of
 from pagoda_operator.decide.render.writes import Apply, Create
@@ -25,7 +26,6 @@ from pagoda_operator.decide.scale.learned import Learned, decode, encode, lesson
 from pagoda_operator.decide.scale.scaling import decide, next_look
 from pagoda_operator.decide.scale.schedules import refused
 from pagoda_operator.run.apply import Cluster, apply
-from pagoda_operator.client.signals import Signals
 
 PAGE_EVERY_S: Final = 3600.0
 # Between two decisions on a service without requests.
@@ -81,8 +81,8 @@ class Scaler:
     def demand_changed(self, key: Key, *, idle: bool = False) -> bool:
         """Whether new demand changes how many replicas the service shall have, or the reason, so that a run is needed.
 
-        `idle`: it got no request for ten minutes. Then another bin without requests decides nothing new, and deciding it took 1.3 % of a core
-        for 500 services. `again` says what time alone changes.
+        `idle`: it got no request for ten minutes. Then another bin without requests decides nothing new, and deciding it took 1.3 % of a
+        core for 500 services. `again` says what time alone changes.
         """
         kept = self._kept.get(key)
         if kept is None:

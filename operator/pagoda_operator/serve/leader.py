@@ -1,9 +1,9 @@
 """Keeps the operator's Lease: one process works, the others watch. Called by process.py; election.py decides.
 
-The Lease is renewed on a loop of its own (OwnLoop in process.py), so that no plan delays it. A process whose planning loop hangs for a minute
-gives it up. A leader that cannot renew ends its process at once and without clean-up: by that loop, by a thread if the loop is blocked or
-the process was stopped, and by `guard` before every write. That does not stop a request that is already on its way: writes name the version
-they were planned on, and orders to replicas the `epoch`.
+The Lease is renewed on a loop of its own (OwnLoop in process.py), so that no plan delays it. A process whose planning loop hangs for a
+minute gives it up. A leader that cannot renew ends its process at once and without clean-up: by that loop, by a thread if the loop is
+blocked or the process was stopped, and by `guard` before every write. That does not stop a request that is already on its way: writes name
+the version they were planned on, and orders to replicas the `epoch`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _ANSWERED_S: Final = 1
 
 
 def _end(why: str) -> None:
-    """Ends the process without clean-up or flush, since another process leads by now, or soon. The reader of our log may be gone or blocked,
-    which must not delay the end."""
+    """Ends the process without clean-up or flush, since another process leads by now, or soon. The reader of our log may be gone or
+    blocked, which must not delay the end."""
     try:
         line = json.dumps({"event": "leadership_lost", "level": "error", "why": why})
         stderr = sys.stderr.fileno()

@@ -1,7 +1,7 @@
 """Probes (`/startupz /livez /readyz`) and metrics, each answered on a thread and socket of its own: a blocked event loop must not answer.
 
-`Liveness` is written by the loop and the watches and read by the probes' thread; single attribute writes, hence no lock. Gauges are set once
-a second on the event loop, which owns what they report. No label has the name of a service: 2,000 services make no 2,000 series.
+`Liveness` is written by the loop and the watches and read by the probes' thread; single attribute writes, hence no lock. Gauges are set
+once a second on the event loop, which owns what they report. No label has the name of a service: 2,000 services make no 2,000 series.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pagoda_operator.api.state import Key, Resource
 from pagoda_operator.run.queue import Outcome
 
 _BEAT: Final = 1.0
-# A watch that is silent for 75 s is restarted, so one without even a connection for so long is dead. (A Kopf whose watch died silently looks
-# idle.) A missing bookmark proves nothing, and the next list finds the events that a watch lost.
+# A watch that is silent for 75 s is restarted, so one without even a connection for so long is dead. (A Kopf whose watch died silently
+# seems idle.) A missing bookmark proves nothing, and the next list finds the events that a watch lost.
 MAX_WATCH_AGE: Final = 180.0
 MAX_LOOP_LAG: Final = 5.0
 # Requests end after 30 s and retries come after 60 s: a key that waits longer waits for ever.

@@ -179,7 +179,8 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
     listener = Listener(settings.gateways, signals, settings.identity, own)
     beside = [made.metrics.sample(gauges(made, events), made.liveness.ages), made.lease.run(), listener.run(), *reflectors.runs()]
     run, ready = made.metrics.timed(reconciler.reconcile), asyncio.Event()
-    leading = [keys.run, status_writer.run, fleet.run, events.run, *[partial(made.queue.work, run)] * _WORKERS]
+    workers = [partial(made.queue.work, run) for _ in range(_WORKERS)]
+    leading: list[Callable[[], Awaitable[None]]] = [keys.run, status_writer.run, fleet.run, events.run, *workers]
     return [*beside, _prepare(made.lease, reflectors, fleet, ready), *(_when_ready(ready, part) for part in leading)]
 
 

@@ -121,8 +121,8 @@ def parse_claimer(body: Json) -> Claimer:
 class Claims:
     """Which service owns which served name. `wake` is called for each service that may have got or lost a name by another one's change.
 
-    A service that has a name keeps it, otherwise the oldest claimer gets it (`pagoda_contracts.claims`, as in the gateway). The claimers are
-    kept by name too: an answer costs one name's claimers, not all services.
+    A service that has a name keeps it, otherwise the oldest claimer gets it (`pagoda_contracts.claims`, as in the gateway). The claimers
+    are kept by name too: an answer costs one name's claimers, not all services.
     """
 
     def __init__(self, wake: Callable[[Key], None] = lambda _: None) -> None:

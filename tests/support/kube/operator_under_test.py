@@ -92,8 +92,7 @@ def _hasten(haste: float) -> None:
 
 def _skew(seconds: float) -> None:
     import grpc.aio._utils
-    from pagoda_operator.serve import leader
-    from pagoda_operator.serve import process
+    from pagoda_operator.serve import leader, process
 
     true_time = time.time
 

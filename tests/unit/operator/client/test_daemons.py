@@ -7,8 +7,7 @@ from pagoda_contracts.names import ROLE_GATEWAY, ROLE_OPERATOR
 from pagoda_operator.api.errors import Superseded
 from pagoda_operator.api.orders import Answer, Nobody, Order, Stand
 from pagoda_operator.client import daemons as module
-from pagoda_operator.client.daemons import Daemons
-from pagoda_operator.client.daemons import OwnToken
+from pagoda_operator.client.daemons import Daemons, OwnToken
 from support.kube.issuer import Issuer
 from support.servers.local_front import local_config, local_front
 

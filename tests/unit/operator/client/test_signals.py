@@ -9,10 +9,10 @@ from pagoda_contracts.pb import demand_pb2 as pb
 from pagoda_operator.api.scaling import BIN_S
 from pagoda_operator.api.signals import CONFIRM_S, MISSING_S, Seen
 from pagoda_operator.api.state import Key
+from pagoda_operator.client.signals import Signals
 from pagoda_operator.decide.scale.autoscale import autoscale
 from pagoda_operator.decide.scale.demand import BRIDGED, KEPT, Bins, Level
 from pagoda_operator.decide.scale.inputs import Bounds, Capacity, History, Targets
-from pagoda_operator.client.signals import Signals
 
 KEY, UNIX = Key("ns", "s"), 1_700_000_000.0
 

@@ -9,11 +9,11 @@ from pagoda_contracts.names import DAEMON_CONFIG_KEY, JWKS_CONFIG_MAP, JWKS_DIR,
 from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.errors import Denied, SettingsError, Unavailable
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PROFILES, SERVICES, Key
+from pagoda_operator.client.daemons import OwnToken
 from pagoda_operator.decide.render.children import Owner
 from pagoda_operator.run.keys import TokenKeys, text_of
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import CALLERS_FILE, TOKEN_FILE, Settings, load
-from pagoda_operator.client.daemons import OwnToken
 from support.kube.fake_api import FakeApi, profile_body, service_body
 from support.kube.issuer import SUBJECTS, Issuer, SigningKey
 from support.worlds.stand_ins import dependencies_with

@@ -52,9 +52,7 @@ def test_the_first_run_of_a_new_process_reads_nothing(world: Cached) -> None:
     assert len(world.api.journal) == written
 
 
-def test_scaling_plans_once_and_writes_at_the_observed_version(
-    world: Cached, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scaling_plans_once_and_writes_at_the_observed_version(world: Cached, monkeypatch: pytest.MonkeyPatch) -> None:
     world.edit(replicas=2)
     made = plans(monkeypatch)
     assert asked(world) == set()
@@ -136,9 +134,7 @@ def test_a_problem_is_verified_once_and_not_in_each_run(world: Cached) -> None:
     assert asked(world) == set()
 
 
-def test_constantly_changing_pods_do_not_repeat_the_verification(
-    world: Cached, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_constantly_changing_pods_do_not_repeat_the_verification(world: Cached, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted until nothing changed between two reads, it would be read for ever."""
     listed = world.api.listed
 
