@@ -1,4 +1,4 @@
-"""Console script `pagoda-operator`: command line → settings → process.py. It names the extra if a package is missing."""
+"""Console script `pagoda-operator`: command line → settings → process.py. If a package is missing, it names the extra to install."""
 
 from __future__ import annotations
 
@@ -24,15 +24,13 @@ def main() -> None:
     """Console script."""
     configure_logs()
     try:
-        sys.exit(_replay(sys.argv[2:]) if sys.argv[1:2] == ["replay"] else _operate(sys.argv[1:]))
+        if sys.argv[1:2] == ["replay"]:
+            from pagoda_operator.replay.command import main as replay
+
+            sys.exit(replay(sys.argv[2:]))
+        sys.exit(_operate(sys.argv[1:]))
     except ModuleNotFoundError as missing:
         sys.exit(f"pagoda-operator: {missing.name} is not installed: pip install 'pagoda[operator]'")
-
-
-def _replay(argv: list[str]) -> int:
-    from pagoda_operator.replay.command import main as replay
-
-    return replay(argv)
 
 
 def _operate(argv: list[str]) -> int:
@@ -44,7 +42,7 @@ def _operate(argv: list[str]) -> int:
         configure_logs(logging.DEBUG)
     from pagoda_operator.serve import process
 
-    # Until Kopf takes the signals: the first process of a container dies of none that it does not handle.
+    # Until Kopf handles signals: the kernel delivers none to the first process of a container that has no handler for it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     return asyncio.run(process.run(settings))
 
@@ -52,8 +50,7 @@ def _operate(argv: list[str]) -> int:
 def configure_logs(least: int = logging.INFO) -> None:
     """Logs go to stderr as JSON, one object per line: ours from `least`, the libraries' from WARNING.
 
-    A line and its end are one write. With two writes a line of Kopf's thread once came between them, and a reader found two objects in one
-    line.
+    A line and its end are one write: with two writes a line of Kopf's thread once came between them.
     """
     structlog.configure(
         processors=[*_STAMPS, structlog.processors.JSONRenderer()],

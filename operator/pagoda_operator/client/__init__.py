@@ -1,1 +1,1 @@
-"""The API server: requests, answers, retries, watches."""
+"""What speaks with other processes: requests to the API server, streams from gateways, orders to daemons."""

@@ -1,4 +1,4 @@
-"""The API server, in six verbs on raw JSON, by the Kubernetes client. Errors leave as ours."""
+"""The API server: reads and writes of raw JSON through the Kubernetes client. Every error becomes one of ours."""
 
 from __future__ import annotations
 
@@ -21,29 +21,28 @@ from pagoda_contracts.names import PATH_JWKS
 
 from pagoda_operator.api.errors import Unavailable
 from pagoda_operator.api.state import CONTROLLER_REVISIONS, EVENTS, RESOURCE_CLAIM_TEMPLATES, Json, Listed, Resource
-from pagoda_operator.client.requests import OBJECT, Answer, RetryBudget, answer_of, list_of, object_path, path_of, root_of
-from pagoda_operator.client.tally import sent, waiting
+from pagoda_operator.client.requests import OBJECT, TALLY, Answer, RetryBudget, Tally, answer_of, list_of, object_path, path_of, root_of
 
 _APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
 _JSON: Final = "application/json"
 _YAML: Final = "application/yaml"
-# What YAML takes only as an escape: what is not printable, and its own line breaks.
+# Characters that YAML takes only as an escape: those that are not printable, and its own line breaks.
 _ESCAPED: Final = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _MERGE: Final = "application/merge-patch+json"
 _TIMEOUT: Final = 30.0
 _GIVEN_UP: Final = 60.0
-# Reads wait before their time begins: a write that waited out its own for a connection would pass for one that may be done.
+# Reads leave connections free for writes: a write that timed out while it waited for one would count as possibly done.
 _CONNECTIONS: Final = 256
-# Writes under way: where the server is short of CPU more of them only wait there, and with them all others' requests and the Lease's.
+# Writes at a time. On a server that is short of CPU more of them only wait, and delay all other requests and the Lease's.
 _WRITES: Final = 32
-# No later attempt ends otherwise.
+# Errors that a later attempt meets too.
 _LASTING: Final = (aiohttp.ClientConnectorCertificateError, aiohttp.InvalidURL, aiohttp.TooManyRedirects)
 
 
 async def connect(kubeconfig: str | None) -> Configuration:
-    """From a kubeconfig file, else from the pod's ServiceAccount, whose token is read anew every minute."""
+    """From a kubeconfig file, else from the pod's ServiceAccount, whose token is read again every minute."""
     configuration = Configuration()
-    # Else aiohttp asks the environment for a proxy and ~/.netrc for a password, on threads, at every request; our watches never did.
+    # Otherwise aiohttp looks for a proxy in the environment and a password in ~/.netrc, on threads, at every request.
     configuration.client_session_kwargs = {"trust_env": False}
     configuration.connection_pool_maxsize = _CONNECTIONS
     if kubeconfig is None:
@@ -57,7 +56,7 @@ async def connect(kubeconfig: str | None) -> Configuration:
 
 class Hooks(NamedTuple):
     """Called by the client: `guard` before each write, `wrote` after it with the object as the server answered, `again` before a read is
-    sent once more."""
+    repeated."""
 
     guard: Callable[[], None] = lambda: None
     wrote: Callable[[Resource, str, Json], None] = lambda *_: None
@@ -65,11 +64,12 @@ class Hooks(NamedTuple):
 
 
 _NO_HOOKS: Final = Hooks()
+_NO_QUERY: Final[Mapping[str, str]] = {}
 
 
 async def _sent_once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    """The library sends a GET, PUT or DELETE whose connection broke a second time: at once, uncounted, and past `guard`. So it does after
-    these two errors, not after their base."""
+    """Keeps the library from repeating a GET, PUT or DELETE whose connection broke: at once, uncounted, and without `guard`. It does so
+    after these two errors, not after their base class."""
     try:
         return await send(request)
     except aiohttp.ClientConnectorError:
@@ -78,20 +78,16 @@ async def _sent_once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandler
         raise aiohttp.ClientConnectionError(repr(error)) from error
 
 
-def _only_once(configuration: Configuration) -> Configuration:
-    """The configuration of a client that has a budget for sending reads again."""
-    own = copy(configuration)
-    own.client_session_kwargs = (configuration.client_session_kwargs or {}) | {"middlewares": (_sent_once,)}
-    return own
-
-
 class KubeCluster:
-    """The verbs that observing and applying need. `retries` lets reads be sent again within their call; the Lease's client has none."""
+    """The verbs that observing and applying need. `retries` is the budget for repeated reads; the Lease's client has none."""
 
     def __init__(
         self, configuration: Configuration, hooks: Hooks = _NO_HOOKS, timeout: float = _TIMEOUT, retries: RetryBudget | None = None
     ) -> None:
-        self._api = ApiClient(configuration if retries is None else _only_once(configuration))
+        if retries is not None:
+            configuration = copy(configuration)
+            configuration.client_session_kwargs = (configuration.client_session_kwargs or {}) | {"middlewares": (_sent_once,)}
+        self._api = ApiClient(configuration)
         self._retries = retries
         self._api.user_agent = "pagoda-operator"
         self._hooks = hooks
@@ -101,7 +97,7 @@ class KubeCluster:
 
     @property
     def answered(self) -> bool:
-        """Whether no write that had no answer can still be done: the API server gives up a request after a minute."""
+        """Whether every write was answered, or sent so long ago that it has ended: the API server gives up a request after a minute."""
         return time.monotonic() - self._unanswered_at >= _GIVEN_UP
 
     async def close(self) -> None:
@@ -109,7 +105,7 @@ class KubeCluster:
         await self._api.close()  # type: ignore[no-untyped-call]
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
-        """The object, None where there is none; a quorum read."""
+        """The object, None if there is none; a quorum read."""
         answer = await self._call("GET", path_of(resource, namespace, name))
         return None if answer.status == HTTPStatus.NOT_FOUND else answer.checked()
 
@@ -126,7 +122,7 @@ class KubeCluster:
         return list_of(resource, answer.checked())
 
     async def token_keys(self) -> Json:
-        """The keys that ServiceAccount tokens are verified by (JWKS)."""
+        """The keys that ServiceAccount tokens are verified with (JWKS)."""
         return (await self._call("GET", PATH_JWKS)).checked()
 
     async def serves(self, resource: Resource) -> bool:
@@ -135,22 +131,23 @@ class KubeCluster:
         return answer.status != HTTPStatus.NOT_FOUND and any(found["name"] == resource.plural for found in answer.checked()["resources"])
 
     async def create(self, resource: Resource, manifest: Json, manager: str) -> Json:
-        """POST; Conflict where the name is taken. The data of a ControllerRevision are kept as they are sent and compared byte by byte with
-        every patch, which comes in the server's own spelling: so they are sent as YAML, which the server spells anew. Else no patch passes,
-        not even the garbage collector's that takes an owner off."""
+        """POST; Conflict if the name is taken.
+
+        The server keeps the data of a ControllerRevision as they are sent, and compares them byte by byte with every patch, which it spells
+        in its own way. So they are sent as YAML, which it converts. Otherwise it refuses every patch, even one of the garbage collector.
+        """
         query = {"fieldManager": manager, "fieldValidation": "Strict"}
         path = path_of(resource, manifest["metadata"]["namespace"])
-        if resource == CONTROLLER_REVISIONS:
-            return self._wrote(resource, "create", await self._call("POST", path, query, _yaml(manifest), _YAML))
-        return self._wrote(resource, "create", await self._call("POST", path, query, manifest))
+        body = (_yaml(manifest), _YAML) if resource == CONTROLLER_REVISIONS else (manifest, _JSON)
+        return self._wrote(resource, "create", await self._call("POST", path, query, *body))
 
     async def replace(self, resource: Resource, manifest: Json, manager: str) -> Json:
-        """PUT; Conflict where the resourceVersion is not the live object's."""
+        """PUT; Conflict if the resourceVersion is not the live object's."""
         path = object_path(resource, manifest["metadata"])
         return self._wrote(resource, "update", await self._call("PUT", path, {"fieldManager": manager}, manifest))
 
     async def apply(self, resource: Resource, manifest: Json, manager: str) -> Json:
-        """Server-side apply, taking fields over; Conflict where uid or resourceVersion do not match."""
+        """Server-side apply, which takes fields over; Conflict if uid or resourceVersion do not match."""
         return self._wrote(resource, "patch", await self._patch(object_path(resource, manifest["metadata"]), manifest, manager))
 
     async def apply_status(self, resource: Resource, manifest: Json, manager: str) -> Json:
@@ -159,14 +156,14 @@ class KubeCluster:
         return self._wrote(resource, "patch", await self._patch(path, manifest, manager))
 
     async def annotate(self, resource: Resource, meta: Json, annotations: Mapping[str, str | None], manager: str) -> Json:
-        """Merge-patch: server-side apply would own all annotations that it does not repeat, and this says one thing at a time."""
+        """Merge-patch: server-side apply would remove the annotations that it does not repeat."""
         version = {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
         body = {"metadata": version | {"annotations": dict(annotations)}}
         answer = await self._call("PATCH", object_path(resource, meta), {"fieldManager": manager}, body, _MERGE)
         return self._wrote(resource, "patch", answer)
 
     async def delete(self, resource: Resource, meta: Json) -> None:
-        """DELETE in the background, only this very version."""
+        """DELETE in the background, of this version only."""
         body = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -174,7 +171,7 @@ class KubeCluster:
             "preconditions": {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]},
         }
         answer = (await self._call("DELETE", object_path(resource, meta), {}, body)).checked()
-        # What begins to end is answered as it is now; what is gone, by a Status.
+        # The answer is the object if it only begins to terminate, and a Status if it is gone.
         self._hooks.wrote(resource, "delete", answer if answer.get("kind") == resource.kind else {"metadata": meta})
 
     def _wrote(self, resource: Resource, verb: str, answer: Answer) -> Json:
@@ -187,16 +184,11 @@ class KubeCluster:
         return await self._call("PATCH", path, query, manifest, _APPLY)
 
     async def _call(
-        self,
-        method: str,
-        path: str,
-        query: dict[str, str] | None = None,
-        body: Json | str | None = None,
-        kind: str = _JSON,
+        self, method: str, path: str, query: Mapping[str, str] = _NO_QUERY, body: Json | str | None = None, kind: str = _JSON
     ) -> Answer:
         headers = {"Accept": OBJECT, "Content-Type": kind}
         prepared = await self._api.param_serialize(
-            method, path, query_params=list((query or {}).items()), header_params=headers, body=body, auth_settings=["BearerToken"]
+            method, path, query_params=list(query.items()), header_params=headers, body=body, auth_settings=["BearerToken"]
         )
         if self._retries is not None:
             self._retries.asked()
@@ -208,8 +200,8 @@ class KubeCluster:
             return await self._send(method, path, prepared, self._timeout)
 
     async def _read(self, path: str, prepared: RequestSerialized) -> Answer:
-        """Sends a read, again if the budget allows it. All attempts together take no longer than one may. Only the log and the metrics show
-        an attempt that another one follows."""
+        """Sends a read, and repeats it if the budget allows that. All attempts together have the time of one. Only the log and the metrics
+        show an attempt that was repeated."""
         end, attempts = time.monotonic() + self._timeout, 0
         while True:
             try:
@@ -225,8 +217,7 @@ class KubeCluster:
 
     async def _send(self, method: str, path: str, prepared: RequestSerialized, seconds: float) -> Answer:
         try:
-            sent(write=method != "GET")
-            with waiting():
+            with (TALLY.get(None) or Tally()).request(asyncio.get_running_loop().time, write=method != "GET"):
                 response = await self._api.call_api(*prepared, _request_timeout=seconds)
                 data: bytes = await response.read()  # type: ignore[no-untyped-call]
             if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -240,13 +231,13 @@ class KubeCluster:
             raise Unavailable(f"{method} {path}: {error!r}", None if isinstance(error, _LASTING) else 0.0) from error
 
     def _lost(self, method: str, path: str) -> None:
-        """A write without an answer may still be done, and one that failed in the server, or in a proxy before it, may be done already. An
-        Event holds no device: nobody need wait for it."""
+        """A write without an answer may still be done, and one that failed in the server or in a proxy may be done already. Events do not
+        count: they concern no device."""
         if method != "GET" and EVENTS.api_version not in path:
             self._unanswered_at = time.monotonic()
 
 
 def _yaml(body: Json) -> str:
-    """JSON is YAML, but for some characters."""
+    """JSON is YAML, except for some characters."""
     text = json.dumps(body, separators=(",", ":"), ensure_ascii=False)
     return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

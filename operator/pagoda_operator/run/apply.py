@@ -1,73 +1,90 @@
 """Carries out a plan: the operator's only writer but for Events (events.py) and the Lease (leader.py). Called by `reconcile`.
 
-What must not exist yet is created by POST (server-side apply would take over a stranger's object); what exists is applied
-or deleted at exactly the version that was observed, so that a stale view ends in a Conflict and never in a wrong write.
+What must not exist yet is created by POST: server-side apply would take over another owner's object. What exists is applied or deleted at
+the version that was observed, so an outdated view ends in a Conflict and never in a wrong write.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from pagoda_contracts.names import FIELD_MANAGER
+from pagoda_contracts.names import ANNOTATION_RENDERED, DEFAULT_PROFILE, FIELD_MANAGER, LABEL_MANAGED_BY, MANAGED_BY
 from pagoda_contracts.resources.meta import ObjectMeta
+from pagoda_contracts.resources.profile import ServingProfileSpec
 
-from pagoda_operator.api.state import Json, Reader, Resource
+from pagoda_operator.api.state import PROFILES, Json, Key, Lister, Reader, Resource
+from pagoda_operator.decide.render.overlay import lost
 from pagoda_operator.decide.render.writes import Annotate, Apply, Create, Delete, Write
+from pagoda_operator.inventory.values import digest
+
+# The default profile is queued like a service; no service has an empty namespace.
+DEFAULT_KEY: Final = Key("", DEFAULT_PROFILE)
 
 
-class Writer(Protocol):
-    """The writes that applying needs; each carries the field manager."""
+class Cluster(Reader, Lister, Protocol):
+    """The API server. Each write but a deletion names its field manager."""
 
     async def create(self, resource: Resource, manifest: Json, manager: str) -> object:
-        """POST; Conflict where the name is taken."""
+        """POST; Conflict if the name is taken."""
 
     async def apply(self, resource: Resource, manifest: Json, manager: str) -> object:
-        """Server-side apply; Conflict where uid or resourceVersion are not those of the live object."""
+        """Server-side apply; Conflict if uid or resourceVersion are not those of the live object."""
 
     async def apply_status(self, resource: Resource, manifest: Json, manager: str) -> object:
         """Server-side apply to /status, with the same preconditions."""
 
-    async def annotate(self, resource: Resource, meta: Json, annotations: Mapping[str, str | None], manager: str) -> Json:
+    async def annotate(self, resource: Resource, meta: Json, annotations: Mapping[str, str | None], manager: str) -> object:
         """Merge-patch of annotations, with the same preconditions; None removes."""
 
     async def delete(self, resource: Resource, meta: Json) -> None:
         """DELETE in the background, with uid and resourceVersion of `meta` as preconditions."""
 
+    async def token_keys(self) -> Json:
+        """The keys that ServiceAccount tokens are verified with (JWKS)."""
 
-class Cluster(Reader, Writer, Protocol):
-    """The API server."""
 
-
-async def apply(writer: Writer, writes: tuple[Write, ...]) -> None:
-    """All writes, in order; the first failure ends it, the next reconcile goes on from there."""
+async def apply(cluster: Cluster, writes: tuple[Write, ...]) -> None:
+    """Makes all writes in order. The first failure ends it; the next run continues from there."""
     for write in writes:
-        await _apply(writer, write)
+        match write:
+            case Create(resource, manifest):
+                await cluster.create(resource, manifest, FIELD_MANAGER)
+            case Apply(resource, manifest, live):
+                await cluster.apply(resource, _at_version(manifest, live.meta), FIELD_MANAGER)
+            case Delete(resource, live):
+                await cluster.delete(resource, live.meta)
+            case Annotate(live, annotations):
+                await cluster.annotate(write.resource, live.meta, annotations, FIELD_MANAGER)
 
 
-async def _apply(writer: Writer, write: Write) -> None:
-    match write:
-        case Create(resource, manifest):
-            await writer.create(resource, manifest, FIELD_MANAGER)
-        case Apply(resource, manifest, live):
-            await writer.apply(resource, _at_version(manifest, live.meta), FIELD_MANAGER)
-        case Delete(resource, live):
-            await writer.delete(resource, live.meta)
-        case Annotate(live, annotations):
-            await writer.annotate(write.resource, live.meta, annotations, FIELD_MANAGER)
+async def apply_anew(cluster: Cluster, resource: Resource, manifest: Json) -> None:
+    """Applies an object whose name is ours by contract, whether it exists or not."""
+    await cluster.apply(resource, manifest, FIELD_MANAGER)
 
 
-async def apply_anew(writer: Writer, resource: Resource, manifest: Json) -> None:
-    """An object whose name is ours by contract, whether it exists or not."""
-    await writer.apply(resource, manifest, FIELD_MANAGER)
-
-
-async def apply_status(writer: Writer, resource: Resource, meta: ObjectMeta, status: dict[str, Any]) -> None:
-    """Write an object's status, at the version that was seen."""
+async def apply_status(cluster: Cluster, resource: Resource, meta: ObjectMeta, status: dict[str, Any]) -> None:
+    """Writes an object's status, at the version that was observed."""
     names = {"name": meta.name} | ({"namespace": meta.namespace} if meta.namespace else {})
     manifest = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": names, "status": status}
     version = {"uid": meta.uid, "resourceVersion": meta.resource_version}
-    await writer.apply_status(resource, _at_version(manifest, version), FIELD_MANAGER)
+    await cluster.apply_status(resource, _at_version(manifest, version), FIELD_MANAGER)
+
+
+async def apply_default_profile(cluster: Cluster, spec: ServingProfileSpec | None) -> None:
+    """Keeps the ServingProfile `default` as the installation wrote it; without a spec the name is free for an admin's profile.
+
+    A chart cannot contain the object: Helm looks every kind up before it installs the CRDs among its templates.
+    """
+    if spec is None:
+        return
+    body = {"apiVersion": PROFILES.api_version, "kind": PROFILES.kind, "spec": spec.wire()}
+    # The digest finds a field that was removed, which `lost` does not.
+    meta = {"name": DEFAULT_PROFILE, "labels": {LABEL_MANAGED_BY: MANAGED_BY}, "annotations": {ANNOTATION_RENDERED: digest(body)}}
+    wanted = body | {"metadata": meta}
+    live = await cluster.get(PROFILES, "", DEFAULT_PROFILE)
+    if live is None or lost(wanted, live) is not None:
+        await apply_anew(cluster, PROFILES, wanted)
 
 
 def _at_version(manifest: Json, live: Json) -> dict[str, Any]:

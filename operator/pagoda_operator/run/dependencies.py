@@ -1,4 +1,4 @@
-"""The parts in the operator's memory that a reconcile asks and informs. Made by process.py, used by reconcile.py."""
+"""The parts of the process that a run uses. Made by process.py, used by reconcile.py."""
 
 from __future__ import annotations
 
@@ -8,37 +8,36 @@ from typing import Protocol
 
 from pagoda_operator.api.quota import Grant
 from pagoda_operator.api.state import Key, Observed
+from pagoda_operator.client.daemons import Daemons
+from pagoda_operator.client.signals import Signals
 from pagoda_operator.decide.plan import Plan
 from pagoda_operator.inventory.fit import Size
 from pagoda_operator.inventory.fleet import Fleet
 from pagoda_operator.run.events import Recorder
 from pagoda_operator.run.keys import TokenKeys
 from pagoda_operator.run.scaler import Scaler
-from pagoda_operator.talk.daemons import Daemons
-from pagoda_operator.talk.signals import Signals
-from pagoda_operator.watch.ages import Ages
 from pagoda_operator.watch.caches import Caches
-from pagoda_operator.watch.claims import Claims
-from pagoda_operator.watch.triggers import Triggers
+from pagoda_operator.watch.observe import Ages
+from pagoda_operator.watch.triggers import Claims, Triggers
 
 
 class Quotas(Protocol):
     """Charges services for devices, and says how many they may have (quota/keeper.py, which imports this folder)."""
 
     async def settle(self, key: Key, observed: Observed) -> None:
-        """Book what a run read."""
+        """Books what a run read."""
 
     def booked(self, key: Key, observed: Observed) -> bool:
         """Whether `settle` would change nothing."""
 
     async def gone(self, key: Key) -> bool:
-        """Book that the service is no more; whether it still holds anything."""
+        """Books that the service was deleted; returns whether it is still charged for anything."""
 
     def offer(self, key: Key, observed: Observed, planned: Callable[[Observed], Plan]) -> Grant | None:
-        """What the current revision may have, as a first plan shows it; None where no quota caps what it needs."""
+        """What the current revision may have, as a first plan shows it; None if no quota caps what it needs."""
 
     def full(self, key: Key, observed: Observed) -> dict[str, str]:
-        """Deployments for which there is no room for a successor of an unhealthy replica, and by which quota."""
+        """Deployments for which there is no room for a successor of an unhealthy replica, and the quota that has none."""
 
     def admit(self, key: Key, observed: Observed, draft: Plan) -> Plan:
         """The draft as far as there is room, booked."""
@@ -53,10 +52,8 @@ class Dependencies:
 
     triggers: Triggers
     signals: Signals
-    # None: every run reads the API server.
-    caches: Caches | None
-    # None: the cluster's token keys are kept by somebody else.
-    keys: TokenKeys | None
+    caches: Caches
+    keys: TokenKeys
     quota: Quotas
     claims: Claims
     daemons: Daemons

@@ -1,16 +1,16 @@
-"""Events (events.k8s.io/v1): one for each change of a service's Ready reason, so that `kubectl describe` tells its story.
+"""Events (events.k8s.io/v1): one for each change of a service's Ready reason, for `kubectl describe`.
 
-`reconcile` records an Event right after the status that it speaks of, so nothing is written at rest or after a restart. Best effort: an
-Event that is refused or lost changes nothing else, and no run waits for one (at 20 changes a second on two cores a sixth of all requests
-were Events). The same text again within six minutes raises the count of the first one's series. Past the limit of a minute Events are only
-counted, and the next one that is written carries the count.
+`reconcile` records an Event right after it wrote the status, so nothing is written at rest or after a restart. Events are best effort: one
+that is refused or lost changes nothing else, and no run waits for one. (At 20 changes per second on two cores a sixth of all requests were
+Events.) The same text again within six minutes raises the count of the first one's series. Past the limit per minute Events are only
+counted, and the next one that is written has the count.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, NamedTuple
 
@@ -23,12 +23,12 @@ from pagoda_contracts.resources.meta import ObjectMeta
 from pagoda_operator.api.errors import ClusterError, OperatorError
 from pagoda_operator.api.state import EVENTS, SERVICES, Json, Key, Observed
 from pagoda_operator.inventory.values import digest
-from pagoda_operator.run.apply import Writer, apply_anew
+from pagoda_operator.run.apply import Cluster, apply_anew
 
 PER_MINUTE: Final = 6
-# As client-go's recorder: what comes again within six minutes is one Event.
+# As in client-go's recorder.
 SERIES_SECONDS: Final = 360.0
-# If services change for minutes faster than the API server takes Events about it, the oldest are lost: 4 MB.
+# If services change for minutes faster than the API server takes Events, the oldest are lost: 4 MB.
 MOST_WAITING: Final = 2000
 _CONTROLLER: Final = f"{GROUP}/operator"
 _ACTION: Final = "Reconcile"
@@ -43,19 +43,18 @@ class EventText(NamedTuple):
     note: str
 
 
-@dataclass(frozen=True)
-class Series:
-    """An Event that was written: its name, and what its series counts."""
+class Series(NamedTuple):
+    """An Event that was written: its name, and the first time, the last time and the number of its series."""
 
     name: str
     first: float
     last: float
-    count: int
+    number: int
 
 
 @dataclass
 class _Correlation:
-    """Of one service: the series under way, the times of the last minute's writes, and how many Events the limit suppressed."""
+    """Of one service: its current series, the times of the last minute's writes, and how many Events the limit suppressed."""
 
     series: dict[EventText, Series] = field(default_factory=dict)
     writes: list[float] = field(default_factory=list)
@@ -63,7 +62,7 @@ class _Correlation:
 
 
 def event_for(before: Json, after: Json) -> EventText | None:
-    """The Event that a change of status is worth; None where the Ready condition's reason stays."""
+    """The Event for a change of status; None if the Ready condition's reason stays."""
     ready = _condition(after, READY.name)
     if not ready or _condition(before, READY.name).get("reason") == ready["reason"]:
         return None
@@ -71,24 +70,23 @@ def event_for(before: Json, after: Json) -> EventText | None:
     return EventText("Warning" if bad else "Normal", ready["reason"], ready["message"][:_MAX_NOTE])
 
 
-def correlate(known_events: _Correlation, text: EventText, now: float) -> Series | None:
+def correlate(past: _Correlation, text: EventText, now: float) -> Series | None:
     """The Event to write, new or counted up; None past the limit of the minute."""
-    known_events.writes = [at for at in known_events.writes if now - at < 60]
-    known_events.series = {said: one for said, one in known_events.series.items() if now - one.last < SERIES_SECONDS}
-    count = known_events.suppressed.get(text, 0) + 1
-    if len(known_events.writes) >= PER_MINUTE:
-        known_events.suppressed[text] = count
+    past.writes = [at for at in past.writes if now - at < 60]
+    past.series = {known: one for known, one in past.series.items() if now - one.last < SERIES_SECONDS}
+    count = past.suppressed.get(text, 0) + 1
+    if len(past.writes) >= PER_MINUTE:
+        past.suppressed[text] = count
         return None
-    known_events.suppressed.pop(text, None)
-    known_events.writes.append(now)
-    known = known_events.series.get(text)
-    fresh = Series(digest([text, now]), now, now, count)
-    known_events.series[text] = fresh if known is None else replace(known, last=now, count=known.count + count)
-    return known_events.series[text]
+    past.suppressed.pop(text, None)
+    past.writes.append(now)
+    first = past.series.get(text, Series(digest([text, now]), now, now, 0))
+    past.series[text] = first._replace(last=now, number=first.number + count)
+    return past.series[text]
 
 
 class _Pending(NamedTuple):
-    """An Event to be written: of whom, whether its series begins with it."""
+    """An Event to be written: its service, the object, and whether its series begins with it."""
 
     key: Key
     manifest: dict[str, Any]
@@ -98,20 +96,19 @@ class _Pending(NamedTuple):
 class Recorder:
     """Writes Events, each service's within its limit.
 
-    `queued`: `run` writes them, one after the other, so that an API server that is short of CPU gets fewer of them. With four at a time
-    runs waited twice as long in the worst of a hundred changes. Otherwise `record` writes them at once.
+    `run` writes them one after the other, so that an API server that is short of CPU gets fewer of them. With four at a time the slowest of
+    a hundred runs waited twice as long.
     """
 
-    def __init__(self, writer: Writer, identity: str, *, queued: bool = False) -> None:
-        self._writer = writer
-        self._identity = identity[:128] or FIELD_MANAGER  # required, and empty in a unit test
-        self._queued = queued
+    def __init__(self, cluster: Cluster, identity: str) -> None:
+        self._cluster = cluster
+        self._identity = identity[:128]
         self._correlations: dict[Key, _Correlation] = {}
         self._pending: deque[_Pending] = deque()
         self._added = asyncio.Event()
 
-    async def record(self, observed: Observed, status: dict[str, Any], now: datetime) -> None:
-        """The Event of a status that was just written, where it is worth one."""
+    def record(self, observed: Observed, status: dict[str, Any], now: datetime) -> None:
+        """Queues the Event for a status that was just written, if there is one."""
         text = event_for(observed.raw_status, status)
         if text is None:
             return
@@ -119,45 +116,37 @@ class Recorder:
         series = correlate(self._correlations.setdefault(key, _Correlation()), text, now.timestamp())
         if series is None:
             return
-        event = _Pending(key, render(observed.meta, text, series, self._identity), first=series.count == 1)
-        if self._queued:
-            self._enqueue(event)
-        else:
-            await self._write(event)
+        if len(self._pending) >= MOST_WAITING:
+            _lost(self._pending.popleft(), f"{len(self._pending)} later ones wait")
+        self._pending.append(_Pending(key, render(observed.meta, text, series, self._identity), first=series.number == 1))
+        self._added.set()
 
     def waiting(self) -> int:
         """How many are to be written."""
         return len(self._pending)
 
     async def run(self) -> None:
-        """Writes until cancelled. A part of its own: whatever task begins after Kopf, Kopf cancels first, and a part that ends so ends the
-        process badly."""
+        """Writes until cancelled. Kopf cancels every task that begins after it, so this is a part of the process and no task of a run."""
         while True:
-            while self._pending:
-                event = self._pending.popleft()
-                try:
-                    await self._write(event)
-                except OperatorError:
-                    raise  # somebody else leads
-                except Exception as error:  # noqa: BLE001 (an Event that cannot be written is no reason to end)
-                    _lost(event, repr(error))
+            await self.write_pending()
             self._added.clear()
             await self._added.wait()
 
-    def _enqueue(self, event: _Pending) -> None:
-        if len(self._pending) >= MOST_WAITING:
-            _lost(self._pending.popleft(), f"{len(self._pending)} later ones wait")
-        self._pending.append(event)
-        self._added.set()
-
-    async def _write(self, event: _Pending) -> None:
-        try:
-            if event.first:
-                await self._writer.create(EVENTS, event.manifest, FIELD_MANAGER)
-            else:
-                await apply_anew(self._writer, EVENTS, event.manifest)
-        except ClusterError as error:
-            _lost(event, str(error))
+    async def write_pending(self) -> None:
+        """Writes what is queued. An Event that cannot be written is logged; any other error of ours says that another process leads."""
+        while self._pending:
+            event = self._pending.popleft()
+            try:
+                if event.first:
+                    await self._cluster.create(EVENTS, event.manifest, FIELD_MANAGER)
+                else:
+                    await apply_anew(self._cluster, EVENTS, event.manifest)
+            except ClusterError as error:
+                _lost(event, str(error))
+            except OperatorError:
+                raise
+            except Exception as error:  # noqa: BLE001 (an Event that cannot be written is no reason to end)
+                _lost(event, repr(error))
 
     def forget(self, key: Key) -> None:
         """The service is gone."""
@@ -169,7 +158,7 @@ def _lost(event: _Pending, why: str) -> None:
 
 
 def render(meta: ObjectMeta, text: EventText, series: Series, identity: str) -> dict[str, Any]:
-    """The Event as an object. Its name holds the service's, as everybody's Events do."""
+    """The Event as an object, named after its service."""
     body: dict[str, Any] = {
         "apiVersion": EVENTS.api_version,
         "kind": EVENTS.kind,
@@ -189,7 +178,7 @@ def render(meta: ObjectMeta, text: EventText, series: Series, identity: str) -> 
             "uid": meta.uid,
         },
     }
-    return body | ({"series": {"count": series.count, "lastObservedTime": _micro(series.last)}} if series.count > 1 else {})
+    return body | ({"series": {"count": series.number, "lastObservedTime": _micro(series.last)}} if series.number > 1 else {})
 
 
 def _micro(seconds: float) -> str:

@@ -1,7 +1,7 @@
-"""The cluster's token keys (JWKS), kept in a ConfigMap per namespace with services, so that replicas verify tokens and call nobody.
+"""The cluster's token keys (JWKS), in one ConfigMap per namespace with services, so that replicas verify tokens without any call.
 
 `reconcile` asks for it before it makes a replica; `run` follows the keys as they rotate. Each service of the namespace is an owner: garbage
-collection takes the ConfigMap with the last of them, whether an operator runs or not. Compare, then apply: nothing is written at rest.
+collection removes the ConfigMap with the last of them, whether an operator runs or not. Nothing is written at rest.
 """
 
 from __future__ import annotations
@@ -9,19 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import structlog
-from pagoda_contracts.names import (
-    COMPONENT_JWKS,
-    JWKS_CONFIG_MAP,
-    JWKS_KEY,
-    LABEL_COMPONENT,
-    LABEL_MANAGED_BY,
-    LABEL_NAME,
-    MANAGED_BY,
-)
+from pagoda_contracts.names import COMPONENT_JWKS, JWKS_CONFIG_MAP, JWKS_KEY, LABEL_COMPONENT, LABEL_MANAGED_BY, LABEL_NAME, MANAGED_BY
 
 from pagoda_operator.api.errors import ClusterError, Denied
 from pagoda_operator.api.state import CONFIG_MAPS, SERVICES, Child, Json, Key
@@ -29,60 +21,47 @@ from pagoda_operator.decide.render.children import Manifest, Owner
 from pagoda_operator.decide.render.writes import Apply, Create
 from pagoda_operator.run.apply import Cluster, apply
 
-# Own token: a file. Keys and copies: two requests. A key that is published before it signs reaches replicas long before.
+# Our own token is read from a file every 10 s, keys and copies with two requests every 60 s.
 LOOK_EVERY_S: Final = 10.0
 READ_EVERY_S: Final = 60.0
-# What is written while the keys rotate is written again with the new ones: a look that listed before it was there does not know of it.
+# A copy that is written while the keys rotate is written again with the new ones: `refresh` may have listed before it existed.
 _TRIES: Final = 2
 SELECTOR: Final = f"{LABEL_COMPONENT}={COMPONENT_JWKS}"
 
 
-class KeysCluster(Cluster, Protocol):
-    """What keeping them asks of the API server."""
-
-    async def token_keys(self) -> Json:
-        """The JWKS."""
-
-
 def text_of(jwks: Json) -> str:
-    """The keys in an order of their own, so that another API server's answer is no change; Denied where there is none."""
+    """The keys in a fixed order, so that the answer of another API server is no change; Denied if there are none."""
     keys: list[Json] = [key for key in jwks.get("keys") or () if key.get("kid")]
     if not keys:
         raise Denied("the API server publishes no keys for ServiceAccount tokens, and a replica without them would refuse all callers")
     return json.dumps({"keys": sorted(keys, key=lambda key: str(key["kid"]))}, sort_keys=True, indent=1)
 
 
-def key_ids(text: str) -> frozenset[str]:
-    """Ids of the keys in a text of ours."""
-    return frozenset(str(key["kid"]) for key in json.loads(text)["keys"])
-
-
-def manifest(namespace: str, text: str, owners: list[Json]) -> Manifest:
-    """The ConfigMap."""
+def _manifest(namespace: str, text: str, owners: list[Json]) -> Manifest:
     labels = {LABEL_NAME: "pagoda", LABEL_MANAGED_BY: MANAGED_BY, LABEL_COMPONENT: COMPONENT_JWKS}
     meta = {"name": JWKS_CONFIG_MAP, "namespace": namespace, "labels": labels, "ownerReferences": owners}
     return {"apiVersion": CONFIG_MAPS.api_version, "kind": CONFIG_MAPS.kind, "metadata": meta, "data": {JWKS_KEY: text}}
 
 
-def reference(owner: Owner) -> dict[str, Any]:
+def _reference(owner: Owner) -> dict[str, Any]:
     """One owner among equals: none of them controls it."""
     return {"apiVersion": SERVICES.api_version, "kind": SERVICES.kind, "name": owner.name, "uid": owner.uid}
 
 
 class TokenKeys:
-    """`newest_key`: id of the key that signed our own newest token, "" where we have none."""
+    """Keeps the copies. `newest_key`: id of the key that signed our own newest token, "" if we have none."""
 
-    def __init__(self, cluster: KeysCluster, newest_key: Callable[[], str] = lambda: "") -> None:
+    def __init__(self, cluster: Cluster, newest_key: Callable[[], str] = lambda: "") -> None:
         self._cluster, self._newest_key = cluster, newest_key
         self._text = ""
-        # Each copy as it was at the last look or write. Those of another name are the chart's, for the gateways: only their data is ours.
+        # Each copy as it was last read. Those of another name belong to the chart, for the gateways: only their data is ours.
         self._copies: dict[Key, Json] = {}
         self._listing = asyncio.Lock()
-        # By namespace, as long as somebody holds it or waits: 32 services in as many new namespaces wait for no other's three requests.
+        # By namespace, while in use: 32 services in as many new namespaces do not wait for each other's three requests.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def ensure(self, owner: Owner) -> None:
-        """The owner's namespace has the keys, and keeps them as long as the owner is there; ClusterError where that cannot be."""
+        """Gives the owner's namespace the keys, for as long as the owner exists; ClusterError if that is not possible."""
         if self._is_current(owner):
             return
         if not self._text:
@@ -95,24 +74,21 @@ class TokenKeys:
                     await self._write(owner)
 
     async def run(self) -> None:
-        """Keeps the copies true, for ever."""
+        """Keeps the copies up to date until cancelled."""
         wait = 0.0
         while True:
             if wait <= 0 or self.stale:
-                wait = READ_EVERY_S if await self._refreshed() else 0.0
+                try:
+                    await self.refresh()
+                    wait = READ_EVERY_S
+                except ClusterError as error:
+                    structlog.get_logger().warning("token_keys_not_kept", error=str(error))
+                    wait = 0.0
             await asyncio.sleep(LOOK_EVERY_S)
             wait -= LOOK_EVERY_S
 
-    async def _refreshed(self) -> bool:
-        try:
-            await self.refresh()
-        except ClusterError as error:
-            structlog.get_logger().warning("token_keys_not_kept", error=str(error))
-            return False
-        return True
-
     async def refresh(self) -> None:
-        """One look at the keys and at all copies; those that differ are written."""
+        """Reads the keys and all copies; writes the copies that differ."""
         async with self._listing:
             await self._list()
         for key in list(self._copies):
@@ -124,7 +100,7 @@ class TokenKeys:
     def stale(self) -> bool:
         """Whether the cluster signs with a key that the copies lack."""
         newest = self._newest_key()
-        return bool(newest and self._text and newest not in key_ids(self._text))
+        return bool(newest and self._text) and newest not in {key["kid"] for key in json.loads(self._text)["keys"]}
 
     def _lock_of(self, namespace: str) -> asyncio.Lock:
         return self._locks.setdefault(namespace, asyncio.Lock())
@@ -144,16 +120,16 @@ class TokenKeys:
         await self._read(key)
         found = self._copies.get(key)
         if found is None:
-            await apply(self._cluster, (Create(CONFIG_MAPS, manifest(owner.namespace, self._text, [reference(owner)])),))
+            await apply(self._cluster, (Create(CONFIG_MAPS, _manifest(owner.namespace, self._text, [_reference(owner)])),))
             await self._read(key)
         elif not self._is_current(owner):
             owners: list[Json] = list(found["metadata"].get("ownerReferences", []))
-            await self._apply(found, owners if _owned(found, owner) else [*owners, reference(owner)])
+            await self._apply(found, owners if _owned(found, owner) else [*owners, _reference(owner)])
 
     async def _apply(self, copy: Json, owners: list[Json]) -> None:
-        """At exactly the version that was seen: a Conflict is another look, soon."""
+        """At exactly the version that was read; after a Conflict the next attempt reads it again."""
         key = _key(copy)
-        wanted = manifest(key.namespace, self._text, owners)
+        wanted = _manifest(key.namespace, self._text, owners)
         if key.name != JWKS_CONFIG_MAP:
             wanted["metadata"] = {"name": key.name, "namespace": key.namespace}
         await apply(self._cluster, (Apply(CONFIG_MAPS, wanted, Child(CONFIG_MAPS, copy)),))

@@ -1,7 +1,7 @@
-"""The fleet as placement sees it, with the pools of nodes that are gone for now. Wraps the view of the caches; made by process.py.
+"""The fleet for placement, with one node of each pool that has none now. Wraps the view of the caches; made by process.py.
 
-What is remembered outlasts the process in a ConfigMap of the operator's namespace, which the chart makes; its data are ours, written where
-a kind of nodes was seen for the first time, has another example, or is seen again after a week. Without it a process knows what it saw.
+The pools outlast the process in a ConfigMap of the operator's namespace. The chart makes it; its data are ours. They are written if a kind
+of nodes is new, has another example, or is seen again after a week. Without the ConfigMap a process knows the pools that it saw itself.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import structlog
 from pagoda_contracts.names import NODE_POOLS_CONFIG_MAP, NODE_POOLS_KEY
 
 from pagoda_operator.api.errors import ClusterError
-from pagoda_operator.api.state import CONFIG_MAPS, Json
+from pagoda_operator.api.state import CONFIG_MAPS
 from pagoda_operator.inventory.fleet import Fleet
 from pagoda_operator.inventory.nodes import Node
 from pagoda_operator.inventory.pools import Pool, gone, read, seen, with_published, written
@@ -26,7 +26,7 @@ LOOK_EVERY_S: Final = 30.0
 
 
 class NodePools:
-    """`fleet`: what is there; `namespace`: the operator's own, None where it has none."""
+    """`fleet`: the nodes that exist; `namespace`: the operator's own, None if it has none; `wall`: the wall clock."""
 
     def __init__(self, cluster: Cluster, fleet: Callable[[], Fleet], namespace: str | None, wall: Callable[[], float]) -> None:
         self._cluster, self._fleet, self._namespace, self._wall = cluster, fleet, namespace, wall
@@ -37,10 +37,9 @@ class NodePools:
         self._made = (Fleet(), Fleet())
         self._text = ""
         self._loaded = self._kept = False
-        self._loading = asyncio.Lock()
 
     def __call__(self) -> Fleet:
-        """As it is now, and what came and went; the same object while nothing changed."""
+        """The nodes that exist, and those that may scale up; the same object while nothing changed."""
         fleet = self._fleet()
         if self._made[0] is not fleet:
             if (fleet.nodes, fleet.slices) != self._looked:
@@ -50,37 +49,38 @@ class NodePools:
         return self._made[1]
 
     async def load(self) -> None:
-        """Before the first decision of a leader: a standby knows a predecessor's of long ago. What could not be read is tried again."""
-        async with self._loading:
-            if self._loaded or self._namespace is None:
-                return
-            try:
-                body = await self._cluster.get(CONFIG_MAPS, self._namespace, NODE_POOLS_CONFIG_MAP)
-            except ClusterError as error:
-                structlog.get_logger().warning("node_pools_not_read", error=str(error))
-                return
-            self._loaded, self._kept = True, body is not None
-            self._text = _text(body)
-            self._pools = read(self._text) | self._pools
-            self._see(self._nodes)
-            self._made = (Fleet(), Fleet())
+        """Reads what a predecessor wrote, before a leader's first decision. A read that failed is repeated by `run`."""
+        if self._loaded or self._namespace is None:
+            return
+        try:
+            body = await self._cluster.get(CONFIG_MAPS, self._namespace, NODE_POOLS_CONFIG_MAP)
+        except ClusterError as error:
+            structlog.get_logger().warning("node_pools_not_read", error=str(error))
+            return
+        self._loaded, self._kept = True, body is not None
+        self._text = str(((body or {}).get("data") or {}).get(NODE_POOLS_KEY, ""))
+        self._pools = read(self._text) | self._pools
+        self._see(self._nodes)
+        self._made = (Fleet(), Fleet())
 
     async def run(self) -> None:
-        """Keeps the ConfigMap, for ever; of the leader only."""
+        """Keeps the ConfigMap up to date until cancelled; for the leader only."""
         while True:
             await self.load()
             await self.save()
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def save(self) -> None:
-        """One look; written where something new was seen. What cannot be written is tried again."""
+        """Writes the pools if they changed. A write that failed is repeated by `run`."""
         self()
         self._see(self._nodes)
         text = written(self._pools)
         if self._namespace is None or not self._kept or text == self._text:
             return
+        meta = {"name": NODE_POOLS_CONFIG_MAP, "namespace": self._namespace}
+        manifest = {"apiVersion": CONFIG_MAPS.api_version, "kind": CONFIG_MAPS.kind, "metadata": meta, "data": {NODE_POOLS_KEY: text}}
         try:
-            await apply_anew(self._cluster, CONFIG_MAPS, manifest(self._namespace, text))
+            await apply_anew(self._cluster, CONFIG_MAPS, manifest)
             self._text = text
         except ClusterError as error:
             structlog.get_logger().warning("node_pools_not_written", error=str(error))
@@ -92,19 +92,8 @@ class NodePools:
 
 
 def with_gone(fleet: Fleet, gone: tuple[Node, ...]) -> Fleet:
-    """And what devices they had."""
+    """With nodes that are gone for now, and the devices that they had."""
     if not gone:
         return fleet
     slices = (one for node in gone for one in as_slices(node.name, node.published))
     return replace(fleet, nodes=(*fleet.nodes, *gone), slices=(*fleet.slices, *slices))
-
-
-def manifest(namespace: str, text: str) -> dict[str, Any]:
-    """The ConfigMap's data; the rest is the chart's."""
-    meta = {"name": NODE_POOLS_CONFIG_MAP, "namespace": namespace}
-    return {"apiVersion": CONFIG_MAPS.api_version, "kind": CONFIG_MAPS.kind, "metadata": meta, "data": {NODE_POOLS_KEY: text}}
-
-
-def _text(body: Json | None) -> str:
-    data: Json = (body or {}).get("data") or {}
-    return str(data.get(NODE_POOLS_KEY, ""))

@@ -1,4 +1,4 @@
-"""The work queue: every trigger adds a service's key, and a worker takes it out and reconciles. It is level-triggered: keys carry no news.
+"""The work queue: every trigger adds a service's key, and a worker takes it and reconciles. It is level-triggered: a key has no content.
 
 A key is in work at most once; triggers that arrive meanwhile make one more run. Failed keys are requeued with growing delays, all keys by
 the resync. `Schedule` decides and knows no clock.
@@ -15,21 +15,21 @@ import structlog
 
 from pagoda_operator.api.errors import ClusterError, Conflict, Superseded, Unconverged
 from pagoda_operator.api.state import Key
-from pagoda_operator.client.tally import Tally, counting
+from pagoda_operator.client.requests import TALLY, Tally
 
 RETRY_DELAYS: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-# A conflict says that another writer was faster, usually the Deployment's controller: another look at once helps. Of 20 changes a second
-# one in 25 met a conflict, and took a second longer without this.
+# After a conflict with a faster writer, usually the Deployment's controller, a run at once helps. Of 20 changes per second one in 25 met a
+# conflict, and took a second longer without this.
 CONFLICT_DELAYS: Final = (0.0, 0.0, 0.5, *RETRY_DELAYS)
 # Between two starts of one key: a rollout's burst of pod events is one run, and a fight over a child stays below 4 writes/s.
 SPACING: Final = 0.25
-# After so many urgent keys in a row the key that has waited longest is taken. Without that, runs that report waited 17 s behind edits that
-# came faster than they could be answered, and a service's last report ends its change.
+# After so many urgent keys in a row the key that has waited longest is taken. Without that, runs that only report waited 17 s behind edits
+# that came faster than they could be answered.
 URGENT_IN_A_ROW: Final = 3
 
 
 class Outcome(NamedTuple):
-    """What a run asks for: to come back `again` in that many seconds, at the resync (None), or never (`gone`)."""
+    """When the next run is: after `again` seconds, at the resync (None), or never (`gone`)."""
 
     again: float | None = None
     gone: bool = False
@@ -51,16 +51,14 @@ class Schedule:
         # work had waited.
         self._wanted_since: dict[Key, float] = {}
         self._waited: dict[Key, float] = {}
-        # Keys that go before others that are due.
+        # Keys that go before others that are due, and such keys in work: one that fails stays urgent.
         self._urgent: set[Key] = set()
-        # Keys in work that were urgent: one that fails is as urgent as before.
         self._urgent_running: set[Key] = set()
         # How many urgent keys were taken in a row.
         self._urgent_taken = 0
 
     def add(self, key: Key, due: float, *, urgent: bool = False) -> None:
-        """Run the key at `due` or, if planned, earlier; not before a hold ends. `urgent`: somebody waits for what it does, while other runs
-        mostly report."""
+        """Runs the key at `due` or, if planned, earlier, but not before its backoff ends. `urgent`: a person waits for the result."""
         if urgent:
             self._urgent.add(key)
         earliest = min(due, self._due.get(key, due))
@@ -68,7 +66,7 @@ class Schedule:
         self._due[key] = max(earliest, self._not_before.get(key, earliest))
 
     def take(self, now: float) -> Key | None:
-        """The key that has waited longest and is not in work, of urgent ones where there are any and it is not the others' turn."""
+        """The key that has waited longest and is not in work. Urgent keys go first, but not more than URGENT_IN_A_ROW."""
         due = [(due, key) for key, due in self._due.items() if due <= now and key not in self._started]
         urgent = [entry for entry in due if entry[1] in self._urgent] if self._urgent_taken < URGENT_IN_A_ROW else []
         self._urgent_taken = self._urgent_taken + 1 if urgent else 0
@@ -88,17 +86,17 @@ class Schedule:
         return self._waited[key]
 
     def done(self, key: Key, due: float | None) -> None:
-        """The key's run succeeded; `due` is its next, None where the service is gone."""
+        """The key's run succeeded; `due` is its next, None if the service is gone."""
         self._failures.pop(key, None)
         self._not_before.pop(key, None)
         self._finish(key, due)
 
-    def failed(self, key: Key, now: float, *, hold: bool = False, delays: Sequence[float] = RETRY_DELAYS) -> float:
-        """The key's run failed: it comes back after the delay returned, or, without a hold, with the next event."""
+    def failed(self, key: Key, now: float, *, strict: bool = False, delays: Sequence[float] = RETRY_DELAYS) -> float:
+        """The key's run failed. It comes back after the delay returned, or with the next event, unless the delay is `strict`."""
         count = self._failures.get(key, 0)
         self._failures[key] = count + 1
         delay = delays[min(count, len(delays) - 1)]
-        if hold:
+        if strict:
             self._not_before[key] = now + delay
         if key in self._urgent_running:
             self._urgent.add(key)
@@ -120,7 +118,7 @@ class Schedule:
         return min((due for key, due in self._due.items() if key not in self._started), default=None)
 
     def oldest(self, now: float, opened: float) -> float:
-        """Seconds that the longest-waiting or longest-working key has been at it since work began."""
+        """Seconds that the slowest key has waited or been in work, since work began."""
         waits = [now - max(due, opened) for due in self._due.values()] + [now - start for start in self._started.values()]
         return max(0.0, max(waits, default=0.0))
 
@@ -130,7 +128,7 @@ class Schedule:
 
 
 class KeyedQueue:
-    """A schedule on the event loop's clock."""
+    """A schedule on the event loop's clock. It counts as empty until the first worker begins: a standby collects keys for days."""
 
     def __init__(self, resync: float, rng: random.Random) -> None:
         self._schedule = Schedule()
@@ -138,36 +136,32 @@ class KeyedQueue:
         self._rng = rng
         self._opened: float | None = None
         self._changed = asyncio.Event()
-        # One worker looks for a key while the others wait for this lock: an event that woke all 32 made each of them look.
+        # One worker waits for a key and the others for this lock: an event that wakes all 32 would have each of them search.
         self._taking = asyncio.Lock()
 
     def add(self, key: Key, *, urgent: bool = False) -> None:
-        """A trigger: run the key now; an urgent one before those that are not, but for every fourth turn."""
+        """A trigger: run the key now; an urgent one before those that are not, but for every fourth run."""
         self._schedule.add(key, _now(), urgent=urgent)
         self._changed.set()
 
-    def open(self) -> None:
-        """Work begins: a standby collects keys for days and is not late with any of them."""
-        if self._opened is None:
-            self._opened = _now()
-
     def oldest(self) -> float:
-        """For the probes: how long the slowest key has waited; 0 while nobody works."""
+        """Seconds that the slowest key has waited."""
         return 0.0 if self._opened is None else self._schedule.oldest(_now(), self._opened)
 
     def depth(self) -> int:
-        """Keys that are due or in work; 0 while nobody works."""
+        """Keys that are due or in work."""
         return 0 if self._opened is None else self._schedule.depth(_now())
 
     async def work(self, reconcile: Reconcile) -> None:
         """One worker; runs until cancelled."""
-        self.open()
+        if self._opened is None:
+            self._opened = _now()
         while True:
             key = await self._take()
-            with counting() as tally:
-                began = _now()
-                outcome = await self._attempt(key, reconcile)
-                self._log_run(key, _now() - began, tally)
+            TALLY.set(tally := Tally())
+            began = _now()
+            outcome = await self._attempt(key, reconcile)
+            self._log_run(key, _now() - began, tally)
             self._settle(key, outcome)
 
     async def _take(self) -> Key:
@@ -190,19 +184,19 @@ class KeyedQueue:
         except Superseded:
             raise  # ends the worker, and with it the process
         except Exception as error:  # noqa: BLE001
-            # One service's poison must not stop the others: said loudly, retried slowly.
+            # A bug that one service meets must not stop the others.
             structlog.get_logger().exception("reconcile_bug", namespace=key.namespace, name=key.name)
             return error
 
     def _log_run(self, key: Key, took: float, tally: Tally) -> None:
-        """Where the time of a run goes; bench/operator.py adds it up for each change."""
-        times = {"queued_s": round(self._schedule.queued(key), 4), "took_s": round(took, 4), "waited_s": round(tally.waited(), 4)}
+        """Where the time of a run goes; bench/operator.py sums it for each change."""
+        times = {"queued_s": round(self._schedule.queued(key), 4), "took_s": round(took, 4), "waited_s": round(tally.waited, 4)}
         structlog.get_logger().debug("run", **key._asdict(), **times, requests=tally.requests, writes=tally.writes)
 
     def _settle(self, key: Key, outcome: Outcome | Exception) -> None:
         if isinstance(outcome, Exception):
             delays = CONFLICT_DELAYS if isinstance(outcome, Conflict) else RETRY_DELAYS
-            delay = self._schedule.failed(key, _now(), hold=isinstance(outcome, Unconverged), delays=delays)
+            delay = self._schedule.failed(key, _now(), strict=isinstance(outcome, Unconverged), delays=delays)
             log = structlog.get_logger().bind(namespace=key.namespace, name=key.name, delay_s=delay, error=str(outcome))
             (log.warning if delay else log.info)("reconcile_retry")
         else:

@@ -1,11 +1,11 @@
 """One run for one service: observe → decide → admit (quota) → apply → status, each once. Called by the queue, the same for all triggers.
 
-A run is planned from the caches and costs no request where it asks for nothing. What it would make or remove is verified by a quorum read
-first, and so is what frees devices; every other write carries the version that was seen, and ends in a Conflict where that was an old one.
-The run is planned again on what was read, whether that differs or not, and once: a service whose pods start changes all the time.
+A run is planned from the caches. If it asks for nothing, it sends no request. Before it makes or removes an object, or frees devices, it
+verifies the service by quorum reads and plans once more. Every other write names the version that was observed, and ends in a Conflict if
+there is a newer one.
 
-The one place that maps errors to conditions: what the API server refuses stalls the service, what it denies is said and
-retried, everything else goes to the queue, which retries.
+This is the one place that maps errors to conditions. A write that the API server refuses stalls the service. One that it denies is reported
+and retried. Every other error goes to the queue, which retries.
 """
 
 from __future__ import annotations
@@ -14,66 +14,60 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 from pagoda_contracts.conditions.service import INVALID_SPEC, NO_ACCELERATOR
 
 from pagoda_operator.api.errors import ClusterError, Conflict, Denied, Refused, SpecProblem, Unavailable, Unconverged
 from pagoda_operator.api.pods import Answer
-from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Key, Lister, Observed, Reader, Resource
+from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Key, Observed, Resource
 from pagoda_operator.decide.plan import Plan, owner_of, plan
 from pagoda_operator.decide.render.writes import Annotate, Create, Delete
 from pagoda_operator.decide.status.status import status
 from pagoda_operator.inventory.fleet import Fleet
 from pagoda_operator.inventory.values import digest
-from pagoda_operator.run.apply import Cluster, apply, apply_status
-from pagoda_operator.run.defaults import DEFAULT_KEY, ensure_default_profile
+from pagoda_operator.run.apply import DEFAULT_KEY, Cluster, apply, apply_default_profile, apply_status
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.watch.kept import OWN
-from pagoda_operator.watch.observe import observe, profile_used, strangers
+from pagoda_operator.watch.observe import observe, profile_name, strangers
 
-# After a write the next look is at once; what is on its way out is looked for again.
+# Seconds to the next run: after a write, and while something that was removed still exists.
 _AT_ONCE: Final = 0.0
 _WAIT: Final = 2.0
-# What a service leaves behind is charged until it is gone.
+# The devices of a deleted service are charged until its objects are gone.
 _LEFT: Final = 30.0
 # A rollout's runs each write something else; a scale-up by hand, twice in one second, writes the same twice.
 _SAME_WRITES: Final = 4
 # While a drain is under way its daemon is asked so often how many requests are left.
 _DRAIN_POLL: Final = 1.0
-# By what a service is charged for devices.
+# The kinds by which a service is charged for devices.
 _HOLDINGS: Final = (DEPLOYMENTS, PODS)
-
-
-class VerifiedCluster(Cluster, Lister, Protocol):
-    """All that reconciling asks of the API server."""
 
 
 class Reconciler:
     """Brings services to their specs."""
 
-    def __init__(self, cluster: VerifiedCluster, settings: Settings, clock: Callable[[], datetime], dependencies: Dependencies) -> None:
-        self._cluster = cluster
-        self._dependencies = dependencies
-        self._reader: Reader = self._dependencies.caches or cluster
-        self._settings = settings
-        self._clock = clock
-        # What each service's daemons answered to their last order, by pod; asked anew after a restart.
+    def __init__(self, cluster: Cluster, settings: Settings, clock: Callable[[], datetime], dependencies: Dependencies) -> None:
+        self._cluster, self._dependencies, self._settings, self._clock = cluster, dependencies, settings, clock
+        # What each service's daemons answered to their last order, by pod; asked again after a restart.
         self._answers: dict[Key, dict[str, Answer]] = {}
-        # What each service's last run wrote, and how many runs in a row wrote just that.
+        # What each service's last run wrote, and how many runs in a row wrote exactly that.
         self._repeats: dict[Key, tuple[list[str], int]] = {}
 
     async def reconcile(self, key: Key) -> Outcome:
         """One run; ClusterError asks for another one later."""
+        if key == DEFAULT_KEY:
+            await apply_default_profile(self._cluster, self._settings.default_profile)
+            return Outcome()
         if not key.namespace:
-            return await self._profile(key)
+            return Outcome(gone=True)  # another profile
         try:
             return await self._run(key)
         except Conflict:
-            await self._verify(key, OWN)  # it was not as the caches show it
+            await self._verify(key, OWN)  # the caches were outdated
             raise
 
     async def _run(self, key: Key) -> Outcome:
@@ -81,7 +75,7 @@ class Reconciler:
             return await self._forget(key)
         if self._to_verify(*seen):
             await self._verify(key, OWN)
-            # Planned again whatever was read: a watch may have shown the same meanwhile. Once, since pods that start change all the time.
+            # Even if the reads changed nothing, since a watch may have been faster. Once, since starting pods change all the time.
             if (seen := await self._planned(key)) is None:
                 return await self._forget(key)
         observed, draft = seen
@@ -94,23 +88,23 @@ class Reconciler:
         return None if observed is None else (observed, plan(observed))
 
     async def _observe(self, key: Key) -> Observed | None:
-        """The service and all that this process knows of it: a declared order, each step on what the ones before it found."""
-        observed = await observe(self._reader, key)
-        if observed is not None and not self._dependencies.quota.booked(key, observed):
+        """The service and all that this process knows of it, in this order: each step uses what the ones before it found."""
+        quota, scaling = self._dependencies.quota, self._dependencies.scaling
+        observed = await observe(self._dependencies.caches, key)
+        if observed is not None and not quota.booked(key, observed):
             await self._verify(key, _HOLDINGS)
-            observed = await observe(self._reader, key)
+            observed = await observe(self._dependencies.caches, key)
         if observed is None:
             return None
         observed = self._with_parts(key, observed)
-        await self._dependencies.quota.settle(key, observed)
-        # After what it holds is booked; before scaling, which wishes for no more. What it needs may depend on how many it will be.
-        grant = self._dependencies.quota.offer(key, observed, lambda seen: plan(self._dependencies.scaling.foresee(key, seen)))
-        observed = replace(observed, quota=grant, full=self._dependencies.quota.full(key, observed))
-        return await self._dependencies.scaling.complete(key, observed)
+        await quota.settle(key, observed)
+        # Before scaling, which asks for no more than the quota grants. What a replica needs may depend on how many there will be.
+        grant = quota.offer(key, observed, lambda seen: plan(scaling.foresee(key, seen)))
+        return await scaling.complete(key, replace(observed, quota=grant, full=quota.full(key, observed)))
 
     def _with_parts(self, key: Key, observed: Observed) -> Observed:
-        """With the time, what gateways and daemons said, the names that others hold, and the devices. Who runs on CPU alone need not
-        compare 1,000 nodes."""
+        """With the time, the reports of gateways and daemons, the names that other services own, and the devices. A service on CPU alone
+        need not compare 1,000 nodes."""
         dependencies, now = self._dependencies, self._clock().timestamp()
         return replace(
             observed,
@@ -128,21 +122,20 @@ class Reconciler:
         )
 
     def _to_verify(self, observed: Observed, draft: Plan) -> bool:
-        """Whether a plan makes or removes anything, since what the caches do not show may exist and what they show may have changed; or
-        says for the first time that something is wrong: a profile that was not shown yet is not missing."""
+        """Whether a plan makes or removes an object, or reports a problem for the first time: a profile may just not be cached yet."""
         if observed.raw_status and any(isinstance(write, Create | Delete) for write in draft.writes):
             return True
         wrong = draft.problem is not None or draft.undecided is not None
         return wrong and self._status(observed, draft) != observed.raw_status
 
     async def _verify(self, key: Key, kinds: Iterable[Resource]) -> None:
-        """Has the caches know these kinds of a service's objects by quorum reads."""
-        if (caches := self._dependencies.caches) is not None:
-            profile = await profile_used(caches, key)
-            await asyncio.gather(*(caches.verify(self._cluster, resource, key, profile) for resource in kinds))
+        """Reads these kinds of a service's objects into the caches by quorum reads."""
+        caches = self._dependencies.caches
+        profile = profile_name(await caches.get(SERVICES, *key) or {})
+        await asyncio.gather(*(caches.verify(self._cluster, resource, key, profile) for resource in kinds))
 
     async def _admitted(self, key: Key, observed: Observed, draft: Plan) -> tuple[Observed, Plan]:
-        """As far as there is room for it, and no name that it would create is a stranger's."""
+        """The plan as far as the quota has room for it, and without names that belong to objects of others."""
         if in_the_way := await strangers(self._cluster, key, draft):
             own = tuple(child for child in in_the_way if child.belongs_to(observed.meta.uid))
             others = tuple(child for child in in_the_way if child not in own)
@@ -151,24 +144,13 @@ class Reconciler:
         return observed, self._dependencies.quota.admit(key, observed, draft)
 
     async def _apply_plan(self, key: Key, observed: Observed, draft: Plan) -> Outcome:
-        """What a plan asks for, and when to look again."""
+        """Does what a plan asks for, and comes back when scaling can decide otherwise by time alone, if that is before the resync."""
         self._dependencies.triggers.waits(key, waiting=_wants_devices(observed, draft))
         outcome = await self._carry_out(key, observed, draft)
         await self._dependencies.scaling.save_history(key, observed)
-        return self._in_time(key, outcome)
-
-    def _in_time(self, key: Key, outcome: Outcome) -> Outcome:
-        """Back when scaling can decide otherwise by time alone, if that is before the resync."""
-        look = self._dependencies.scaling.again(key)
-        if look is None or look >= self._settings.resync or (outcome.again is not None and outcome.again <= look):
-            return outcome
-        return outcome._replace(again=look)
-
-    async def _profile(self, key: Key) -> Outcome:
-        if key != DEFAULT_KEY:
-            return Outcome(gone=True)
-        await ensure_default_profile(self._cluster, self._settings.default_profile)
-        return Outcome()
+        due = self._dependencies.scaling.again(key)
+        earlier = due is not None and due < (self._settings.resync if outcome.again is None else min(self._settings.resync, outcome.again))
+        return outcome._replace(again=due) if earlier else outcome
 
     async def _forget(self, key: Key) -> Outcome:
         self._repeats.pop(key, None)
@@ -178,8 +160,8 @@ class Reconciler:
         self._dependencies.scaling.forget(key)
         self._dependencies.ages.forget(key)
         # A broken watch may miss the last pod's end, and nothing else would requeue this key.
-        holds = await self._dependencies.quota.gone(key)
-        return Outcome(again=_LEFT) if holds else Outcome(gone=True)
+        charged = await self._dependencies.quota.gone(key)
+        return Outcome(again=_LEFT) if charged else Outcome(gone=True)
 
     async def _carry_out(self, key: Key, observed: Observed, draft: Plan) -> Outcome:
         log = structlog.get_logger().bind(namespace=key.namespace, name=key.name)
@@ -189,14 +171,14 @@ class Reconciler:
         except Refused as error:
             log.warning("child_refused", error=str(error))
             await self._write_status(observed, replace(draft, problem=SpecProblem(INVALID_SPEC, str(error))))
-            return Outcome(again=draft.rollout.again if draft.rollout is not None else None)  # a trial's refusal is not waited out for ever
+            return Outcome(again=draft.rollout.again if draft.rollout is not None else None)  # a refused trial ends at its deadline
         except Denied as error:
             await self._write_status(observed, replace(draft, denied=str(error)))
             raise
         except Unavailable:
             self._dependencies.quota.unanswered(key)
             raise
-        news = await self._order(key, observed, draft)
+        news = await self._give_orders(key, observed, draft)
         if news and not draft.writes:
             observed, draft = await self._released(key, observed, draft)
         wrote = await self._write_status(observed, draft)
@@ -209,8 +191,8 @@ class Reconciler:
         return Outcome(again=_AT_ONCE)
 
     async def _released(self, key: Key, observed: Observed, draft: Plan) -> tuple[Observed, Plan]:
-        """What daemons have just answered may let replicas go: they are marked for it in this run. A look and a status for that step alone
-        were half of what a scale-down waited for."""
+        """If an answer that just came allows a replica to be removed, it is marked in this run. A separate run with its own status was half
+        of the time that a scale-down took."""
         answered = replace(observed, answers=self._answers[key])
         further = plan(answered)
         if not further.writes or any(not isinstance(write, Annotate) or write.resource != PODS for write in further.writes):
@@ -219,25 +201,23 @@ class Reconciler:
         return answered, replace(further, over_quota=draft.over_quota)
 
     async def _have_keys(self, observed: Observed, draft: Plan) -> None:
-        """Before a replica is made that mounts them: kubelet tries a missing volume again only after minutes. Without them those that run
-        are still scaled."""
-        keys = self._dependencies.keys
-        if keys is None or observed.callers is None or not observed.callers.tokens:
+        """Makes the token keys before a replica that mounts them, since kubelet retries a missing volume only after minutes. Without them
+        running replicas are still scaled."""
+        if observed.callers is None or not observed.callers.tokens:
             return
         try:
-            await keys.ensure(owner_of(observed))
+            await self._dependencies.keys.ensure(owner_of(observed))
         except ClusterError:
             if any(isinstance(write, Create) and write.resource in (DEPLOYMENTS, PODS) for write in draft.writes):
                 raise
 
-    async def _order(self, key: Key, observed: Observed, draft: Plan) -> bool:
-        """Orders to daemons; whether an answer says something new. Pods that are gone are forgotten."""
+    async def _give_orders(self, key: Key, observed: Observed, draft: Plan) -> bool:
+        """Sends orders to daemons; returns whether an answer says something new. Answers of pods that are gone are forgotten."""
         before = self._answers.get(key, {})
         given, now = await self._dependencies.daemons.give(draft.orders), self._clock().timestamp()
         answers = {uid: answer.after(before.get(uid), now) for uid, answer in given.items()}
         here = {pod.uid for pod in observed.pods}
-        after = {uid: answer for uid, answer in (before | answers).items() if uid in here}
-        self._answers[key] = after
+        self._answers[key] = {uid: answer for uid, answer in (before | answers).items() if uid in here}
         return any(uid not in before or answer.is_news(before[uid]) for uid, answer in answers.items())
 
     def _check_converging(self, key: Key, written: list[str]) -> None:
@@ -247,12 +227,12 @@ class Reconciler:
             raise Unconverged(f"written {count} times in a row and still different: {', '.join(written)}")
 
     async def _write_status(self, observed: Observed, draft: Plan) -> str:
-        """The status, named by its content, where it was written; else nothing."""
+        """Writes the status if it differs; returns its name by content, or nothing."""
         wanted = self._status(observed, draft)
         if wanted == observed.raw_status:
             return ""
         await apply_status(self._cluster, SERVICES, observed.meta, wanted)
-        await self._dependencies.events.record(observed, wanted, self._clock())
+        self._dependencies.events.record(observed, wanted, self._clock())
         return f"Status {digest(wanted)}"
 
     def _status(self, observed: Observed, draft: Plan) -> dict[str, Any]:
@@ -260,7 +240,7 @@ class Reconciler:
 
 
 def _wants_devices(observed: Observed, draft: Plan) -> bool:
-    """Whether news of devices may change what was decided."""
+    """Whether a change of devices may change the decision."""
     if not observed.asks_for_devices:
         return False
     none = draft.problem is not None and draft.problem.reason == NO_ACCELERATOR
@@ -268,10 +248,12 @@ def _wants_devices(observed: Observed, draft: Plan) -> bool:
 
 
 def _again(observed: Observed, draft: Plan) -> float | None:
-    """In how many seconds to reconcile again though no event may come."""
-    health = [draft.health.again] if draft.health.again is not None else []
-    due = [draft.rollout.again] if draft.rollout is not None and draft.rollout.again is not None else []
-    times = [*([_WAIT] if draft.waiting or draft.over_quota else []), *([_DRAIN_POLL] if draft.orders else []), *health, *due]
-    if draft.again_at is not None:
-        times.append(max(1.0, draft.again_at - observed.now))
-    return min(times, default=None)
+    """In how many seconds to reconcile again even if no event comes."""
+    times = (
+        _WAIT if draft.waiting or draft.over_quota else None,
+        _DRAIN_POLL if draft.orders else None,
+        draft.health.again,
+        draft.rollout.again if draft.rollout is not None else None,
+        max(1.0, draft.again_at - observed.now) if draft.again_at is not None else None,
+    )
+    return min((seconds for seconds in times if seconds is not None), default=None)

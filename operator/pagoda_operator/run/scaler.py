@@ -1,4 +1,4 @@
-"""scaler: keeps what scaling remembers of each service, and asks `scaling` when the API server or a gateway has something new.
+"""Keeps what scaling remembers of each service, and asks decide/scale when the API server or a gateway has something new.
 
 Called by `reconcile` with the objects, and by `signals` with every measure (`demand_changed`, which neither reads nor writes objects). Its
 memory ends with the process; what must outlast it is in the status and in a ConfigMap, written hourly.
@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from pagoda_operator.api.errors import ClusterError
 from pagoda_operator.api.signals import Decision
 from pagoda_operator.api.state import CONFIG_MAPS, Child, Key, Observed, Reader, explain
+from pagoda_operator.client.signals import Signals
 from pagoda_operator.decide.placement.place import placeable
 from pagoda_operator.decide.plan import owner_of
 from pagoda_operator.decide.render.writes import Apply, Create
@@ -25,10 +26,9 @@ from pagoda_operator.decide.scale.inputs import Basis, Memory, Moment, basis_of
 from pagoda_operator.decide.scale.learned import Learned, decode, encode, lessons, loaded, page_manifest, page_name
 from pagoda_operator.decide.scale.scaling import decide, next_decision_s
 from pagoda_operator.run.apply import Cluster, apply
-from pagoda_operator.talk.signals import Signals
 
 PAGE_EVERY_S: Final = 3600.0
-# Between two whole looks at the demand of a service that nobody asks.
+# Between two decisions on a service without requests.
 IDLE_LOOK_S: Final = 60.0
 
 
@@ -39,24 +39,20 @@ class _Kept:
     memory: Memory
     starting: frozenset[str]
     decision: Decision | None = None
-    # When that was, by the steady clock.
-    looked: float = float("-inf")
+    # When it was decided, by the steady clock.
+    decided_at: float = float("-inf")
 
 
 class Scaler:
-    """One per process."""
+    """Decides how many replicas each service has. One per process; `steady` is a clock that nobody sets, `wall` the wall clock."""
 
     def __init__(self, cluster: Cluster, signals: Signals, steady: Callable[[], float], wall: Callable[[], float]) -> None:
-        self._cluster = cluster
-        self._signals = signals
-        self._steady = steady
-        self._wall = wall
+        self._cluster, self._signals, self._steady, self._wall = cluster, signals, steady, wall
         self._kept: dict[Key, _Kept] = {}
 
     async def complete(self, key: Key, observed: Observed) -> Observed:
         """What was observed, with the decision on its replicas."""
-        wished = observed.spec.scaling if observed.spec else None
-        if wished is None or wished.mode == "Manual" or refused(wished):
+        if not _scales(observed):
             self.forget(key)
             return observed
         kept, moment = self._kept.get(key), self._moment()
@@ -71,9 +67,8 @@ class Scaler:
         return replace(observed, scaling=decided.decision, starts=learned.starts)
 
     def foresee(self, key: Key, observed: Observed) -> Observed:
-        """What was observed, with the decision that there would be on its replicas without a quota; nothing is remembered of it."""
-        wished = observed.spec.scaling if observed.spec else None
-        if wished is None or wished.mode == "Manual" or refused(wished):
+        """What was observed, with the decision that a service without a quota would get. It is not remembered."""
+        if not _scales(observed):
             return observed
         kept, moment = self._kept.get(key), self._moment()
         known = kept.memory if kept is not None and kept.uid == observed.meta.uid else None
@@ -84,23 +79,25 @@ class Scaler:
         return replace(observed, scaling=decision)
 
     def demand_changed(self, key: Key, *, idle: bool = False) -> bool:
-        """Gateways reported new demand: whether that changes how many replicas the service shall have, or why. Then a run is worth it.
-        `idle`: it got no request for ten minutes. Another bin without requests decides nothing new, and 500 idle services took 1.3 % of a
-        core to find that out. `again` knows what time alone changes."""
+        """Whether new demand changes how many replicas the service shall have, or the reason, so that a run is needed.
+
+        `idle`: it got no request for ten minutes. Then another bin without requests decides nothing new, and deciding it took 1.3 % of a
+        core for 500 services. `again` says what time alone changes.
+        """
         kept = self._kept.get(key)
         if kept is None:
             return False
-        if idle and self._steady() - kept.looked < IDLE_LOOK_S:
+        if idle and self._steady() - kept.decided_at < IDLE_LOOK_S:
             learned = loaded(kept.memory.learned, 0.0, self._wall(), kept.basis.day_s)
             self._kept[key] = replace(kept, memory=replace(kept.memory, learned=learned))
             return False
-        auto = kept.basis.spec.mode == "Auto"  # elsewhere the Deployments tell what was wanted
+        auto = kept.basis.spec.mode == "Auto"  # in other modes the Deployments have the number
         basis = replace(kept.basis, current=kept.memory.wanted) if auto else kept.basis
         decided = self._decide(key, replace(kept, basis=basis), self._moment())
         return _number(decided.decision) != _number(kept.decision) or decided.memory.reported != kept.memory.reported
 
     def again(self, key: Key) -> float | None:
-        """Returns in how many seconds a run is worth it without any event."""
+        """In how many seconds the decision may change without any event."""
         kept, moment = self._kept.get(key), self._moment()
         if kept is None:
             return None
@@ -110,11 +107,11 @@ class Scaler:
         return min((wait for wait in (decision, page) if wait is not None), default=None)
 
     def forget(self, key: Key) -> None:
-        """The service is gone, or a person's."""
+        """The service is gone, or a person scales it."""
         self._kept.pop(key, None)
 
     async def save_history(self, key: Key, observed: Observed) -> None:
-        """Write down what was learned: at most hourly, and only after load."""
+        """Writes what was learned, at most hourly and only after load."""
         kept = self._kept.get(key)
         if kept is None or not kept.memory.learned.busy or self._wall() < self._page_due(kept.memory):
             return
@@ -125,11 +122,11 @@ class Scaler:
     def _decide(self, key: Key, known: _Kept, moment: Moment) -> _Kept:
         signals = self._signals.of(key, moment.steady)
         decision, memory = decide(known.basis, signals, known.memory, moment)
-        self._kept[key] = replace(known, memory=memory, decision=decision, looked=moment.steady)
+        self._kept[key] = replace(known, memory=memory, decision=decision, decided_at=moment.steady)
         return self._kept[key]
 
     async def _begin(self, observed: Observed, moment: Moment) -> _Kept:
-        """A service seen for the first time by this process."""
+        """What is known of a service that is new to this process."""
         read = await _read(self._cluster, observed)
         learned = replace(read, written_at=min(read.written_at, moment.wall))
         memory = Memory(moment.steady, 0, learned=learned, reported=_last_reason(observed), reported_at=moment.steady, began=moment.wall)
@@ -144,8 +141,13 @@ class Scaler:
         return Moment(self._steady(), self._wall())
 
 
+def _scales(observed: Observed) -> bool:
+    wanted = observed.spec.scaling if observed.spec else None
+    return wanted is not None and wanted.mode != "Manual" and not refused(wanted)
+
+
 def _last_reason(observed: Observed) -> str:
-    """Why a predecessor wanted as many as it told; nothing where a person or somebody else did."""
+    """The reason that a predecessor reported for the number of replicas, if it decided it."""
     return (observed.status.scaling.reason or "") if observed.status.scaling else ""
 
 
@@ -154,7 +156,7 @@ def _number(decision: Decision | None) -> int | None:
 
 
 async def _read(reader: Reader, observed: Observed) -> Learned:
-    """What a predecessor wrote down; nothing where that is gone or garbled."""
+    """What a predecessor wrote; nothing if that is gone or not valid."""
     body = await reader.get(CONFIG_MAPS, observed.meta.namespace, page_name(observed))
     if body is None or not Child(CONFIG_MAPS, body).belongs_to(observed.meta.uid):
         return Learned()
@@ -167,14 +169,14 @@ async def _read(reader: Reader, observed: Observed) -> Learned:
 
 
 async def _write(cluster: Cluster, observed: Observed, page: str) -> None:
-    """Beside the plan's children: no rollout waits for it, and a failure costs an hour's lesson."""
+    """Writes the history apart from the plan's children: no rollout waits for it, and a failure loses one hour."""
     log = structlog.get_logger().bind(namespace=observed.meta.namespace, name=page_name(observed))
     manifest = page_manifest(owner_of(observed), page)
     try:
         body = await cluster.get(CONFIG_MAPS, observed.meta.namespace, page_name(observed))
         live = None if body is None else Child(CONFIG_MAPS, body)
         if live is not None and not live.belongs_to(observed.meta.uid):
-            log.warning("history_not_written", error="a ConfigMap of that name is not this service's")
+            log.warning("history_not_written", error="a ConfigMap of that name belongs to another owner")
             return
         await apply(cluster, (Create(CONFIG_MAPS, manifest) if live is None else Apply(CONFIG_MAPS, manifest, live),))
         log.info("history_written", bytes=len(page))

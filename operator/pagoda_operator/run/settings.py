@@ -34,22 +34,22 @@ class Settings(NamedTuple):
     """What one operator process runs with."""
 
     kubeconfig: str | None = None
-    # What services tell as their address; None where no gateway is known.
+    # The address in the status of services; None if no gateway is known.
     url: str | None = None
     default_profile: ServingProfileSpec | None = None
-    # Who may call replicas; callers are not told apart where None.
+    # The accounts that may call replicas; None: all callers may.
     callers: Callers | None = None
     # The file with our own token.
     token: Path | None = None
     probes_port: int = PORT_PROBES
     resync: float = 300
-    # host:port of gateways' demand; a name stands for all its addresses. None: no gateway is installed.
+    # host:port of gateways' demand; a name means all its addresses. Empty: no gateway is installed.
     gateways: tuple[str, ...] = ()
     metrics_port: int = PORT_METRICS
-    # Where the Lease is; None: this process works without one, and must be the only one.
+    # The namespace of the Lease; None: this process uses none, and must be the only one.
     lease_namespace: str | None = None
     identity: str = ""
-    # A line for each run: how long it was wanted, how long it took, how long of that it waited for the API server.
+    # Whether each run is logged: how long it was queued, how long it took, and how long it waited for the API server.
     debug: bool = False
 
 
@@ -57,15 +57,15 @@ def load(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     """SettingsError names the option or variable, its value and what is accepted."""
     more = "`pagoda-operator replay --help`: what scaling would have done with recorded demand."
     parser = argparse.ArgumentParser(prog="pagoda-operator", description="Turns InferenceServices into replicas.", epilog=more)
-    parser.add_argument("--kubeconfig", help="a kubeconfig file; the pod's ServiceAccount where absent")
+    parser.add_argument("--kubeconfig", help="a kubeconfig file (default: the pod's ServiceAccount)")
     parser.add_argument("--probes-port", type=int, default=PORT_PROBES, help="0 lets the kernel choose (default: %(default)s)")
-    parser.add_argument("--resync", default="5m", help="look at each service this often without any event (default: %(default)s)")
-    parser.add_argument("--gateways", help="host:port,... where gateways tell of demand; a name stands for all its addresses")
+    parser.add_argument("--resync", default="5m", help="reconcile each service this often without any event (default: %(default)s)")
+    parser.add_argument("--gateways", help="host:port,... where gateways report demand; a name means all its addresses")
     parser.add_argument("--metrics-port", type=int, default=PORT_METRICS, help="0 lets the kernel choose (default: %(default)s)")
     parser.add_argument("--namespace", help=f"where the Lease is kept (default: ${POD_NAMESPACE}; without either there is no Lease)")
     parser.add_argument("--identity", help=f"holder of the Lease, unique (default: ${POD_NAME}, else host name and a number)")
-    parser.add_argument("--no-lease", action="store_true", help="work without a Lease: only where no other operator runs")
-    parser.add_argument("--debug", action="store_true", help="log each run: since when it was wanted, how long it took and waited")
+    parser.add_argument("--no-lease", action="store_true", help="work without a Lease: only if no other operator runs")
+    parser.add_argument("--debug", action="store_true", help="log each run: how long it was queued, took and waited")
     options = parser.parse_args(arguments)
     return Settings(
         kubeconfig=options.kubeconfig,
@@ -113,9 +113,8 @@ def _url(environment: Mapping[str, str]) -> str | None:
 
 
 def _read(variable: str, kind: type[M], environment: Mapping[str, str]) -> M | None:
-    """What this installation says, from a JSON file: the spec of the profile `default`, who may call replicas."""
-    path = environment.get(variable)
-    if not path:
+    """A part of the installation's configuration, from the JSON file that a variable names."""
+    if not (path := environment.get(variable)):
         return None
     try:
         return kind.model_validate_json(Path(path).read_bytes())

@@ -1,7 +1,7 @@
-"""One operator: builds everything that runs side by side, runs it, and ends the process when a part ends. Called by `__main__`.
+"""One operator: builds the parts that run concurrently, runs them, and ends the process when a part ends. Called by `__main__`.
 
-Restart is the recovery path for what nobody expected, and the one tested most. `core` is built before the API server has answered, `parts`
-when it is known which kinds the cluster has.
+A restart is the recovery from every unexpected error, and the one that is tested most. `core` is built before the API server has answered,
+`parts` when it is known which kinds the cluster has.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,17 +19,21 @@ from typing import Any, TypeVar
 
 import kopf
 import structlog
+from pagoda_contracts import metrics as words
+from pagoda_contracts.metrics import Metric
 from pagoda_kube.api import KubernetesApi
 
 from pagoda_operator.api.errors import ClusterError
 from pagoda_operator.api.state import QUOTAS, Json, Resource
 from pagoda_operator.client.cluster import Hooks, KubeCluster, connect
+from pagoda_operator.client.daemons import Daemons, OwnToken
+from pagoda_operator.client.listen import Listener
 from pagoda_operator.client.requests import RetryBudget
-from pagoda_operator.lead.leader import Alone, Leadership, Lease, Means
+from pagoda_operator.client.signals import Signals
 from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.quota.native import singles
 from pagoda_operator.quota.status import StatusWriter
-from pagoda_operator.run.defaults import DEFAULT_KEY
+from pagoda_operator.run.apply import DEFAULT_KEY
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.events import Recorder
 from pagoda_operator.run.keys import TokenKeys
@@ -38,25 +42,20 @@ from pagoda_operator.run.queue import KeyedQueue
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.scaler import Scaler
 from pagoda_operator.run.settings import Settings
-from pagoda_operator.serve import probes
-from pagoda_operator.serve.metrics import Gauges, Metrics
+from pagoda_operator.serve.leader import Alone, Leadership, Lease, Means
+from pagoda_operator.serve.monitoring import Liveness, Metrics, serve_probes
 from pagoda_operator.serve.watches import OPTIONAL_KINDS, Reflectors, register, watch_session
-from pagoda_operator.talk.daemons import Daemons
-from pagoda_operator.talk.listen import Listener
-from pagoda_operator.talk.signals import Signals
-from pagoda_operator.talk.tokens import OwnToken
-from pagoda_operator.watch.ages import Ages
 from pagoda_operator.watch.caches import Caches, FleetView
-from pagoda_operator.watch.claims import Claims
+from pagoda_operator.watch.observe import Ages
 from pagoda_operator.watch.triggers import Triggers
 
 # Runs mostly wait for the API server.
 _WORKERS = 32
-# Half of the deadline, as client-go's. With 3 s an API server short of CPU that took up to 2.9 s for a renewal cost the Lease.
+# Half of the deadline, as in client-go. With 3 s an API server short of CPU, which took up to 2.9 s for a renewal, cost the Lease.
 _RENEWAL_TIMEOUT = 5.0
-# For the end of the Lease's connections.
-_FAREWELL = 5.0
-# Between two tries to ask an API server that does not answer what it serves.
+# For closing the Lease's connections.
+_CLOSE_TIMEOUT = 5.0
+# Between two attempts to ask the API server which kinds it has.
 _ASK_AGAIN = 2.0
 
 T = TypeVar("T")
@@ -71,9 +70,9 @@ async def run(settings: Settings) -> int:
     lease: Leadership = Lease(lease_client, settings.lease_namespace, settings.identity, means) if settings.lease_namespace else Alone()
     retries = RetryBudget(time.monotonic, random.Random())  # noqa: S311 (spreads load)
     made = core(settings, lease, partial(KubeCluster, configuration, retries=retries))
-    servers = [probes.serve(made.liveness, settings.probes_port), made.metrics.serve(settings.metrics_port)]
+    servers = [serve_probes(made.liveness, settings.probes_port), made.metrics.serve(settings.metrics_port)]
     structlog.get_logger().info("serving", probes=servers[0].server_address[1], metrics=servers[1].server_address[1])
-    beat = asyncio.create_task(made.liveness.beat())  # before the first question to an API server that may be away
+    beat = asyncio.create_task(made.liveness.beat())  # before the first request to an API server that may not answer
     registry, api = kopf.OperatorRegistry(), KubernetesApi(configuration)
     register(registry, made.caches, configuration.host, lambda: watch_session(configuration, made.liveness.watched))
     reflectors = Reflectors(api, made.caches, made.liveness, await _present(made.cluster), settings.resync)
@@ -84,18 +83,18 @@ async def run(settings: Settings) -> int:
         for server in servers:
             server.shutdown()
         await asyncio.gather(made.cluster.close(), api.close())
-        with suppress(TimeoutError):  # a loop that hangs keeps nobody
-            await asyncio.wait_for(apart.do(lease_client.close()), _FAREWELL)
+        with suppress(TimeoutError):  # a loop that hangs must not keep the process
+            await asyncio.wait_for(apart.do(lease_client.close()), _CLOSE_TIMEOUT)
         apart.close()
 
 
 async def _lease_client(settings: Settings) -> KubeCluster:
-    """A loop and connections of its own and short tries: a renewal must wait for nothing else."""
+    """With connections of its own and a short timeout: a renewal must wait for nothing else."""
     return KubeCluster(await connect(settings.kubeconfig), timeout=_RENEWAL_TIMEOUT)
 
 
 async def _present(cluster: KubeCluster) -> frozenset[Resource]:
-    """Which of the kinds that not every cluster has are there; a cluster that gets them later is upgraded, which restarts us."""
+    """Which of the optional kinds the cluster has. A cluster gets them later only by an upgrade, which restarts this process."""
     while True:
         try:
             return frozenset([resource for resource in OPTIONAL_KINDS if await cluster.serves(resource)])
@@ -119,56 +118,54 @@ async def _first_end(watching: Coroutine[Any, Any, None], parts: list[Awaitable[
 
 @dataclass(frozen=True)
 class Core:
-    """What everything else hangs on."""
+    """The parts that all others use."""
 
     settings: Settings
     lease: Leadership
     cluster: KubeCluster
     queue: KeyedQueue
-    claims: Claims
     triggers: Triggers
     caches: Caches
-    liveness: probes.Liveness
+    liveness: Liveness
     metrics: Metrics
 
 
 def core(settings: Settings, lease: Leadership, connected: Callable[[Hooks], KubeCluster]) -> Core:
-    """Asks nobody; `connected` makes the client that writes."""
+    """Builds without a request; `connected` makes the client that writes."""
     metrics = Metrics(time.monotonic)
     queue = KeyedQueue(settings.resync, random.Random())  # noqa: S311 (spreads load)
-    claims = Claims(queue.add)
-    triggers = Triggers(queue, claims)
+    triggers = Triggers(queue)
     caches = Caches(triggers.changed)
 
     def wrote(resource: Resource, verb: str, body: Json) -> None:
         caches.wrote(resource, verb, body)
-        metrics.wrote(resource, verb, body)
+        metrics.wrote(resource, verb)
 
     cluster = connected(Hooks(lease.guard, wrote, metrics.read_again))
-    liveness = probes.Liveness(queue.oldest, lease.age)
-    return Core(settings, lease, cluster, queue, claims, triggers, caches, liveness, metrics)
+    liveness = Liveness(queue.oldest, lease.age)
+    return Core(settings, lease, cluster, queue, triggers, caches, liveness, metrics)
 
 
 def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
-    """Everything that runs beside Kopf."""
+    """Everything that runs besides Kopf."""
     settings, loop_time = made.settings, asyncio.get_running_loop().time
     own = OwnToken(settings.token) if settings.token is not None else None
-    signals = Signals(loop_time, made.triggers.child)
+    signals = Signals(loop_time, made.queue.add)
     scaler = Scaler(made.cluster, signals, loop_time, time.time)
-    signals.measured = lambda key: made.triggers.child(key) if scaler.demand_changed(key, idle=signals.idle(key)) else None
+    signals.measured = lambda key: made.queue.add(key) if scaler.demand_changed(key, idle=signals.idle(key)) else None
     view = FleetView(made.caches)
     fleet = NodePools(made.cluster, view, settings.lease_namespace, time.time)
     keys = TokenKeys(made.cluster, own.newest_key if own else lambda: "")
     quotas = Quotas(made.cluster, partial(made.caches.all, QUOTAS), made.queue.add, time.monotonic, made.lease.settled)
     status_writer = StatusWriter(made.cluster, quotas, _utc, lambda: singles(fleet()))
-    events = Recorder(made.cluster, settings.identity, queued=True)
+    events = Recorder(made.cluster, settings.identity)
     dependencies = Dependencies(
         triggers=made.triggers,
         signals=signals,
         caches=made.caches,
         keys=keys,
         quota=quotas,
-        claims=made.claims,
+        claims=made.triggers.claims,
         daemons=Daemons(lambda: made.lease.epoch, own),
         scaling=scaler,
         faults=view.faults,
@@ -180,45 +177,36 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
     reconciler = Reconciler(made.cluster, settings, _utc, dependencies)
     made.queue.add(DEFAULT_KEY)
     listener = Listener(settings.gateways, signals, settings.identity, own)
-    beside = [made.metrics.sample(gauges(made, events.waiting)), made.lease.run(), listener.run(), *reflectors.runs()]
-    run, start = made.metrics.timed(reconciler.reconcile), _Start(made.lease.acquired, (reflectors.list_all, fleet.load))
-    leading = [_when_leading(start, task) for task in (keys.run, status_writer.run, fleet.run, events.run)]
-    return [*beside, *leading, *(_when_leading(start, partial(made.queue.work, run)) for _ in range(_WORKERS))]
+    beside = [made.metrics.sample(gauges(made, events), made.liveness.ages), made.lease.run(), listener.run(), *reflectors.runs()]
+    run, ready = made.metrics.timed(reconciler.reconcile), asyncio.Event()
+    workers = [partial(made.queue.work, run) for _ in range(_WORKERS)]
+    leading: list[Callable[[], Awaitable[None]]] = [keys.run, status_writer.run, fleet.run, events.run, *workers]
+    return [*beside, _prepare(made.lease, reflectors, fleet, ready), *(_when_ready(ready, part) for part in leading)]
 
 
-def gauges(made: Core, events: Callable[[], float]) -> Gauges:
+def gauges(made: Core, events: Recorder) -> Mapping[Metric, Callable[[], float]]:
     """What is sampled every second."""
-    return Gauges(
-        queue=made.queue.depth,
-        queue_age=made.queue.oldest,
-        leads=made.lease.leads,
-        epoch=lambda: made.lease.epoch,
-        watches=made.liveness.ages,
-        events=events,
-    )
+    return {
+        words.OPERATOR_QUEUE: made.queue.depth,
+        words.OPERATOR_QUEUE_AGE: made.queue.oldest,
+        words.OPERATOR_EVENTS_WAITING: events.waiting,
+        words.OPERATOR_LEADER: made.lease.leads,
+        words.OPERATOR_EPOCH: lambda: made.lease.epoch,
+    }
 
 
-class _Start:
-    """What comes before all work of a leader, once for all who wait: the caches are listed anew, since a standby's may be late."""
-
-    def __init__(self, acquired: asyncio.Event, first: Iterable[Callable[[], Awaitable[None]]]) -> None:
-        self._acquired, self._first = acquired, first
-        self._lock = asyncio.Lock()
-        self._done = False
-
-    async def wait(self) -> None:
-        """Until it is done."""
-        await self._acquired.wait()
-        async with self._lock:
-            if not self._done:
-                for prepare in self._first:
-                    await prepare()
-                self._done = True
+async def _prepare(lease: Leadership, reflectors: Reflectors, fleet: NodePools, ready: asyncio.Event) -> None:
+    """What a leader does before all other work. It lists every kind again, since a standby's caches may be late."""
+    await lease.acquired.wait()
+    await reflectors.list_all()
+    await fleet.load()
+    ready.set()
+    await asyncio.Event().wait()  # a part that ends would end the process
 
 
-async def _when_leading(start: _Start, run: Callable[[], Awaitable[None]]) -> None:
-    """What decides or writes, of the leader only."""
-    await start.wait()
+async def _when_ready(ready: asyncio.Event, run: Callable[[], Awaitable[None]]) -> None:
+    """Runs what decides or writes, in a leader only."""
+    await ready.wait()
     await run()
 
 
@@ -227,9 +215,9 @@ def _utc() -> datetime:
 
 
 class OwnLoop:
-    """An event loop on a thread of its own, for what must not wait for the loop that plans: the Lease. It begins at once; `close` ends it.
+    """An event loop on a thread of its own, for the Lease, which must not wait for the loop that plans. `close` ends it.
 
-    The two loops share only values that are replaced whole. A client belongs to the loop that made it.
+    The two loops share only values that are replaced as a whole. A client belongs to the loop that made it.
     """
 
     def __init__(self, name: str) -> None:
@@ -238,11 +226,11 @@ class OwnLoop:
         self._thread.start()
 
     async def do(self, what: Coroutine[Any, Any, T]) -> T:
-        """Run it there and wait for it here; who is cancelled here cancels it there, without waiting for its end."""
+        """Runs it there and waits for it here. If the caller is cancelled, so is it, without waiting for its end."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(what, self._loop))
 
     def close(self) -> None:
-        """Once nothing runs there any more. Does not wait: a name that is being looked up holds a thread for minutes."""
+        """Once nothing runs there any more. It does not wait: a DNS query may block the thread for minutes."""
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _turn(self) -> None:

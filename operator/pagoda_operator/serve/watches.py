@@ -1,6 +1,6 @@
-"""What feeds the caches: a reflector for each kind, and Kopf for our own kinds, beside which reflectors only list. Run by process.py.
+"""Feeds the caches: a reflector for each kind, and Kopf for our own kinds, which reflectors only list. Run by process.py.
 
-Of Kopf only `on.event` is used: Kopf then writes neither annotations nor finalizers, and a lost event is found by the next list.
+Of Kopf only `on.event` is used, so it writes neither annotations nor finalizers. The next list finds an event that was lost.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from http import HTTPStatus
+from itertools import chain, repeat
 from typing import Any, Final
 
 import aiohttp
@@ -34,18 +35,18 @@ from pagoda_operator.api.state import (
 )
 from pagoda_operator.client.requests import path_of
 from pagoda_operator.run.queue import RETRY_DELAYS
-from pagoda_operator.serve.probes import Liveness
+from pagoda_operator.serve.monitoring import Liveness
 from pagoda_operator.watch.caches import Caches, Seen
 
 # Kinds that an older cluster does not have.
 OPTIONAL_KINDS: Final = (RESOURCE_CLAIM_TEMPLATES, RESOURCE_SLICES, RESOURCE_CLAIMS)
-# What Kopf watches: our own kinds.
+# Our own kinds, which Kopf watches.
 KOPF_KINDS: Final = (SERVICES, PROFILES, ADAPTERS, QUOTAS)
 _TRY_AGAIN_S: Final = 2.0
 
 
 class Reflectors:
-    """Of all kinds; of those in OPTIONAL_KINDS only which are `present` in this cluster."""
+    """One for each kind; for the OPTIONAL_KINDS only if they are `present` in this cluster."""
 
     def __init__(self, api: Api, caches: Caches, liveness: Liveness, present: Iterable[Resource], resync: float) -> None:
         here, every_s = frozenset(present), min(resync, LIST_EVERY_S)
@@ -57,17 +58,16 @@ class Reflectors:
         liveness.expect(len(self._reflectors) + 1)  # and the definitions that Kopf looks for
 
     def runs(self) -> list[Awaitable[None]]:
-        """One for each kind, until cancelled."""
+        """Their runs, until cancelled."""
         return [found.run_lists() if resource in KOPF_KINDS else found.run() for resource, found in self._reflectors.items()]
 
     async def list_all(self) -> None:
-        """Every kind by quorum reads, however long the API server takes: before a leader's first decision. Without them devices in use
-        would look free."""
+        """Lists every kind by a quorum read, however long that takes: a leader that decided before would take devices in use for free."""
         await asyncio.gather(*(_until_listed(resource, reflector) for resource, reflector in self._reflectors.items()))
 
 
 def kind_of(caches: Caches, resource: Resource) -> Kind[Seen]:
-    """Of children those that bear a service's label; of pods all, since placement needs to know what others hold."""
+    """Children are listed by a service's label. Pods are all listed, since placement needs the devices that others use."""
     query = (("labelSelector", LABEL_SERVICE),) if resource in CHILD_RESOURCES else ()
     return Kind(path_of(resource), caches.reader_of(resource), query)
 
@@ -83,8 +83,7 @@ async def _until_listed(resource: Resource, reflector: Reflector[Seen]) -> None:
 
 
 def _signs(liveness: Liveness, resource: Resource) -> Signs:
-    """What Kopf watches is heard by its own session."""
-    if resource in KOPF_KINDS:
+    if resource in KOPF_KINDS:  # Kopf's own session reports them
         return Signs()
     path = path_of(resource)
     return Signs(heard=lambda: liveness.watched(path, time.monotonic()))
@@ -94,17 +93,15 @@ _BACKOFFS: Final = (0.5, 1, 2, 5, 10, 15)
 
 
 class EndlessJitter:
-    """Delays between tries of a watch: Kopf's own end after 54 s of HTTP 5xx, and with them the process."""
+    """Delays between attempts at a watch: Kopf's own end after 54 s of HTTP 5xx, and with them the process."""
 
     def __iter__(self) -> Iterator[float]:
-        step = 0
-        while True:
-            yield _BACKOFFS[min(step, len(_BACKOFFS) - 1)] * random.uniform(0.8, 1.2)  # noqa: S311 (spreads load, keeps no secret)
-            step += 1
+        for seconds in chain(_BACKOFFS, repeat(_BACKOFFS[-1])):
+            yield seconds * random.uniform(0.8, 1.2)  # noqa: S311 (spreads load, keeps no secret)
 
 
 def register(registry: kopf.OperatorRegistry, caches: Caches, server: str, session: Callable[[], aiohttp.ClientSession]) -> None:
-    """All handlers, closed over the caches: no global registry, so that two operators may live in one test."""
+    """Registers all handlers, in a registry of this process: two operators may run in one test."""
 
     @kopf.on.startup(registry=registry)
     async def _configure(settings: kopf.OperatorSettings, **_: Any) -> None:
@@ -119,29 +116,26 @@ def register(registry: kopf.OperatorRegistry, caches: Caches, server: str, sessi
 
 
 def _watch(registry: kopf.OperatorRegistry, caches: Caches, resource: Resource) -> None:
-    @kopf.on.event(*_selector(resource), registry=registry)
+    group, _, version = resource.api_version.rpartition("/")
+
+    @kopf.on.event(group, version, resource.plural, registry=registry)
     async def _event(*, event: kopf.RawEvent, **_: Any) -> None:
         caches.event(resource, event["object"], gone=event["type"] == "DELETED")
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """Kopf's settings: survive outages, notice silence, write nothing."""
+    """Kopf's settings: it survives outages, notices silence and writes nothing."""
     settings.posting.enabled = False
     settings.watching.inactivity_timeout = 70  # bookmarks come every ~60 s
     settings.watching.server_timeout, settings.watching.client_timeout = 300, 330
     settings.watching.connect_timeout = 10
-    settings.watching.chunk_size = 100  # a page is in memory as text and as objects at once, and a start is where memory peaks
-    # For so long after its last event Kopf keeps each object's body: over 5 s, 500 services' were all in memory at once after a start.
+    settings.watching.chunk_size = 100  # a page is in memory as text and as objects, and memory peaks at the start
+    # Kopf keeps each object's body for so long after its last event. With 5 s all 500 services were in memory at once after a start.
     settings.queueing.idle_timeout = 0.5
     settings.networking.request_timeout, settings.networking.connect_timeout = 30, 5
     settings.networking.error_backoffs = EndlessJitter()
     settings.queueing.error_delays = RETRY_DELAYS
     settings.process.ultimate_exiting_timeout = 25
-
-
-def _selector(resource: Resource) -> tuple[str, str, str]:
-    group, _, version = resource.api_version.rpartition("/")
-    return group, version, resource.plural
 
 
 def watch_session(configuration: Configuration, heard: Callable[[str, float], None]) -> aiohttp.ClientSession:
@@ -156,7 +150,7 @@ def watch_session(configuration: Configuration, heard: Callable[[str, float], No
     class Response(aiohttp.ClientResponse):
         async def start(self, connection: Any) -> aiohttp.ClientResponse:
             await super().start(connection)
-            if "watch" in self.url.query and self.status == HTTPStatus.OK:  # a refused one is none
+            if "watch" in self.url.query and self.status == HTTPStatus.OK:
                 heard(self.url.path, time.monotonic())
                 self.content = _Stamped(self.content, lambda: heard(self.url.path, time.monotonic()))  # type: ignore[assignment]
             return self
@@ -170,8 +164,7 @@ class _Stamped:
     """A response's stream that reports each chunk. Kopf passes events on but no bookmarks, and idle kinds have only those."""
 
     def __init__(self, content: aiohttp.StreamReader, alive: Callable[[], None]) -> None:
-        self._content = content
-        self._alive = alive
+        self._content, self._alive = content, alive
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._content, name)

@@ -1,14 +1,14 @@
 """All that the operator knows of the cluster: one cache for each kind, fed by watches, lists and the answers to its own writes.
 
-Each object is kept in two ways, as far as it has them. `own` is a child of a service, or a service, or a profile, and can be read again as
-the API server gave it (a `Reader`, so that a run is planned from it and costs no request). `shared` is what decisions over more than one
-service compare: nodes, other tenants' pods, quotas, slices. What is shown may be a moment old. Creates and deletes are therefore verified
-by a quorum read before they are made (run/reconcile.py), and every other write carries the version that was seen.
+An object may be kept in two ways. `own` is a service, a profile or a child of a service, and can be read as the API server gave it: a run
+is planned from it without a request. `shared` is what decisions over more than one service compare: nodes, other tenants' pods, quotas,
+slices. A cache may be late by a moment, so creates and deletes are verified by quorum reads first (run/reconcile.py), and every other write
+names the version that was observed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -39,10 +39,10 @@ Changed = Callable[[Resource, Key, Seen | None, Seen | None], None]
 class Caches:
     """`changed` is called for each object of which something changed that is compared."""
 
-    def __init__(self, changed: Changed = lambda *_: None, kinds: Iterable[Resource] = KINDS) -> None:
+    def __init__(self, changed: Changed = lambda *_: None) -> None:
         self._on_change = changed
-        self._kinds: dict[Resource, Cache[Seen]] = {resource: Cache(partial(self._changed, resource)) for resource in kinds}
-        # Of each kind the keys of a service's objects.
+        self._kinds: dict[Resource, Cache[Seen]] = {resource: Cache(partial(self._changed, resource)) for resource in KINDS}
+        # The keys of each service's objects, by kind.
         self._of: dict[Resource, dict[Key, dict[Key, None]]] = {resource: {} for resource in self._kinds}
         self._changes = dict.fromkeys(self._kinds, 0)
         self._sorted: dict[Resource, tuple[int, tuple[Any, ...]]] = {}
@@ -50,8 +50,8 @@ class Caches:
     # Read by runs
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
-        """One of our own objects; None where none was shown."""
-        known = self._kinds[resource].get(Key(namespace, name)) if resource in self._kinds else None
+        """One of our own objects; None if none is cached."""
+        known = self._kinds[resource].get(Key(namespace, name))
         return None if known is None or known.value is None or known.value.own is None else known.value.own.body(known.version)
 
     async def list(self, resource: Resource, namespace: str, selector: str) -> list[Json]:
@@ -59,26 +59,19 @@ class Caches:
         label, _, name = selector.partition("=")
         if label != LABEL_SERVICE:
             raise ValueError(f"the caches list by {LABEL_SERVICE}=<name> only, not by {selector!r}")
-        keys = sorted(self._of.get(resource, {}).get(Key(namespace, name), ()))
+        keys = sorted(self._of[resource].get(Key(namespace, name), ()))
         return [body for key in keys if (body := await self.get(resource, *key)) is not None]
 
     # Read by decisions over more than one service
 
-    @property
-    def changes(self) -> int:
-        """How often anything shared changed."""
-        return sum(self._changes.values())
-
-    def changes_of(self, resource: Resource) -> int:
-        """How often something shared of that kind did."""
-        return self._changes.get(resource, 0)
+    def changes(self, *resources: Resource) -> int:
+        """How often anything shared of these kinds changed."""
+        return sum(self._changes[resource] for resource in resources)
 
     def all(self, resource: Resource) -> tuple[Any, ...]:
-        """Everything shared of a kind, by namespace and name; nothing of a kind that is not cached."""
-        if resource not in self._kinds:
-            return ()
+        """Everything shared of a kind, sorted by namespace and name."""
         last = self._sorted.get(resource)
-        # Of a quota more is kept than is compared: its status, and the version at which that is written anew.
+        # A quota is kept with more than what is compared: its status, and the version at which that is written again.
         if last is None or last[0] != self._changes[resource] or resource == QUOTAS:
             kept = {key: seen.shared for key, seen in self._kinds[resource].values().items() if seen.shared is not None}
             last = self._sorted[resource] = self._changes[resource], tuple(kept[key] for key in sorted(kept))
@@ -92,7 +85,7 @@ class Caches:
         return self._kinds
 
     def reader_of(self, resource: Resource) -> Callable[[msgspec.Raw], Item[Seen]]:
-        """Reads an object of a list or an event. Items of a list do not say what they are; everything else about them is as in a GET."""
+        """Reads an object of a list or an event. Items of a list lack their kind; everything else is as in a GET."""
         kind = {"apiVersion": resource.api_version, "kind": resource.kind}
         return lambda raw: item(resource, kind | msgspec.json.decode(raw, type=dict))
 
@@ -105,7 +98,7 @@ class Caches:
             self._kinds[resource].put(read)
 
     def wrote(self, resource: Resource, verb: str, body: Json) -> None:
-        """The server's answer to a write of ours; of a delete what was deleted, or, where it only begins to end, as it is now."""
+        """The server's answer to a write of ours. After a delete it is the deleted object, or a terminating one as it is now."""
         if resource not in self._kinds:
             return
         if verb == "delete" and "deletionTimestamp" not in body["metadata"]:
@@ -114,7 +107,7 @@ class Caches:
             self.event(resource, body, gone=False)
 
     async def verify(self, lister: Lister, resource: Resource, service: Key, profile: str) -> int:
-        """Reads of a kind what is a service's own by a quorum read; how many objects were shown otherwise."""
+        """Reads a service's objects of a kind by a quorum read; returns how many differed from the cache."""
         cache = self._kinds[resource]
         since = cache.newest
         if resource in (SERVICES, PROFILES):
@@ -139,29 +132,28 @@ class Caches:
             self._changes[resource] += 1
         try:
             self._on_change(resource, key, before, after)
-        # The cache has it by now, so no later list would report it again. And one object's fault must not end the watch of the others.
+        # The cache has it by now, so no later list reports it again. And one object's fault must not end the watch of the others.
         except Exception:  # noqa: BLE001
-            structlog.get_logger().exception("change_not_told", kind=resource.kind, **key._asdict())
+            structlog.get_logger().exception("change_not_reported", kind=resource.kind, **key._asdict())
 
 
 def item(resource: Resource, body: Json) -> Item[Seen]:
-    """An object as it is kept. What cannot be read of it is not kept, and stops no other object."""
+    """An object as it is kept. A part that cannot be read is not kept, and stops no other object."""
     key, version = key_of(body), str(body["metadata"].get("resourceVersion", ""))
-    seen = Seen(*(_read(half, resource, body) for half in (partial(pack, resource), PARSERS.get(resource, lambda _: None))))
+    seen = Seen(*(_read(parse, resource, body) for parse in (partial(pack, resource), PARSERS.get(resource, lambda _: None))))
     return Item(key, version, None if seen == Seen(None, None) else seen)
 
 
-def _read(half: Callable[[Json], Any], resource: Resource, body: Json) -> Any:
+def _read(parse: Callable[[Json], Any], resource: Resource, body: Json) -> Any:
     try:
-        return half(body)
+        return parse(body)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        where = key_of(body)._asdict()
-        structlog.get_logger().warning("object_not_read", kind=resource.kind, **where, error=repr(error))
+        structlog.get_logger().warning("object_not_read", kind=resource.kind, **key_of(body)._asdict(), error=repr(error))
         return None
 
 
 class FleetView:
-    """The fleet as placement sees it. It is made anew only if something changed: hundreds of services may wait for the same devices."""
+    """The fleet for placement. It is built again only if something changed: hundreds of services may wait for the same devices."""
 
     def __init__(self, caches: Caches) -> None:
         self._caches = caches
@@ -171,21 +163,19 @@ class FleetView:
 
     def __call__(self) -> Fleet:
         """As it is now."""
-        if self._made[0] != self._caches.changes:
-            kinds = (NODES, PODS, RESOURCE_SLICES, RESOURCE_CLAIMS)
-            self._made = (self._caches.changes, Fleet(*map(self._caches.all, kinds)))
+        kinds = (NODES, PODS, RESOURCE_SLICES, RESOURCE_CLAIMS)
+        if self._made[0] != (changes := self._caches.changes(*kinds)):
+            self._made = changes, Fleet(*map(self._caches.all, kinds))
         return self._made[1]
 
     def faults(self) -> Mapping[str, str]:
-        """Node → what is wrong with its devices. The caches are filled before the first decision: to a process that decided before,
-        every sick node would look well, and its mark be taken off."""
-        if self._faults[0] != self._caches.changes_of(NODES):
-            found = {node.name: node.fault for node in self._caches.all(NODES) if node.fault}
-            self._faults = (self._caches.changes_of(NODES), MappingProxyType(found))
+        """Node → what is wrong with its devices."""
+        if self._faults[0] != (changes := self._caches.changes(NODES)):
+            self._faults = changes, MappingProxyType({node.name: node.fault for node in self._caches.all(NODES) if node.fault})
         return self._faults[1]
 
     def sizes(self) -> tuple[Size, ...]:
-        """Of the largest nodes; worked out where nodes changed: who is on CPU alone compares no nodes."""
-        if self._sizes[0] != self._caches.changes_of(NODES):
-            self._sizes = (self._caches.changes_of(NODES), largest(self._caches.all(NODES)))
+        """Of the largest nodes, computed only if nodes changed: a service on CPU alone compares no nodes."""
+        if self._sizes[0] != (changes := self._caches.changes(NODES)):
+            self._sizes = changes, largest(self._caches.all(NODES))
         return self._sizes[1]

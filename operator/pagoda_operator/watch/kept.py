@@ -1,8 +1,8 @@
 """What the caches keep of an object. Pure.
 
-`pack` keeps our own objects as text, without what no plan and no status compares: a pod is 25 KB of dictionaries and 1 KB of such text.
-`PARSERS` keep what decisions over more than one service need, each as its deciding module parses it. Neither keeps what changes with time
-alone (heartbeats, images, counters), so two values are equal if nothing changed that is compared.
+`pack` keeps our own objects as text, without fields that no plan and no status compares: a pod has 25 KB as dictionaries and 1 KB as text.
+`PARSERS` keep what decisions over more than one service need. Neither keeps what changes with time alone (heartbeats, images, counters), so
+two values are equal if nothing changed that is compared.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ from pagoda_operator.inventory.slices import parse_claim, parse_slice
 
 OWN: Final = (SERVICES, PROFILES, PODS, *CHILD_RESOURCES)
 _POD_SPEC: Final = ("nodeName", "priority", "schedulingGates", "terminationGracePeriodSeconds", "resourceClaims")
-# Kinds whose status decides nothing: each change of replicas changes a budget's status, and that was a run for nothing.
+# Kinds whose status decides nothing: each change of replicas changes a budget's status, which would cause a run.
 _STATUS_IGNORED: Final = frozenset({DISRUPTION_BUDGETS, CORE_SERVICES})
-# Of a pod's containers, what devices they ask for.
 _POD_CONTAINERS: Final = ("initContainers", "containers")
 _IGNORED_FIELDS: Final = frozenset(
     {"containerID", "image", "imageID", "volumeMounts", "resources", "allocatedResources", "user", "lastProbeTime"}
@@ -47,7 +46,7 @@ _IGNORED_FIELDS: Final = frozenset(
 
 
 class Packed(NamedTuple):
-    """One object without its resourceVersion. `service`: whose it is, None of a profile; `node`: where a pod stands, "" before."""
+    """One object without its resourceVersion. `service`: its service, None for a profile; `node`: the pod's node, "" before it has one."""
 
     service: Key | None
     node: str
@@ -73,7 +72,7 @@ def pack(resource: Resource, body: Json) -> Packed | None:
         kept.pop("status", None)
     if resource == PODS:
         kept |= _pod(body, meta)
-    # In the server's order: a ConfigMap's text is rendered from a ControllerRevision's data as they stand there.
+    # In the server's order: a ConfigMap's text is rendered from a ControllerRevision's data in their order.
     node = (body.get("spec") or {}).get("nodeName", "") if resource == PODS else ""
     return Packed(service, node, msgspec.json.encode(kept))
 
@@ -82,10 +81,10 @@ def _pod(body: Json, meta: Json) -> dict[str, Any]:
     """A pod without what only its node needs."""
     entries = by_scheduler(body["metadata"])
     spec, status = body.get("spec") or {}, body.get("status") or {}
-    asked = {name: [_requests(container) for container in spec[name]] for name in _POD_CONTAINERS if name in spec}
+    asked = {field: [_pick(container, ("name", "resources")) for container in spec[field]] for field in _POD_CONTAINERS if field in spec}
     return {
         "metadata": {**meta, "managedFields": entries} if entries else meta,
-        "spec": {name: spec[name] for name in _POD_SPEC if name in spec} | asked,
+        "spec": _pick(spec, _POD_SPEC) | asked,
         "status": {name: _without_ignored(value) for name, value in status.items()},
     }
 
@@ -98,13 +97,13 @@ def _service(resource: Resource, body: Json) -> Key | None:
 
 
 def key_of(body: Json) -> Key:
-    """Its namespace and name."""
+    """The object's namespace and name."""
     meta = body["metadata"]
     return Key(meta.get("namespace", ""), meta["name"])
 
 
-def _requests(container: Json) -> Json:
-    return {name: container[name] for name in ("name", "resources") if name in container}
+def _pick(value: Json, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value[name] for name in names if name in value}
 
 
 def _without_ignored(value: Any) -> Any:
@@ -115,9 +114,6 @@ def _without_ignored(value: Any) -> Any:
     ]
 
 
-Parser = Callable[[Json], Any]
-
-
 def parse_adapter(body: Json) -> tuple[Key, int] | None:
     """The service that a LoraAdapter names, and the generation that names it."""
     reference: Any = (body.get("spec") or {}).get("serviceRef") or {}
@@ -125,7 +121,7 @@ def parse_adapter(body: Json) -> tuple[Key, int] | None:
     return (Key(str(reference.get("namespace") or meta["namespace"]), str(name)), int(meta.get("generation", 0))) if name else None
 
 
-PARSERS: Final[Mapping[Resource, Parser]] = {
+PARSERS: Final[Mapping[Resource, Callable[[Json], Any]]] = {
     ADAPTERS: parse_adapter,
     NODES: parse_node,
     PODS: parse_occupant,

@@ -1,12 +1,13 @@
-"""Reads one service and all that belongs to it. Called by `reconcile`; decides nothing.
+"""Reads one service and all that belongs to it, and counts how long ago things happened to it. Called by `reconcile`; decides nothing.
 
-Reads the caches, which may be a moment late: what makes or removes an object is verified before it is done.
+It reads the caches, which may be late by a moment: a run verifies the service before it makes or removes an object.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 from pagoda_contracts.names import DEFAULT_PROFILE, LABEL_SERVICE, LABEL_SERVICE_UID
 from pagoda_contracts.resources.meta import ObjectMeta
@@ -14,16 +15,20 @@ from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pydantic import ValidationError
 
-from pagoda_operator.api.pods import parse_pod
+from pagoda_operator.api.pods import Pod, parse_pod
 from pagoda_operator.api.quota import holdings
 from pagoda_operator.api.state import CHILD_RESOURCES, DEPLOYMENTS, PODS, PROFILES, SERVICES, Child, Json, Key, Observed, Reader, explain
 from pagoda_operator.decide.plan import Plan
 from pagoda_operator.decide.render.children import inspector_uid
 from pagoda_operator.decide.render.writes import Create
+from pagoda_operator.inventory.values import unix
+
+# A service has three or four stamps at a time; a cache that is late may show the ones before.
+_STAMPS: Final = 8
 
 
 async def observe(reader: Reader, key: Key) -> Observed | None:
-    """The service as it is now; None if it is gone or being deleted (garbage collection does the rest)."""
+    """Returns the service as it is now, None if it is gone or being deleted (garbage collection does the rest)."""
     body = await reader.get(SERVICES, key.namespace, key.name)
     if body is None or "deletionTimestamp" in body["metadata"]:
         return None
@@ -36,8 +41,8 @@ async def observe(reader: Reader, key: Key) -> Observed | None:
     return Observed(
         meta=ObjectMeta.model_validate(body["metadata"]),
         raw_status=body.get("status") or {},
-        **_spec(body),
-        **_profile(profile),
+        **_parsed(body, InferenceServiceSpec, "spec", "invalid"),
+        **_parsed(profile, ServingProfileSpec, "profile", "invalid_profile"),
         children=tuple(child for child in (*labelled, *inspectors) if child.belongs_to(uid)),
         strangers=tuple(child for child in labelled if not child.belongs_to(uid)),
         holdings=holdings(lists[CHILD_RESOURCES.index(DEPLOYMENTS)], pods),
@@ -46,44 +51,76 @@ async def observe(reader: Reader, key: Key) -> Observed | None:
 
 
 async def strangers(reader: Reader, key: Key, draft: Plan) -> tuple[Child, ...]:
-    """Objects without our label that have a name which the plan would create."""
+    """Returns the objects without our label that have a name which the plan would create."""
     wanted = [(step.resource, step.name) for step in draft.writes if isinstance(step, Create)]
     found = await asyncio.gather(*(reader.get(resource, key.namespace, name) for resource, name in wanted))
     return tuple(Child(resource, body) for (resource, _), body in zip(wanted, found, strict=True) if body is not None)
 
 
 def profile_name(body: Json) -> str:
-    """The profile that a service names, readable even where the rest of its spec is not."""
+    """The profile that a service names, readable even if the rest of its spec is not."""
     reference: Any = (body.get("spec") or {}).get("profileRef") or {}
     return str(reference.get("name") or DEFAULT_PROFILE)
-
-
-async def profile_used(reader: Reader, key: Key) -> str:
-    """The profile that a service names, as far as it is known."""
-    body = await reader.get(SERVICES, key.namespace, key.name)
-    return profile_name(body) if body is not None else DEFAULT_PROFILE
-
-
-def unanswered(service: Json) -> bool:
-    """Whether the spec is newer than the status: it was edited, and no run has reported on it yet."""
-    return bool((service.get("status") or {}).get("observedGeneration") != service["metadata"].get("generation"))
 
 
 def _uid_label(pod: Json) -> str:
     return str(pod["metadata"]["labels"].get(LABEL_SERVICE_UID, ""))
 
 
-def _spec(body: Json) -> dict[str, Any]:
-    try:
-        return {"spec": InferenceServiceSpec.model_validate(body.get("spec"), extra="ignore")}
-    except ValidationError as error:
-        return {"invalid": explain(error)}
-
-
-def _profile(body: Json | None) -> dict[str, Any]:
+def _parsed(body: Json | None, model: type[InferenceServiceSpec | ServingProfileSpec], good: str, bad: str) -> dict[str, Any]:
+    """The object's spec under the name `good`, or what is wrong with it under `bad`."""
     if body is None:
         return {}
     try:
-        return {"profile": ServingProfileSpec.model_validate(body.get("spec"), extra="ignore")}
+        return {good: model.model_validate(body.get("spec"), extra="ignore")}
     except ValidationError as error:
-        return {"invalid_profile": explain(error)}
+        return {bad: explain(error)}
+
+
+class Ages:
+    """How long ago something happened to each service, by `steady`, a clock that nobody sets.
+
+    A time in an object is by the wall clock of its writer, which may jump. It is compared with ours once, when it is first seen, and ages
+    by the steady clock from then on. A time in the future counts as now, so that a wait lasts no longer than it should.
+    """
+
+    def __init__(self, steady: Callable[[], float]) -> None:
+        self._steady = steady
+        # Service → stamp → when that was, by the steady clock.
+        self._began: dict[Key, dict[str, float]] = {}
+        # Service → pod's uid → since when it is unschedulable, by the steady clock; None while it only lacks devices.
+        self._unschedulable: dict[Key, dict[str, float | None]] = {}
+
+    def of(self, key: Key, stamps: Iterable[str], wall: float) -> Mapping[str, float]:
+        """Returns the age in seconds of each stamp that the operator wrote into the service's status. `wall` is the wall clock now."""
+        now, known = self._steady(), self._began.get(key, {})
+        seen = {stamp: known.get(stamp, now - max(0.0, wall - since)) for stamp in stamps if (since := unix(stamp)) is not None}
+        if kept := {stamp: began for stamp, began in known.items() if stamp not in seen} | seen:
+            self._began[key] = dict(list(kept.items())[-_STAMPS:])
+        return {stamp: now - began for stamp, began in seen.items()}
+
+    def unschedulable(self, key: Key, pods: Iterable[Pod], wall: float) -> Mapping[str, float]:
+        """Returns since when, in Unix seconds by `wall`, each pod finds no node for another reason than a lack of free devices; by uid.
+
+        The scheduler's condition keeps the time at which no node was found first, whatever the reason becomes: a pod may wait for devices
+        for hours before the claim that it mounts is deleted. The change of the reason is therefore remembered as it is seen. A process that
+        did not see it uses the time at which the scheduler last wrote of the pod, which the API server keeps.
+        """
+        known, now = self._unschedulable.pop(key, {}), self._steady()
+        if seen := {pod.uid: _since(pod, known, wall, now) for pod in pods if pod.unschedulable and not pod.assigned}:
+            self._unschedulable[key] = seen
+        return {uid: wall - (now - since) for uid, since in seen.items() if since is not None}
+
+    def forget(self, key: Key) -> None:
+        """The service is gone."""
+        self._began.pop(key, None)
+        self._unschedulable.pop(key, None)
+
+
+def _since(pod: Pod, known: Mapping[str, float | None], wall: float, now: float) -> float | None:
+    if pod.short:
+        return None
+    if pod.uid in known:
+        since = known[pod.uid]
+        return now if since is None else since
+    return now - max(0.0, wall - max(pod.unscheduled_since or pod.created, min(wall, pod.unscheduled_reported or 0.0)))

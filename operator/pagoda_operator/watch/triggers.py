@@ -1,32 +1,35 @@
 """Queues the services that a change in the caches may concern: the caches' event handler. It decides nothing else.
 
-It knows which service uses which profile, which services have replicas on which node, and (from `reconcile`) which wait for capacity.
+It knows which service uses which profile, which services have replicas on which node, which service owns which served name, and (from
+`reconcile`) which services wait for capacity.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
 
-from pagoda_operator.api.state import ADAPTERS, NODES, PODS, PROFILES, QUOTAS, SERVICES, Key, Resource
+from pagoda_contracts.claims import Claim, resolve
+
+from pagoda_operator.api.state import ADAPTERS, NODES, PODS, PROFILES, QUOTAS, SERVICES, Json, Key, Resource, Taken
 from pagoda_operator.watch.caches import Seen
-from pagoda_operator.watch.claims import Claims
 from pagoda_operator.watch.kept import Packed
-from pagoda_operator.watch.observe import profile_name, unanswered
+from pagoda_operator.watch.observe import profile_name
 
 
 class Queue(Protocol):
     """Takes keys."""
 
     def add(self, key: Key, *, urgent: bool = False) -> None:
-        """Run the key now; an urgent one before those that are not, but for every fourth turn."""
+        """Run the key now; an urgent one before those that are not, but for every fourth run."""
 
 
 class Triggers:
-    """`changed` is called for every change, `child` and `waits` for what no object shows."""
+    """`changed` is called for every change, `waits` for what no object shows."""
 
-    def __init__(self, queue: Queue, claims: Claims) -> None:
-        self._queue, self._claims = queue, claims
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self.claims = Claims(queue.add)
         self._profiles: dict[Key, str] = {}
         # Node → services → how many of its replicas are there: a change of the node concerns these services.
         self._on_node: dict[str, dict[Key, int]] = {}
@@ -40,21 +43,14 @@ class Triggers:
         if before.shared != after.shared:
             self._shared(resource, key, before.shared, after.shared)
 
-    def child(self, key: Key) -> None:
-        """Something concerns a service that no object shows: its gateways, its adapters."""
-        self._queue.add(key)
-
     def waits(self, key: Key, *, waiting: bool) -> None:
         """Whether a service cannot be placed for want of capacity, as its last run found."""
-        if waiting:
-            self._waiting.add(key)
-        else:
-            self._waiting.discard(key)
+        (self._waiting.add if waiting else self._waiting.discard)(key)
 
     def _own(self, resource: Resource, key: Key, before: Packed | None, after: Packed | None) -> None:
         if resource == SERVICES:
             self._service(key, after)
-        elif resource == PROFILES:  # the default one is itself kept by a run of its own
+        elif resource == PROFILES:  # a run of its own keeps the default profile
             self._queue.add(Key("", key.name))
             self._wake(service for service, used in self._profiles.items() if used == key.name)
         else:
@@ -64,17 +60,17 @@ class Triggers:
             self._wake({packed.service for packed in (before, after) if packed is not None and packed.service is not None})
 
     def _service(self, key: Key, after: Packed | None) -> None:
-        """One that was edited, and whose edit has no answer yet, goes before runs that only report."""
         if after is None:
             self._profiles.pop(key, None)
             self._waiting.discard(key)
-            self._claims.drop(key)
+            self.claims.drop(key)
             self._queue.add(key)
             return
         body = after.body("")
         self._profiles[key] = profile_name(body)
-        self._claims.put(body)
-        self._queue.add(key, urgent=unanswered(body))
+        self.claims.put(body)
+        # One that was edited, and that no run has reported on yet, goes before runs that only report.
+        self._queue.add(key, urgent=(body.get("status") or {}).get("observedGeneration") != body["metadata"].get("generation"))
 
     def _shared(self, resource: Resource, key: Key, before: Any, after: Any) -> None:
         known = [value for value in (before, after) if value is not None]
@@ -101,3 +97,74 @@ class Triggers:
     def _wake(self, keys: Iterable[Key]) -> None:
         for key in tuple(keys):
             self._queue.add(key)
+
+
+class Claimer(NamedTuple):
+    """A service and the names it wants."""
+
+    key: Key
+    created: str
+    uid: str
+    names: tuple[str, ...]
+    owned: frozenset[str] = frozenset()
+
+
+def parse_claimer(body: Json) -> Claimer:
+    """A service's claims, readable even if the rest of its spec is not; as the gateway reads them."""
+    meta, spec = body["metadata"], body.get("spec") or {}
+    model: Any = spec.get("model") or {}
+    names = tuple(model.get("servedNames") or (meta["name"],))
+    owned = frozenset((body.get("status") or {}).get("servedNames") or ())
+    return Claimer(Key(meta.get("namespace", ""), meta["name"]), meta.get("creationTimestamp", ""), meta["uid"], names, owned)
+
+
+class Claims:
+    """Which service owns which served name. `wake` is called for each service that may have got or lost a name by another one's change.
+
+    A service that has a name keeps it, otherwise the oldest claimer gets it (`pagoda_contracts.claims`, as in the gateway). The claimers
+    are kept by name too: an answer costs one name's claimers, not all services.
+    """
+
+    def __init__(self, wake: Callable[[Key], None] = lambda _: None) -> None:
+        self._wake = wake
+        self._claimers: dict[Key, Claimer] = {}
+        self._by_name: dict[str, dict[Key, Claimer]] = {}
+
+    def put(self, body: Json) -> None:
+        """A service appeared or changed."""
+        claimer = parse_claimer(body)
+        if self._claimers.get(claimer.key) == claimer:
+            return
+        touched = self._forget(claimer.key)
+        self._claimers[claimer.key] = claimer
+        for name in claimer.names:
+            touched |= self._by_name.setdefault(name, {}).keys()
+            self._by_name[name][claimer.key] = claimer
+        for key in touched - {claimer.key}:
+            self._wake(key)
+
+    def drop(self, key: Key) -> None:
+        """A service is gone."""
+        for other in self._forget(key):
+            self._wake(other)
+
+    def taken(self, key: Key) -> tuple[Taken, ...]:
+        """The names that this service wants and another one owns."""
+        mine = self._claimers.get(key)
+        owners = [(name, self._owner(name)) for name in mine.names] if mine else []
+        return tuple(Taken(name, owner) for name, owner in owners if owner != key)
+
+    def _owner(self, name: str) -> Key:
+        claimers = {claimer.uid: claimer for claimer in self._by_name[name].values()}
+        return claimers[resolve(Claim(name, c.created, c.uid, c.key.name, name in c.owned) for c in claimers.values())[name].uid].key
+
+    def _forget(self, key: Key) -> set[Key]:
+        touched: set[Key] = set()
+        claimer = self._claimers.pop(key, None)
+        for name in claimer.names if claimer else ():
+            claimers = self._by_name[name]
+            del claimers[key]
+            touched |= claimers.keys()
+            if not claimers:
+                del self._by_name[name]
+        return touched

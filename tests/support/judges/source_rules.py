@@ -18,7 +18,7 @@ UNSAFE_CALLS = frozenset(
     )
 )
 CODE_CALLS = frozenset(("eval", "exec", "compile", "__import__", "os.system", "os.popen", "runpy.run_path", "importlib.import_module"))
-# The verbs of pagoda_operator.run.apply.Writer and election's store, and what their client is made of.
+# The verbs of pagoda_operator.run.apply.Cluster and the leader's store, and what their client is made of.
 WRITING_VERBS = frozenset(("create", "replace", "apply", "apply_status", "annotate", "delete"))
 CLIENT_INSIDES = ("_call", "_patch", "_send")
 FORM_NAMES = frozenset(("UploadFile", "FileResponse", "StaticFiles", "FormData", "FormParser", "MultiPartParser"))

@@ -76,7 +76,7 @@ def _die_after(most: int) -> None:
 def _hasten(haste: float) -> None:
     import kopf
     from pagoda_kube import reflector
-    from pagoda_operator.serve import probes, watches
+    from pagoda_operator.serve import monitoring, watches
 
     configure = watches.configure
 
@@ -86,14 +86,13 @@ def _hasten(haste: float) -> None:
         settings.watching.inactivity_timeout /= haste
 
     _put(watches, "configure", hasty)
-    _put(probes, "MAX_WATCH_AGE", probes.MAX_WATCH_AGE / haste)
+    _put(monitoring, "MAX_WATCH_AGE", monitoring.MAX_WATCH_AGE / haste)
     _put(reflector, "SILENT_S", reflector.SILENT_S / haste)
 
 
 def _skew(seconds: float) -> None:
     import grpc.aio._utils
-    from pagoda_operator.lead import leader
-    from pagoda_operator.serve import process
+    from pagoda_operator.serve import leader, process
 
     true_time = time.time
 

@@ -18,7 +18,7 @@ from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.quota.status import StatusWriter
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
-from pagoda_operator.watch.ages import Ages
+from pagoda_operator.watch.observe import Ages
 from support.kube.fake_api import Body, Crash, FakeApi, new_pod, profile_body, removal_rank, running, service_body
 from support.worlds.stand_ins import NoDaemons, dependencies_with
 

@@ -10,7 +10,7 @@ from typing import Any
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, ANNOTATION_WITH_SUCCESSOR
 from pagoda_operator.api.signals import CONFIRM_S, EndpointSignal, Seen, ServiceSignals
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, Key, Observed
-from pagoda_operator.watch.ages import Ages
+from pagoda_operator.watch.observe import Ages
 from support.kube.fake_api import Body, running
 from support.worlds.stand_ins import NoQuotas, dependencies_with
 from support.worlds.world import KEY, World, now

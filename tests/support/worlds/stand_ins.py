@@ -9,23 +9,25 @@ from typing import Any
 from pagoda_operator.api.pods import Answer, DaemonState, Order
 from pagoda_operator.api.quota import Grant
 from pagoda_operator.api.signals import ServiceSignals
-from pagoda_operator.api.state import Key, Observed
+from pagoda_operator.api.state import Json, Key, Observed, Resource
 from pagoda_operator.decide.plan import Plan
+from pagoda_operator.decide.render.children import Owner
 from pagoda_operator.inventory.fleet import Fleet
-from pagoda_operator.run.apply import Writer
+from pagoda_operator.run.apply import Cluster
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.events import Recorder
-from pagoda_operator.watch.ages import Ages
-from pagoda_operator.watch.claims import Claims
+from pagoda_operator.watch.caches import Caches
+from pagoda_operator.watch.observe import Ages
+from pagoda_operator.watch.triggers import Claims
 
 
-def dependencies_with(writer: Writer, **parts: Any) -> Dependencies:
-    """These parts, and stand-ins for all others. Events are written at once, by the run that tells them."""
+def dependencies_with(api: Cluster, **parts: Any) -> Dependencies:
+    """These parts, and stand-ins for all others. Events are queued; a test that needs them calls `events.write_pending`."""
     stand_ins = {
         "triggers": NoTriggers(),
         "signals": Silence(),
-        "caches": None,
-        "keys": None,
+        "caches": Current(api),
+        "keys": NoKeys(),
         "quota": NoQuotas(),
         "claims": Claims(),
         "daemons": NoDaemons(),
@@ -33,8 +35,8 @@ def dependencies_with(writer: Writer, **parts: Any) -> Dependencies:
         "faults": dict,
         "fleet": Fleet,
         "sizes": tuple,
-        "ages": Ages(),
-        "events": Recorder(writer, ""),
+        "ages": Ages(lambda: 0.0),
+        "events": Recorder(api, "operator-1"),
     }
     return Dependencies(**(stand_ins | parts))
 
@@ -45,6 +47,31 @@ class NoDaemons:
     async def give(self, orders: Sequence[Order]) -> dict[str, Answer]:
         """Refused, all of them."""
         return {order.uid: Answer(DaemonState.REFUSED) for order in orders}
+
+
+class Current(Caches):
+    """Stand-in: caches that are never late. Each read is one of the API server."""
+
+    def __init__(self, api: Cluster) -> None:
+        super().__init__()
+        self._api = api
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
+        return await self._api.get(resource, namespace, name)
+
+    async def list(self, resource: Resource, namespace: str, selector: str) -> list[Json]:
+        return list(await self._api.list(resource, namespace, selector))
+
+    async def verify(self, *_: object) -> int:
+        """Nothing differs."""
+        return 0
+
+
+class NoKeys:
+    """Stand-in: no replica needs the keys."""
+
+    async def ensure(self, owner: Owner) -> None:
+        """Nothing."""
 
 
 class NoQuotas:

@@ -16,9 +16,9 @@ from pagoda_operator.run.dependencies import Dependencies, Quotas
 from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
-from pagoda_operator.watch.claims import Claims
 from pagoda_operator.watch.kept import key_of
-from pagoda_operator.watch.observe import observe
+from pagoda_operator.watch.observe import Ages, observe
+from pagoda_operator.watch.triggers import Claims
 from support.kube.fake_api import FakeApi, copied, profile_body, running, service_body
 from support.worlds.stand_ins import NoDaemons, NoQuotas, Silence, dependencies_with
 
@@ -51,10 +51,13 @@ class World:
         """Time passes."""
         self.later += timedelta(minutes=1)
 
+    def steady(self) -> float:
+        return self.later.total_seconds()
+
     def restart(self) -> None:
         """A new process: nothing is remembered."""
         self.claims, self.named = Claims(), set[Key]()
-        dependencies = replace(self.dependencies(), claims=self.claims)
+        dependencies = replace(self.dependencies(), claims=self.claims, ages=Ages(self.steady))
         self.operator = Reconciler(self.api, self.settings, lambda: now() + self.later, dependencies)
 
     def dependencies(self) -> Dependencies:
@@ -72,7 +75,12 @@ class World:
 
     def run(self, key: Key = KEY) -> Outcome:
         self.tell_names()
-        return asyncio.run(self.operator.reconcile(key))
+        return asyncio.run(self._reconciled(key))
+
+    async def _reconciled(self, key: Key) -> Outcome:
+        outcome = await self.operator.reconcile(key)
+        await self.operator._dependencies.events.write_pending()
+        return outcome
 
     def tell_names(self) -> None:
         """The watch of services has told who wants and holds which names."""

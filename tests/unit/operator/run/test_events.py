@@ -35,12 +35,13 @@ def tell(world):
     observed = world.observed()
 
     def record(reason, later=0.0, **more):
-        asyncio.run(recorder.record(observed, status(reason, **more), now() + timedelta(seconds=later)))
+        recorder.record(observed, status(reason, **more), now() + timedelta(seconds=later))
+        asyncio.run(recorder.write_pending())
 
     return record
 
 
-def test_a_start_tells_its_story_once(world):
+def test_each_reason_of_a_start_is_one_event(world):
     world.settle()
     world.make_ready()
     assert reasons(world)[-1] == "Available"
@@ -50,7 +51,7 @@ def test_a_start_tells_its_story_once(world):
     assert last["regarding"]["uid"] == world.observed().meta.uid
 
 
-def test_at_rest_and_after_a_restart_nothing_is_told(world):
+def test_no_event_at_rest_or_after_a_restart(world):
     world.settle()
     world.make_ready()
     told = list(world.api.told)
@@ -59,14 +60,14 @@ def test_at_rest_and_after_a_restart_nothing_is_told(world):
     assert world.api.told == told
 
 
-def test_bad_news_are_warnings(world):
+def test_problems_are_warnings(world):
     world.settle()
     world.api.of(PODS)[0]["status"] = crashed()
     world.settle()
     assert [(event["type"], event["reason"]) for event in world.api.of(EVENTS)][-1] == ("Warning", "ModelRejected")
 
 
-def test_what_comes_again_is_counted_in_the_series_of_the_first(world, tell):
+def test_a_repeated_event_raises_the_count_of_its_series(world, tell):
     for turn in range(3):
         tell("LoadingModel", later=70 * turn)
         tell("CrashLooping", later=70 * turn + 1)
@@ -76,13 +77,13 @@ def test_what_comes_again_is_counted_in_the_series_of_the_first(world, tell):
     assert first["series"]["lastObservedTime"] > first["eventTime"]
 
 
-def test_after_six_quiet_minutes_it_is_a_new_event(world, tell):
+def test_after_six_minutes_a_repeated_event_is_a_new_one(world, tell):
     tell("CrashLooping")
     tell("CrashLooping", later=361)
     assert reasons(world) == ["CrashLooping"] * 2
 
 
-def test_past_the_limit_of_a_minute_words_are_counted_and_told_later(world, tell):
+def test_events_past_the_limit_are_counted_and_written_later(world, tell):
     for turn in range(20):
         tell("CrashLooping", later=turn)
     assert len(world.api.told) == PER_MINUTE
@@ -92,7 +93,7 @@ def test_past_the_limit_of_a_minute_words_are_counted_and_told_later(world, tell
 
 
 @pytest.mark.parametrize("error", [Denied("403"), Unavailable("503")])
-def test_an_event_that_is_refused_changes_nothing_else(error):
+def test_a_refused_event_changes_nothing_else(error):
     calm, refused = World(), World()
     refused.api.refuse["Event"] = error
     for world in (calm, refused):
@@ -102,7 +103,7 @@ def test_an_event_that_is_refused_changes_nothing_else(error):
     assert refused.api.of(EVENTS) == []
 
 
-def test_what_is_gone_is_forgotten(world):
+def test_events_of_a_deleted_service_are_forgotten(world):
     world.settle()
     assert world.operator._dependencies.events._correlations
     world.api.objects.pop(("InferenceService", "ns", "tiny"))
@@ -110,13 +111,13 @@ def test_what_is_gone_is_forgotten(world):
     assert not world.operator._dependencies.events._correlations
 
 
-def test_a_note_of_any_length_fits(world, tell):
+def test_a_long_note_is_cut(world, tell):
     tell("InvalidSpec", stalled=True, message="x" * 5000)
     (event,) = world.api.of(EVENTS)
     assert (event["type"], len(event["note"])) == ("Warning", 1024)
 
 
-def test_words_are_told_apart_by_what_they_say(world, tell):
+def test_events_with_different_notes_are_not_counted_together(world, tell):
     tell("ImagePull", message="a")
     tell("ImagePull", message="b")
     assert len(world.api.of(EVENTS)) == 2
@@ -125,7 +126,7 @@ def test_words_are_told_apart_by_what_they_say(world, tell):
 
 async def told_beside(world, words, until):
     """Words that are written beside the runs, until so many Events were tried."""
-    recorder, tried = Recorder(world.api, "operator-1", queued=True), asyncio.Event()
+    recorder, tried = Recorder(world.api, "operator-1"), asyncio.Event()
     observed, wrote = await observe(world.api, KEY), []
 
     def count(verb, kind, _name):
@@ -135,7 +136,7 @@ async def told_beside(world, words, until):
 
     world.api.before_write = count
     for word in words:
-        await recorder.record(observed, status(word), now())
+        recorder.record(observed, status(word), now())
     assert not wrote  # nobody waited for one
     before = recorder.waiting()
     running = asyncio.ensure_future(recorder.run())
@@ -147,19 +148,19 @@ async def told_beside(world, words, until):
     assert (before, recorder.waiting()) == (until, 0)
 
 
-async def test_beside_the_runs_words_are_written_in_their_order(world):
+async def test_queued_events_are_written_in_order(world):
     await told_beside(world, ["ScalingUp", "Available"], until=2)
     assert reasons(world) == ["ScalingUp", "Available"]
 
 
 @pytest.mark.parametrize("error", [Unavailable("503"), ValueError("a bug")])
-async def test_beside_the_runs_one_that_cannot_be_written_keeps_back_no_other(world, error):
+async def test_an_event_that_cannot_be_written_does_not_block_the_next(world, error):
     world.api.refuse["Event"] = error
     await told_beside(world, ["ScalingUp", "Available"], until=2)
     assert reasons(world) == []
 
 
-async def test_of_too_many_the_oldest_words_are_lost_and_that_is_said(world, monkeypatch, capsys):
+async def test_past_the_queue_limit_the_oldest_events_are_lost_and_logged(world, monkeypatch, capsys):
     monkeypatch.setattr(events, "MOST_WAITING", 4)
     await told_beside(world, [f"Reason{number}" for number in range(6)], until=4)
     assert reasons(world) == [f"Reason{number}" for number in range(2, 6)]

@@ -9,11 +9,11 @@ from pagoda_contracts.names import DAEMON_CONFIG_KEY, JWKS_CONFIG_MAP, JWKS_DIR,
 from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.errors import Denied, SettingsError, Unavailable
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PROFILES, SERVICES, Key
+from pagoda_operator.client.daemons import OwnToken
 from pagoda_operator.decide.render.children import Owner
 from pagoda_operator.run.keys import TokenKeys, text_of
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import CALLERS_FILE, TOKEN_FILE, Settings, load
-from pagoda_operator.talk.tokens import OwnToken
 from support.kube.fake_api import FakeApi, profile_body, service_body
 from support.kube.issuer import SUBJECTS, Issuer, SigningKey
 from support.worlds.stand_ins import dependencies_with
@@ -55,7 +55,7 @@ def kids(copy):
     return [key["kid"] for key in json.loads(copy["data"][JWKS_KEY])["keys"]]
 
 
-def test_the_first_service_brings_the_keys_and_nothing_is_written_again(api):
+def test_the_first_service_of_a_namespace_gets_the_keys_once(api):
     keys, one = TokenKeys(api), owner(api)
     for _ in range(3):
         asyncio.run(keys.ensure(one))
@@ -64,7 +64,7 @@ def test_the_first_service_brings_the_keys_and_nothing_is_written_again(api):
     assert api.journal == [("create", "ConfigMap", JWKS_CONFIG_MAP)]
 
 
-def test_a_new_process_writes_nothing(api):
+def test_a_new_process_writes_no_keys_again(api):
     one = owner(api)
     asyncio.run(TokenKeys(api).ensure(one))
     before = api.journal.copy()
@@ -75,7 +75,7 @@ def test_a_new_process_writes_nothing(api):
     assert api.journal == before
 
 
-def test_an_answer_in_another_order_is_no_change(api):
+def test_keys_in_another_order_are_no_change(api):
     keys = TokenKeys(api)
     api.keys = (KEY, KEY | {"kid": "two"})
     asyncio.run(keys.ensure(owner(api)))
@@ -84,7 +84,7 @@ def test_an_answer_in_another_order_is_no_change(api):
     assert len(api.journal) == 1
 
 
-def test_services_share_one_copy_and_it_goes_with_the_last_of_them(api):
+def test_services_of_a_namespace_share_one_copy_until_the_last_is_deleted(api):
     keys, services = TokenKeys(api), [owner(api, name) for name in ("a", "b", "c")]
 
     async def together():
@@ -106,7 +106,7 @@ async def turns(count=50):
         await asyncio.sleep(0)
 
 
-async def test_a_namespace_waits_for_no_other_one_s_copy(api):
+async def test_copies_of_different_namespaces_are_written_concurrently(api):
     keys, owners = TokenKeys(api), [owner(api, "tiny", f"ns-{number}") for number in range(32)]
     get, gate, held = api.get, asyncio.Event(), []
 
@@ -144,14 +144,14 @@ async def rotated_during(api, keys, owner, verb):
     await asyncio.gather(ensuring, refreshing)
 
 
-async def test_a_copy_that_is_made_while_the_keys_rotate_gets_the_new_ones(api):
+async def test_a_copy_created_during_a_rotation_gets_the_new_keys(api):
     keys, first, second = TokenKeys(api), owner(api, "a", "n1"), owner(api, "b", "n2")
     await keys.ensure(first)
     await rotated_during(api, keys, second, "create")
     assert [kids(copy_in(api, one.namespace)) for one in (first, second)] == [["one", "two"]] * 2
 
 
-async def test_an_owner_that_comes_while_the_keys_rotate_is_kept(api):
+async def test_an_owner_added_during_a_rotation_is_kept(api):
     keys, first, second = TokenKeys(api), owner(api, "a"), owner(api, "b")
     await keys.ensure(first)
     await rotated_during(api, keys, second, "apply")
@@ -172,7 +172,7 @@ def test_every_copy_follows_a_rotation_and_keeps_its_owners(api):
     assert len(api.journal) == 6
 
 
-def test_the_chart_s_copy_gets_the_keys_and_stays_the_chart_s(api):
+def test_of_the_charts_copy_only_the_data_is_written(api):
     meta = {"name": "pagoda-gateway-jwks", "namespace": "pagoda", "labels": {LABEL_COMPONENT: "jwks", "app": "helm"}}
     api.put(CONFIG_MAPS, {"metadata": meta})
     keys = TokenKeys(api)
@@ -184,7 +184,7 @@ def test_the_chart_s_copy_gets_the_keys_and_stays_the_chart_s(api):
     assert len(api.journal) == 1
 
 
-def test_a_copy_that_somebody_removed_or_edited_comes_back(api):
+def test_a_deleted_or_edited_copy_is_restored(api):
     keys, one = TokenKeys(api), owner(api)
     asyncio.run(keys.ensure(one))
     copy_in(api)["data"] = {JWKS_KEY: "{}"}
@@ -196,7 +196,7 @@ def test_a_copy_that_somebody_removed_or_edited_comes_back(api):
     assert kids(copy_in(api)) == ["one"]
 
 
-def test_a_key_that_signs_before_it_was_seen_is_looked_for_at_once(api):
+def test_copies_are_stale_if_an_unknown_key_signs(api):
     newest = "one"
     keys = TokenKeys(api, lambda: newest)
     asyncio.run(keys.ensure(owner(api)))
@@ -209,7 +209,7 @@ def test_a_key_that_signs_before_it_was_seen_is_looked_for_at_once(api):
 
 
 @pytest.mark.parametrize("jwks", [{}, {"keys": []}, {"keys": [{"kty": "RSA"}]}])
-def test_an_api_server_without_keys_is_refused_not_copied(jwks):
+def test_an_empty_key_set_is_denied(jwks):
     with pytest.raises(Denied, match="publishes no keys"):
         text_of(jwks)
 
@@ -226,7 +226,7 @@ def run(operator, times=8):
         asyncio.run(operator.reconcile(Key("ns", "tiny")))
 
 
-def test_a_replica_is_told_who_may_call_and_where_the_keys_are(api):
+def test_a_replicas_config_names_its_callers_and_the_key_file(api):
     run(world(api))
     (deployment,) = api.of(DEPLOYMENTS)
     config_map = api.objects["ConfigMap", "ns", deployment["metadata"]["name"]]
@@ -242,7 +242,7 @@ def test_a_replica_is_told_who_may_call_and_where_the_keys_are(api):
     assert kinds == ["ConfigMap", "Deployment"]
 
 
-def test_without_tokens_a_replica_is_made_as_before(api):
+def test_without_tokens_a_replica_has_no_auth_config(api):
     api.put(PROFILES, profile_body())
     api.put(SERVICES, service_body())
     run(Reconciler(api, Settings(callers=CALLERS.model_copy(update={"tokens": False})), now, dependencies_with(api, keys=TokenKeys(api))))
@@ -251,7 +251,7 @@ def test_without_tokens_a_replica_is_made_as_before(api):
     assert (copy_in(api), api.asked) == (None, 0)
 
 
-def test_tokens_that_are_turned_on_roll_no_replica(api):
+def test_enabling_tokens_rolls_no_replica(api):
     api.put(PROFILES, profile_body())
     api.put(SERVICES, service_body())
     run(Reconciler(api, Settings(), now, dependencies_with(api)))
@@ -266,7 +266,7 @@ def test_tokens_that_are_turned_on_roll_no_replica(api):
 
 
 @pytest.mark.parametrize("fault", [Unavailable("503"), Denied("403: cannot get path /openid/v1/jwks")])
-def test_without_keys_no_replica_is_made_and_those_that_run_are_still_scaled(api, fault):
+def test_without_keys_no_replica_is_created_but_running_ones_are_scaled(api, fault):
     operator = world(api)
     api.fault = fault
     for _ in range(2):
@@ -282,7 +282,7 @@ def test_without_keys_no_replica_is_made_and_those_that_run_are_still_scaled(api
     assert [deployment["spec"]["replicas"] for deployment in api.of(DEPLOYMENTS)] == [3]
 
 
-def test_an_api_server_that_publishes_no_keys_yet_is_asked_again_soon_and_the_status_says_so(api):
+def test_missing_keys_are_retried_and_reported_in_the_status(api):
     operator = world(api)
     api.keys = ()
     for _ in range(2):
@@ -296,7 +296,7 @@ def test_an_api_server_that_publishes_no_keys_yet_is_asked_again_soon_and_the_st
     assert len(api.of(DEPLOYMENTS)) == 1
 
 
-def test_the_installation_s_words_are_read_or_refused_by_name(tmp_path):
+def test_an_invalid_callers_file_is_refused_by_its_variable(tmp_path):
     file = tmp_path / "callers.json"
     file.write_text(CALLERS.model_dump_json(by_alias=True))
     assert load([], {CALLERS_FILE: str(file), TOKEN_FILE: "/t"})[3] == CALLERS
@@ -306,7 +306,7 @@ def test_the_installation_s_words_are_read_or_refused_by_name(tmp_path):
             load([], {CALLERS_FILE: str(file)})
 
 
-def test_the_operator_shows_its_token_and_knows_who_signed_the_newest(tmp_path):
+def test_own_token_is_read_anew_and_its_signing_key_is_known(tmp_path):
     issuer, clock, file = Issuer(tmp_path), [1000.0], tmp_path / "token"
     with pytest.raises(SettingsError, match="token"):
         OwnToken(file)

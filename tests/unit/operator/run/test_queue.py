@@ -20,7 +20,7 @@ def test_many_triggers_are_one_run():
     assert (schedule.take(0.0), schedule.take(0.0)) == (A, None)
 
 
-def test_a_trigger_during_a_run_makes_one_more_and_never_a_second_at_once():
+def test_a_trigger_during_a_run_makes_one_more_run_after_it():
     schedule = Schedule(spacing=0.5)
     schedule.add(A, 0.0)
     schedule.take(0.0)
@@ -31,7 +31,7 @@ def test_a_trigger_during_a_run_makes_one_more_and_never_a_second_at_once():
     assert schedule.take(0.5) == A
 
 
-def test_failures_come_back_later_each_time_and_success_forgets_them():
+def test_retry_delays_grow_until_a_success():
     schedule = Schedule()
     delays = []
     for _ in range(8):
@@ -46,12 +46,12 @@ def test_failures_come_back_later_each_time_and_success_forgets_them():
     assert schedule.failed(A, 2e9) == RETRY_DELAYS[0]
 
 
-def test_an_event_shortens_a_back_off_but_not_a_hold():
+def test_an_event_shortens_a_backoff_unless_it_is_strict():
     schedule = Schedule(spacing=0.0)
-    for key, hold in ((A, False), (B, True)):
+    for key, strict in ((A, False), (B, True)):
         schedule.add(key, 0.0)
         schedule.take(0.0)
-        schedule.failed(key, 0.0, hold=hold)
+        schedule.failed(key, 0.0, strict=strict)
         schedule.add(key, 0.2)
     assert [schedule.take(0.3), schedule.take(0.3), schedule.take(1.0)] == [A, None, B]
 
@@ -86,7 +86,7 @@ def test_no_trigger_is_lost(steps):
 
 
 @pytest.mark.parametrize("when", ["before", "in work", "planned"])
-def test_what_is_urgent_goes_once_before_all_that_is_due_and_never_before_it_is_due_itself(when):
+def test_an_urgent_key_goes_first_once_and_not_before_it_is_due(when):
     schedule, others = Schedule(spacing=1.0), [Key("ns", f"report-{number}") for number in range(3)]
     if when == "in work":
         schedule.add(A, 0.0)
@@ -106,7 +106,7 @@ def test_what_is_urgent_goes_once_before_all_that_is_due_and_never_before_it_is_
     assert rest == [*others, A, None], "a second run of it waits its turn"
 
 
-def test_a_flood_of_edits_leaves_every_fourth_turn_to_who_has_waited_longest():
+def test_every_fourth_run_is_for_the_key_that_waited_longest():
     schedule, reports = Schedule(), [Key("ns", f"report-{number}") for number in range(2)]
     for number, key in enumerate(reports):
         schedule.add(key, float(number))
@@ -117,7 +117,7 @@ def test_a_flood_of_edits_leaves_every_fourth_turn_to_who_has_waited_longest():
     assert [key for key in taken if key in reports] == reports
 
 
-def test_what_was_urgent_and_failed_is_urgent_still_and_not_once_it_is_done():
+def test_a_failed_urgent_key_stays_urgent_until_it_succeeds():
     schedule, report = Schedule(spacing=0.0), Key("ns", "report")
     schedule.add(A, 0.0, urgent=True)
     assert schedule.take(0.0) == A
@@ -128,16 +128,16 @@ def test_what_was_urgent_and_failed_is_urgent_still_and_not_once_it_is_done():
     assert (schedule.take(2.0), schedule.take(2.0)) == (report, A)
 
 
-def test_a_held_key_is_held_in_a_hurry_too():
+def test_a_strict_backoff_delays_urgent_keys_too():
     schedule = Schedule(spacing=0.0)
     schedule.add(A, 0.0)
     schedule.take(0.0)
-    schedule.failed(A, 0.0, hold=True)
+    schedule.failed(A, 0.0, strict=True)
     schedule.add(A, 0.1, urgent=True)
     assert [schedule.take(0.9), schedule.next_due(), schedule.take(1.0)] == [None, 1.0, A]
 
 
-def test_a_plan_that_was_overtaken_starts_no_second_run_beside_the_first():
+def test_an_earlier_plan_starts_no_second_concurrent_run():
     schedule = Schedule()
     for due in (5.0, 3.0):
         schedule.add(A, due)
@@ -146,7 +146,7 @@ def test_a_plan_that_was_overtaken_starts_no_second_run_beside_the_first():
     assert (schedule.take(10.0), schedule.next_due()) == (None, None)
 
 
-async def test_one_trigger_has_one_worker_look_whatever_their_number(monkeypatch):
+async def test_one_trigger_wakes_one_worker(monkeypatch):
     looks, taken, take = [], asyncio.Event(), Schedule.take
 
     def counted(schedule, now):
@@ -196,13 +196,13 @@ async def drive(outcomes, workers=2):
 
 @pytest.mark.deep
 @pytest.mark.parametrize("outcome", [Outcome(), Outcome(again=0.0), Unavailable("down"), Unconverged("fight"), ZeroDivisionError("bug")])
-async def test_whatever_a_run_ends_with_the_key_comes_back(outcome):
+async def test_a_key_comes_back_after_every_kind_of_end(outcome):
     _, runs = await drive([outcome])
     assert runs == [A, A]
 
 
 @pytest.mark.deep
-async def test_after_a_conflict_the_next_look_is_at_once_and_a_fight_is_waited_out(monkeypatch):
+async def test_a_conflict_is_retried_at_once_and_repeated_ones_back_off(monkeypatch):
     told, failed = [], Schedule.failed
     monkeypatch.setattr(Schedule, "failed", lambda *given, **more: told.append(failed(*given, **more)) or told[-1])
     await drive([Conflict("409")] * 2 + [Unavailable("down")])

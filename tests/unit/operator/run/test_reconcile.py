@@ -6,7 +6,7 @@ import pytest
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_operator.api.errors import Denied, Refused, Unconverged
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, SERVICES, Key
-from pagoda_operator.run.defaults import DEFAULT_KEY
+from pagoda_operator.run.apply import DEFAULT_KEY
 from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
@@ -16,7 +16,7 @@ from support.worlds.stand_ins import dependencies_with
 from support.worlds.world import World, now
 
 
-def test_a_service_that_is_gone_or_going_is_left_alone():
+def test_a_deleted_or_terminating_service_is_not_changed():
     world = World()
     world.settle()
     written = len(world.api.journal)
@@ -27,7 +27,7 @@ def test_a_service_that_is_gone_or_going_is_left_alone():
     assert len(world.api.journal) == written
 
 
-def test_a_refused_child_stalls_with_the_servers_words():
+def test_a_refused_child_stalls_with_the_servers_message():
     world = World()
     world.api.refuse["Deployment"] = Refused("422: spec.nodeSelektor: unknown field")
     world.run()
@@ -37,7 +37,7 @@ def test_a_refused_child_stalls_with_the_servers_words():
     assert "nodeSelektor" in line["message"]
 
 
-def test_a_denied_child_is_said_and_retried():
+def test_a_denied_child_is_reported_and_retried():
     world = World()
     world.api.refuse["Deployment"] = Denied("403: exceeded quota")
     world.run()
@@ -48,7 +48,7 @@ def test_a_denied_child_is_said_and_retried():
     assert "exceeded quota" in line["message"]
 
 
-def test_a_write_that_does_not_stay_is_given_up_for_a_while():
+def test_a_write_that_is_always_undone_backs_off():
     world = World()
     world.settle()
     written = []
@@ -68,7 +68,7 @@ def test_a_write_that_does_not_stay_is_given_up_for_a_while():
     assert len(written) == 5
 
 
-def test_the_default_profile_is_kept_as_the_installation_wrote_it():
+def test_an_edited_default_profile_is_restored():
     api = FakeApi()
     spec = ServingProfileSpec.model_validate({"images": {"daemon": "img:1"}, "allow": ["metadata.labels"]})
     operator = Reconciler(api, Settings(default_profile=spec), now, dependencies_with(api))
@@ -80,7 +80,7 @@ def test_the_default_profile_is_kept_as_the_installation_wrote_it():
     assert api.of(PROFILES)[0]["spec"]["images"] == {"daemon": "img:1"}
 
 
-def test_without_an_installations_profile_the_name_is_an_admins():
+def test_without_a_configured_default_profile_none_is_written():
     api = FakeApi()
     api.put(PROFILES, profile_body())
     operator = Reconciler(api, Settings(), now, dependencies_with(api))
@@ -100,7 +100,7 @@ def serving(replicas):
     return world, daemons
 
 
-def test_a_replica_whose_daemon_has_nothing_left_is_let_go_in_three_looks():
+def test_a_drained_replica_is_removed_in_three_runs():
     """Marked; told and, since its answer says so, made the cheapest; one less is asked for: each is seen before the next is begun."""
     world, daemons = serving(2)
     world.edit(replicas=1)
@@ -114,7 +114,7 @@ def test_a_replica_whose_daemon_has_nothing_left_is_let_go_in_three_looks():
     assert [word for _, word in daemons.told] == ["drain"]
 
 
-def test_one_that_has_requests_left_is_only_told_again():
+def test_a_draining_replica_with_requests_only_gets_the_order_again():
     world, daemons = serving(2)
     for pod in world.api.of(PODS):
         daemons.of(pod).in_flight = 1

@@ -1,11 +1,10 @@
-"""Where a run's time goes: since when it was wanted, what it asked, how long it waited for answers."""
+"""Where a run's time goes: how long it was queued, what it requested, how long it waited for answers."""
 
 import asyncio
 import random
 
-import pytest
 from pagoda_operator.api.state import Key
-from pagoda_operator.client.tally import Tally, counting, sent, waiting
+from pagoda_operator.client.requests import TALLY, Tally
 from pagoda_operator.run.queue import KeyedQueue, Outcome, Schedule
 from structlog.testing import capture_logs
 from support.servers.loop_clock import LoopClock
@@ -13,7 +12,7 @@ from support.servers.loop_clock import LoopClock
 A, B = Key("ns", "a"), Key("ns", "b")
 
 
-def test_a_run_was_wanted_since_the_first_trigger_whatever_kept_it():
+def test_a_run_is_queued_since_its_first_trigger_whatever_delays_it():
     schedule = Schedule(spacing=5.0)
     schedule.add(A, 1.0)
     schedule.add(A, 2.0)
@@ -22,27 +21,34 @@ def test_a_run_was_wanted_since_the_first_trigger_whatever_kept_it():
     schedule.add(A, 3.5)  # meanwhile
     schedule.done(A, 4.0)
     assert schedule.take(8.0) == A
-    assert schedule.queued(A) == 4.5, "the spacing is ours"
+    assert schedule.queued(A) == 4.5, "the spacing counts"
     schedule.failed(A, 9.0)
     schedule.take(100.0)
-    assert schedule.queued(A) == 91.0, "and so is a back-off"
+    assert schedule.queued(A) == 91.0, "and so does a backoff"
     schedule.done(A, 200.0)
     schedule.take(201.0)
-    assert schedule.queued(A) == 1.0, "nobody wanted it before it was due"
+    assert schedule.queued(A) == 1.0, "not before it was due"
 
 
-def test_answers_that_are_waited_for_at_once_are_waited_for_once():
-    assert Tally(waits=[(5.0, 6.0), (1.0, 3.0), (2.0, 4.0), (2.5, 3.0)]).waited() == 4.0
+def test_requests_at_the_same_time_wait_once():
+    tally, times, requests = Tally(), [], {}
+    for now, sign, name in [(1, "+", "a"), (2, "+", "b"), (3, "-", "a"), (4, "-", "b"), (5, "+", "c"), (6, "-", "c")]:
+        times.append(now)
+        if sign == "+":
+            requests[name] = tally.request(lambda: times[-1], write=False)
+            requests[name].__enter__()
+        else:
+            requests[name].__exit__(None, None, None)
+    assert (tally.waited, tally.requests, tally.writes) == (4, 3, 0)
 
 
-async def test_a_run_says_how_long_it_was_wanted_took_and_waited_and_another_s_requests_are_not_its_own():
+async def test_each_run_logs_its_own_times_and_requests():
     clock = LoopClock()
     clock.stop()
     queue, together = KeyedQueue(resync=300.0, rng=random.Random(1)), asyncio.Barrier(2)
 
     async def answer():
-        sent(write=True)
-        with waiting():
+        with TALLY.get().request(asyncio.get_running_loop().time, write=True):
             clock.skip(0.5)
 
     async def reconcile(key):
@@ -67,14 +73,3 @@ async def test_a_run_says_how_long_it_was_wanted_took_and_waited_and_another_s_r
         "a": (2.0, 1.5, 0.5),
         "b": (2.0, 1.5, 1.0),
     }
-
-
-@pytest.mark.parametrize("depth", [0, 1])
-async def test_outside_a_run_nothing_is_counted(depth):
-    with counting() as tally:
-        if depth:
-            sent(write=False)
-    sent(write=True)
-    with waiting():
-        pass
-    assert (tally.requests, tally.writes, tally.waits) == (depth, 0, [])

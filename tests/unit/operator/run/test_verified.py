@@ -45,16 +45,14 @@ def test_a_run_at_rest_reads_nothing_and_plans_once(world: Cached, monkeypatch: 
     assert len(made) == 1
 
 
-def test_so_does_the_first_run_of_a_new_process(world: Cached) -> None:
+def test_the_first_run_of_a_new_process_reads_nothing(world: Cached) -> None:
     world.restart()
     written = len(world.api.journal)
     assert asked(world) == set()
     assert len(world.api.journal) == written
 
 
-def test_another_number_of_replicas_is_planned_once_and_costs_a_write_at_the_version_that_was_seen(
-    world: Cached, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scaling_plans_once_and_writes_at_the_observed_version(world: Cached, monkeypatch: pytest.MonkeyPatch) -> None:
     world.edit(replicas=2)
     made = plans(monkeypatch)
     assert asked(world) == set()
@@ -62,7 +60,7 @@ def test_another_number_of_replicas_is_planned_once_and_costs_a_write_at_the_ver
     assert world.api.of(DEPLOYMENTS)[0]["spec"]["replicas"] == 2
 
 
-def test_a_replica_that_gets_ready_costs_the_status_alone(world: Cached) -> None:
+def test_a_replica_that_becomes_ready_costs_only_a_status(world: Cached) -> None:
     world.edit(replicas=2)
     world.settle()
     world.api.control()
@@ -73,19 +71,19 @@ def test_a_replica_that_gets_ready_costs_the_status_alone(world: Cached) -> None
 
 
 @pytest.mark.parametrize("resource", [CONFIG_MAPS, DISRUPTION_BUDGETS])
-def test_a_child_that_is_missing_is_looked_for_before_it_is_made(world: Cached, resource) -> None:
+def test_a_missing_child_is_verified_before_it_is_created(world: Cached, resource) -> None:
     (body,) = [body for body in world.api.of(resource) if LABEL_SERVICE_UID in body["metadata"]["labels"]]
     del world.api.objects[resource.kind, "ns", body["metadata"]["name"]]
     assert asked(world) >= ALL
     assert world.names(resource) == [body["metadata"]["name"]]
 
 
-def test_a_new_revision_is_made_of_what_is_not_of_what_was_shown(world: Cached) -> None:
+def test_a_new_revision_is_planned_on_verified_objects(world: Cached) -> None:
     world.edit(engine={"maxModelLen": 64})
     assert asked(world) >= ALL
 
 
-def test_a_plan_on_what_was_shown_wrongly_is_made_again_on_the_truth(world: Cached, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_on_an_outdated_cache_is_made_again(world: Cached, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its Deployment is there, and the watch has said that it went."""
     (name,) = world.names(DEPLOYMENTS)
     key = next(iter(world.caches.kinds[DEPLOYMENTS].values()))
@@ -96,7 +94,7 @@ def test_a_plan_on_what_was_shown_wrongly_is_made_again_on_the_truth(world: Cach
     assert [entry for entry in world.api.journal[written:] if entry[1] == "Deployment"] == []
 
 
-def test_a_write_at_a_version_that_is_over_is_a_conflict_and_the_next_run_knows_better(world: Cached) -> None:
+def test_after_a_conflict_the_caches_are_verified(world: Cached) -> None:
     (name,) = world.names(DEPLOYMENTS)
     world.edit(replicas=3)
     world.show(SERVICES)
@@ -107,7 +105,7 @@ def test_a_write_at_a_version_that_is_over_is_a_conflict_and_the_next_run_knows_
     assert world.api.of(DEPLOYMENTS)[0]["spec"]["replicas"] == 3
 
 
-def test_a_status_is_written_at_the_version_that_was_seen(world: Cached) -> None:
+def test_a_status_is_written_at_the_observed_version(world: Cached) -> None:
     """Of an edit that was not shown yet it says nothing."""
     for pod in world.api.of(PODS):
         pod["status"] = {}
@@ -121,7 +119,7 @@ def test_a_status_is_written_at_the_version_that_was_seen(world: Cached) -> None
     assert world.api.of(DEPLOYMENTS)[0]["spec"]["replicas"] == 3
 
 
-def test_a_profile_that_was_not_shown_yet_is_not_called_missing(world: Cached) -> None:
+def test_a_profile_that_is_not_cached_yet_is_not_reported_missing(world: Cached) -> None:
     world.api.put(PROFILES, profile_body("p2"))
     world.edit(profileRef={"name": "p2"}, engine={"maxModelLen": 99})
     world.show(SERVICES)
@@ -129,16 +127,14 @@ def test_a_profile_that_was_not_shown_yet_is_not_called_missing(world: Cached) -
     assert world.conditions()["Stalled"]["status"] != "True"
 
 
-def test_what_is_wrong_is_looked_up_once_and_not_at_each_run(world: Cached) -> None:
+def test_a_problem_is_verified_once_and_not_in_each_run(world: Cached) -> None:
     world.edit(profileRef={"name": "nobody's"})
     world.settle()
     assert world.conditions()["Stalled"]["status"] == "True"
     assert asked(world) == set()
 
 
-def test_a_service_whose_pods_change_all_the_time_is_read_once_and_its_revision_is_made(
-    world: Cached, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_constantly_changing_pods_do_not_repeat_the_verification(world: Cached, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted until nothing changed between two reads, it would be read for ever."""
     listed = world.api.listed
 
@@ -159,7 +155,7 @@ def test_a_service_whose_pods_change_all_the_time_is_read_once_and_its_revision_
     assert world.api.kinds_read[begun:].count(PODS.kind) <= 4
 
 
-def test_what_a_watch_tells_while_it_is_verified_counts(world: Cached, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_during_a_verification_counts(world: Cached, monkeypatch: pytest.MonkeyPatch) -> None:
     """The read then finds nothing that the caches do not know: the plan is another one all the same."""
     listed = world.api.listed
 

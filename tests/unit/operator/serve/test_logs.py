@@ -29,7 +29,7 @@ thread.join()
 """
 
 
-def test_lines_of_libraries_and_ours_never_mix():
+def test_log_lines_of_ours_and_of_libraries_never_mix():
     text = subprocess.run([sys.executable, "-P", "-c", TWO_WRITERS], capture_output=True, text=True, check=True, timeout=300).stderr
     told = [json.loads(line) for line in text.splitlines()]
     ours = [line for line in told if line["event"] == "ours"]

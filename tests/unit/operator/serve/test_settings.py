@@ -6,7 +6,7 @@ from pagoda_operator.run.settings import load
 from pagoda_operator.serve.watches import EndlessJitter
 
 
-def test_the_address_is_the_given_one_or_the_charts():
+def test_the_gateway_url_is_the_configured_one_or_the_charts():
     assert load([], {"PAGODA_GATEWAY_URL": "http://gw:8080/v1"}).url == "http://gw:8080/v1"
     assert load([], {"PAGODA_NAMESPACE": "pagoda-system"}).url == "http://pagoda-gateway.pagoda-system.svc:8080/v1"
     assert load([], {}).url is None
@@ -20,7 +20,7 @@ def test_the_default_profile_is_read_from_its_file(tmp_path):
     assert (profile.images.daemon, profile.allow) == ("img:1", ("metadata.labels",))
 
 
-def test_gateways_are_the_given_ones_or_the_charts():
+def test_gateways_come_from_the_option_or_the_variable():
     assert load([], {"PAGODA_GATEWAYS": "peers.ns.svc:9100"}).gateways == ("peers.ns.svc:9100",)
     assert load(["--gateways", "a:1, [::1]:2"], {"PAGODA_GATEWAYS": "c:3"}).gateways == ("a:1", "[::1]:2")
     assert load([], {}).gateways == ()
@@ -37,19 +37,19 @@ def test_gateways_are_the_given_ones_or_the_charts():
         ([], {"PAGODA_GATEWAYS": "gw:99999"}, "gw:99999"),
     ],
 )
-def test_what_cannot_work_is_named(arguments, environment, named):
+def test_an_invalid_setting_is_refused_by_name(arguments, environment, named):
     with pytest.raises(SettingsError, match=named):
         load(arguments, environment)
 
 
-def test_a_profile_that_is_none_is_named(tmp_path):
+def test_an_invalid_default_profile_is_refused_by_name(tmp_path):
     file = tmp_path / "profile.json"
     file.write_text('{"image": "x"}')
     with pytest.raises(SettingsError, match="images"):
         load([], {"PAGODA_DEFAULT_PROFILE": str(file)})
 
 
-def test_the_delays_of_a_watch_never_end_and_start_anew_each_time():
+def test_watch_delays_never_end_and_start_again_each_time():
     jitter = EndlessJitter()
     for _ in range(2):
         delays = [delay for delay, _ in zip(jitter, range(100), strict=False)]
@@ -67,11 +67,11 @@ def test_the_delays_of_a_watch_never_end_and_start_anew_each_time():
         (["--no-lease"], {"POD_NAMESPACE": "pagoda-system"}, None),
     ],
 )
-def test_there_is_a_lease_where_a_namespace_for_it_is_known_and_nobody_declines(arguments, environment, namespace):
+def test_a_lease_is_used_if_its_namespace_is_known_unless_disabled(arguments, environment, namespace):
     assert load(arguments, environment).lease_namespace == namespace
 
 
-def test_the_holder_is_the_pod_or_a_name_that_no_other_process_has():
+def test_the_identity_is_the_pod_name_or_a_unique_one():
     assert load([], {"POD_NAME": "operator-1"}).identity == "operator-1"
     assert load(["--identity", "me"], {"POD_NAME": "operator-1"}).identity == "me"
     assert load([], {}).identity != load([], {}).identity

@@ -33,7 +33,7 @@ def test_the_settings_keep_kopf_from_writing_and_from_giving_up():
     assert settings.queueing.idle_timeout == 0.5
 
 
-def test_a_watch_is_tried_again_without_end_and_not_by_all_at_once():
+def test_watch_retries_are_endless_and_jittered():
     """Kopf's own delays end after 54 s of HTTP 5xx, and with them the process."""
     settings = kopf.OperatorSettings()
     configure(settings)

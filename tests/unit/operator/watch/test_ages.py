@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_operator.api.state import Key
-from pagoda_operator.watch.ages import Ages
+from pagoda_operator.watch.observe import Ages
 
 KEY = Key("ns", "a")
 BEGIN = 1_767_225_600
@@ -19,7 +19,7 @@ LOOKS = st.lists(st.tuples(st.integers(0, 200), st.sampled_from([-300, 0, 300]))
 
 
 @given(old=st.integers(-300, 500), looks=LOOKS)
-def test_a_time_is_as_old_as_when_it_was_first_seen_and_what_passed_since_whoever_sets_the_clock(old, looks):
+def test_an_age_grows_by_the_steady_clock_whatever_the_wall_clock(old, looks):
     passed = 0.0
     ages = Ages(lambda: passed)
     written = stamp(BEGIN - old)
@@ -29,7 +29,7 @@ def test_a_time_is_as_old_as_when_it_was_first_seen_and_what_passed_since_whoeve
         assert ages.of(KEY, [written], BEGIN + passed + jump) == {written: max(0, old) + passed}
 
 
-def test_what_a_late_view_shows_between_does_not_make_a_time_new():
+def test_a_late_view_does_not_reset_an_age():
     passed = 0.0
     ages = Ages(lambda: passed)
     before, after = stamp(BEGIN - 900), stamp(BEGIN)
@@ -39,7 +39,7 @@ def test_what_a_late_view_shows_between_does_not_make_a_time_new():
     assert ages.of(KEY, [after], BEGIN + 350) == {after: 50.0}
 
 
-def test_only_the_last_are_kept_and_none_of_a_service_that_is_gone_nor_what_is_no_time():
+def test_ages_of_old_stamps_and_deleted_services_are_dropped():
     ages = Ages(lambda: 0.0)
     for second in range(50):
         ages.of(KEY, [stamp(BEGIN + second)], BEGIN + 50)

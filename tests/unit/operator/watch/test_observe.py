@@ -31,7 +31,7 @@ async def test_a_service_is_read_with_its_profile_and_all_of_its_children():
 
 
 @pytest.mark.parametrize("body", [None, {"metadata": META | {"deletionTimestamp": "2026-11-22T00:00:00Z"}}])
-async def test_of_a_service_that_is_gone_or_being_deleted_nothing_else_is_read(body):
+async def test_for_a_deleted_or_terminating_service_nothing_else_is_read(body):
     reader = Asked(body)
     assert await observe(reader, KEY) is None
     assert reader.kinds == [SERVICES]

@@ -15,7 +15,6 @@ from pagoda_operator.api.state import (
     Key,
 )
 from pagoda_operator.watch.caches import Caches
-from pagoda_operator.watch.claims import Claims
 from pagoda_operator.watch.triggers import Triggers
 
 
@@ -34,7 +33,7 @@ class Harness:
 
     def __init__(self):
         self.woken = Woken()
-        self.triggers = Triggers(self.woken, Claims(self.woken.add))
+        self.triggers = Triggers(self.woken)
         self.caches = Caches(self.triggers.changed)
 
     def throw(self, resource, body, *, gone=False):
@@ -66,7 +65,7 @@ def harness():
     return Harness()
 
 
-def test_a_heartbeat_of_a_node_wakes_nobody_and_its_new_room_does(harness):
+def test_a_nodes_capacity_wakes_waiting_services_and_its_heartbeat_does_not(harness):
     waiting = Key("ns", "waits")
     harness.triggers.waits(waiting, waiting=True)
     assert harness.throw(NODES, node()) == [waiting]
@@ -78,7 +77,7 @@ def test_a_heartbeat_of_a_node_wakes_nobody_and_its_new_room_does(harness):
     assert harness.throw(NODES, node("22")) == []
 
 
-def test_a_replica_wakes_its_service_and_its_node_then_does_too(harness):
+def test_a_replica_and_then_its_node_wake_the_service(harness):
     owner = Key("ns", "tiny")
     harness.throw(NODES, node())
     assert harness.throw(PODS, pod(**{LABEL_SERVICE: "tiny"})) == [owner]
@@ -87,7 +86,7 @@ def test_a_replica_wakes_its_service_and_its_node_then_does_too(harness):
     assert harness.throw(NODES, node("3")) == []
 
 
-def test_a_replica_whose_label_is_taken_off_is_gone_to_its_service(harness):
+def test_a_replica_that_loses_its_label_wakes_its_former_service(harness):
     owner = Key("ns", "tiny")
     harness.throw(NODES, node())
     harness.throw(PODS, pod(**{LABEL_SERVICE: "tiny"}))
@@ -95,7 +94,7 @@ def test_a_replica_whose_label_is_taken_off_is_gone_to_its_service(harness):
     assert harness.throw(NODES, node("2", allocatable={})) == []
 
 
-def test_a_changed_profile_wakes_all_who_use_it_once(harness):
+def test_a_changed_profile_wakes_each_of_its_services_once(harness):
     users = [Key("ns", "a"), Key("ns", "b")]
     for key in users:
         harness.throw(SERVICES, service(key.name, "fast"))
@@ -107,7 +106,7 @@ def test_a_changed_profile_wakes_all_who_use_it_once(harness):
     assert harness.throw(PROFILES, changed, gone=True) == [Key("", "fast"), users[1]]
 
 
-def test_of_foreign_pods_only_those_that_hold_devices_wake_who_waits(harness):
+def test_foreign_pods_wake_waiting_services_only_if_they_use_devices(harness):
     waiting = Key("ns", "waits")
     harness.triggers.waits(waiting, waiting=True)
     assert harness.throw(PODS, pod("web")) == []
@@ -129,7 +128,7 @@ def test_a_quota_wakes_the_services_of_its_namespaces_once_per_change(harness):
     assert harness.throw(QUOTAS, quota | {"spec": {"subjects": {"namespaces": ["elsewhere"]}}}) == [outside, inside]
 
 
-def test_a_service_that_gives_a_name_up_wakes_the_next_who_claims_it(harness):
+def test_a_released_name_wakes_its_other_claimer(harness):
     def named(name):
         return service(name, model={"servedNames": ["llama"]})
 
@@ -139,7 +138,7 @@ def test_a_service_that_gives_a_name_up_wakes_the_next_who_claims_it(harness):
     assert harness.throw(SERVICES, named("a"), gone=True) == [Key("ns", "a"), Key("ns", "b")]
 
 
-def test_slices_and_adapters_wake_who_waits_and_whom_they_name(harness):
+def test_slices_wake_waiting_services_and_adapters_their_own(harness):
     waiting = Key("ns", "waits")
     harness.triggers.waits(waiting, waiting=True)
     assert harness.throw(RESOURCE_SLICES, {"metadata": {"name": "s"}, "spec": {"devices": [{"name": "gpu-0"}]}}) == [waiting]
@@ -148,14 +147,14 @@ def test_slices_and_adapters_wake_who_waits_and_whom_they_name(harness):
     assert harness.throw(ADAPTERS, adapter | {"spec": {}}) == [Key("ns", "tiny")]
 
 
-def test_what_a_child_says_of_itself_wakes_nobody_where_it_decides_nothing(harness):
+def test_a_childs_status_wakes_only_if_it_is_decisive(harness):
     meta = {"name": "tiny", "namespace": "ns", "labels": {LABEL_SERVICE: "tiny"}}
     for resource, wakes in ((DEPLOYMENTS, True), (DISRUPTION_BUDGETS, False)):
         assert harness.throw(resource, {"metadata": meta, "spec": {}, "status": {}}) == [Key("ns", "tiny")]
         assert bool(harness.throw(resource, {"metadata": meta, "spec": {}, "status": {"observed": 1}})) == wakes
 
 
-def test_an_edit_without_an_answer_is_urgent_and_what_only_reports_is_not(harness):
+def test_an_edit_is_urgent_until_it_is_reported(harness):
     def edited(generation, told, **status):
         meta = {"name": "s", "namespace": "ns", "uid": "u", "generation": generation, "resourceVersion": str(10 * generation + told)}
         return {"metadata": meta, "spec": {}, "status": {"observedGeneration": told, **status}}
@@ -171,7 +170,7 @@ def test_an_edit_without_an_answer_is_urgent_and_what_only_reports_is_not(harnes
         assert bool(harness.woken.urgent) == urgent, body
 
 
-def test_an_object_that_cannot_be_read_keeps_no_other_from_being_told(harness):
+def test_an_unreadable_object_does_not_stop_others(harness):
     waiting = Key("ns", "waits")
     harness.triggers.waits(waiting, waiting=True)
     assert harness.throw(NODES, {"metadata": {"name": "odd", "resourceVersion": "3"}, "status": {"allocatable": 7}}) == []

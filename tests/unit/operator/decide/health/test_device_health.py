@@ -43,9 +43,9 @@ def told(caches):
 
 def show(caches, resource, body):
     """Whether the event is news."""
-    before = caches.changes
+    before = caches.changes(resource)
     caches.event(resource, body, gone=False)
-    return caches.changes > before
+    return caches.changes(resource) > before
 
 
 def test_a_fault_has_its_reason_and_a_heartbeat_is_no_change():

@@ -8,7 +8,7 @@ from pagoda_gateway.demand.service_demand import Facts, Held, service_demand
 from pagoda_gateway.requests.tally import Tally
 from pagoda_gateway.watch.services import Service
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES
-from pagoda_operator.talk.signals import Signals
+from pagoda_operator.client.signals import Signals
 from support.worlds.status_states import READY, pods, rolled
 from support.worlds.world import KEY
 

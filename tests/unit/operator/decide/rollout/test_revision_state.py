@@ -12,8 +12,8 @@ from pagoda_operator.api.pods import Pod, parse_pod
 from pagoda_operator.api.signals import EndpointSignal, Seen, ServiceSignals
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES
 from pagoda_operator.decide.replicas.replicas import current_state
-from pagoda_operator.watch.ages import Ages
 from pagoda_operator.watch.caches import Caches
+from pagoda_operator.watch.observe import Ages
 from support.kube.fake_api import crashed, fetching, is_trial, running, waiting
 from support.worlds.world import KEY, World
 

@@ -2,7 +2,7 @@
 
 import pytest
 from pagoda_operator.api.state import DEPLOYMENTS, SERVICES, Key, Taken
-from pagoda_operator.watch.claims import Claims
+from pagoda_operator.watch.triggers import Claims
 from support.kube.fake_api import service_body
 from support.worlds.world import KEY, World
 

@@ -6,9 +6,8 @@ import pytest
 from pagoda_contracts.names import ROLE_GATEWAY, ROLE_OPERATOR
 from pagoda_operator.api.errors import Superseded
 from pagoda_operator.api.pods import Answer, DaemonState, Order
-from pagoda_operator.talk import daemons as module
-from pagoda_operator.talk.daemons import Daemons
-from pagoda_operator.talk.tokens import OwnToken
+from pagoda_operator.client import daemons as module
+from pagoda_operator.client.daemons import Daemons, OwnToken
 from support.kube.issuer import Issuer
 from support.servers.local_front import local_config, local_front
 
@@ -51,7 +50,7 @@ def voice(tmp_path, issuer):
     return make
 
 
-async def test_a_daemon_drains_and_serves_again_as_often_as_it_is_told(front, voice):
+async def test_a_daemon_drains_and_serves_again_by_orders(front, voice):
     orders = voice(front)
     for _ in range(2):
         assert await orders.give(told(in_ms(600))) == {"uid-a": Answer(DaemonState.DRAINING, 0)}
@@ -62,12 +61,12 @@ async def test_a_daemon_drains_and_serves_again_as_often_as_it_is_told(front, vo
 
 
 @pytest.mark.parametrize("skew_s", [-3000, 3000])
-async def test_a_daemon_is_told_how_long_since_its_clock_is_another(skew_s, front, voice):
+async def test_a_drain_order_has_a_duration_since_clocks_differ(skew_s, front, voice):
     await voice(front).give(told(in_ms(300 + skew_s), 300_000))
     assert 0 < front.front._control.left_s() <= 300
 
 
-async def test_an_order_of_a_leader_that_was_followed_by_another_ends_the_process_that_gave_it(front, voice):
+async def test_an_order_of_a_former_leader_ends_its_process(front, voice):
     await voice(front, epoch=5).give(told(in_ms(600)))
     for order in (told(None), told(in_ms(600))):
         with pytest.raises(Superseded, match="epoch 4"):
@@ -75,21 +74,21 @@ async def test_an_order_of_a_leader_that_was_followed_by_another_ends_the_proces
     assert front.front.replica.drain.draining
 
 
-async def test_a_daemon_that_was_told_to_end_is_no_sign_of_another_leader(front, voice):
+async def test_a_terminating_daemon_is_no_sign_of_another_leader(front, voice):
     front.front._control.end()  # SIGTERM, without the end that follows when nothing runs
     deadline = front.front.replica.drain.until
     assert await voice(front).give(told(None)) == {"uid-a": Answer(DaemonState.ENDING)}
     assert front.front.replica.drain.until == deadline
 
 
-async def test_another_role_gives_no_orders(front, voice, issuer):
+async def test_an_order_with_another_role_is_refused(front, voice, issuer):
     assert await voice(front, role=ROLE_GATEWAY).give(told(in_ms(600))) == {"uid-a": Answer(DaemonState.REFUSED)}
     nameless = Daemons(lambda: 0, port=int(front.grpc.rpartition(":")[2]))
     assert await nameless.give(told(in_ms(600))) == {"uid-a": Answer(DaemonState.REFUSED)}
     assert not front.front.replica.drain.draining
 
 
-async def test_an_order_for_the_pod_that_had_the_address_before_is_not_obeyed_and_is_silence(front, voice):
+async def test_an_order_for_a_former_pod_of_the_address_counts_as_silence(front, voice):
     front.front._control._uid = "uid-b"
     for order in (told(in_ms(600)), told(None)):
         assert await voice(front, epoch=9).give(order) == {"uid-a": Answer(DaemonState.SILENT)}
@@ -98,7 +97,7 @@ async def test_an_order_for_the_pod_that_had_the_address_before_is_not_obeyed_an
     assert await voice(front).give(told(in_ms(600))) == {"uid-a": Answer(DaemonState.DRAINING, 0)}
 
 
-async def test_nobody_at_the_address_is_silence(monkeypatch):
+async def test_no_daemon_at_the_address_counts_as_silence(monkeypatch):
     monkeypatch.setattr(module, "TIMEOUT_S", 0.3)
     assert await Daemons(lambda: 0, port=1).give(told(in_ms(600))) == {"uid-a": Answer(DaemonState.SILENT)}
 

@@ -1,7 +1,7 @@
-"""Listens to every gateway: resolves their addresses, keeps one Watch stream to each, and hands frames to `signals`. Started by process.py.
+"""Listens to every gateway: resolves their addresses, keeps one stream to each, and gives its frames to `signals`. Started by process.py.
 
-Names are resolved by DNS (the chart's headless Service has one address per gateway), which takes no right on the API server. Decides
-nothing: what silence means is for `signals` to say.
+Names are resolved by DNS (the chart's headless Service has one address per gateway), which needs no right on the API server. It decides
+nothing: `signals` judges silence.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import structlog
 from pagoda_contracts.names import GRPC_WATCH_DEMAND, STATE_DEAD_MS
 from pagoda_contracts.pb.demand_pb2 import Demand, WatchDemandRequest
 
-from pagoda_operator.talk.signals import Signals
-from pagoda_operator.talk.tokens import OwnToken
+from pagoda_operator.client.daemons import OwnToken
+from pagoda_operator.client.signals import Signals
 
 log = structlog.get_logger()
 
-# A gateway that comes is heard after this long at the latest; CoreDNS keeps an answer for 5 s.
+# A new gateway is found after this long at the latest; CoreDNS keeps an answer for 5 s.
 _RESOLVE_S: Final = 2.0
 _TICK_S: Final = 1.0
-# Twice as long as silence that counts: the connection itself is then taken for dead.
+# Twice as long as a gateway may be silent: the connection itself then counts as dead.
 _REDIAL_S: Final = 2 * STATE_DEAD_MS / 1000
 _BACKOFF_S: Final = (0.05, 2.0)
 _CHANNEL: Final = [
@@ -96,14 +96,14 @@ class Listener:
                         pause = _BACKOFF_S[0]
                 except (grpc.aio.AioRpcError, TimeoutError) as error:
                     log.info("demand_stream_broke", gateway=address, why=_reason(error))
-                except Exception:  # ours; without this the task would end unseen and the gateway never be heard again
+                except Exception:  # a bug of ours; without this the task would end unnoticed, and the gateway's reports with it
                     log.exception("demand_stream_bug", gateway=address)
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
                 pause = min(2 * pause, _BACKOFF_S[1])
 
 
 async def resolve(names: tuple[str, ...]) -> set[str]:
-    """Every address of every host:port; a name that has none yet (no gateway runs) stands for nobody."""
+    """Every address of every host:port. A name may have none: no gateway runs."""
     found: set[str] = set()
     for name in names:
         host, _, port = name.rpartition(":")
@@ -118,7 +118,7 @@ async def resolve(names: tuple[str, ...]) -> set[str]:
 
 
 async def _until_silent(call: grpc.aio.UnaryStreamCall[WatchDemandRequest, Demand]) -> AsyncIterator[Demand]:
-    """Frames as they come; TimeoutError after too long a silence. The call is cancelled however this ends."""
+    """Frames as they come; TimeoutError after too long a silence. The call is cancelled in every case."""
     try:
         while True:
             async with asyncio.timeout(_REDIAL_S):

@@ -1,9 +1,9 @@
-"""What all gateways say, as one view per service (api/signals.py). Pure: frames and a clock go in, views and wake-ups come out.
+"""The reports of all gateways, as one view per service (api/signals.py). Pure: frames and a clock go in, views and wake-ups come out.
 
-Fed by listen.py, asked by `reconcile`. Held requests add up over gateways. What replicas say of themselves is repeated by every gateway, so
-it is taken from the gateway that hears most replicas. A service is woken when something changed that a decision may depend on, never for
-each frame. What scaling decides by is measured in bins: `measured` is called at the end of each, or within a second if more requests wait
-than before, since a queue that grows must not wait for five.
+Fed by listen.py, asked by `reconcile`. Held requests are summed over gateways. Every gateway repeats what replicas report of themselves, so
+that is taken from the gateway that hears most replicas. A service is woken when something changed that a decision may depend on, never for
+each frame. Demand is measured in bins. `measured` is called at the end of each bin, or within a second if more requests wait than before,
+since a growing queue must not wait for 5 s.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pagoda_operator.api.state import Key
 from pagoda_operator.decide.scale.demand import Bins, Level
 
 FRESH_S: Final = STATE_DEAD_MS / 1000
-# Gateways' names are resolved at once and every 2 s; who found none in so long has none.
+# Gateways' names are resolved at once and every 2 s: if none was found in so long, there is none.
 _RESOLVED_S: Final = 10.0
 
 
@@ -35,7 +35,7 @@ class _Gateway:
     services: dict[Key, pb.ServiceDemand] = field(default_factory=dict)
 
     def counts(self, now: float) -> bool:
-        """Whether what it says counts. It may be silent for a minute; then it is unhealthy itself and blocks nothing."""
+        """Whether its reports count. After a minute of silence it is unhealthy itself and blocks nothing."""
         return now - max(self.since, self.heard) <= MISSING_S
 
     def fresh(self, now: float) -> bool:
@@ -53,10 +53,10 @@ class _Service:
 
 
 class Signals:
-    """All gateways and services. `wake` queues a service; `measured` says that a service's bin has ended."""
+    """All gateways and services. `wake` queues a service; `measured` is called when a service's bin has ended."""
 
     def __init__(self, clock: Callable[[], float], wake: Callable[[Key], None], measured: Callable[[Key], None] = lambda _: None) -> None:
-        self._clock, self.wake, self.measured = clock, wake, measured
+        self._clock, self._wake, self.measured = clock, wake, measured
         self._gateways: dict[str, _Gateway] = {}
         self._services: dict[Key, _Service] = {}
         self._fresh: frozenset[str] = frozenset()
@@ -69,22 +69,21 @@ class Signals:
     # Called by the listener
 
     def follow(self, gateway: str) -> None:
-        """A gateway is there; until it speaks nothing is fresh."""
+        """A gateway exists; until its first frame nothing is fresh."""
         self._any_gateway = True
         self._gateways.setdefault(gateway, _Gateway(self._clock()))
 
     def forget(self, gateway: str) -> None:
         """It is gone for good."""
-        gone = self._gateways.pop(gateway, None)
-        if gone is not None:
+        if (gone := self._gateways.pop(gateway, None)) is not None:
             for key, one in gone.services.items():
                 self._note_reported(key, one, gone.heard)
             self._review(gone.services)
 
     def hear(self, gateway: str, frame: pb.Demand) -> None:
-        """A frame of it."""
-        now = self._clock()
-        known, self._any_gateway = self._gateways.setdefault(gateway, _Gateway(now)), True
+        """A frame of a gateway."""
+        self.follow(gateway)
+        now, known = self._clock(), self._gateways[gateway]
         first, last = known.heard == float("-inf"), known.heard
         known.heard = now
         reported = {Key(one.namespace, one.name): one for one in frame.services}
@@ -116,7 +115,7 @@ class Signals:
     # Called by reconcile
 
     def of(self, key: Key, now: float) -> ServiceSignals | None:
-        """One service's view; `now` is the caller's clock, ours may be another."""
+        """One service's view; `now` is by the caller's clock, which may differ from ours."""
         service, ours = self._services.get(key), self._clock()
         if service is None:
             return None
@@ -133,19 +132,16 @@ class Signals:
         )
 
     def unheard(self, key: Key) -> float:
-        """Returns for how many seconds no gateway has reported any replica of the service, as far as this process knows. It is infinite
-        if there never was a gateway."""
+        """Returns for how many seconds no gateway has reported any replica of the service; infinite if there never was a gateway."""
         if not self._any_gateway and self._clock() - self._began >= _RESOLVED_S:
             return math.inf
         frames = [one.heard for one in self._gateways.values() if (of := one.services.get(key)) is not None and of.endpoints]
         return self._clock() - max(self._began, self._last_reported.get(key, self._began), *frames)
 
     def idle(self, key: Key) -> bool:
-        """Whether nothing was asked of it for as long as demand is remembered."""
+        """Whether the service got no request for as long as demand is remembered."""
         service = self._services.get(key)
         return service is not None and service.bins.idle
-
-    # Inside
 
     def _note_reported(self, key: Key, one: pb.ServiceDemand, at: float) -> None:
         """Notes when a gateway reported replicas of the service, since it may report none from now on."""
@@ -160,7 +156,7 @@ class Signals:
         return bool(counted) and all(gateway.fresh(now) for gateway in counted)
 
     def _parts(self, key: Key, now: float) -> list[pb.ServiceDemand]:
-        """What the gateways with a fresh frame say of it."""
+        """The last reports on it of the gateways with a fresh frame."""
         return [one for gateway in self._gateways.values() if gateway.fresh(now) and (one := gateway.services.get(key)) is not None]
 
     def _endpoints(self, service: _Service, parts: list[pb.ServiceDemand], now: float) -> dict[str, EndpointSignal]:
@@ -171,7 +167,7 @@ class Signals:
         return {pod: one.since(service.bad.setdefault(pod, now), now) if one.bad else one for pod, one in seen.items()}
 
     def _count(self, key: Key, last: pb.ServiceDemand | None, one: pb.ServiceDemand, *, first: bool) -> None:
-        """Differences of a gateway's counters. What it counted before it was ever heard is not ours to date."""
+        """Counts the differences of a gateway's counters. What it counted before its first frame has no known time."""
         if key not in self._services:
             self._services[key] = _Service(Bins(self._clock()))
         if last is None and first:
@@ -182,7 +178,7 @@ class Signals:
         self._services[key].bins.count(one.requests_arrived - arrived, one.requests_ended - ended)
 
     def _review(self, keys: Iterable[Key]) -> None:
-        """Wakes those of which something changed that matters."""
+        """Wakes those services of which something changed that a decision may depend on."""
         now = self._clock()
         for key in tuple(keys):
             if (service := self._services.get(key)) is None:
@@ -191,24 +187,21 @@ class Signals:
             found = decisive_state(parts, self._endpoints(service, parts, now))
             if found != service.last_state:
                 service.last_state = found
-                self.wake(key)
+                self._wake(key)
 
     def _confirm(self, key: Key, service: _Service, now: float) -> None:
-        """A verdict that has lasted becomes news by lasting."""
+        """Wakes a service whose replica has been bad for long enough to act on it."""
         lasting = {pod for pod, since in service.bad.items() if now - since >= CONFIRM_S} - service.confirmed
         if lasting:
             service.confirmed |= lasting
-            self.wake(key)
+            self._wake(key)
 
     def _end_bins(self, now: float) -> None:
-        """A bin ends for all; with a gateway silent no bin does, and demand.py bridges or begins anew."""
-        ended = self._bin_ends
-        if now - ended >= BIN_S:  # this process was not looking
-            ended = now
+        """Ends a bin for all services. While a gateway is silent no bin ends; demand.py bridges the gap or begins again."""
+        ended = now if now - self._bin_ends >= BIN_S else self._bin_ends  # the process may have been stopped
         self._bin_ends = ended + BIN_S
-        self._last_reported = {
-            key: at for key, at in self._last_reported.items() if now - at <= MISSING_S
-        }  # older entries say no more than none
+        # Older entries change no answer.
+        self._last_reported = {key: at for key, at in self._last_reported.items() if now - at <= MISSING_S}
         if not self._complete(now):
             return
         for key in tuple(self._services):
@@ -223,12 +216,9 @@ class Signals:
         if not self._complete(now):
             return
         keys, self._worsened = self._worsened, set()
-        for key in keys:
-            service, parts = self._services.get(key), self._parts(key, now)
-            if service is None or not parts:
-                continue
-            found = level(parts)
-            if found.worse(service.bins.level) and service.bins.amend(found):
+        for key in keys & self._services.keys():
+            bins, parts = self._services[key].bins, self._parts(key, now)
+            if parts and (found := level(parts)).worse(bins.level) and bins.amend(found):
                 self.measured(key)
 
 
@@ -238,17 +228,16 @@ _SEEN: Final = {
     pb.VERDICT_DEAD: Seen.DEAD,
     pb.VERDICT_UNSPECIFIED: Seen.UNHEARD,
 }
-_WORTH: Final = (Seen.FRESH, Seen.SUSPECT, Seen.DEAD, Seen.UNHEARD)
+_BEST_FIRST: Final = (Seen.FRESH, Seen.SUSPECT, Seen.DEAD, Seen.UNHEARD)
 _PHASES: Final = {number: name.removeprefix("PHASE_").lower() for name, number in Phase.items() if number != Phase.PHASE_UNSPECIFIED}
 
 
 def endpoints(parts: Iterable[pb.ServiceDemand]) -> dict[str, EndpointSignal]:
-    """By pod, as the most favourable gateway sees it: what one of them cannot reach may well live."""
+    """By pod, as the most favourable gateway reports it: a replica that one gateway cannot reach may be healthy."""
     merged: dict[str, EndpointSignal] = {}
-    for part in parts:
-        for row in part.endpoints:
-            seen = _endpoint(row)
-            merged[row.pod] = min(merged.get(row.pod, seen), seen, key=lambda one: (_WORTH.index(one.verdict), one.age_s))
+    for row in (row for part in parts for row in part.endpoints):
+        seen = _endpoint(row)
+        merged[row.pod] = min(merged.get(row.pod, seen), seen, key=lambda one: (_BEST_FIRST.index(one.verdict), one.age_s))
     return merged
 
 
@@ -265,19 +254,17 @@ def _endpoint(row: pb.EndpointDemand) -> EndpointSignal:
 
 
 def revisions(parts: Iterable[pb.ServiceDemand]) -> dict[str, RevisionSignal]:
-    """By hash: requests and errors add up, of the times the worst counts."""
+    """By hash: the sums of requests and errors, and the worst time to first token."""
     merged: dict[str, RevisionSignal] = {}
-    for part in parts:
-        for row in part.revisions:
-            last = merged.get(row.revision, RevisionSignal())
-            merged[row.revision] = RevisionSignal(
-                last.requests + row.requests, last.errors + row.errors, max(last.ttft_p95_s, row.ttft_p95_ms / 1000)
-            )
+    for row in (row for part in parts for row in part.revisions):
+        last = merged.get(row.revision, RevisionSignal())
+        ttft_s = max(last.ttft_p95_s, row.ttft_p95_ms / 1000)
+        merged[row.revision] = RevisionSignal(last.requests + row.requests, last.errors + row.errors, ttft_s)
     return merged
 
 
 def level(parts: Sequence[pb.ServiceDemand]) -> Level:
-    """Sums now: held over all gateways, replicas' own by the gateway that hears most of them."""
+    """The load now: held requests of all gateways, and the replicas' own figures from the gateway that hears most of them."""
     best = max(parts, key=lambda part: sum(row.verdict in (pb.VERDICT_FRESH, pb.VERDICT_SUSPECT) for row in part.endpoints))
     return Level(
         running=best.running,
@@ -289,11 +276,10 @@ def level(parts: Sequence[pb.ServiceDemand]) -> Level:
 
 
 def decisive_state(parts: Iterable[pb.ServiceDemand], seen: Mapping[str, EndpointSignal]) -> object:
-    """Equal where no decision can be another: load changes with each frame and is measured in bins, suspicion comes and goes."""
+    """Equal if every decision is the same. Load is not part of it, since it changes with each frame and is measured in bins."""
     asked = any(part.held for part in parts), any(part.wake for part in parts)
-    return asked, tuple((pod, _state(seen[pod])) for pod in sorted(seen))
-
-
-def _state(seen: EndpointSignal) -> tuple[object, ...]:
-    emptied = seen.draining and not seen.in_flight
-    return seen.bad, seen.reason if seen.bad else "", seen.deep_failed, seen.phase, seen.draining, emptied
+    states = {
+        pod: (one.bad, one.reason if one.bad else "", one.deep_failed, one.phase, one.draining, one.draining and not one.in_flight)
+        for pod, one in seen.items()
+    }
+    return asked, states

@@ -46,7 +46,7 @@ class Server:
                 await reader.read()
 
 
-async def test_an_answered_write_and_a_read_without_an_answer_leave_nothing_open():
+async def test_answered_writes_and_unanswered_reads_leave_nothing_open():
     async with Server('{"kind": "ConfigMap", "metadata": {"name": "a"}}') as server:
         await server.cluster.create(CONFIG_MAPS, MAP, "m")
         assert server.cluster.answered
@@ -60,7 +60,7 @@ async def test_an_answered_write_and_a_read_without_an_answer_leave_nothing_open
 
 
 @pytest.mark.parametrize(("resource", "answered"), [(CONFIG_MAPS, False), (EVENTS, True)])
-async def test_a_write_that_is_cut_off_may_still_be_done_and_of_an_event_that_is_nobodys_doubt(resource, answered):
+async def test_an_interrupted_write_may_be_done_unless_it_is_an_event(resource, answered):
     """An Event holds no device; with one under way at each end of a leader its successor let nothing grow for a minute."""
     async with Server("") as server:
         writing = asyncio.create_task(server.cluster.create(resource, MAP, "m"))
@@ -84,7 +84,7 @@ async def test_a_write_that_is_cut_off_may_still_be_done_and_of_an_event_that_is
         ("429 x", True),
     ],
 )
-async def test_a_write_that_failed_in_the_server_may_be_done_and_one_that_was_refused_is_not(status, answered):
+async def test_a_write_with_a_server_error_may_be_done_and_a_refused_one_is_not(status, answered):
     async with Server('{"kind": "Status", "message": "m"}', status) as server:
         with pytest.raises(ClusterError):
             await server.cluster.create(CONFIG_MAPS, MAP, "m")
@@ -95,7 +95,7 @@ async def test_a_write_that_failed_in_the_server_may_be_done_and_one_that_was_re
         assert server.cluster.answered
 
 
-async def test_a_write_whose_connection_breaks_may_still_be_done():
+async def test_a_write_whose_connection_breaks_may_be_done():
     async with Server("") as server:
         server.server.close()
         with pytest.raises(Unavailable):
@@ -103,7 +103,7 @@ async def test_a_write_whose_connection_breaks_may_still_be_done():
         assert not server.cluster.answered
 
 
-async def test_a_request_goes_the_way_that_watches_go_whatever_proxy_the_environment_names(monkeypatch, tmp_path):
+async def test_requests_ignore_the_environments_proxy(monkeypatch, tmp_path):
     """Looking it up took two threads at each request."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     async with Server('{"kind": "ConfigMap", "metadata": {"name": "a"}}') as server:
@@ -113,7 +113,7 @@ async def test_a_request_goes_the_way_that_watches_go_whatever_proxy_the_environ
         await cluster.close()
 
 
-async def test_a_list_is_known_by_its_version_and_its_items_by_their_kind():
+async def test_a_list_has_its_version_and_its_items_their_kind():
     items = [{"metadata": {"name": "a", "namespace": "n", "resourceVersion": "7"}}]
     async with Server(json.dumps({"kind": "PodList", "metadata": {"resourceVersion": "9"}, "items": items}), "200 OK") as server:
         found = await server.cluster.listed(PODS, "n", label="l")
@@ -124,7 +124,7 @@ LATIN = b'{"message": "Zeit\xfcberschreitung"}'
 
 
 @pytest.mark.parametrize("answer", ["<html>", LATIN, '{"message": NaN}', ""])
-async def test_a_proxys_page_in_place_of_an_answer_is_an_error_of_ours_whatever_its_bytes(answer):
+async def test_a_proxys_page_is_an_error_of_ours(answer):
     async with Server(answer or " ", "502 Bad Gateway") as server:
         with pytest.raises(Unavailable, match="502"):
             await server.cluster.get(PODS, "ns", "a")
@@ -133,7 +133,7 @@ async def test_a_proxys_page_in_place_of_an_answer_is_an_error_of_ours_whatever_
 @pytest.mark.parametrize(
     ("answer", "status"), [("<html>", "200 OK"), (LATIN, "200 OK"), ('{"items": []}', "200 OK"), ('{"message": "later"}', "503 x")]
 )
-async def test_what_is_no_list_proves_nothing(answer, status):
+async def test_a_body_that_is_no_list_is_an_error(answer, status):
     """Else all that the caches have would be gone at once."""
     async with Server(answer, status) as server:
         with pytest.raises(Unavailable):
@@ -156,7 +156,7 @@ _HEAD = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: application/json
 EMPTY = _HEAD % len(_LIST) + _LIST
 
 
-async def test_of_writes_so_many_are_under_way_that_the_server_bears_and_reads_wait_for_none_of_them():
+async def test_concurrent_writes_are_bounded_and_delay_no_read():
     """Each connection is one request; the server answers none before it is let."""
     asked, let, most = [], asyncio.Event(), asyncio.Semaphore(0)
 
@@ -197,7 +197,7 @@ class Reader(Server):
         writer.close()
 
 
-async def test_what_pins_a_revision_is_sent_as_yaml_which_the_server_spells_anew():
+async def test_a_controller_revision_is_sent_as_yaml():
     data = {"b": ["<&>", "é\u2028\x7f\x85\ufeff\U0001f600", 'a\nb\t"q\\'], "a": {"y": 1.5, "x": None}}
     async with Reader("") as server:
         await server.cluster.create(CONTROLLER_REVISIONS, MAP | {"data": data}, "m")
@@ -205,7 +205,7 @@ async def test_what_pins_a_revision_is_sent_as_yaml_which_the_server_spells_anew
     assert yaml.safe_load(server.body)["data"] == data
 
 
-async def test_however_much_is_read_no_write_waits_for_a_connection(tmp_path):
+async def test_reads_leave_connections_for_writes(tmp_path):
     """A request's time includes that wait: a write that never left would pass for one that may be done."""
     wrote, let = asyncio.Event(), asyncio.Event()
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from pagoda_contracts.pb import demand_pb2 as pb
 from pagoda_operator.api.signals import BIN_S, CONFIRM_S, MISSING_S, Seen
 from pagoda_operator.api.state import Key
+from pagoda_operator.client.signals import Signals
 from pagoda_operator.decide.scale.autoscale import autoscale
 from pagoda_operator.decide.scale.bounds import Bounds
 from pagoda_operator.decide.scale.demand import BRIDGED, KEPT, Bins, Level
 from pagoda_operator.decide.scale.inputs import Capacity, History, Targets
-from pagoda_operator.talk.signals import Signals
 
 KEY, UNIX = Key("ns", "s"), 1_700_000_000.0
 
@@ -48,7 +48,7 @@ def service(*pods, name="s", **fields):
     return pb.ServiceDemand(namespace="ns", name=name, endpoints=pods, **fields)
 
 
-def test_held_adds_up_over_gateways_and_what_replicas_say_is_taken_once():
+def test_held_requests_are_summed_and_replica_reports_are_not():
     world = World()
     world.hear("g1", service(pod(), held=2, running=5, waiting=1, blocks_used=10, blocks_total=40), full=True)
     world.hear("g2", service(pod(verdict=pb.VERDICT_DEAD, reason="silent"), held=1, wake=True, running=0), full=True)
@@ -68,7 +68,7 @@ def test_an_endpoint_is_as_the_most_favourable_gateway_sees_it():
     assert (world.of().endpoints["p1"].verdict, world.of().endpoints["p1"].in_flight) == (Seen.FRESH, 3)
 
 
-def test_requests_are_counted_from_when_a_gateway_is_first_heard_and_anew_where_it_restarted():
+def test_requests_count_from_the_first_frame_and_after_a_restart():
     world = World()
     world.hear("g1", service(requests_arrived=100, requests_ended=90), full=True)
     world.hear("g1", service(requests_arrived=104, requests_ended=93))
@@ -80,7 +80,7 @@ def test_requests_are_counted_from_when_a_gateway_is_first_heard_and_anew_where_
     assert world.signals.of(Key("ns", "new"), UNIX).measures[0].arrived == 1
 
 
-def test_a_revisions_requests_add_up_and_its_worst_time_counts():
+def test_a_revisions_requests_are_summed_and_its_worst_time_counts():
     world = World()
     for gateway, ttft in (("g1", 100), ("g2", 900)):
         told = pb.RevisionDemand(revision="r", requests=10, errors=1, ttft_p95_ms=ttft)
@@ -89,7 +89,7 @@ def test_a_revisions_requests_add_up_and_its_worst_time_counts():
     assert (seen.requests, seen.errors, seen.ttft_p95_s) == (20, 2, 0.9)
 
 
-def test_nothing_is_fresh_until_every_gateway_spoke_and_one_that_never_does_is_no_veto_for_ever():
+def test_nothing_is_fresh_until_every_gateway_reported_for_at_most_a_minute():
     world = World()
     world.signals.follow("g1")
     world.signals.follow("g2")
@@ -102,7 +102,7 @@ def test_nothing_is_fresh_until_every_gateway_spoke_and_one_that_never_does_is_n
     assert not world.signals.of(KEY, UNIX).missing(["p1"])
 
 
-def test_a_gateway_that_falls_silent_makes_everything_stale_and_its_word_on_endpoints_worthless():
+def test_a_silent_gateway_makes_all_signals_stale():
     world = World()
     world.hear("g1", service(pod()), full=True)
     world.hear("g2", service(pod(verdict=pb.VERDICT_DEAD, reason="stuck"), held=1), full=True)
@@ -113,7 +113,7 @@ def test_a_gateway_that_falls_silent_makes_everything_stale_and_its_word_on_endp
     assert world.of().fresh
 
 
-def test_for_how_long_nobody_told_of_a_replica():
+def test_seconds_since_a_gateway_reported_a_replica():
     world = World()
     world.now += 9
     assert world.signals.unheard(KEY) == 9, "since the process began"
@@ -148,7 +148,7 @@ def test_without_any_gateway_nothing_is_fresh_and_nothing_is_bad():
     assert (world.of().fresh, world.of().endpoints) == (False, {})
 
 
-def test_badness_lasts_from_its_first_frame_and_ends_with_the_first_good_one():
+def test_a_replica_is_bad_from_the_first_bad_frame_to_the_first_good_one():
     world = World()
     world.hear("g1", service(pod(verdict=pb.VERDICT_DEAD, reason="silent")), full=True)
     world.ticks(4, "g1")
@@ -159,7 +159,7 @@ def test_badness_lasts_from_its_first_frame_and_ends_with_the_first_good_one():
     assert world.of().endpoints["p1"].bad_s == 0
 
 
-def test_a_ready_pod_that_is_not_heard_is_missing_for_a_minute_and_sick_after_it():
+def test_a_ready_pod_without_reports_is_missing_then_bad():
     world = World()
     world.hear("g1", service(pod(), pod("p2", pb.VERDICT_UNSPECIFIED, "unheard", phase=0)), full=True)
     assert world.of().missing(["p1", "p2", "p3"]) == ("p2", "p3")
@@ -184,7 +184,7 @@ def test_a_held_request_wakes_its_service_with_its_own_frame_and_more_of_the_sam
     assert world.woken == [KEY, KEY]
 
 
-def test_load_and_suspicion_wake_nobody():
+def test_load_and_suspicion_wake_no_service():
     world = World()
     world.hear("g1", service(pod()), full=True)
     world.ticks(1, "g1")
@@ -205,7 +205,7 @@ def test_load_and_suspicion_wake_nobody():
         {"draining": True, "in_flight": 2},
     ],
 )
-def test_what_a_decision_may_hang_on_wakes_once(change):
+def test_a_decisive_change_wakes_once(change):
     world = World()
     world.hear("g1", service(pod()), full=True)
     world.ticks(1, "g1")
@@ -226,7 +226,7 @@ def test_the_end_of_a_drain_wakes():
     assert world.woken == [KEY]
 
 
-def test_a_verdict_that_lasts_wakes_once_more_when_it_is_confirmed():
+def test_a_lasting_verdict_wakes_again_when_it_is_confirmed():
     world = World()
     world.hear("g1", service(pod(verdict=pb.VERDICT_DEAD, reason="silent")), full=True)
     world.ticks(1, "g1")
@@ -249,7 +249,7 @@ def test_a_service_that_no_gateway_knows_any_more_is_forgotten():
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(1, BRIDGED + 1)), min_size=1, max_size=40))
-def test_bridged_gaps_lose_and_invent_no_request_and_leave_no_hole(steps):
+def test_bridged_gaps_keep_the_number_of_requests(steps):
     bins, now = Bins(0.0), 0.0
     for arrived, ended, gap in steps:
         bins.count(arrived, ended)
@@ -261,7 +261,7 @@ def test_bridged_gaps_lose_and_invent_no_request_and_leave_no_hole(steps):
         assert (sum(m.arrived for m in measures), sum(m.ended for m in measures)) == (sum(s[0] for s in steps), sum(s[1] for s in steps))
 
 
-def test_a_long_gap_begins_the_record_anew():
+def test_a_long_gap_begins_a_new_record():
     bins = Bins(0.0)
     bins.close(BIN_S, Level(running=1))
     bins.close(BIN_S * 10, Level(running=2))
@@ -269,7 +269,7 @@ def test_a_long_gap_begins_the_record_anew():
     assert bins.since == BIN_S * 9
 
 
-def test_the_beginning_of_a_long_idleness_is_kept_as_one_measure():
+def test_the_start_of_a_long_idle_time_is_kept_as_one_measure():
     bins = Bins(0.0)
     for number in range(1, 1_000):
         bins.count(int(number == 3), 0)
@@ -278,7 +278,7 @@ def test_the_beginning_of_a_long_idleness_is_kept_as_one_measure():
     assert (elder.at, elder.arrived, len(recent)) == (3 * BIN_S, 1, KEPT)
 
 
-def test_idle_is_who_was_asked_for_nothing_in_all_of_the_record():
+def test_a_service_is_idle_after_a_whole_record_without_requests():
     bins = Bins(0.0)
     for number in range(1, KEPT + 1):
         assert not bins.idle
@@ -294,7 +294,7 @@ def test_idle_is_who_was_asked_for_nothing_in_all_of_the_record():
     assert not bins.idle
 
 
-def test_idleness_ends_before_its_bin_does():
+def test_a_waiting_request_ends_idleness_before_the_bin_ends():
     bins = Bins(0.0)
     for number in range(1, KEPT + 1):
         bins.close(number * BIN_S, Level())
@@ -303,7 +303,7 @@ def test_idleness_ends_before_its_bin_does():
     assert not bins.idle
 
 
-def test_an_idleness_longer_than_the_record_is_known_to_its_second():
+def test_the_start_of_an_idle_time_before_the_record_is_known():
     bins = Bins(0.0)
     for number in range(1, 721):
         bins.count(int(number == 3), 0)
@@ -313,7 +313,7 @@ def test_an_idleness_longer_than_the_record_is_known_to_its_second():
     assert [reason.startswith("No requests for") for reason in reasons] == [True, False]
 
 
-def test_a_queue_that_jumps_is_measured_within_a_second_and_not_at_the_bin_s_end():
+def test_a_jump_of_the_queue_is_measured_within_a_second():
     world = World()
     world.hear("g1", service(running=4), full=True)
     world.ticks(BIN_S, "g1")
@@ -332,7 +332,7 @@ def test_a_queue_that_jumps_is_measured_within_a_second_and_not_at_the_bin_s_end
     assert (world.measured, last.waiting, last.arrived, last.at) == ([KEY] * 3, 6, 12, UNIX)
 
 
-def test_a_kv_that_fills_is_measured_within_a_second():
+def test_a_filling_kv_cache_is_measured_within_a_second():
     world = World()
     world.hear("g1", service(running=4, blocks_used=300, blocks_total=1000), full=True)
     world.ticks(BIN_S, "g1")
@@ -342,7 +342,7 @@ def test_a_kv_that_fills_is_measured_within_a_second():
         assert (used, len(world.measured)) == (used, looks)
 
 
-def test_nothing_is_looked_at_early_while_a_gateway_is_silent():
+def test_no_early_measure_while_a_gateway_is_silent():
     world = World()
     world.hear("g1", service(running=4), full=True)
     world.hear("g2", service(running=4), full=True)
@@ -354,7 +354,7 @@ def test_nothing_is_looked_at_early_while_a_gateway_is_silent():
     assert len(world.measured) == before
 
 
-def test_what_gateways_hold_is_looked_at_early_by_its_sum():
+def test_the_sum_of_held_requests_is_measured_early():
     world = World()
     for gateway in ("g1", "g2"):
         world.hear(gateway, service(running=4, held=3), full=True)
@@ -365,7 +365,7 @@ def test_what_gateways_hold_is_looked_at_early_by_its_sum():
     assert (len(world.measured), world.of().measures[-1].held) == (before + 1, 8)
 
 
-def test_what_grew_while_a_gateway_was_silent_is_looked_at_as_soon_as_it_speaks_again():
+def test_growth_during_a_silence_is_measured_when_it_ends():
     world = World()
     for gateway in ("g1", "g2"):
         world.hear(gateway, service(running=4), full=True)

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagoda_operator.lead.election import Create, Quit, Record, Renew, Take, Terms, View, Wait, decide, leads, seen, won
+from pagoda_operator.serve.election import Create, Quit, Record, Renew, Take, Terms, View, Wait, decide, leads, seen, won
 from support.suite.profiles import examples
 
 TERMS = Terms()
@@ -16,13 +16,13 @@ def record(holder="other", version="1", transitions=3, duration=15.0):
     return Record(version, holder, transitions, duration)
 
 
-def test_the_first_of_all_makes_it_and_a_free_one_is_taken_at_once():
+def test_a_missing_lease_is_created_and_a_free_one_taken_at_once():
     assert decide(seen(ME, None, 5.0), 5.0, TERMS) == Create(1)
     free = record(holder="", duration=1.0)
     assert decide(seen(ME, free, 5.0), 5.0, TERMS) == Take(free, 4)
 
 
-def test_a_held_one_is_respected_for_its_duration_from_when_it_was_seen_to_change():
+def test_another_holder_is_respected_for_the_duration_after_each_change():
     view = seen(ME, record(), 100.0)
     assert decide(view, 100.0, TERMS) == Wait(2.0)
     assert decide(view, 114.5, TERMS) == Wait(0.5)
@@ -31,12 +31,12 @@ def test_a_held_one_is_respected_for_its_duration_from_when_it_was_seen_to_chang
     assert decide(renewed, 116.0, TERMS) == Wait(2.0)
 
 
-def test_one_s_own_name_from_a_previous_life_is_taken_at_once_with_a_new_epoch():
+def test_a_lease_of_the_same_identity_is_taken_at_once_with_a_new_epoch():
     mine = record(holder="me")
     assert decide(seen(ME, mine, 0.0), 0.0, TERMS) == Take(mine, 4)
 
 
-def test_a_leader_renews_and_gives_up_at_its_deadline_counted_from_the_start_of_the_last_renewal():
+def test_a_leader_gives_up_at_the_deadline_after_its_last_renewal_began():
     view = won(ME, record("me", "9", 4), begun=50.0)
     assert (view.epoch, decide(view, 59.9, TERMS)) == (4, Renew(record("me", "9", 4)))
     assert leads(view, 59.9, TERMS)
@@ -45,12 +45,12 @@ def test_a_leader_renews_and_gives_up_at_its_deadline_counted_from_the_start_of_
 
 
 @pytest.mark.parametrize("found", [record("other", "9", 5), record("", "9", 4), record("me", "9", 5)])
-def test_a_leader_that_finds_another_name_or_another_epoch_quits(found):
+def test_a_leader_that_finds_another_holder_or_epoch_quits(found):
     view = won(ME, record("me", "8", 4), begun=50.0)
     assert isinstance(decide(seen(view, found, 51.0), 51.0, TERMS), Quit)
 
 
-def test_a_deleted_lease_is_made_anew_with_a_higher_epoch_by_its_leader_at_once_and_by_others_late():
+def test_a_deleted_lease_is_created_again_with_a_higher_epoch():
     leader = seen(won(ME, record("me", "8", 4), begun=50.0), None, 51.0)
     assert decide(leader, 51.0, TERMS) == Create(5)
     other = seen(seen(ME, record("them", "8", 4), 50.0), None, 51.0)
@@ -59,7 +59,7 @@ def test_a_deleted_lease_is_made_anew_with_a_higher_epoch_by_its_leader_at_once_
 
 
 @pytest.mark.parametrize(("holder", "expires"), [("other", 15.0), ("", 0.0), ("me", 0.0)])
-def test_a_lease_that_was_deleted_and_made_anew_brings_no_old_epoch_back(holder, expires):
+def test_a_recreated_lease_does_not_bring_an_old_epoch_back(holder, expires):
     """Replicas refuse orders of an epoch below the highest that they have seen: a leader with an old one could order nothing."""
     view = seen(ME, record("them", "80", 7), 50.0)
     anew = record(holder, "95", 1)
@@ -67,7 +67,7 @@ def test_a_lease_that_was_deleted_and_made_anew_brings_no_old_epoch_back(holder,
         assert decide(seen(gone, anew, 60.0), 60.0 + expires, TERMS) == Take(anew, 8)
 
 
-def test_who_sees_the_lease_go_back_quits_though_a_leader_still_finds_its_name_and_epoch():
+def test_an_older_version_of_the_lease_makes_every_contender_quit():
     """A store restored within its deadline: all that its mirrors show, or a standby's, is of another history."""
     view = won(ME, record("me", "80", 4), begun=50.0)
     back = seen(view, record("me", "9", 4), 51.0)
@@ -172,7 +172,7 @@ def test_there_are_never_two_leaders_and_epochs_only_grow(clocks, moves):
 
 @settings(max_examples=examples(50))
 @given(st.lists(clocks, min_size=2, max_size=3), st.lists(moves, max_size=60))
-def test_once_everybody_moves_again_somebody_leads(clocks, moves):
+def test_when_all_contenders_run_again_one_leads(clocks, moves):
     world = World(clocks)
     for index, seconds, lost, count in moves:
         world.time += seconds

@@ -1,9 +1,9 @@
-"""Holds the operator's Lease: one process works, the others watch. Called by process.py; what to do is decided by election.py.
+"""Keeps the operator's Lease: one process works, the others watch. Called by process.py; election.py decides.
 
-It is renewed on a loop of its own (OwnLoop in process.py), so that no plan delays it. A process whose planning loop has not turned for a
-minute gives it up. A leader that cannot renew ends its process, at once and without clean-up: by that loop, by a thread if the loop is
-blocked or the process was stopped, and by `guard`, which is called before every write. That does not fence what is already on the wire:
-writes carry the version they were planned on, control of replicas carries `epoch`.
+The Lease is renewed on a loop of its own (OwnLoop in process.py), so that no plan delays it. A process whose planning loop hangs for a
+minute gives it up. A leader that cannot renew ends its process at once and without clean-up: by that loop, by a thread if the loop is
+blocked or the process was stopped, and by `guard` before every write. That does not stop a request that is already on its way: writes name
+the version they were planned on, and orders to replicas the `epoch`.
 """
 
 from __future__ import annotations
@@ -18,44 +18,31 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import structlog
 from pagoda_contracts.names import LEASE_OPERATOR
 
 from pagoda_operator.api.errors import ClusterError
-from pagoda_operator.api.state import LEASES, Json, Resource
-from pagoda_operator.lead.election import Create, Quit, Record, Renew, Step, Take, Terms, View, Wait, decide, leads, seen, won
+from pagoda_operator.api.state import LEASES, Json
+from pagoda_operator.client.cluster import KubeCluster
+from pagoda_operator.serve.election import Create, Quit, Record, Renew, Step, Take, Terms, View, Wait, decide, leads, seen, won
 
 _WATCHDOG: Final = 0.25
-# The API server gives up a request after a minute. The last write of a leader that ended without a word began five seconds before
-# another could lead.
+# The API server gives up a request after a minute. A leader that dies makes its last write five seconds before another can lead.
 _LATE_S: Final = 60.0
-# The loop that plans says so often that it turns; one that has not for so long plans no more, and another process shall.
+# The loop that plans beats so often. A leader whose loop has not for a minute ends, so that another process can plan.
 _BEAT: Final = 1.0
 _STUCK: Final = 60.0
-# And one that has not for so long, or has not begun, shall not begin to lead: it would end a minute later and have done nothing.
+# A process whose loop has not for so long does not begin to lead.
 _SILENT: Final = 5.0
-# What a Lease's duration says where it was given back: everything that its holder wrote was answered.
+# The duration of a Lease that was given back after all writes of its holder were answered.
 _ANSWERED_S: Final = 1
 
 
-class Store(Protocol):
-    """What keeping a Lease asks of the API server."""
-
-    async def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
-        """The object, None where there is none."""
-
-    async def create(self, resource: Resource, manifest: Json, manager: str) -> Json:
-        """POST; Conflict where it exists."""
-
-    async def replace(self, resource: Resource, manifest: Json, manager: str) -> Json:
-        """PUT; Conflict where the resourceVersion is not the live object's."""
-
-
 def _end(why: str) -> None:
-    """No clean-up, no flush of buffers that might write: another process leads by now, or soon. Whoever reads our words may be gone, or
-    read no more: that must keep nobody here."""
+    """Ends the process without clean-up or flush, since another process leads by now, or soon. The reader of our log may be gone or
+    blocked, which must not delay the end."""
     try:
         line = json.dumps({"event": "leadership_lost", "level": "error", "why": why})
         stderr = sys.stderr.fileno()
@@ -66,13 +53,12 @@ def _end(why: str) -> None:
 
 
 async def _here(what: Coroutine[Any, Any, None]) -> None:
-    """On the caller's own loop."""
     await what
 
 
 class Means(NamedTuple):
-    """What a contender is given: how to end its process, a steady clock, the terms, how to run what speaks with the API server: on the
-    loop that the store belongs to, and how many seconds that loop has for giving the Lease back."""
+    """What a contender uses: how to end its process, a steady clock, the terms, how to run requests on the store's loop, and how many
+    seconds that loop has to give the Lease back."""
 
     end: Callable[[str], None] = _end
     clock: Callable[[], float] = time.monotonic
@@ -85,19 +71,19 @@ _MEANS: Final = Means()
 
 
 class Lease:
-    """One contender's part. `run`, `release` and `acquired` belong to the loop that plans; all else may be asked on any thread."""
+    """One contender. `run`, `release` and `acquired` belong to the loop that plans; all else may be called on any thread."""
 
-    def __init__(self, store: Store, namespace: str, identity: str, means: Means = _MEANS) -> None:
+    def __init__(self, store: KubeCluster, namespace: str, identity: str, means: Means = _MEANS) -> None:
         self._store = store
         self._namespace = namespace
         self._end, self._clock, self._terms, self._apart, self._farewell = means
-        # Written on the Lease's loop alone, and replaced whole: other threads read it.
+        # Written on the Lease's loop alone, and replaced as a whole: other threads read it.
         self._view = View(identity)
         self._acquired_at = ""
         self._settled_at = 0.0
         self._left = threading.Event()
         self._renewing: asyncio.Task[None] | None = None
-        # When the loop that plans last turned; None before it began.
+        # When the loop that plans beat last; None before it began.
         self._last_beat: float | None = None
         self.acquired = asyncio.Event()
         self._on_acquired: Callable[[], object] = self.acquired.set
@@ -112,7 +98,7 @@ class Lease:
         return leads(self._view, self._clock(), self._terms)
 
     def settled(self) -> bool:
-        """Whether nothing that a leader before us wrote can come any more."""
+        """Whether no write of an earlier leader can arrive any more."""
         return self.leads() and self._clock() >= self._settled_at
 
     def age(self) -> float | None:
@@ -121,12 +107,12 @@ class Lease:
         return None if renewed is None else self._clock() - renewed
 
     def guard(self) -> None:
-        """Before every write: a process that was stopped for a minute must not go on where it was."""
+        """Called before every write: a process that was stopped for a minute must not continue."""
         if not self.leads():
             self._end("a write without the Lease")
 
     async def run(self) -> None:
-        """Strive for the Lease, then renew it; until cancelled."""
+        """Competes for the Lease, then renews it, until cancelled."""
         threading.Thread(target=self._watch, name="lease-age", daemon=True).start()
         self._on_acquired = partial(asyncio.get_running_loop().call_soon_threadsafe, self.acquired.set)
         self._last_beat = self._clock()
@@ -140,8 +126,8 @@ class Lease:
             renewing.cancel()
 
     async def release(self, *, answered: bool = True) -> None:
-        """Give it back, once nothing writes any more: the successor need not wait for its end. `answered`: nor for our last writes. Where
-        its loop or the API server hangs it ends by itself."""
+        """Gives the Lease back, once nothing writes any more, so that a successor need not wait for its end. `answered`: nor for our last
+        writes. If its loop or the API server hangs, the Lease expires."""
         try:
             async with asyncio.timeout(self._farewell):
                 await self._apart(self._give_back(answered=answered))
@@ -154,7 +140,7 @@ class Lease:
             await asyncio.sleep(await self._round())
 
     async def _give_back(self, *, answered: bool) -> None:
-        if self._renewing is not None:  # what it has under way would take the version that is given back
+        if self._renewing is not None:  # a renewal under way would change the version that is given back
             self._renewing.cancel()
             await asyncio.wait([self._renewing])
         view = self._view
@@ -169,30 +155,27 @@ class Lease:
             structlog.get_logger().warning("lease_not_released", error=str(error))
 
     async def _round(self) -> float:
-        """One look and one step; seconds to the next."""
-        since_beat = self._since_beat()
+        """Reads the Lease if necessary and does one step; returns the seconds to the next."""
+        since_beat = float("inf") if self._last_beat is None else self._clock() - self._last_beat
         if self.leads() and since_beat >= _STUCK:
-            self._end(f"the loop that plans has not turned for {since_beat:.0f} s")
+            self._end(f"the loop that plans hangs for {since_beat:.0f} s")
         try:
             if self._view.renewed is None or self._view.record is None:
                 await self._read()
             step = decide(self._view, self._clock(), self._terms)
             if isinstance(step, Create | Take) and not self.leads() and since_beat >= _SILENT:
-                structlog.get_logger().warning("lease_left_to_others", why="the loop that plans does not turn")
+                structlog.get_logger().warning("lease_left_to_others", why="the loop that plans hangs")
                 return self._terms.retry
-            if not isinstance(step, Wait):
-                await self._carry_out(step)
-            return step.seconds if isinstance(step, Wait) else self._terms.retry
+            if isinstance(step, Wait):
+                return step.seconds
+            await self._carry_out(step)
+            return self._terms.retry
         except ClusterError as error:
             structlog.get_logger().warning("lease_unreachable", error=str(error))
             return await self._after_failure()
 
-    def _since_beat(self) -> float:
-        """Seconds since the loop that plans turned."""
-        return float("inf") if self._last_beat is None else self._clock() - self._last_beat
-
     async def _after_failure(self) -> float:
-        """A failed write leaves open what was written: look, so that the next step starts from what is."""
+        """After a failed write it is unknown what was written, so the Lease is read before the next step."""
         try:
             await self._read()
         except ClusterError:
@@ -207,22 +190,22 @@ class Lease:
         self._view = seen(self._view, _record(body) if body else None, self._clock())
 
     async def _carry_out(self, step: Step) -> None:
-        begun = self._clock()
+        begun, identity = self._clock(), self._view.identity
         match step:
             case Quit(why):
                 self._end(why)
             case Create(transitions):
-                self._won(await self._write(None, self._view.identity, transitions), begun, 0.0 if transitions == 1 else _LATE_S)
+                self._won(await self._write(None, identity, transitions), begun, 0.0 if transitions == 1 else _LATE_S)
             case Take(record, transitions):
                 given_back = not record.holder and record.duration <= _ANSWERED_S
-                self._won(await self._write(record, self._view.identity, transitions), begun, 0.0 if given_back else _LATE_S)
+                self._won(await self._write(record, identity, transitions), begun, 0.0 if given_back else _LATE_S)
             case Renew(record):
-                self._won(await self._write(record, self._view.identity, record.transitions), begun)
+                self._won(await self._write(record, identity, record.transitions), begun)
 
     def _won(self, record: Record, begun: float, late: float = 0.0) -> None:
         fresh = self._view.renewed is None
         if fresh:
-            self._settled_at = begun + late  # before it leads: another thread asks whether it may
+            self._settled_at = begun + late  # before the view says that it leads, since other threads ask
         self._view = won(self._view, record, begun)
         if fresh:
             structlog.get_logger().info("leading", epoch=self.epoch, identity=self._view.identity)
@@ -232,13 +215,13 @@ class Lease:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")  # for people; no contender compares it
         if self._view.renewed is None:
             self._acquired_at = now
-        spec: dict[str, Any] = {
+        spec = {
             "holderIdentity": holder,
             "leaseTransitions": transitions,
             "renewTime": now,
             "acquireTime": self._acquired_at,
+            "leaseDurationSeconds": int(self._terms.duration) if duration is None else duration,
         }
-        spec["leaseDurationSeconds"] = int(self._terms.duration) if duration is None else duration
         meta = {"name": LEASE_OPERATOR, "namespace": self._namespace}
         manifest = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": meta, "spec": spec}
         if old is None:
@@ -247,16 +230,16 @@ class Lease:
         return _record(await self._store.replace(LEASES, manifest, LEASE_OPERATOR))
 
     def _watch(self) -> None:
-        """On a thread of its own: a blocked event loop renews nothing and must not write either."""
+        """Runs on a thread of its own, since a blocked event loop does not renew and must not write."""
         while not self._left.wait(_WATCHDOG):
             if (age := self.age()) is not None and age >= self._terms.deadline:
                 self._end(f"the Lease was not renewed for {age:.0f} s")
 
 
 class Alone:
-    """In place of a Lease where this process is the only one, as its command line says."""
+    """In place of a Lease if this process is the only one, by its command line."""
 
-    # Replicas that have known a leader refuse it: nobody drains a fleet by accident from a laptop.
+    # Replicas that know a leader refuse epoch 0, so that a process on a laptop cannot drain a fleet by accident.
     epoch = 0
 
     def __init__(self) -> None:
@@ -268,7 +251,7 @@ class Alone:
         return True
 
     def settled(self) -> bool:
-        """Nobody led before."""
+        """No other process led before."""
         return True
 
     def age(self) -> float | None:
@@ -279,7 +262,7 @@ class Alone:
         """Every write is allowed."""
 
     async def run(self) -> None:
-        """Nothing to do, until cancelled."""
+        """Waits until cancelled."""
         await asyncio.Event().wait()
 
     async def release(self, *, answered: bool = True) -> None:

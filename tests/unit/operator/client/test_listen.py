@@ -11,10 +11,10 @@ import pytest
 from pagoda_contracts.names import GRPC_DEMAND, GRPC_WATCH_DEMAND
 from pagoda_contracts.pb import demand_pb2 as pb
 from pagoda_operator.api.state import Key
-from pagoda_operator.talk import listen
-from pagoda_operator.talk import signals as signals_module
-from pagoda_operator.talk.listen import Listener, resolve
-from pagoda_operator.talk.signals import Signals
+from pagoda_operator.client import listen
+from pagoda_operator.client import signals as signals_module
+from pagoda_operator.client.listen import Listener, resolve
+from pagoda_operator.client.signals import Signals
 from support.servers.gateway_process import start_gateway, write_fleet
 
 KEY = Key("ns", "s")
@@ -68,7 +68,7 @@ def held(count, **fields):
     return pb.Demand(services=[pb.ServiceDemand(namespace="ns", name="s", held=count, wake=bool(count))], **fields)
 
 
-async def test_a_held_request_wakes_its_service_and_a_broken_stream_is_dialled_again():
+async def test_a_held_request_wakes_its_service_and_a_broken_stream_is_renewed():
     gateway = Gateway()
     async with asyncio.timeout(120), serving(gateway) as address, listening(address) as (signals, woken):
         gateway.frames.put_nowait(held(1, full=True))
@@ -80,7 +80,7 @@ async def test_a_held_request_wakes_its_service_and_a_broken_stream_is_dialled_a
         assert gateway.watchers == ["operator/test"] * 2
 
 
-async def test_a_gateway_that_left_the_name_is_forgotten(monkeypatch):
+async def test_a_gateway_that_left_dns_is_forgotten(monkeypatch):
     one, two = Gateway(), Gateway()
     async with asyncio.timeout(120), serving(one) as first, serving(two) as second:
         there = {first, second}
@@ -96,7 +96,7 @@ async def test_a_gateway_that_left_the_name_is_forgotten(monkeypatch):
                 await asyncio.sleep(0.01)
 
 
-async def test_a_name_stands_for_all_its_addresses_and_one_without_any_for_nobody(monkeypatch):
+async def test_a_name_resolves_to_all_its_addresses_or_none(monkeypatch):
     async def answers(host, port, **_):
         if host == "none":
             raise socket.gaierror(socket.EAI_NONAME, "unknown")

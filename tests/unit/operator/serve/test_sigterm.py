@@ -1,4 +1,4 @@
-"""The process before it is anybody's leader: a TERM ends it, as the first process of a container too."""
+"""SIGTERM ends the process before it leads, also as the first process of a container."""
 
 import json
 import os
@@ -20,7 +20,7 @@ NOWHERE = {
 
 @pytest.mark.deep
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a process namespace of its own")
-def test_a_term_while_the_api_server_is_silent_ends_it(tmp_path):
+def test_sigterm_ends_the_process_while_the_api_server_is_silent(tmp_path):
     config = tmp_path / "kubeconfig"
     config.write_text(json.dumps(NOWHERE))
     options = ["--kubeconfig", str(config), "--probes-port", "0", "--metrics-port", "0"]

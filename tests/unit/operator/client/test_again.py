@@ -14,8 +14,7 @@ from pagoda_operator.api.errors import ClusterError, Conflict, Denied, Refused, 
 from pagoda_operator.api.state import CONFIG_MAPS, PODS
 from pagoda_operator.client import cluster as module
 from pagoda_operator.client.cluster import Hooks, KubeCluster
-from pagoda_operator.client.requests import RetryBudget
-from pagoda_operator.client.tally import counting
+from pagoda_operator.client.requests import TALLY, RetryBudget, Tally
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.serve import process as serve
 from structlog.testing import capture_logs
@@ -73,16 +72,16 @@ READS = {
 
 @pytest.mark.parametrize("word", PASSING)
 @pytest.mark.parametrize("read", READS)
-async def test_a_read_that_failed_for_what_passes_is_asked_again_and_says_what_the_second_one_found(read, word):
+async def test_a_read_with_a_transient_error_is_repeated(read, word):
     ask, found = READS[read]
     async with Asking(FailingServer([word])) as asking:
-        with counting() as tally:
-            assert await ask(asking.cluster) == found
+        TALLY.set(tally := Tally())
+        assert await ask(asking.cluster) == found
         assert (asking.seen, asking.again, tally.requests) == (2, 1, 2)
 
 
 @pytest.mark.parametrize("word", PASSING)
-async def test_what_failed_three_times_fails(word):
+async def test_a_read_fails_after_three_attempts(word):
     """Six times, were the library below left to itself."""
     async with Asking(FailingServer([word] * 9)) as asking:
         with pytest.raises(Unavailable):
@@ -91,20 +90,20 @@ async def test_what_failed_three_times_fails(word):
 
 
 @pytest.mark.parametrize("word", DEFINITE)
-async def test_what_the_server_says_for_good_or_for_long_is_asked_once(word):
+async def test_a_lasting_error_is_not_repeated(word):
     async with Asking(FailingServer([word])) as asking:
         with pytest.raises(DEFINITE[word]):
             await asking.cluster.list(PODS, "ns", "a")
         assert (asking.seen, asking.again) == (1, 0)
 
 
-async def test_what_is_not_there_is_an_answer():
+async def test_not_found_is_an_answer():
     async with Asking(FailingServer(["404"])) as asking:
         assert await asking.cluster.get(PODS, "ns", "a") is None
         assert asking.seen == 1
 
 
-async def test_a_server_that_is_away_for_a_moment_is_found():
+async def test_a_short_outage_is_bridged():
     """The port refuses until the client says that it asks again."""
     back = []
     with socket.socket() as port:
@@ -146,14 +145,14 @@ async def test_no_write_is_sent_twice(verb, word):
 
 
 @pytest.mark.deep
-async def test_a_server_that_is_silent_is_asked_once():
+async def test_a_timeout_is_not_repeated():
     async with Asking(FailingServer(["silence"]), timeout=3.0) as asking:  # time to connect on a busy machine
         with pytest.raises(Unavailable):
             await asking.cluster.get(PODS, "ns", "a")
         assert asking.seen == 1
 
 
-async def test_all_attempts_together_take_no_longer_than_one_may(monkeypatch):
+async def test_all_attempts_share_one_timeout(monkeypatch):
     """Each takes 12 s of the 30 that a call has."""
     now, given = 0.0, []
 
@@ -176,7 +175,7 @@ async def test_all_attempts_together_take_no_longer_than_one_may(monkeypatch):
         assert given == [24.5, 12.5]
 
 
-async def test_a_storm_of_errors_makes_a_fifth_more_requests():
+async def test_in_an_outage_a_fifth_more_requests_are_sent():
     async with Asking(FailingServer(["503"] * 10_000)) as asking:
         results = await asyncio.gather(*(asking.cluster.get(PODS, "ns", "a") for _ in range(300)), return_exceptions=True)
         assert all(isinstance(result, Unavailable) for result in results)
@@ -184,7 +183,7 @@ async def test_a_storm_of_errors_makes_a_fifth_more_requests():
 
 
 @pytest.mark.deep
-async def test_where_a_tenth_of_all_requests_and_of_all_answers_is_lost_a_run_s_reads_end_well():
+async def test_with_a_tenth_of_requests_and_answers_lost_reads_succeed():
     """Each alone ended well four times in five, a dozen of them once in 14 times. A second between two runs."""
     now, rng = 0.0, random.Random(1)
     async with Asking(
@@ -205,7 +204,7 @@ async def test_where_a_tenth_of_all_requests_and_of_all_answers_is_lost_a_run_s_
         assert failed <= 15
 
 
-async def test_an_attempt_that_another_follows_is_in_the_log_for_who_looks_for_it():
+async def test_repeated_reads_are_in_the_debug_log():
     async with Asking(FailingServer(["500", "reset"])) as asking:
         with capture_logs() as lines:
             await asking.cluster.get(PODS, "ns", "a")
@@ -216,7 +215,7 @@ async def test_an_attempt_that_another_follows_is_in_the_log_for_who_looks_for_i
     assert lines[0]["why"] == "500: planted"
 
 
-async def test_the_lease_s_own_requests_are_as_they_were(tmp_path):
+async def test_requests_of_the_lease_are_not_repeated(tmp_path):
     """Short tries, each of them the Lease's own to count and to repeat."""
     async with FailingServer(["500", "503:0"]) as server:
         lease_client = await serve._lease_client(Settings(kubeconfig=kubeconfig(tmp_path, server.url)))
@@ -235,7 +234,7 @@ MOVES = st.lists(
 
 
 @given(MOVES)
-def test_whatever_happens_no_more_are_asked_again_than_a_fifth_one_a_second_and_fifty(moves):
+def test_the_budget_bounds_all_repetitions(moves):
     now, asked = 0.0, 0
     budget = RetryBudget(lambda: now, random.Random(1))
     again = sum(budget.pause(0.0, 1, 30.0) is not None for _ in range(60))
@@ -255,7 +254,7 @@ def test_whatever_happens_no_more_are_asked_again_than_a_fifth_one_a_second_and_
     assert again <= 50 + 0.2 * asked + now + 1e-6
 
 
-def test_a_budget_that_is_used_up_fills_again_and_not_beyond_its_rim():
+def test_the_budget_refills_up_to_its_limit():
     now = 0.0
     budget = RetryBudget(lambda: now, random.Random(1))
 
@@ -275,6 +274,6 @@ def test_a_budget_that_is_used_up_fills_again_and_not_beyond_its_rim():
     assert paid() == 50
 
 
-def test_what_is_left_of_the_call_s_patience_must_be_worth_it():
+def test_no_attempt_begins_with_too_little_time_left():
     budget = RetryBudget(lambda: 0.0, AT_ONCE)
     assert [budget.pause(0.5, 1, left) for left in (1.6, 1.4, -3.0)] == [0.5, None, None]

@@ -1,8 +1,8 @@
-"""Who leads: decides from what one contender has seen of the Lease and from its own clock. Pure; called by leader.py.
+"""Decides who leads, from the Lease as one contender has seen it and from its own clock. Pure; called by leader.py.
 
-As client-go does it: a contender never compares its clock with another's. It notes when, by its own clock, it first saw the Lease as it
-is, and takes it only after that picture has stood for the whole duration; the holder gives up sooner than that after the start of its
-last renewal. Clocks that run at rates up to 1.5 apart (15 s / 10 s) therefore never make two leaders.
+As in client-go, a contender never compares its clock with another's. It notes when it first saw the Lease as it is, and takes it only if it
+stays unchanged for the whole duration. The holder gives up sooner after the start of its last renewal. So clocks whose rates differ by a
+factor of up to 1.5 (15 s / 10 s) never make two leaders.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Terms(NamedTuple):
-    """Seconds: how long a silent holder is respected, after which a holder gives up, and between two tries."""
+    """Seconds: how long a Lease without renewal is respected, after which its holder gives up, and between two attempts."""
 
     duration: float = 15.0
     deadline: float = 10.0
@@ -20,7 +20,7 @@ class Terms(NamedTuple):
 
 
 class Record(NamedTuple):
-    """The Lease as it was read. `holder` is empty where it was given back."""
+    """The Lease as it was read. `holder` is empty if it was given back."""
 
     version: str
     holder: str
@@ -29,26 +29,26 @@ class Record(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Look again after so many seconds."""
+    """Read the Lease again after so many seconds."""
 
     seconds: float
 
 
 class Create(NamedTuple):
-    """Nobody has one: make it."""
+    """There is no Lease: create it."""
 
     transitions: int
 
 
 class Take(NamedTuple):
-    """Free, expired, or of this contender's previous life: write our name on this very version."""
+    """The Lease is free, expired, or of this contender's previous process: write our name on this version."""
 
     record: Record
     transitions: int
 
 
 class Renew(NamedTuple):
-    """Ours: write it again, on this very version."""
+    """The Lease is ours: write it again, on this version."""
 
     record: Record
 
@@ -68,33 +68,33 @@ class View:
 
     identity: str
     record: Record | None = None
-    # When the record was first seen as it is; None before the first look.
+    # When the record was first seen as it is; None before the first read.
     since: float | None = None
     # When our last successful write was begun; None while we do not lead.
     renewed: float | None = None
     epoch: int = 0
-    # The Lease was seen as it had been before: the store was restored, and with it everything that this process has seen is of no time.
+    # An older version of the Lease appeared: the store was restored, and all that this process has seen is obsolete.
     restored: bool = False
 
 
 def seen(view: View, record: Record | None, now: float) -> View:
-    """After a look."""
+    """The view after the Lease was read."""
     if view.since is not None and record == view.record:
         return view
-    # The highest number of transitions is kept: a Lease that somebody deleted must not bring old epochs back.
+    # The highest number of transitions is kept: a Lease that a person deleted must not bring old epochs back.
     epoch = view.epoch if view.renewed is not None else max(view.epoch, record.transitions if record else 0)
     return replace(view, record=record, since=now, epoch=epoch, restored=view.restored or _went_back(view.record, record))
 
 
 def _went_back(before: Record | None, record: Record | None) -> bool:
-    """Versions of one kind compare as numbers since Kubernetes 1.35; where one is none, nothing went back."""
+    """Versions of one kind compare as numbers since Kubernetes 1.35; one that is no number proves nothing."""
     if before is None or record is None or not (before.version.isdigit() and record.version.isdigit()):
         return False
     return int(record.version) < int(before.version)
 
 
 def won(view: View, record: Record, begun: float) -> View:
-    """After a write of ours that was taken, begun at that time."""
+    """The view after a write of ours that was accepted and began at that time."""
     return replace(view, record=record, since=begun, renewed=begun, epoch=record.transitions)
 
 
@@ -107,23 +107,23 @@ def decide(view: View, now: float, terms: Terms) -> Step:
     """What to do with the Lease."""
     if view.restored:
         return Quit("the Lease is older than it was: the store was restored")
-    return _strive(view, now, terms) if view.renewed is None else _hold(view, now, terms)
+    return _as_standby(view, now, terms) if view.renewed is None else _as_leader(view, now, terms)
 
 
-def _hold(view: View, now: float, terms: Terms) -> Step:
+def _as_leader(view: View, now: float, terms: Terms) -> Step:
     record = view.record
     if not leads(view, now, terms):
         return Quit(f"the Lease could not be renewed for {terms.deadline:.0f} s")
     if record is None:
         return Create(view.epoch + 1)
     if record.holder != view.identity:
-        return Quit(f"the Lease is held by {record.holder or 'nobody'}")
+        return Quit(f"the Lease belongs to {record.holder}" if record.holder else "the Lease has no holder any more")
     if record.transitions != view.epoch:
-        return Quit(f"another process holds the Lease under the same identity {view.identity}")
+        return Quit(f"another process has the Lease under the same identity {view.identity}")
     return Renew(record)
 
 
-def _strive(view: View, now: float, terms: Terms) -> Step:
+def _as_standby(view: View, now: float, terms: Terms) -> Step:
     record = view.record
     if record is None and view.epoch == 0:
         return Create(1)

@@ -1,46 +1,73 @@
-"""Sends orders to replicas' daemons over gRPC: the only place that connects to them. Called by `reconcile`; decides nothing.
+"""Sends orders to replicas' daemons over gRPC, and shows them the operator's own token. Called by `reconcile`; decides nothing.
 
-Every order carries the leader's epoch. A daemon that has obeyed a later one refuses, which ends this process, since another one leads. An
-order also names its pod: if another pod has the address by now, the answer counts as silence.
+Every order has the leader's epoch. A daemon that has obeyed a later one refuses, which ends this process, since another one leads. An order
+also names its pod: if another pod has the address by now, the answer counts as silence.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 import grpc
 import structlog
+from pagoda_contracts.bearer import AUTHORIZATION, first
 from pagoda_contracts.names import GRPC_SET_STATE, PORT_DAEMON_GRPC
 from pagoda_contracts.pb.daemon_pb2 import TARGET_DRAINING, TARGET_SERVING, Phase, SetStateRequest, SetStateResponse
 
-from pagoda_operator.api.errors import Superseded
+from pagoda_operator.api.errors import SettingsError, Superseded
 from pagoda_operator.api.pods import Answer, DaemonState, Order
-from pagoda_operator.talk.tokens import Metadata, OwnToken
 
 # A daemon answers from its event loop in milliseconds; one that takes longer gets the order again at the next reconcile.
 TIMEOUT_S: Final = 2.0
-_REFUSALS: Final = {
-    grpc.StatusCode.UNAUTHENTICATED: DaemonState.REFUSED,
-    grpc.StatusCode.PERMISSION_DENIED: DaemonState.REFUSED,
-    grpc.StatusCode.UNIMPLEMENTED: DaemonState.REFUSED,
-}
+_REFUSALS: Final = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
 _OPTIONS: Final = (("grpc.enable_http_proxy", 0),)
+Metadata = tuple[tuple[str, str], ...]
+
+
+class OwnToken:
+    """The ServiceAccount token that the operator shows to replicas and gateways; SettingsError at the start if the file has none.
+
+    The file is read for every call: calls are few, and kubelet renews it at any time.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self._path, self._clock = path, clock
+        try:
+            self._shown = first(path.read_text().strip(), clock())
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"{path}: {error}") from error
+
+    def metadata(self) -> Metadata:
+        """For a gRPC call."""
+        self._refresh()
+        return ((AUTHORIZATION, self._shown.used.header),)
+
+    def newest_key(self) -> str:
+        """Id of the key that signed the newest token: the cluster signs with it from now on."""
+        self._refresh()
+        return self._shown.found.key_id
+
+    def _refresh(self) -> None:
+        try:
+            self._shown = self._shown.seen(self._path.read_text().strip(), self._clock())
+        except (OSError, ValueError) as error:
+            structlog.get_logger().warning("own_token_unreadable", file=str(self._path), error=type(error).__name__)
 
 
 class Daemons:
-    """One short connection per order, since a replica gets a few orders in its life. `epoch` is the leader's; `token` is ours, None if
-    replicas do not check callers."""
+    """Makes one short connection per order, since a replica gets few. `epoch` is the leader's; `token` is ours, None if replicas do not
+    check callers."""
 
     def __init__(self, epoch: Callable[[], int], token: OwnToken | None = None, port: int = PORT_DAEMON_GRPC) -> None:
         self._epoch, self._token, self._port = epoch, token, port
 
     async def give(self, orders: Sequence[Order]) -> dict[str, Answer]:
-        """All of them at once; answers by the pod's uid. Superseded where a daemon has obeyed a later leader."""
-        if not orders:
-            return {}
-        metadata = self._token.metadata() if self._token is not None else ()
+        """Sends all orders at once; returns answers by the pod's uid. Superseded if a daemon has obeyed a later leader."""
+        metadata = self._token.metadata() if orders and self._token is not None else ()
         answers = await asyncio.gather(*(self._give(order, metadata) for order in orders))
         return {order.uid: answer for order, answer in zip(orders, answers, strict=True)}
 
@@ -56,9 +83,9 @@ class Daemons:
     async def _refused(self, call: _Call, order: Order, error: grpc.aio.AioRpcError) -> Answer:
         log = structlog.get_logger().bind(pod=order.pod, code=error.code().name, error=error.details())
         if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
-            state = _REFUSALS.get(error.code(), DaemonState.SILENT)
-            log.warning("order_refused" if state is DaemonState.REFUSED else "daemon_silent")
-            return Answer(state)
+            refused = error.code() in _REFUSALS
+            log.warning("order_refused" if refused else "daemon_silent")
+            return Answer(DaemonState.REFUSED if refused else DaemonState.SILENT)
         if order.deadline_ms is None and await call.ends():
             return Answer(DaemonState.ENDING)
         log.error("superseded", epoch=call.epoch)
@@ -76,7 +103,7 @@ class _Call:
         )
 
     async def set_state(self, deadline_ms: int | None, left_ms: int = 0) -> SetStateResponse:
-        """Drain until the deadline (0: as long as the daemon itself allows), or serve. A daemon of before `remaining_ms` goes by ours."""
+        """Drain until the deadline (0: as long as the daemon itself allows), or serve (None). Older daemons do not know `remaining_ms`."""
         target = TARGET_SERVING if deadline_ms is None else TARGET_DRAINING
         request = SetStateRequest(target=target, epoch=self.epoch, pod_uid=self._uid)
         request.deadline_unix_ms, request.remaining_ms = deadline_ms or 0, left_ms
@@ -84,8 +111,8 @@ class _Call:
         return answer
 
     async def ends(self) -> bool:
-        """Whether SERVING was refused because SIGTERM was heard, not because our epoch is over: only then may it still be told to drain,
-        which it does already."""
+        """Whether SERVING was refused because the daemon got SIGTERM, not because our epoch is over: only then may it still be ordered to
+        drain, which it does already."""
         try:
             await self.set_state(0)
         except grpc.aio.AioRpcError as error:

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 from pagoda_operator.api.errors import Conflict, Unavailable
-from pagoda_operator.lead.election import Terms
-from pagoda_operator.lead.leader import Lease, Means, _end
+from pagoda_operator.serve.election import Terms
+from pagoda_operator.serve.leader import Lease, Means, _end
 from pagoda_operator.serve.process import OwnLoop
 
 
@@ -80,7 +80,7 @@ async def rounds(lease, clock, seconds):
         clock.now += await lease._round() or 0.01
 
 
-async def test_one_leads_the_other_waits_and_follows_when_it_is_given_back(store):
+async def test_a_standby_leads_after_the_lease_is_given_back(store):
     clock = Clock()
     first, second = contender(store, "a", clock), contender(store, "b", clock)
     await first._round()
@@ -93,7 +93,7 @@ async def test_one_leads_the_other_waits_and_follows_when_it_is_given_back(store
     assert (second.leads(), second.epoch, second.acquired.is_set()) == (True, 2, True)
 
 
-async def test_a_silent_leader_is_followed_after_fifteen_seconds_and_ends_after_ten(store):
+async def test_a_silent_leader_ends_after_ten_seconds_and_is_succeeded_after_fifteen(store):
     clock = Clock()
     first, second = contender(store, "a", clock), contender(store, "b", clock)
     await first._round()
@@ -109,7 +109,7 @@ async def test_a_silent_leader_is_followed_after_fifteen_seconds_and_ends_after_
         await first._round()
 
 
-async def test_an_answer_that_got_lost_costs_nothing(store):
+async def test_a_lost_answer_does_not_cost_the_lease(store):
     clock = Clock()
     lease = contender(store, "a", clock)
     await lease._round()
@@ -130,7 +130,7 @@ async def test_a_leader_that_cannot_reach_the_server_ends_at_its_deadline(store)
         lease.guard()
 
 
-async def test_the_same_name_in_a_new_life_leads_at_once_with_a_higher_epoch_and_its_old_life_ends(store):
+async def test_a_new_process_with_the_same_identity_leads_and_the_old_one_ends(store):
     clock = Clock()
     old, new = contender(store, "a", clock), contender(store, "a", clock)
     await old._round()
@@ -143,7 +143,7 @@ async def test_the_same_name_in_a_new_life_leads_at_once_with_a_higher_epoch_and
     assert store.lease["spec"]["acquireTime"] != acquired
 
 
-async def test_a_deleted_lease_is_made_again_and_the_epoch_grows(store):
+async def test_a_leader_recreates_a_deleted_lease_and_the_epoch_grows(store):
     clock = Clock()
     lease = contender(store, "a", clock)
     await lease._round()
@@ -153,7 +153,7 @@ async def test_a_deleted_lease_is_made_again_and_the_epoch_grows(store):
 
 
 @pytest.mark.parametrize(("answered", "waits"), [(True, 0.0), (False, 60.0)])
-async def test_who_follows_a_leader_waits_for_its_last_writes_unless_all_were_answered(store, answered, waits):
+async def test_a_successor_waits_for_the_last_writes_unless_all_were_answered(store, answered, waits):
     clock = Clock()
     first, second, third = (contender(store, name, clock) for name in "abc")
     await first._round()
@@ -169,7 +169,7 @@ async def test_who_follows_a_leader_waits_for_its_last_writes_unless_all_were_an
     assert third.settled()
 
 
-async def test_who_follows_a_leader_that_fell_silent_or_an_earlier_life_of_its_own_waits_for_its_last_writes(store):
+async def test_a_successor_of_a_silent_leader_waits_for_its_last_writes(store):
     clock = Clock()
     first, second = contender(store, "a", clock), contender(store, "b", clock)
     await first._round()
@@ -213,7 +213,7 @@ def apart():
 PATIENT = Terms(duration=15000.0, deadline=10000.0, retry=0.001)
 
 
-async def test_a_loop_that_plans_for_long_keeps_no_renewal_waiting_and_nothing_is_renewed_behind_the_release(apart):
+async def test_a_long_plan_delays_no_renewal_and_nothing_is_renewed_after_the_release(apart):
     store, ended = Watched(), []
     lease = Lease(store, "ns", "a", Means(ended.append, terms=PATIENT, apart=apart.do))
     running = asyncio.create_task(lease.run())
@@ -228,7 +228,7 @@ async def test_a_loop_that_plans_for_long_keeps_no_renewal_waiting_and_nothing_i
     assert store.threads == {"lease-test"}
 
 
-async def test_a_process_whose_planning_loop_turns_no_more_holds_no_lease(store):
+async def test_a_leader_whose_planning_loop_hangs_ends(store):
     clock = Clock()
     lease = contender(store, "a", clock)
     running = asyncio.create_task(lease.run())
@@ -236,11 +236,11 @@ async def test_a_process_whose_planning_loop_turns_no_more_holds_no_lease(store)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)  # its last sign of life
     await rounds(lease, clock, 59)
-    with pytest.raises(Ended, match="the loop that plans has not turned"):
+    with pytest.raises(Ended, match="the loop that plans hangs"):
         await rounds(lease, clock, 4)
 
 
-async def test_what_ends_the_renewing_loop_ends_the_run(store, apart):
+async def test_an_error_in_the_renewing_loop_ends_the_run(store, apart):
     async def broken(*_):
         raise RuntimeError("a bug")
 
@@ -252,7 +252,7 @@ async def test_what_ends_the_renewing_loop_ends_the_run(store, apart):
 
 
 @pytest.mark.parametrize("free", ["never held", "given back", "silent holder"])
-async def test_a_standby_whose_planning_loop_does_not_turn_takes_no_lease_until_it_does(store, free):
+async def test_a_standby_whose_planning_loop_hangs_takes_no_lease(store, free):
     clock = Clock()
     other, lease = contender(store, "other", clock), Lease(store, "ns", "a", Means(end, clock))
     if free != "never held":
@@ -271,7 +271,7 @@ async def test_a_standby_whose_planning_loop_does_not_turn_takes_no_lease_until_
 
 
 @pytest.mark.parametrize("reader", ["gone", "stuck", "no stderr"])
-def test_the_end_of_a_process_waits_for_no_reader_of_its_last_words(monkeypatch, reader):
+def test_a_blocked_log_reader_does_not_delay_the_end(monkeypatch, reader):
     theirs, ours = os.pipe()
     if reader == "gone":
         os.close(theirs)
@@ -282,7 +282,7 @@ def test_the_end_of_a_process_waits_for_no_reader_of_its_last_words(monkeypatch,
                 pass
         os.set_blocking(ours, True)
     stderr = SimpleNamespace(fileno=lambda: ours if reader != "no stderr" else None.fileno())
-    monkeypatch.setattr("pagoda_operator.lead.leader.sys", SimpleNamespace(stderr=stderr))
+    monkeypatch.setattr("pagoda_operator.serve.leader.sys", SimpleNamespace(stderr=stderr))
     monkeypatch.setattr(os, "_exit", end)
     with pytest.raises(Ended, match="1"):
         _end("a test")
@@ -290,7 +290,7 @@ def test_the_end_of_a_process_waits_for_no_reader_of_its_last_words(monkeypatch,
         os.close(pipe)
 
 
-async def test_a_lease_whose_loop_hangs_is_not_waited_for_at_the_end(apart, store):
+async def test_the_end_does_not_wait_for_a_lease_loop_that_hangs(apart, store):
     lease, let = Lease(store, "ns", "a", Means(end, apart=apart.do, farewell=0.01)), threading.Event()
     apart._loop.call_soon_threadsafe(let.wait)
     try:

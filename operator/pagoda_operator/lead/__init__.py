@@ -1,1 +1,0 @@
-"""The Lease: one process works."""

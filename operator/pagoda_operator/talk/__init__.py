@@ -1,1 +1,0 @@
-"""Gateways and daemons: streams in, orders out."""
