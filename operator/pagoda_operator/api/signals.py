@@ -1,6 +1,6 @@
 """What gateways report of one service, and what scaling decides from it: frozen values, no streams, no clock. Pure.
 
-`talk/signals` makes them; scaling, rollout and health read them. They are a view: an endpoint that is not in it proves nothing about its
+`client/signals` makes them; scaling, rollout and health read them. They are a view: an endpoint that is not in it proves nothing about its
 pod.
 """
 

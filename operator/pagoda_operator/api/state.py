@@ -181,7 +181,7 @@ class Observed:
     scaling: Decision | None = None
     # Seconds that recent starts took, by accelerator, if the service is scaled.
     starts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    # How long ago the times were that the operator wrote into the status, whatever the clock was set to since (ages.py).
+    # How long ago the times were that the operator wrote into the status, whatever the clock was set to since (observe.py).
     ages: Mapping[str, float] = field(default_factory=dict)
     # The cluster's devices and the pods that use them, as the caches show them.
     fleet: Fleet = field(default=Fleet())
@@ -194,11 +194,11 @@ class Observed:
     quota: Grant | None = None
     # Deployments for which quotas have no room for a successor of an unhealthy replica, and by which quota.
     full: Mapping[str, str] = field(default_factory=dict)
-    # Served names that older services have (claims.py).
+    # Served names that older services have (triggers.py).
     taken: tuple[Taken, ...] = ()
     # The daemons' answers to their last order, by the pod's uid; empty after a restart.
     answers: Mapping[str, Answer] = field(default_factory=dict)
-    # Since when pods have no node for another reason than a lack of free devices, by uid (ages.py).
+    # Since when pods have no node for another reason than a lack of free devices, by uid (observe.py).
     unschedulable: Mapping[str, float] = field(default_factory=dict)
     # What gateways report of it; None if none has since this process began.
     signals: ServiceSignals | None = None

@@ -71,7 +71,7 @@ def plan(observed: Observed) -> Plan:
 
 
 def _with_name_conflict(observed: Observed, draft: Plan) -> Plan:
-    """The plan, with a problem if other services have its served names (claims.py). If it has no name of its own, nothing new starts."""
+    """The plan, with a problem if other services have its served names (triggers.py). If it has no name of its own, nothing new starts."""
     if not observed.taken or draft.problem is not None or observed.spec is None:
         return draft
     holders = ", ".join(f"{taken.name!r} is held by {taken.holder.namespace}/{taken.holder.name}" for taken in observed.taken)
