@@ -55,7 +55,7 @@ def read_pin(text: str) -> Pin | None:
         return None
 
 
-class Held(NamedTuple):
+class Undecided(NamedTuple):
     """Why nothing can be decided yet. `stalled`: only an edit helps."""
 
     reason: Reason
@@ -69,7 +69,7 @@ class Placement(NamedTuple):
     entry: Accelerator | None
     status: PlacementStatus
     resolved: Resolved = Resolved()
-    held: Held | None = None
+    undecided: Undecided | None = None
     again_at: float | None = None
 
     @property

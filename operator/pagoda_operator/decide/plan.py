@@ -14,7 +14,7 @@ from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_contracts.resources.traffic import RolloutSpec
 
 from pagoda_operator.api.errors import SpecProblem
-from pagoda_operator.api.placement import Held, Placement
+from pagoda_operator.api.placement import Placement, Undecided
 from pagoda_operator.api.pods import Order
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, Child, Observed
 from pagoda_operator.decide.children import Where, converge, isolate, pin, rescaled, retire, running, wanted
@@ -48,7 +48,7 @@ class Plan:
     # The API server denied a write; the queue retries it.
     denied: str = ""
     # What must be known before anything can be decided.
-    undecided: Held | None = None
+    undecided: Undecided | None = None
     # When a wait is over of which no event tells, in Unix seconds.
     again_at: float | None = None
     # No quota has room for what this would make more of; it is not among the writes.
@@ -74,7 +74,7 @@ def _with_name_conflict(observed: Observed, draft: Plan) -> Plan:
     """The plan, with a problem if other services have its served names (triggers.py). If it has no name of its own, nothing new starts."""
     if not observed.taken or draft.problem is not None or observed.spec is None:
         return draft
-    holders = ", ".join(f"{taken.name!r} is held by {taken.holder.namespace}/{taken.holder.name}" for taken in observed.taken)
+    holders = ", ".join(f"{taken.name!r} belongs to {taken.holder.namespace}/{taken.holder.name}" for taken in observed.taken)
     problem = SpecProblem(NAME_CONFLICT, f"served names belong to the service that has them first: {holders}")
     names = observed.spec.model.served_names or (observed.meta.name,)
     if len(observed.taken) < len(names) or observed.of(DEPLOYMENTS):
@@ -101,7 +101,7 @@ def _converging(observed: Observed, health: Health) -> Plan:
     if why := refused(spec.scaling):
         return Plan(problem=SpecProblem(INVALID_SPEC, why))
     placement = place(ask(observed, spec))
-    if placement.held is not None or placement.entry is None:
+    if placement.undecided is not None or placement.entry is None:
         return _unplaced(observed, spec, placement)
     # On CPU, with one entry, nothing was chosen.
     chosen = len(spec.accelerators) > 1 or bool(placement.resolved.identity or placement.resolved.resource)
@@ -112,13 +112,13 @@ def _converging(observed: Observed, health: Health) -> Plan:
 def _unplaced(observed: Observed, spec: InferenceServiceSpec, placement: Placement) -> Plan:
     """What runs stays as it is; its NetworkPolicies still follow the profile. Until the model's shape is known, an inspection reads it, and
     its policy is made before its pod; a finished inspection goes."""
-    owner, held = owner_of(observed), placement.held
-    problem = SpecProblem(NO_ACCELERATOR, placement.why_none) if held is None else SpecProblem(held.reason, held.message)
-    read = tuple(inspection.tidy(observed) if held is None else inspection.steps(observed, owner, spec))
+    owner, why = owner_of(observed), placement.undecided
+    problem = SpecProblem(NO_ACCELERATOR, placement.why_none) if why is None else SpecProblem(why.reason, why.message)
+    read = tuple(inspection.tidy(observed) if why is None else inspection.steps(observed, owner, spec))
     fence = isolate(observed, owner, inspecting=any(isinstance(step, Create) and step.resource == PODS for step in read))
     draft = Plan((*fence, *read, *trial.steps(observed, None)), placement=placement)
-    undecided = held is not None and not held.stalled
-    return _without_conflicts(observed, replace(draft, undecided=held) if undecided else replace(draft, problem=problem))
+    waits = why is not None and not why.stalled
+    return _without_conflicts(observed, replace(draft, undecided=why) if waits else replace(draft, problem=problem))
 
 
 def _plan(observed: Observed, spec: InferenceServiceSpec, where: Where, health: Health) -> Plan:

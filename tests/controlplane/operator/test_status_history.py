@@ -95,7 +95,7 @@ def test_a_served_name_belongs_to_the_oldest_and_passes_on_when_it_goes(real, op
         lines = (real.kube.get(SERVICES, real.namespace, "later") or {}).get("status", {}).get("conditions", [])
         return next((line["message"] for line in lines if line["type"] == "Stalled" and line["reason"] == "NameConflict"), None)
 
-    assert f"{real.namespace!r} is held by {real.namespace}/{NAME}" in eventually(conflict, "the later one is told")
+    assert f"{real.namespace!r} belongs to {real.namespace}/{NAME}" in eventually(conflict, "the later one is told")
     assert not [child for child in real.children() if "later" in child]
     assert real.told(Ready="Available")
     real.kube.delete(SERVICES, real.namespace, NAME)
@@ -117,7 +117,7 @@ def test_an_older_service_does_not_take_a_served_name_that_a_younger_one_has(rea
 
     eventually(lambda: names("later") == [other], "it has its name")
     real.edit(model={"uri": "pvc://models", "servedNames": [mine, other]})
-    assert f"{other!r} is held by {real.namespace}/later" in real.told(Stalled="NameConflict")["Stalled"]["message"]
+    assert f"{other!r} belongs to {real.namespace}/later" in real.told(Stalled="NameConflict")["Stalled"]["message"]
     assert (names(NAME), names("later")) == ([mine], [other])
     real.kube.delete(SERVICES, real.namespace, "later")
     eventually(lambda: names(NAME) == [mine, other], "free for the next")

@@ -45,7 +45,7 @@ def place(question: Question) -> Placement:
         # A wait goes on, and entries that were given up stay so.
         waiting = question.kept.waiting if question.kept else None
         status = PlacementStatus(waiting=waiting, rejected=placed.status.rejected, warnings=warned)
-        return Placement(None, status, held=question.model.unknown)
+        return Placement(None, status, undecided=question.model.unknown)
     return placed
 
 

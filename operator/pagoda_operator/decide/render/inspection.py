@@ -29,7 +29,7 @@ from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_sizing.errors import SizingError
 from pagoda_sizing.model import Model
 
-from pagoda_operator.api.placement import Held
+from pagoda_operator.api.placement import Undecided
 from pagoda_operator.api.pods import parse_pod
 from pagoda_operator.api.state import CONFIG_MAPS, PODS, Child, Json, Observed
 from pagoda_operator.decide.render.children import Manifest, Owner, inspector_uid, stamped
@@ -56,7 +56,7 @@ class Inspection(NamedTuple):
     """The shape; or, while it is unknown, what is being done about it; or why it cannot be known."""
 
     shape: Model | None = None
-    unknown: Held | None = None
+    unknown: Undecided | None = None
     unknowable: str = ""
 
 
@@ -77,7 +77,7 @@ def inspect(observed: Observed, spec: InferenceServiceSpec) -> Inspection:
 
 def _unknown(observed: Observed, spec: InferenceServiceSpec) -> Inspection:
     if not spec.model.uri.startswith(SCHEMES):
-        return Inspection(unknown=Held(UNSUPPORTED_URI, unsupported(spec.model.uri), stalled=True))
+        return Inspection(unknown=Undecided(UNSUPPORTED_URI, unsupported(spec.model.uri), stalled=True))
     if observed.profile is None or observed.profile.images.fetch is None:
         name = spec.profile_ref.name
         return Inspection(unknowable=f"the model's size is unknown, because profile {name!r} has no images.fetch that could inspect it")
@@ -85,11 +85,13 @@ def _unknown(observed: Observed, spec: InferenceServiceSpec) -> Inspection:
     ended = _last_end(pod) if pod else {}
     why = str(ended.get("message") or "no reason given").strip()
     if ended.get("exitCode") == EXIT_PERMANENT:
-        return Inspection(unknown=Held(MODEL_REJECTED, f"the model cannot be inspected: {why}", stalled=True))
+        return Inspection(unknown=Undecided(MODEL_REJECTED, f"the model cannot be inspected: {why}", stalled=True))
     if ended.get("exitCode") == 0 and not is_report(why):
-        return Inspection(unknown=Held(MODEL_REJECTED, f"the inspection reported something that is not a model: {why[:200]}", stalled=True))
+        return Inspection(
+            unknown=Undecided(MODEL_REJECTED, f"the inspection reported something that is not a model: {why[:200]}", stalled=True)
+        )
     failed = f"; the last attempt failed and will be repeated: {why}" if ended.get("exitCode") else ""
-    return Inspection(unknown=Held(INSPECTING_MODEL, f"a pod reads the model's config.json{failed or _obstacle(pod)}"))
+    return Inspection(unknown=Undecided(INSPECTING_MODEL, f"a pod reads the model's config.json{failed or _obstacle(pod)}"))
 
 
 def _obstacle(live: Child | None) -> str:

@@ -233,4 +233,4 @@ def test_a_published_model_needs_no_inspection():
         made.fleet = fleet(MIXED)
         placed = made.plan().placement
         assert placed is not None
-        assert (placed.held, placed.status.chosen) == (None, "mig[0]")
+        assert (placed.undecided, placed.status.chosen) == (None, "mig[0]")

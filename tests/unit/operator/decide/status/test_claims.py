@@ -68,7 +68,7 @@ def test_a_first_look_knows_all_services():
     world.settle()
     line = world.conditions()["Stalled"]
     assert (line["status"], line["reason"]) == ("True", "NameConflict")
-    assert "'tiny' is held by other/old" in line["message"]
+    assert "'tiny' belongs to other/old" in line["message"]
     assert world.names(DEPLOYMENTS) == []
 
 
@@ -132,7 +132,7 @@ def test_an_older_service_that_adds_a_name_does_not_take_it_from_a_younger_one_t
     assert (names(world.api, "ns", "tiny"), names(world.api, "other", "old")) == (["tiny"], ["mine"])
     assert world.reason() == "Available"
     told = next(c for c in world.api.objects[SERVICES.kind, "other", "old"]["status"]["conditions"] if c["type"] == "Stalled")
-    assert (told["reason"], "'tiny' is held by ns/tiny" in told["message"]) == ("NameConflict", True)
+    assert (told["reason"], "'tiny' belongs to ns/tiny" in told["message"]) == ("NameConflict", True)
     del world.api.objects[SERVICES.kind, "ns", "tiny"]
     world.run()
     world.run(Key("other", "old"))
