@@ -132,7 +132,7 @@ def test_an_unverified_replica_stops_the_next_drain():
         assert counts(state(new, revision("old", 1, 1), wanted=2, record=record("Replace")))[1] == left
 
 
-def test_turned_back_the_failing_side_is_looked_at_again_while_the_old_one_is_uncertain():
+def test_after_a_rollback_the_new_revision_serves_while_the_old_one_is_unverified():
     back, uncertain = record(phase="RolledBack", reason="x"), replace(revision("old", 3, 3), ready=0, unverified="d", again=5.0)
     told = decide(state(revision("new", 1, 1), uncertain, record=back))
     assert (told.targets, told.again) == ({"old": 3, "new": 1}, 5.0)
