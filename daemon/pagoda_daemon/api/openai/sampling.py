@@ -83,7 +83,6 @@ def sampling_of(fields: SamplingFields, wished: Wished, text: ModelText, vocab_s
         bad_words=_bad_words(fields.bad_words or (), text),
         allowed_token_ids=tuple(dict.fromkeys(fields.allowed_token_ids)) if fields.allowed_token_ids else None,
         min_tokens=fields.min_tokens or 0,
-        deliver_stop=bool(fields.include_stop_str_in_output),
         logprobs=wished.logprobs,
         prompt_logprobs=wished.prompt_logprobs,
     )

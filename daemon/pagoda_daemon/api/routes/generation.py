@@ -56,6 +56,7 @@ class Submission:
     answers: bool = True  # false: the prompt is only scored, and the one token that the engine gives is dropped
     first: int = 0
     skip_special: bool = True
+    shows_stop: bool = False  # the stop string, or the text of the stop id, is part of the answer
 
     @property
     def sampling(self) -> Sampling:
@@ -87,7 +88,8 @@ def submission(request: GenerationRequest, request_id: str, prompt: tuple[int, .
     wished = Wished(_max_tokens(len(prompt), request.limit, limits.max_model_len), request.listed, _prompt_listed(request))
     grammar = grammar_of(request, text.stop_ids)
     message = Submit(request_id, prompt, sampling_of(request, wished, text, limits.vocab_size), request.n or 1, grammar=grammar)
-    return Submission(message, request.stops, answers=request.limit != 0, skip_special=request.skip_special_tokens)
+    shown = {"skip_special": request.skip_special_tokens, "shows_stop": bool(request.include_stop_str_in_output)}
+    return Submission(message, request.stops, answers=request.limit != 0, **shown)
 
 
 def _with_tools(request: ChatRequest, request_id: str, text: ModelText, limits: Ready, box: Toolbox) -> Submission:
@@ -134,7 +136,7 @@ class _Choice:
         self.record = record
         self.tokens = 0
         self.ended = False  # by the engine, which holds nothing of it any more
-        stops = StopMatcher(job.stops, include=job.sampling.deliver_stop)
+        stops = StopMatcher(job.stops, include=job.shows_stop)
         self._detokenizer = partial(text.detokenizer, skip_special=job.skip_special)
         self._answer = AnswerText(self._detokenizer(), stops, job.sampling.min_tokens, len(job.echo or ""))
         self._scores = scores  # of the prompt: all its choices have the list, the first one's outputs fill it
@@ -148,7 +150,7 @@ class _Choice:
         if reason is None and not row.token_ids:
             return None
         self.tokens += len(row.token_ids)
-        piece = _taken(self._answer, row, last=self.ended) if self.job.answers else Piece("")
+        piece = _taken(self._answer, row, shows_stop=self.job.shows_stop) if self.job.answers else Piece("")
         if self._answer.stopped:
             reason = "stop"
         scores: tuple[TokenLogprob, ...] = ()
@@ -249,9 +251,13 @@ class Generator:
         self.counts.close(record, time.monotonic())
 
 
-def _taken(answer: AnswerText, row: RowOutput, *, last: bool) -> Piece:
+def _taken(answer: AnswerText, row: RowOutput, *, shows_stop: bool) -> Piece:
+    if row.finish_reason == "stop" and row.token_ids and not shows_stop:
+        before = len(row.token_ids) - 1
+        piece = answer.push(row.token_ids[:before], row.logprobs[:before])
+        return _joined(piece, answer.end_at(row.token_ids[before], row.logprobs[before:]))
     piece = answer.push(row.token_ids, row.logprobs)
-    return _joined(piece, answer.end()) if last else piece
+    return _joined(piece, answer.end()) if row.finish_reason is not None else piece
 
 
 def _joined(first: Piece, then: Piece) -> Piece:
