@@ -6,11 +6,11 @@ may retry elsewhere, whatever fails after is one error event and the end of the 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 import structlog
@@ -37,7 +37,9 @@ from pagoda_daemon.text.answer import Piece
 
 log = structlog.get_logger()
 
-_INLINE_BODY: Final = 32 * 1024  # larger bodies are tokenised on a thread, and chats, whose template is another process's
+_BYTES_PER_TOKEN: Final = 4  # of an answer that is written whole; with 256 tokens it is worth a thread
+
+Parts = dict[int, list[Delta]]  # of each choice, in their order
 
 
 class Told(NamedTuple):
@@ -74,17 +76,19 @@ class Generate:
 
     async def _answer(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         told = Told.of(scope)
-        apart = len(body) > _INLINE_BODY or self.kind is ChatRequest
-        prepare = asyncio.to_thread(self._prepare, body, told) if apart else None
-        request, jobs, dialect = await prepare if prepare else self._prepare(body, told)
+        chat = self.kind is ChatRequest  # another process renders its template
+        request, jobs, dialect = await self.admission.preparing.run(len(body), lambda: self._prepare(body, told), blocks=chat)
         usages = Usages(jobs, self._timing(request, told.request_id))
         async with aclosing(self.generator.deltas(jobs, scope["state"]["arrived"])) as deltas:  # type: ignore[type-var]
             if request.stream:
                 events = EventStream(send, self.ping_after_s)
                 await _stream(dialect, usages, deltas, events, include_usage=request.include_usage)
             else:
-                answers = await self._whole(jobs, usages, deltas, request.prompt_logprobs)
-                await Response(dialect.whole(answers, usages.usage()), media_type=JSON)(scope, receive, send)
+                parts = await self._collect(jobs, usages, deltas)
+                size = _BYTES_PER_TOKEN * (usages.completion_tokens + (0 if request.prompt_logprobs is None else usages.prompt_tokens))
+                whole = partial(self._whole, dialect, request, jobs, parts, usages)
+                content = await self.admission.preparing.run(size, whole)
+                await Response(content, media_type=JSON)(scope, receive, send)
 
     def _dialect(self, request: GenerationRequest, head: Head) -> Dialect:
         box = request.box if isinstance(request, ChatRequest) else None
@@ -100,23 +104,24 @@ class Generate:
         recent = self.generator.counts.recent
         return (lambda: timing(found) if (found := recent.get(request_id)) else UNSET) if request.include_timing else None
 
-    async def _whole(
-        self, jobs: Sequence[Submission], usages: Usages, deltas: AsyncIterator[list[Delta]], prompt_top: int | None
-    ) -> list[Answer]:
-        parts: dict[int, list[Delta]] = {job.first + index: [] for job in jobs for index in range(job.message.n)}
+    async def _collect(self, jobs: Sequence[Submission], usages: Usages, deltas: AsyncIterator[list[Delta]]) -> Parts:
+        parts: Parts = {job.first + index: [] for job in jobs for index in range(job.message.n)}
         async for found in deltas:
             for delta in found:
                 usages.note(delta)
                 parts[delta.choice].append(delta)
+        return parts
+
+    def _whole(self, dialect: Dialect, request: GenerationRequest, jobs: Sequence[Submission], parts: Parts, usages: Usages) -> bytes:
         answers = [_answer(part) for part in parts.values()]
-        if prompt_top is None:
-            return answers
-        prompts = [job.message.prompt for job in jobs for _ in range(job.message.n)]
-        spell = self.generator.text.spell
-        return [
-            answer._replace(prompt_logprobs=prompt_logprobs(prompt, part[0].prompt_scores, prompt_top, spell))
-            for answer, prompt, part in zip(answers, prompts, parts.values(), strict=True)
-        ]
+        if (top := request.prompt_logprobs) is not None:
+            prompts = [job.message.prompt for job in jobs for _ in range(job.message.n)]
+            spell = self.generator.text.spell
+            answers = [
+                answer._replace(prompt_logprobs=prompt_logprobs(prompt, part[0].prompt_scores, top, spell))
+                for answer, prompt, part in zip(answers, prompts, parts.values(), strict=True)
+            ]
+        return dialect.whole(answers, usages.usage())
 
     def _prepare(self, body: bytes, told: Told) -> tuple[GenerationRequest, tuple[Submission, ...], Dialect]:
         """All that takes longer the more the client wrote: looking into 8 MB of tools takes a second, in which no stream would move."""

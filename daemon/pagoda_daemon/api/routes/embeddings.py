@@ -5,11 +5,11 @@ A prompt goes through the engine like any other, its states are summed where the
 
 from __future__ import annotations
 
-import asyncio
 from base64 import b64encode
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Literal
 
 import msgspec
@@ -84,17 +84,17 @@ class Embed:
         await admitted(self.admission, scope, receive, lambda body: self._answer(body, scope, receive, send))
 
     async def _answer(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        request, jobs = await asyncio.to_thread(self._prepare, body, Told.of(scope))
+        told = Told.of(scope)
+        request, jobs = await self.admission.preparing.run(len(body), lambda: self._prepare(body, told))
         usages, found = Usages(jobs), {}
         async with aclosing(self.generator.deltas(jobs, scope["state"]["arrived"])) as deltas:  # type: ignore[type-var]
             async for several in deltas:
                 for delta in several:
                     usages.note(delta)
                     found[delta.choice] = delta.embedding
-        used = usages.usage()
-        vectors = [Embedding(index, _written(found[index], request.encoding_format)) for index in range(len(jobs))]
-        usage = EmbeddingUsage(used.prompt_tokens, used.prompt_tokens, used.prompt_tokens_details)
-        await Response(msgspec.json.encode(EmbeddingReply(vectors, request.model, usage)), media_type=JSON)(scope, receive, send)
+        size = sum(len(vector) for vector in found.values())
+        content = await self.admission.preparing.run(size, partial(_whole, request, [found[index] for index in range(len(jobs))], usages))
+        await Response(content, media_type=JSON)(scope, receive, send)
 
     def _prepare(self, body: bytes, told: Told) -> tuple[EmbeddingRequest, tuple[Submission, ...]]:
         request = requests.typed(body, EmbeddingRequest, told.ignored)
@@ -126,6 +126,13 @@ def _check(index: int, ids: Sequence[int], limits: Ready) -> None:
     if len(ids) >= limits.max_model_len:
         said = f"input {index} has {len(ids)} tokens; at most {limits.max_model_len - 1} are allowed: {len(ids) - limits.max_model_len + 1}"
         raise BadRequest(f"{said} too many", "input", "context_length_exceeded")
+
+
+def _whole(request: EmbeddingRequest, vectors: Sequence[bytes], usages: Usages) -> bytes:
+    used = usages.usage()
+    data = [Embedding(index, _written(vector, request.encoding_format)) for index, vector in enumerate(vectors)]
+    usage = EmbeddingUsage(used.prompt_tokens, used.prompt_tokens, used.prompt_tokens_details)
+    return msgspec.json.encode(EmbeddingReply(data, request.model, usage))
 
 
 def _written(vector: bytes, form: str | None) -> list[float] | str:

@@ -1,11 +1,10 @@
 """/tokenize and /detokenize, in vLLM's shapes: what the model's tokenizer makes of text, a conversation, or ids. Nothing is generated.
 
-They take part in admission like the generating endpoints: tokenising 16 MB costs a thread for seconds.
+They take part in admission like the generating endpoints: tokenising 16 MB keeps a thread busy for seconds.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -74,7 +73,8 @@ class TextRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def work(body: bytes) -> None:
-            content = await asyncio.to_thread(self._answered, body, scope["state"]["ignored"])
+            ignored = scope["state"]["ignored"]
+            content = await self.admission.preparing.run(len(body), lambda: self._answered(body, ignored), blocks=True)
             await Response(content, media_type=JSON)(scope, receive, send)
 
         await admitted(self.admission, scope, receive, work)

@@ -86,7 +86,12 @@ async def told(engine, jobs, tmp_path):
 
 async def test_answers_of_one_prompt_are_told_apart_and_end_one_by_one(tmp_path):
     engine = ScriptedEngine(row("r", 1, "b"), row("r", 0, "a"), row("r", 1, "B", "length"), row("r", 0, "A", "length"))
-    assert await told(engine, [job("r", 2)], tmp_path) == [(1, "b", 1, None), (0, "a", 1, None), (1, "B", 2, "length"), (0, "A", 2, "length")]
+    assert await told(engine, [job("r", 2)], tmp_path) == [
+        (1, "b", 1, None),
+        (0, "a", 1, None),
+        (1, "B", 2, "length"),
+        (0, "A", 2, "length"),
+    ]
     assert engine.asked == [("submit", "r", 2), ("close", "r", True)]
 
 
