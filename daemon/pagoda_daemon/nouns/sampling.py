@@ -51,7 +51,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     max_tokens: int
-    temperature: Annotated[float, Number(0.0, 2.0, silent=1.0, of_model=True, drawn=np.float32)] = 0.0
+    temperature: Annotated[float, Number(0.0, 100.0, silent=1.0, of_model=True, drawn=np.float32)] = 0.0
     top_p: Annotated[float, Number(0.0, 1.0, above=True, hint="for greedy decoding use temperature 0", of_model=True, drawn=np.float32)] = (
         1.0
     )

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from pagoda_daemon.nouns.errors import BadRequest, ModelRejected
 from pagoda_daemon.nouns.sampling import NUMBERS
 from pagoda_daemon.text.detokenize import Detokenizer, detokenizers
+from pagoda_daemon.text.infill import infill_of
 from pagoda_daemon.text.spelling import Speller
 from pagoda_daemon.text.templates import ChatTemplate
 
@@ -26,11 +27,13 @@ _HERE: Final = "\ue000\uf8ff\ue000"  # of the private use area: stands where the
 
 class ChatShape(NamedTuple):
     """How a conversation is written: whether the beginning of an answer follows (`answer_follows`), whether the last message is left open
-    instead (`continue_last`), and whether the tokenizer adds its special ids to those that the template writes."""
+    instead (`continue_last`), and whether the tokenizer adds its special ids to those that the template writes. `variables` are the
+    template's, by name."""
 
     answer_follows: bool = True
     continue_last: bool = False
     special: bool = False
+    variables: tuple[tuple[str, bool | str], ...] = ()
 
 
 AS_A_QUESTION: Final = ChatShape()
@@ -44,6 +47,7 @@ class ModelText:
         self._tokenizer = _load_tokenizer(directory / "tokenizer.json")
         self._longest = max(map(len, self._tokenizer.get_vocab()), default=1)
         self.spell = Speller(self._tokenizer)
+        self.infill = infill_of(lambda token: self._tokenizer.token_to_id(token) is not None)
         self._detokenizers = {
             skip: detokenizers(self._tokenizer, partial(self.decode, skip_special=skip), skip_special=skip) for skip in (True, False)
         }
@@ -88,19 +92,19 @@ class ModelText:
     def _rendered(self, messages: Sequence[Mapping[str, Any]], context: int, shape: ChatShape, tools: Tools) -> str:
         """To continue the last message, a mark that no text holds stands at its end, and the text is cut there."""
         if not shape.continue_last:
-            return self._render(messages, context, shape.answer_follows, tools)
+            return self._render(messages, context, shape, tools)
         last = messages[-1]
-        text = self._render([*messages[:-1], {**last, "content": last["content"] + _HERE}], context, False, tools)
+        text = self._render([*messages[:-1], {**last, "content": last["content"] + _HERE}], context, shape, tools)
         if text.count(_HERE) != 1:
             raise BadRequest("the model's chat template does not show the last message: it cannot be continued", "continue_final_message")
         return text[: text.index(_HERE)]
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], context: int, answer_follows: bool, tools: Tools) -> str:
+    def _render(self, messages: Sequence[Mapping[str, Any]], context: int, shape: ChatShape, tools: Tools) -> str:
         if self._template is None:
             raise BadRequest("this model has no chat template: use /v1/completions", "messages", "no_chat_template")
         most = context * self._longest
-        variables = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": answer_follows, **self._special}
-        text = self._template.render(variables, most)
+        given = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": shape.answer_follows}
+        text = self._template.render({**dict(shape.variables), **given, **self._special}, most)
         if text is None:
             raise _too_long(context, f"more than {most}", most, "messages")
         return text

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final, TypeVar, cast
 
 from pagoda_daemon.health.replica import Preparations
@@ -58,7 +57,8 @@ class Preparing:
             done.set_exception(failed) if failed else done.set_result(cast("Made", made))
 
         self.counts.running += 1
-        threading.Thread(target=_run, args=(work, partial(loop.call_soon_threadsafe, ended)), name=THREAD, daemon=True).start()
+        args = (work, lambda made, failed: loop.call_soon_threadsafe(ended, made, failed))
+        threading.Thread(target=_run, args=args, name=THREAD, daemon=True).start()
         return done
 
 

@@ -13,7 +13,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pagoda_daemon.api.openai import requests
+from pagoda_daemon.api.openai import fields, requests
 from pagoda_daemon.api.openai.errors import JSON
 from pagoda_daemon.api.openai.logprobs import shown
 from pagoda_daemon.api.openai.messages import Message, check_messages, turns
@@ -69,7 +69,7 @@ class TextRoute:
     served_names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        requests.learn(self.kind)
+        fields.learn(self.kind)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def work(body: bytes) -> None:
@@ -80,7 +80,7 @@ class TextRoute:
         await admitted(self.admission, scope, receive, work)
 
     def _answered(self, body: bytes, ignored: list[str]) -> bytes:
-        request = requests.typed(body, self.kind, ignored)
+        request = fields.typed(body, self.kind, ignored)
         limits = self.admission.limits_of(request.model, self.served_names)
         return msgspec.json.encode(self.answer(request, self.text, limits))
 

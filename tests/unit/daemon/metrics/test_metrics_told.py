@@ -317,7 +317,8 @@ NOT_BUILT = {
     names.ACCEPTED_PER_POSITION.name,
 }
 ALWAYS_ZERO_HERE = {names.PREEMPTIONS.name, names.PREPARING.name}
-"""No request is preempted and no body needs a thread here: `test_a_preemption_is_counted_once_in_either_family` and test_preparing.py do that."""
+"""No request is preempted and no body needs a thread here: `test_a_preemption_is_counted_once_in_either_family` and test_preparing.py have
+these."""
 
 
 def single(scraped):
