@@ -41,9 +41,11 @@ Tools = Sequence[Mapping[str, Any]] | None
 
 
 class ModelText:
-    """The text side of a model directory. Thread-safe: rendering and encoding keep no state."""
+    """The text side of a model directory. Thread-safe: rendering and encoding keep no state.
 
-    def __init__(self, directory: Path, tool_parser: str | None = None) -> None:
+    The file `chat_template` replaces the model's own."""
+
+    def __init__(self, directory: Path, tool_parser: str | None = None, chat_template: Path | None = None) -> None:
         self._tokenizer = _load_tokenizer(directory / "tokenizer.json")
         self._longest = max(map(len, self._tokenizer.get_vocab()), default=1)
         self.spell = Speller(self._tokenizer)
@@ -55,7 +57,7 @@ class ModelText:
         generation = _read_json(directory / "generation_config.json", required=False)
         model = _read_json(directory / "config.json", required=True)
         self._special = {name: text for name in ("bos_token", "eos_token", "unk_token", "pad_token") if (text := _text(config.get(name)))}
-        source = _template_source(directory, config)
+        source = _template_source(directory, config) if chat_template is None else _read(chat_template)
         self.template, self.tool_parser = source or "", tool_parser
         self._template = None if source is None else ChatTemplate(source, directory)
         self._warming, self._is_warm = threading.Lock(), False

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -86,9 +87,9 @@ async def _serve(settings: Settings, process: subprocess.Popen[bytes], addresses
         engines.append(client(process, addresses, replica))
         return engines[0]
 
-    front = Front(
-        settings, Backing(engine, lambda: text(Path(config.model.path), config.engine.tool_parser), tidy=lambda: _tidy(settings, process))
-    )
+    template = None if config.model.chat_template is None else Path(config.model.chat_template)
+    read_text = partial(text, Path(config.model.path), config.engine.tool_parser, template)
+    front = Front(settings, Backing(engine, read_text, tidy=lambda: _tidy(settings, process)))
     for number in _STOPS:
         loop.add_signal_handler(number, front.stop)
     for _ in early:
