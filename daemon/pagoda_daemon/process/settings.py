@@ -1,7 +1,8 @@
 """Command line and environment, resolved once into a frozen `Settings`. The only reader of the environment.
 
 `--config FILE` is how a pod starts it (the operator wrote the file); `serve MODEL` makes the same file for a person (`stand_alone`).
-`--config FILE --version` is how a rollout tries an image before a replica goes for it: the version, and on the way whether this one can read the file.
+`--config FILE --version` is how a rollout tries an image before a replica goes for it: the version, and whether this one can
+read the file.
 """
 
 from __future__ import annotations
