@@ -42,7 +42,8 @@ def test_without_flags_it_listens_on_this_machine_only(model):
 def test_vllms_flags_reach_their_fields(model, tmp_path):
     given = (
         "--served-model-name a b --max-model-len 4k --max-num-seqs 8 --max-num-batched-tokens 256 --block-size 32 --dtype float32 "
-        "--device auto --kv-cache-memory-bytes 2Gi --quantization int8 --kv-cache-dtype auto --tool-call-parser hermes --enable-auto-tool-choice "
+        "--device auto --kv-cache-memory-bytes 2Gi --quantization int8 --kv-cache-dtype auto "
+        "--tool-call-parser hermes --enable-auto-tool-choice "
         "--no-enable-prefix-caching --threads 2 --drain-timeout 5s --host ::1 --port 0"
     )
     made = config(model, *given.split(), "--chat-template", tmp_path / "t.jinja")
