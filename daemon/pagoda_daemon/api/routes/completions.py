@@ -88,6 +88,7 @@ class Generate:
         told = Told.of(scope)
         chat = self.kind is ChatRequest  # another process renders its template
         request, jobs, usages, dialect = await self.admission.preparing.run(len(body), lambda: self._prepare(body, told), blocks=chat)
+        scope["state"]["model"] = request.model
         async with aclosing(self.generator.deltas(jobs, scope["state"]["arrived"])) as deltas:  # type: ignore[type-var]
             if request.stream:
                 events = EventStream(send, self.ping_after_s)

@@ -88,6 +88,7 @@ class Embed:
     async def _answer(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         told = Told.of(scope)
         request, jobs = await self.admission.preparing.run(len(body), lambda: self._prepare(body, told))
+        scope["state"]["model"] = request.model
         usages, found = Usages(jobs), {}
         async with aclosing(self.generator.deltas(jobs, scope["state"]["arrived"])) as deltas:  # type: ignore[type-var]
             async for several in deltas:
