@@ -49,10 +49,11 @@ class Measured:
             seconds = time.monotonic() - begun
             self._counts.add(handler, scope["method"], status, seconds)
             if is_logged(scope["method"], status):
-                self._log(scope, handler, status, seconds)
+                self._log(scope, handler, status)
 
-    def _log(self, scope: Scope, handler: str, status: int, seconds: float) -> None:
+    def _log(self, scope: Scope, handler: str, status: int) -> None:
         state = scope["state"]
-        said = {"id": state["request_id"], "route": handler, "status": status, "total_ms": round(1000 * seconds, 3)}
+        total_ms = round(1000 * (time.monotonic() - state["arrived"]), 3)
+        said = {"id": state["request_id"], "route": handler, "status": status, "total_ms": total_ms}
         more = {name: state[name] for name in ("model", "refusal") if name in state}
         log.info("request", **said, **more, **access(self._recent.get(state["request_id"])))
