@@ -35,6 +35,7 @@ class ModelConfig(_Section):
 
     path: str
     served_names: Annotated[tuple[str, ...], Field(min_length=1)]
+    chat_template: str | None = Field(default=None, description="File with a Jinja template; the model's own where absent.")
 
 
 class EngineConfig(_Section):

@@ -146,6 +146,11 @@ REFUSALS: Final = _counter("pagoda_daemon_refusals", "Requests that the engine r
 RESPONSES: Final = Metric("pagoda_daemon_responses", "counter", "Answers over HTTP, by exact status", ("status",))
 PHASE: Final = _gauge("pagoda_daemon_phase", "1 for the phase that holds", "phase")
 IN_FLIGHT: Final = _gauge("pagoda_daemon_in_flight_requests", "Requests accepted and not finished")
+PREPARING: Final = _gauge(
+    "pagoda_daemon_preparing_requests",
+    "Bodies that threads parse, tokenize or write (running), and those that wait for a thread (waiting)",
+    "state",
+)
 WAITING_TOKENS: Final = _gauge("pagoda_daemon_waiting_tokens", "Tokens still to be computed for requests that wait for a row")
 KV_BLOCKS: Final = _gauge("pagoda_daemon_kv_blocks", "KV blocks, used or free", "state")
 STEPS: Final = _counter("pagoda_daemon_steps", "Steps of the engine")
@@ -170,7 +175,7 @@ DAEMON_HTTP: Final = (HTTP_REQUESTS, HTTP_SECONDS)
 DAEMON_OWN: Final = (
     *(FINE_FIRST_TOKEN, FINE_INTER_TOKEN, FINE_PER_TOKEN, FINE_PREPARE, FINE_QUEUE, FINE_PREFILL, STEP_SECONDS, CHUNKS),
     *(SLO_TARGET, SLO_REQUESTS, GOODPUT_TOKENS, REFUSALS, RESPONSES),
-    *(PHASE, IN_FLIGHT, WAITING_TOKENS, KV_BLOCKS, STEPS, LOAD_PROGRESS, ENGINE_HEARTBEAT_AGE, STEP_AGE_RATIO),
+    *(PHASE, IN_FLIGHT, PREPARING, WAITING_TOKENS, KV_BLOCKS, STEPS, LOAD_PROGRESS, ENGINE_HEARTBEAT_AGE, STEP_AGE_RATIO),
     *(DEEP_CHECKS, BUILD_INFO),
 )
 DAEMON: Final = (*DAEMON_VLLM, *DAEMON_HTTP, *DAEMON_OWN)

@@ -66,6 +66,14 @@ class DeepCheck:
 
 
 @dataclass
+class Preparations:
+    """Pieces of work on threads: those that wait for one, and those that run."""
+
+    waiting: int = 0
+    running: int = 0
+
+
+@dataclass
 class Replica:
     """One writer (the event loop), many readers. Times are seconds of the monotonic clock, as are the engine's (one machine)."""
 
@@ -73,6 +81,7 @@ class Replica:
     phase: Phase = Phase.PHASE_STARTING
     listening: bool = True
     in_flight: int = 0
+    preparations: Preparations = field(default_factory=Preparations)
     loop_beat: float = 0.0
     engine_beat: float = 0.0
     step_started: float = 0.0

@@ -115,6 +115,7 @@ def _front(replica: Replica, now: float) -> Scalars:
     return {
         names.PHASE: {(name.removeprefix("PHASE_").lower(),): number == replica.phase for name, number in Phase.items() if number},
         names.IN_FLIGHT: replica.in_flight,
+        names.PREPARING: {("waiting",): replica.preparations.waiting, ("running",): replica.preparations.running},
         names.LOAD_PROGRESS: replica.load_progress,
         names.ENGINE_HEARTBEAT_AGE: max(0.0, now - replica.engine_beat),
         names.STEP_AGE_RATIO: max(0.0, step),

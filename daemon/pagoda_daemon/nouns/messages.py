@@ -169,8 +169,8 @@ class Life(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RowOutput(msgspec.Struct, frozen=True, gc=False):
-    """New tokens of answer `index` of a request. `finish_reason` "stop" (a stop id, included only by `deliver_stop`), "length", "abort",
-    "error", or "refused" with `refusal`, which ends every answer of it.
+    """New tokens of answer `index` of a request. `finish_reason` "stop" (the last token is a stop id; without a token a
+    grammar is complete), "length", "abort", "error", or "refused" with `refusal`, which ends every answer of it.
 
     `logprobs` are of `token_ids`; `prompt_logprobs` of the next prompt tokens in order, from the second on, as they are computed: they
     come once for all answers, with the first.

@@ -47,12 +47,11 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How tokens are chosen. Validated by the front; `temperature` 0 is greedy; `seed` None draws one.
 
     `bad_words` are sequences of ids. `logprobs` wants the log-probability of each token and of so many of the best; `prompt_logprobs`
-    the same of each prompt token but the first, which no cached prefix can give; `pooling` the prompt's embedding. `deliver_stop`: the
-    stop id comes as a token.
+    the same of each prompt token but the first, which no cached prefix can give; `pooling` the prompt's embedding.
     """
 
     max_tokens: int
-    temperature: Annotated[float, Number(0.0, 2.0, silent=1.0, of_model=True, drawn=np.float32)] = 0.0
+    temperature: Annotated[float, Number(0.0, 100.0, silent=1.0, of_model=True, drawn=np.float32)] = 0.0
     top_p: Annotated[float, Number(0.0, 1.0, above=True, hint="for greedy decoding use temperature 0", of_model=True, drawn=np.float32)] = (
         1.0
     )
@@ -68,7 +67,6 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     min_tokens: int = 0
-    deliver_stop: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     pooling: Literal["mean", "last"] | None = None

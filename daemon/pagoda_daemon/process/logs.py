@@ -11,7 +11,7 @@ import threading
 
 
 class SteadyLogger:
-    """One line per call. `lost` counts those that nobody will read."""
+    """One line per call of `msg`. `lost` counts the writes that failed."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -19,11 +19,15 @@ class SteadyLogger:
         self.lost = 0
 
     def msg(self, message: str) -> None:
-        line = (message + "\n").encode(errors="backslashreplace")
+        self.write(message + "\n")
+
+    def write(self, text: str) -> None:
+        """Writes `text` whole. Does not raise: it is also called from a signal's handler, before the drain begins."""
+        rest = text.encode(errors="backslashreplace")
         with self._lock:
             try:
-                while line:
-                    line = line[os.write(self._descriptor, line) :]
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest) :]
             except OSError:
                 self.lost += 1
 

@@ -1,7 +1,8 @@
 """Command line and environment, resolved once into a frozen `Settings`. The only reader of the environment.
 
-`--config FILE` is how a pod starts it (the operator wrote the file); `serve MODEL_DIR` makes the same file for a person. `--config FILE
---version` is how a rollout tries an image before a replica goes for it: the version, and on the way whether this one can read the file.
+`--config FILE` is how a pod starts it (the operator wrote the file); `serve MODEL` makes the same file for a person (`stand_alone`).
+`--config FILE --version` is how a rollout tries an image before a replica goes for it: the version, and whether this one can
+read the file.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import argparse
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 import pydantic
-from pagoda_contracts.launch import DaemonConfig, EngineConfig, Listen, ModelConfig
-from pagoda_contracts.names import DAEMON_CONFIG_DIR, DAEMON_CONFIG_KEY, ENV_POD_UID, PORT_DAEMON_HTTP
+from pagoda_contracts.launch import DaemonConfig
+from pagoda_contracts.names import DAEMON_CONFIG_DIR, DAEMON_CONFIG_KEY, ENV_POD_UID
 from pagoda_contracts.units import parse_duration
 
 from pagoda_daemon.nouns.errors import ConfigRejected, NotStarted
+from pagoda_daemon.process import stand_alone
 
 VERSION: Final = version("pagoda")
 SIMULATE_FRONTS: Final = "simulate-fronts"  # a door of its own: simulated/fleet/fronts.py
-_MAX_PORT: Final = 65535
 _DEFAULT: Final = Path(DAEMON_CONFIG_DIR) / DAEMON_CONFIG_KEY
 _TERMINATION_LOG: Final = "/dev/termination-log"  # where kubelet mounts a pod's terminationMessagePath by default
 
@@ -57,11 +57,11 @@ def termination_log(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 def resolve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Settings:
     """Settings of a command line; exits with argparse's message on a malformed one, ConfigRejected on an impossible one."""
-    arguments = _parser().parse_args(argv)
+    arguments = _parser().parse_args(stand_alone.with_file(argv))
     if arguments.version:
         _tell_version(arguments.config)
     if arguments.command == "serve":
-        config = _stand_alone(arguments)
+        config = stand_alone.config_of(arguments, environ)
         path = Path(config.listen.run_dir) / DAEMON_CONFIG_KEY
         _write(path, config.model_dump_json(by_alias=True, exclude_none=True))
     else:
@@ -81,12 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, help=f"DaemonConfig as JSON (default: {_DEFAULT})")
     commands = parser.add_subparsers(dest="command", metavar="{serve,simulate-fronts}")
     commands.add_parser(SIMULATE_FRONTS, help="play many replicas in one process, for a cluster whose nodes only pretend", add_help=False)
-    serve = commands.add_parser("serve", help="serve a model directory without Kubernetes")
-    serve.add_argument("model", type=Path, help="directory with config.json, tokenizer.json and *.safetensors")
-    serve.add_argument("--name", help="name that clients put in `model` (default: the directory's)")
-    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    serve.add_argument("--port", type=_port, default=PORT_DAEMON_HTTP, help="HTTP port, 0 for a free one (default: %(default)s)")
-    serve.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="numerics (default: %(default)s)")
+    serve = commands.add_parser("serve", help="serve a model without Kubernetes")
+    stand_alone.add_flags(serve)
     return parser
 
 
@@ -96,24 +92,6 @@ def _tell_version(config: Path | None) -> NoReturn:
         _read(config)
     sys.stdout.write(f"pagoda-daemon {VERSION}\n")
     sys.exit(0)
-
-
-def _port(text: str) -> int:
-    if text.isdecimal() and int(text) <= _MAX_PORT:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"must be a port from 0 to {_MAX_PORT}, got {text}")
-
-
-def _stand_alone(arguments: argparse.Namespace) -> DaemonConfig:
-    model: Path = arguments.model.resolve()
-    if not model.is_dir():
-        raise ConfigRejected(f"{arguments.model} is not a directory")
-    run_dir = tempfile.mkdtemp(prefix="pagoda-")
-    return DaemonConfig(
-        model=ModelConfig(path=str(model), served_names=(arguments.name or model.name,)),
-        engine=EngineConfig(dtype=arguments.dtype),
-        listen=Listen(host=arguments.host, http=arguments.port, grpc=0, probes=0, run_dir=run_dir, ping_after="15s"),
-    )
 
 
 def _write(path: Path, text: str) -> None:
@@ -128,7 +106,7 @@ def _read(path: Path) -> DaemonConfig:
     try:
         return DaemonConfig.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:
-        raise ConfigRejected(f"{path}: {error.strerror}; outside of a pod: pagoda-daemon serve MODEL_DIR") from error
+        raise ConfigRejected(f"{path}: {error.strerror}; outside of a pod: pagoda-daemon serve MODEL") from error
     except OSError as error:
         raise ConfigRejected(f"{path}: {error.strerror}") from error
     except pydantic.ValidationError as error:

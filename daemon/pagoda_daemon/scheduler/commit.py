@@ -149,7 +149,7 @@ def _last(state: State, row: int, token: int, *, stopped: bool) -> RowOutput:
     if token == _NONE:
         return _end(state, row, "error", "the worker returned no token")
     if stopped:
-        return _end(state, row, "stop", tokens=(token,) if state.request(row).sampling.deliver_stop else ())
+        return _end(state, row, "stop", tokens=(token,))
     if state.request(row).sampling.pooling is not None:
         return _pooled(state, row, token)
     return _end(state, row, "length", tokens=(token,))

@@ -32,7 +32,7 @@ def score(request: Request, scores: Said) -> Said:
 
 
 def with_logprobs(output: RowOutput, said: Said, scores: Said) -> RowOutput:
-    """`said` belongs to the token; a stop id that is not delivered takes it along."""
+    """`said` belongs to the token; where the worker returned none, there is nothing to say it of."""
     if not said and not scores:
         return output
     return msgspec.structs.replace(output, logprobs=said if output.token_ids else (), prompt_logprobs=scores)

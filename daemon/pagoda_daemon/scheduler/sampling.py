@@ -16,7 +16,7 @@ RANDOM, SHAPED, SPOKEN, SCORED, MASKED, POOLED = (np.uint8(1 << bit) for bit in 
 """Not greedy; logits are changed; log-probabilities of the answer; log-probabilities of the prompt; a grammar says which tokens; the
 prompt's embedding is wanted."""
 
-MAX_LOGPROBS = 20
+MAX_LOGPROBS = 100
 
 
 class SamplingTable:

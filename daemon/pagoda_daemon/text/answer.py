@@ -62,6 +62,13 @@ class AnswerText:
         text = self._matched(self._detokenizer.flush()) + self._stops.flush()
         return self._piece(text, last=True)
 
+    def end_at(self, stop_id: int, logprobs: Sequence[TokenLogprob]) -> Piece:
+        """What is left before a stop id, which is a token of the answer and shows no text: it stands where its text would begin."""
+        piece = self.end()
+        if self.stopped:  # a stop string came first
+            return piece
+        return Piece(piece.text, (*piece.scored, *(Scored(stop_id, self._sent, one) for one in logprobs)))
+
     def _matched(self, text: str) -> str:
         """Up to min_tokens no stop string is complete, as no stop id counts; one that begins there and ends later is (vLLM's rule)."""
         self._read += len(text)

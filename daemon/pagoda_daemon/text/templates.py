@@ -25,7 +25,7 @@ from pagoda_daemon.text.template_worker import HEADER, MAX_CPU_S, Done, Job, env
 
 _WORKERS: Final = 2
 _PATIENCE_S: Final = 10.0  # by the clock: CPU time is what is limited, a busy machine is not the template's fault
-# Made before there are threads: see api/requests.learn.
+# Made before there are threads: see api.openai.fields.learn.
 _DONE: Final = msgspec.msgpack.Decoder(Done)
 _START_PATIENCE_S: Final = 60.0
 FAILED: Final = "chat_template_failed"

@@ -6,7 +6,6 @@ Called by `api/`. Reads only the model's directory: no template, code or URL eve
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -18,7 +17,10 @@ from tokenizers import Tokenizer
 from pagoda_daemon.nouns.errors import BadRequest, ModelRejected
 from pagoda_daemon.nouns.sampling import NUMBERS
 from pagoda_daemon.text.detokenize import Detokenizer, detokenizers
+from pagoda_daemon.text.files import present, read, read_json
+from pagoda_daemon.text.infill import infill_of
 from pagoda_daemon.text.spelling import Speller
+from pagoda_daemon.text.template_files import DEFAULT, WITH_TOOLS, template_sources
 from pagoda_daemon.text.templates import ChatTemplate
 
 _HERE: Final = "\ue000\uf8ff\ue000"  # of the private use area: stands where the last message is to be continued
@@ -26,11 +28,13 @@ _HERE: Final = "\ue000\uf8ff\ue000"  # of the private use area: stands where the
 
 class ChatShape(NamedTuple):
     """How a conversation is written: whether the beginning of an answer follows (`answer_follows`), whether the last message is left open
-    instead (`continue_last`), and whether the tokenizer adds its special ids to those that the template writes."""
+    instead (`continue_last`), and whether the tokenizer adds its special ids to those that the template writes. `variables` are the
+    template's, by name."""
 
     answer_follows: bool = True
     continue_last: bool = False
     special: bool = False
+    variables: tuple[tuple[str, bool | str], ...] = ()
 
 
 AS_A_QUESTION: Final = ChatShape()
@@ -38,22 +42,25 @@ Tools = Sequence[Mapping[str, Any]] | None
 
 
 class ModelText:
-    """The text side of a model directory. Thread-safe: rendering and encoding keep no state."""
+    """The text side of a model directory. Thread-safe: rendering and encoding keep no state.
 
-    def __init__(self, directory: Path, tool_parser: str | None = None) -> None:
+    The file `chat_template` replaces the model's own. `template` is the one that conversations with tools are written by."""
+
+    def __init__(self, directory: Path, tool_parser: str | None = None, chat_template: Path | None = None) -> None:
         self._tokenizer = _load_tokenizer(directory / "tokenizer.json")
         self._longest = max(map(len, self._tokenizer.get_vocab()), default=1)
         self.spell = Speller(self._tokenizer)
+        self.infill = infill_of(lambda token: self._tokenizer.token_to_id(token) is not None)
         self._detokenizers = {
             skip: detokenizers(self._tokenizer, partial(self.decode, skip_special=skip), skip_special=skip) for skip in (True, False)
         }
-        config = _read_json(directory / "tokenizer_config.json", required=False)
-        generation = _read_json(directory / "generation_config.json", required=False)
-        model = _read_json(directory / "config.json", required=True)
+        config = read_json(directory / "tokenizer_config.json", required=False)
+        generation = read_json(directory / "generation_config.json", required=False)
+        model = read_json(directory / "config.json", required=True)
         self._special = {name: text for name in ("bos_token", "eos_token", "unk_token", "pad_token") if (text := _text(config.get(name)))}
-        source = _template_source(directory, config)
-        self.template, self.tool_parser = source or "", tool_parser
-        self._template = None if source is None else ChatTemplate(source, directory)
+        sources = template_sources(directory, config) if chat_template is None else {DEFAULT: read(chat_template)}
+        self.template, self.tool_parser = sources.get(WITH_TOOLS, sources.get(DEFAULT, "")), tool_parser
+        self._templates = {name: ChatTemplate(source, directory) for name, source in sources.items()}
         self._warming, self._is_warm = threading.Lock(), False
         self.stop_ids = self._stop_ids(generation, model)
         self.defaults = _defaults(generation, directory)
@@ -81,26 +88,27 @@ class ModelText:
         """Compiles the chat template; ModelRejected where it does not compile. Once: whoever comes meanwhile waits until it is done. Of
         many fronts of one text some were refused otherwise, as conversations are that wait too long, and had failed for good."""
         with self._warming:
-            if self._template is not None and not self._is_warm:
-                self._template.check()
+            for template in () if self._is_warm else self._templates.values():
+                template.check()
             self._is_warm = True
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]], context: int, shape: ChatShape, tools: Tools) -> str:
         """To continue the last message, a mark that no text holds stands at its end, and the text is cut there."""
         if not shape.continue_last:
-            return self._render(messages, context, shape.answer_follows, tools)
+            return self._render(messages, context, shape, tools)
         last = messages[-1]
-        text = self._render([*messages[:-1], {**last, "content": last["content"] + _HERE}], context, False, tools)
+        text = self._render([*messages[:-1], {**last, "content": last["content"] + _HERE}], context, shape, tools)
         if text.count(_HERE) != 1:
             raise BadRequest("the model's chat template does not show the last message: it cannot be continued", "continue_final_message")
         return text[: text.index(_HERE)]
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], context: int, answer_follows: bool, tools: Tools) -> str:
-        if self._template is None:
+    def _render(self, messages: Sequence[Mapping[str, Any]], context: int, shape: ChatShape, tools: Tools) -> str:
+        template = self._templates.get(WITH_TOOLS if tools and WITH_TOOLS in self._templates else DEFAULT)
+        if template is None:
             raise BadRequest("this model has no chat template: use /v1/completions", "messages", "no_chat_template")
         most = context * self._longest
-        variables = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": answer_follows, **self._special}
-        text = self._template.render(variables, most)
+        given = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": shape.answer_follows}
+        text = template.render({**dict(shape.variables), **given, **self._special}, most)
         if text is None:
             raise _too_long(context, f"more than {most}", most, "messages")
         return text
@@ -145,7 +153,7 @@ def _too_long(context: int, characters: str, most: int, param: str) -> BadReques
 
 
 def _load_tokenizer(path: Path) -> Tokenizer:
-    if not _present(path):
+    if not present(path):
         raise ModelRejected(f"{path.name} is missing in {path.parent}")
     try:
         tokenizer: Tokenizer = Tokenizer.from_file(str(path))
@@ -156,60 +164,12 @@ def _load_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _read_json(path: Path, *, required: bool) -> dict[str, Any]:
-    if not _present(path):
-        if required:
-            raise ModelRejected(f"{path.name} is missing in {path.parent}")
-        return {}
-    try:
-        parsed = json.loads(_read(path))
-    except (ValueError, RecursionError) as error:
-        raise ModelRejected(f"{path.name} is not JSON: {error}") from error
-    if not isinstance(parsed, dict):
-        raise ModelRejected(f"{path.name} is not a JSON object")
-    return parsed
-
-
-def _present(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError as error:  # a directory on the way may not be entered
-        raise ModelRejected(f"{path.name} in {path.parent} cannot be read: {error}") from error
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelRejected(f"{path.name} in {path.parent} cannot be read: {error}") from error
-
-
 def _text(token: Any) -> str | None:
     """tokenizer_config.json writes a special token as a string or as an object."""
     content = token.get("content") if isinstance(token, dict) else token
     if content is not None and not isinstance(content, str):
         raise ModelRejected(f"tokenizer_config.json: a special token must be a string, got {content!r:.64}")
     return content
-
-
-def _template_source(directory: Path, config: Mapping[str, Any]) -> str | None:
-    """chat_template.jinja wins over tokenizer_config.json; of several named templates the one called default."""
-    file = directory / "chat_template.jinja"
-    if _present(file):
-        return _read(file)
-    source = config.get("chat_template")
-    if isinstance(source, list):
-        named = [entry for entry in source if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
-        if len(named) != len(source):
-            raise ModelRejected(
-                f"tokenizer_config.json in {directory}: chat_template is a list; its entries must be objects with name and template"
-            )
-        source = {entry["name"]: entry.get("template") for entry in named}.get("default")
-    if source is not None and not isinstance(source, str):
-        raise ModelRejected(
-            f"tokenizer_config.json in {directory}: chat_template must be a string or a list of objects, got {source!r:.64}"
-        )
-    return source
 
 
 def _defaults(generation: Mapping[str, Any], directory: Path) -> Mapping[str, float]:

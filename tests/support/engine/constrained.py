@@ -96,8 +96,8 @@ class Local:
 
 
 def said(tokens: list[int]) -> str:
-    """Words above the bytes are spelled as in the vocabulary."""
-    return b"".join(bytes([token]) if token < 256 else f" w{token}".encode() for token in tokens).decode()
+    """Words above the bytes are spelled as in the vocabulary; the end token shows nothing."""
+    return b"".join(bytes([token]) if token < 256 else f" w{token}".encode() for token in tokens if token != EOS).decode()
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ from pagoda_daemon.api.grpc.watch import Identity, StateFeed
 from pagoda_daemon.api.http.app import Parts, application
 from pagoda_daemon.api.http.connection import Bounds
 from pagoda_daemon.api.http.last_words import last_words
+from pagoda_daemon.api.http.lines import report
 from pagoda_daemon.api.http.listener import bind, default_bounds, server_config
 from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.generation import Generator as TextGenerator
@@ -140,6 +141,7 @@ class Front:
             raise
         signalled = asyncio.ensure_future(self._signalled.wait())
         canary = asyncio.ensure_future(self._canary.run())
+        lines = asyncio.ensure_future(report(self.replica, parts.generator.counts))
         try:
             await asyncio.wait(_futures(signalled, engine, serving), return_when=asyncio.FIRST_COMPLETED)
             if not engine.done():
@@ -147,6 +149,7 @@ class Front:
         finally:
             signalled.cancel()
             canary.cancel()
+            lines.cancel()
             await self._end(engine, server, serving)
         if engine.done():
             engine.result()

@@ -13,6 +13,7 @@ from typing import Final
 from pagoda_contracts.pb.daemon_pb2 import Phase
 
 from pagoda_daemon.health.replica import Replica
+from pagoda_daemon.nouns.messages import Ready
 
 _LINES: Final = 10  # of a whole load
 
@@ -36,7 +37,7 @@ class Greeting:
     def look(self) -> None:
         replica = self._replica
         if replica.accepting and self._phase != Phase.PHASE_READY:
-            self._write(welcome(self._url, self._model, replica.limits.max_model_len if replica.limits else 0))
+            self._write(welcome(self._url, self._model, replica.limits))
         elif replica.leaving and self._phase != Phase.PHASE_DRAINING and replica.phase == Phase.PHASE_DRAINING:
             self._write(leaving(replica.in_flight))
         elif replica.limits is None and not replica.leaving and (done := int(_LINES * replica.load_progress + 1e-9)) > self._told:
@@ -56,11 +57,21 @@ def leaving(in_flight: int) -> str:
             return f"draining: {in_flight} requests are finishing; Ctrl-C again ends them\n"
 
 
-def welcome(url: str, model: str, context: int) -> str:
-    """What to do with it."""
+def welcome(url: str, model: str, limits: Ready | None) -> str:
+    """What it can do, and what to type."""
     asked = {"model": model, "messages": [{"role": "user", "content": "What does lambda mean?"}], "stream": True}
     typed = shlex.quote(json.dumps(asked, ensure_ascii=False))
+    context = limits.max_model_len if limits else 0
     return (
         f"ready: model {model!r}, {context} tokens of context, OpenAI API on {url}/v1, metrics on {url}/metrics. Ctrl-C ends it.\n"
+        f"{_room(limits) if limits else ''}"
         f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d {typed}\n"
+    )
+
+
+def _room(limits: Ready) -> str:
+    tokens = limits.blocks_total * limits.block_size
+    return (
+        f"  KV cache: {tokens:,} tokens, {tokens / limits.max_model_len:.1f} requests at the whole context; "
+        f"at most {limits.max_concurrency} requests decode together\n"
     )

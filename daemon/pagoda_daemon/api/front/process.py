@@ -8,8 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,10 +21,12 @@ import uvloop
 from pagoda_daemon.api.front.faulty import faulty_parts
 from pagoda_daemon.api.front.front import Backing, Front, Ports
 from pagoda_daemon.api.front.greeting import Greeting
+from pagoda_daemon.api.routes.preparing import THREAD
 from pagoda_daemon.engine.client import EngineClient, EngineLink, Wires, start_engine, wires
 from pagoda_daemon.health.replica import Limits, Replica
 from pagoda_daemon.health.watchdog import EXIT_STUCK, Ends, Watchdog
 from pagoda_daemon.nouns.errors import ConfigRejected, EngineDied
+from pagoda_daemon.process.logs import SteadyLogger
 from pagoda_daemon.process.settings import Settings
 
 log = structlog.get_logger()
@@ -44,6 +48,14 @@ def run(settings: Settings) -> None:
             runner.run(_serve(settings, process, addresses, early))
     finally:
         _tidy(settings, process)
+    _leave_threads()
+
+
+def _leave_threads() -> None:
+    """Ends with 0 past a thread that still tokenizes for a client that left. If the interpreter ended first, it would stop that thread in
+    the tokenizer's Rust code, which aborts the process."""
+    if any(thread.name == THREAD for thread in threading.enumerate()):
+        os._exit(0)
 
 
 def _keep_signals() -> list[int]:
@@ -75,9 +87,9 @@ async def _serve(settings: Settings, process: subprocess.Popen[bytes], addresses
         engines.append(client(process, addresses, replica))
         return engines[0]
 
-    front = Front(
-        settings, Backing(engine, lambda: text(Path(config.model.path), config.engine.tool_parser), tidy=lambda: _tidy(settings, process))
-    )
+    template = None if config.model.chat_template is None else Path(config.model.chat_template)
+    read_text = partial(text, Path(config.model.path), config.engine.tool_parser, template)
+    front = Front(settings, Backing(engine, read_text, tidy=lambda: _tidy(settings, process)))
     for number in _STOPS:
         loop.add_signal_handler(number, front.stop)
     for _ in early:
@@ -107,4 +119,5 @@ def _announce(settings: Settings, replica: Replica, ports: Ports) -> None:
     log.info("listening", host=host, http=ports.http, grpc=ports.grpc, probes=ports.probes, model=settings.config.model.served_names[0])
     if settings.human:
         shown = f"[{host}]" if ":" in host else host
-        Greeting(replica, f"http://{shown}:{ports.http}", settings.config.model.served_names[0], sys.stderr.write).begin()
+        write = SteadyLogger(sys.stderr.fileno()).write  # `sys.stderr.write` raises when the reader of a pipe has gone
+        Greeting(replica, f"http://{shown}:{ports.http}", settings.config.model.served_names[0], write).begin()

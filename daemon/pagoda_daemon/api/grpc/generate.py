@@ -59,9 +59,10 @@ class GenerateService:
         """The gRPC method."""
         try:
             with self.admission.reading() as hold, self.admission.admit():
-                hold(request.ByteSize())
+                hold(size := request.ByteSize())
                 arrived = time.monotonic()
-                message = submit_of(request, self._limits(request.model), self.generator.text.stop_ids)
+                limits, ends = self._limits(request.model), self.generator.text.stop_ids
+                message = await self.admission.preparing.run(size, lambda: submit_of(request, limits, ends))
                 message = terms_of(who, request, arrived, context.time_remaining()).stamp(message)
                 if len(message.resumed) >= message.sampling.max_tokens:
                     yield _accepted(len(message.prompt), 0)

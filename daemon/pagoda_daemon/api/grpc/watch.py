@@ -58,6 +58,7 @@ def frame(replica: Replica, identity: Identity, sequence: int, now: float, pace:
         waiting=stats.waiting,
         waiting_tokens=stats.waiting_tokens,
         in_flight=replica.in_flight,
+        preparing=replica.preparations.waiting + replica.preparations.running,
         max_concurrency=limits.max_concurrency if limits else 0,
         blocks_used=stats.blocks_used,
         blocks_free=stats.blocks_free,

@@ -80,7 +80,7 @@ def application(parts: Parts) -> ASGIApp:
     handlers = {DaemonError: on_daemon_error, HTTPException: on_http_error, Exception: on_bug}
     app = Starlette(routes=guarded(routes, parts.guard), exception_handlers=handlers)
     app.router.redirect_slashes = False  # the redirect would name whatever host the client wrote
-    return Outermost(Measured(app, patterns(routes), parts.exposition.http), parts.replica)
+    return Outermost(Measured(app, patterns(routes), parts.exposition.http, parts.generator.counts.recent), parts.replica)
 
 
 def fingerprint(version: str, revision: str) -> str:

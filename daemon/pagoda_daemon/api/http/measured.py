@@ -1,4 +1,4 @@
-"""Times every answer over HTTP, and files it under the pattern of its route. Wrapped around the router by `api/http/app.py`."""
+"""Times every answer over HTTP, files it under the pattern of its route, and logs it. Wrapped around the router by `api/http/app.py`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+import structlog
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pagoda_daemon.api.http.lines import access, is_logged
 from pagoda_daemon.metrics.http import HttpCounts
+from pagoda_daemon.metrics.records import Ring
+
+log = structlog.get_logger()
 
 _LEFT: Final = 499  # the client was gone before an answer began
 
@@ -22,10 +27,11 @@ def patterns(routes: Iterable[Route]) -> dict[int, str]:
 class Measured:
     """`app`, timed. `patterns`: the pattern of each route by the identity of its endpoint, which the router leaves in the scope."""
 
-    def __init__(self, app: ASGIApp, patterns: Mapping[int, str], counts: HttpCounts) -> None:
+    def __init__(self, app: ASGIApp, patterns: Mapping[int, str], counts: HttpCounts, recent: Ring) -> None:
         self._app = app
         self._patterns = patterns
         self._counts = counts
+        self._recent = recent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         status, begun = _LEFT, time.monotonic()
@@ -40,4 +46,14 @@ class Measured:
             await self._app(scope, receive, noting)
         finally:
             handler = self._patterns.get(id(scope.get("endpoint")), "none")
-            self._counts.add(handler, scope["method"], status, time.monotonic() - begun)
+            seconds = time.monotonic() - begun
+            self._counts.add(handler, scope["method"], status, seconds)
+            if is_logged(scope["method"], status):
+                self._log(scope, handler, status)
+
+    def _log(self, scope: Scope, handler: str, status: int) -> None:
+        state = scope["state"]
+        total_ms = round(1000 * (time.monotonic() - state["arrived"]), 3)
+        said = {"id": state["request_id"], "route": handler, "status": status, "total_ms": total_ms}
+        more = {name: state[name] for name in ("model", "refusal") if name in state}
+        log.info("request", **said, **more, **access(self._recent.get(state["request_id"])))

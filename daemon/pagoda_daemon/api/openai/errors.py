@@ -106,10 +106,12 @@ def response_of(error: DaemonError) -> Response:
     return Response(msgspec.json.encode(body_of(error)), status, headers, JSON)
 
 
-def on_daemon_error(_request: Request, error: Exception) -> Response:
-    """Starlette's door to `response_of`."""
+def on_daemon_error(request: Request, error: Exception) -> Response:
+    """Starlette's door to `response_of`; the access line names the refusal."""
     if not isinstance(error, DaemonError):
         raise error
+    reply = body_of(error).error
+    request.scope["state"]["refusal"] = reply.code or reply.type
     return response_of(error)
 
 

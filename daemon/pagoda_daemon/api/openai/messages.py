@@ -17,16 +17,19 @@ class TextPart(msgspec.Struct, frozen=True):
     text: str = ""
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One turn of a conversation. An assistant's may be nothing but calls; a tool's says which call it answers."""
+class Message(msgspec.Struct, frozen=True):
+    """One turn of a conversation. An assistant's may be nothing but calls; a tool's says which call it answers. What an assistant thought
+    is `reasoning`, or by its older name `reasoning_content`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
     tool_calls: list[CalledTool] | None = None
     tool_call_id: str | None = None
-    # What a client hands back with our own earlier answer.
-    refusal: None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    # What a client hands back with an earlier answer.
+    refusal: str | None = None
     audio: None = None
     annotations: list[Any] | None = None
     function_call: None = None
@@ -39,6 +42,8 @@ def turns(messages: list[Message]) -> list[dict[str, Any]]:
 
 def _turn(message: Message, where: str) -> dict[str, Any]:
     turn: dict[str, Any] = {"role": message.role, "content": _content(message)}
+    if thought := message.reasoning or message.reasoning_content:
+        turn |= {"reasoning": thought, "reasoning_content": thought}  # templates read the one or the other
     if message.tool_calls:
         turn["tool_calls"] = calls_for_template(message.tool_calls, f"{where}.tool_calls")
     if message.role == "tool":

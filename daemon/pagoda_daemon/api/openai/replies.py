@@ -142,6 +142,18 @@ class Head:
     spell: Spell | None = None
     fingerprint: str = ""
     choices: int = 1
+    so_far: Callable[[], Usage] | None = None  # the usage that every chunk has
+
+    @property
+    def plain(self) -> bool:
+        """Chunks differ in their text alone."""
+        return self.spell is None and self.so_far is None
+
+    def usage(self) -> Usage | UnsetType | None:
+        """Of a chunk that is not the last one."""
+        if self.so_far is not None:
+            return self.so_far()
+        return None if self.include_usage else UNSET
 
     def envelope(self, prefix: str) -> dict[str, Any]:
         return {
@@ -199,7 +211,7 @@ class Chat:
         return b"".join(self._chunk(ChunkChoice(ChatDelta("assistant", ""), index=index)) for index in range(self._head.choices))
 
     def text(self, piece: Piece, index: int = 0) -> bytes:
-        if self._head.spell is None:
+        if self._head.plain:
             return self._texts.event(piece.text, index)
         return self._delta(ChatDelta(content=piece.text), piece, index)
 
@@ -224,8 +236,7 @@ class Chat:
         return None if self._head.spell is None else chat_logprobs(piece.scored, self._head.spell)
 
     def _chunk(self, choice: ChunkChoice) -> bytes:
-        usage = None if self._head.include_usage else UNSET
-        return event(ChatChunk(**self._envelope, choices=(choice,), usage=usage))
+        return event(ChatChunk(**self._envelope, choices=(choice,), usage=self._head.usage()))
 
 
 class Completion:
@@ -240,7 +251,7 @@ class Completion:
         return b""
 
     def text(self, piece: Piece, index: int = 0) -> bytes:
-        if self._head.spell is None:
+        if self._head.plain:
             return self._texts.event(piece.text, index)
         return self._chunk(TextChoice(piece.text, None, index, self._logprobs(piece)))
 
@@ -261,5 +272,4 @@ class Completion:
         return None if self._head.spell is None else text_logprobs(piece.scored, self._head.spell)
 
     def _chunk(self, choice: TextChoice) -> bytes:
-        usage = None if self._head.include_usage else UNSET
-        return event(TextReply(**self._envelope, choices=(choice,), usage=usage))
+        return event(TextReply(**self._envelope, choices=(choice,), usage=self._head.usage()))

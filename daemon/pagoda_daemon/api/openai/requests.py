@@ -1,20 +1,13 @@
-"""Body → typed request, in one place, before anything else sees it. Pure.
-
-A field is one of six things: served, accepted because it changes no answer, accepted at the value that changes none, internal and refused,
-spelt nearly like one of these and refused, or unknown: clients are newer than their servers, so that is accepted, and the answer's header
-names it.
-"""
+"""The bodies of the two generating endpoints: their types, and what must hold between their fields. Pure; `fields` reads them."""
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Literal
 
 import msgspec
 
-from pagoda_daemon.api.openai import strict
+from pagoda_daemon.api.openai.fields import typed
 from pagoda_daemon.api.openai.messages import Message, check_messages, turns
 from pagoda_daemon.api.openai.sampling import MAX_CHOICES, MAX_LOGPROBS, check_sampling, in_range
 from pagoda_daemon.api.openai.structured import StructuredFields, grammar_of
@@ -25,53 +18,18 @@ from pagoda_daemon.text.tokens import ChatShape
 MAX_BODY: Final = 16 * 2**20
 BODY_S: Final = 60.0  # for all of it: the largest at 280 KB/s
 COMPLETION_MAX_TOKENS: Final = 16  # OpenAI's default for /v1/completions
-
-_HARMLESS: Final = frozenset(
-    (
-        *("user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "prediction"),
-        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
-    )
-)
-# Ours, vLLM's and SGLang's: what steers the server, and what it would have to fetch or run.
-_INTERNAL: Final = frozenset(
-    (
-        *("kv_transfer_params", "prompt_embeds", "chat_template", "chat_template_kwargs", "cache_salt", "request_id"),
-        *("custom_logit_processor", "logits_processors", "mm_processor_kwargs", "input_embeds", "image_data", "audio_data", "video_data"),
-        *("lora_path", "bootstrap_host", "bootstrap_port", "bootstrap_room", "data_parallel_rank"),
-    )
-)
-_MISSPELT: Final = 0.85  # of difflib's ratio: temprature is 0.95 of temperature, max_output_tokens 0.74 of max_tokens
-_MAX_UNKNOWN: Final = 16
-_SANE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_EMPTY: Final[tuple[Any, ...]] = (None, [], {}, "")
-# Known, not built: accepted at a value that leaves the answer as it is.
-_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
-    "best_of": (None, 1),
-    "top_logprobs": (None, 0),
-    "echo": (None, False),
-    "length_penalty": (None, 1),
-    "priority": (None, 0),
-    "spaces_between_special_tokens": (None, True),
-    "return_token_ids": (None, False),
-    "return_tokens_as_token_ids": (None, False),
-    "use_beam_search": (None, False),
-    "function_call": (None, "none", "auto"),
-    "modalities": (None, ["text"]),
-}
-_NEUTRAL_WHEN_EMPTY: Final = frozenset(
-    (
-        *("functions", "suffix", "audio", "web_search_options", "reasoning_effort", "verbosity"),
-        *("truncate_prompt_tokens", "documents"),
-        *("logprob_token_ids", "thinking_token_budget", "repetition_detection", "stream_interval", "vllm_xargs", "session_id"),
-    )
-)
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+# Qwen3, GLM and Granite read the first, DeepSeek the second, GPT-OSS the third.
+_TEMPLATE_VARIABLES: Final[Mapping[str, type]] = {"enable_thinking": bool, "thinking": bool, "reasoning_effort": str}
+_MAX_VARIABLE: Final = 64
 
 
-class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a stream carries besides text."""
+class StreamOptions(msgspec.Struct, frozen=True):
+    """What a stream carries besides text. With `continuous_usage_stats` every chunk has the usage so far, if `include_usage` is set too."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
+    continuous_usage_stats: bool = False
 
 
 class _Common(StructuredFields, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -83,10 +41,20 @@ class _Common(StructuredFields, kw_only=True, frozen=True, forbid_unknown_fields
     include_timing: bool | None = None
     skip_special_tokens: bool = True
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
 
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.stream_options is not None and self.include_usage and self.stream_options.continuous_usage_stats
+
+    @property
+    def generated(self) -> int:
+        """Answers that are generated of each prompt."""
+        return self.n or 1
 
 
 class ChatRequest(_Common, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -101,6 +69,8 @@ class ChatRequest(_Common, kw_only=True, frozen=True, forbid_unknown_fields=True
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None
 
     @property
     def box(self) -> Toolbox | None:
@@ -123,7 +93,8 @@ class ChatRequest(_Common, kw_only=True, frozen=True, forbid_unknown_fields=True
 
     @property
     def shape(self) -> ChatShape:
-        return shape_of(self.add_generation_prompt, self.continue_final_message, self.add_special_tokens)
+        shape = shape_of(self.add_generation_prompt, self.continue_final_message, self.add_special_tokens)
+        return shape._replace(variables=template_variables(self.chat_template_kwargs, self.reasoning_effort))
 
     def turns(self) -> list[dict[str, Any]]:
         return turns(self.messages)
@@ -135,6 +106,8 @@ class CompletionRequest(_Common, kw_only=True, frozen=True, forbid_unknown_field
     prompt: str | list[int | str | list[int]]
     logprobs: int | None = None
     echo: bool | None = None
+    best_of: int | None = None
+    suffix: str | None = None
 
     @property
     def listed(self) -> int | None:
@@ -148,6 +121,11 @@ class CompletionRequest(_Common, kw_only=True, frozen=True, forbid_unknown_field
     @property
     def limit(self) -> int:
         return COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @property
+    def generated(self) -> int:
+        """Answers that are generated of each prompt; with `best_of` more than are returned."""
+        return self.best_of or self.n or 1
 
     def prompts(self) -> tuple[str | tuple[int, ...], ...]:
         """Each as text or as ids."""
@@ -166,7 +144,6 @@ def prompts_of(given: str | list[int | str | list[int]], param: str) -> tuple[st
 
 
 GenerationRequest = ChatRequest | CompletionRequest
-T = TypeVar("T", bound=msgspec.Struct)
 
 
 def parse(body: bytes, kind: type[GenerationRequest], unknown: list[str]) -> GenerationRequest:
@@ -176,88 +153,28 @@ def parse(body: bytes, kind: type[GenerationRequest], unknown: list[str]) -> Gen
     return request
 
 
-def learn(kind: type[msgspec.Struct]) -> None:
-    """Before threads do: msgspec takes a type apart at its first use, and a thread that meets it half done ends the process by SIGSEGV."""
-    msgspec.json.Decoder(kind)
-
-
-def typed(body: bytes, kind: type[T], unknown: list[str]) -> T:
-    """Of any endpoint: right in its names and types. `unknown` takes the names of the fields that nobody knows."""
-    fields = _fields(body)
-    found = [name for name in sorted(fields.keys() - set(kind.__struct_fields__)) if _is_unknown(name, fields.pop(name))]
-    _check_unknown(found, kind.__struct_fields__)
-    unknown += found
-    try:
-        return msgspec.convert(fields, kind)
-    except msgspec.ValidationError as error:
-        raise BadRequest(*_explained(str(error))) from error
-
-
-class Foreign(NamedTuple):
-    """Fields that are in no type: accepted whatever they say, accepted at these values, and never accepted."""
-
-    harmless: frozenset[str]
-    neutral: Mapping[str, tuple[Any, ...]]
-    internal: frozenset[str]
-
-
-def foreign() -> Foreign:
-    """For the documents."""
-    return Foreign(_HARMLESS, {**_NEUTRAL, **dict.fromkeys(_NEUTRAL_WHEN_EMPTY, _EMPTY)}, _INTERNAL)
-
-
-def _fields(body: bytes) -> dict[str, Any]:
-    parsed = strict.decode(body)
-    if not isinstance(parsed, dict):
-        raise BadRequest("the body is not a JSON object")
-    return parsed
-
-
-def _is_unknown(name: str, value: Any) -> bool:
-    if name in _HARMLESS:
-        return False
-    if name in _INTERNAL:
-        raise BadRequest(f"{name} is internal and not accepted from outside", name, "unsupported_parameter")
-    if name in _NEUTRAL or name in _NEUTRAL_WHEN_EMPTY:
-        accepted = _NEUTRAL.get(name, _EMPTY)
-        if not any(_same(value, one) for one in accepted):
-            raise BadRequest(f"{name} is not supported yet; leave it out", name, "unsupported_parameter")
-        return False
-    return True
-
-
-def _check_unknown(names: list[str], served: tuple[str, ...]) -> None:
-    """A few, with sane names, none of which is one that is served, misspelt: that would change the answer."""
-    if len(names) > _MAX_UNKNOWN:
-        raise BadRequest(f"{len(names)} fields are unknown here; at most {_MAX_UNKNOWN} are allowed", names[0][:64], "unknown_parameter")
-    for name in names:
-        if not _SANE_NAME.fullmatch(name):
-            raise BadRequest(f"{name[:64]!r} is not a parameter of this endpoint", name[:64], "unknown_parameter")
-        if near := difflib.get_close_matches(name, served, 1, _MISSPELT):
-            raise BadRequest(f"{name!r} is not a parameter of this endpoint, {near[0]!r} is", name, "unknown_parameter")
-
-
-def _same(value: Any, one: Any) -> bool:
-    """Equal, and 0 is not false: `logprobs: 0` asks for something."""
-    return value is one if isinstance(value, bool) or isinstance(one, bool) else bool(value == one)
-
-
-def _explained(text: str) -> tuple[str, str | None]:
-    """msgspec's sentence as ours: message and parameter."""
-    what, _, where = text.partition(" - at `$")
-    if missing := re.search(r"missing required field `(\w+)`", what):
-        return f"{missing[1]} is required", missing[1]
-    if unknown := re.search(r"unknown field `(\w+)`", what):
-        what = f"unknown field {unknown[1]}"
-    param = where.rstrip("`").removeprefix(".") or None
-    return f"{param}: {what}" if param else what, param
-
-
 def shape_of(answer_follows: bool | None, continue_last: bool, special: bool | None) -> ChatShape:
     """BadRequest where the last message is to be both ended and continued."""
     if answer_follows and continue_last:
         raise BadRequest("continue_final_message and add_generation_prompt exclude each other", "continue_final_message")
     return ChatShape(answer_follows is not False and not continue_last, continue_last, bool(special))
+
+
+def template_variables(given: Mapping[str, Any] | None, effort: ReasoningEffort | None) -> tuple[tuple[str, bool | str], ...]:
+    """What a request may say to the model's chat template, sorted by name. BadRequest names a variable that no client may set: a template
+    is a program, and its other variables are the server's."""
+    found: dict[str, bool | str] = {"reasoning_effort": effort} if effort is not None else {}
+    for name, value in (given or {}).items():
+        where = f"chat_template_kwargs.{name[:64]}"
+        kind = _TEMPLATE_VARIABLES.get(name)
+        if kind is None:
+            raise BadRequest(f"{where} is not supported; accepted: {', '.join(_TEMPLATE_VARIABLES)}", where, "unsupported_parameter")
+        if not isinstance(value, kind) or not isinstance(value, bool | str):
+            raise BadRequest(f"{where} must be a {'boolean' if kind is bool else 'string of at most 64 characters'}", where)
+        if isinstance(value, str) and len(value) > _MAX_VARIABLE:
+            raise BadRequest(f"{where} must have at most {_MAX_VARIABLE} characters, got {len(value)}", where)
+        found[name] = value
+    return tuple(sorted(found.items()))
 
 
 def _check(request: GenerationRequest) -> None:
@@ -280,6 +197,8 @@ def _check(request: GenerationRequest) -> None:
     else:
         in_range("logprobs", request.logprobs, 0, MAX_LOGPROBS)
         _check_prompts(request)
+        _check_best(request)
+        _check_suffix(request)
     if request.limit is not None and (request.min_tokens or 0) > request.limit:
         raise BadRequest(f"min_tokens must be at most max_tokens ({request.limit}), got {request.min_tokens!s:.32}", "min_tokens")
 
@@ -288,7 +207,21 @@ def _check_prompts(request: CompletionRequest) -> None:
     prompts = request.prompts()
     if not prompts:
         raise BadRequest("prompt is empty", "prompt")
-    if (choices := len(prompts) * (request.n or 1)) > MAX_CHOICES:
-        raise BadRequest(
-            f"{len(prompts)} prompts with n {request.n or 1} are {choices} choices; at most {MAX_CHOICES} are allowed", "prompt"
-        )
+    if (choices := len(prompts) * request.generated) > MAX_CHOICES:
+        asked = f"{len(prompts)} prompts with {'best_of' if request.best_of else 'n'} {request.generated}"
+        raise BadRequest(f"{asked} are {choices} choices; at most {MAX_CHOICES} are allowed", "prompt")
+
+
+def _check_suffix(request: CompletionRequest) -> None:
+    if request.suffix and request.echoes:
+        raise BadRequest("suffix and echo exclude each other", "suffix")
+
+
+def _check_best(request: CompletionRequest) -> None:
+    if request.best_of is None:
+        return
+    in_range("best_of", request.best_of, request.n or 1, MAX_CHOICES)
+    if request.best_of > (request.n or 1) and request.stream:
+        raise BadRequest("best_of above n is accepted only without stream: the best answer is known at the end", "best_of")
+    if request.best_of > (request.n or 1) and not request.limit:
+        raise BadRequest("best_of above n needs max_tokens of at least 1", "best_of")

@@ -15,9 +15,9 @@ from pagoda_daemon.nouns.errors import BadRequest
 from pagoda_daemon.nouns.sampling import NUMBERS, OFF, Number, Sampling
 from pagoda_daemon.text.tokens import ModelText
 
-MAX_STOPS: Final = 4
+MAX_STOPS: Final = 64  # OpenAI's is 4, vLLM's is none
 MAX_STOP_CHARS: Final = 256  # a stop string is held back until it cannot match: it bounds what is held
-MAX_LOGPROBS: Final = 20
+MAX_LOGPROBS: Final = 100  # OpenAI's is 20
 MAX_IDS: Final = 1024  # of logit_bias, stop_token_ids: each is touched in every step
 MAX_BAD_WORDS: Final = 128
 MAX_CHOICES: Final = 128  # prompts times n: OpenAI's most for n, and more prompts than lm-eval sends at once
@@ -30,6 +30,7 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "max_tokens": (0, _MANY),
     "max_completion_tokens": (1, _MANY),
     "top_logprobs": (0, MAX_LOGPROBS),
+    "truncate_prompt_tokens": (-1, _MANY),
 }
 """Of numbers that are not in `NUMBERS`, both ends included; what depends on other fields is said where it is checked."""
 
@@ -83,7 +84,6 @@ def sampling_of(fields: SamplingFields, wished: Wished, text: ModelText, vocab_s
         bad_words=_bad_words(fields.bad_words or (), text),
         allowed_token_ids=tuple(dict.fromkeys(fields.allowed_token_ids)) if fields.allowed_token_ids else None,
         min_tokens=fields.min_tokens or 0,
-        deliver_stop=bool(fields.include_stop_str_in_output),
         logprobs=wished.logprobs,
         prompt_logprobs=wished.prompt_logprobs,
     )

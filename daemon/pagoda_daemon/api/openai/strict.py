@@ -30,7 +30,9 @@ def decode(body: bytes) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise BadRequest(f"the body has the key {twice[:64]!r} twice in one object", twice[:64], "duplicate_key")
+        seen: set[str] = set()
+        for name, _ in pairs:  # to count each name among all of them took 15 s for 180 KB
+            if name in seen:
+                raise BadRequest(f"the body has the key {name[:64]!r} twice in one object", name[:64], "duplicate_key")
+            seen.add(name)
     return found

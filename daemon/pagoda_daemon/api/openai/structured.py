@@ -20,7 +20,7 @@ _ANY_OBJECT: Final = '{"type":"object"}'
 Schema = dict[str, Any] | bool
 
 
-class NamedSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NamedSchema(msgspec.Struct, frozen=True):
     """OpenAI's wrapping of a schema. The schema is followed to the letter, strict or not."""
 
     name: str
@@ -29,15 +29,15 @@ class NamedSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class TextFormat(msgspec.Struct, frozen=True, tag_field="type", tag="text", forbid_unknown_fields=True):
+class TextFormat(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
     """Any text."""
 
 
-class ObjectFormat(msgspec.Struct, frozen=True, tag_field="type", tag="json_object", forbid_unknown_fields=True):
+class ObjectFormat(msgspec.Struct, frozen=True, tag_field="type", tag="json_object"):
     """Any JSON object."""
 
 
-class SchemaFormat(msgspec.Struct, frozen=True, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+class SchemaFormat(msgspec.Struct, frozen=True, tag_field="type", tag="json_schema"):
     """JSON by a schema."""
 
     json_schema: NamedSchema
@@ -46,7 +46,7 @@ class SchemaFormat(msgspec.Struct, frozen=True, tag_field="type", tag="json_sche
 ResponseFormat = TextFormat | ObjectFormat | SchemaFormat
 
 
-class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StructuredOutputs(msgspec.Struct, frozen=True):
     """vLLM's field; one of its entries."""
 
     json: str | Schema | None = None

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope
 
 from pagoda_daemon.api.openai import requests
 from pagoda_daemon.api.openai.errors import TOO_LARGE, TOO_SLOW
+from pagoda_daemon.api.routes.preparing import Preparing
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.nouns.errors import BadRequest, Draining, ModelNotFound, NotReady, Overloaded
 from pagoda_daemon.nouns.messages import Ready
@@ -34,6 +35,7 @@ class Admission:
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
+        self.preparing = Preparing(self.replica.preparations)
         self.idle.set()
 
     @contextmanager

@@ -6,11 +6,12 @@ may retry elsewhere, whatever fails after is one error event and the end of the 
 
 from __future__ import annotations
 
-import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, NamedTuple
 
 import structlog
@@ -19,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagoda_daemon.api.access.caller import Terms
-from pagoda_daemon.api.openai import requests
+from pagoda_daemon.api.openai import fields, requests
 from pagoda_daemon.api.openai.errors import JSON, body_of
 from pagoda_daemon.api.openai.logprobs import prompt_logprobs
 from pagoda_daemon.api.openai.replies import DONE, Answer, Dialect, Head, event
@@ -37,7 +38,9 @@ from pagoda_daemon.text.answer import Piece
 
 log = structlog.get_logger()
 
-_INLINE_BODY: Final = 32 * 1024  # larger bodies are tokenised on a thread, and chats, whose template is another process's
+_BYTES_PER_TOKEN: Final = 4  # of an answer that is written whole; with 256 tokens it is worth a thread
+
+Parts = dict[int, list[Delta]]  # of each choice, in their order
 
 
 class Told(NamedTuple):
@@ -54,6 +57,15 @@ class Told(NamedTuple):
         return cls(state["request_id"], state["caller"].terms, state["ignored"])
 
 
+class Prepared(NamedTuple):
+    """A request that is ready for the engine, and how its answer is counted and written."""
+
+    request: GenerationRequest
+    jobs: tuple[Submission, ...]
+    usages: Usages
+    dialect: Dialect
+
+
 @dataclass(frozen=True)
 class Generate:
     """One endpoint: a request type and the dialect of its answers."""
@@ -67,63 +79,81 @@ class Generate:
     ping_after_s: float | None = None
 
     def __post_init__(self) -> None:
-        requests.learn(self.kind)
+        fields.learn(self.kind)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await admitted(self.admission, scope, receive, lambda body: self._answer(body, scope, receive, send))
 
     async def _answer(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         told = Told.of(scope)
-        apart = len(body) > _INLINE_BODY or self.kind is ChatRequest
-        prepare = asyncio.to_thread(self._prepare, body, told) if apart else None
-        request, jobs, dialect = await prepare if prepare else self._prepare(body, told)
-        usages = Usages(jobs, self._timing(request, told.request_id))
+        chat = self.kind is ChatRequest  # another process renders its template
+        request, jobs, usages, dialect = await self.admission.preparing.run(len(body), lambda: self._prepare(body, told), blocks=chat)
+        scope["state"]["model"] = request.model
         async with aclosing(self.generator.deltas(jobs, scope["state"]["arrived"])) as deltas:  # type: ignore[type-var]
             if request.stream:
                 events = EventStream(send, self.ping_after_s)
                 await _stream(dialect, usages, deltas, events, include_usage=request.include_usage)
             else:
-                answers = await self._whole(jobs, usages, deltas, request.prompt_logprobs)
-                await Response(dialect.whole(answers, usages.usage()), media_type=JSON)(scope, receive, send)
+                parts = await self._collect(jobs, usages, deltas)
+                size = _BYTES_PER_TOKEN * (usages.completion_tokens + (0 if request.prompt_logprobs is None else usages.prompt_tokens))
+                whole = partial(self._whole, dialect, request, jobs, parts, usages)
+                content = await self.admission.preparing.run(size, whole)
+                await Response(content, media_type=JSON)(scope, receive, send)
 
     def _dialect(self, request: GenerationRequest, head: Head) -> Dialect:
         box = request.box if isinstance(request, ChatRequest) else None
         return self.dialect(head) if box is None else ToolChat(head, tool_format(self.generator.text), box)
 
-    def _head(self, request: GenerationRequest, request_id: str, jobs: Sequence[Submission]) -> Head:
+    def _head(self, request: GenerationRequest, request_id: str, jobs: Sequence[Submission], usages: Usages) -> Head:
         spell = self.generator.text.spell if request.listed is not None else None
         choices = sum(job.message.n for job in jobs)
-        return Head(request_id, int(time.time()), request.model, request.include_usage, spell, self.fingerprint, choices)
+        head = Head(request_id, int(time.time()), request.model, request.include_usage, spell, self.fingerprint, choices)
+        return replace(head, so_far=usages.usage) if request.continuous_usage else head
 
     def _timing(self, request: GenerationRequest, request_id: str) -> Callable[[], Timing | UnsetType] | None:
         """What tells the timings at the end, where they were asked for."""
         recent = self.generator.counts.recent
         return (lambda: timing(found) if (found := recent.get(request_id)) else UNSET) if request.include_timing else None
 
-    async def _whole(
-        self, jobs: Sequence[Submission], usages: Usages, deltas: AsyncIterator[list[Delta]], prompt_top: int | None
-    ) -> list[Answer]:
-        parts: dict[int, list[Delta]] = {job.first + index: [] for job in jobs for index in range(job.message.n)}
+    async def _collect(self, jobs: Sequence[Submission], usages: Usages, deltas: AsyncIterator[list[Delta]]) -> Parts:
+        parts: Parts = {job.first + index: [] for job in jobs for index in range(job.message.n)}
         async for found in deltas:
             for delta in found:
                 usages.note(delta)
                 parts[delta.choice].append(delta)
-        answers = [_answer(part) for part in parts.values()]
-        if prompt_top is None:
-            return answers
-        prompts = [job.message.prompt for job in jobs for _ in range(job.message.n)]
-        spell = self.generator.text.spell
-        return [
-            answer._replace(prompt_logprobs=prompt_logprobs(prompt, part[0].prompt_scores, prompt_top, spell))
-            for answer, prompt, part in zip(answers, prompts, parts.values(), strict=True)
-        ]
+        return parts
 
-    def _prepare(self, body: bytes, told: Told) -> tuple[GenerationRequest, tuple[Submission, ...], Dialect]:
+    def _whole(self, dialect: Dialect, request: GenerationRequest, jobs: Sequence[Submission], parts: Parts, usages: Usages) -> bytes:
+        answers = [_answer(part) for part in parts.values()]
+        if (top := request.prompt_logprobs) is not None:
+            prompts = [job.message.prompt for job in jobs for _ in range(job.message.n)]
+            spell = self.generator.text.spell
+            answers = [
+                answer._replace(prompt_logprobs=prompt_logprobs(prompt, part[0].prompt_scores, top, spell))
+                for answer, prompt, part in zip(answers, prompts, parts.values(), strict=True)
+            ]
+        return dialect.whole(_best(answers, request.generated, request.n or 1), usages.usage())
+
+    def _prepare(self, body: bytes, told: Told) -> Prepared:
         """All that takes longer the more the client wrote: looking into 8 MB of tools takes a second, in which no stream would move."""
         request = requests.parse(body, self.kind, told.ignored)
         limits = self.admission.limits_of(request.model, self.served_names)
         jobs = stamped(submissions(request, told.request_id, self.generator.text, limits), request, told.terms)
-        return request, jobs, self._dialect(request, self._head(request, told.request_id, jobs))
+        usages = Usages(jobs, self._timing(request, told.request_id))
+        return Prepared(request, jobs, usages, self._dialect(request, self._head(request, told.request_id, jobs, usages)))
+
+
+def _best(answers: list[Answer], generated: int, returned: int) -> list[Answer]:
+    """Of each prompt's `generated` answers the `returned` ones with the highest mean log-probability per token, the best first."""
+    if generated == returned:
+        return answers
+    groups = (answers[at : at + generated] for at in range(0, len(answers), generated))
+    return [answer for group in groups for answer in sorted(group, key=_likelihood, reverse=True)[:returned]]
+
+
+def _likelihood(answer: Answer) -> float:
+    found = [scored.logprob.logprob for scored in answer.piece.scored if scored.logprob is not None]
+    return sum(found) / len(found) if found else -math.inf
 
 
 def _answer(deltas: Sequence[Delta]) -> Answer:

@@ -5,11 +5,11 @@ A prompt goes through the engine like any other, its states are summed where the
 
 from __future__ import annotations
 
-import asyncio
 from base64 import b64encode
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Literal
 
 import msgspec
@@ -18,10 +18,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagoda_daemon.api.access.caller import Terms
-from pagoda_daemon.api.openai import requests
+from pagoda_daemon.api.openai import fields, requests
 from pagoda_daemon.api.openai.errors import JSON
 from pagoda_daemon.api.openai.replies import PromptDetails
-from pagoda_daemon.api.openai.sampling import check_ids
+from pagoda_daemon.api.openai.sampling import check_ids, in_range
 from pagoda_daemon.api.routes.admission import Admission, admitted
 from pagoda_daemon.api.routes.completions import Told
 from pagoda_daemon.api.routes.generation import Generator, Submission
@@ -32,10 +32,12 @@ from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.text.tokens import ModelText
 
 MAX_INPUTS: Final = 2048  # OpenAI's
+MAX_DIMENSIONS: Final = 65536  # the model's own number is the limit, and known when the vector is
 
 
 class EmbeddingRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """POST /v1/embeddings. `pooling`: the state of the last token, or the mean of all; `dimensions` is not built."""
+    """POST /v1/embeddings. `pooling`: the state of the last token, or the mean of all. `dimensions` keeps that many numbers of a vector,
+    the first ones, and makes its length 1 again."""
 
     model: str
     input: str | list[int | str | list[int]]
@@ -78,34 +80,34 @@ class Embed:
     served_names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        requests.learn(EmbeddingRequest)
+        fields.learn(EmbeddingRequest)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await admitted(self.admission, scope, receive, lambda body: self._answer(body, scope, receive, send))
 
     async def _answer(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        request, jobs = await asyncio.to_thread(self._prepare, body, Told.of(scope))
+        told = Told.of(scope)
+        request, jobs = await self.admission.preparing.run(len(body), lambda: self._prepare(body, told))
+        scope["state"]["model"] = request.model
         usages, found = Usages(jobs), {}
         async with aclosing(self.generator.deltas(jobs, scope["state"]["arrived"])) as deltas:  # type: ignore[type-var]
             async for several in deltas:
                 for delta in several:
                     usages.note(delta)
                     found[delta.choice] = delta.embedding
-        used = usages.usage()
-        vectors = [Embedding(index, _written(found[index], request.encoding_format)) for index in range(len(jobs))]
-        usage = EmbeddingUsage(used.prompt_tokens, used.prompt_tokens, used.prompt_tokens_details)
-        await Response(msgspec.json.encode(EmbeddingReply(vectors, request.model, usage)), media_type=JSON)(scope, receive, send)
+        size = sum(len(vector) for vector in found.values())
+        content = await self.admission.preparing.run(size, partial(_whole, request, [found[index] for index in range(len(jobs))], usages))
+        await Response(content, media_type=JSON)(scope, receive, send)
 
     def _prepare(self, body: bytes, told: Told) -> tuple[EmbeddingRequest, tuple[Submission, ...]]:
-        request = requests.typed(body, EmbeddingRequest, told.ignored)
+        request = fields.typed(body, EmbeddingRequest, told.ignored)
         limits = self.admission.limits_of(request.model, self.served_names)
         return request, submissions(request, told.request_id, self.generator.text, limits, replace(told.terms, prefixes=()))
 
 
 def submissions(request: EmbeddingRequest, request_id: str, text: ModelText, limits: Ready, terms: Terms) -> tuple[Submission, ...]:
     """One for each input; BadRequest names what is wrong with which."""
-    if request.dimensions is not None:
-        raise BadRequest("dimensions is not supported yet; leave it out", "dimensions", "unsupported_parameter")
+    in_range("dimensions", request.dimensions, 1, MAX_DIMENSIONS)
     inputs = requests.prompts_of(request.input, "input")
     if not 1 <= len(inputs) <= MAX_INPUTS:
         raise BadRequest(f"input must have 1 to {MAX_INPUTS} entries, got {len(inputs)}", "input")
@@ -126,6 +128,26 @@ def _check(index: int, ids: Sequence[int], limits: Ready) -> None:
     if len(ids) >= limits.max_model_len:
         said = f"input {index} has {len(ids)} tokens; at most {limits.max_model_len - 1} are allowed: {len(ids) - limits.max_model_len + 1}"
         raise BadRequest(f"{said} too many", "input", "context_length_exceeded")
+
+
+def _whole(request: EmbeddingRequest, vectors: Sequence[bytes], usages: Usages) -> bytes:
+    used = usages.usage()
+    cut = [_shortened(vector, request.dimensions) for vector in vectors]
+    data = [Embedding(index, _written(vector, request.encoding_format)) for index, vector in enumerate(cut)]
+    usage = EmbeddingUsage(used.prompt_tokens, used.prompt_tokens, used.prompt_tokens_details)
+    return msgspec.json.encode(EmbeddingReply(data, request.model, usage))
+
+
+def _shortened(vector: bytes, dimensions: int | None) -> bytes:
+    """Little-endian fp32 in and out."""
+    if dimensions is None:
+        return vector
+    numbers = np.frombuffer(vector, "<f4")
+    if dimensions > len(numbers):
+        raise BadRequest(f"dimensions must be between 1 and {len(numbers)} for this model, got {dimensions}", "dimensions")
+    kept = numbers[:dimensions]
+    length = float(np.linalg.norm(kept))
+    return (kept / length if length else kept).astype("<f4").tobytes()
 
 
 def _written(vector: bytes, form: str | None) -> list[float] | str:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from msgspec import structs
 
-from pagoda_daemon.api.openai.requests import ChatRequest, GenerationRequest
+from pagoda_daemon.api.openai.requests import MAX_BODY, ChatRequest, GenerationRequest
 from pagoda_daemon.api.openai.sampling import Wished, sampling_of
 from pagoda_daemon.api.openai.structured import INVALID, grammar_of
 from pagoda_daemon.api.openai.tool_formats import marks_and_grammar, tool_format
@@ -56,6 +56,7 @@ class Submission:
     answers: bool = True  # false: the prompt is only scored, and the one token that the engine gives is dropped
     first: int = 0
     skip_special: bool = True
+    shows_stop: bool = False  # the stop string, or the text of the stop id, is part of the answer
 
     @property
     def sampling(self) -> Sampling:
@@ -68,35 +69,65 @@ def submissions(request: GenerationRequest, request_id: str, text: ModelText, li
         box = request.box
         if box is not None:
             return (_with_tools(request, request_id, text, limits, box),)
-        ids = text.encode_chat(request.turns(), limits.max_model_len, request.shape)
+        ids = text.encode_chat(request.turns(), _room(request, limits), request.shape)
         return (submission(request, request_id, ids, text, limits),)
     given = request.prompts()
     found = []
     for number, prompt in enumerate(given):
         special = request.add_special_tokens is not False
-        ids = text.encode(prompt, limits.max_model_len, special=special) if isinstance(prompt, str) else prompt
+        written = _infilled(prompt, request.suffix, text) if request.suffix else prompt
+        ids = text.encode(written, _room(request, limits), special=special) if isinstance(written, str) else written
         job = submission(request, request_id if len(given) == 1 else f"{request_id}-{number}", ids, text, limits)
-        shown = (prompt if isinstance(prompt, str) else text.decode(ids)) if request.echoes else None
+        said = prompt if isinstance(prompt, str) and job.message.prompt == ids else text.decode(job.message.prompt)
+        shown = said if request.echoes else None
         found.append(replace(job, echo=shown, first=number * job.message.n))
     return tuple(found)
 
 
 def submission(request: GenerationRequest, request_id: str, prompt: tuple[int, ...], text: ModelText, limits: Ready) -> Submission:
     """Of one prompt."""
+    prompt = _truncated(prompt, request, limits)
     _check_ids(prompt, limits.vocab_size)
-    wished = Wished(_max_tokens(len(prompt), request.limit, limits.max_model_len), request.listed, _prompt_listed(request))
+    scored = 0 if request.listed is None and request.generated > (request.n or 1) else request.listed  # to find the best ones
+    wished = Wished(_max_tokens(len(prompt), request.limit, limits.max_model_len), scored, _prompt_listed(request))
     grammar = grammar_of(request, text.stop_ids)
-    message = Submit(request_id, prompt, sampling_of(request, wished, text, limits.vocab_size), request.n or 1, grammar=grammar)
-    return Submission(message, request.stops, answers=request.limit != 0, skip_special=request.skip_special_tokens)
+    message = Submit(request_id, prompt, sampling_of(request, wished, text, limits.vocab_size), request.generated, grammar=grammar)
+    skip, shows = request.skip_special_tokens, bool(request.include_stop_str_in_output)
+    return Submission(message, request.stops, answers=request.limit != 0, skip_special=skip, shows_stop=shows)
 
 
 def _with_tools(request: ChatRequest, request_id: str, text: ModelText, limits: Ready, box: Toolbox) -> Submission:
     """Of a chat whose answer may hold calls: their marks must not be left out of its text where they are special tokens."""
     form = tool_format(text)
-    ids = text.encode_chat(request.turns(), limits.max_model_len, request.shape, box.for_template())
+    ids = text.encode_chat(request.turns(), _room(request, limits), request.shape, box.for_template())
     job = submission(request, request_id, ids, text, limits)
     special, grammar = marks_and_grammar(box, form, text)
     return replace(job, message=structs.replace(job.message, grammar=grammar), skip_special=job.skip_special and not special)
+
+
+def _room(request: GenerationRequest, limits: Ready) -> int:
+    """Tokens that a prompt may have at a glance: any number if it is cut afterwards. `MAX_BODY` bounds it then."""
+    return limits.max_model_len if request.truncate_prompt_tokens is None else MAX_BODY
+
+
+def _truncated(prompt: tuple[int, ...], request: GenerationRequest, limits: Ready) -> tuple[int, ...]:
+    """The last `truncate_prompt_tokens` of a prompt; with -1 as many as the context holds beside the answer, as in vLLM."""
+    most = request.truncate_prompt_tokens
+    if most is None:
+        return prompt
+    if most == 0:
+        raise BadRequest("truncate_prompt_tokens must be -1 or at least 1, got 0", "truncate_prompt_tokens")
+    if most == -1:
+        most = max(1, limits.max_model_len - max(1, request.limit or 1))
+    return prompt[-most:]
+
+
+def _infilled(prompt: str | tuple[int, ...], suffix: str, text: ModelText) -> str:
+    if not isinstance(prompt, str):
+        raise BadRequest("suffix is accepted only with a prompt of text", "suffix")
+    if text.infill is None:
+        raise BadRequest("this model has no token for the text before a suffix; leave suffix out", "suffix", "unsupported_parameter")
+    return text.infill.written(prompt, suffix)
 
 
 def _prompt_listed(request: GenerationRequest) -> int | None:
@@ -134,7 +165,7 @@ class _Choice:
         self.record = record
         self.tokens = 0
         self.ended = False  # by the engine, which holds nothing of it any more
-        stops = StopMatcher(job.stops, include=job.sampling.deliver_stop)
+        stops = StopMatcher(job.stops, include=job.shows_stop)
         self._detokenizer = partial(text.detokenizer, skip_special=job.skip_special)
         self._answer = AnswerText(self._detokenizer(), stops, job.sampling.min_tokens, len(job.echo or ""))
         self._scores = scores  # of the prompt: all its choices have the list, the first one's outputs fill it
@@ -148,7 +179,7 @@ class _Choice:
         if reason is None and not row.token_ids:
             return None
         self.tokens += len(row.token_ids)
-        piece = _taken(self._answer, row, last=self.ended) if self.job.answers else Piece("")
+        piece = _taken(self._answer, row, shows_stop=self.job.shows_stop) if self.job.answers else Piece("")
         if self._answer.stopped:
             reason = "stop"
         scores: tuple[TokenLogprob, ...] = ()
@@ -249,9 +280,13 @@ class Generator:
         self.counts.close(record, time.monotonic())
 
 
-def _taken(answer: AnswerText, row: RowOutput, *, last: bool) -> Piece:
+def _taken(answer: AnswerText, row: RowOutput, *, shows_stop: bool) -> Piece:
+    if row.finish_reason == "stop" and row.token_ids and not shows_stop:
+        before = len(row.token_ids) - 1
+        piece = answer.push(row.token_ids[:before], row.logprobs[:before])
+        return _joined(piece, answer.end_at(row.token_ids[before], row.logprobs[before:]))
     piece = answer.push(row.token_ids, row.logprobs)
-    return _joined(piece, answer.end()) if last else piece
+    return _joined(piece, answer.end()) if row.finish_reason is not None else piece
 
 
 def _joined(first: Piece, then: Piece) -> Piece:

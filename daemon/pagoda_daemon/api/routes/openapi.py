@@ -14,9 +14,10 @@ import msgspec
 from pagoda_contracts.names import HEADER_RETRY_AFTER, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY
 
 from pagoda_daemon.api.openai.errors import JSON, ErrorReply
+from pagoda_daemon.api.openai.fields import foreign
 from pagoda_daemon.api.openai.models import ModelCard, ModelList
 from pagoda_daemon.api.openai.replies import ChatChunk, ChatReply, TextReply
-from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest, foreign
+from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest
 from pagoda_daemon.api.openai.sampling import RANGES
 from pagoda_daemon.api.openai.trace import TRACE_PATH, Trace
 from pagoda_daemon.api.routes.embeddings import EmbeddingReply, EmbeddingRequest

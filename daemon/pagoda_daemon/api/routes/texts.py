@@ -1,11 +1,10 @@
 """/tokenize and /detokenize, in vLLM's shapes: what the model's tokenizer makes of text, a conversation, or ids. Nothing is generated.
 
-They take part in admission like the generating endpoints: tokenising 16 MB costs a thread for seconds.
+They take part in admission like the generating endpoints: tokenising 16 MB keeps a thread busy for seconds.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pagoda_daemon.api.openai import requests
+from pagoda_daemon.api.openai import fields, requests
 from pagoda_daemon.api.openai.errors import JSON
 from pagoda_daemon.api.openai.logprobs import shown
 from pagoda_daemon.api.openai.messages import Message, check_messages, turns
@@ -70,17 +69,18 @@ class TextRoute:
     served_names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        requests.learn(self.kind)
+        fields.learn(self.kind)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def work(body: bytes) -> None:
-            content = await asyncio.to_thread(self._answered, body, scope["state"]["ignored"])
+            ignored = scope["state"]["ignored"]
+            content = await self.admission.preparing.run(len(body), lambda: self._answered(body, ignored), blocks=True)
             await Response(content, media_type=JSON)(scope, receive, send)
 
         await admitted(self.admission, scope, receive, work)
 
     def _answered(self, body: bytes, ignored: list[str]) -> bytes:
-        request = requests.typed(body, self.kind, ignored)
+        request = fields.typed(body, self.kind, ignored)
         limits = self.admission.limits_of(request.model, self.served_names)
         return msgspec.json.encode(self.answer(request, self.text, limits))
 

@@ -16,7 +16,7 @@ class Usages:
 
     def __init__(self, jobs: Sequence[Submission], timing: Callable[[], Timing | UnsetType] | None = None) -> None:
         self._timing = timing
-        self._prompt = sum(len(job.message.prompt) for job in jobs)
+        self.prompt_tokens = sum(len(job.message.prompt) for job in jobs)
         self._cached = {job.first: 0 for job in jobs}
         self._answers: dict[int, int] = {}
 
@@ -33,4 +33,4 @@ class Usages:
     def usage(self) -> Usage:
         answered = self.completion_tokens
         timing = self._timing() if self._timing else UNSET
-        return Usage(self._prompt, answered, self._prompt + answered, PromptDetails(sum(self._cached.values())), timing=timing)
+        return Usage(self.prompt_tokens, answered, self.prompt_tokens + answered, PromptDetails(sum(self._cached.values())), timing=timing)

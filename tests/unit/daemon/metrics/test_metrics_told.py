@@ -316,8 +316,9 @@ NOT_BUILT = {
     names.ACCEPTED_TOKENS.name,
     names.ACCEPTED_PER_POSITION.name,
 }
-ALWAYS_ZERO_HERE = {names.PREEMPTIONS.name}
-"""Nobody is preempted in this scenario: `test_a_preemption_is_counted_once_in_either_family` has it."""
+ALWAYS_ZERO_HERE = {names.PREEMPTIONS.name, names.PREPARING.name}
+"""No request is preempted and no body needs a thread here: `test_a_preemption_is_counted_once_in_either_family` and test_preparing.py have
+these."""
 
 
 def single(scraped):

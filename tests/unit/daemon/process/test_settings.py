@@ -9,7 +9,7 @@ from pagoda_daemon.process import settings
 
 
 def test_without_a_configuration_the_way_to_do_without_is_named(tmp_path):
-    with pytest.raises(ConfigRejected, match=r"none\.json: No such file or directory; outside of a pod: pagoda-daemon serve MODEL_DIR"):
+    with pytest.raises(ConfigRejected, match=r"none\.json: No such file or directory; outside of a pod: pagoda-daemon serve MODEL"):
         settings.resolve(["--config", str(tmp_path / "none.json")])
 
 

@@ -376,7 +376,7 @@ def test_embeddings_are_pooled_states_in_the_order_of_the_inputs(client, form):
         ({"input": ["x", 1]}, "input", "invalid_value"),
         ({"input": ["x"] * 2049}, "input", "invalid_value"),
         ({"input": "x" * CONTEXT}, "input", "context_length_exceeded"),
-        ({"dimensions": 4}, "dimensions", "unsupported_parameter"),
+        ({"dimensions": 10**6}, "dimensions", "invalid_value"),
         ({"pooling": "cls"}, "pooling", "invalid_value"),
         ({"encoding_format": "int8"}, "encoding_format", "invalid_value"),
     ],

@@ -100,9 +100,26 @@ def test_a_stop_id_ends_the_answer_and_is_shown_only_where_included(client, text
     said = expected_tokens(text.encode(PROMPT, 512), 12, VOCAB)
     at = next(at for at in range(1, 12) if said[at] not in said[:at])
     body = {"stop_token_ids": [said[at]]}
-    assert complete(client, max_tokens=12, extra_body=body).choices[0].text == text.decode(said[:at])
-    body |= {"include_stop_str_in_output": True}
-    assert complete(client, max_tokens=12, extra_body=body).choices[0].text == text.decode(said[: at + 1])
+    cut = complete(client, max_tokens=12, logprobs=0, extra_body=body)
+    assert (cut.choices[0].text, cut.choices[0].finish_reason, cut.usage.completion_tokens) == (text.decode(said[:at]), "stop", at + 1)
+    shown = complete(client, max_tokens=12, logprobs=0, extra_body=body | {"include_stop_str_in_output": True})
+    assert (shown.choices[0].text, shown.usage.completion_tokens) == (text.decode(said[: at + 1]), at + 1)
+    assert cut.choices[0].logprobs == shown.choices[0].logprobs, "the end token is listed either way, where its text would begin"
+    assert len(cut.choices[0].logprobs.tokens) == at + 1
+    assert cut.choices[0].logprobs.text_offset[-1] == len(cut.choices[0].text)
+    with complete(client, max_tokens=12, logprobs=0, stream=True, extra_body=body) as stream:
+        chunks = [chunk.choices[0] for chunk in stream]
+    assert [token for chunk in chunks if chunk.logprobs for token in chunk.logprobs.tokens] == cut.choices[0].logprobs.tokens
+    assert ("".join(chunk.text for chunk in chunks), chunks[-1].finish_reason) == (cut.choices[0].text, "stop")
+
+
+def test_an_echo_whose_one_token_is_the_end_scores_the_whole_prompt_and_that_token(client, text):
+    """lm-eval asks for one token and drops the last score: without the end token's it would drop the continuation's last."""
+    ids = text.encode(PROMPT, 512)
+    body = {"stop_token_ids": list(expected_tokens(ids, 1, VOCAB))}
+    found = complete(client, echo=True, logprobs=1, max_tokens=1, temperature=0, extra_body=body)
+    assert (found.choices[0].text, found.choices[0].finish_reason, found.usage.completion_tokens) == (PROMPT, "stop", 1)
+    assert len(found.choices[0].logprobs.token_logprobs) == len(ids) + 1
 
 
 @pytest.mark.parametrize(

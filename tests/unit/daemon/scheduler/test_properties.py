@@ -82,7 +82,7 @@ def dictated(job: Job) -> tuple[tuple[int, ...], str]:
     stream = (shaped_tokens if job.shaped else expected_tokens)(job.prompt, job.max_tokens, VOCAB)
     for place, token in enumerate(stream):
         if token in job.stops:
-            return stream[:place], "stop"
+            return stream[: place + 1], "stop"
     return stream, "length"
 
 

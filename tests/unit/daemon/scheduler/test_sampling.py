@@ -174,16 +174,15 @@ def test_a_further_answer_that_outlives_the_first_does_not_score_the_prompt_agai
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_stop_id_comes_as_a_token_only_where_it_is_wanted(depth: int) -> None:
+def test_a_stop_id_is_the_last_token_and_has_its_log_probability(depth: int) -> None:
     stream = expected_tokens([1, 2], 8, VOCAB)
     stop = next(at for at in range(1, 8) if stream[at] not in stream[:at])
-    for deliver in (False, True):
-        d = drive(depth=depth)
-        d.submit("a", [1, 2], Sampling(8, stop_token_ids=(stream[stop],), deliver_stop=deliver, logprobs=1))
-        d.drain()
-        assert tuple(d.tokens["a"]) == stream[: stop + deliver]
-        assert [end.finish_reason for end in d.ends["a"]] == ["stop"]
-        assert all(len(output.logprobs) == len(output.token_ids) for output in d.outputs)
+    d = drive(depth=depth)
+    d.submit("a", [1, 2], Sampling(8, stop_token_ids=(stream[stop],), logprobs=1))
+    d.drain()
+    assert tuple(d.tokens["a"]) == stream[: stop + 1]
+    assert [end.finish_reason for end in d.ends["a"]] == ["stop"]
+    assert [len(output.logprobs) for output in d.outputs if output.token_ids] == [1] * (stop + 1)
 
 
 def test_shaped_rows_run_one_step_ahead_like_all_others_and_get_the_same() -> None:

@@ -217,12 +217,12 @@ def test_a_failed_step_ends_who_was_alone_in_it_and_spares_those_that_wait() -> 
     assert tuple(d.tokens["c"]) == expected_tokens([1], 3, VOCAB)
 
 
-def test_a_stop_id_is_not_part_of_the_stream() -> None:
+def test_a_stop_id_is_the_last_token_of_the_stream() -> None:
     stream = expected_tokens([5], 6, VOCAB)
     d = drive()
     d.submit("a", [5], Sampling(6, stop_token_ids=(stream[3],)))
     d.drain()
-    assert tuple(d.tokens["a"]) == stream[: stream.index(stream[3])]
+    assert tuple(d.tokens["a"]) == stream[: stream.index(stream[3]) + 1]
     assert d.ends["a"][0].finish_reason == "stop"
 
 

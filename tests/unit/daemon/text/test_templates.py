@@ -1,12 +1,15 @@
 """Chat templates: what a model's own may do, and that one which loops, grows or breaks out costs its requests and nothing else."""
 
 import gc
+import json
 import os
 import time
 
 import pytest
 from pagoda_daemon.nouns.errors import BadRequest, ModelRejected
 from pagoda_daemon.text.templates import FAILED, ChatTemplate
+from pagoda_daemon.text.tokens import ModelText
+from support.engine.toy_model import tiny_model_dir
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 MOST = 10_000
@@ -101,3 +104,35 @@ def test_its_processes_end_with_it():
     gc.collect()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_conversations_with_tools_have_a_template_of_their_own_if_the_model_has_one(tmp_path):
+    folder = tiny_model_dir(tmp_path / "toy")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    named = [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "{{ tools[0].name }}"},
+        {"name": "rag", "template": 1},
+    ]
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": named}))
+    turns = [{"role": "user", "content": "hi"}]
+
+    def both():
+        text = ModelText(folder)
+        return [text.decode(text.encode_chat(turns, 512, tools=tools)) for tools in (None, [{"name": "f"}])]
+
+    assert both() == ["plain", "f"]
+    (folder / "chat_template.jinja").write_text("file")
+    assert both() == ["file", "file"], "files win, and this one has no second"
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("file with {{ tools[0].name }}")
+    assert both() == ["file", "file with f"]
+
+
+def test_a_template_of_the_admins_replaces_all_of_the_models(tmp_path):
+    folder = tiny_model_dir(tmp_path / "toy")
+    (tmp_path / "own.jinja").write_text("own")
+    text = ModelText(folder, chat_template=tmp_path / "own.jinja")
+    assert text.decode(text.encode_chat([{"role": "user", "content": "hi"}], 512)) == "own"
+    with pytest.raises(ModelRejected, match=r"none\.jinja"):
+        ModelText(folder, chat_template=tmp_path / "none.jinja")

@@ -247,7 +247,7 @@ def test_many_who_warm_one_text_compile_its_template_once_and_wait_for_it_howeve
         begun.set()
         assert go_on.wait(300)
 
-    monkeypatch.setattr(text._template, "check", slow)
+    monkeypatch.setattr(text._templates["default"], "check", slow)
     threads = [threading.Thread(target=text.warm) for _ in range(5)]
     for thread in threads:
         thread.start()

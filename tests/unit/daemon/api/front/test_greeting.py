@@ -61,7 +61,14 @@ def test_a_drain_counts_as_people_do(in_flight, line):
 
 
 def test_what_is_to_be_typed_is_a_request_whatever_the_name():
-    line = welcome(URL, 'it\'s "odd"', 64).splitlines()[1]
+    line = welcome(URL, 'it\'s "odd"', None).splitlines()[1]
     words = shlex.split(line)
     assert words[:3] == ["curl", "-N", f"{URL}/v1/chat/completions"]
     assert json.loads(words[-1])["model"] == 'it\'s "odd"'
+
+
+def test_it_says_how_much_it_holds():
+    line = welcome(URL, "tiny", Ready(max_model_len=1024, vocab_size=8, block_size=16, blocks_total=4096, max_concurrency=8)).splitlines()[
+        1
+    ]
+    assert line == "  KV cache: 65,536 tokens, 64.0 requests at the whole context; at most 8 requests decode together"

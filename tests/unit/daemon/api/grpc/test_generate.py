@@ -97,11 +97,11 @@ async def test_going_on_where_it_was_computed_before_charges_no_less_than_nothin
     assert found[0].accepted.cached_tokens <= len(PROMPT)
 
 
-async def test_a_stop_id_ends_it_unsaid(channel):
+async def test_a_stop_id_ends_it_and_is_its_last_token(channel):
     place = next(at for at in range(4, 24) if WHOLE[at] not in WHOLE[:at])
     found = await events(channel, asked(sampling={"stop_token_ids": [WHOLE[place]]}))
-    assert said(found) == list(WHOLE[:place])
-    assert found[-1].finished.reason == pb.FINISH_REASON_STOP
+    assert said(found) == list(WHOLE[: place + 1])
+    assert found[-1].finished == pb.Finished(reason=pb.FINISH_REASON_STOP, completion_tokens=place + 1)
 
 
 async def test_a_caller_who_leaves_frees_his_request(front, channel):

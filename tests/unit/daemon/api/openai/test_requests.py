@@ -5,7 +5,8 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest, foreign, parse
+from pagoda_daemon.api.openai.fields import foreign
+from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest, parse
 from pagoda_daemon.nouns.errors import BadRequest
 from support.suite.profiles import examples
 
@@ -66,7 +67,7 @@ def test_choices_are_bounded(prompt, n):
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
-        ({"temperature": 2.5}, "temperature"),
+        ({"temperature": 100.5}, "temperature"),
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": True}, "temperature"),
         ({"temperature": 10**400}, "temperature"),
@@ -97,16 +98,16 @@ def test_choices_are_bounded(prompt, n):
         ({"min_tokens": -1}, "min_tokens"),
         ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
         ({"logprobs": 0}, "logprobs"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 101}, "top_logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": 101}, "prompt_logprobs"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"n": True}, "n"),
         ({"n": 10**400}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
         ({"max_completion_tokens": -1}, "max_completion_tokens"),
-        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": ["a"] * 65}, "stop"),
         ({"stop": ""}, "stop"),
         ({"stop": "x" * 257}, "stop"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -132,7 +133,7 @@ def test_numbers_that_are_none_are_refused(number):
     "changes",
     [
         {"best_of": 2},
-        {"reasoning_effort": "low"},
+        {"length_penalty": 2},
         {"kv_transfer_params": None},
         {"prompt_embeds": "x"},
         {"chat_template": "x"},
@@ -162,7 +163,7 @@ def test_a_completion_without_tokens_is_accepted_only_where_it_echoes():
     with pytest.raises(BadRequest, match="max_tokens must be at least 1, got 0"):
         completion("p", max_tokens=0)
     with pytest.raises(BadRequest, match="logprobs"):
-        completion("p", logprobs=21)
+        completion("p", logprobs=101)
 
 
 @pytest.mark.parametrize(("changes", "listed"), [({}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 3}, 3)])
@@ -182,9 +183,83 @@ def test_a_field_that_nobody_knows_is_accepted_and_told():
     assert unknown == ["max_output_seconds", "moderation"]
 
 
-@pytest.mark.parametrize("names", [["a\nb"], ["x" * 65], ["\u00e4"], [f"unknown{i}" for i in range(17)]])
-def test_names_that_are_no_names_and_too_many_are_refused(names):
-    assert refusal(json.dumps({**CHAT, **dict.fromkeys(names, 1)}).encode()).code == "unknown_parameter"
+@pytest.mark.parametrize(
+    ("names", "named"),
+    [(["a\nb"], 0), (["x" * 65], 0), (["\u00e4"], 0), ([f"unknown{i}" for i in range(40)], 16)],
+)
+def test_unknown_fields_are_ignored_however_many_and_a_header_names_the_first_that_it_can_hold(names, named):
+    ignored: list[str] = []
+    parse(json.dumps({**CHAT, **dict.fromkeys(names, 1)}).encode(), ChatRequest, ignored)
+    assert len(ignored) == named
+
+
+def test_unknown_fields_are_named_at_every_depth_and_once_for_a_list():
+    said = {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}, "new": 1}], "mood": 1}
+    body = {
+        **CHAT,
+        "messages": [said, said],
+        "stream": True,
+        "stream_options": {"later": {}},
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"own": 1}, "hint": 1}},
+    }
+    ignored: list[str] = []
+    parse(json.dumps(body).encode(), ChatRequest, ignored)
+    assert ignored == ["messages[].content[].new", "messages[].mood", "stream_options.later", "response_format.json_schema.hint"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"messages": [{"role": "user", "content": "x", "kv_transfer_params": {}}]}, "messages[].kv_transfer_params"),
+        ({"structured_outputs": {"json": {}, "structural_tag": "x"}}, "structured_outputs.structural_tag"),
+    ],
+)
+def test_what_is_internal_or_would_change_the_answer_is_refused_at_every_depth(changes, param):
+    error = refusal(json.dumps({**CHAT, **changes}).encode())
+    assert (error.code, error.param) == ("unsupported_parameter", param)
+
+
+def test_a_whole_number_may_be_written_as_a_float():
+    request = chat(max_tokens=16.0, n=2.0, seed=-7.0, top_k=3.0, temperature=1)
+    assert (request.limit, request.n, request.seed, request.top_k) == (16, 2, -7, 3)
+    assert all(isinstance(one, int) for one in (request.limit, request.n, request.seed, request.top_k))
+    for wrong in (16.5, 1e300, "16", True):
+        assert refusal(json.dumps({**CHAT, "max_tokens": wrong}).encode()).param == "max_tokens"
+
+
+def test_a_client_may_set_the_templates_thinking_and_nothing_else_of_it():
+    given = {"thinking": True, "enable_thinking": False, "reasoning_effort": "low"}
+    assert chat(chat_template_kwargs=given).shape.variables == (("enable_thinking", False), ("reasoning_effort", "low"), ("thinking", True))
+    assert chat(reasoning_effort="high").shape.variables == (("reasoning_effort", "high"),)
+    assert chat(chat_template_kwargs={}).shape.variables == ()
+    for kwargs in ({"messages": []}, {"tools": True}, {"bos_token": "x"}, {"x" * 1000: 1}):
+        error = refusal(json.dumps({**CHAT, "chat_template_kwargs": kwargs}).encode())
+        assert (error.code, error.param) == ("unsupported_parameter", f"chat_template_kwargs.{next(iter(kwargs))[:64]}")
+    for kwargs in ({"thinking": "yes"}, {"thinking": {}}, {"reasoning_effort": "x" * 65}, {"reasoning_effort": ["low"]}):
+        assert refusal(json.dumps({**CHAT, "chat_template_kwargs": kwargs}).encode()).param == f"chat_template_kwargs.{next(iter(kwargs))}"
+
+
+def test_what_an_assistant_thought_goes_to_the_template_by_both_names():
+    turns = [{"role": "assistant", "content": "4", name: "2 + 2"} for name in ("reasoning", "reasoning_content")]
+    assert [turn["reasoning"] + turn["reasoning_content"] for turn in chat(messages=turns).turns()] == ["2 + 22 + 2"] * 2
+    assert "reasoning" not in chat(messages=[{"role": "user", "content": "x"}]).turns()[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"best_of": 2, "n": 3}, "best_of"),
+        ({"best_of": 129}, "prompt"),
+        ({"best_of": 3, "stream": True}, "best_of"),
+        ({"best_of": 3, "max_tokens": 0, "echo": True}, "best_of"),
+        ({"suffix": "x", "echo": True}, "suffix"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    ],
+)
+def test_fields_of_completions_that_exclude_each_other_are_named(changes, param):
+    with pytest.raises(BadRequest) as caught:
+        completion("p", **changes)
+    assert caught.value.param == param
 
 
 @pytest.mark.parametrize("name", sorted(foreign().internal))

@@ -76,7 +76,7 @@ def test_completions_take_them_too():
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}, "schema", "schema is required"),
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "response_format", "guided_regex"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.regex", "structured_outputs.choice"),
-        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs", "structural_tag"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag", "not supported"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "not JSON"),
         ({"structured_outputs": {"json": "3"}}, "structured_outputs.json", "must be a JSON object"),
         ({"guided_choice": []}, "guided_choice", "at least one"),

@@ -10,10 +10,10 @@ FIRST = """
 import sys, threading
 from pagoda_daemon.api.routes import embeddings
 from pagoda_daemon.api.routes import completions
-from pagoda_daemon.api.openai import requests
+from pagoda_daemon.api.openai import fields, requests
 from pagoda_daemon.api.routes import texts
 if "unlearned" in sys.argv:
-    requests.learn = lambda kind: None
+    fields.learn = lambda kind: None
 made = (
     (completions.Generate(requests.ChatRequest, None, None, None, ()), b'{"model": "m", "messages": [{"role": "user", "content": "x"}]}'),
     (completions.Generate(requests.CompletionRequest, None, None, None, ()), b'{"model": "m", "prompt": "x"}'),
@@ -23,7 +23,7 @@ made = (
 start, parsed = threading.Barrier(16), []
 def ask(body, kind):
     start.wait()
-    parsed.append(requests.typed(body, kind, []))
+    parsed.append(fields.typed(body, kind, []))
 sys.setswitchinterval(1e-6)
 for endpoint, body in made:
     kind = getattr(endpoint, "kind", embeddings.EmbeddingRequest)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 from pagoda_contracts.names import ERROR_DRAINING, ERROR_OVERLOADED, HEADER_RETRY_AFTER, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY
@@ -84,8 +85,13 @@ async def told(engine, jobs, tmp_path):
 
 
 async def test_answers_of_one_prompt_are_told_apart_and_end_one_by_one(tmp_path):
-    engine = ScriptedEngine(row("r", 1, "b"), row("r", 0, "a"), row("r", 1, "B", "stop"), row("r", 0, "A", "length"))
-    assert await told(engine, [job("r", 2)], tmp_path) == [(1, "b", 1, None), (0, "a", 1, None), (1, "B", 2, "stop"), (0, "A", 2, "length")]
+    engine = ScriptedEngine(row("r", 1, "b"), row("r", 0, "a"), row("r", 1, "B", "length"), row("r", 0, "A", "length"))
+    assert await told(engine, [job("r", 2)], tmp_path) == [
+        (1, "b", 1, None),
+        (0, "a", 1, None),
+        (1, "B", 2, "length"),
+        (0, "A", 2, "length"),
+    ]
     assert engine.asked == [("submit", "r", 2), ("close", "r", True)]
 
 
@@ -98,6 +104,20 @@ async def test_an_answer_that_a_stop_string_ends_is_freed_alone_and_its_late_tok
     assert engine.asked == [("submit", "r", 2), ("abort", "r", 0), ("close", "r", True)]
 
 
+async def test_a_stop_id_counts_and_shows_no_text_unless_it_is_to_be_shown(tmp_path):
+    rows = row("r", 0, "yes"), row("r", 0, "X", "stop")
+    assert await told(ScriptedEngine(*rows), [job("r")], tmp_path) == [(0, "yes", 3, None), (0, "", 4, "stop")]
+    shown = replace(job("r"), shows_stop=True)
+    assert await told(ScriptedEngine(*rows), [shown], tmp_path) == [(0, "yes", 3, None), (0, "X", 4, "stop")]
+    complete = row("r", 0, "yes"), row("r", 0, "", "stop")  # a grammar's end, without a token
+    assert await told(ScriptedEngine(*complete), [job("r")], tmp_path) == [(0, "yes", 3, None), (0, "", 3, "stop")]
+
+
+async def test_what_a_stop_string_held_back_comes_before_the_stop_id(tmp_path):
+    engine = ScriptedEngine(row("r", 0, "yes!"), row("r", 0, "X", "stop"))
+    assert await told(engine, [job("r", stops=("!?",))], tmp_path) == [(0, "yes", 4, None), (0, "!", 5, "stop")]
+
+
 async def test_the_engine_is_told_of_an_answer_that_a_stop_string_ended_and_not_of_one_that_it_ended_itself(tmp_path):
     engine = ScriptedEngine(row("r", 0, "no!"), row("r", 0, "late"))
     assert await told(engine, [job("r", stops=("!",))], tmp_path) == [(0, "no", 3, "stop")]
@@ -108,9 +128,9 @@ async def test_the_engine_is_told_of_an_answer_that_a_stop_string_ended_and_not_
 
 
 async def test_several_prompts_are_numbered_by_their_place_and_share_one_stream(tmp_path):
-    engine = ScriptedEngine(row("r-1", 0, "c", "stop"), row("r-0", 1, "b", "stop"), row("r-0", 0, "a", "stop"), row("r-1", 1, "d", "stop"))
+    engine = ScriptedEngine(*(row(*end, "length") for end in [("r-1", 0, "c"), ("r-0", 1, "b"), ("r-0", 0, "a"), ("r-1", 1, "d")]))
     said = await told(engine, [job("r-0", 2), job("r-1", 2, first=2)], tmp_path)
-    assert said == [(2, "c", 1, "stop"), (1, "b", 1, "stop"), (0, "a", 1, "stop"), (3, "d", 1, "stop")]
+    assert said == [(2, "c", 1, "length"), (1, "b", 1, "length"), (0, "a", 1, "length"), (3, "d", 1, "length")]
     assert engine.asked[:2] == [("submit", "r-0", 2), ("submit", "r-1", 2)]
     assert sorted(engine.asked[2:]) == [("close", "r-0", True), ("close", "r-1", True)]
 
