@@ -30,7 +30,7 @@ def matcher_of(tokenizer: LLTokenizer, kind: Kind, text: str) -> LLMatcher:
 def _grammar(kind: Kind, text: str) -> str:
     match kind:
         case "json_schema":
-            return LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": limits.WHITESPACE})
+            return LLMatcher.grammar_from_json_schema(text, overrides=limits.JSON_OPTIONS)
         case "regex":
             return LLMatcher.grammar_from_regex(text)
         case "choice":

@@ -90,9 +90,9 @@ class Generate:
                 content = await self.admission.preparing.run(size, whole)
                 await Response(content, media_type=JSON)(scope, receive, send)
 
-    def _dialect(self, request: GenerationRequest, head: Head) -> Dialect:
+    def _dialect(self, request: GenerationRequest, head: Head, *, formatted: bool) -> Dialect:
         box = request.box if isinstance(request, ChatRequest) else None
-        return self.dialect(head) if box is None else ToolChat(head, tool_format(self.generator.text), box)
+        return self.dialect(head) if box is None else ToolChat(head, tool_format(self.generator.text), box, formatted=formatted)
 
     def _head(self, request: GenerationRequest, request_id: str, jobs: Sequence[Submission]) -> Head:
         spell = self.generator.text.spell if request.listed is not None else None
@@ -128,7 +128,7 @@ class Generate:
         request = requests.parse(body, self.kind, told.ignored)
         limits = self.admission.limits_of(request.model, self.served_names)
         jobs = stamped(submissions(request, told.request_id, self.generator.text, limits), request, told.terms)
-        return request, jobs, self._dialect(request, self._head(request, told.request_id, jobs))
+        return request, jobs, self._dialect(request, self._head(request, told.request_id, jobs), formatted=jobs[0].message.grammar is not None)
 
 
 def _answer(deltas: Sequence[Delta]) -> Answer:

@@ -97,7 +97,7 @@ def _with_tools(request: ChatRequest, request_id: str, text: ModelText, limits: 
     form = tool_format(text)
     ids = text.encode_chat(request.turns(), limits.max_model_len, request.shape, box.for_template())
     job = submission(request, request_id, ids, text, limits)
-    special, grammar = marks_and_grammar(box, form, text)
+    special, grammar = marks_and_grammar(box, form, text, job.message.grammar)
     return replace(job, message=structs.replace(job.message, grammar=grammar), skip_special=job.skip_special and not special)
 
 
