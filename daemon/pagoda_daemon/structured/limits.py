@@ -1,4 +1,5 @@
-"""What one grammar may cost. Read by the front (size, depth), the pool (patience) and the workers (CPU, memory, fuel). Numbers, and two options.
+"""What one grammar may cost. Read by the front (size, depth), the pool (patience) and the workers (CPU, memory, fuel). Numbers,
+and the library's options.
 
 A worker does not trust its library: the kernel counts CPU time and memory and kills. Fuel is the library's own count, which mostly ends an
 exploding grammar within milliseconds and with a sentence.

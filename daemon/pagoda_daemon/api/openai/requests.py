@@ -17,8 +17,8 @@ import msgspec
 from pagoda_daemon.api.openai import strict
 from pagoda_daemon.api.openai.messages import Message, check_messages, turns
 from pagoda_daemon.api.openai.sampling import MAX_CHOICES, MAX_LOGPROBS, check_sampling, in_range
-from pagoda_daemon.api.openai.structured import StructuredFields, grammar_of, loosened
-from pagoda_daemon.api.openai.tools import Tool, Toolbox, ToolChoice, toolbox
+from pagoda_daemon.api.openai.structured import StructuredFields
+from pagoda_daemon.api.openai.tools import Tool, Toolbox, ToolChoice, loosened, toolbox
 from pagoda_daemon.nouns.errors import BadRequest
 from pagoda_daemon.text.tokens import ChatShape
 
@@ -173,16 +173,8 @@ def parse(body: bytes, kind: type[GenerationRequest], unknown: list[str]) -> Gen
     """The typed request; BadRequest names the first field that is wrong."""
     request = typed(body, kind, unknown)
     _check(request)
-    unknown += _loosened(request)
+    unknown += loosened(request, request.box if isinstance(request, ChatRequest) else None)
     return request
-
-
-def _loosened(request: GenerationRequest) -> tuple[str, ...]:
-    """Places of the schemas that the answer follows, but not to the letter."""
-    box = request.box if isinstance(request, ChatRequest) else None
-    if box is not None and box.must:
-        return box.loosened()
-    return loosened(request) + (box.loosened() if box is not None and grammar_of(request, ()) is not None else ())
 
 
 def learn(kind: type[msgspec.Struct]) -> None:

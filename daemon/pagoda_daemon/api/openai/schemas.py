@@ -1,7 +1,7 @@
-"""A JSON schema as clients write it → one that the grammar library follows to the letter, or BadRequest with the place of what it cannot. Pure.
+"""A JSON schema as clients write it → one that the grammar library follows exactly. BadRequest names the place of what it cannot. Pure.
 
-Two things are accepted though they are not followed exactly. A `format` that nobody knows is an annotation, as JSON Schema has it. A `oneOf`
-whose branches may overlap is followed as `anyOf`, and its place is told, for the answer's header.
+Two things are accepted although they are not followed exactly. An unknown `format` is an annotation, as in JSON Schema. A `oneOf` whose
+branches may overlap is followed as `anyOf`, and its place is named in the answer's header.
 """
 
 from __future__ import annotations

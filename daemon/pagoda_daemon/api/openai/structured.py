@@ -143,7 +143,7 @@ def schema_text(schema: str | Schema, param: str) -> str:
     return text
 
 
-def loosened(fields: StructuredFields) -> tuple[str, ...]:
+def loosened_formats(fields: StructuredFields) -> tuple[str, ...]:
     """Places of schemas that allow more than they say."""
     schemas: dict[str, str | Schema | None] = {"guided_json": fields.guided_json}
     if isinstance(fields.response_format, SchemaFormat):

@@ -78,8 +78,8 @@ def marks_and_grammar(box: Toolbox, form: ToolFormat, text: ModelText, wished: G
 
 
 def answer_grammar(box: Toolbox, form: ToolFormat, ids: tuple[int | None, int | None], other: Grammar | None = None) -> Grammar:
-    """Nothing but calls, or else `other`. The ids are those of the marks where the tokenizer has them as special tokens: these have no bytes
-    that text could match."""
+    """Nothing but calls, or else `other`. The ids are those of the marks, if the tokenizer has them as special tokens: such tokens have no
+    bytes that text could match."""
     if other is not None and not form.begin:
         return _json_or_call(box, form, other)
     rules = [f"start: calls{' | other' if other else ''}", f"calls: {_calls(box, form, ids)}"]

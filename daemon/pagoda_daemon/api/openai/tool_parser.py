@@ -71,7 +71,7 @@ Shape = Literal["free", "calls", "either"]
 
 
 class ToolParser:
-    """`most`: calls beyond so many are content. Where an answer is nothing but calls, it has no content, also if it is cut within a call."""
+    """`most`: calls beyond so many are content. An answer that is nothing but calls has no content, also if it is cut within a call."""
 
     def __init__(self, form: ToolFormat, most: int | None = None, shape: Shape = "free") -> None:
         self._silent = shape == "calls"
@@ -96,7 +96,6 @@ class ToolParser:
 
     def finish(self) -> list[Event]:
         """What is left when nothing follows: half a call is content, unless the answer is nothing but calls."""
-        self._silent |= self._step == self._either
         self._say(self._raw + self._text)
         self._raw = self._text = ""
         return self._taken()

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from pagoda_daemon.api.openai.schemas import Fitted
-from pagoda_daemon.api.openai.structured import check_json, fit, schema_text
+from pagoda_daemon.api.openai.structured import StructuredFields, check_json, fit, grammar_of, loosened_formats, schema_text
 from pagoda_daemon.nouns.errors import BadRequest
 
 MAX_TOOLS: Final = 128
@@ -68,8 +68,8 @@ class CalledTool(msgspec.Struct, frozen=True):
 
 
 class Toolbox(msgspec.Struct, frozen=True):
-    """The tools that an answer may or must use. `must`: it is nothing but calls; `named`: of the only tool, once; `first`: that tool's place
-    in the request."""
+    """The tools that an answer may or must use. `must`: it is nothing but calls; `named`: of the only tool, once. `first` is the index of
+    the first one in the request."""
 
     tools: tuple[Tool, ...]
     must: bool = False
@@ -115,6 +115,13 @@ def toolbox(tools: Sequence[Tool] | None, choice: ToolChoice | None, *, parallel
         at = names.index(choice.function.name)
         return Toolbox((tools[at],), must=True, named=True, first=at)
     return Toolbox(tuple(tools), must=choice == "required", parallel=parallel is not False)
+
+
+def loosened(fields: StructuredFields, box: Toolbox | None) -> tuple[str, ...]:
+    """Places of the schemas that bind the answer and allow more than they say: those of required calls, else of the format and its tools."""
+    if box is not None and (box.must or grammar_of(fields, ()) is not None):
+        return box.loosened() if box.must else loosened_formats(fields) + box.loosened()
+    return loosened_formats(fields)
 
 
 def _check_tools(tools: Sequence[Tool]) -> None:

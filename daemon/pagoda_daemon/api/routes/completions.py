@@ -128,7 +128,11 @@ class Generate:
         request = requests.parse(body, self.kind, told.ignored)
         limits = self.admission.limits_of(request.model, self.served_names)
         jobs = stamped(submissions(request, told.request_id, self.generator.text, limits), request, told.terms)
-        return request, jobs, self._dialect(request, self._head(request, told.request_id, jobs), formatted=jobs[0].message.grammar is not None)
+        return (
+            request,
+            jobs,
+            self._dialect(request, self._head(request, told.request_id, jobs), formatted=jobs[0].message.grammar is not None),
+        )
 
 
 def _answer(deltas: Sequence[Delta]) -> Answer:

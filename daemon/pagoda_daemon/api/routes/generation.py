@@ -15,7 +15,8 @@ from msgspec import structs
 
 from pagoda_daemon.api.openai.requests import ChatRequest, GenerationRequest
 from pagoda_daemon.api.openai.sampling import Wished, sampling_of
-from pagoda_daemon.api.openai.structured import INVALID, grammar_of
+from pagoda_daemon.api.openai.schemas import INVALID
+from pagoda_daemon.api.openai.structured import grammar_of
 from pagoda_daemon.api.openai.tool_formats import marks_and_grammar, tool_format
 from pagoda_daemon.api.openai.tools import Toolbox
 from pagoda_daemon.engine.client import EngineLink

@@ -107,7 +107,11 @@ def test_branches_that_exclude_each_other_are_followed_exactly_and_not_told(bran
 
 def test_every_place_of_a_loosened_one_of_is_told_in_words_that_a_header_may_hold():
     loose = {"oneOf": [{"type": "string"}, {"minLength": 1}]}
-    schema = {"type": "object", "properties": {"a": {"items": loose}, "b\r\nx: y": loose, "c": {"$ref": "#/$defs/c"}}, "$defs": {"c": loose}}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"items": loose}, "b\r\nx: y": loose, "c": {"$ref": "#/$defs/c"}},
+        "$defs": {"c": loose},
+    }
     assert sorted(told(schema)) == [f"{HERE}.$defs.c.oneOf", f"{HERE}.properties.?.oneOf", f"{HERE}.properties.a.items.oneOf"]
     assert len(told({"anyOf": [loose] * 99})) == 8
 
@@ -182,7 +186,9 @@ def test_multiples_that_are_accepted_are_exact(step):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("text", "fine"), [('{ "a" : [ 1 , 2 ] }', True), ('{\n"a":1\n}', True), ('{"a":  1}', False), ('{"a": 1 \n}', False)])
+@pytest.mark.parametrize(
+    ("text", "fine"), [('{ "a" : [ 1 , 2 ] }', True), ('{\n"a":1\n}', True), ('{"a":  1}', False), ('{"a": 1 \n}', False)]
+)
 def test_one_blank_at_most_stands_between_the_parts(way, text, fine):
     assert accepts({"type": "object", "x-guidance": {"whitespace_pattern": " *"}}, text, way) is fine
 
