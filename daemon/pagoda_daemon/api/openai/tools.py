@@ -118,7 +118,7 @@ def toolbox(tools: Sequence[Tool] | None, choice: ToolChoice | None, *, parallel
 
 
 def loosened(fields: StructuredFields, box: Toolbox | None) -> tuple[str, ...]:
-    """Places of the schemas that bind the answer and allow more than they say: those of required calls, else of the format and its tools."""
+    """Places of the schemas that bind the answer and allow more than they say: those of required calls, else of format and tools."""
     if box is not None and (box.must or grammar_of(fields, ()) is not None):
         return box.loosened() if box.must else loosened_formats(fields) + box.loosened()
     return loosened_formats(fields)
