@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING, cast
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from pagoda_daemon.structured import limits
 from pagoda_daemon.structured.protocol import Kind
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 LIMITS = LLParserLimits(
     initial_lexer_fuel=limits.START_FUEL,
@@ -30,7 +34,7 @@ def matcher_of(tokenizer: LLTokenizer, kind: Kind, text: str) -> LLMatcher:
 def _grammar(kind: Kind, text: str) -> str:
     match kind:
         case "json_schema":
-            return LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": limits.WHITESPACE})
+            return LLMatcher.grammar_from_json_schema(text, overrides=cast("JsonCompileOptions", limits.JSON_OPTIONS))
         case "regex":
             return LLMatcher.grammar_from_regex(text)
         case "choice":

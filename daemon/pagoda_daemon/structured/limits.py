@@ -1,4 +1,5 @@
-"""What one grammar may cost. Read by the front (size, depth), the pool (patience) and the workers (CPU, memory, fuel). Numbers only.
+"""What one grammar may cost. Read by the front (size, depth), the pool (patience) and the workers (CPU, memory, fuel). Numbers,
+and the library's options.
 
 A worker does not trust its library: the kernel counts CPU time and memory and kills. Fuel is the library's own count, which mostly ends an
 exploding grammar within milliseconds and with a sentence.
@@ -26,5 +27,6 @@ START_FUEL: Final = 1_000_000
 LEXER_STATES: Final = 50_000
 GRAMMAR_SYMBOLS: Final = 200_000
 
-WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,32}"
-"""Between the parts of JSON: models that lose the thread write blanks until max_tokens."""
+JSON_OPTIONS: Final = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]", "coerce_one_of": True}
+"""Of the grammar library. At most one blank between the parts of JSON: models that lose the thread write blanks until max_tokens. A `oneOf`
+is followed as `anyOf`; where that differs, the front has told the client."""

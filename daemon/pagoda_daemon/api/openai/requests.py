@@ -10,8 +10,8 @@ import msgspec
 from pagoda_daemon.api.openai.fields import typed
 from pagoda_daemon.api.openai.messages import Message, check_messages, turns
 from pagoda_daemon.api.openai.sampling import MAX_CHOICES, MAX_LOGPROBS, check_sampling, in_range
-from pagoda_daemon.api.openai.structured import StructuredFields, grammar_of
-from pagoda_daemon.api.openai.tools import Tool, Toolbox, ToolChoice, toolbox
+from pagoda_daemon.api.openai.structured import StructuredFields
+from pagoda_daemon.api.openai.tools import Tool, Toolbox, ToolChoice, loosened, toolbox
 from pagoda_daemon.nouns.errors import BadRequest
 from pagoda_daemon.text.tokens import ChatShape
 
@@ -150,6 +150,7 @@ def parse(body: bytes, kind: type[GenerationRequest], unknown: list[str]) -> Gen
     """The typed request; BadRequest names the first field that is wrong."""
     request = typed(body, kind, unknown)
     _check(request)
+    unknown += loosened(request, request.box if isinstance(request, ChatRequest) else None)
     return request
 
 
@@ -192,8 +193,7 @@ def _check(request: GenerationRequest) -> None:
             raise BadRequest("top_logprobs is accepted only with logprobs: true", "top_logprobs")
         check_messages(request.messages)
         _ = request.shape
-        if request.box is not None and grammar_of(request, ()) is not None:
-            raise BadRequest("tools and a format of the answer exclude each other, unless tool_choice is none", "tools")
+        _ = request.box
     else:
         in_range("logprobs", request.logprobs, 0, MAX_LOGPROBS)
         _check_prompts(request)

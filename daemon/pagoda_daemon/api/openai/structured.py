@@ -10,11 +10,12 @@ from typing import Any, Final
 import msgspec
 
 from pagoda_daemon.api.openai.sampling import SamplingFields
+from pagoda_daemon.api.openai.schemas import INVALID, Fitted, fitted
 from pagoda_daemon.nouns.errors import BadRequest
 from pagoda_daemon.nouns.messages import Grammar
 from pagoda_daemon.structured.limits import MAX_BYTES, MAX_DEPTH
 
-INVALID: Final = "invalid_grammar"
+SCHEMA_PARAM: Final = "response_format.json_schema.schema"
 _ANY_OBJECT: Final = '{"type":"object"}'
 
 Schema = dict[str, Any] | bool
@@ -83,7 +84,7 @@ def _of_format(wished: ResponseFormat | None) -> dict[str, Grammar]:
         case ObjectFormat():
             return {"response_format": Grammar("json_schema", _ANY_OBJECT)}
         case SchemaFormat(json_schema=named):
-            return {"response_format": of_schema(named.schema, "response_format.json_schema.schema")}
+            return {"response_format": of_schema(named.schema, SCHEMA_PARAM)}
         case _:
             return {}
 
@@ -116,7 +117,17 @@ def _of_parts(prefix: str, parts: tuple[str | Schema | None, str | None, list[st
 
 
 def of_schema(schema: str | Schema, param: str) -> Grammar:
-    """A schema as an object or as JSON text; BadRequest where it is no schema, or too deep."""
+    """A schema as an object or as JSON text; BadRequest where it is no schema, or one that cannot be followed."""
+    return Grammar("json_schema", msgspec.json.encode(fit(schema, param).schema).decode())
+
+
+def fit(schema: str | Schema, param: str, home: str = "#") -> Fitted:
+    """As `of_schema`, for whoever puts it into a larger one, or tells where it is loosened."""
+    return fitted(schema_text(schema, param), param, home)
+
+
+def schema_text(schema: str | Schema, param: str) -> str:
+    """A schema as JSON; BadRequest where it is none, too large or too deep."""
     if isinstance(schema, str):
         check_size(schema, param)
         try:
@@ -127,7 +138,19 @@ def of_schema(schema: str | Schema, param: str) -> Grammar:
             raise BadRequest(f"{param} must be a JSON object, true or false", param, INVALID)
     if (depth := _depth(schema)) > MAX_DEPTH:
         raise BadRequest(f"{param} is nested {depth} levels deep; at most {MAX_DEPTH} are allowed", param, INVALID)
-    return Grammar("json_schema", msgspec.json.encode(schema).decode())
+    text = msgspec.json.encode(schema).decode()
+    check_size(text, param)
+    return text
+
+
+def loosened_formats(fields: StructuredFields) -> tuple[str, ...]:
+    """Places of schemas that allow more than they say."""
+    schemas: dict[str, str | Schema | None] = {"guided_json": fields.guided_json}
+    if isinstance(fields.response_format, SchemaFormat):
+        schemas[SCHEMA_PARAM] = fields.response_format.json_schema.schema
+    if fields.structured_outputs is not None:
+        schemas["structured_outputs.json"] = fields.structured_outputs.json
+    return tuple(place for param, schema in schemas.items() if schema is not None for place in fit(schema, param).loosened)
 
 
 def checked(grammar: Grammar, param: str) -> Grammar:

@@ -10,16 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import structs
 
-from pagoda_daemon.api.openai.structured import checked, of_schema
-from pagoda_daemon.api.openai.tools import Tool, Toolbox
+from pagoda_daemon.api.openai.structured import checked, fit
+from pagoda_daemon.api.openai.tools import Toolbox
 from pagoda_daemon.nouns.errors import BadRequest
 from pagoda_daemon.nouns.messages import Grammar
-from pagoda_daemon.structured.limits import WHITESPACE
+from pagoda_daemon.structured.limits import JSON_OPTIONS
 from pagoda_daemon.text.tokens import ModelText
 
 
@@ -70,43 +70,81 @@ def tool_format(text: ModelText) -> ToolFormat:
     return form
 
 
-def marks_and_grammar(box: Toolbox, form: ToolFormat, text: ModelText) -> tuple[bool, Grammar | None]:
-    """Whether the marks are special tokens, and what makes an answer nothing but calls where it must be."""
+def marks_and_grammar(box: Toolbox, form: ToolFormat, text: ModelText, wished: Grammar | None) -> tuple[bool, Grammar | None]:
+    """Whether the marks are special tokens, and what makes an answer calls, or the format that is `wished` where none must be."""
     begin, end = text.special_id(form.begin), text.special_id(form.end)
-    grammar = structs.replace(calls_grammar(box, form, begin, end), eos=text.stop_ids) if box.must else None
-    return begin is not None or end is not None, grammar
+    grammar = answer_grammar(box, form, (begin, end), None if box.must else wished) if box.must or wished else None
+    return begin is not None or end is not None, structs.replace(grammar, eos=text.stop_ids) if grammar else None
 
 
-def calls_grammar(box: Toolbox, form: ToolFormat, begin_id: int | None, end_id: int | None) -> Grammar:
-    """Lark. The ids are those of the marks where the tokenizer has them as special tokens: these have no bytes that text could match."""
-    begin, end = _mark(form.begin, begin_id), _mark(form.end, end_id)
-    one = "(" + " | ".join(f"c{at}" for at in range(len(box.tools))) + ")"
-    if form.listed:
-        more = "" if box.single else f" ({_text(form.between)} {one})*"
-        start = f"{begin} {_text('[')} {one}{more} {_text(']')}"
-    else:
-        call = f"{begin} {_text(NEWLINE)} {one} {_text(NEWLINE)} {end}" if form.begin else one
-        start = call if box.single else f"{call} ({_text(form.between)} {call})*"
-    rules = [f"start: {start}", *(_rules(at, tool, form) for at, tool in enumerate(box.tools))]
+def answer_grammar(box: Toolbox, form: ToolFormat, ids: tuple[int | None, int | None], other: Grammar | None = None) -> Grammar:
+    """Nothing but calls, or else `other`. The ids are those of the marks, if the tokenizer has them as special tokens: such tokens have no
+    bytes that text could match."""
+    if other is not None and not form.begin:
+        return _json_or_call(box, form, other)
+    rules = [f"start: calls{' | other' if other else ''}", f"calls: {_calls(box, form, ids)}"]
+    rules += [_rules(at, box, form) for at in range(len(box.tools))]
+    if other is not None:
+        rules.append(f"other: {_other(other)}")
     return checked(Grammar("grammar", "\n".join(rules)), "tools")
 
 
+def _calls(box: Toolbox, form: ToolFormat, ids: tuple[int | None, int | None]) -> str:
+    begin, end = _mark(form.begin, ids[0]), _mark(form.end, ids[1])
+    one = "(" + " | ".join(f"c{at}" for at in range(len(box.tools))) + ")"
+    if form.listed:
+        more = "" if box.single else f" ({_text(form.between)} {one})*"
+        return f"{begin} {_text('[')} {one}{more} {_text(']')}"
+    call = f"{begin} {_text(NEWLINE)} {one} {_text(NEWLINE)} {end}" if form.begin else one
+    return call if box.single else f"{call} ({_text(form.between)} {call})*"
+
+
 NEWLINE: Final = "\n"
-_SHAPING: Final = frozenset(("type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"))
 
 
-def _rules(at: int, tool: Tool, form: ToolFormat) -> str:
+def _rules(at: int, box: Toolbox, form: ToolFormat) -> str:
     """The parameters' schema is a document of its own, so that its `$ref`s find its `$defs`."""
-    schema = tool.function.parameters or {}
-    named = schema if schema.keys() & _SHAPING else {"type": "object", **schema}
-    bounded = {**named, "x-guidance": {"whitespace_pattern": WHITESPACE}}  # a grammar in Lark takes no overrides
-    head = _text(f'{{"name": {json.dumps(tool.function.name)}, "{form.arguments}": ')
-    return f"c{at}: {head} a{at} {_text('}')}\na{at}: %json {of_schema(bounded, 'tools').text}"
+    head = _text(f'{{"name": {json.dumps(box.tools[at].function.name)}, "{form.arguments}": ')
+    return f"c{at}: {head} a{at} {_text('}')}\na{at}: {_json(box.arguments(at).schema)}"
+
+
+def _json(schema: dict[str, Any]) -> str:
+    """A grammar in Lark takes no options; a schema in it does."""
+    return f"%json {_text({**schema, 'x-guidance': JSON_OPTIONS})}"
+
+
+def _other(wished: Grammar) -> str:
+    if wished.kind == "json_schema":
+        return _json(json.loads(wished.text))
+    if wished.kind == "choice":
+        return " | ".join(_text(choice) for choice in json.loads(wished.text))
+    raise _not_beside_tools(wished)
+
+
+def _json_or_call(box: Toolbox, form: ToolFormat, other: Grammar) -> Grammar:
+    """Without marks both are JSON, and the library cannot tell them apart but as branches of one schema."""
+    if other.kind != "json_schema":
+        raise _not_beside_tools(other)
+    branches: list[dict[str, Any]] = [{"$ref": "#/$defs/other"}]
+    definitions = {"other": fit(other.text, "response_format", "#/$defs/other").schema}
+    for at, tool in enumerate(box.tools):
+        definitions[f"a{at}"] = box.arguments(at, f"#/$defs/a{at}").schema
+        call = {"name": {"const": tool.function.name}, form.arguments: {"$ref": f"#/$defs/a{at}"}}
+        branches.append({"type": "object", "properties": call, "required": [*call], "additionalProperties": False})
+    return checked(Grammar("json_schema", _text({"anyOf": branches, "$defs": definitions})), "tools")
+
+
+def _not_beside_tools(wished: Grammar) -> BadRequest:
+    return BadRequest(
+        f"tools with tool_choice auto and a format of the kind {wished.kind} exclude each other; give the format as a JSON schema, "
+        'or tool_choice "none" or "required"',
+        "tools",
+    )
 
 
 def _mark(text: str, special: int | None) -> str:
     return f"<[{special}]>" if special is not None else _text(text) if text else ""
 
 
-def _text(literal: str) -> str:
+def _text(literal: Any) -> str:
     return msgspec.json.encode(literal).decode()

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from pagoda_daemon.api.openai.tool_formats import ToolFormat
 from pagoda_daemon.text.stops import overlap
 
-_MAX_HEAD: Final = 512  # a name has 64 characters: who has not written it by then writes no call that can be streamed
+_MAX_HEAD: Final = 512  # a name has 128 characters: who has not written it by then writes no call that can be streamed
 _NAME: Final = r'"(?:[^"\\]|\\.)+"'
 
 
@@ -66,16 +66,21 @@ class _Braces:
         return None
 
 
-class ToolParser:
-    """`most`: calls beyond so many are content."""
+Shape = Literal["free", "calls", "either"]
+"""Of an answer: text and calls as the model likes, nothing but calls, or calls or else text of a format."""
 
-    def __init__(self, form: ToolFormat, most: int | None = None) -> None:
+
+class ToolParser:
+    """`most`: calls beyond so many are content. An answer that is nothing but calls has no content, also if it is cut within a call."""
+
+    def __init__(self, form: ToolFormat, most: int | None = None, shape: Shape = "free") -> None:
+        self._silent = shape == "calls"
         self._form = form
         self._most = most
         self._head = re.compile(rf'\s*\{{\s*"name"\s*:\s*({_NAME})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)')
         self._text = ""
         self._raw = ""  # since the mark: what becomes content if it is no call
-        self._step = self._content if form.begin else self._first
+        self._step = self._first if not form.begin else self._either if shape == "either" else self._content
         self._braces = _Braces()
         self._scanned = 0
         self._events: list[Event] = []
@@ -90,7 +95,7 @@ class ToolParser:
         return self._taken()
 
     def finish(self) -> list[Event]:
-        """What is left when nothing follows: half a call is content."""
+        """What is left when nothing follows: half a call is content, unless the answer is nothing but calls."""
         self._say(self._raw + self._text)
         self._raw = self._text = ""
         return self._taken()
@@ -101,7 +106,7 @@ class ToolParser:
 
     def _say(self, text: str) -> None:
         """Blanks alone between two marks, or a mark and the answer's ends, are nothing to read."""
-        if text and (self._said or not text.isspace()):
+        if text and not self._silent and (self._said or not text.isspace()):
             self._said = True
             self._events.append(Content(text))
 
@@ -113,6 +118,15 @@ class ToolParser:
         if not begin:
             return False
         self._step = self._object if begin[0] == "{" else self._rest
+        return True
+
+    def _either(self) -> bool:
+        """A mark at the very beginning says that all is calls; in text of a format a mark is text."""
+        begin = self._text.lstrip()
+        if len(begin) < len(self._form.begin) and self._form.begin.startswith(begin):
+            return False
+        self._silent = begin.startswith(self._form.begin)
+        self._step = self._content if self._silent else self._rest
         return True
 
     def _rest(self) -> bool:

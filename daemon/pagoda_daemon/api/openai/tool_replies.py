@@ -13,19 +13,21 @@ from msgspec import UNSET
 from pagoda_daemon.api.openai.calls import FunctionCall, FunctionPart, ToolCall, ToolPart
 from pagoda_daemon.api.openai.replies import Answer, Chat, ChatChoice, ChatDelta, ChatMessage, Head
 from pagoda_daemon.api.openai.tool_formats import ToolFormat
-from pagoda_daemon.api.openai.tool_parser import Call, Content, Event, ToolParser
+from pagoda_daemon.api.openai.tool_parser import Call, Content, Event, Shape, ToolParser
 from pagoda_daemon.api.openai.tools import Toolbox
 from pagoda_daemon.text.answer import Piece, Scored
 
 
 class ToolChat(Chat):
-    """A parser for each choice; like `Chat` where the model calls nothing."""
+    """A parser for each choice; like `Chat` where the model calls nothing. `formatted`: what is no call has a format."""
 
-    def __init__(self, head: Head, form: ToolFormat, box: Toolbox) -> None:
+    def __init__(self, head: Head, form: ToolFormat, box: Toolbox, *, formatted: bool = False) -> None:
         super().__init__(head)
         self._form = form
         self._named = box.named
-        self._parsers = [ToolParser(form, 1 if box.single else None) for _ in range(head.choices)]
+        self._must = box.must
+        shape: Shape = "calls" if box.must else "either" if formatted else "free"
+        self._parsers = [ToolParser(form, 1 if box.single else None, shape) for _ in range(head.choices)]
         self._scored: list[tuple[Scored, ...]] = [()] * head.choices
 
     def text(self, piece: Piece, index: int = 0) -> bytes:
@@ -43,7 +45,7 @@ class ToolChat(Chat):
         events = [*parser.push(answer.piece.text), *parser.finish()]
         content = "".join(event.text for event in events if isinstance(event, Content))
         calls = self._calls(events, index)
-        message = ChatMessage(content or (None if calls else ""), tool_calls=calls or UNSET)
+        message = ChatMessage(content or (None if calls or self._must else ""), tool_calls=calls or UNSET)
         return ChatChoice(message, self._reason(answer.reason, index), index, self._logprobs(answer.piece))
 
     def _reason(self, reason: str, index: int) -> str:

@@ -11,14 +11,16 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from pagoda_daemon.api.openai.structured import check_json, check_size, of_schema
+from pagoda_daemon.api.openai.schemas import Fitted
+from pagoda_daemon.api.openai.structured import StructuredFields, check_json, fit, grammar_of, loosened_formats, schema_text
 from pagoda_daemon.nouns.errors import BadRequest
 
 MAX_TOOLS: Final = 128
-_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_SHAPING: Final = frozenset(("type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"))
 
 
-class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Function(msgspec.Struct, frozen=True):
     """What may be called; `parameters` is a JSON schema."""
 
     name: str
@@ -27,20 +29,20 @@ class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Tool(msgspec.Struct, frozen=True):
     """OpenAI's wrapping of a function."""
 
     type: Literal["function"]
     function: Function
 
 
-class NamedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NamedFunction(msgspec.Struct, frozen=True):
     """A function by its name."""
 
     name: str
 
 
-class NamedTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NamedTool(msgspec.Struct, frozen=True):
     """`tool_choice` for exactly this function."""
 
     type: Literal["function"]
@@ -50,7 +52,7 @@ class NamedTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
-class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CalledFunction(msgspec.Struct, frozen=True):
     """A call that the model made earlier; `arguments` is JSON text."""
 
     name: str
@@ -66,12 +68,14 @@ class CalledTool(msgspec.Struct, frozen=True):
 
 
 class Toolbox(msgspec.Struct, frozen=True):
-    """The tools that an answer may or must use. `must`: it is nothing but calls; `named`: of the only tool, once."""
+    """The tools that an answer may or must use. `must`: it is nothing but calls; `named`: of the only tool, once. `first` is the index of
+    the first one in the request."""
 
     tools: tuple[Tool, ...]
     must: bool = False
     named: bool = False
     parallel: bool = True
+    first: int = 0
 
     @property
     def single(self) -> bool:
@@ -81,6 +85,18 @@ class Toolbox(msgspec.Struct, frozen=True):
     def for_template(self) -> list[dict[str, Any]]:
         """As templates read them: what the client wrote, no more."""
         return [{"type": "function", "function": _plain(tool.function)} for tool in self.tools]
+
+    def arguments(self, at: int, home: str = "#") -> Fitted:
+        """The schema of a call's arguments, for the grammar library. A function without parameters takes an empty object only."""
+        given = self.tools[at].function.parameters
+        if given is None:
+            return Fitted({"type": "object", "additionalProperties": False}, ())
+        shaped = given if given.keys() & _SHAPING else {"type": "object", **given}
+        return fit(shaped, f"tools[{self.first + at}].function.parameters", home)
+
+    def loosened(self) -> tuple[str, ...]:
+        """Places of parameters that allow more than they say."""
+        return tuple(place for at in range(len(self.tools)) for place in self.arguments(at).loosened)
 
 
 def toolbox(tools: Sequence[Tool] | None, choice: ToolChoice | None, *, parallel: bool | None) -> Toolbox | None:
@@ -93,12 +109,19 @@ def toolbox(tools: Sequence[Tool] | None, choice: ToolChoice | None, *, parallel
     if choice == "none":
         return None
     if isinstance(choice, NamedTool):
-        wanted = tuple(tool for tool in tools if tool.function.name == choice.function.name)
-        if not wanted:
-            names = ", ".join(tool.function.name for tool in tools)
-            raise BadRequest(f"tool_choice names {choice.function.name[:64]!r}, accepted: {names}", "tool_choice")
-        return Toolbox(wanted, must=True, named=True)
+        names = [tool.function.name for tool in tools]
+        if choice.function.name not in names:
+            raise BadRequest(f"tool_choice names {choice.function.name[:128]!r}, accepted: {', '.join(names)[:512]}", "tool_choice")
+        at = names.index(choice.function.name)
+        return Toolbox((tools[at],), must=True, named=True, first=at)
     return Toolbox(tuple(tools), must=choice == "required", parallel=parallel is not False)
+
+
+def loosened(fields: StructuredFields, box: Toolbox | None) -> tuple[str, ...]:
+    """Places of the schemas that bind the answer and allow more than they say: those of required calls, else of format and tools."""
+    if box is not None and (box.must or grammar_of(fields, ()) is not None):
+        return box.loosened() if box.must else loosened_formats(fields) + box.loosened()
+    return loosened_formats(fields)
 
 
 def _check_tools(tools: Sequence[Tool]) -> None:
@@ -108,10 +131,10 @@ def _check_tools(tools: Sequence[Tool]) -> None:
     for at, tool in enumerate(tools):
         name, where = tool.function.name, f"tools[{at}].function"
         if not _NAME.fullmatch(name) or name in seen:
-            raise BadRequest(f"{where}.name must be 1 to 64 of A-Z a-z 0-9 _ -, each name once, got {name[:64]!r}", f"{where}.name")
+            raise BadRequest(f"{where}.name must be 1 to 128 of A-Z a-z 0-9 _ . -, each name once, got {name[:128]!r}", f"{where}.name")
         seen.add(name)
         check_json(tool.function.parameters, f"{where}.parameters")
-        check_size(of_schema(tool.function.parameters or {}, f"{where}.parameters").text, f"{where}.parameters")
+        schema_text(tool.function.parameters or {}, f"{where}.parameters")
 
 
 def _plain(function: Function) -> dict[str, Any]:

@@ -100,9 +100,9 @@ class Generate:
                 content = await self.admission.preparing.run(size, whole)
                 await Response(content, media_type=JSON)(scope, receive, send)
 
-    def _dialect(self, request: GenerationRequest, head: Head) -> Dialect:
+    def _dialect(self, request: GenerationRequest, head: Head, *, formatted: bool) -> Dialect:
         box = request.box if isinstance(request, ChatRequest) else None
-        return self.dialect(head) if box is None else ToolChat(head, tool_format(self.generator.text), box)
+        return self.dialect(head) if box is None else ToolChat(head, tool_format(self.generator.text), box, formatted=formatted)
 
     def _head(self, request: GenerationRequest, request_id: str, jobs: Sequence[Submission], usages: Usages) -> Head:
         spell = self.generator.text.spell if request.listed is not None else None
@@ -140,7 +140,8 @@ class Generate:
         limits = self.admission.limits_of(request.model, self.served_names)
         jobs = stamped(submissions(request, told.request_id, self.generator.text, limits), request, told.terms)
         usages = Usages(jobs, self._timing(request, told.request_id))
-        return Prepared(request, jobs, usages, self._dialect(request, self._head(request, told.request_id, jobs, usages)))
+        head, formatted = self._head(request, told.request_id, jobs, usages), jobs[0].message.grammar is not None
+        return Prepared(request, jobs, usages, self._dialect(request, head, formatted=formatted))
 
 
 def _best(answers: list[Answer], generated: int, returned: int) -> list[Answer]:

@@ -15,7 +15,8 @@ from msgspec import structs
 
 from pagoda_daemon.api.openai.requests import MAX_BODY, ChatRequest, GenerationRequest
 from pagoda_daemon.api.openai.sampling import Wished, sampling_of
-from pagoda_daemon.api.openai.structured import INVALID, grammar_of
+from pagoda_daemon.api.openai.schemas import INVALID
+from pagoda_daemon.api.openai.structured import grammar_of
 from pagoda_daemon.api.openai.tool_formats import marks_and_grammar, tool_format
 from pagoda_daemon.api.openai.tools import Toolbox
 from pagoda_daemon.engine.client import EngineLink
@@ -101,7 +102,7 @@ def _with_tools(request: ChatRequest, request_id: str, text: ModelText, limits: 
     form = tool_format(text)
     ids = text.encode_chat(request.turns(), _room(request, limits), request.shape, box.for_template())
     job = submission(request, request_id, ids, text, limits)
-    special, grammar = marks_and_grammar(box, form, text)
+    special, grammar = marks_and_grammar(box, form, text, job.message.grammar)
     return replace(job, message=structs.replace(job.message, grammar=grammar), skip_special=job.skip_special and not special)
 
 

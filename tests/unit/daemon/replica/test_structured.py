@@ -25,7 +25,7 @@ PLACE = {
     "$defs": {"few": {"type": "integer", "minimum": 1, "maximum": 9}},
 }
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "d", "parameters": PLACE}}
-TIME = {"type": "function", "function": {"name": "time-now"}}
+TIME = {"type": "function", "function": {"name": "clock.time-now"}}
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_required_is_nothing_but_calls(client):
     assert choice.message.tool_calls
     for call in choice.message.tool_calls:
         arguments = json.loads(call.function.arguments)
-        jsonschema.validate(arguments, PLACE if call.function.name == "weather" else {"type": "object"})
+        jsonschema.validate(arguments, PLACE if call.function.name == "weather" else {"const": {}})
     assert len({call.id for call in choice.message.tool_calls}) == len(choice.message.tool_calls)
 
 
@@ -143,6 +143,44 @@ def test_calls_stream_as_fragments_that_the_client_joins(client):
     assert final.message.tool_calls[0].function.arguments == whole.function.arguments
 
 
+@pytest.mark.parametrize("tokens", [5, 25, 33, 70])
+def test_a_call_that_is_cut_is_no_content(client, tokens):
+    wanted = {"tools": [WEATHER], "tool_choice": "required", "max_tokens": tokens}
+    choice = chat(client, **wanted).choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("length", None)
+    chunks = [chunk.choices[0] for chunk in chat(client, stream=True, **wanted)]
+    assert (chunks[-1].finish_reason, "".join(chunk.delta.content or "" for chunk in chunks)) == ("length", "")
+
+
+def test_tools_beside_a_format_are_either(client):
+    """The device draws what the grammar allows: a call after one prompt, the format after another."""
+    format_ = {"type": "json_schema", "json_schema": {"name": "place", "schema": PLACE}}
+    seen = set()
+    for number in range(50):
+        if len(seen) == 2:
+            break
+        hi = [{"role": "user", "content": f"hi {number}"}]
+        choice = chat(client, messages=hi, tools=[WEATHER], response_format=format_).choices[0]
+        calls = choice.message.tool_calls or []
+        for text in [call.function.arguments for call in calls] or [choice.message.content]:
+            jsonschema.validate(json.loads(text), PLACE)
+        assert (choice.finish_reason, choice.message.content is None) == (("tool_calls", True) if calls else ("stop", False))
+        seen.add(bool(calls))
+    assert seen == {True, False}
+    forced = chat(client, tools=[WEATHER], response_format=format_, tool_choice="required").choices[0]
+    assert (forced.finish_reason, forced.message.content) == ("tool_calls", None)
+    plain = chat(client, tools=[WEATHER], response_format=format_, tool_choice="none").choices[0].message
+    assert plain.tool_calls is None
+    jsonschema.validate(json.loads(plain.content), PLACE)
+
+
+def test_a_loosened_schema_is_told_in_the_header(http):
+    schema = {"oneOf": [{"type": "integer", "maximum": 9}, {"type": "number", "maximum": 8}]}
+    format_ = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    answer = http.post("/v1/chat/completions", json={"model": NAME, "messages": HI, "max_tokens": 9, "response_format": format_})
+    assert (answer.status_code, answer.headers["x-pagoda-ignored"]) == (200, "response_format.json_schema.schema.oneOf")
+
+
 def test_a_conversation_with_calls_goes_on(client):
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo", "days": 2}'}}
     messages = [
@@ -170,7 +208,8 @@ def test_none_hides_the_tools_from_the_model(client):
         ({"tools": [TIME], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"const": 2**70}}}]}, "tools[0].function.parameters"),
-        ({"tools": [TIME], "response_format": {"type": "json_object"}}, "tools"),
+        ({"tools": [TIME], "guided_regex": "a+"}, "tools"),
+        ({"guided_json": {"properties": {"a": {"not": {}}}}}, "guided_json.properties.a.not"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"messages": [{"role": "user", "content": "x", "tool_call_id": "y"}]}, "messages[0].tool_call_id"),

@@ -65,9 +65,9 @@ SCRIPTS = {
 }
 
 
-def heard(form, pieces, most=None):
+def heard(form, pieces, most=None, shape="free"):
     """Content, calls, and how many pieces the arguments came in."""
-    parser = ToolParser(FORMATS[form], most)
+    parser = ToolParser(FORMATS[form], most, shape)
     events = [event for piece in pieces for event in parser.push(piece)] + parser.finish()
     content = "".join(event.text for event in events if isinstance(event, Content))
     calls, pieces = [], 0
@@ -133,3 +133,29 @@ def test_long_answers_cost_no_more_per_character():
         parser.push("x" * 50)
     assert parser._scanned >= 100_000
     assert parser.push('"}, "name": "f"}') != []
+
+
+BOUND = {
+    # what a grammar allows: form, shape, answer, content, calls
+    "calls": ("hermes", "calls", SCRIPTS["two"][1], "", SCRIPTS["two"][3]),
+    "calls in a list": ("mistral", "calls", SCRIPTS["list"][1], "", SCRIPTS["list"][3]),
+    "calls alone": ("llama3_json", "calls", SCRIPTS["llama two"][1], "", SCRIPTS["llama two"][3]),
+    "either, a call": ("hermes", "either", SCRIPTS["two"][1], "", SCRIPTS["two"][3]),
+    "either, JSON": ("hermes", "either", '{"a": "<tool_call>"}', '{"a": "<tool_call>"}', []),
+    "either, a list": ("mistral", "either", "[1]", "[1]", []),
+    "either, JSON alone": ("llama3_json", "either", '{"a": 1}', '{"a": 1}', []),
+    "either, a call alone": ("llama3_json", "either", PF, "", [("f", ARGS)]),
+}
+
+
+@pytest.mark.parametrize("name", BOUND)
+def test_an_answer_bound_by_a_grammar_is_understood_and_cut_anywhere_leaks_nothing(name):
+    form, shape, answer, content, calls = BOUND[name]
+    assert heard(form, byte_by_byte(answer), shape=shape)[:2] == (content, calls)
+    for at in range(len(answer)):
+        half, some, _ = heard(form, byte_by_byte(answer[:at]), shape=shape)
+        assert [called for called, _ in some] == [called for called, _ in calls][: len(some)]
+        if shape == "calls" or (calls and FORMATS[form].begin and at >= len(FORMATS[form].begin)):
+            assert half == "", answer[:at]
+        elif not calls:
+            assert half == answer[:at]
