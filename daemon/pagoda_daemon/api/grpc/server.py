@@ -22,6 +22,7 @@ from pagoda_daemon.api.access.roles import METHODS, NOBODY
 from pagoda_daemon.nouns.errors import (
     BadRequest,
     DaemonError,
+    DeadlineExceeded,
     Draining,
     EngineDied,
     Forbidden,
@@ -178,6 +179,7 @@ _CODES: Final[Mapping[type[DaemonError], grpc.StatusCode]] = {
     Forbidden: grpc.StatusCode.PERMISSION_DENIED,
     ModelNotFound: grpc.StatusCode.NOT_FOUND,
     BadRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     Draining: grpc.StatusCode.UNAVAILABLE,
     NotReady: grpc.StatusCode.UNAVAILABLE,
     EngineDied: grpc.StatusCode.UNAVAILABLE,

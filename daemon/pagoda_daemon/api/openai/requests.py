@@ -19,7 +19,7 @@ from pagoda_daemon.api.openai.messages import Message, check_messages, turns
 from pagoda_daemon.api.openai.sampling import MAX_CHOICES, MAX_LOGPROBS, check_sampling, in_range
 from pagoda_daemon.api.openai.structured import StructuredFields, grammar_of
 from pagoda_daemon.api.openai.tools import Tool, Toolbox, ToolChoice, toolbox
-from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.nouns.errors import BadRequest, clipped, shown
 from pagoda_daemon.text.tokens import ChatShape
 
 MAX_BODY: Final = 16 * 2**20
@@ -87,6 +87,11 @@ class _Common(StructuredFields, kw_only=True, frozen=True, forbid_unknown_fields
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def limit_field(self) -> str | None:
+        """Which field says how many tokens may be generated; None where none does."""
+        return next((name for name in ("max_completion_tokens", "max_tokens") if getattr(self, name, None) is not None), None)
 
 
 class ChatRequest(_Common, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -232,7 +237,7 @@ def _check_unknown(names: list[str], served: tuple[str, ...]) -> None:
         raise BadRequest(f"{len(names)} fields are unknown here; at most {_MAX_UNKNOWN} are allowed", names[0][:64], "unknown_parameter")
     for name in names:
         if not _SANE_NAME.fullmatch(name):
-            raise BadRequest(f"{name[:64]!r} is not a parameter of this endpoint", name[:64], "unknown_parameter")
+            raise BadRequest(f"{shown(name)} is not a parameter of this endpoint", name[:64], "unknown_parameter")
         if near := difflib.get_close_matches(name, served, 1, _MISSPELT):
             raise BadRequest(f"{name!r} is not a parameter of this endpoint, {near[0]!r} is", name, "unknown_parameter")
 
@@ -245,6 +250,7 @@ def _same(value: Any, one: Any) -> bool:
 def _explained(text: str) -> tuple[str, str | None]:
     """msgspec's sentence as ours: message and parameter."""
     what, _, where = text.partition(" - at `$")
+    what = clipped(what)
     if missing := re.search(r"missing required field `(\w+)`", what):
         return f"{missing[1]} is required", missing[1]
     if unknown := re.search(r"unknown field `(\w+)`", what):
@@ -281,7 +287,8 @@ def _check(request: GenerationRequest) -> None:
         in_range("logprobs", request.logprobs, 0, MAX_LOGPROBS)
         _check_prompts(request)
     if request.limit is not None and (request.min_tokens or 0) > request.limit:
-        raise BadRequest(f"min_tokens must be at most max_tokens ({request.limit}), got {request.min_tokens!s:.32}", "min_tokens")
+        most = f"{request.limit_field or 'max_tokens'} ({request.limit})"
+        raise BadRequest(f"min_tokens must be at most {most}, got {shown(request.min_tokens)}", "min_tokens")
 
 
 def _check_prompts(request: CompletionRequest) -> None:
@@ -289,6 +296,5 @@ def _check_prompts(request: CompletionRequest) -> None:
     if not prompts:
         raise BadRequest("prompt is empty", "prompt")
     if (choices := len(prompts) * (request.n or 1)) > MAX_CHOICES:
-        raise BadRequest(
-            f"{len(prompts)} prompts with n {request.n or 1} are {choices} choices; at most {MAX_CHOICES} are allowed", "prompt"
-        )
+        said = f"{len(prompts)} prompts with n {request.n or 1} are {choices} choices; at most {MAX_CHOICES} are allowed"
+        raise BadRequest(said, "prompt")

@@ -73,7 +73,7 @@ def tool_format(text: ModelText) -> ToolFormat:
 def marks_and_grammar(box: Toolbox, form: ToolFormat, text: ModelText) -> tuple[bool, Grammar | None]:
     """Whether the marks are special tokens, and what makes an answer nothing but calls where it must be."""
     begin, end = text.special_id(form.begin), text.special_id(form.end)
-    grammar = structs.replace(calls_grammar(box, form, begin, end), eos=text.stop_ids) if box.must else None
+    grammar = structs.replace(calls_grammar(box, form, begin, end), eos=text.stop_ids, param="tools") if box.must else None
     return begin is not None or end is not None, grammar
 
 

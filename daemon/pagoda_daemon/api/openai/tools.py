@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from pagoda_daemon.api.openai.structured import check_json, check_size, of_schema
-from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.nouns.errors import BadRequest, shown
 
 MAX_TOOLS: Final = 128
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -95,8 +95,8 @@ def toolbox(tools: Sequence[Tool] | None, choice: ToolChoice | None, *, parallel
     if isinstance(choice, NamedTool):
         wanted = tuple(tool for tool in tools if tool.function.name == choice.function.name)
         if not wanted:
-            names = ", ".join(tool.function.name for tool in tools)
-            raise BadRequest(f"tool_choice names {choice.function.name[:64]!r}, accepted: {names}", "tool_choice")
+            names = shown(", ".join(tool.function.name for tool in tools))
+            raise BadRequest(f"tool_choice names {shown(choice.function.name)}, the names of tools are {names}", "tool_choice")
         return Toolbox(wanted, must=True, named=True)
     return Toolbox(tuple(tools), must=choice == "required", parallel=parallel is not False)
 
@@ -108,7 +108,7 @@ def _check_tools(tools: Sequence[Tool]) -> None:
     for at, tool in enumerate(tools):
         name, where = tool.function.name, f"tools[{at}].function"
         if not _NAME.fullmatch(name) or name in seen:
-            raise BadRequest(f"{where}.name must be 1 to 64 of A-Z a-z 0-9 _ -, each name once, got {name[:64]!r}", f"{where}.name")
+            raise BadRequest(f"{where}.name must be 1 to 64 of A-Z a-z 0-9 _ -, each name once, got {shown(name)}", f"{where}.name")
         seen.add(name)
         check_json(tool.function.parameters, f"{where}.parameters")
         check_size(of_schema(tool.function.parameters or {}, f"{where}.parameters").text, f"{where}.parameters")

@@ -9,28 +9,26 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from msgspec import structs
 
 from pagoda_daemon.api.openai.requests import ChatRequest, GenerationRequest
 from pagoda_daemon.api.openai.sampling import Wished, sampling_of
-from pagoda_daemon.api.openai.structured import INVALID, grammar_of
+from pagoda_daemon.api.openai.structured import grammar_of
 from pagoda_daemon.api.openai.tool_formats import marks_and_grammar, tool_format
 from pagoda_daemon.api.openai.tools import Toolbox
+from pagoda_daemon.api.routes.ends import checked_reason
 from pagoda_daemon.engine.client import EngineLink
 from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.metrics import Counts
 from pagoda_daemon.metrics.records import Record
-from pagoda_daemon.nouns.errors import BadRequest, DaemonError, Draining, Overloaded, RequestFailed, TooMany
-from pagoda_daemon.nouns.messages import Life, Ready, Refusal, RowOutput, Submit, TokenLogprob
+from pagoda_daemon.nouns.errors import BadRequest, DaemonError, context_exceeded, shown
+from pagoda_daemon.nouns.messages import Life, Ready, RowOutput, Submit, TokenLogprob
 from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.text.answer import AnswerText, Piece, echo
 from pagoda_daemon.text.stops import StopMatcher
 from pagoda_daemon.text.tokens import ModelText
-
-_FINISHED: Final = frozenset(("stop", "length"))
-_CROWDED: Final = frozenset(("queue_full", "load_shed"))
 
 
 class Delta(NamedTuple):
@@ -85,7 +83,7 @@ def submissions(request: GenerationRequest, request_id: str, text: ModelText, li
 def submission(request: GenerationRequest, request_id: str, prompt: tuple[int, ...], text: ModelText, limits: Ready) -> Submission:
     """Of one prompt."""
     _check_ids(prompt, limits.vocab_size)
-    wished = Wished(_max_tokens(len(prompt), request.limit, limits.max_model_len), request.listed, _prompt_listed(request))
+    wished = Wished(_max_tokens(request, len(prompt), limits.max_model_len), request.listed, _prompt_listed(request))
     grammar = grammar_of(request, text.stop_ids)
     message = Submit(request_id, prompt, sampling_of(request, wished, text, limits.vocab_size), request.n or 1, grammar=grammar)
     shown = {"skip_special": request.skip_special_tokens, "shows_stop": bool(request.include_stop_str_in_output)}
@@ -112,19 +110,19 @@ def _check_ids(prompt: tuple[int, ...], vocab_size: int) -> None:
         raise BadRequest("the prompt has no tokens", "prompt")
     wrong = next((token for token in prompt if not 0 <= token < vocab_size), None)
     if wrong is not None:
-        raise BadRequest(f"prompt holds token id {wrong!s:.32}; token ids must be 0 to {vocab_size - 1}", "prompt")
+        raise BadRequest(f"prompt holds token id {shown(wrong)}; token ids must be 0 to {vocab_size - 1}", "prompt")
 
 
-def _max_tokens(prompt: int, wished: int | None, context: int) -> int:
-    needed = prompt + (1 if wished is None else max(1, wished))
-    if needed > context:
-        raise BadRequest(
-            f"this model's context is {context} tokens; the prompt has {prompt} and {needed - prompt} are to be generated: "
-            f"{needed - context} too many",
-            "messages" if wished is None else "max_tokens",
-            "context_length_exceeded",
-        )
-    return context - prompt if wished is None else max(1, wished)
+def _max_tokens(request: GenerationRequest, prompt: int, context: int) -> int:
+    """How many may be generated at most; BadRequest names the field that asks for too much, the prompt's where that alone does."""
+    asked, whose = request.limit, "messages" if isinstance(request, ChatRequest) else "prompt"
+    wished = context - prompt if asked is None else max(1, asked)
+    if prompt >= context:
+        raise context_exceeded(context, f"{whose} has {prompt} tokens, and one is to be generated: {prompt + 1 - context} too many", whose)
+    if (over := prompt + wished - context) > 0:
+        said = f"{whose} has {prompt} tokens, and {wished} are to be generated: {over} too many"
+        raise context_exceeded(context, said, request.limit_field or whose)
+    return wished
 
 
 class _Choice:
@@ -145,7 +143,7 @@ class _Choice:
     def take(self, row: RowOutput) -> Delta | None:
         """None where nothing is to be said yet: a part of the prompt was scored."""
         self._scores += row.prompt_logprobs
-        reason = checked_reason(row)
+        reason = checked_reason(row, self.job.message.grammar)
         self.ended = reason is not None
         if reason is None and not row.token_ids:
             return None
@@ -262,23 +260,3 @@ def _taken(answer: AnswerText, row: RowOutput, *, shows_stop: bool) -> Piece:
 
 def _joined(first: Piece, then: Piece) -> Piece:
     return Piece(first.text + then.text, (*first.scored, *then.scored))
-
-
-def checked_reason(row: RowOutput) -> str | None:
-    """Why the answer ended, None while it goes on; raises what ended it badly."""
-    if row.finish_reason is None or row.finish_reason in _FINISHED:
-        return row.finish_reason
-    if row.refusal is not None:
-        raise _refused(row.refusal)
-    why = row.error or f"the engine ended this request: {row.finish_reason}"
-    raise RequestFailed(f"{why} (request {row.request_id})")
-
-
-def _refused(refusal: Refusal) -> DaemonError:
-    """Nothing was generated: another replica may take it."""
-    if refusal.reason == "draining":
-        return Draining(refusal.message)
-    if refusal.reason == "grammar":
-        return BadRequest(refusal.message, None, INVALID)
-    kind = TooMany if refusal.reason in _CROWDED else Overloaded
-    return kind(f"{refusal.reason}: {refusal.message}", refusal.retry_after_s)
