@@ -65,10 +65,8 @@ def submissions(request: GenerationRequest, request_id: str, text: ModelText, li
     """One per prompt. Tokenises and checks against the engine's limits; BadRequest says by how many tokens it does not fit."""
     if isinstance(request, ChatRequest):
         box = request.box
-        if box is not None:
-            return (_with_tools(request, request_id, text, limits, box),)
-        ids = text.encode_chat(request.turns(), limits.max_model_len, request.shape)
-        return (submission(request, request_id, ids, text, limits),)
+        job = submission(request, request_id, chat_ids(request, box, text, limits.max_model_len), text, limits)
+        return (job if box is None else _with_tools(job, box, text),)
     given = request.prompts()
     found = []
     for number, prompt in enumerate(given):
@@ -90,12 +88,17 @@ def submission(request: GenerationRequest, request_id: str, prompt: tuple[int, .
     return Submission(message, request.stops, answers=request.limit != 0, **shown)
 
 
-def _with_tools(request: ChatRequest, request_id: str, text: ModelText, limits: Ready, box: Toolbox) -> Submission:
+def chat_ids(request: ChatRequest, box: Toolbox | None, text: ModelText, context: int) -> tuple[int, ...]:
+    """The prompt of a conversation with these tools: what is generated from, and what /tokenize counts."""
+    if box is None:
+        return text.encode_chat(request.turns(), context, request.shape)
+    tool_format(text)  # whose template knows no tools is told so, instead of leaving them out
+    return text.encode_chat(request.turns(), context, request.shape, box.for_template())
+
+
+def _with_tools(job: Submission, box: Toolbox, text: ModelText) -> Submission:
     """Of a chat whose answer may hold calls: their marks must not be left out of its text where they are special tokens."""
-    form = tool_format(text)
-    ids = text.encode_chat(request.turns(), limits.max_model_len, request.shape, box.for_template())
-    job = submission(request, request_id, ids, text, limits)
-    special, grammar = marks_and_grammar(box, form, text)
+    special, grammar = marks_and_grammar(box, tool_format(text), text)
     return replace(job, message=structs.replace(job.message, grammar=grammar), skip_special=job.skip_special and not special)
 
 
