@@ -53,7 +53,8 @@ def leaks(hostile: Hostile, answer: httpx.Response) -> str | None:
 async def send(client: httpx.AsyncClient, hostile: Hostile) -> httpx.Response | None:
     headers = {name: text.encode("latin-1") for name, text in hostile.headers.items()}
     try:
-        return await client.request(hostile.method, hostile.path, content=hostile.body, headers=headers)  # type: ignore[arg-type]
+        address = f"{str(client.base_url).rstrip('/')}{hostile.path}"  # whole: httpx takes no path that begins with two slashes
+        return await client.request(hostile.method, address, content=hostile.body, headers=headers)  # type: ignore[arg-type]
     except httpx.RemoteProtocolError:  # refused by closing
         return None
 

@@ -145,12 +145,12 @@ class Outermost:
         request_id = secrets.token_hex(16)
         scope.setdefault("state", {}).update(request_id=request_id, arrived=time.monotonic(), ignored=[])
         wished = headers.get(HEADER_REQUEST_ID, "")
-        shown = wished if _SANE_ID.fullmatch(wished) else request_id
+        named = wished if _SANE_ID.fullmatch(wished) else request_id
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 answer = MutableHeaders(scope=message)
-                answer[HEADER_REQUEST_ID] = shown
+                answer[HEADER_REQUEST_ID] = named
                 if scope["state"]["ignored"]:
                     answer[HEADER_IGNORED] = ", ".join(scope["state"]["ignored"])
                 if self._replica.leaving:

@@ -27,7 +27,7 @@ def decode(body: bytes) -> Any:
     return parsed
 
 
-def _why(body: bytes, error: ValueError) -> str:
+def _why(body: bytes, error: Exception) -> str:
     """msgspec calls three different things truncated."""
     if not body.strip():
         return "the body is empty; it must be a JSON object"
@@ -36,7 +36,7 @@ def _why(body: bytes, error: ValueError) -> str:
     return f"the body is not JSON: {error}"
 
 
-def _has_half_a_pair(body: bytes, error: ValueError) -> bool:
+def _has_half_a_pair(body: bytes, error: Exception) -> bool:
     """Where msgspec does not say so: Python's own parser lets it pass and is strict in all else that is called truncated."""
     if "surrogate" in str(error):
         return True

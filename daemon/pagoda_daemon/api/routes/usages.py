@@ -27,6 +27,10 @@ class Usages:
             self._cached[delta.choice] = delta.life.cached_tokens
 
     @property
+    def prompt_tokens(self) -> int:
+        return self._prompt
+
+    @property
     def completion_tokens(self) -> int:
         return sum(self._answers.values())
 
