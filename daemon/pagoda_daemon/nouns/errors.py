@@ -8,6 +8,7 @@ DaemonError
 ├── EngineDied                the engine process is gone or silent
 └── RequestError              ends one request, never the engine
     ├── BadRequest            invalid input; names the parameter
+    │   └── NotRead           its answer was not read for too long
     ├── Unauthenticated       no key or token, or none that is good
     ├── Forbidden             known, and not allowed to do this
     ├── ModelNotFound         `model` is none of the served names
@@ -103,6 +104,12 @@ class BadRequest(RequestError):
         self.param = param
         if code is not None:
             self.code = code
+
+
+class NotRead(BadRequest):
+    """Who asked does not take the answer."""
+
+    code = "request_timeout"
 
 
 def context_exceeded(context: int, however: str, param: str) -> BadRequest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -15,6 +16,8 @@ from pagoda_daemon.api.openai.errors import body_of, response_of, retryable
 from pagoda_daemon.api.routes import admission
 from pagoda_daemon.api.routes.ends import checked_reason
 from pagoda_daemon.api.routes.preparing import in_time
+from pagoda_daemon.engine.client import EngineLink
+from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.nouns.errors import BadRequest, DaemonError, DeadlineExceeded
 from pagoda_daemon.nouns.messages import Grammar, Reason, Refusal, RowOutput
 from support.judges.refusals import error_of
@@ -56,6 +59,15 @@ async def test_over_grpc_a_deadline_is_no_reason_to_try_another_replica() -> Non
     error = told("expired")
     assert (body_of(error).error.code, retryable(error)) == ("deadline_exceeded", False)
     assert server._CODES[DeadlineExceeded] is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_who_does_not_read_is_told_that_and_not_of_a_fault_of_ours() -> None:
+    stream = Stream("r")
+    EngineLink._cut(SimpleNamespace(close_stream=lambda *_, **__: None), "r", stream)  # type: ignore[arg-type]
+    with pytest.raises(DaemonError) as caught:
+        await stream.take()
+    assert response_of(caught.value).status_code == 408
+    assert body_of(caught.value).error.code == "request_timeout"
 
 
 async def ended_at_its_deadline(replica: Any, body: dict[str, Any], path: str = "/v1/completions") -> tuple[bytes, bytes]:
