@@ -84,8 +84,13 @@ def submission(request: GenerationRequest, request_id: str, prompt: tuple[int, .
     wished = Wished(_max_tokens(request, len(prompt), limits.max_model_len), request.listed, _prompt_listed(request))
     grammar = grammar_of(request, text.stop_ids)
     message = Submit(request_id, prompt, sampling_of(request, wished, text, limits.vocab_size), request.n or 1, grammar=grammar)
-    shown = {"skip_special": request.skip_special_tokens, "shows_stop": bool(request.include_stop_str_in_output)}
-    return Submission(message, request.stops, answers=request.limit != 0, **shown)
+    return Submission(
+        message,
+        request.stops,
+        answers=request.limit != 0,
+        skip_special=request.skip_special_tokens,
+        shows_stop=bool(request.include_stop_str_in_output),
+    )
 
 
 def chat_ids(request: ChatRequest, box: Toolbox | None, text: ModelText, context: int) -> tuple[int, ...]:
