@@ -117,7 +117,7 @@ class AuthConfig(_Section):
 
     keys_file: str | None = Field(
         default=None,
-        description="Bearer keys for the OpenAI API: lines `<SHA-256 of a key in hex> [name]`; read again when it changes.",
+        description="Bearer keys: lines `<SHA-256 of a key in hex> [name [role=client|metrics]]`; read again when it changes.",
     )
     tokens: TokensConfig | None = None
     metrics_from: tuple[str, ...] = Field(default=(), description="Networks (CIDR) whose peers read /metrics without a token.")

@@ -157,6 +157,7 @@ ERROR_DRAINING: Final = "draining"
 ERROR_NOT_READY: Final = "not_ready"
 ERROR_OVERLOADED: Final = "overloaded"
 ERROR_ENGINE_DIED: Final = "engine_died"
+ERROR_DEADLINE: Final = "deadline_exceeded"
 ERROR_MODEL_NOT_FOUND: Final = "model_not_found"
 ERROR_UNSUPPORTED: Final = "unsupported"
 ERROR_UNAUTHENTICATED: Final = "invalid_api_key"  # OpenAI's word

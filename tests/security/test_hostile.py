@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,18 @@ from pagoda_daemon.text.tokens import ModelText
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance, status_code_conformance
+from support.clients import hostile_calls
 from support.clients.hostile_requests import KEY_CANARY, PROMPT_CANARY, Hostile, hostile_requests
 from support.engine.constrained import BOMBS, SLOW_BOMBS
 from support.engine.toy_model import VOCAB
 from support.judges.refusals import LEAK, error_of
 from support.servers.local_replica import texts
+from support.servers.real_replica import real_config
 from support.servers.replica import NAME, PATIENCE_S, Replica, replica_config, start_replica
 
 SEED, OTHERS, AT_ONCE, EXAMPLES = 20, 1000, 24, 120
 LEAST = 3000
+AT_A_REAL_ONE = 400
 # Tokens of the stream beside a grammar that takes its 2 s of CPU and all: 3,100 on a busy machine of two cores.
 MOST_MEANWHILE = 20_000
 IDLE = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
@@ -49,7 +53,8 @@ def leaks(hostile: Hostile, answer: httpx.Response) -> str | None:
 async def send(client: httpx.AsyncClient, hostile: Hostile) -> httpx.Response | None:
     headers = {name: text.encode("latin-1") for name, text in hostile.headers.items()}
     try:
-        return await client.request(hostile.method, hostile.path, content=hostile.body, headers=headers)  # type: ignore[arg-type]
+        address = f"{str(client.base_url).rstrip('/')}{hostile.path}"  # whole: httpx takes no path that begins with two slashes
+        return await client.request(hostile.method, address, content=hostile.body, headers=headers)  # type: ignore[arg-type]
     except httpx.RemoteProtocolError:  # refused by closing
         return None
 
@@ -63,20 +68,26 @@ def verdict(hostile: Hostile, answer: httpx.Response) -> str | None:
     return leaks(hostile, answer)
 
 
-async def attack(base_url: str, others: int) -> tuple[Counter[int], list[Any]]:
-    """Statuses, and whatever a server in good health does not answer."""
-    places, statuses, wrong = asyncio.Semaphore(AT_ONCE), Counter[int](), []
+async def attack(base_url: str, others: int, most: int | None = None) -> tuple[Counter[int], Counter[str], list[Any]]:
+    """Statuses, how often each endpoint was asked, and whatever a server in good health does not answer. `most`: of all, so many."""
+    places, statuses, routes, wrong = asyncio.Semaphore(AT_ONCE), Counter[int](), Counter[str](), []
     async with httpx.AsyncClient(base_url=base_url, timeout=PATIENCE_S, trust_env=False) as client:
 
         async def one(hostile: Hostile) -> None:
             async with places:
                 answer = await send(client, hostile)
             statuses[answer.status_code if answer is not None else 0] += 1
+            routes[hostile.route] += 1
             if answer is not None and (why := verdict(hostile, answer)):
                 wrong.append((why, hostile, answer.text))
 
-        await asyncio.gather(*(one(hostile) for hostile in hostile_requests(others, SEED)))
-    return statuses, wrong
+        await asyncio.gather(*(one(hostile) for hostile in islice(hostile_requests(others, SEED), most)))
+    return statuses, routes, wrong
+
+
+def endpoints(base_url: str) -> set[str]:
+    """By the replica's own description."""
+    return set(httpx.get(f"{base_url}/openapi.json", timeout=PATIENCE_S, trust_env=False).json()["paths"])
 
 
 async def innocent(base_url: str, over: asyncio.Event) -> list[bytes]:
@@ -129,13 +140,60 @@ def no_canary(said: str) -> None:
 def test_thousands_of_hostile_requests_leave_a_replica_as_it_was(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with start_replica(replica_config(tmp_path, step_ms=0.2)) as replica:
         engine, logged = replica.engine_pid(), len(replica.lines)
-        (statuses, wrong), streams = asyncio.run(beside(f"http://{replica.http}", attack(f"http://{replica.http}", OTHERS)))
+        base_url = f"http://{replica.http}"
+        ends, faults = asyncio.run(hostile_calls.attack(replica.grpc, OTHERS, SEED))
+        assert faults == []
+        assert min(ends["OK"], ends["INVALID_ARGUMENT"]) > 100
+        (statuses, routes, wrong), streams = asyncio.run(beside(base_url, attack(base_url, OTHERS)))
         assert wrong == []
+        assert routes.keys() >= endpoints(base_url)
         assert sum(statuses.values()) >= LEAST
         assert statuses[400] > LEAST / 4
         assert statuses[200] > LEAST / 40
         judge(replica, engine, streams, tmp_path)
         no_canary(json.dumps(replica.lines[logged:]) + capfd.readouterr().err)
+
+
+@pytest.mark.deep
+def test_a_real_model_under_hostile_requests_fails_at_nothing_that_a_client_did(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The simulated device computes no logits: what only a sampler refuses shows here."""
+    with start_replica(real_config(tmp_path)) as replica:
+        base_url, engine, logged = f"http://{replica.http}", replica.engine_pid(), len(replica.lines)
+        statuses, routes, wrong = asyncio.run(attack(base_url, OTHERS, AT_A_REAL_ONE))
+        assert wrong == []
+        assert sum(statuses.values()) == AT_A_REAL_ONE
+        assert routes.keys() >= endpoints(base_url)
+        assert min(statuses[200], statuses[400]) > AT_A_REAL_ONE / 40
+        ends, faults = asyncio.run(hostile_calls.attack(replica.grpc, 50, SEED))
+        assert faults == []
+        assert ends["OK"] > 100
+        for fields, named in CONTRADICTIONS:
+            contradicts(base_url, fields, named)
+        assert replica.engine_pid() == engine
+        no_canary(json.dumps(replica.lines[logged:]) + capfd.readouterr().err)
+
+
+# No token is left at the first place, or at the fourth; as the request says it, and as it is named.
+CONTRADICTIONS: list[tuple[dict[str, Any], set[str]]] = [
+    ({"allowed_token_ids": [300], "structured_outputs": {"regex": "[0-9]{3}"}}, {"allowed_token_ids", "structured_outputs.regex"}),
+    ({"allowed_token_ids": [49, 50], "guided_regex": "[12]{3}[a-c]"}, {"allowed_token_ids", "guided_regex"}),
+    ({"allowed_token_ids": [300], "response_format": {"type": "json_object"}, "n": 3}, {"allowed_token_ids", "response_format"}),
+    ({"allowed_token_ids": [300], "stop_token_ids": [300], "min_tokens": 3}, {"allowed_token_ids", "min_tokens"}),
+    ({"allowed_token_ids": [49], "bad_words": ["1"]}, {"allowed_token_ids", "bad_words"}),
+]
+
+
+def contradicts(base_url: str, fields: dict[str, Any], named: set[str]) -> None:
+    """400 with both names; told in an event where the stream has begun."""
+    body = {"model": NAME, "prompt": "hi", "max_tokens": 12} | fields
+    whole = httpx.post(f"{base_url}/v1/completions", json=body, timeout=PATIENCE_S, trust_env=False)
+    assert whole.status_code == 400, whole.text
+    error = error_of(whole.json())
+    assert error["param"] in named
+    assert all(name in error["message"] for name in named), error
+    streamed = httpx.post(f"{base_url}/v1/completions", json=body | {"stream": True}, timeout=PATIENCE_S, trust_env=False)
+    events = [json.loads(part[6:]) for part in streamed.text.split("\n\n") if part.startswith("data: {")]
+    assert error_of(events[-1] if streamed.status_code == 200 else streamed.json()) == error
 
 
 def bomb_body(kind: str, text: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from pagoda_daemon.engine.cause import cause_of
 from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.metrics.tokens import TokenMeter
-from pagoda_daemon.nouns.errors import ConfigRejected, DaemonError, EngineDied, RequestFailed
+from pagoda_daemon.nouns.errors import ConfigRejected, DaemonError, EngineDied, NotRead
 from pagoda_daemon.nouns.messages import (
     Abort,
     Canary,
@@ -165,7 +165,7 @@ class EngineLink(ABC):
     def _cut(self, request_id: str, stream: Stream) -> None:
         log.warning("slow_reader_cut", request_id=request_id, tokens_behind=stream.behind)
         self.close_stream(request_id, finished=False)
-        stream.put(RequestFailed("the answer was not read for too long"))
+        stream.put(NotRead("the answer was not read for too long"))
 
     def _take(self, message: FromEngine) -> None:
         replica = self._replica

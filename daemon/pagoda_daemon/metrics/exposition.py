@@ -16,7 +16,7 @@ from pagoda_daemon.metrics.http import HttpCounts
 from pagoda_daemon.metrics.text import Values, family, histogram, values
 
 _ENGINE: Final = "0"  # one engine per replica
-_REFUSALS: Final = ("queue_full", "memory_pressure", "load_shed", "deadline", "draining")
+_REFUSALS: Final = ("queue_full", "memory_pressure", "load_shed", "deadline", "draining", "expired")
 _SLEEP: Final = ("awake", "weights_offloaded", "discard_all")
 
 _ENGINES: Final = (names.ITERATION_TOKENS, names.STEP_SECONDS, names.BLOCK_LIFETIME, names.BLOCK_IDLE, names.BLOCK_REUSE_GAP)

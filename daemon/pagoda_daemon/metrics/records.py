@@ -44,7 +44,7 @@ class Record:
         """An output that says something about the request's life."""
         if row.life is not None:
             self.lives[row.index] = row.life
-        if row.refusal is not None:
+        if row.refusal is not None and row.finish_reason == REFUSED:
             self.reason, self.refusal = REFUSED, row.refusal.reason
 
     def end(self, index: int, reason: str, tokens: int) -> None:

@@ -141,6 +141,7 @@ class StepPlan:
 
 
 NOT_FINITE: Final = "the model's output is not finite"
+NOTHING_LEFT: Final = "the request leaves no token to choose"
 
 
 class RowError(NamedTuple):

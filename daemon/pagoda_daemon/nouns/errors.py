@@ -8,10 +8,12 @@ DaemonError
 ├── EngineDied                the engine process is gone or silent
 └── RequestError              ends one request, never the engine
     ├── BadRequest            invalid input; names the parameter
+    │   └── NotRead           its answer was not read for too long
     ├── Unauthenticated       no key or token, or none that is good
     ├── Forbidden             known, and not allowed to do this
     ├── ModelNotFound         `model` is none of the served names
     ├── RequestNotFound       no request of that id, or another tenant's
+    ├── DeadlineExceeded      its own deadline passed: nobody waits for the answer any more
     ├── Draining              accepted no more: try another replica
     ├── NotReady              still loading
     ├── StaleOrder            an order of control that no longer holds
@@ -24,7 +26,11 @@ DaemonError
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from pagoda_contracts.names import (
+    ERROR_DEADLINE,
     ERROR_DRAINING,
     ERROR_FORBIDDEN,
     ERROR_MODEL_NOT_FOUND,
@@ -33,6 +39,23 @@ from pagoda_contracts.names import (
     ERROR_UNAUTHENTICATED,
     ERROR_UNSUPPORTED,
 )
+
+MAX_SHOWN: Final = 200
+_QUOTED: Final = re.compile(rf"(['`])(.{{{MAX_SHOWN}}}).+\1", re.DOTALL)
+
+
+def shown(value: object) -> str:
+    """What a caller sent, as a refusal shows it: a text in quotes, a number of thousands of digits too, of all at most MAX_SHOWN
+    characters."""
+    if isinstance(value, str):
+        return f"{value[:MAX_SHOWN]!r}…" if len(value) > MAX_SHOWN else repr(value)
+    text = str(value)
+    return f"{text[:MAX_SHOWN]}…" if len(text) > MAX_SHOWN else text
+
+
+def clipped(sentence: str) -> str:
+    """Somebody else's sentence, the values that it quotes cut as `shown` cuts them."""
+    return _QUOTED.sub(lambda found: f"{found[1]}{found[2]}…{found[1]}", sentence)
 
 
 class DaemonError(Exception):
@@ -83,6 +106,17 @@ class BadRequest(RequestError):
             self.code = code
 
 
+class NotRead(BadRequest):
+    """Who asked does not take the answer."""
+
+    code = "request_timeout"
+
+
+def context_exceeded(context: int, however: str, param: str) -> BadRequest:
+    """Begins as OpenAI's does: by these words litellm and others know that a model with a longer context would do."""
+    return BadRequest(f"This model's maximum context length is {context} tokens. However, {however}", param, "context_length_exceeded")
+
+
 class Unauthenticated(RequestError):
     """No key or token, or none that is good. The message never tells which of the checks failed beyond what the bearer knows."""
 
@@ -105,6 +139,12 @@ class RequestNotFound(RequestError):
     """None of that id is remembered, or it is another tenant's: which of the two is not said."""
 
     code = "request_not_found"
+
+
+class DeadlineExceeded(RequestError):
+    """The request's own deadline passed, before its first token or after some."""
+
+    code = ERROR_DEADLINE
 
 
 class Draining(RequestError):

@@ -22,11 +22,13 @@ class Prefix(msgspec.Struct, frozen=True, array_like=True):
 
 class Grammar(msgspec.Struct, frozen=True):
     """What the answer's text must be. `text` is a JSON schema, a regular expression, a grammar (Lark or GBNF), or a JSON list of choices;
-    `eos` are the model's own end tokens: allowed exactly where the grammar may end. Bounded by the front (`structured.limits`)."""
+    `eos` are the model's own end tokens: allowed exactly where the grammar may end. Bounded by the front (`structured.limits`). `param` is
+    the field that said it, for refusals."""
 
     kind: Literal["json_schema", "regex", "choice", "grammar"]
     text: str
     eos: tuple[int, ...] = ()
+    param: str = ""
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -135,16 +137,19 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     max_concurrency: int
 
 
-Reason = Literal["queue_full", "memory_pressure", "load_shed", "deadline", "draining", "grammar"]
+Reason = Literal["queue_full", "memory_pressure", "load_shed", "deadline", "draining", "expired", "never_fits", "grammar", "conflict"]
+"""The first five: not now, nothing was begun. The others: never, by the request's own doing: its deadline has passed, it is too large for
+this replica, its grammar cannot be used (any further), or its `fields` together leave no token to choose."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Not now: the request was not begun. `retry_after_s` is computed, at most 120 (a client ignores more). Reason "grammar": never, the
-    request's own grammar cannot be used; the client is told `message`."""
+    """Why a request was not begun, or could not go on. `retry_after_s` is computed, at most 120 (a client ignores more). Of `fields`,
+    "grammar" stands for the one that said the request's grammar."""
 
     reason: Reason
     retry_after_s: float
     message: str
+    fields: tuple[str, ...] = ()
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

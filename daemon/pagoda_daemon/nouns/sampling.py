@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagoda_daemon.nouns.arrays import Floats, Ints, no_floats, no_ids
+from pagoda_daemon.nouns.errors import shown
 
 _MANY: Final = 2**31 - 1
 _LEAST_FLOAT, _LARGEST_FLOAT = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
@@ -40,7 +41,7 @@ class Number(NamedTuple):
         if self.low <= value <= self.high and not (self.above and value == self.low):
             return None
         accepted = f"above {self.low:g} and at most {self.high:g}" if self.above else f"between {self.low} and {self.high}"
-        return f"{name} must be {accepted}, got {value!s:.32}" + (f"; {self.hint}" if self.hint else "")
+        return f"{name} must be {accepted}, got {shown(value)}" + (f"; {self.hint}" if self.hint else "")
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

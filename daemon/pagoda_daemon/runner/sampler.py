@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pagoda_daemon.nouns.arrays import Floats, Ints
-from pagoda_daemon.nouns.batch import NOT_FINITE, Masks, SamplingRows
+from pagoda_daemon.nouns.batch import NOT_FINITE, NOTHING_LEFT, Masks, SamplingRows
 from pagoda_daemon.runner.draw import draw
 from pagoda_daemon.runner.shaping import Shaper
 
@@ -22,7 +22,6 @@ from pagoda_daemon.runner.shaping import Shaper
 _COLDEST = 1e-5
 # Logits sampled together on a CPU: 32 rows of 32k at once, 8 of 128k, which halves their time; smaller blocks pay more in calls.
 _BLOCK = 2**20
-NOTHING_LEFT = "bad_words, allowed_token_ids, logit_bias, min_tokens and the grammar together leave no token to choose"
 
 
 class Sampled(NamedTuple):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from msgspec import structs
@@ -22,7 +23,7 @@ from pagoda_daemon.scheduler.request import MAX_PRIORITY, Course, Request, choic
 from pagoda_daemon.scheduler.sampling import sampling_refusal
 from pagoda_daemon.scheduler.state import State
 
-REFUSED = "never_fits"
+REFUSED: Final = "never_fits"
 """First word of the error of a request that was refused here for good."""
 
 MAX_ANSWERS = 128
@@ -85,7 +86,8 @@ def submit(state: State, message: Submit, arrival: Arrival) -> RowOutput | None:
     ids = ids_of(message.prompt + message.resumed)
     why = refusal(message, state.limits, ids)
     if ids is None or why is not None:
-        return RowOutput(message.request_id, (), "error", f"{REFUSED}: {why}")
+        said = Refusal(REFUSED, 0.0, why or "a token id is too large")
+        return RowOutput(message.request_id, (), "error", f"{REFUSED}: {why}", refusal=said)
     refused = refuse(state, message, arrival.now_ms, arrival.luck)
     if refused is not None:
         return RowOutput(message.request_id, (), "refused", refusal=refused)
@@ -158,8 +160,9 @@ def expire(state: State, now_ms: float) -> list[RowOutput]:
 
 def _late(ended: Request) -> RowOutput:
     if ended.generated:
-        return RowOutput(ended.request_id, (), "error", f"the deadline passed after {ended.generated} tokens", ended.index)
-    why = Refusal("deadline", 0.0, "the deadline passed before the first token")
+        said = f"the deadline passed after {ended.generated} tokens"
+        return RowOutput(ended.request_id, (), "error", said, ended.index, Refusal("expired", 0.0, said))
+    why = Refusal("expired", 0.0, "the deadline passed before the first token")
     return RowOutput(ended.request_id, (), "refused", None, ended.index, why)
 
 

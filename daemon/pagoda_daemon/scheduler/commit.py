@@ -10,9 +10,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from pagoda_daemon.nouns.arrays import Bools, Ints
-from pagoda_daemon.nouns.batch import NOT_FINITE, StepResult
+from pagoda_daemon.nouns.batch import NOT_FINITE, NOTHING_LEFT, StepResult
 from pagoda_daemon.nouns.messages import Refusal, RowOutput
 from pagoda_daemon.scheduler.canary import come_back, lost
+from pagoda_daemon.scheduler.conflict import conflict
 from pagoda_daemon.scheduler.grammars import spend
 from pagoda_daemon.scheduler.logprobs import logprobs_by_row, score, with_logprobs
 from pagoda_daemon.scheduler.pooling import embedding, gather
@@ -91,7 +92,16 @@ def _fail_rows(state: State, result: StepResult, flight: Flight) -> list[RowOutp
         return []
     state.steps.corrupted += sum(error.message == NOT_FINITE for error in result.errors)
     mine = dict(zip(flight.plan.rows.tolist(), flight.epochs.tolist(), strict=True))
-    return [_spoil(state, row, message) for row, message in result.errors if state.rows.epoch[row] == mine.get(row)]
+    return [_failed(state, row, message) for row, message in result.errors if state.rows.epoch[row] == mine.get(row)]
+
+
+def _failed(state: State, row: int, message: str) -> RowOutput:
+    """Where its own fields left nothing to choose it is told which: they are the client's to mend."""
+    if message != NOTHING_LEFT:
+        return _spoil(state, row, message)
+    known = state.rows.tokens[row, : state.rows.known[row]]
+    fields = conflict(state.request(row), known, state.limits.worker.vocab_size)
+    return replace(_spoil(state, row, message), refusal=Refusal("conflict", 0.0, message, fields) if fields else None)
 
 
 def _tokens(state: State, result: StepResult, sampled: Ints) -> Ints:

@@ -1,9 +1,9 @@
 """refuse: whether a request that could run is let in now. Called by `admission.submit` alone; pure, time and luck are parameters.
 
 Better a refusal at the door, which another replica may mend, than a queue in which every deadline passes. In this order: draining; a
-deadline that the predicted first token would miss; a full queue, in tokens; memory, where every row is taken and the worst case of all
-that was admitted exceeds what the pool can turn over; and, before the queue is full, a growing share of newcomers. `retry_after_s` is when,
-by the measured step times, there should be room again.
+deadline that has passed, or that the predicted first token would miss; a full queue, in tokens; memory, where every row is taken and the
+worst case of all that was admitted exceeds what the pool can turn over; and, before the queue is full, a growing share of newcomers.
+`retry_after_s` is when, by the measured step times, there should be room again.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ def _late(state: State, message: Submit, now_ms: float) -> Refusal | None:
     if message.deadline_ms is None:
         return None
     left = message.deadline_ms - now_ms
+    if left <= 0:
+        return _refusal("expired", 0.0, "the deadline passed before the engine could begin the request")
     wait = _first_token_ms(state, message) if state.step_cost.known else 0.0
     if left > wait:
         return None

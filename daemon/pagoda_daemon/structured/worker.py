@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 from llguidance import LLMatcher, LLTokenizer
 
+from pagoda_daemon.nouns.errors import MAX_SHOWN
 from pagoda_daemon.process.parent import belong_to_parent
 from pagoda_daemon.structured import limits
 from pagoda_daemon.structured.compile import matcher_of
@@ -32,7 +33,6 @@ MAX_PACKET = 1 << 18
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _KEPT = 32
 _KEPT_BYTES = 8 * 2**20
-_MAX_WHY = 500
 _NO_TEXT = ("NoExtension", "NoExtensionBias")
 
 
@@ -165,7 +165,7 @@ class Matchers:
 def _sentence(why: str) -> str:
     """What a client can use of an error of llguidance's."""
     why = why.replace("<non-verbose/>", "").strip()
-    return "no text satisfies it" if why in _NO_TEXT else why[:_MAX_WHY]
+    return "no text satisfies it" if why in _NO_TEXT else why[:MAX_SHOWN]
 
 
 def serve(channel: socket.socket, matchers: Matchers) -> None:
@@ -202,7 +202,7 @@ def main() -> None:
     try:
         matchers = _prepare(given.tokenizer, given.vocab_size, given.memory)
     except Exception as error:  # noqa: BLE001  whatever it is, the pool has to know
-        say(Unfit(f"{type(error).__name__}: {error}"[:_MAX_WHY]))
+        say(Unfit(f"{type(error).__name__}: {error}"[:MAX_SHOWN]))
         return
     say(Hello())
     serve(channel, matchers)

@@ -23,6 +23,8 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from pagoda_daemon.nouns.errors import MAX_SHOWN
+
 MAX_CPU_S: Final = 2
 MAX_MEMORY: Final = 512 * 2**20  # of address space, beyond what the process has when it starts
 HEADER: Final = struct.Struct("<I")
@@ -94,11 +96,11 @@ def _attempt(source: str, compiled: list[jinja2.Template], job: Job) -> Done:
             compiled.append(environment().from_string(source))
         return Done() if job.variables is None else render(compiled[0], job.variables, job.most)
     except jinja2.TemplateError as error:
-        return Done(error=str(error)[:512])
+        return Done(error=str(error)[:MAX_SHOWN])
     except MemoryError:
         return Done(error="it needs too much memory")
     except Exception as error:  # noqa: BLE001  whatever a template does wrong is the template's
-        return Done(error=f"{type(error).__name__}: {error}"[:512])
+        return Done(error=f"{type(error).__name__}: {error}"[:MAX_SHOWN])
 
 
 def _allow_cpu() -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from tokenizers import Tokenizer
 
-from pagoda_daemon.nouns.errors import BadRequest, ModelRejected
+from pagoda_daemon.nouns.errors import BadRequest, ModelRejected, context_exceeded
 from pagoda_daemon.nouns.sampling import NUMBERS
 from pagoda_daemon.text.detokenize import Detokenizer, detokenizers
 from pagoda_daemon.text.files import present, read, read_json
@@ -74,9 +74,9 @@ class ModelText:
             raise ModelRejected(f"eos_token_id: {found!r} is not a token id or a list of them")
         return tuple(ids)
 
-    def encode(self, text: str, context: int, *, special: bool = True) -> tuple[int, ...]:
+    def encode(self, text: str, context: int, *, special: bool = True, param: str = "prompt") -> tuple[int, ...]:
         """Ids of a raw prompt, with the special ids that the tokenizer's post-processor adds; BadRequest if too long at a glance."""
-        return self._ids(text, context, "prompt", special=special)
+        return self._ids(text, context, param, special=special)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], context: int, shape: ChatShape = AS_A_QUESTION, tools: Tools = None
@@ -145,11 +145,7 @@ class ModelText:
 
 
 def _too_long(context: int, characters: str, most: int, param: str) -> BadRequest:
-    return BadRequest(
-        f"this model's context is {context} tokens; the prompt has {characters} characters, and {context} tokens hold at most {most}",
-        param,
-        "context_length_exceeded",
-    )
+    return context_exceeded(context, f"{param} has {characters} characters, and {context} tokens hold at most {most}", param)
 
 
 def _load_tokenizer(path: Path) -> Tokenizer:

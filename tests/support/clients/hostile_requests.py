@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import quote
 
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest
+from pagoda_daemon.api.routes.embeddings import EmbeddingRequest
+from pagoda_daemon.api.routes.openapi import OPERATIONS
 from pagoda_daemon.api.routes.texts import DetokenizeRequest, TokenizeRequest
 from support.servers.replica import NAME
 
 PROMPT_CANARY: Final = "canary-of-a-prompt-7f3a"
 KEY_CANARY: Final = "canary-of-a-key-91bc"
 MESSAGES: Final = [{"role": "system", "content": PROMPT_CANARY}, {"role": "user", "content": f"hi {PROMPT_CANARY}"}]
-BASES: Final[dict[str, tuple[dict[str, Any], tuple[str, ...]]]] = {
-    "/v1/completions": ({"model": NAME, "prompt": PROMPT_CANARY, "max_tokens": 2}, CompletionRequest.__struct_fields__),
-    "/v1/chat/completions": ({"model": NAME, "messages": MESSAGES, "max_tokens": 2}, ChatRequest.__struct_fields__),
-    "/tokenize": ({"model": NAME, "prompt": PROMPT_CANARY}, TokenizeRequest.__struct_fields__),
-    "/detokenize": ({"model": NAME, "tokens": [1, 2, 3]}, DetokenizeRequest.__struct_fields__),
+# Of every endpoint that there is: tests/unit/daemon/api/routes/test_openapi.py holds that OPERATIONS are the application's routes.
+SAMPLES: Final[dict[type[Any], dict[str, Any]]] = {
+    CompletionRequest: {"model": NAME, "prompt": PROMPT_CANARY, "max_tokens": 2},
+    ChatRequest: {"model": NAME, "messages": MESSAGES, "max_tokens": 2},
+    TokenizeRequest: {"model": NAME, "prompt": PROMPT_CANARY},
+    DetokenizeRequest: {"model": NAME, "tokens": [1, 2, 3]},
+    EmbeddingRequest: {"model": NAME, "input": PROMPT_CANARY},
 }
+BASES: Final[dict[str, tuple[dict[str, Any], tuple[str, ...]]]] = {
+    one.path: (SAMPLES[one.request], one.request.__struct_fields__) for one in OPERATIONS if one.request is not None
+}
+OTHER_PATHS: Final = tuple(one.path for one in OPERATIONS if one.request is None)
 FOREIGN: Final = (
     *(
         "kv_transfer_params",
@@ -80,22 +90,26 @@ METHODS: Final = ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "T
 
 @dataclass(frozen=True)
 class Hostile:
-    """One request. `echoes`: what it sends as names may come back in a refusal that names them."""
+    """One request. `echoes`: what it sends as names may come back in a refusal that names them. `route`: the endpoint that is meant."""
 
     method: str
     path: str
     body: bytes
     headers: dict[str, str]
     echoes: bool = False
+    route: str = ""
 
 
 def hostile_requests(others: int, seed: int) -> Iterator[Hostile]:
-    """Every field of every endpoint with every wrong value, alone (a refusal of one hides what a second would do), and others between."""
+    """Every field of every endpoint with every wrong value, alone (a refusal of one hides what a second would do), and others between.
+    The first are of each endpoint one."""
     luck = random.Random(seed)
     pairs = [(path, field, wrong) for path, (_, fields) in BASES.items() for field in fields for wrong in (*NUMBERS, *TEXTS, *OTHERS)]
-    makers = [confused, foreign, nested, random_json, broken, wild_path]
+    makers = [confused, foreign, nested, random_json, broken, wild_path, bodyless]
     todo: list[Any] = [*pairs, *(luck.choice(makers) for _ in range(others))]
     luck.shuffle(todo)
+    yield from (_post(luck, path, base | {luck.choice(fields): value(luck)}) for path, (base, fields) in BASES.items())
+    yield from (bodyless(luck, path) for path in OTHER_PATHS)
     for one in todo:
         if isinstance(one, tuple):
             path, field, wrong = one
@@ -118,7 +132,7 @@ def _headers(luck: random.Random) -> dict[str, str]:
 
 def _post(luck: random.Random, path: str, body: Any, *, echoes: bool = False) -> Hostile:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return Hostile("POST", path, content, _headers(luck), echoes)
+    return Hostile("POST", path, content, _headers(luck), echoes, path)
 
 
 def value(luck: random.Random) -> Any:
@@ -174,6 +188,13 @@ def broken(luck: random.Random) -> Hostile:
             case _:
                 body[at:at] = body[at:end]
     return _post(luck, path, bytes(body), echoes=True)
+
+
+def bodyless(luck: random.Random, route: str | None = None) -> Hostile:
+    """An endpoint that reads no body, by any method, with something wild where its path names a thing, and in its query."""
+    route = route or luck.choice(OTHER_PATHS)
+    path = re.sub(r"\{\w+\}", lambda _: quote(str(value(luck)), safe="")[:2000] or "x", route)
+    return Hostile(luck.choice(METHODS), f"{path}?x={quote(str(value(luck)))[:2000]}", b"", _headers(luck), True, route)
 
 
 def wild_path(luck: random.Random) -> Hostile:

@@ -62,7 +62,11 @@ class LockStep(simulated.SimulatedWorker):
 
 
 class Recording(Engine):
-    """Notes for whom each step computes a token, also where nobody wants it any more when it lands."""
+    """Notes for whom each step computes a token, also where nobody wants it any more when it lands. Its clock may be put forward."""
+
+    def __init__(self, wire: Any, config: Any, build: Any, clock_ms: Any, *more: Any) -> None:
+        counted: CountedEngine = wire._deliver.__self__
+        super().__init__(wire, config, build, lambda: clock_ms() + counted.clock_ahead_ms, *more)
 
     def _start(self, state: Any, step: Any) -> None:
         counted: CountedEngine = self._wire._deliver.__self__  # type: ignore[attr-defined]
@@ -86,6 +90,7 @@ class CountedEngine(LocalEngine):
         self.aborted: list[str] = []
         self.computed: dict[str, list[int]] = defaultdict(list)
         self.planned = 0
+        self.clock_ahead_ms = 0.0
         self.round_trip: Callable[[], Awaitable[object]] | None = None  # over a wire with a thread of its own: each step lasts one at least
         self._turns = turns
         self._settings = config

@@ -27,7 +27,7 @@ from pagoda_contracts.names import (
 )
 from pagoda_contracts.prefix import MAX_TEXT_HASHES, TEXT_CHUNK_BYTES, from_header
 
-from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.nouns.errors import BadRequest, shown
 from pagoda_daemon.nouns.messages import Prefix, Submit
 from pagoda_daemon.scheduler.request import MAX_PRIORITY
 
@@ -138,7 +138,7 @@ def located(hashes: tuple[bytes, ...], tokens: int, text_bytes: int | None) -> t
 def named(what: str, value: str, most: int) -> str:
     """A word that becomes a key of ours; BadRequest where it could be taken for something else."""
     if len(value) > most or not _NAME.fullmatch(value):
-        raise BadRequest(f"{what} must be at most {most} letters, digits and ._:/@=+-, got {value[:64]!r}", what)
+        raise BadRequest(f"{what} must be at most {most} letters, digits and ._:/@=+-, got {shown(value)}", what)
     return value
 
 
@@ -152,7 +152,7 @@ def checked_weight(value: float) -> float:
 def checked_priority(value: int) -> int:
     """Larger first."""
     if abs(value) > MAX_PRIORITY:
-        raise BadRequest(f"{HEADER_PRIORITY} must be {-MAX_PRIORITY} to {MAX_PRIORITY}, got {value!s:.32}", HEADER_PRIORITY)
+        raise BadRequest(f"{HEADER_PRIORITY} must be {-MAX_PRIORITY} to {MAX_PRIORITY}, got {shown(value)}", HEADER_PRIORITY)
     return value
 
 
@@ -166,7 +166,7 @@ def _deadline(header: str | None, arrived_s: float) -> int | None:
         return None
     left = _number(HEADER_DEADLINE, header, int)
     if left < 1:
-        raise BadRequest(f"{HEADER_DEADLINE} must be at least 1, got {header[:32]!r}", HEADER_DEADLINE)
+        raise BadRequest(f"{HEADER_DEADLINE} must be at least 1, got {shown(header)}", HEADER_DEADLINE)
     return deadline_at(left, arrived_s)
 
 
@@ -174,13 +174,13 @@ def _number(header: str, value: str, kind: Callable[[str], _N]) -> _N:
     try:
         return kind(value[:32])
     except ValueError:
-        raise BadRequest(f"{header} must be a number, got {value[:32]!r}", header) from None
+        raise BadRequest(f"{header} must be a number, got {shown(value)}", header) from None
 
 
 def _tier(value: str) -> Tier:
     known = _TIERS.get(value)
     if known is None:
-        raise BadRequest(f"{HEADER_TIER} must be one of {', '.join(_TIERS)}, got {value[:32]!r}", HEADER_TIER)
+        raise BadRequest(f"{HEADER_TIER} must be one of {', '.join(_TIERS)}, got {shown(value)}", HEADER_TIER)
     return known
 
 

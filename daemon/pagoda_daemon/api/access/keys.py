@@ -12,13 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from pagoda_contracts.names import ROLE_METRICS
+
 from pagoda_daemon.api.access.caller import MAX_TENANT, ROLE_CLIENT, Principal
 from pagoda_daemon.api.access.watched import WatchedFile
 
 MAX_KEYS: Final = 4096
 _MAX_BYTES: Final = 2**20
 _STDIN: Final = "-"  # what sha256sum writes where a name stands: two keys appended that way are not one tenant
-_LINE: Final = re.compile(rf"([0-9a-fA-F]{{64}})(?:[ \t]+([A-Za-z0-9._-]{{1,{MAX_TENANT - 4}}}))?")
+_ROLES: Final = (ROLE_CLIENT, ROLE_METRICS)  # gateways and operators prove who they are by a token
+_LINE: Final = re.compile(rf"([0-9a-fA-F]{{64}})(?:[ \t]+([A-Za-z0-9._-]{{1,{MAX_TENANT - 4}}})(?:[ \t]+role=({'|'.join(_ROLES)}))?)?")
 
 
 class Key(NamedTuple):
@@ -26,6 +29,7 @@ class Key(NamedTuple):
 
     digest: bytes
     name: str
+    role: str = ROLE_CLIENT
 
 
 class Keys:
@@ -45,7 +49,7 @@ class Keys:
         for key in self._file.get():
             if hmac.compare_digest(key.digest, digest):
                 found = key
-        return Principal(ROLE_CLIENT, found.name) if found else None
+        return Principal(found.role, found.name) if found else None
 
 
 def parse(data: bytes) -> tuple[Key, ...]:
@@ -57,9 +61,10 @@ def parse(data: bytes) -> tuple[Key, ...]:
             continue
         matched = _LINE.fullmatch(text)
         if matched is None:
-            raise ValueError(f"line {number} is not `<64 hexadecimal digits of a SHA-256> [name]`")
+            roles = " or ".join(f"role={role}" for role in _ROLES)
+            raise ValueError(f"line {number} is not `<64 hexadecimal digits of a SHA-256> [name [{roles}]]`")
         name = "" if matched[2] == _STDIN else matched[2]
-        keys.append(Key(bytes.fromhex(matched[1]), name or matched[1][:16].lower()))
+        keys.append(Key(bytes.fromhex(matched[1]), name or matched[1][:16].lower(), matched[3] or ROLE_CLIENT))
     if len(keys) > MAX_KEYS:
         raise ValueError(f"{len(keys)} keys; at most {MAX_KEYS} are allowed")
     return tuple(keys)

@@ -32,10 +32,12 @@ from pagoda_daemon.api.grpc.server import Context, Door
 from pagoda_daemon.api.openai.errors import body_of, retryable
 from pagoda_daemon.api.openai.sampling import MAX_IDS, check_ids, check_numbers
 from pagoda_daemon.api.routes.admission import Admission
-from pagoda_daemon.api.routes.generation import Generator, checked_reason
+from pagoda_daemon.api.routes.ends import checked_reason
+from pagoda_daemon.api.routes.generation import Generator
+from pagoda_daemon.api.routes.preparing import in_time
 from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.metrics.records import Record
-from pagoda_daemon.nouns.errors import BadRequest, DaemonError, ModelNotFound, NotReady
+from pagoda_daemon.nouns.errors import BadRequest, DaemonError, ModelNotFound, NotReady, context_exceeded, shown
 from pagoda_daemon.nouns.messages import Ready, RowOutput, Submit
 from pagoda_daemon.nouns.sampling import NUMBERS, Sampling
 
@@ -62,8 +64,9 @@ class GenerateService:
                 hold(size := request.ByteSize())
                 arrived = time.monotonic()
                 limits, ends = self._limits(request.model), self.generator.text.stop_ids
-                message = await self.admission.preparing.run(size, lambda: submit_of(request, limits, ends))
-                message = terms_of(who, request, arrived, context.time_remaining()).stamp(message)
+                terms = terms_of(who, request, arrived, context.time_remaining())
+                making = self.admission.preparing.run(size, lambda: submit_of(request, limits, ends))
+                message = terms.stamp(await in_time(terms.deadline_ms, making))
                 if len(message.resumed) >= message.sampling.max_tokens:
                     yield _accepted(len(message.prompt), 0)
                     yield _finished("length", len(message.resumed))
@@ -79,7 +82,7 @@ class GenerateService:
 
     def _limits(self, model: str) -> Ready:
         if model not in self.served_names:
-            raise ModelNotFound(f"model {model[:128]!r} is not served here, accepted: {', '.join(self.served_names)}")
+            raise ModelNotFound(f"model {shown(model)} is not served here, accepted: {', '.join(self.served_names)}")
         if self.admission.replica.limits is None:
             raise NotReady("the model is still loading")
         return self.admission.replica.limits
@@ -126,11 +129,8 @@ def submit_of(request: pb.GenerateRequest, limits: Ready, stop_ids: Sequence[int
     context = limits.max_model_len - known
     wanted = request.sampling.max_tokens or max(1, context)
     if wanted > context or more > wanted:
-        raise BadRequest(
-            f"this model's context is {limits.max_model_len} tokens; the prompt has {known}, max_tokens is {wanted}, {more} are resumed",
-            "sampling.max_tokens",
-            "context_length_exceeded",
-        )
+        said = f"prompt_tokens has {known}, sampling.max_tokens is {wanted}, and {more} of them are resumed"
+        raise context_exceeded(limits.max_model_len, said, "sampling.max_tokens" if context > 0 else "prompt_tokens")
     prompt, resumed = tuple(request.prompt_tokens), tuple(request.resumed_tokens)
     check_ids("prompt_tokens", prompt, limits.vocab_size)
     check_ids("resumed_tokens", resumed, limits.vocab_size)

@@ -17,7 +17,7 @@ from pagoda_contracts.names import GRPC_DAEMON, GRPC_HEALTH_CHECK, GRPC_HEALTH_W
 from pagoda_daemon.api.access.caller import Principal
 from pagoda_daemon.api.grpc.server import Context, Door
 from pagoda_daemon.health.replica import Replica
-from pagoda_daemon.nouns.errors import Overloaded
+from pagoda_daemon.nouns.errors import Overloaded, shown
 
 _SERVICES: Final = frozenset(("", GRPC_DAEMON, GRPC_INFERENCE))  # "" is the server as a whole
 
@@ -41,7 +41,7 @@ class HealthService:
     async def check(self, _caller: Principal, request: HealthCheckRequest, context: Context) -> HealthCheckResponse:
         """The verdict now; NOT_FOUND for a service that is none of ours, as the standard has it."""
         if request.service not in _SERVICES:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"{request.service[:64]!r} is not a service of this server")
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"{shown(request.service)} is not a service of this server")
         return HealthCheckResponse(status=self._status(request.service))
 
     async def watch(self, _caller: Principal, request: HealthCheckRequest, _context: Context) -> AsyncGenerator[HealthCheckResponse]:

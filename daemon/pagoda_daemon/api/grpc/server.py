@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import grpc
 import grpc.aio
 import structlog
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from pagoda_daemon.api.access.auth import Guard
 from pagoda_daemon.api.access.caller import Principal
@@ -22,6 +22,7 @@ from pagoda_daemon.api.access.roles import METHODS, NOBODY
 from pagoda_daemon.nouns.errors import (
     BadRequest,
     DaemonError,
+    DeadlineExceeded,
     Draining,
     EngineDied,
     Forbidden,
@@ -135,7 +136,7 @@ def _serving(door: Door, principal: Principal) -> Any:
 
     async def serve(_requests: Any, context: Context) -> None:
         try:
-            request = await _first(context)
+            request = _parsed(door.request, await _first(context))
             if door.unary is not None:
                 await _write(context, await door.unary(principal, request, context))
             elif door.stream is not None:
@@ -145,7 +146,7 @@ def _serving(door: Door, principal: Principal) -> Any:
         except DaemonError as error:
             await abort(context, error)
 
-    return grpc.stream_stream_rpc_method_handler(serve, door.request.FromString, _encoded)
+    return grpc.stream_stream_rpc_method_handler(serve, None, _encoded)
 
 
 async def _first(context: Context) -> Any:
@@ -157,6 +158,14 @@ async def _first(context: Context) -> Any:
     if request is grpc.aio.EOF:
         raise BadRequest("the call ended without a message")
     return request
+
+
+def _parsed(kind: type[Message], message: bytes) -> Message:
+    """Here, because what the library raises for it ends the call as a fault of ours."""
+    try:
+        return kind.FromString(message)
+    except DecodeError:
+        raise BadRequest(f"the message is not a {kind.DESCRIPTOR.name}") from None
 
 
 async def _write(context: Context, message: Message) -> None:
@@ -178,6 +187,7 @@ _CODES: Final[Mapping[type[DaemonError], grpc.StatusCode]] = {
     Forbidden: grpc.StatusCode.PERMISSION_DENIED,
     ModelNotFound: grpc.StatusCode.NOT_FOUND,
     BadRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     Draining: grpc.StatusCode.UNAVAILABLE,
     NotReady: grpc.StatusCode.UNAVAILABLE,
     EngineDied: grpc.StatusCode.UNAVAILABLE,

@@ -37,7 +37,7 @@ from pagoda_daemon.api.routes.texts import DetokenizeRequest, TextRoute, Tokeniz
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.metrics import Exposition
 from pagoda_daemon.metrics.text import CONTENT_TYPE
-from pagoda_daemon.nouns.errors import BadRequest, DaemonError, ModelNotFound
+from pagoda_daemon.nouns.errors import BadRequest, DaemonError, ModelNotFound, shown
 
 _SANE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -101,7 +101,7 @@ class Info:
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in self.parts.served_names:
-            raise ModelNotFound(f"model {name[:128]!r} is not served here, accepted: {', '.join(self.parts.served_names)}")
+            raise ModelNotFound(f"model {shown(name)} is not served here, accepted: {', '.join(self.parts.served_names)}")
         return _json(self._cards([name])[0])
 
     async def metrics(self, _request: Request) -> Response:
@@ -145,12 +145,12 @@ class Outermost:
         request_id = secrets.token_hex(16)
         scope.setdefault("state", {}).update(request_id=request_id, arrived=time.monotonic(), ignored=[])
         wished = headers.get(HEADER_REQUEST_ID, "")
-        shown = wished if _SANE_ID.fullmatch(wished) else request_id
+        named = wished if _SANE_ID.fullmatch(wished) else request_id
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 answer = MutableHeaders(scope=message)
-                answer[HEADER_REQUEST_ID] = shown
+                answer[HEADER_REQUEST_ID] = named
                 if scope["state"]["ignored"]:
                     answer[HEADER_IGNORED] = ", ".join(scope["state"]["ignored"])
                 if self._replica.leaving:
@@ -159,7 +159,7 @@ class Outermost:
 
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > requests.MAX_BODY:
-            too_large = BadRequest(f"the body must have at most {requests.MAX_BODY} bytes, got {length}", None, TOO_LARGE)
+            too_large = BadRequest(f"the body must have at most {requests.MAX_BODY} bytes, got {shown(int(length))}", None, TOO_LARGE)
             await response_of(too_large)(scope, receive, send_named)
             return
         await self._app(scope, receive, send_named)

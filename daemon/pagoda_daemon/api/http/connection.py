@@ -11,13 +11,14 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import httptools
 import msgspec
 import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from pagoda_daemon.api.http.half_closed import Begun, Reset
 from pagoda_daemon.api.openai.errors import JSON, ErrorBody, ErrorReply
 
 log = structlog.get_logger()
@@ -72,6 +73,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._rest: asyncio.TimerHandle | None = None
+        self._reset: Reset | None = None
 
     # Bytes in
 
@@ -157,6 +159,11 @@ class BoundedProtocol(HttpToolsProtocol):
         """Whose answer is the next on the wire; `cycle` may be of a request that was sent ahead and waits behind it."""
         return self._serving
 
+    @property
+    def begun(self) -> bool:
+        """Whether the first bytes of that answer were written before it was known."""
+        return self._serving is not None and isinstance(self._serving.transport, Begun)
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._serving = cycle
         super()._start_asgi_task(cycle, app)
@@ -176,8 +183,23 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._serving is not None and self._serving.response_complete:
             self._serving.more_body = False
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more. What it has asked is answered, unless it is gone: then what is written now comes back as a reset."""
+        if not self._busy or self._head_bytes >= 0 or self.cycle.more_body:
+            return False
+        self.cycle.keep_alive = False
+        try:
+            self._reset = self._reset or Reset(self.transport.get_extra_info("socket").fileno(), self.transport.abort)
+        except OSError:  # no file is left to watch it by: it counts as gone, as all did that sent a FIN
+            return False
+        if self._serving is not None and not self._serving.response_started and not self.begun:
+            self._serving.transport = cast("asyncio.Transport", Begun(self.transport))
+        return True
+
     def connection_lost(self, exc: Exception | None) -> None:
         """uvicorn tells only the request that came last; one that runs before it would run on for nobody."""
+        if self._reset is not None:
+            self._reset.close()
         for timer in (self._timer, self._stall, self._rest):
             if timer is not None:
                 timer.cancel()

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from pagoda_daemon.api.http.half_closed import BEGIN
 from pagoda_daemon.api.openai.errors import body_of, response_of
 from pagoda_daemon.api.openai.replies import DONE, event
 from pagoda_daemon.nouns.errors import DaemonError
@@ -36,6 +37,8 @@ def last_words(connections: Iterable[Any], error: DaemonError) -> int:
     for connection in list(connections):
         words = farewell(connection.serving, error)
         if words is not None:
+            if connection.begun and not connection.serving.response_started:
+                words = words.removeprefix(BEGIN)
             with suppress(OSError, RuntimeError, AttributeError):  # gone meanwhile, or a transport that is closing
                 told += _send(connection.transport, words)
     return told

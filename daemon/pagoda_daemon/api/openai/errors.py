@@ -16,8 +16,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagoda_daemon.nouns.errors import (
+    MAX_SHOWN,
     BadRequest,
     DaemonError,
+    DeadlineExceeded,
     Draining,
     EngineDied,
     Forbidden,
@@ -66,6 +68,7 @@ _CLASSES: Final[dict[type[DaemonError], _Class]] = {
     RequestNotFound: _Class(404, "invalid_request_error", None, None),
     Unauthenticated: _Class(401, "authentication_error", None, None),
     Forbidden: _Class(403, "permission_error", None, None),
+    DeadlineExceeded: _Class(408, "invalid_request_error", None, False),
     Draining: _Class(503, "server_error", None, True),
     NotReady: _Class(503, "server_error", None, True),
     Overloaded: _Class(503, "server_error", None, True),
@@ -84,7 +87,8 @@ def body_of(error: DaemonError) -> ErrorReply:
     """OpenAI's shape of an error."""
     known = _class_of(error)
     code = error.code if isinstance(error, RequestError) else known.code
-    return ErrorReply(ErrorBody(str(error), known.type, error.param if isinstance(error, BadRequest) else None, code))
+    param = error.param[:MAX_SHOWN] if isinstance(error, BadRequest) and error.param is not None else None
+    return ErrorReply(ErrorBody(str(error), known.type, param, code))
 
 
 def retryable(error: DaemonError) -> bool:
@@ -119,7 +123,7 @@ def on_http_error(request: Request, error: Exception) -> Response:
     """Unknown path or method, in the same shape."""
     if not isinstance(error, HTTPException):
         raise error
-    message = f"{request.method} {request.url.path[:128]} is not served here" if error.status_code in (404, 405) else error.detail
+    message = f"{request.method} {request.url.path[:MAX_SHOWN]} is not served here" if error.status_code in (404, 405) else error.detail
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
     reply = ErrorReply(ErrorBody(message, "invalid_request_error", None, code))
     return Response(msgspec.json.encode(reply), error.status_code, dict(error.headers or {}), JSON)

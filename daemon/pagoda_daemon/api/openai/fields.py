@@ -17,7 +17,7 @@ import msgspec
 from msgspec import inspect
 
 from pagoda_daemon.api.openai import strict
-from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.nouns.errors import BadRequest, clipped, shown
 
 _HARMLESS: Final = frozenset(
     (
@@ -160,7 +160,7 @@ def _check_spelling(names: list[str], served: tuple[str, ...]) -> None:
     """None of them is a served field, misspelt: that would change the answer."""
     for name in names[:_MAX_NAMED]:
         if near := difflib.get_close_matches(name[:64], served, 1, _MISSPELT):
-            raise BadRequest(f"{name[:64]!r} is not a parameter of this endpoint, {near[0]!r} is", name[:64], "unknown_parameter")
+            raise BadRequest(f"{shown(name)} is not a parameter of this endpoint, {near[0]!r} is", name[:64], "unknown_parameter")
 
 
 def _inside(value: Any, of: inspect.Type, path: str) -> Iterator[str]:
@@ -200,6 +200,7 @@ def _same(value: Any, one: Any) -> bool:
 def _explained(text: str) -> tuple[str, str | None]:
     """msgspec's sentence as ours: message and parameter."""
     what, _, where = text.partition(" - at `$")
+    what = clipped(what)
     if missing := re.search(r"missing required field `(\w+)`", what):
         return f"{missing[1]} is required", missing[1]
     param = where.rstrip("`").removeprefix(".") or None

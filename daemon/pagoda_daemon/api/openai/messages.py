@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from pagoda_daemon.api.openai.tools import CalledTool, calls_for_template
-from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.nouns.errors import BadRequest, shown
 
 
 class TextPart(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ def check_messages(messages: list[Message]) -> None:
         for part in message.content if isinstance(message.content, list) else ():
             if part.type != "text":
                 raise BadRequest(
-                    f"content parts of type {part.type[:32]!r} are not supported; use text",
+                    f"content parts of type {shown(part.type)} are not supported; use text",
                     f"messages[{at}].content",
                     "unsupported_parameter",
                 )

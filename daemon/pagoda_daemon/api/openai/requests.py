@@ -12,7 +12,7 @@ from pagoda_daemon.api.openai.messages import Message, check_messages, turns
 from pagoda_daemon.api.openai.sampling import MAX_CHOICES, MAX_LOGPROBS, check_sampling, in_range
 from pagoda_daemon.api.openai.structured import StructuredFields
 from pagoda_daemon.api.openai.tools import Tool, Toolbox, ToolChoice, loosened, toolbox
-from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.nouns.errors import BadRequest, shown
 from pagoda_daemon.text.tokens import ChatShape
 
 MAX_BODY: Final = 16 * 2**20
@@ -55,6 +55,11 @@ class _Common(StructuredFields, kw_only=True, frozen=True, forbid_unknown_fields
     def generated(self) -> int:
         """Answers that are generated of each prompt."""
         return self.n or 1
+
+    @property
+    def limit_field(self) -> str | None:
+        """Which field says how many tokens may be generated; None where none does."""
+        return next((name for name in ("max_completion_tokens", "max_tokens") if getattr(self, name, None) is not None), None)
 
 
 class ChatRequest(_Common, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -200,7 +205,8 @@ def _check(request: GenerationRequest) -> None:
         _check_best(request)
         _check_suffix(request)
     if request.limit is not None and (request.min_tokens or 0) > request.limit:
-        raise BadRequest(f"min_tokens must be at most max_tokens ({request.limit}), got {request.min_tokens!s:.32}", "min_tokens")
+        most = f"{request.limit_field or 'max_tokens'} ({request.limit})"
+        raise BadRequest(f"min_tokens must be at most {most}, got {shown(request.min_tokens)}", "min_tokens")
 
 
 def _check_prompts(request: CompletionRequest) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.nouns.errors import BadRequest, shown
 from pagoda_daemon.nouns.sampling import NUMBERS, OFF, Number, Sampling
 from pagoda_daemon.text.tokens import ModelText
 
@@ -111,7 +111,7 @@ def _bad_words(words: Iterable[str], text: ModelText) -> tuple[tuple[int, ...], 
     for word in words:
         plain, spaced = text.word_ids(word.lstrip()), text.word_ids(" " + word.lstrip())
         if not plain:
-            raise BadRequest(f"bad_words: {word[:32]!r} has no tokens in this model", "bad_words")
+            raise BadRequest(f"bad_words: {shown(word)} has no tokens in this model", "bad_words")
         found.append(plain)
         if len(spaced) == len(plain) and spaced[0] != plain[0]:
             found.append(spaced)
@@ -122,7 +122,7 @@ def check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
     """BadRequest names the first id that the model does not have."""
     wrong = next((one for one in ids if not 0 <= one < vocab_size), None)
     if wrong is not None:
-        raise BadRequest(f"{name} holds token id {wrong!s:.32}; token ids must be 0 to {vocab_size - 1}", name)
+        raise BadRequest(f"{name} holds token id {shown(wrong)}; token ids must be 0 to {vocab_size - 1}", name)
 
 
 def check_sampling(fields: SamplingFields) -> None:
@@ -155,7 +155,7 @@ def _check_bias(bias: Mapping[str, float]) -> None:
     _check_count("logit_bias", bias, MAX_IDS)
     for key, value in bias.items():
         if not (key.isascii() and key.isdecimal() and len(key) < 12):
-            raise BadRequest(f"the keys of logit_bias must be token ids, got {key[:32]!r}", "logit_bias")
+            raise BadRequest(f"the keys of logit_bias must be token ids, got {shown(key)}", "logit_bias")
         in_range("logit_bias", value, -100.0, 100.0)
 
 

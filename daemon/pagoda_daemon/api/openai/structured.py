@@ -76,7 +76,7 @@ def grammar_of(fields: StructuredFields, eos: Sequence[int]) -> Grammar | None:
     if len(wished) > 1:
         raise BadRequest(f"{' and '.join(wished)} exclude each other; give one of them", next(iter(wished)), INVALID)
     [(param, grammar)] = wished.items()
-    return msgspec.structs.replace(checked(grammar, param), eos=tuple(eos))
+    return msgspec.structs.replace(checked(grammar, param), eos=tuple(eos), param=param)
 
 
 def _of_format(wished: ResponseFormat | None) -> dict[str, Grammar]:

@@ -74,7 +74,7 @@ def marks_and_grammar(box: Toolbox, form: ToolFormat, text: ModelText, wished: G
     """Whether the marks are special tokens, and what makes an answer calls, or the format that is `wished` where none must be."""
     begin, end = text.special_id(form.begin), text.special_id(form.end)
     grammar = answer_grammar(box, form, (begin, end), None if box.must else wished) if box.must or wished else None
-    return begin is not None or end is not None, structs.replace(grammar, eos=text.stop_ids) if grammar else None
+    return begin is not None or end is not None, structs.replace(grammar, eos=text.stop_ids, param="tools") if grammar else None
 
 
 def answer_grammar(box: Toolbox, form: ToolFormat, ids: tuple[int | None, int | None], other: Grammar | None = None) -> Grammar:

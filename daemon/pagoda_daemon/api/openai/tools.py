@@ -13,7 +13,7 @@ import msgspec
 
 from pagoda_daemon.api.openai.schemas import Fitted
 from pagoda_daemon.api.openai.structured import StructuredFields, check_json, fit, grammar_of, loosened_formats, schema_text
-from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.nouns.errors import BadRequest, shown
 
 MAX_TOOLS: Final = 128
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -111,7 +111,9 @@ def toolbox(tools: Sequence[Tool] | None, choice: ToolChoice | None, *, parallel
     if isinstance(choice, NamedTool):
         names = [tool.function.name for tool in tools]
         if choice.function.name not in names:
-            raise BadRequest(f"tool_choice names {choice.function.name[:128]!r}, accepted: {', '.join(names)[:512]}", "tool_choice")
+            raise BadRequest(
+                f"tool_choice names {shown(choice.function.name)}, the names of tools are {shown(', '.join(names))}", "tool_choice"
+            )
         at = names.index(choice.function.name)
         return Toolbox((tools[at],), must=True, named=True, first=at)
     return Toolbox(tuple(tools), must=choice == "required", parallel=parallel is not False)
@@ -131,7 +133,7 @@ def _check_tools(tools: Sequence[Tool]) -> None:
     for at, tool in enumerate(tools):
         name, where = tool.function.name, f"tools[{at}].function"
         if not _NAME.fullmatch(name) or name in seen:
-            raise BadRequest(f"{where}.name must be 1 to 128 of A-Z a-z 0-9 _ . -, each name once, got {name[:128]!r}", f"{where}.name")
+            raise BadRequest(f"{where}.name must be 1 to 128 of A-Z a-z 0-9 _ . -, each name once, got {shown(name)}", f"{where}.name")
         seen.add(name)
         check_json(tool.function.parameters, f"{where}.parameters")
         schema_text(tool.function.parameters or {}, f"{where}.parameters")

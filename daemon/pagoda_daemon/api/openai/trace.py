@@ -17,7 +17,7 @@ from starlette.types import Scope
 
 from pagoda_daemon.api.access.caller import Caller
 from pagoda_daemon.metrics.records import Record, Ring
-from pagoda_daemon.nouns.errors import RequestNotFound
+from pagoda_daemon.nouns.errors import RequestNotFound, shown
 
 TRACE_PATH: Final = "/v1/requests/{id}/trace"
 _ID: Final = re.compile(r"(?:chatcmpl-|cmpl-)?([0-9a-f]{32})")  # as the body says it, or as the header does where a client wished for none
@@ -130,7 +130,7 @@ class Traces:
         records = self._recent.get(match[1]) if match else ()
         mine = tenant_of(request.scope)
         if not records or any(record.tenant != mine for record in records):
-            raise RequestNotFound(f"no request {given[:64]!r} is remembered here")
+            raise RequestNotFound(f"no request {shown(given)} is remembered here")
         found = trace(records[0].request_id.partition("-")[0], records, time.monotonic(), time.time())
         return Response(msgspec.json.encode(found), media_type="application/json")
 

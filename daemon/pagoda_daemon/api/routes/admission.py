@@ -16,9 +16,9 @@ from starlette.types import Receive, Scope
 
 from pagoda_daemon.api.openai import requests
 from pagoda_daemon.api.openai.errors import TOO_LARGE, TOO_SLOW
-from pagoda_daemon.api.routes.preparing import Preparing
+from pagoda_daemon.api.routes.preparing import Preparing, in_time
 from pagoda_daemon.health.replica import Replica
-from pagoda_daemon.nouns.errors import BadRequest, Draining, ModelNotFound, NotReady, Overloaded
+from pagoda_daemon.nouns.errors import BadRequest, Draining, ModelNotFound, NotReady, Overloaded, shown
 from pagoda_daemon.nouns.messages import Ready
 
 _WAITING_PER_ROW: Final = 16  # requests held per request that can decode: what waits behind 15 others has long missed its client
@@ -71,7 +71,7 @@ class Admission:
     def limits_of(self, model: str | None, served_names: Sequence[str]) -> Ready:
         """What a request for `model` (None: whichever it is) has to fit; ModelNotFound where it is not served."""
         if model is not None and model not in served_names:
-            raise ModelNotFound(f"model {model[:128]!r} is not served here, accepted: {', '.join(served_names)}")
+            raise ModelNotFound(f"model {shown(model)} is not served here, accepted: {', '.join(served_names)}")
         if self.replica.limits is None:
             raise NotReady("the model is still loading")
         return self.replica.limits
@@ -95,7 +95,7 @@ async def admitted(admission: Admission, scope: Scope, receive: Receive, work: C
     """Reads the body, takes a place, and does `work` with it, for as long as the client stays."""
     with admission.reading() as hold:
         try:
-            body = await read_body(Request(scope, receive), hold)
+            body = await in_time(scope["state"]["caller"].terms.deadline_ms, read_body(Request(scope, receive), hold))
         except ClientDisconnect:
             return
         with admission.admit():

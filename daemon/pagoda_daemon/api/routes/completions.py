@@ -32,6 +32,7 @@ from pagoda_daemon.api.routes.admission import Admission, admitted
 from pagoda_daemon.api.routes.believed import stamped
 from pagoda_daemon.api.routes.events import EventStream
 from pagoda_daemon.api.routes.generation import Delta, Generator, Submission, submissions
+from pagoda_daemon.api.routes.preparing import in_time
 from pagoda_daemon.api.routes.usages import Usages
 from pagoda_daemon.nouns.errors import DaemonError
 from pagoda_daemon.text.answer import Piece
@@ -87,7 +88,8 @@ class Generate:
     async def _answer(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         told = Told.of(scope)
         chat = self.kind is ChatRequest  # another process renders its template
-        request, jobs, usages, dialect = await self.admission.preparing.run(len(body), lambda: self._prepare(body, told), blocks=chat)
+        prepare = self.admission.preparing.run(len(body), lambda: self._prepare(body, told), blocks=chat)
+        request, jobs, usages, dialect = await in_time(told.terms.deadline_ms, prepare)
         scope["state"]["model"] = request.model
         async with aclosing(self.generator.deltas(jobs, scope["state"]["arrived"])) as deltas:  # type: ignore[type-var]
             if request.stream:

@@ -25,8 +25,9 @@ from pagoda_daemon.api.openai.sampling import check_ids, in_range
 from pagoda_daemon.api.routes.admission import Admission, admitted
 from pagoda_daemon.api.routes.completions import Told
 from pagoda_daemon.api.routes.generation import Generator, Submission
+from pagoda_daemon.api.routes.preparing import in_time
 from pagoda_daemon.api.routes.usages import Usages
-from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.nouns.errors import BadRequest, context_exceeded
 from pagoda_daemon.nouns.messages import Ready, Submit
 from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.text.tokens import ModelText
@@ -87,7 +88,7 @@ class Embed:
 
     async def _answer(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         told = Told.of(scope)
-        request, jobs = await self.admission.preparing.run(len(body), lambda: self._prepare(body, told))
+        request, jobs = await in_time(told.terms.deadline_ms, self.admission.preparing.run(len(body), lambda: self._prepare(body, told)))
         scope["state"]["model"] = request.model
         usages, found = Usages(jobs), {}
         async with aclosing(self.generator.deltas(jobs, scope["state"]["arrived"])) as deltas:  # type: ignore[type-var]
@@ -114,7 +115,7 @@ def submissions(request: EmbeddingRequest, request_id: str, text: ModelText, lim
     sampling = Sampling(1, pooling=request.pooling)
     found = []
     for index, given in enumerate(inputs):
-        ids = text.encode(given, limits.max_model_len) if isinstance(given, str) else given
+        ids = text.encode(given, limits.max_model_len, param="input") if isinstance(given, str) else given
         _check(index, ids, limits)
         message = terms.stamp(Submit(f"{request_id}-{index}" if len(inputs) > 1 else request_id, ids, sampling))
         found.append(Submission(message, answers=False, first=index))
@@ -125,9 +126,8 @@ def _check(index: int, ids: Sequence[int], limits: Ready) -> None:
     if not ids:
         raise BadRequest(f"input {index} has no tokens", "input")
     check_ids("input", ids, limits.vocab_size)
-    if len(ids) >= limits.max_model_len:
-        said = f"input {index} has {len(ids)} tokens; at most {limits.max_model_len - 1} are allowed: {len(ids) - limits.max_model_len + 1}"
-        raise BadRequest(f"{said} too many", "input", "context_length_exceeded")
+    if (over := len(ids) + 1 - limits.max_model_len) > 0:
+        raise context_exceeded(limits.max_model_len, f"input {index} has {len(ids)} tokens, and one follows it: {over} too many", "input")
 
 
 def _whole(request: EmbeddingRequest, vectors: Sequence[bytes], usages: Usages) -> bytes:

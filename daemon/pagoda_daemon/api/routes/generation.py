@@ -9,29 +9,26 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from msgspec import structs
 
 from pagoda_daemon.api.openai.requests import MAX_BODY, ChatRequest, GenerationRequest
 from pagoda_daemon.api.openai.sampling import Wished, sampling_of
-from pagoda_daemon.api.openai.schemas import INVALID
 from pagoda_daemon.api.openai.structured import grammar_of
 from pagoda_daemon.api.openai.tool_formats import marks_and_grammar, tool_format
 from pagoda_daemon.api.openai.tools import Toolbox
+from pagoda_daemon.api.routes.ends import checked_reason
 from pagoda_daemon.engine.client import EngineLink
 from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.metrics import Counts
 from pagoda_daemon.metrics.records import Record
-from pagoda_daemon.nouns.errors import BadRequest, DaemonError, Draining, Overloaded, RequestFailed, TooMany
-from pagoda_daemon.nouns.messages import Life, Ready, Refusal, RowOutput, Submit, TokenLogprob
+from pagoda_daemon.nouns.errors import BadRequest, DaemonError, context_exceeded, shown
+from pagoda_daemon.nouns.messages import Life, Ready, RowOutput, Submit, TokenLogprob
 from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.text.answer import AnswerText, Piece, echo
 from pagoda_daemon.text.stops import StopMatcher
 from pagoda_daemon.text.tokens import ModelText
-
-_FINISHED: Final = frozenset(("stop", "length"))
-_CROWDED: Final = frozenset(("queue_full", "load_shed"))
 
 
 class Delta(NamedTuple):
@@ -68,10 +65,8 @@ def submissions(request: GenerationRequest, request_id: str, text: ModelText, li
     """One per prompt. Tokenises and checks against the engine's limits; BadRequest says by how many tokens it does not fit."""
     if isinstance(request, ChatRequest):
         box = request.box
-        if box is not None:
-            return (_with_tools(request, request_id, text, limits, box),)
-        ids = text.encode_chat(request.turns(), _room(request, limits), request.shape)
-        return (submission(request, request_id, ids, text, limits),)
+        job = submission(request, request_id, chat_ids(request, box, text, _room(request, limits)), text, limits)
+        return (job if box is None else _with_tools(job, box, text),)
     given = request.prompts()
     found = []
     for number, prompt in enumerate(given):
@@ -90,19 +85,24 @@ def submission(request: GenerationRequest, request_id: str, prompt: tuple[int, .
     prompt = _truncated(prompt, request, limits)
     _check_ids(prompt, limits.vocab_size)
     scored = 0 if request.listed is None and request.generated > (request.n or 1) else request.listed  # to find the best ones
-    wished = Wished(_max_tokens(len(prompt), request.limit, limits.max_model_len), scored, _prompt_listed(request))
+    wished = Wished(_max_tokens(request, len(prompt), limits.max_model_len), scored, _prompt_listed(request))
     grammar = grammar_of(request, text.stop_ids)
     message = Submit(request_id, prompt, sampling_of(request, wished, text, limits.vocab_size), request.generated, grammar=grammar)
     skip, shows = request.skip_special_tokens, bool(request.include_stop_str_in_output)
     return Submission(message, request.stops, answers=request.limit != 0, skip_special=skip, shows_stop=shows)
 
 
-def _with_tools(request: ChatRequest, request_id: str, text: ModelText, limits: Ready, box: Toolbox) -> Submission:
+def chat_ids(request: ChatRequest, box: Toolbox | None, text: ModelText, context: int) -> tuple[int, ...]:
+    """The prompt of a conversation with these tools: what is generated from, and what /tokenize counts."""
+    if box is None:
+        return text.encode_chat(request.turns(), context, request.shape)
+    tool_format(text)  # whose template knows no tools is told so, instead of leaving them out
+    return text.encode_chat(request.turns(), context, request.shape, box.for_template())
+
+
+def _with_tools(job: Submission, box: Toolbox, text: ModelText) -> Submission:
     """Of a chat whose answer may hold calls: their marks must not be left out of its text where they are special tokens."""
-    form = tool_format(text)
-    ids = text.encode_chat(request.turns(), _room(request, limits), request.shape, box.for_template())
-    job = submission(request, request_id, ids, text, limits)
-    special, grammar = marks_and_grammar(box, form, text, job.message.grammar)
+    special, grammar = marks_and_grammar(box, tool_format(text), text, job.message.grammar)
     return replace(job, message=structs.replace(job.message, grammar=grammar), skip_special=job.skip_special and not special)
 
 
@@ -142,19 +142,19 @@ def _check_ids(prompt: tuple[int, ...], vocab_size: int) -> None:
         raise BadRequest("the prompt has no tokens", "prompt")
     wrong = next((token for token in prompt if not 0 <= token < vocab_size), None)
     if wrong is not None:
-        raise BadRequest(f"prompt holds token id {wrong!s:.32}; token ids must be 0 to {vocab_size - 1}", "prompt")
+        raise BadRequest(f"prompt holds token id {shown(wrong)}; token ids must be 0 to {vocab_size - 1}", "prompt")
 
 
-def _max_tokens(prompt: int, wished: int | None, context: int) -> int:
-    needed = prompt + (1 if wished is None else max(1, wished))
-    if needed > context:
-        raise BadRequest(
-            f"this model's context is {context} tokens; the prompt has {prompt} and {needed - prompt} are to be generated: "
-            f"{needed - context} too many",
-            "messages" if wished is None else "max_tokens",
-            "context_length_exceeded",
-        )
-    return context - prompt if wished is None else max(1, wished)
+def _max_tokens(request: GenerationRequest, prompt: int, context: int) -> int:
+    """How many may be generated at most; BadRequest names the field that asks for too much, the prompt's where that alone does."""
+    asked, whose = request.limit, "messages" if isinstance(request, ChatRequest) else "prompt"
+    wished = context - prompt if asked is None else max(1, asked)
+    if prompt >= context:
+        raise context_exceeded(context, f"{whose} has {prompt} tokens, and one is to be generated: {prompt + 1 - context} too many", whose)
+    if (over := prompt + wished - context) > 0:
+        said = f"{whose} has {prompt} tokens, and {wished} are to be generated: {over} too many"
+        raise context_exceeded(context, said, request.limit_field or whose)
+    return wished
 
 
 class _Choice:
@@ -175,7 +175,7 @@ class _Choice:
     def take(self, row: RowOutput) -> Delta | None:
         """None where nothing is to be said yet: a part of the prompt was scored."""
         self._scores += row.prompt_logprobs
-        reason = checked_reason(row)
+        reason = checked_reason(row, self.job.message.grammar)
         self.ended = reason is not None
         if reason is None and not row.token_ids:
             return None
@@ -292,23 +292,3 @@ def _taken(answer: AnswerText, row: RowOutput, *, shows_stop: bool) -> Piece:
 
 def _joined(first: Piece, then: Piece) -> Piece:
     return Piece(first.text + then.text, (*first.scored, *then.scored))
-
-
-def checked_reason(row: RowOutput) -> str | None:
-    """Why the answer ended, None while it goes on; raises what ended it badly."""
-    if row.finish_reason is None or row.finish_reason in _FINISHED:
-        return row.finish_reason
-    if row.refusal is not None:
-        raise _refused(row.refusal)
-    why = row.error or f"the engine ended this request: {row.finish_reason}"
-    raise RequestFailed(f"{why} (request {row.request_id})")
-
-
-def _refused(refusal: Refusal) -> DaemonError:
-    """Nothing was generated: another replica may take it."""
-    if refusal.reason == "draining":
-        return Draining(refusal.message)
-    if refusal.reason == "grammar":
-        return BadRequest(refusal.message, None, INVALID)
-    kind = TooMany if refusal.reason in _CROWDED else Overloaded
-    return kind(f"{refusal.reason}: {refusal.message}", refusal.retry_after_s)

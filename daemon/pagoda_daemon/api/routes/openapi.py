@@ -79,7 +79,7 @@ _ERRORS: Final[Mapping[str, str]] = {
     "403": "The credential does not allow this",
     "404": "Not served here",
     "405": "Another method is accepted here",
-    "408": "The body came too slowly",
+    "408": "The body came too slowly, or the request's own deadline passed",
     "413": "The body is too large",
     "429": "Too many requests wait here: try again after `retry-after`",
     "431": "The header is too large",

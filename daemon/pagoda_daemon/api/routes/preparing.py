@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, TypeVar, cast
 
 from pagoda_daemon.health.replica import Preparations
+from pagoda_daemon.nouns.errors import DeadlineExceeded
 
 Made = TypeVar("Made")
 
@@ -23,6 +25,16 @@ _SMALL: Final = 32 * 1024
 _SMALL_PLACES: Final = 8  # most of these wait for the process that renders chat templates
 _LARGE_PLACES: Final = 2
 THREAD: Final = "prepare"
+
+
+async def in_time(deadline_ms: int | None, work: Awaitable[Made]) -> Made:
+    """What `work` gives, or raises; DeadlineExceeded where the request's deadline (of the monotonic clock) passes meanwhile."""
+    left = None if deadline_ms is None else max(0.0, deadline_ms / 1000 - time.monotonic())
+    try:
+        async with asyncio.timeout(left):
+            return await work
+    except TimeoutError:
+        raise DeadlineExceeded("the deadline passed before the request was read and prepared") from None
 
 
 @dataclass

@@ -7,25 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pagoda_daemon.api.openai import fields, requests
+from pagoda_daemon.api.openai import fields
 from pagoda_daemon.api.openai.errors import JSON
 from pagoda_daemon.api.openai.logprobs import shown
-from pagoda_daemon.api.openai.messages import Message, check_messages, turns
+from pagoda_daemon.api.openai.messages import Message, check_messages
+from pagoda_daemon.api.openai.requests import ChatRequest
 from pagoda_daemon.api.openai.sampling import check_ids
+from pagoda_daemon.api.openai.tools import Tool, ToolChoice
 from pagoda_daemon.api.routes.admission import Admission, admitted
+from pagoda_daemon.api.routes.generation import chat_ids
+from pagoda_daemon.api.routes.preparing import in_time
 from pagoda_daemon.nouns.errors import BadRequest
 from pagoda_daemon.nouns.messages import Ready
 from pagoda_daemon.text.tokens import ModelText
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """POST /tokenize. Either `prompt` or `messages`; `add_special_tokens` is true for the one and false for the other where absent."""
+    """POST /tokenize. Either `prompt` or `messages`; `add_special_tokens` is true for the one and false for the other where absent. What
+    changes a chat's prompt has the name that it has there."""
 
     model: str | None = None
     prompt: str | None = None
@@ -33,7 +38,12 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
     return_token_strs: bool | None = None
+
+
+CHAT_FIELDS: Final = tuple(name for name in TokenizeRequest.__struct_fields__ if name in ChatRequest.__struct_fields__ and name != "model")
 
 
 class TokenizeReply(msgspec.Struct, frozen=True):
@@ -74,7 +84,8 @@ class TextRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def work(body: bytes) -> None:
             ignored = scope["state"]["ignored"]
-            content = await self.admission.preparing.run(len(body), lambda: self._answered(body, ignored), blocks=True)
+            working = self.admission.preparing.run(len(body), lambda: self._answered(body, ignored), blocks=True)
+            content = await in_time(scope["state"]["caller"].terms.deadline_ms, working)
             await Response(content, media_type=JSON)(scope, receive, send)
 
         await admitted(self.admission, scope, receive, work)
@@ -92,11 +103,17 @@ def tokenize(request: TokenizeRequest, text: ModelText, limits: Ready) -> Tokeni
     if request.messages is None:
         ids = text.encode(request.prompt or "", context, special=request.add_special_tokens is not False)
     else:
-        check_messages(request.messages)
-        shape = requests.shape_of(request.add_generation_prompt, request.continue_final_message, request.add_special_tokens)
-        ids = text.encode_chat(turns(request.messages), context, shape)
+        ids = chat_ids(chat := _as_chat(request), chat.box, text, context)
     strings = [shown(text.spell(token)) for token in ids] if request.return_token_strs else None
     return TokenizeReply(len(ids), context, ids, strings)
+
+
+def _as_chat(request: TokenizeRequest) -> ChatRequest:
+    """The chat whose prompt is counted, so that nothing that changes it is counted in another way here."""
+    said = {name: getattr(request, name) for name in CHAT_FIELDS}
+    chat = ChatRequest(model=request.model or "", **said)
+    check_messages(chat.messages)
+    return chat
 
 
 def detokenize(request: DetokenizeRequest, text: ModelText, limits: Ready) -> DetokenizeReply:

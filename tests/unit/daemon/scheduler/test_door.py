@@ -108,7 +108,10 @@ def test_above_four_fifths_of_the_queue_newcomers_are_shed_in_proportion() -> No
 def test_a_deadline_that_the_first_token_would_miss_is_refused() -> None:
     made = state(waiting=9)
     assert refuse(made, request(deadline_ms=10, prompt=1), 0.0, 1.0) is None, "nothing was measured yet"
-    assert reason(refuse(made, request(deadline_ms=10), 10.0, 1.0)) == "deadline"
+    assert reason(refuse(made, request(deadline_ms=10), 10.0, 1.0)) == "expired"
+    passed = refuse(made, request(deadline_ms=10), 11.0, 1.0)
+    assert passed is not None
+    assert (passed.reason, "-1 ms" in passed.message) == ("expired", False)
     measured(made)
     wait = forecast.first_token_ms(made, 0, 0, 100)
     assert reason(refuse(made, request(deadline_ms=int(wait) - 5), 0.0, 1.0)) == "deadline"

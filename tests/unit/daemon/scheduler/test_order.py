@@ -179,7 +179,7 @@ def test_a_late_request_never_reaches_the_device() -> None:
         fed |= set(step.token_ids[step.positions == 0].tolist())
     (end,) = drive.ends["late"]
     assert end.refusal is not None
-    assert (end.finish_reason, end.refusal.reason) == ("refused", "deadline")
+    assert (end.finish_reason, end.refusal.reason) == ("refused", "expired")
     assert fed == {1, 3}
     assert drive.ends["fine"][0].finish_reason == "length"
 
@@ -190,6 +190,8 @@ def test_a_running_request_ends_at_its_deadline_and_says_what_it_had() -> None:
     drive.drain()
     (end,) = drive.ends["a"]
     assert (end.finish_reason, end.error) == ("error", "the deadline passed after 10 tokens")
+    assert end.refusal is not None
+    assert end.refusal.reason == "expired"
 
 
 def test_a_deadline_does_not_follow_a_name_to_the_next_request() -> None:

@@ -113,7 +113,7 @@ def test_a_text_that_no_tokens_of_the_context_can_hold_is_refused_before_it_is_t
     text._tokenizer = NoTokenizer()
     most = 10 * len("<|im_start|>")
     for ask in (lambda size: text.encode("x" * size, 10), lambda size: text.encode_chat([{"role": "user", "content": "x" * size}], 10)):
-        with pytest.raises(BadRequest, match="context is 10 tokens") as caught:
+        with pytest.raises(BadRequest, match="maximum context length is 10 tokens") as caught:
             ask(most + 1)
         assert caught.value.code == "context_length_exceeded"
     with pytest.raises(AssertionError, match="tokenised"):

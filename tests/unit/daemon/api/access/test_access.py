@@ -22,7 +22,7 @@ from starlette.routing import Route
 from support.engine.toy_model import tiny_model_dir
 from support.kube.issuer import STRANGER, Issuer
 
-KEY = "sk-alice"
+KEY, SCRAPER = "sk-alice", "sk-prometheus"
 ASK = {"model": "m", "prompt": "x"}
 
 
@@ -40,7 +40,8 @@ class Recorder:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("auth")
-    (folder / "keys").write_text(f"{hashlib.sha256(KEY.encode()).hexdigest()} alice\n")
+    listed = [(KEY, "alice"), (SCRAPER, "prometheus role=metrics")]
+    (folder / "keys").write_text("".join(f"{hashlib.sha256(key.encode()).hexdigest()} {rest}\n" for key, rest in listed))
     issuer = Issuer(folder)
     tokens = {role: issuer.token(role) for role in (ROLE_GATEWAY, ROLE_OPERATOR, ROLE_METRICS)}
     tokens |= {ROLE_CLIENT: KEY, "stranger": issuer.keys[0].token(STRANGER)}
@@ -97,6 +98,18 @@ def test_nobody_in_particular_gets_no_control():
         "SetState",
         "SetAdapters",
     }
+
+
+async def test_a_key_with_the_role_for_metrics_reads_them_and_nothing_that_costs(app, engine):
+    async with open_client(app) as client:
+        for path, status in (("/metrics", 200), ("/load", 200), ("/v1/models", 403), ("/openapi.json", 403)):
+            assert (await client.get(path, headers={"authorization": f"Bearer {SCRAPER}"})).status_code == status
+        refused = await client.post("/v1/completions", json=ASK, headers={"authorization": f"Bearer {SCRAPER}"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "permission_denied")
+        assert "prometheus may not use this; its role is metrics" in refused.text
+        assert (await client.get("/metrics", headers={"authorization": f"Bearer {KEY}"})).status_code == 403
+        assert (await client.get("/metrics")).status_code == 401
+    assert engine.heard == []
 
 
 def concrete(path):

@@ -335,6 +335,18 @@ def test_keys_listed_as_sha256sum_prints_them_are_not_one_tenant():
     assert [key.name for key in listed] == [digest("sk-1")[:16], digest("sk-2")[:16]]
 
 
+def test_a_key_is_a_clients_unless_its_line_gives_it_a_role():
+    lines = ["sk-1", "sk-2 bob", "sk-3 bob role=client", "sk-4 scraper role=metrics  # ours"]
+    listed = keys.parse("\n".join(digest(line.split()[0]) + line[4:] for line in lines).encode())
+    assert [key.role for key in listed] == [ROLE_CLIENT, ROLE_CLIENT, ROLE_CLIENT, ROLE_METRICS]
+
+
+@pytest.mark.parametrize("rest", ["bob role=gateway", "bob role=operator", "bob metrics", "role=metrics", "bob role="])
+def test_no_key_is_given_another_role(rest):
+    with pytest.raises(ValueError, match="role=client or role=metrics"):
+        keys.parse(f"{digest('sk-1')} {rest}".encode())
+
+
 def test_keys_and_tokens_may_stand_side_by_side(tmp_path, issuer):
     guard = Guard(issuer.config(keys_file=str(key_file(tmp_path, digest("sk.1.x")))))
     assert guard.identify("Bearer sk.1.x").role == ROLE_CLIENT

@@ -42,6 +42,7 @@ class Transport:
 class Connection:
     serving: Cycle | None
     transport: Any
+    begun: bool = False
     cycle: Cycle | None = None  # the one that came last: sent ahead, it waits behind the answer under way
 
 

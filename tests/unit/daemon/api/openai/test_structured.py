@@ -65,7 +65,7 @@ def test_who_asks_for_nothing_gets_any_text(changes):
 
 def test_completions_take_them_too():
     request = parse(json.dumps({"model": "m", "prompt": "p", "structured_outputs": {"regex": "a"}}).encode(), CompletionRequest, [])
-    assert grammar_of(request, ()) == Grammar("regex", "a")
+    assert grammar_of(request, ()) == Grammar("regex", "a", param="structured_outputs.regex")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,132 @@
+"""A client that shuts down its sending side and reads on gets its answer; one that is gone is noticed, though both send a FIN."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvloop
+from pagoda_daemon.api.http.half_closed import BEGIN
+from pagoda_daemon.api.http.last_words import last_words
+from pagoda_daemon.nouns.errors import EngineDied
+from support.servers.local_replica import NAME, PATIENCE_S, LocalReplica, local_replica, read_answer, request, texts
+
+TOKENS = 40
+LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+
+
+def asked(**fields: Any) -> bytes:
+    body = {"model": NAME, "prompt": [7, 9], "max_tokens": TOKENS, "ignore_eos": True, "seed": 1} | fields
+    return request("POST", "/v1/completions", json.dumps(body).encode())
+
+
+@asynccontextmanager
+async def one() -> AsyncIterator[LocalReplica]:
+    async with asyncio.timeout(PATIENCE_S), local_replica() as replica:
+        yield replica
+
+
+def played(loop: Callable[[], asyncio.AbstractEventLoop], test: Callable[[], Awaitable[None]]) -> None:
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(test())  # type: ignore[arg-type]
+
+
+def said(answer: bytes) -> Any:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n"), answer
+    return texts(body) if b"event-stream" in head else json.loads(body)["choices"]
+
+
+@LOOPS
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("steps", [0, 6], ids=["before the first token", "among tokens"])
+def test_who_reads_on_gets_the_whole_answer_and_then_the_end(loop: Any, stream: bool, steps: int) -> None:
+    async def test() -> None:
+        async with one() as replica:
+            as_ever = await replica.send(asked(stream=stream))
+            reader, writer = await replica.connect()
+            writer.write(asked(stream=stream))
+            await replica.until(lambda: len(replica.engine.submitted) == 2)
+            if steps:
+                await replica.engine.steps(steps)
+            writer.write_eof()
+            answer = await read_answer(reader)
+            assert said(answer) == said(as_ever)
+            assert await reader.read() == b""
+            await replica.at_rest()
+            assert replica.engine.aborted == []
+
+    played(loop, test)
+
+
+@LOOPS
+def test_requests_sent_ahead_are_all_answered(loop: Any) -> None:
+    async def test() -> None:
+        async with one() as replica:
+            reader, writer = await replica.connect()
+            writer.write(asked() + asked(stream=True) + request("GET", "/version"))
+            writer.write_eof()
+            assert len(said(await read_answer(reader))) == 1
+            assert said(await read_answer(reader))
+            assert (await read_answer(reader)).startswith(b"HTTP/1.1 200 OK\r\n")
+            assert await reader.read() == b""
+            await replica.at_rest()
+
+    played(loop, test)
+
+
+@LOOPS
+def test_who_is_gone_is_not_computed_for_whether_it_streams_or_not(loop: Any) -> None:
+    async def test() -> None:
+        async with one() as replica:
+            for stream in (False, True):
+                _, writer = await replica.connect()
+                writer.write(asked(stream=stream, max_tokens=400))
+                await replica.until(lambda: len(replica.engine.submitted) == 1 + len(replica.engine.aborted))
+                await replica.engine.steps(3)
+                writer.close()
+                await replica.at_rest()
+            assert len(replica.engine.aborted) == 2
+            assert max(len(replica.engine.computed[message.request_id]) for message in replica.engine.submitted) < 100
+
+    played(loop, test)
+
+
+@LOOPS
+@pytest.mark.parametrize("part", [b"", b"POST /v1/comp", asked()[:-9]], ids=["nothing", "half a head", "half a body"])
+def test_who_has_not_asked_to_the_end_is_let_go(loop: Any, part: bytes) -> None:
+    async def test() -> None:
+        async with one() as replica:
+            reader, writer = await replica.connect()
+            writer.write(part)
+            writer.write_eof()
+            assert await reader.read() == b""
+            assert replica.engine.submitted == []
+            await replica.at_rest()
+
+    played(loop, test)
+
+
+@LOOPS
+def test_a_refusal_and_last_words_go_on_behind_what_is_written(loop: Any) -> None:
+    async def test() -> None:
+        async with one() as replica:
+            reader, writer = await replica.connect()
+            writer.write(request("POST", "/v1/completions", b"{}"))
+            writer.write_eof()
+            assert (await read_answer(reader)).startswith(b"HTTP/1.1 400 Bad Request\r\n")
+            reader, writer = await replica.connect()
+            writer.write(asked(max_tokens=400))
+            await replica.until(lambda: len(replica.engine.submitted) == 1)
+            writer.write_eof()
+            assert await reader.readexactly(len(BEGIN)) == BEGIN
+            server = replica.front._server
+            assert server is not None
+            assert last_words(server.server_state.connections, EngineDied("gone")) == 1
+            assert (await reader.readline()) == b"503 Service Unavailable\r\n"
+
+    played(loop, test)

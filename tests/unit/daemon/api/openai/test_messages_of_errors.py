@@ -1,0 +1,92 @@
+"""What a refusal says is what is wrong: of a body, of a context that is exceeded, of the field that was sent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pagoda_daemon.api.openai import strict
+from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest, parse
+from pagoda_daemon.api.routes import embeddings
+from pagoda_daemon.api.routes.generation import submission
+from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.nouns.messages import Ready
+from pagoda_daemon.text.tokens import ModelText
+from support.engine.toy_model import VOCAB, tiny_model_dir
+
+CONTEXT = 32
+LIMITS = Ready(CONTEXT, VOCAB, 16, 100, 4)
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+TEXT = {"model": "m", "prompt": "x"}
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "the body is empty"),
+        (b" \n\t", "the body is empty"),
+        (b'{"a":"\\ud800"}', "lone surrogate"),
+        (b'{"a":"\\ud800x"}', "lone surrogate"),
+        (b'{"a":"x\\udc00"}', "lone surrogate"),
+        (b'{"\\ud800":1}', "lone surrogate"),
+        (b'{"a":"\\ud800\\ud801"}', "lone surrogate"),
+        (b'{"a":1', "the body is not JSON: Input data was truncated"),
+        (b'{"a":"\\ud8', "the body is not JSON: Input data was truncated"),
+        (b'{"a":"\xff"}', "the body is not JSON"),
+        (b"[" * 100_000, "the body"),
+    ],
+)
+def test_a_body_that_cannot_be_read_is_told_why(body: bytes, says: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        strict.decode(body)
+    assert says in str(caught.value)
+    assert ("truncated" in str(caught.value)) is ("truncated" in says)
+
+
+def test_a_whole_pair_is_a_character() -> None:
+    assert strict.decode(b'{"a":"\\ud83d\\ude00"}') == {"a": "\U0001f600"}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> ModelText:
+    return ModelText(tiny_model_dir(tmp_path_factory.mktemp("said")))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "prompt", "param"),
+    [
+        (ChatRequest, CHAT | {"max_completion_tokens": 30}, 10, "max_completion_tokens"),
+        (ChatRequest, CHAT | {"max_tokens": 30}, 10, "max_tokens"),
+        (ChatRequest, CHAT | {"max_tokens": 30}, 40, "messages"),
+        (ChatRequest, CHAT, CONTEXT, "messages"),
+        (CompletionRequest, TEXT | {"max_tokens": 30}, 10, "max_tokens"),
+        (CompletionRequest, TEXT, CONTEXT - 3, "prompt"),
+        (CompletionRequest, TEXT | {"max_tokens": 30}, CONTEXT, "prompt"),
+    ],
+)
+def test_a_context_that_is_exceeded_is_told_in_openais_words_with_the_field_that_was_sent(
+    text: ModelText, kind: Any, fields: dict[str, Any], prompt: int, param: str
+) -> None:
+    request = parse(json.dumps(fields).encode(), kind, [])
+    with pytest.raises(BadRequest) as caught:
+        submission(request, "r", (1,) * prompt, text, LIMITS)
+    assert str(caught.value).startswith(f"This model's maximum context length is {CONTEXT} tokens. However, ")
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", param)
+
+
+@pytest.mark.parametrize("given", ["x" * 10_000, [1] * CONTEXT])
+def test_so_is_an_input_to_embed(text: ModelText, given: Any) -> None:
+    request = embeddings.EmbeddingRequest(model="m", input=given)
+    with pytest.raises(BadRequest, match=r"^This model.s maximum context length is 32 tokens\. However, ") as caught:
+        embeddings.submissions(request, "r", text, LIMITS, embeddings.Terms())
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"), [({"max_completion_tokens": 4}, "max_completion_tokens (4)"), ({"max_tokens": 3}, "max_tokens (3)")]
+)
+def test_min_tokens_is_compared_with_the_field_that_was_sent(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadRequest, match="min_tokens must be at most") as caught:
+        parse(json.dumps(CHAT | {"min_tokens": 9} | fields).encode(), ChatRequest, [])
+    assert says in str(caught.value)
