@@ -179,9 +179,9 @@ def _tokenizer_config(directory: Path) -> dict[str, Any]:
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """By the names that chat templates know them by: those of every tokenizer, and what a model calls a token beyond them."""
-    own = {name: value for name, value in config.items() if name.endswith("_token") and isinstance(value, str | dict)}
+    own = {name: value for name, value in config.items() if name.endswith("_token") and (name in _SPECIAL or isinstance(value, str | dict))}
     extra = config.get("extra_special_tokens")
-    named = {name: config.get(name) for name in _SPECIAL} | own | (extra if isinstance(extra, dict) else {})
+    named = own | (extra if isinstance(extra, dict) else {})
     return {name: text for name, token in named.items() if (text := _text(token)) is not None}
 
 
