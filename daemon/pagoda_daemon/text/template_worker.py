@@ -11,7 +11,7 @@ import math
 import resource
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Final
 import jinja2
 import msgspec
 from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node
+from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -50,18 +50,22 @@ def environment() -> ImmutableSandboxedEnvironment:
     made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
     made.filters["tojson"] = _tojson
     made.globals["raise_exception"] = _raise_exception
-    made.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
+    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # noqa: DTZ005  no time zone, as in transformers: %Z is empty
     return made
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks what a trainer learns from; when serving it is only its body."""
+    """`{% generation %}…{% endgeneration %}` marks what a trainer learns from; when serving it is its body, with a scope of its own."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class declares it so
 
-    def parse(self, parser: Parser) -> list[Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("_written"), [], [], body).set_lineno(line)
+
+    def _written(self, caller: Callable[[], str]) -> str:
+        return caller()
 
 
 def _tojson(
@@ -90,7 +94,7 @@ def render(template: jinja2.Template, variables: Mapping[str, Any], most: int) -
     return Done("".join(pieces))
 
 
-def _attempt(source: str, compiled: list[jinja2.Template], job: Job) -> Done:
+def attempt(source: str, compiled: list[jinja2.Template], job: Job) -> Done:
     try:
         if not compiled:
             compiled.append(environment().from_string(source))
@@ -131,7 +135,7 @@ def main() -> None:
     compiled: list[jinja2.Template] = []
     while (frame := _read(frames)) is not None:
         _allow_cpu()
-        answer = msgspec.msgpack.encode(_attempt(source.decode(), compiled, msgspec.msgpack.decode(frame, type=Job)))
+        answer = msgspec.msgpack.encode(attempt(source.decode(), compiled, msgspec.msgpack.decode(frame, type=Job)))
         out.write(HEADER.pack(len(answer)) + answer)
         out.flush()
 

@@ -24,6 +24,7 @@ from pagoda_daemon.text.template_files import DEFAULT, WITH_TOOLS, template_sour
 from pagoda_daemon.text.templates import ChatTemplate
 
 _HERE: Final = "\ue000\uf8ff\ue000"  # of the private use area: stands where the last message is to be continued
+_SPECIAL: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class ChatShape(NamedTuple):
@@ -54,10 +55,10 @@ class ModelText:
         self._detokenizers = {
             skip: detokenizers(self._tokenizer, partial(self.decode, skip_special=skip), skip_special=skip) for skip in (True, False)
         }
-        config = read_json(directory / "tokenizer_config.json", required=False)
+        config = _tokenizer_config(directory)
         generation = read_json(directory / "generation_config.json", required=False)
         model = read_json(directory / "config.json", required=True)
-        self._special = {name: text for name in ("bos_token", "eos_token", "unk_token", "pad_token") if (text := _text(config.get(name)))}
+        self._special = _special_tokens(config)
         sources = template_sources(directory, config) if chat_template is None else {DEFAULT: read(chat_template)}
         self.template, self.tool_parser = sources.get(WITH_TOOLS, sources.get(DEFAULT, "")), tool_parser
         self._templates = {name: ChatTemplate(source, directory) for name, source in sources.items()}
@@ -93,14 +94,18 @@ class ModelText:
             self._is_warm = True
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]], context: int, shape: ChatShape, tools: Tools) -> str:
-        """To continue the last message, a mark that no text holds stands at its end, and the text is cut there."""
+        """To continue the last message, a mark stands at its end, and the text is cut there. As in transformers, the space after the mark
+        shows whether the template trims messages: then spaces before the cut go as well."""
         if not shape.continue_last:
             return self._render(messages, context, shape, tools)
         last = messages[-1]
-        text = self._render([*messages[:-1], {**last, "content": last["content"] + _HERE}], context, shape, tools)
-        if text.count(_HERE) != 1:
-            raise BadRequest("the model's chat template does not show the last message: it cannot be continued", "continue_final_message")
-        return text[: text.index(_HERE)]
+        text = self._render([*messages[:-1], {**last, "content": f"{last['content']}{_HERE} "}], context, shape, tools)
+        if text.count(_HERE) != 1 or last["content"].strip() not in text:
+            raise BadRequest(
+                "the model's chat template does not show the last message whole and once: it cannot be continued", "continue_final_message"
+            )
+        at = text.index(_HERE)
+        return text[:at] if text.startswith(f"{_HERE} ", at) else text[:at].rstrip()
 
     def _render(self, messages: Sequence[Mapping[str, Any]], context: int, shape: ChatShape, tools: Tools) -> str:
         template = self._templates.get(WITH_TOOLS if tools and WITH_TOOLS in self._templates else DEFAULT)
@@ -108,7 +113,7 @@ class ModelText:
             raise BadRequest("this model has no chat template: use /v1/completions", "messages", "no_chat_template")
         most = context * self._longest
         given = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": shape.answer_follows}
-        text = template.render({**dict(shape.variables), **given, **self._special}, most)
+        text = template.render({**self._special, **dict(shape.variables), **given}, most)
         if text is None:
             raise _too_long(context, f"more than {most}", most, "messages")
         return text
@@ -158,6 +163,22 @@ def _load_tokenizer(path: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _tokenizer_config(directory: Path) -> dict[str, Any]:
+    """As transformers reads it: without added_tokens_decoder, special tokens in the file of their own win. Older models have one."""
+    config = read_json(directory / "tokenizer_config.json", required=False)
+    if "added_tokens_decoder" in config:
+        return config
+    return config | read_json(directory / "special_tokens_map.json", required=False)
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """By the names that chat templates know them by: those of every tokenizer, and what a model calls a token beyond them."""
+    own = {name: value for name, value in config.items() if name.endswith("_token") and (name in _SPECIAL or isinstance(value, str | dict))}
+    extra = config.get("extra_special_tokens")
+    named = own | (extra if isinstance(extra, dict) else {})
+    return {name: text for name, token in named.items() if (text := _text(token)) is not None}
 
 
 def _text(token: Any) -> str | None:

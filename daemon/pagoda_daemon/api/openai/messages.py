@@ -43,7 +43,7 @@ def turns(messages: list[Message]) -> list[dict[str, Any]]:
 def _turn(message: Message, where: str) -> dict[str, Any]:
     turn: dict[str, Any] = {"role": message.role, "content": _content(message)}
     if thought := message.reasoning or message.reasoning_content:
-        turn |= {"reasoning": thought, "reasoning_content": thought}  # templates read the one or the other
+        turn = {"thinking": thought, **turn, "reasoning": thought, "reasoning_content": thought}  # templates read one of the three
     if message.tool_calls:
         turn["tool_calls"] = calls_for_template(message.tool_calls, f"{where}.tool_calls")
     if message.role == "tool":
