@@ -1,5 +1,5 @@
-"""Desk between the loop, the scheduler's state and the pool of grammar workers: which grammar is compiled next, who needs a matcher, who has
-a mask. Used by `engine.loop` only; makes the pool when the first constrained request comes.
+"""Desk between the loop, the scheduler's state and the pool of grammar workers: which grammar is compiled next, which answer needs a
+matcher or has a mask. Used by `engine.loop` only; makes the pool when the first constrained request comes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Grammars:
         if (why := self._pool.verdicts.why_not(digest)) is not None:
             return _refused(message.request_id, why)
         refusal = None if self._pool.verdicts.passed(digest) else refuse_compiling(state, message, digest, now_ms)
-        return refusal and RowOutput(message.request_id, (), "refused", refusal=refusal)
+        return None if refusal is None else RowOutput(message.request_id, (), "refused", refusal=refusal)
 
     def _compile(self, state: State, now_ms: float) -> None:
         """The next grammar, if none is under way."""

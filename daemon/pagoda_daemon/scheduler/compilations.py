@@ -75,9 +75,7 @@ class Compilations:
         own = list(self._lines.get(tenant, {}))
         before = own.index(digest) if digest in own else len(own)
         last = self._turns.get(tenant, 0)
-        others = sum(
-            min(len(line), before + (self._turns.get(other, 0) <= last)) for other, line in self._lines.items() if other != tenant
-        )
+        others = sum(min(len(line), before + (self._turns.get(other, 0) <= last)) for other, line in self._lines.items() if other != tenant)
         return (self.begun is not None) + before + others
 
     def wait_ms(self, tenant: str, digest: str) -> float:

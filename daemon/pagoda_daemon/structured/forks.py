@@ -1,4 +1,4 @@
-"""Work in a fork of this process, which may be killed by it. Called by `worker`, which has one thread: nothing is left locked in the fork."""
+"""Work in a fork of this process, which may be killed by it. Called by `worker`, which has one thread: the fork inherits no held lock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def in_fork(work: Callable[[], bytes]) -> tuple[bytes, int]:
         os.close(ours)
         _work(work, theirs)
     os.close(theirs)
-    with open(ours, "rb") as said:
+    with os.fdopen(ours, "rb") as said:
         found = said.read()
     return found, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 

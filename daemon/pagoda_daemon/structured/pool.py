@@ -222,9 +222,9 @@ class Pool:
             if answer is None or isinstance(answer, Unfit):
                 self._replace(place, worker, answer.why if answer else None, now_ms)
                 return
-            self._take(worker, answer, now_ms)
+            self._take(worker, answer)
 
-    def _take(self, worker: WorkerProcess, answer: Answer, now_ms: float) -> None:
+    def _take(self, worker: WorkerProcess, answer: Answer) -> None:
         match answer:
             case Hello():
                 worker.ready = True

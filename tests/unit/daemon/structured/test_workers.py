@@ -20,8 +20,8 @@ from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens
 from pagoda_daemon.structured import limits, worker
 from pagoda_daemon.structured import pool as pools
-from pagoda_daemon.structured.pool import Broken, Mask, Pool, Tried
 from pagoda_daemon.structured.blame import blame
+from pagoda_daemon.structured.pool import Broken, Mask, Pool, Tried
 from pagoda_daemon.structured.protocol import Advance, Masked, Open, mask_words
 from pagoda_daemon.structured.vocabulary import read_vocabulary
 from structlog.testing import capture_logs
@@ -358,7 +358,9 @@ def test_the_kernel_ends_a_trial_and_the_worker_goes_on():
     assert run(f"{forks}print(in_fork(spin))").stdout.strip() == f"(b'', {-signal.SIGPROF})"
 
 
-@pytest.mark.parametrize(("code", "why", "ours"), [(-9, "its worker was lost", True), (-11, "256 MiB", False), (-27, "0.5 s of CPU", False)])
+@pytest.mark.parametrize(
+    ("code", "why", "ours"), [(-9, "its worker was lost", True), (-11, "256 MiB", False), (-27, "0.5 s of CPU", False)]
+)
 def test_a_trial_that_is_killed_by_others_is_not_the_grammars_fault(tmp_path, monkeypatch, code, why, ours):
     vocabulary = read_vocabulary((tiny_model_dir(tmp_path) / "tokenizer.json").read_text(), VOCAB)
     monkeypatch.setattr(worker, "in_fork", lambda _work: (b"", code))
