@@ -62,10 +62,12 @@ _FINE_WAIT: Final = (
 )
 
 REQUESTS_RUNNING: Final = _gauge("vllm:num_requests_running", "Requests with a row on the device")
-REQUESTS_WAITING: Final = _gauge("vllm:num_requests_waiting", "Requests waiting for a row, those held for a shared prompt included")
+REQUESTS_WAITING: Final = _gauge(
+    "vllm:num_requests_waiting", "Requests waiting for a row, those held for a shared prompt or for their grammar included"
+)
 WAITING_BY_REASON: Final = _gauge(
     "vllm:num_requests_waiting_by_reason",
-    "Waiting for a row (capacity), or for the prompt that another answer computes (deferred)",
+    "Waiting for a row (capacity), or for the prompt that another answer computes or a grammar to be compiled (deferred)",
     "reason",
 )
 KV_USAGE: Final = _gauge("vllm:kv_cache_usage_perc", "KV blocks in use over all blocks, 0..1")
@@ -151,7 +153,9 @@ PREPARING: Final = _gauge(
     "Bodies that threads parse, tokenize or write (running), and those that wait for a thread (waiting)",
     "state",
 )
-WAITING_TOKENS: Final = _gauge("pagoda_daemon_waiting_tokens", "Tokens still to be computed for requests that wait for a row")
+WAITING_TOKENS: Final = _gauge(
+    "pagoda_daemon_waiting_tokens", "Tokens still to be computed for requests that wait for a row or for their grammar"
+)
 KV_BLOCKS: Final = _gauge("pagoda_daemon_kv_blocks", "KV blocks, used or free", "state")
 STEPS: Final = _counter("pagoda_daemon_steps", "Steps of the engine")
 LOAD_PROGRESS: Final = _gauge("pagoda_daemon_load_progress_ratio", "How much of the model is loaded, 0..1")

@@ -1,10 +1,10 @@
-"""Desk between the loop, the scheduler's state and the pool of grammar workers: who waits for a verdict, who needs a matcher, who has a
-mask. Used by `engine.loop` only; makes the pool when the first constrained request comes.
+"""Desk between the loop, the scheduler's state and the pool of grammar workers: which grammar is compiled next, which answer needs a
+matcher or has a mask. Used by `engine.loop` only; makes the pool when the first constrained request comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -13,10 +13,10 @@ import structlog
 
 from pagoda_daemon.nouns.batch import WorkerLimits
 from pagoda_daemon.nouns.messages import Refusal, RowOutput, Submit
-from pagoda_daemon.scheduler.grammars import finish, offer, take_unwatched
+from pagoda_daemon.scheduler.grammars import finish, offer, refuse_compiling, take_unwatched
 from pagoda_daemon.scheduler.request import choice_key
 from pagoda_daemon.scheduler.state import State
-from pagoda_daemon.structured.pool import Broken, Mask, Pool, Tried
+from pagoda_daemon.structured.pool import Broken, Mask, Outcome, Pool, Tried
 
 _log = structlog.get_logger(__name__)
 
@@ -39,26 +39,32 @@ class Grammars:
         self._make = make
         self._watch = watch
         self._pool: Pool | None = None
-        self._trials: dict[str, Submit] = {}
 
-    def holds(self, request_id: str) -> bool:
-        """A request under this id waits for the verdict on its grammar."""
-        return request_id in self._trials
-
-    def take(self, message: Submit, now_ms: float) -> bool:
-        """Whether the request has to wait here first. It was not refused."""
-        if message.grammar is None or self._pool is None:
+    def take(self, state: State, message: Submit, now_ms: float) -> bool:
+        """Whether the request has to wait for its grammar first. It was not refused."""
+        if message.grammar is None or self._pool is None or self._pool.verdicts.passed(digest := message.grammar.digest):
             return False
-        self._trials[message.request_id] = message
-        self._pool.try_out(message.request_id, message.grammar, now_ms)
-        self._pool.push(now_ms)
+        state.compilations.push(message, digest)
+        self._compile(state, now_ms)
         return True
 
-    def refusal(self, state: State, message: Submit) -> RowOutput | None:
-        """For a request with a grammar where there can be no workers at all."""
-        if message.grammar is None or self._opened(state):
+    def refusal(self, state: State, message: Submit, now_ms: float) -> RowOutput | None:
+        """For a request with a grammar that is known to be bad or cannot wait to be compiled, or where there can be no workers at all."""
+        if message.grammar is None:
             return None
-        return _refused(message.request_id, "this replica has none")
+        if not self._opened(state) or self._pool is None:
+            return _refused(message.request_id, "this replica has none")
+        digest = message.grammar.digest
+        if (why := self._pool.verdicts.why_not(digest)) is not None:
+            return _refused(message.request_id, why)
+        refusal = None if self._pool.verdicts.passed(digest) else refuse_compiling(state, message, digest, now_ms)
+        return None if refusal is None else RowOutput(message.request_id, (), "refused", refusal=refusal)
+
+    def _compile(self, state: State, now_ms: float) -> None:
+        """The next grammar, if none is under way."""
+        if self._pool is not None and (begun := state.compilations.begin(now_ms)) is not None:
+            self._pool.try_out(*begun, now_ms)
+            self._pool.push(now_ms)
 
     def _opened(self, state: State) -> bool:
         if self._pool is None and self._make is not None:
@@ -69,11 +75,6 @@ class Grammars:
                 return False
             self._watch(self._pool.fileno())
         return self._pool is not None
-
-    def forget(self, request_id: str, now_ms: float) -> None:
-        """The client of a request that waits here is gone."""
-        if self._trials.pop(request_id, None) is not None and self._pool is not None:
-            self._pool.close(request_id, now_ms)
 
     def planned(self, state: State, now_ms: float) -> None:
         """After each plan: who was given a row needs a matcher."""
@@ -100,14 +101,13 @@ class Grammars:
         """What the workers said: requests whose grammar passed, and outputs for those that end by their grammar."""
         passed: list[Submit] = []
         outputs: list[RowOutput] = []
-        for outcome in self._pool.outcomes(now_ms) if self._pool is not None else ():
+        for outcome in self._outcomes(now_ms):
             match outcome:
-                case Tried(name, why):
-                    message = self._trials.pop(name, None)
-                    if message is not None and why is None:
-                        passed.append(message)
-                    elif message is not None:
-                        outputs.append(_refused(name, why or ""))
+                case Tried(_, why):
+                    waited = state.compilations.finish(now_ms)
+                    passed += waited if why is None else []
+                    outputs += [_refused(message.request_id, why) for message in waited if why is not None]
+                    self._compile(state, now_ms)
                 case Mask(name, _, words, standing):
                     if standing == "complete":
                         outputs += finish(state, name, "stop")
@@ -116,6 +116,13 @@ class Grammars:
                 case Broken(name, why, own):
                     outputs += _broken(finish(state, name, "error", f"the grammar cannot be followed any further: {why}"), own=own)
         return passed, outputs
+
+    def _outcomes(self, now_ms: float) -> Iterator[Outcome]:
+        """Also those of what is given to the pool meanwhile: a trial that cannot begin wakes nobody."""
+        found = self._pool.outcomes(now_ms) if self._pool is not None else []
+        while found and self._pool is not None:
+            yield from found
+            found = self._pool.at_hand()
 
     def stop(self) -> None:
         if self._pool is not None:

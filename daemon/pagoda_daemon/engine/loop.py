@@ -142,18 +142,16 @@ class Engine:
             case Submit():
                 self._submit(self._state, message)
             case Abort():
-                if message.index is None:
-                    self._grammars.forget(message.request_id, self._clock_ms())
                 self._tell(self._state, abort(self._state, message.request_id, message.index))
             case _:
                 assert_never(message)
 
     def _submit(self, state: State, message: Submit) -> None:
-        if knows(state, message.request_id) or self._grammars.holds(message.request_id):
+        if knows(state, message.request_id):
             _log.error("duplicate request id dropped", request_id=message.request_id)
             return
-        refused = self._grammars.refusal(state, message)
-        if refused is None and not self._grammars.take(message, self._clock_ms()):
+        refused = self._grammars.refusal(state, message, self._clock_ms())
+        if refused is None and not self._grammars.take(state, message, self._clock_ms()):
             self._admit(state, message)
         self._tell(state, [refused] if refused else [])
 

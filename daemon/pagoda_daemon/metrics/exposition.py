@@ -92,8 +92,8 @@ def _engine(replica: Replica) -> Scalars:
     config = {(str(limits.block_size), str(limits.blocks_total)): 1} if limits else {}
     return {
         names.REQUESTS_RUNNING: stats.running,
-        names.REQUESTS_WAITING: stats.waiting + tally.deferred,
-        names.WAITING_BY_REASON: {("capacity",): stats.waiting, ("deferred",): tally.deferred},
+        names.REQUESTS_WAITING: stats.waiting + tally.deferred + stats.compiling,
+        names.WAITING_BY_REASON: {("capacity",): stats.waiting, ("deferred",): tally.deferred + stats.compiling},
         names.KV_USAGE: stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0,
         names.CACHE_CONFIG: config,
         names.SLEEP_STATE: {(state,): state == "awake" for state in _SLEEP},

@@ -6,6 +6,7 @@ come from one image and start together, so these messages need no version.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Literal
 
 import msgspec
@@ -29,6 +30,11 @@ class Grammar(msgspec.Struct, frozen=True):
     text: str
     eos: tuple[int, ...] = ()
     param: str = ""
+
+    @property
+    def digest(self) -> str:
+        """What its verdict is remembered by."""
+        return hashlib.sha256(f"{self.kind}\0{self.text}".encode(errors="surrogatepass")).hexdigest()
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -81,8 +87,9 @@ ToEngine = Submit | Abort | Shutdown | Canary
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """Counts after a step. `running` hold a row, `waiting` do not; `waiting_tokens` are those still to be computed for them. Blocks that
-    are only remembered (`blocks_cached`) count as free. Of `prompt_tokens` begun, `reused_tokens` were known already."""
+    """Counts after a step. `running` hold a row, `waiting` do not; `compiling` wait for the verdict on their grammar, and no step helps
+    them. `waiting_tokens` are those still to be computed for the last two. Blocks that are only remembered (`blocks_cached`) count as free.
+    Of `prompt_tokens` begun, `reused_tokens` were known already."""
 
     running: int = 0
     waiting: int = 0
@@ -95,6 +102,7 @@ class Stats(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     reused_tokens: int = 0
     blocks_cached: int = 0
+    compiling: int = 0
 
 
 class Residence(msgspec.Struct, frozen=True, array_like=True):

@@ -139,19 +139,21 @@ def _requests(state: State, message: Submit, known: Ints, arrival: Arrival) -> l
 
 def knows(state: State, request_id: str) -> bool:
     """True while an answer of the request waits or runs."""
-    return request_id in state.waiting or request_id in state.row_of or request_id in state.groups
+    return any(request_id in place for place in (state.waiting, state.row_of, state.groups, state.compilations))
 
 
 def abort(state: State, request_id: str, index: int | None = None) -> list[RowOutput]:
     """End the request, or one answer of it that has begun, at once; nothing when it is unknown. A step under way with it computes in
     vain."""
+    if index is None and state.compilations.drop(request_id):
+        return [RowOutput(request_id, (), "abort")]
     ended = _remove(state, request_id) if index is None else _remove_one(state, choice_key(request_id, index))
     return [RowOutput(one.request_id, (), "abort", None, one.index) for one in ended]
 
 
 def expire(state: State, now_ms: float) -> list[RowOutput]:
     """End every request whose deadline has passed. Called before each plan, so that none of them reaches the device."""
-    outputs = []
+    outputs = state.compilations.expire(now_ms)
     while state.deadlines and state.deadlines[0][0] <= now_ms:
         deadline, request_id = heapq.heappop(state.deadlines)
         outputs += [_late(ended) for ended in _remove(state, request_id, deadline)]

@@ -24,16 +24,17 @@ def refuse(state: State, message: Submit, now_ms: float, luck: float) -> Refusal
     """Why not now; None to let it in. `luck` is drawn from [0, 1)."""
     if state.draining:
         return _refusal("draining", 0.0, "this replica is draining; another one will take the request")
-    return _late(state, message, now_ms) or _crowded(state, message) or _heavy(state, message) or _unlucky(state, message, luck)
+    return late(state, message, now_ms) or _crowded(state, message) or _heavy(state, message) or _unlucky(state, message, luck)
 
 
-def _late(state: State, message: Submit, now_ms: float) -> Refusal | None:
+def late(state: State, message: Submit, now_ms: float, before_ms: float = 0.0) -> Refusal | None:
+    """Whether the predicted first token would miss the deadline; `before_ms` pass before the request can be admitted."""
     if message.deadline_ms is None:
         return None
     left = message.deadline_ms - now_ms
     if left <= 0:
         return _refusal("expired", 0.0, "the deadline passed before the engine could begin the request")
-    wait = _first_token_ms(state, message) if state.step_cost.known else 0.0
+    wait = before_ms + (_first_token_ms(state, message) if state.step_cost.known else 0.0)
     if left > wait:
         return None
     return _refusal("deadline", wait - left, f"the first token is expected in {wait:.0f} ms, the deadline is in {left:.0f} ms")

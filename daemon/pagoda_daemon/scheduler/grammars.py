@@ -12,11 +12,19 @@ from collections.abc import Iterable
 import numpy as np
 
 from pagoda_daemon.nouns.arrays import Ints
-from pagoda_daemon.nouns.messages import Grammar, RowOutput
+from pagoda_daemon.nouns.messages import Grammar, Refusal, RowOutput, Submit
+from pagoda_daemon.scheduler.door import late
 from pagoda_daemon.scheduler.request import Request
 from pagoda_daemon.scheduler.state import State
 
 _PATIENCE, _PATIENCE_OF_OTHERS, _MOST_PATIENCE_MS = 0.5, 0.05, 10.0
+
+
+def refuse_compiling(state: State, message: Submit, digest: str, now_ms: float) -> Refusal | None:
+    """Why a request whose grammar has no verdict yet is not queued: its deadline would pass first, or too many wait. None to queue it."""
+    queue = state.compilations
+    before = queue.wait_ms(message.tenant, digest)
+    return late(state, message, now_ms, before) or queue.full(message, digest, state.limits.queue_tokens)
 
 
 def take_unwatched(state: State) -> list[Request]:

@@ -17,6 +17,7 @@ from pagoda_daemon.kv.pool import BrokenAccountsError
 from pagoda_daemon.nouns.arrays import Ints
 from pagoda_daemon.nouns.batch import StepPlan
 from pagoda_daemon.nouns.messages import Canary, CanaryAnswer, Stats, Tally
+from pagoda_daemon.scheduler.compilations import Compilations
 from pagoda_daemon.scheduler.cost import StepCost
 from pagoda_daemon.scheduler.extra_row import aboard
 from pagoda_daemon.scheduler.limits import Limits
@@ -109,6 +110,7 @@ class State:
         self.canary: Canary | None = None
         self.sung: CanaryAnswer | None = None
         self.unwatched: list[Request] = []
+        self.compilations = Compilations()
         self._free_rows = list(range(limits.max_concurrency - 1, -1, -1))
 
     @property
@@ -124,7 +126,7 @@ class State:
         return Stats(
             running=len(self.row_of),
             waiting=len(self.waiting),
-            waiting_tokens=self.waiting.tokens,
+            waiting_tokens=self.waiting.tokens + self.compilations.tokens,
             blocks_used=pool.used,
             blocks_free=pool.free,
             blocks_total=pool.total,
@@ -133,6 +135,7 @@ class State:
             prompt_tokens=totals.prompt_tokens,
             reused_tokens=totals.reused_tokens,
             blocks_cached=pool.resting,
+            compiling=len(self.compilations),
         )
 
     def tally(self) -> Tally:

@@ -1,8 +1,8 @@
 """Pool: grammars in, masks out. Starts, feeds, watches and replaces the workers. Used by `engine.grammars`; never blocks on a worker.
 
-A grammar that was not seen before is tried on a worker of its own, where only other newcomers wait behind it; the matchers of running
-answers live on the others, and are opened there only for a grammar that passed. A worker that dies takes nobody along but the one whose
-job it was doing: every matcher is a grammar and the tokens it was fed, and is made anew on the next worker.
+A grammar that was not seen before is tried on a worker of its own, where only other newcomers wait behind it (the engine gives one at a
+time); the matchers of running answers live on the others, and are opened there only for a grammar that passed. A worker that dies takes
+nobody along but the one whose job it was doing: every matcher is a grammar and the tokens it was fed, and is made anew on the next worker.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import select
-from collections import OrderedDict
+import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -20,15 +20,17 @@ import structlog
 
 from pagoda_daemon.nouns.arrays import Ints
 from pagoda_daemon.nouns.messages import Grammar
-from pagoda_daemon.structured.process import Birth, WorkerProcess, blame
+from pagoda_daemon.structured.blame import LOST, blame
+from pagoda_daemon.structured.process import Birth, WorkerProcess
 from pagoda_daemon.structured.protocol import Advance, Answer, Close, Hello, Masked, Open, Refused, Standing, Unfit, mask_words
+from pagoda_daemon.structured.verdicts import Verdicts
 
-_REMEMBERED: Final = 512  # grammars that passed, and as many that did not
 _REPLAY: Final = 8192  # tokens fed at once to a matcher that is made anew
 _SECOND_CHANCES: Final = 3  # somebody else may kill a worker
-_LOST: Final = "its worker was lost"
 _UNFIT: Final = "this replica cannot use grammars"
-_OURS: Final = (_LOST, _UNFIT)  # no fault of the grammar's: it may be tried again
+_OURS: Final = (LOST, _UNFIT)  # no fault of the grammar's: it may be tried again
+# What a grammar does to a worker alone. Memory is not: the answers of a worker share 1 GiB.
+_ITS_OWN: Final = (-signal.SIGPROF, -signal.SIGSEGV)
 
 _log = structlog.get_logger(__name__)
 
@@ -91,7 +93,7 @@ class Pool:
         self._matchers: dict[int, _Matcher] = {}
         self._of_name: dict[str, int] = {}
         self._count = 0
-        self._known: OrderedDict[tuple[str, str], str | None] = OrderedDict()
+        self.verdicts = Verdicts()
         self._outcomes: list[Outcome] = []
         self._poll = select.epoll()
 
@@ -106,10 +108,10 @@ class Pool:
 
     def try_out(self, name: str, grammar: Grammar, now_ms: float) -> None:
         """Ends in one Tried."""
-        known = (grammar.kind, grammar.text)
-        if known in self._known:
-            self._known.move_to_end(known)
-            self._outcomes.append(Tried(name, self._known[known]))
+        digest = grammar.digest
+        why = self.verdicts.why_not(digest)
+        if why is not None or self.verdicts.passed(digest):
+            self._outcomes.append(Tried(name, why))
             return
         self._add(_Matcher(name, grammar, 0, self._trial_slot, trial=True), now_ms)
 
@@ -146,6 +148,10 @@ class Pool:
             if worker is not None:
                 self._hear(place, worker, now_ms)
         self.push(now_ms)
+        return self.at_hand()
+
+    def at_hand(self) -> list[Outcome]:
+        """Those that needed no worker, since the last call."""
         found, self._outcomes = self._outcomes, []
         return found
 
@@ -168,12 +174,13 @@ class Pool:
     def _add(self, matcher: _Matcher, now_ms: float) -> None:
         self._count += 1
         self._matchers[self._count] = matcher
-        self._of_name[matcher.name] = self._count
+        if not matcher.trial:
+            self._of_name[matcher.name] = self._count
         self._begin(self._count, matcher, now_ms)
 
     def _begin(self, number: int, matcher: _Matcher, now_ms: float) -> None:
         """Open on its worker, with all that it has been fed."""
-        self._give(matcher.worker, Open(number, matcher.grammar.kind, matcher.grammar.text, matcher.slot), now_ms)
+        self._give(matcher.worker, Open(number, matcher.grammar.kind, matcher.grammar.text, matcher.slot, matcher.trial), now_ms)
         for at in range(0, len(matcher.tokens), _REPLAY):
             self._give(matcher.worker, Advance(number, tuple(matcher.tokens[at : at + _REPLAY])), now_ms)
 
@@ -185,7 +192,7 @@ class Pool:
             worker = self._start(place, now_ms)
             if worker is None:
                 if job.matcher in self._matchers:
-                    self._end(job.matcher, _UNFIT, now_ms)
+                    self._end(job.matcher, _UNFIT)
                 return
         worker.give(job)
 
@@ -203,8 +210,8 @@ class Pool:
 
     def _drop(self, number: int) -> _Matcher:
         matcher = self._matchers.pop(number)
-        del self._of_name[matcher.name]
         if not matcher.trial:
+            del self._of_name[matcher.name]
             self._free[matcher.worker - 1].append(matcher.slot)
         return matcher
 
@@ -215,42 +222,38 @@ class Pool:
             if answer is None or isinstance(answer, Unfit):
                 self._replace(place, worker, answer.why if answer else None, now_ms)
                 return
-            self._take(worker, answer, now_ms)
+            self._take(worker, answer)
 
-    def _take(self, worker: WorkerProcess, answer: Answer, now_ms: float) -> None:
+    def _take(self, worker: WorkerProcess, answer: Answer) -> None:
         match answer:
             case Hello():
                 worker.ready = True
             case Masked(matcher=number, consumed=consumed, standing=standing):
                 worker.pending.popleft()
                 if number in self._matchers:
-                    self._masked(number, consumed, standing, now_ms)
+                    self._masked(number, consumed, standing)
             case Refused(matcher=number, why=why, ours=ours):
                 worker.pending.popleft()
                 if number in self._matchers:
-                    self._end(number, why, now_ms, ours=ours)
+                    self._end(number, why, ours=ours)
 
-    def _masked(self, number: int, consumed: int, standing: Standing, now_ms: float) -> None:
+    def _masked(self, number: int, consumed: int, standing: Standing) -> None:
         matcher = self._matchers[number]
         if matcher.trial:
-            self._end(number, "it allows the empty text only" if standing == "complete" else None, now_ms)
+            self._end(number, "it allows the empty text only" if standing == "complete" else None)
         elif consumed == len(matcher.tokens) and consumed > matcher.told:  # made anew, it says again what is known
             matcher.told = consumed
             self._outcomes.append(Mask(matcher.name, consumed, self._masks[matcher.slot].copy(), standing))
 
-    def _end(self, number: int, why: str | None, now_ms: float, *, ours: bool = False) -> None:
-        """A trial's verdict, or the end of a matcher."""
+    def _end(self, number: int, why: str | None, *, ours: bool = False) -> None:
+        """A trial's verdict, or the end of a matcher. `ours`: the grammar is not to blame."""
         matcher = self._drop(number)
         if not matcher.trial:
-            self._outcomes.append(Broken(matcher.name, why or _LOST, own=not ours and why not in (None, *_OURS)))
+            self._outcomes.append(Broken(matcher.name, why or LOST, own=not ours and why not in (None, *_OURS)))
             return
         self._outcomes.append(Tried(matcher.name, why))
-        if why is None:
-            self._give(matcher.worker, Close(number), now_ms)
-        if why not in _OURS:
-            self._known[(matcher.grammar.kind, matcher.grammar.text)] = why
-            if len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
+        if not ours and why not in _OURS:
+            self.verdicts.note(matcher.grammar.digest, why)
 
     def _replace(self, place: int, worker: WorkerProcess, unfit: str | None, now_ms: float) -> None:
         """The worker is gone: who is to blame ends, the others begin anew on its successor."""
@@ -265,6 +268,8 @@ class Pool:
         for number, matcher in mine.items():
             matcher.deaths += number == guilty or not worker.ready
             if unfit is not None or (number == guilty and why) or matcher.deaths > _SECOND_CHANCES:
-                self._end(number, why or _LOST, now_ms)
+                if number == guilty and code in _ITS_OWN:
+                    self.verdicts.note(matcher.grammar.digest, why)
+                self._end(number, why or LOST, ours=late and matcher.trial)
             else:
                 self._begin(number, matcher, now_ms)

@@ -7,7 +7,6 @@ with; what is not yet sent waits here.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -25,7 +24,6 @@ from pagoda_daemon.structured.protocol import Advance, Answer, Close, Job, Open
 
 _MAX_PACKET: Final = 1 << 18
 _PACKET_BYTES: Final = 96 * 2**10  # less than half of what Linux buffers for a socket
-_BY_MISTAKE: Final = (0, -signal.SIGKILL, -signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,18 +125,6 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
-
-
-def blame(code: int, *, late: bool) -> str | None:
-    """Why a worker that exited with `code`, or was `late`, did so, in words for whom it worked for last; None where that one is not to be
-    blamed."""
-    if late:
-        return f"it is not understood within {limits.PATIENCE_S:g} s"
-    if code in _BY_MISTAKE:
-        return None
-    if code == -signal.SIGPROF:
-        return f"it takes more than {limits.CPU_S:g} s of CPU time"
-    return f"it needs more than {limits.MEMORY_BYTES >> 20} MiB, or breaks the parser"
 
 
 def _size(job: Job) -> int:

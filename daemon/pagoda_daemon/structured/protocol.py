@@ -15,12 +15,13 @@ Standing = Literal["open", "accepting", "complete"]
 
 
 class Open(msgspec.Struct, frozen=True, tag="open"):
-    """A matcher for a grammar, its masks at `slot` of the shared memory."""
+    """A matcher for a grammar, its masks at `slot` of the shared memory. On `trial` it is closed with its answer."""
 
     matcher: int
     kind: Kind
     text: str
     slot: int
+    trial: bool = False
 
 
 class Advance(msgspec.Struct, frozen=True, tag="advance"):

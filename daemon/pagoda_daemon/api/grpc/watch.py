@@ -55,7 +55,7 @@ def frame(replica: Replica, identity: Identity, sequence: int, now: float, pace:
         served_names=identity.served_names,
         revision=identity.revision,
         running=stats.running,
-        waiting=stats.waiting,
+        waiting=stats.waiting + stats.compiling,
         waiting_tokens=stats.waiting_tokens,
         in_flight=replica.in_flight,
         preparing=replica.preparations.waiting + replica.preparations.running,

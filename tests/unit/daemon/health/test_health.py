@@ -180,6 +180,11 @@ def test_requests_that_wait_beside_an_idle_device_are_no_life(waiting, stepped, 
     assert ok or f"{waiting} requests wait" in verdict.why
 
 
+def test_requests_that_wait_for_their_grammar_expect_no_step():
+    made = replica(stats=Stats(compiling=3), stepped=100.0, step_started=0.0, limits=LOADED, loop_beat=500.0, engine_beat=500.0)
+    assert live(made, 500.0, LIMITS).ok
+
+
 def test_a_chunk_of_a_prompt_is_progress_and_so_is_nobody_who_waits():
     made = replica()
     made.heard(Stats(waiting=2, steps=1), 200.0)

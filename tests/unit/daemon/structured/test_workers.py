@@ -20,8 +20,8 @@ from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens
 from pagoda_daemon.structured import limits, worker
 from pagoda_daemon.structured import pool as pools
+from pagoda_daemon.structured.blame import blame
 from pagoda_daemon.structured.pool import Broken, Mask, Pool, Tried
-from pagoda_daemon.structured.process import blame
 from pagoda_daemon.structured.protocol import Advance, Masked, Open, mask_words
 from pagoda_daemon.structured.vocabulary import read_vocabulary
 from structlog.testing import capture_logs
@@ -73,6 +73,7 @@ def test_cpu_time_beyond_the_limit_ends_a_worker_at_once():
     done = run("meter.bound(0.2, 1 << 30)\nwhile True: pass\n")
     assert done.returncode == -signal.SIGPROF
     assert "2 s of CPU" in blame(done.returncode, late=False)
+    assert "0.5 s of CPU" in blame(done.returncode, late=False, trial=True)
 
 
 def test_memory_beyond_the_limit_is_not_given():
@@ -202,11 +203,10 @@ def test_verdicts_are_remembered(pool):
     pool.try_out("x", LONG, now())
     pool.try_out("y", Grammar("regex", "("), now())
     first = outcomes(pool, 2)
-    before = dict(pool._known)
+    assert (len(pool.verdicts), first[0].why) == (2, None)
     pool.try_out("x2", LONG, now())
     pool.try_out("y2", Grammar("regex", "("), now())
-    assert [outcome.why for outcome in pool.outcomes(now())] == [outcome.why for outcome in sorted(first)]
-    assert dict(pool._known) == before
+    assert [outcome.why for outcome in pool.at_hand()] == [outcome.why for outcome in sorted(first)]
 
 
 def test_a_stopped_worker_is_replaced_after_its_patience(pool):
@@ -223,6 +223,7 @@ def test_a_stopped_worker_is_replaced_after_its_patience(pool):
             pool._poll.poll(0.05)
             found = pool.outcomes(now() + 21_000)
     assert [(type(outcome), "20 s" in outcome.why) for outcome in found] == [(Tried, True)]
+    assert pool.verdicts.why_not(Grammar("regex", "x").digest) is None, "the clock says nothing about a grammar: it may be tried again"
     assert not Path(f"/proc/{stopped}").exists()
 
 
@@ -268,7 +269,7 @@ def test_a_replica_without_a_tokenizer_says_so_to_each(tmp_path):
         pool.try_out("x", LONG, now())
         assert outcomes(pool) == [Tried("x", "this replica cannot use grammars")]
     assert "nothing.json" in logs[0]["unfit"]
-    assert not pool._known
+    assert not pool.verdicts
     pool.stop()
 
 
@@ -323,7 +324,7 @@ def test_an_answer_whose_worker_dies_again_and_again_ends_with_one_error(tmp_pat
     ("kind", "text"), [pytest.param(*bomb, marks=pytest.mark.deep if bomb in SLOW_BOMBS else ()) for bomb in (*SLOW_BOMBS, *BOMBS)]
 )
 def test_exploding_grammars_end_in_bounded_time(shared, kind, text, monkeypatch):
-    """A verdict each, within the CPU that one grammar may take (by the clock it depends on who else computes)."""
+    """A verdict each, within the CPU that one grammar may take (by the clock it depends on who else computes). The worker stays."""
     monkeypatch.setattr(limits, "PATIENCE_S", 240.0)  # it is CPU that is to run out
     with capture_logs():
         shared.try_out("warm", Grammar("regex", f"[a-z]{{{len(text)}}}"), now())
@@ -333,12 +334,66 @@ def test_exploding_grammars_end_in_bounded_time(shared, kind, text, monkeypatch)
         shared.try_out("bomb", Grammar(kind, text), now())
         [verdict] = outcomes(shared)
     assert isinstance(verdict, Tried)
-    if pid in shared.pids:
-        assert _cpu_s(pid) - spent < 2.2
-    else:
-        assert "CPU" in verdict.why
+    assert shared.pids[0] == pid
+    assert _cpu_s(pid) - spent < limits.COMPILE_CPU_S + 0.2
+    assert (kind, text) not in SLOW_BOMBS or "0.5 s of CPU" in verdict.why
+    assert shared.verdicts.why_not(Grammar(kind, text).digest) == verdict.why
 
 
 def _cpu_s(pid):
+    """Of the process and its forks."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_fork_says_what_it_found_or_how_it_ended():
+    forks = "import signal\nfrom pagoda_daemon.structured.forks import in_fork\n"
+    tries = ("lambda: b'x'", "lambda: signal.raise_signal(signal.SIGKILL)", "lambda: signal.raise_signal(signal.SIGTERM)", "lambda: 1 / 0")
+    done = run(f"{forks}print([in_fork(work) for work in ({', '.join(tries)})])")
+    assert done.stdout.strip() == "[(b'x', 0), (b'', -9), (b'', 1), (b'', 1)]"
+
+
+def test_the_kernel_ends_a_trial_and_the_worker_goes_on():
+    forks = "from pagoda_daemon.structured.forks import in_fork\ndef spin():\n  _Meter().bound(0.05, 1 << 30)\n  while True: pass\n"
+    assert run(f"{forks}print(in_fork(spin))").stdout.strip() == f"(b'', {-signal.SIGPROF})"
+
+
+@pytest.mark.parametrize(
+    ("code", "why", "ours"), [(-9, "its worker was lost", True), (-11, "256 MiB", False), (-27, "0.5 s of CPU", False)]
+)
+def test_a_trial_that_is_killed_by_others_is_not_the_grammars_fault(tmp_path, monkeypatch, code, why, ours):
+    vocabulary = read_vocabulary((tiny_model_dir(tmp_path) / "tokenizer.json").read_text(), VOCAB)
+    monkeypatch.setattr(worker, "in_fork", lambda _work: (b"", code))
+    with mmap.mmap(-1, 4 * mask_words(VOCAB)) as memory:
+        verdict = worker.Matchers(vocabulary, memory, mask_words(VOCAB)).tried(Open(1, "regex", "x", 0, trial=True))
+    assert why in verdict.why
+    assert verdict.ours == ours
+
+
+def test_a_trial_has_less_cpu_time_than_the_same_grammar_in_an_answer(tmp_path):
+    vocabulary = read_vocabulary((tiny_model_dir(tmp_path) / "tokenizer.json").read_text(), VOCAB)
+    with mmap.mmap(-1, 4 * mask_words(VOCAB)) as memory:
+        matchers = worker.Matchers(vocabulary, memory, mask_words(VOCAB))
+        meter = matchers._meter = _Meter()
+        matchers.answer(Open(1, "regex", "x", 0, trial=True))
+        matchers.answer(Open(2, "regex", "x", 0))
+    assert meter.cpu_s == [limits.COMPILE_CPU_S, limits.CPU_S]
+
+
+@pytest.mark.parametrize(("signalled", "remembered"), [(signal.SIGPROF, True), (signal.SIGSEGV, True), (signal.SIGKILL, False)])
+def test_a_grammar_that_kills_a_worker_of_answers_is_remembered(pool, signalled, remembered):
+    """It passed its trial, and would take the next worker along as well."""
+    grammar = Grammar("regex", "abc")
+    pool.verdicts.note(grammar.digest, None)
+    pool.open("a", grammar, now())
+    outcomes(pool)
+    serving = pool._workers[1]
+    os.kill(serving.pid, signal.SIGSTOP)
+    pool.advance("a", (ord("a"),), now())
+    pool.push(now())
+    os.kill(serving.pid, signalled)
+    os.kill(serving.pid, signal.SIGCONT)
+    with capture_logs():
+        [end] = outcomes(pool)
+    assert isinstance(end, Broken if remembered else Mask)
+    assert (pool.verdicts.why_not(grammar.digest) is not None, pool.verdicts.passed(grammar.digest)) == (remembered, not remembered)

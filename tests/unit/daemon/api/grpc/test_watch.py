@@ -142,6 +142,12 @@ async def test_watchers_are_bounded_and_leave_nothing_behind(front, bearer, monk
             await asyncio.sleep(0)
 
 
+def test_a_gateway_sees_what_waits_for_its_grammar_as_waiting():
+    replica = Replica(born=0.0, stats=Stats(running=1, waiting=2, compiling=3, waiting_tokens=9))
+    state = frame(replica, Identity(("m",), "r1", "v1"), 1, 10.0)
+    assert (state.running, state.waiting, state.waiting_tokens) == (1, 5, 9)
+
+
 def test_a_frame_is_what_the_replica_is():
     replica = Replica(born=0.0, phase=Phase.PHASE_DRAINING, limits=Ready(64, 1024, 16, 40, 2), in_flight=3)
     replica.stats = Stats(running=2, waiting=1, waiting_tokens=9, blocks_used=8, blocks_free=32, blocks_total=40, blocks_cached=5)
