@@ -14,7 +14,7 @@ from pagoda_contracts import metrics as names
 from pagoda_contracts.launch import Fault, SloConfig
 from pagoda_contracts.names import HEADER_DEADLINE
 from pagoda_daemon.api.http import app, measured
-from pagoda_daemon.api.routes import completions, generation
+from pagoda_daemon.api.routes import completions, generation, preparing
 from pagoda_daemon.engine import client
 from pagoda_daemon.engine.loop import Engine
 from pagoda_daemon.health.canary import Canary
@@ -140,7 +140,7 @@ async def stage(monkeypatch):
     async def silent(_canary):
         await asyncio.Event().wait()
 
-    for module in (app, generation, measured, client, simulated):
+    for module in (app, generation, measured, client, preparing, simulated):
         monkeypatch.setattr(module, "time", made.clock)
     monkeypatch.setattr(completions, "submissions", made.read)
     monkeypatch.setattr(simulated, "SimulatedWorker", PacedWorker)
@@ -212,7 +212,7 @@ async def told(stage, http):
         for _ in range(steps):
             await stage.step()
         assert (await other).status_code == status
-    assert (await stage.sent_by(http, range(5), 1, {HEADER_DEADLINE: "1"})).status_code == 503
+    assert (await stage.sent_by(http, range(5), 1, {HEADER_DEADLINE: "100"})).status_code == 503
     stage.free = True
     canary = http.front.front._canary
     await canary._check(await canary._record())
