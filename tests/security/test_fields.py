@@ -113,9 +113,9 @@ async def test_roles_are_those_that_are_known() -> None:
 
 async def test_caps_name_themselves_and_say_what_is_accepted() -> None:
     errors = await all_refused(
-        completion(stop=["x"] * 5),
+        completion(stop=["x"] * 65),
         completion(stop="x" * 300),
-        completion(logprobs=21),
+        completion(logprobs=101),
         completion(logit_bias={str(n): 1 for n in range(1025)}),
         completion(prompt="x" * 510, max_tokens=8),
     )

@@ -25,7 +25,7 @@ from pagoda_daemon.api.access import auth
 from pagoda_daemon.api.access.caller import ANYBODY, caller
 from pagoda_daemon.api.http import app, connection
 from pagoda_daemon.api.openai import errors as api_errors
-from pagoda_daemon.api.openai import requests, sampling, strict, structured
+from pagoda_daemon.api.openai import fields, requests, sampling, strict, structured
 from pagoda_daemon.api.routes import admission as front_admission
 from pagoda_daemon.api.routes import generation
 from pagoda_daemon.engine import loop, wire
@@ -81,20 +81,25 @@ def prompts_are_not_counted(patch: Patch) -> None:
 
 def _passed_over(name: str) -> Callable[[Patch], None]:
     def apply(patch: Patch) -> None:
-        patch.setattr(requests, "_INTERNAL", requests._INTERNAL - {name})
-        patch.setattr(requests, "_HARMLESS", requests._HARMLESS | {name})
+        patch.setattr(fields, "_INTERNAL", fields._INTERNAL - {name})
+        patch.setattr(fields, "_HARMLESS", fields._HARMLESS | {name})
 
     apply.__name__ = f"{name}_is_passed_over"
     return plant(apply)
 
 
-for _name in ("cache_salt", "prompt_embeds", "kv_transfer_params", "chat_template", "chat_template_kwargs"):
+for _name in ("cache_salt", "prompt_embeds", "kv_transfer_params", "chat_template"):
     _passed_over(_name)
 
 
 @plant
+def chat_template_kwargs_is_passed_over(patch: Patch) -> None:
+    patch.setattr(requests, "template_variables", lambda _given, _effort: ())
+
+
+@plant
 def internal_fields_are_passed_over(patch: Patch) -> None:
-    patch.setattr(requests, "_INTERNAL", frozenset())
+    patch.setattr(fields, "_INTERNAL", frozenset())
 
 
 @plant
@@ -220,8 +225,8 @@ def bugs_are_told_to_clients(patch: Patch) -> None:
 
 @plant
 def refusals_name_their_code(patch: Patch) -> None:
-    before = requests._explained
-    patch.setattr(requests, "_explained", lambda text: (f"{requests.__file__}: {before(text)[0]}", before(text)[1]))
+    before = fields._explained
+    patch.setattr(fields, "_explained", lambda text: (f"{fields.__file__}: {before(text)[0]}", before(text)[1]))
 
 
 @plant

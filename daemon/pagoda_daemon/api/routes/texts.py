@@ -17,7 +17,7 @@ from pagoda_daemon.api.openai import fields
 from pagoda_daemon.api.openai.errors import JSON
 from pagoda_daemon.api.openai.logprobs import shown
 from pagoda_daemon.api.openai.messages import Message, check_messages
-from pagoda_daemon.api.openai.requests import ChatRequest
+from pagoda_daemon.api.openai.requests import ChatRequest, ReasoningEffort
 from pagoda_daemon.api.openai.sampling import check_ids
 from pagoda_daemon.api.openai.tools import Tool, ToolChoice
 from pagoda_daemon.api.routes.admission import Admission, admitted
@@ -40,6 +40,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_
     continue_final_message: bool = False
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None
     return_token_strs: bool | None = None
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pagoda_daemon.nouns.batch import GREEDY, Masks, SamplingRows
+from pagoda_daemon.nouns.batch import GREEDY, NOTHING_LEFT, Masks, SamplingRows
 from pagoda_daemon.nouns.sampling import Shaping
 from pagoda_daemon.runner import draw as draw_module
 from pagoda_daemon.runner import sampler as sampler_module
@@ -316,7 +316,7 @@ def test_a_mask_that_leaves_nothing_is_that_rows_error():
     masked = SamplingRows(masks=Masks(np.array([1], np.int32), np.zeros((1, 2), np.int32)))
     found = Sampler().sample(logits, masked, np.zeros(2, np.int32))
     assert list(found.errors) == [1]
-    assert "grammar" in found.errors[1]
+    assert found.errors[1] == NOTHING_LEFT
 
 
 def test_a_row_is_drawn_by_its_own_settings_whatever_rows_are_sampled_together(monkeypatch: pytest.MonkeyPatch) -> None:

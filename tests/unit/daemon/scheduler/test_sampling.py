@@ -211,8 +211,8 @@ def test_shaped_rows_run_one_step_ahead_like_all_others_and_get_the_same() -> No
         ({"allowed_token_ids": (VOCAB,)}, "allowed_token_ids"),
         ({"allowed_token_ids": ()}, "allowed_token_ids"),
         ({"stop_token_ids": (VOCAB,), "min_tokens": 1}, "stop_token_ids"),
-        ({"logprobs": 21}, "logprobs"),
-        ({"prompt_logprobs": 21}, "logprobs"),
+        ({"logprobs": 101}, "logprobs"),
+        ({"prompt_logprobs": 101}, "logprobs"),
     ],
 )
 def test_what_would_fail_the_whole_step_is_refused_alone(changes: dict[str, object], named: str) -> None:

@@ -109,7 +109,8 @@ PLACE = "tools[1].function.parameters.properties.a.oneOf"
     ],
 )
 def test_loosened_parameters_are_told_where_they_bind_the_answer(fields, told):
-    assert chat(tools=[tool("f"), tool("g", LOOSE)], **fields)[1] == told
+    found = chat(tools=[tool("f"), tool("g", LOOSE)], **fields)[1]
+    assert [path for path in found if not path.endswith("unheard")] == told
 
 
 def test_a_keyword_that_cannot_be_followed_is_refused_where_it_binds_the_answer():

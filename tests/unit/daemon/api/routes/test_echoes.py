@@ -13,7 +13,7 @@ from pagoda_contracts.names import GRPC_GENERATE, HEADER_DEADLINE
 from pagoda_contracts.pb import inference_pb2 as pb
 from pagoda_daemon.nouns.errors import MAX_SHOWN, clipped, shown
 from pagoda_daemon.structured.worker import _sentence
-from pagoda_daemon.text.template_worker import Job, _attempt
+from pagoda_daemon.text.template_worker import Job, attempt
 from support.clients.hostile_requests import BASES, OTHER_PATHS
 from support.judges.refusals import error_of
 from support.servers.local_replica import HOST, LocalReplica, local_replica
@@ -95,7 +95,7 @@ async def test_grpc_shows_no_more() -> None:
 
 def test_what_others_say_of_a_grammar_or_a_conversation_is_cut_as_well() -> None:
     assert len(_sentence(LONG)) == MAX_SHOWN
-    done = _attempt("{{ raise_exception(messages) }}", [], Job({"messages": LONG}, 10**6))
+    done = attempt("{{ raise_exception(messages) }}", [], Job({"messages": LONG}, 10**6))
     assert done.error is not None
     assert len(done.error) == MAX_SHOWN
 

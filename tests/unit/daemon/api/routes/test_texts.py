@@ -19,7 +19,7 @@ TEMPLATE = (
     "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %} in <tool_call>{% endif %}"
     "{% for message in messages %}{{ message['role'] + ':' + message['content'] }}"
     "{% for call in message.tool_calls %}{{ call.function.name + (call.function.arguments | tojson) }}{% endfor %}{% endfor %}"
-    "{% if add_generation_prompt %}>{% endif %}"
+    "{% if add_generation_prompt %}>{% endif %}{% if thinking %}think{% endif %}{{ reasoning_effort }}"
 )
 HI = [{"role": "user", "content": "hi"}]
 CALLED = [*HI, {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}]}]
@@ -52,11 +52,17 @@ def generated_from(text: ModelText, **body: Any) -> tuple[int, ...]:
         *({}, {"tools": TOOLS}, {"tools": TOOLS, "tool_choice": NAMED}, {"tools": TOOLS, "tool_choice": "none"}),
         *({"add_generation_prompt": False}, {"continue_final_message": True}, {"add_special_tokens": True}),
         {"messages": CALLED, "tools": TOOLS, "tool_choice": "required"},
+        {"chat_template_kwargs": {"thinking": True}, "reasoning_effort": "low"},
     ],
 )
 def test_a_conversation_is_counted_as_it_is_answered(text: ModelText, changes: dict[str, Any]) -> None:
     body = {"messages": HI, **changes}
     assert counted(text, **body) == generated_from(text, **body)
+
+
+def test_what_a_client_may_set_of_the_template_is_counted(text: ModelText) -> None:
+    bare, set_ = (len(counted(text, messages=HI, **more)) for more in ({}, {"chat_template_kwargs": {"thinking": True}}))
+    assert set_ == bare + len("think")
 
 
 def test_tools_are_counted(text: ModelText) -> None:
