@@ -201,8 +201,8 @@ def _check(request: GenerationRequest) -> None:
         _ = request.box
     else:
         in_range("logprobs", request.logprobs, 0, MAX_LOGPROBS)
-        _check_prompts(request)
         _check_best(request)
+        _check_prompts(request)
         _check_suffix(request)
     if request.limit is not None and (request.min_tokens or 0) > request.limit:
         most = f"{request.limit_field or 'max_tokens'} ({request.limit})"

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pagoda_daemon.nouns.batch import GREEDY, NOTHING_LEFT, Masks, SamplingRows
+from pagoda_daemon.nouns.batch import GREEDY, Masks, SamplingRows
 from pagoda_daemon.nouns.sampling import Shaping
 from pagoda_daemon.runner import draw as draw_module
 from pagoda_daemon.runner import sampler as sampler_module

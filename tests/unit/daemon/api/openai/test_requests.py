@@ -249,7 +249,7 @@ def test_what_an_assistant_thought_goes_to_the_template_by_both_names():
     ("changes", "param"),
     [
         ({"best_of": 2, "n": 3}, "best_of"),
-        ({"best_of": 129}, "prompt"),
+        ({"best_of": 129}, "best_of"),
         ({"best_of": 3, "stream": True}, "best_of"),
         ({"best_of": 3, "max_tokens": 0, "echo": True}, "best_of"),
         ({"suffix": "x", "echo": True}, "suffix"),
