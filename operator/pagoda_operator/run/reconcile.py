@@ -23,7 +23,7 @@ from pagoda_operator.api.errors import ClusterError, Conflict, Denied, Refused, 
 from pagoda_operator.api.pods import Answer
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Key, Observed, Resource
 from pagoda_operator.decide.plan import Plan, owner_of, plan
-from pagoda_operator.decide.render.writes import Annotate, Create, Delete
+from pagoda_operator.decide.render.writes import Annotate, Apply, Create, Delete, Write
 from pagoda_operator.decide.status.status import status
 from pagoda_operator.inventory.fleet import Fleet
 from pagoda_operator.inventory.values import digest
@@ -122,8 +122,8 @@ class Reconciler:
         )
 
     def _to_verify(self, observed: Observed, draft: Plan) -> bool:
-        """Whether a plan makes or removes an object, or reports a problem for the first time: a profile may just not be cached yet."""
-        if observed.raw_status and any(isinstance(write, Create | Delete) for write in draft.writes):
+        """Whether a plan makes, removes or adopts an object, or reports a problem for the first time: a profile may be not cached yet."""
+        if observed.raw_status and any(isinstance(write, Create | Delete) or _adopts(write) for write in draft.writes):
             return True
         wrong = draft.problem is not None or draft.undecided is not None
         return wrong and self._status(observed, draft) != observed.raw_status
@@ -257,3 +257,9 @@ def _again(observed: Observed, draft: Plan) -> float | None:
         max(1.0, draft.again_at - observed.now) if draft.again_at is not None else None,
     )
     return min((seconds for seconds in times if seconds is not None), default=None)
+
+
+def _adopts(write: Write) -> bool:
+    """Whether it restores a child's owner reference. The garbage collector removes these if a service is deleted without its children, and
+    the deletion may not be cached yet. A child that had its owner back would be deleted with it."""
+    return isinstance(write, Apply) and write.live.controller is None

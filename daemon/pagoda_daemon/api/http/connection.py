@@ -184,8 +184,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._serving.more_body = False
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more. What it has asked is answered, unless it is gone: then what is written now comes back as a reset."""
-        if not self._busy or self._head_bytes >= 0 or self.cycle.more_body:
+        """The client sends no more. What it has asked is answered, unless it is gone: then what is written now comes back as a reset. Who
+        sends a FIN in the midst of an answer counts as gone: to find out by the next token's bytes would cost one token more."""
+        answering = self._serving is not None and self._serving.response_started and not self._serving.response_complete
+        if not self._busy or self._head_bytes >= 0 or self.cycle.more_body or answering:
             return False
         self.cycle.keep_alive = False
         try:

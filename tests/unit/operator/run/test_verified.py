@@ -10,6 +10,7 @@ from pagoda_operator.run import reconcile
 from pagoda_operator.watch.kept import OWN
 from support.kube.fake_api import profile_body
 from support.worlds.cached import Cached, get_ready
+from support.worlds.world import KEY
 
 ALL = {resource.kind for resource in OWN}
 HOLDINGS = {DEPLOYMENTS.kind, PODS.kind}
@@ -76,6 +77,25 @@ def test_a_missing_child_is_verified_before_it_is_created(world: Cached, resourc
     del world.api.objects[resource.kind, "ns", body["metadata"]["name"]]
     assert asked(world) >= ALL
     assert world.names(resource) == [body["metadata"]["name"]]
+
+
+@pytest.mark.parametrize("resource", [CONFIG_MAPS, DEPLOYMENTS])
+def test_a_child_without_its_owner_is_adopted_only_if_the_service_is_verified_to_stay(world: Cached, resource) -> None:
+    """As the garbage collector leaves it if the service is deleted with `--cascade=orphan`, and the cache of services is late."""
+    (body,) = [body for body in world.api.of(resource) if LABEL_SERVICE_UID in body["metadata"]["labels"]]
+    name = body["metadata"]["name"]
+
+    def strip(child):
+        child["metadata"].pop("ownerReferences")
+
+    world.api.edit(resource, "ns", name, strip)
+    assert asked(world) >= ALL
+    assert "ownerReferences" in world.api.objects[resource.kind, "ns", name]["metadata"], "a person's edit is undone"
+    world.api.edit(SERVICES, "ns", KEY.name, lambda service: service["metadata"].update(deletionTimestamp="2026-01-01T00:00:00Z"))
+    world.api.edit(resource, "ns", name, strip)
+    world.show(resource)
+    world.run()
+    assert "ownerReferences" not in world.api.objects[resource.kind, "ns", name]["metadata"]
 
 
 def test_a_new_revision_is_planned_on_verified_objects(world: Cached) -> None:

@@ -42,8 +42,7 @@ def said(answer: bytes) -> Any:
 
 
 @LOOPS
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("steps", [0, 6], ids=["before the first token", "among tokens"])
+@pytest.mark.parametrize(("stream", "steps"), [(False, 0), (False, 6), (True, 0)], ids=["whole", "whole, among tokens", "stream"])
 def test_who_reads_on_gets_the_whole_answer_and_then_the_end(loop: Any, stream: bool, steps: int) -> None:
     async def test() -> None:
         async with one() as replica:
@@ -59,6 +58,20 @@ def test_who_reads_on_gets_the_whole_answer_and_then_the_end(loop: Any, stream: 
             assert await reader.read() == b""
             await replica.at_rest()
             assert replica.engine.aborted == []
+
+    played(loop, test)
+
+
+@LOOPS
+def test_who_shuts_down_in_the_midst_of_a_stream_counts_as_gone(loop: Any) -> None:
+    async def test() -> None:
+        async with one() as replica:
+            reader, writer = await replica.connect()
+            writer.write(asked(stream=True, max_tokens=400))
+            await reader.readuntil(b"data: ")
+            writer.write_eof()
+            await replica.at_rest()
+            assert len(replica.engine.aborted) == 1
 
     played(loop, test)
 
