@@ -37,6 +37,8 @@ _GENERATE: Final[Roles] = frozenset((ROLE_ANYBODY, ROLE_GATEWAY))
 ROUTES: Final[Mapping[str, Roles]] = {
     "/v1/chat/completions": _OPENAI,
     "/v1/completions": _OPENAI,
+    "/v1/messages": _OPENAI,
+    "/v1/messages/count_tokens": _OPENAI,
     "/v1/embeddings": _OPENAI,
     "/v1/models": _OPENAI,
     "/v1/models/{name:path}": _OPENAI,

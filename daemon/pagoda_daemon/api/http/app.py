@@ -21,9 +21,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagoda_daemon.api.access.auth import Guard, guarded
+from pagoda_daemon.api.anthropic.requests import CountTokensRequest
 from pagoda_daemon.api.http.measured import Measured, patterns
+from pagoda_daemon.api.http.refusals import is_messages, on_bug, on_daemon_error, on_http_error, response_of
 from pagoda_daemon.api.openai import requests
-from pagoda_daemon.api.openai.errors import JSON, TOO_LARGE, on_bug, on_daemon_error, on_http_error, response_of
+from pagoda_daemon.api.openai.errors import JSON, TOO_LARGE
 from pagoda_daemon.api.openai.models import ModelCard, ModelList
 from pagoda_daemon.api.openai.replies import Chat, Completion
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest
@@ -32,6 +34,7 @@ from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.completions import Generate
 from pagoda_daemon.api.routes.embeddings import Embed
 from pagoda_daemon.api.routes.generation import Generator
+from pagoda_daemon.api.routes.messages import CreateMessage, count_tokens
 from pagoda_daemon.api.routes.openapi import Load, Version, document
 from pagoda_daemon.api.routes.texts import DetokenizeRequest, TextRoute, TokenizeRequest, detokenize, tokenize
 from pagoda_daemon.health.replica import Replica
@@ -39,6 +42,7 @@ from pagoda_daemon.metrics import Exposition
 from pagoda_daemon.metrics.text import CONTENT_TYPE
 from pagoda_daemon.nouns.errors import BadRequest, DaemonError, ModelNotFound, shown
 
+REQUEST_ID: Final = "request-id"  # Anthropic's name of the header
 _SANE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -61,12 +65,15 @@ def application(parts: Parts) -> ASGIApp:
     """The whole HTTP side of a replica."""
     shared = (parts.admission, parts.generator, parts.served_names, fingerprint(parts.version, parts.revision), parts.ping_after_s)
     texts = (parts.admission, parts.generator.text, parts.served_names)
+    messages = (parts.admission, parts.generator, parts.served_names)
     info = Info(parts, int(time.time()))
     routes = [
         Route("/v1/chat/completions", Generate(ChatRequest, Chat, *shared), methods=["POST"]),
         Route("/v1/completions", Generate(CompletionRequest, Completion, *shared), methods=["POST"]),
         Route("/tokenize", TextRoute(TokenizeRequest, tokenize, *texts), methods=["POST"]),
         Route("/detokenize", TextRoute(DetokenizeRequest, detokenize, *texts), methods=["POST"]),
+        Route("/v1/messages", CreateMessage(*messages, parts.ping_after_s), methods=["POST"]),
+        Route("/v1/messages/count_tokens", TextRoute(CountTokensRequest, count_tokens, *texts), methods=["POST"]),
         Route("/v1/embeddings", Embed(parts.admission, parts.generator, parts.served_names), methods=["POST"]),
         Route("/v1/models", info.models),
         Route("/v1/models/{name:path}", info.model),
@@ -145,12 +152,14 @@ class Outermost:
         request_id = secrets.token_hex(16)
         scope.setdefault("state", {}).update(request_id=request_id, arrived=time.monotonic(), ignored=[])
         wished = headers.get(HEADER_REQUEST_ID, "")
-        named = wished if _SANE_ID.fullmatch(wished) else request_id
+        scope["state"]["named"] = named = wished if _SANE_ID.fullmatch(wished) else request_id
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 answer = MutableHeaders(scope=message)
                 answer[HEADER_REQUEST_ID] = named
+                if is_messages(scope["path"]):
+                    answer[REQUEST_ID] = named
                 if scope["state"]["ignored"]:
                     answer[HEADER_IGNORED] = ", ".join(scope["state"]["ignored"])
                 if self._replica.leaving:
@@ -160,6 +169,6 @@ class Outermost:
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > requests.MAX_BODY:
             too_large = BadRequest(f"the body must have at most {requests.MAX_BODY} bytes, got {shown(int(length))}", None, TOO_LARGE)
-            await response_of(too_large)(scope, receive, send_named)
+            await response_of(scope, too_large)(scope, receive, send_named)
             return
         await self._app(scope, receive, send_named)

@@ -32,7 +32,8 @@ from pagoda_daemon.text.tokens import ModelText
 
 
 class Delta(NamedTuple):
-    """What is new of a choice, all tokens generated for it so far, and at its end the reason. The prompt's scores come with its first."""
+    """What is new of a choice, all tokens generated for it so far, and at its end the reason, with the stop string if one ended it. The
+    prompt's scores come with its first."""
 
     piece: Piece
     completion_tokens: int
@@ -41,6 +42,7 @@ class Delta(NamedTuple):
     choice: int = 0
     life: Life | None = None
     embedding: bytes = b""
+    stop: str | None = None
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,8 @@ class _Choice:
             self._begun, scores = True, tuple(self._scores)
             if self.job.echo is not None:
                 piece = _joined(echo(self.job.echo, self.job.message.prompt, scores, self._detokenizer()), piece)
-        return Delta(piece, self.tokens if self.job.answers else 0, reason, scores, self.job.first + self.index, row.life, row.embedding)
+        tokens, choice = self.tokens if self.job.answers else 0, self.job.first + self.index
+        return Delta(piece, tokens, reason, scores, choice, row.life, row.embedding, self._answer.stop)
 
 
 _Open = dict[str, dict[int, _Choice]]

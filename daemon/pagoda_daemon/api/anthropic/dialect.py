@@ -1,0 +1,169 @@
+"""How an answer is written for a client of the Messages API: whole, and as the events of a stream. Pure; made for one answer.
+
+It reads the events of the answer's parser, so it knows nothing of how a model writes thinking and calls.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import pydantic_core
+
+from pagoda_daemon.answers.events import Arguments, Call, Content, Event, Reasoning
+from pagoda_daemon.api.anthropic.replies import (
+    Block,
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    Ending,
+    InputJsonDelta,
+    MessageDelta,
+    MessageReply,
+    MessageStart,
+    MessageStop,
+    MessageUsage,
+    SignatureDelta,
+    StopReason,
+    TextBlock,
+    TextDelta,
+    ThinkingBlock,
+    ThinkingDelta,
+    ToolUseBlock,
+    event,
+)
+from pagoda_daemon.api.openai.replies import TextEvents, Usage
+from pagoda_daemon.nouns.errors import RequestFailed
+
+_OPENAI_CALL: Final = "call_"
+_EMPTY: Final = msgspec.Raw(b"{}")
+
+
+@dataclass(frozen=True)
+class MessageHead:
+    """What an answer's events share. `call_id` gives a call's id by its number. `cut_by_context`: the answer may have fewer tokens than
+    the client allows, because the context holds no more. `hides_thinking`: thinking blocks are empty."""
+
+    request_id: str
+    model: str
+    call_id: Callable[[int], str]
+    cut_by_context: bool = False
+    hides_thinking: bool = False
+
+
+class Messages:
+    """The state of one answer's stream: which block is open, and how many there were."""
+
+    def __init__(self, head: MessageHead) -> None:
+        self._head = head
+        self._index = -1
+        self._open: type[Block] | None = None
+        self._called = False
+        self._texts = TextEvents(lambda text, index: event(BlockDelta(index, TextDelta(text))))
+
+    def opening(self, usage: Usage) -> bytes:
+        """Returns the first event."""
+        return event(MessageStart(self._message((), None, usage)))
+
+    def written(self, events: Iterable[Event]) -> bytes:
+        """Returns what the parser's events add to the stream."""
+        return b"".join(self._written(one) for one in events)
+
+    def ending(self, reason: str, stop: str | None, usage: Usage) -> bytes:
+        """Returns the last events. `stop` is the stop sequence that ended the answer."""
+        end = self._closed() + event(MessageDelta(self._ending(reason, stop), used(usage)))
+        return end + event(MessageStop())
+
+    def whole(self, events: Sequence[Event], reason: str, stop: str | None, usage: Usage) -> bytes:
+        """Returns the answer without a stream. Used instead of the methods above."""
+        found = _grouped(events)
+        self._called = any(isinstance(group[0], Call) for group in found)
+        blocks = tuple(self._block(group, cut=reason == "length" and group is found[-1]) for group in found)
+        return msgspec.json.encode(self._message(blocks, self._ending(reason, stop), usage))
+
+    def _message(self, blocks: tuple[Block, ...], ending: Ending | None, usage: Usage) -> MessageReply:
+        why = (None, None) if ending is None else (ending.stop_reason, ending.stop_sequence)
+        return MessageReply(f"msg_{self._head.request_id}", self._head.model, blocks, *why, used(usage))
+
+    def _ending(self, reason: str, stop: str | None) -> Ending:
+        if reason == "length":
+            return Ending("model_context_window_exceeded" if self._head.cut_by_context else "max_tokens", None)
+        said: StopReason = "stop_sequence" if stop is not None else "tool_use" if self._called else "end_turn"
+        return Ending(said, stop)
+
+    def _written(self, one: Event) -> bytes:
+        if isinstance(one, Call):
+            self._called = True
+            block = ToolUseBlock(self._id(one), one.name, _EMPTY)
+            return self._closed() + self._begun(block) + event(BlockDelta(self._index, InputJsonDelta("")))
+        if isinstance(one, Arguments):
+            return event(BlockDelta(self._index, InputJsonDelta(one.text)))
+        if isinstance(one, Content):
+            begin = b"" if self._open is TextBlock else self._closed() + self._begun(TextBlock(""))
+            return begin + self._texts.event(one.text, self._index)
+        begin = b"" if self._open is ThinkingBlock else self._closed() + self._begun(ThinkingBlock(""))
+        return begin if self._head.hides_thinking else begin + event(BlockDelta(self._index, ThinkingDelta(one.text)))
+
+    def _id(self, call: Call) -> str:
+        """Anthropic's prefix instead of OpenAI's. Where a template insists on a form, the id has none."""
+        found = self._head.call_id(call.number)
+        return f"toolu_{found.removeprefix(_OPENAI_CALL)}" if found.startswith(_OPENAI_CALL) else found
+
+    def _begun(self, block: Block) -> bytes:
+        self._index += 1
+        self._open = type(block)
+        return event(BlockStart(self._index, block))
+
+    def _closed(self) -> bytes:
+        """Ends the block that is open."""
+        if self._open is None:
+            return b""
+        signed = event(BlockDelta(self._index, SignatureDelta())) if self._open is ThinkingBlock else b""
+        self._open = None
+        return signed + event(BlockStop(self._index))
+
+    def _block(self, group: Sequence[Event], *, cut: bool) -> Block:
+        first = group[0]
+        text = "".join(one.text for one in group if not isinstance(one, Call))
+        if isinstance(first, Call):
+            return ToolUseBlock(self._id(first), first.name, tool_input(first.name, text, cut=cut))
+        if isinstance(first, Reasoning):
+            return ThinkingBlock("" if self._head.hides_thinking else text)
+        return TextBlock(text)
+
+
+def used(usage: Usage) -> MessageUsage:
+    """Returns the usage as Anthropic counts it."""
+    cached = usage.prompt_tokens_details.cached_tokens
+    return MessageUsage(usage.prompt_tokens - cached, usage.completion_tokens, cached)
+
+
+def tool_input(name: str, text: str, *, cut: bool) -> msgspec.Raw:
+    """Returns a call's arguments as an object. `cut`: the answer ended within them, so they may be incomplete; what is there is taken as
+    Anthropic's own client takes it from a stream."""
+    if not text.strip():
+        return _EMPTY
+    try:
+        found = pydantic_core.from_json(text, allow_inf_nan=False, allow_partial=cut)
+    except ValueError as error:
+        raise RequestFailed(f"the model called {name} with arguments that are not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise RequestFailed(f"the model called {name} with arguments that are not a JSON object")
+    return msgspec.Raw(json.dumps(found).encode())
+
+
+def _grouped(events: Iterable[Event]) -> list[list[Event]]:
+    """The events of each block."""
+    found: list[list[Event]] = []
+    for one in events:
+        if isinstance(one, Call) or not found or _kind(one) is not _kind(found[-1][0]):
+            found.append([])
+        found[-1].append(one)
+    return found
+
+
+def _kind(one: Event) -> type[Event]:
+    return Call if isinstance(one, Arguments) else type(one)

@@ -1,0 +1,137 @@
+"""An answer's events become blocks: whole and streamed alike, whatever the pieces, and each event in its place."""
+
+import json
+
+import anthropic.types
+import pytest
+from anthropic.lib.streaming._messages import accumulate_event
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pagoda_daemon.answers.events import Arguments, Call, Content, Reasoning
+from pagoda_daemon.api.anthropic.dialect import MessageHead, Messages
+from pagoda_daemon.api.openai.replies import PromptDetails, Usage
+from pagoda_daemon.nouns.errors import RequestFailed
+from pydantic import TypeAdapter
+from support.suite.profiles import examples
+
+USAGE = Usage(10, 5, 15, PromptDetails(4))
+EVENT = TypeAdapter(anthropic.types.RawMessageStreamEvent)
+THOUGHT, TEXT, CALL, INPUT = Reasoning("hm"), Content("hi"), Call(0, "f"), Arguments(0, '{"a": [1, "x"]}')
+
+
+def head(**changes):
+    return MessageHead("r", "m", lambda number: f"call_{number}", **changes)
+
+
+def whole(events, reason="stop", stop=None, **changes):
+    return json.loads(Messages(head(**changes)).whole(events, reason, stop, USAGE))
+
+
+def frames(events, reason="stop", stop=None, **changes):
+    """Name and data of each event of the stream."""
+    dialect = Messages(head(**changes))
+    out = dialect.opening(USAGE) + b"".join(dialect.written([one]) for one in events) + dialect.ending(reason, stop, USAGE)
+    found = []
+    for frame in out.decode().split("\n\n")[:-1]:
+        name, data = frame.split("\n")
+        found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return found
+
+
+def accumulated(events, reason="stop", stop=None, **changes):
+    """What the client's own accumulator makes of the stream; its types judge each event."""
+    message, buffers = None, {}
+    for name, data in frames(events, reason, stop, **changes):
+        event = EVENT.validate_python(data)
+        assert event.type == name
+        message = accumulate_event(event=event, current_snapshot=message, json_bufs=buffers)
+    return message.to_dict()
+
+
+def test_the_order_of_events_is_anthropics():
+    names = [(name, data.get("index")) for name, data in frames([THOUGHT, TEXT, CALL, INPUT])]
+    start, delta, stop = "content_block_start", "content_block_delta", "content_block_stop"
+    assert names == [
+        *[("message_start", None)],
+        *[(start, 0), (delta, 0), (delta, 0), (stop, 0)],  # the second delta is the signature
+        *[(start, 1), (delta, 1), (stop, 1)],
+        *[(start, 2), (delta, 2), (delta, 2), (stop, 2)],  # the first piece of a call's input is empty
+        *[("message_delta", None), ("message_stop", None)],
+    ]
+
+
+def test_blocks_have_their_types_and_a_calls_input_is_an_object():
+    said = whole([THOUGHT, TEXT, CALL, INPUT, Call(1, "g"), Arguments(1, "{}")])
+    assert said["content"] == [
+        {"type": "thinking", "thinking": "hm", "signature": ""},
+        {"type": "text", "text": "hi"},
+        {"type": "tool_use", "id": "toolu_0", "name": "f", "input": {"a": [1, "x"]}},
+        {"type": "tool_use", "id": "toolu_1", "name": "g", "input": {}},
+    ]
+    assert anthropic.types.Message.model_validate(said).id == "msg_r"
+
+
+def test_input_tokens_are_without_those_from_the_cache():
+    usage = {"input_tokens": 6, "output_tokens": 5, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 0}
+    assert whole([TEXT])["usage"] == usage
+    assert frames([TEXT])[-2][1]["usage"] == usage
+
+
+@pytest.mark.parametrize(
+    ("events", "reason", "stop", "said"),
+    [
+        ([TEXT], "stop", None, ("end_turn", None)),
+        ([TEXT], "stop", "END", ("stop_sequence", "END")),
+        ([TEXT, CALL, INPUT], "stop", None, ("tool_use", None)),
+        ([CALL, INPUT], "stop", "END", ("stop_sequence", "END")),
+        ([TEXT], "length", None, ("max_tokens", None)),
+        ([CALL, Arguments(0, '{"a"')], "length", None, ("max_tokens", None)),
+        ([], "stop", None, ("end_turn", None)),
+    ],
+)
+def test_an_answer_says_why_it_ended(events, reason, stop, said):
+    one, other = whole(events, reason, stop), frames(events, reason, stop)[-2][1]["delta"]
+    assert (one["stop_reason"], one["stop_sequence"]) == said
+    assert (other["stop_reason"], other["stop_sequence"]) == said
+
+
+def test_an_answer_that_the_context_cuts_says_that():
+    assert whole([TEXT], "length", cut_by_context=True)["stop_reason"] == "model_context_window_exceeded"
+
+
+def test_thinking_that_is_not_wanted_leaves_an_empty_block():
+    assert whole([THOUGHT, TEXT], hides_thinking=True)["content"][0] == {"type": "thinking", "thinking": "", "signature": ""}
+    assert "hm" not in json.dumps(frames([THOUGHT, TEXT], hides_thinking=True))
+
+
+@pytest.mark.parametrize("text", ['{"a": nope}', '{"a": NaN}', '["a"]', '{"a": 1'])
+def test_arguments_that_are_no_object_are_an_error_not_a_broken_block(text):
+    with pytest.raises(RequestFailed, match="the model called f with arguments that are not"):
+        whole([CALL, Arguments(0, text)])
+
+
+PIECES = st.text("ab é\\\"", min_size=1, max_size=5)
+
+
+@st.composite
+def answers(draw):
+    """Events as a parser gives them, and how the answer ended."""
+    events, calls = [], 0
+    for kind in draw(st.lists(st.sampled_from((Reasoning, Content, Call)), max_size=6)):
+        if kind is not Call:
+            events += [kind(piece) for piece in draw(st.lists(PIECES, min_size=1, max_size=3))]
+            continue
+        text = json.dumps(draw(st.dictionaries(PIECES, st.lists(PIECES | st.integers() | st.none(), max_size=2), max_size=3)))
+        cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=3)))
+        pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        events += [Call(calls, "f"), *(Arguments(calls, piece) for piece in pieces if piece)]
+        calls += 1
+    cut = draw(st.booleans()) and events and isinstance(events[-1], Arguments)
+    return (events[:-1], "length") if cut else (events, "stop")
+
+
+@settings(max_examples=examples(60))
+@given(answers())
+def test_a_stream_that_the_client_accumulates_is_the_whole_answer(answer):
+    events, reason = answer
+    assert accumulated(events, reason) == {**whole(events, reason), "stop_details": None}
