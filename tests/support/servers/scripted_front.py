@@ -52,7 +52,7 @@ class ScriptedEngine:
     script: list[Line] = field(default_factory=lambda: [says("hello")])
     submitted: list[Submit] = field(default_factory=list)
     streams: list[Stream] = field(default_factory=list)
-    closed: list[str] = field(default_factory=list)
+    closed: list[tuple[str, bool]] = field(default_factory=list)
 
     def submit(self, message: Submit, joined: Stream | None = None) -> Stream:
         line = self.script[min(len(self.submitted), len(self.script) - 1)]
@@ -64,7 +64,7 @@ class ScriptedEngine:
         return stream
 
     def close_stream(self, request_id: str, *, finished: bool) -> None:
-        self.closed.append(request_id)
+        self.closed.append((request_id, finished))
 
 
 @dataclass

@@ -27,6 +27,7 @@ from pagoda_daemon.api.openai.structured import NamedSchema, ResponseFormat, Sch
 from pagoda_daemon.api.openai.tools import CalledFunction, CalledTool, Function, NamedFunction, NamedTool, Tool, ToolChoice
 from pagoda_daemon.nouns.errors import BadRequest, shown
 
+NO_THREADS: Final = "thread_unsupported_request"  # by this word Anthropic's client goes on without a thread
 UNSUPPORTED: Final = "unsupported_parameter"
 ERROR_PREFIX: Final = "Error: "
 _REFUSED: Final = ("container", "mcp_servers", "inference_geo", "output_format")
@@ -81,6 +82,8 @@ def _refuse(request: MessagesRequest | CountTokensRequest) -> None:
     for name in _REFUSED:
         if getattr(request, name) not in (None, [], {}, ""):
             raise BadRequest(f"{name} is not supported; leave it out", name, UNSUPPORTED)
+    if request.thread is not None:
+        raise BadRequest("thread is not supported: no conversation is stored here; send all of its messages", "thread", NO_THREADS)
     if request.speed not in (None, "standard"):
         raise BadRequest(f'speed must be "standard", got {shown(request.speed)}', "speed", UNSUPPORTED)
 
@@ -100,7 +103,9 @@ def _conversation(request: MessagesRequest | CountTokensRequest) -> tuple[list[M
     for role, several in groupby(turns, key=lambda turn: turn[0]):
         blocks = [block for _, part in several for block in part]
         _check_types(role, blocks)
-        found += _user(blocks, called) if role == "user" else [_assistant(blocks, called)] if role == "assistant" else [_plain(role, blocks)]
+        found += (
+            _user(blocks, called) if role == "user" else [_assistant(blocks, called)] if role == "assistant" else [_plain(role, blocks)]
+        )
     prefilled = turns[-1][0] == "assistant"
     if prefilled:
         _check_prefill(turns[-1][1])

@@ -85,8 +85,8 @@ class Messages:
         return msgspec.json.encode(self._message(blocks, self._ending(reason, stop), usage))
 
     def _message(self, blocks: tuple[Block, ...], ending: Ending | None, usage: Usage) -> MessageReply:
-        why = (None, None) if ending is None else (ending.stop_reason, ending.stop_sequence)
-        return MessageReply(f"msg_{self._head.request_id}", self._head.model, blocks, *why, used(usage))
+        reason, stop = (None, None) if ending is None else (ending.stop_reason, ending.stop_sequence)
+        return MessageReply(f"msg_{self._head.request_id}", self._head.model, blocks, reason, stop, used(usage))
 
     def _ending(self, reason: str, stop: str | None) -> Ending:
         if reason == "length":

@@ -8,8 +8,10 @@ import re
 from typing import Final, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
+from pagoda_daemon.api.anthropic.conversion import NO_THREADS
 from pagoda_daemon.api.openai import errors
 from pagoda_daemon.api.openai.errors import JSON, ErrorReply
 from pagoda_daemon.nouns.errors import BadRequest, DaemonError, DeadlineExceeded
@@ -48,11 +50,18 @@ _NAMES: Final = (
 _TOO_LONG: Final = "context_length_exceeded"
 
 
+class ErrorDetails(msgspec.Struct, frozen=True):
+    """What a client's program reads of a refusal."""
+
+    error_code: str
+
+
 class MessageError(msgspec.Struct, frozen=True):
-    """What went wrong."""
+    """What went wrong. `details` are those of a refused `thread` alone."""
 
     type: Type
     message: str
+    details: ErrorDetails | UnsetType = UNSET
 
 
 class MessageErrorReply(msgspec.Struct, frozen=True):
@@ -81,12 +90,12 @@ def status_of(error: DaemonError, status: int) -> int:
 def body_of(error: DaemonError, request_id: str) -> MessageErrorReply:
     """Returns an error as Anthropic's clients read it."""
     status = status_of(error, errors.response_of(error).status_code)
-    return reply(status, _message(error), request_id)
+    details = ErrorDetails(NO_THREADS) if isinstance(error, BadRequest) and error.code == NO_THREADS else UNSET
+    return MessageErrorReply(MessageError(_type(status), _message(error), details), request_id)
 
 
-def reply(status: int, message: str, request_id: str) -> MessageErrorReply:
-    """Returns the body of an answer with this status."""
-    return MessageErrorReply(MessageError(_TYPES.get(status, "invalid_request_error"), message), request_id)
+def _type(status: int) -> Type:
+    return _TYPES.get(status, "invalid_request_error")
 
 
 def response_of(error: DaemonError, request_id: str) -> Response:
@@ -98,7 +107,7 @@ def response_of(error: DaemonError, request_id: str) -> Response:
 def translated(known: Response, request_id: str) -> Response:
     """Returns an answer of OpenAI's shape in Anthropic's."""
     said = msgspec.json.decode(known.body, type=ErrorReply).error.message
-    return _answer(known, known.status_code, reply(known.status_code, said, request_id))
+    return _answer(known, known.status_code, MessageErrorReply(MessageError(_type(known.status_code), said), request_id))
 
 
 def _answer(known: Response, status: int, body: MessageErrorReply) -> Response:

@@ -111,6 +111,7 @@ class _Conversation(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fi
     inference_geo: Any = None
     output_format: Any = None
     speed: Any = None
+    thread: Any = None
 
 
 class CountTokensRequest(_Conversation, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -118,7 +119,8 @@ class CountTokensRequest(_Conversation, kw_only=True, frozen=True, forbid_unknow
 
 
 class MessagesRequest(_Conversation, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """POST /v1/messages. `container`, `mcp_servers`, `inference_geo`, `output_format` and a `speed` other than "standard" are refused."""
+    """POST /v1/messages. `container`, `mcp_servers`, `inference_geo`, `output_format`, `thread` and a `speed` other than
+    "standard" are refused."""
 
     max_tokens: int
     stop_sequences: list[str] | None = None

@@ -186,7 +186,8 @@ REFUSED = {
     "a container": ({"container": "c"}, "container is not supported; leave it out"),
     "servers of tools": ({"mcp_servers": [{"type": "url", "url": "http://x/", "name": "x"}]}, "mcp_servers is not supported"),
     "a place": ({"inference_geo": "us"}, "inference_geo is not supported"),
-    "speed": ({"speed": "fast"}, 'speed must be "standard", got \'fast\''),
+    "a thread": ({"thread": {"type": "create"}}, "thread is not supported: no conversation is stored here"),
+    "speed": ({"speed": "fast"}, "speed must be \"standard\", got 'fast'"),
     "another tier": ({"service_tier": "priority"}, "service_tier: Invalid enum value 'priority'"),
     "a field that is misspelt": ({"temprature": 1}, "'temprature' is not a parameter of this endpoint, 'temperature' is"),
     "a schema of the answer": (

@@ -110,7 +110,7 @@ def test_arguments_that_are_no_object_are_an_error_not_a_broken_block(text):
         whole([CALL, Arguments(0, text)])
 
 
-PIECES = st.text("ab é\\\"", min_size=1, max_size=5)
+PIECES = st.text('ab é\\"', min_size=1, max_size=5)
 
 
 @st.composite
