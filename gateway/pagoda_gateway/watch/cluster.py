@@ -30,7 +30,9 @@ from pagoda_kube.api import KubernetesApi
 from pagoda_kube.cache import Cache, Changed, Item, Key
 from pagoda_kube.reflector import Kind, Reflector, Signs
 
+from pagoda_gateway.access.keys import KeyRing
 from pagoda_gateway.watch.cache import EndpointCache
+from pagoda_gateway.watch.key_secrets import watch_keys
 from pagoda_gateway.watch.services import Replica, Service
 
 V = TypeVar("V")
@@ -136,15 +138,18 @@ SERVICES: Final = Kind(f"/apis/{GROUP}/{VERSION}/{INFERENCE_SERVICE.plural}", re
 PODS: Final = Kind("/api/v1/pods", read_pod, (("labelSelector", LABEL_SERVICE),))
 
 
-async def watch(cache: EndpointCache, kubeconfig: Path | None) -> None:
-    """Keeps the cache as the cluster says, until it is cancelled. `kubeconfig` None: the pod's own account."""
+async def watch(cache: EndpointCache, kubeconfig: Path | None, keys: tuple[str, KeyRing] | None = None) -> None:
+    """Keeps the cache as the cluster says, until it is cancelled. `kubeconfig` None: the pod's own account. `keys`: the namespace whose
+    Secrets hold API keys, and the ring that they fill."""
     api = KubernetesApi(await _configuration(kubeconfig))
     services = Cache[Service](_telling(cache.put_service, cache.delete_service))
     replicas = Cache[Replica](_telling(cache.put_replica, cache.delete_replica))
     try:
-        async with asyncio.TaskGroup() as both:
-            both.create_task(Reflector(api, SERVICES, services, Signs(lambda: cache.mark_synced("services"))).run())
-            both.create_task(Reflector(api, PODS, replicas, Signs(lambda: cache.mark_synced("replicas"))).run())
+        async with asyncio.TaskGroup() as group:
+            group.create_task(Reflector(api, SERVICES, services, Signs(lambda: cache.mark_synced("services"))).run())
+            group.create_task(Reflector(api, PODS, replicas, Signs(lambda: cache.mark_synced("replicas"))).run())
+            if keys is not None:
+                group.create_task(watch_keys(api, *keys))
     finally:
         await api.close()
 
