@@ -123,5 +123,5 @@ def test_a_file_of_keys_is_read_whole_or_refused(tmp_path):
     assert tenants(ring) == ["team-a", None, None]
     for broken in ("{", '{"a b": {}}', '{"a": {"id": {"sha256": "x"}}}', "[]"):
         file.write_text(broken)
-        with pytest.raises(ValueError, match="keys.json"):
+        with pytest.raises(ValueError, match=r"keys\.json"):
             read_key_file(file, KeyRing())
