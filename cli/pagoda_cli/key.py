@@ -50,7 +50,7 @@ def commands() -> typer.Typer:
 
 
 def create(
-    tenant: Annotated[str, typer.Option("--tenant", help="Who pays for the key's requests.")],
+    tenant: Annotated[str, typer.Option("--tenant", help="The tenant that pays for the key's requests.")],
     expires_in: Annotated[str, typer.Option("--expires-in", help="Such as 720h; it never expires where absent.")] = "",
     namespace: Namespace = _NAMESPACE,
     context: Context = "",

@@ -33,7 +33,7 @@ _KEY_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
 class StoredKey(Model):
     """What is kept of a key."""
 
-    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] = Field(description="Of the key's text, in hexadecimal.")
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] = Field(description="SHA-256 of the key's text, in hexadecimal.")
     created: datetime = Field(description="When it was made.")
     expires: datetime | None = Field(default=None, description="From when on it is refused; never if absent.")
 
