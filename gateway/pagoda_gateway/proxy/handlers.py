@@ -87,14 +87,20 @@ class Api:
         return await self.router.serve(life, partial(relay.attempt, call, life.first_byte))
 
     async def _models(self, _request: web.Request) -> web.Response:
-        return _json({"object": "list", "data": [_card(claim) for claim in self._claims()]})
+        return _json({"object": "list", "data": [self._card(claim) for claim in self._claims()]})
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["id"]
         for claim in self._claims():
             if claim.name == name:
-                return _json(_card(claim))
+                return _json(self._card(claim))
         raise ModelNotFound(name)
+
+    def _card(self, claim: Claim) -> dict[str, str | int | bool]:
+        """Returns OpenAI's model object. A service that is asleep is available: a request wakes it."""
+        card: dict[str, str | int | bool] = {"id": claim.name, "object": "model", "created": _epoch(claim.created), "owned_by": claim.owner}
+        why = self.router.why_not(claim.owner)
+        return card | {"available": not why} | ({"unavailable_reason": why} if why else {})
 
     def _claims(self) -> list[Claim]:
         if not self.cache.synced:
@@ -104,11 +110,6 @@ class Api:
 
 async def _not_built(request: web.Request) -> web.StreamResponse:
     raise NotBuilt(f"{request.path} is not built yet; docs/api.md lists what is")
-
-
-def _card(claim: Claim) -> dict[str, str | int]:
-    """Returns OpenAI's model object."""
-    return {"id": claim.name, "object": "model", "created": _epoch(claim.created), "owned_by": claim.owner}
 
 
 def _json(document: object) -> web.Response:

@@ -8,6 +8,7 @@ GatewayError                  ends one request
 ├── Unauthenticated 401       no API key, or one that is not valid here
 ├── ModelNotFound 404         no service has the name `model`
 ├── QueueFull 429             too many requests are held already, or too many bytes of bodies
+├── ServiceStalled 503        no replica serves, and only a person can change that
 ├── HoldTimeout 503           no endpoint became ready in time
 ├── AllOverloaded 503         every ready replica refused the request as overloaded
 ├── NotSynced 503             the gateway has not listed the cluster yet
@@ -106,10 +107,22 @@ class ModelNotFound(GatewayError):
         super().__init__(f"no service has the model name {model[:128]!r}; GET /v1/models lists the names")
 
 
+class ModelGone(ModelNotFound):
+    """The name was lost seconds ago. Its service may be made anew at this moment, as GitOps tools do."""
+
+    retry_after, should_retry = 5, True
+
+
 class QueueFull(GatewayError):
     """Too many requests are held already, or too many bytes of bodies."""
 
     status, type, code, retry_after, should_retry = 429, "rate_limit_error", "queue_full", 5, True
+
+
+class ServiceStalled(GatewayError):
+    """No replica serves, and the operator says that only a person can change that. To wait would not help."""
+
+    status, code, should_retry = 503, "service_stalled", False
 
 
 class HoldTimeout(GatewayError):

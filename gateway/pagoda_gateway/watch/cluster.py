@@ -7,13 +7,15 @@ goes on serving. It writes nothing to the cluster.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
 from kubernetes.aio import config
 from kubernetes.aio.client import Configuration
+from pagoda_contracts.conditions.table import reasons
+from pagoda_contracts.conditions.types import SERVICE, STALLED
 from pagoda_contracts.names import (
     ANNOTATION_DEVICE_FAULT,
     ANNOTATION_DRAIN_DEADLINE,
@@ -73,7 +75,15 @@ class _Revision(msgspec.Struct, rename="camel"):
     weight: int | None = None
 
 
+class _Condition(msgspec.Struct):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+
+
 class _ServiceStatus(msgspec.Struct, rename="camel"):
+    conditions: tuple[_Condition, ...] = ()
     revisions: tuple[_Revision, ...] = ()
     served_names: tuple[str, ...] = ()
 
@@ -90,7 +100,19 @@ class ServiceObject(msgspec.Struct, rename="camel"):
         meta = self.metadata
         weights = tuple((one.hash, one.weight) for one in self.status.revisions if one.weight is not None)
         wanted, held = self.spec.model.served_names or (meta.name,), self.status.served_names
-        return Service(meta.key, meta.uid, meta.creation_timestamp, wanted, weights, held)
+        return Service(meta.key, meta.uid, meta.creation_timestamp, wanted, weights, held, _stalled(self.status.conditions))
+
+
+# Reasons that no newer operator has are held for: they may pass.
+_FOR_A_PERSON: Final = frozenset(reason.name for reason in reasons() if reason.person_only and reason.kind == SERVICE)
+_MAX_MESSAGE: Final = 512
+
+
+def _stalled(conditions: Iterable[_Condition]) -> str:
+    for one in conditions:
+        if one.type == STALLED.name and one.status == "True" and one.reason in _FOR_A_PERSON:
+            return f"{one.reason}: {one.message[:_MAX_MESSAGE]}"
+    return ""
 
 
 class _PodStatus(msgspec.Struct, rename="camel"):

@@ -46,8 +46,8 @@ class GatewayWorld:
         self.cache.mark_synced("services")
         self.cache.mark_synced("replicas")
 
-    def service(self, key: str = SERVICE, model: str = "m", created: str = "2026-01-01T00:00:00Z") -> None:
-        self.cache.put_service(Service(key, "", created, (model,)))
+    def service(self, key: str = SERVICE, model: str = "m", created: str = "2026-01-01T00:00:00Z", stalled: str = "") -> None:
+        self.cache.put_service(Service(key, "", created, (model,), stalled=stalled))
 
     def frame(self, phase: str = "ready", name: str = "ns/a", service: str = SERVICE, address: str = "", running: int = 0) -> None:
         """A replica's frame, made now. The replica is added if it is new."""

@@ -142,6 +142,15 @@ async def test_each_api_gets_errors_in_its_own_shape():
     assert (openai[0], json.loads(openai[2])["error"]["code"]) == (404, "model_not_found")
 
 
+async def test_the_list_of_models_marks_what_cannot_serve_until_a_person_acts():
+    async with served() as (world, _, port), connected(port) as connection:
+        world.service("ns/asleep", "asleep")
+        world.service("ns/broken", "broken", stalled="ModelRejected: no safetensors")
+        _, _, content = await connection.ask("GET", "/v1/models", ACCEPTED["bearer"])
+    cards = {card["id"]: (card["available"], card.get("unavailable_reason")) for card in json.loads(content)["data"]}
+    assert cards == {"m": (True, None), "asleep": (True, None), "broken": (False, "ModelRejected: no safetensors")}
+
+
 async def test_before_the_keys_are_read_no_key_is_called_wrong():
     async with served(synced=False) as (_, _, port), connected(port) as connection:
         status, headers, _ = await connection.ask("GET", "/v1/models", ACCEPTED["bearer"])
