@@ -9,7 +9,7 @@ import pytest
 FIRST = """
 import sys, threading
 from pagoda_daemon.api.routes import embeddings
-from pagoda_daemon.api.routes import completions
+from pagoda_daemon.api.routes import completions, messages
 from pagoda_daemon.api.openai import fields, requests
 from pagoda_daemon.api.routes import texts
 if "unlearned" in sys.argv:
@@ -19,6 +19,7 @@ made = (
     (completions.Generate(requests.CompletionRequest, None, None, None, ()), b'{"model": "m", "prompt": "x"}'),
     (texts.TextRoute(texts.TokenizeRequest, None, None, None, ()), b'{"prompt": "x"}'),
     (embeddings.Embed(None, None, ()), b'{"model": "m", "input": "x"}'),
+    (messages.CreateMessage(None, None, ()), b'{"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}'),
 )
 start, parsed = threading.Barrier(16), []
 def ask(body, kind):
@@ -26,7 +27,8 @@ def ask(body, kind):
     parsed.append(fields.typed(body, kind, []))
 sys.setswitchinterval(1e-6)
 for endpoint, body in made:
-    kind = getattr(endpoint, "kind", embeddings.EmbeddingRequest)
+    others = {embeddings.Embed: embeddings.EmbeddingRequest, messages.CreateMessage: messages.MessagesRequest}
+    kind = others.get(type(endpoint)) or endpoint.kind
     threads = [threading.Thread(target=ask, args=(body, kind)) for _ in range(16)]
     for thread in threads:
         thread.start()
@@ -39,4 +41,4 @@ print(len(parsed))
 @pytest.mark.deep
 def test_first_requests_on_threads_of_their_own_end_no_process():
     done = subprocess.run([sys.executable, "-P", "-c", FIRST], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "64\n"), done.stderr[-1000:]
+    assert (done.returncode, done.stdout) == (0, "80\n"), done.stderr[-1000:]
