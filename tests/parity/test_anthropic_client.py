@@ -15,6 +15,8 @@ import openai
 import pytest
 from anthropic.types import RawMessageStreamEvent
 from pagoda_contracts.launch import AuthConfig
+from pagoda_contracts.names import ERROR_DRAINING, HEADER_ERROR_CODE, HEADER_SHOULD_RETRY
+from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_daemon.api.access.auth import Guard
 from pagoda_daemon.nouns.errors import Draining, EngineDied
 from pydantic import BaseModel, TypeAdapter
@@ -301,6 +303,30 @@ async def test_a_key_is_known_by_either_header(tmp_path: Path, header: str) -> N
                     await ask(client)
                 assert caught.value.type == "authentication_error"
     assert [message.tenant for message in front.engine.submitted] == ["key:ann"]
+
+
+async def test_a_call_that_is_cancelled_and_a_stream_that_is_left_free_their_requests(
+    front: ScriptedFront, client: anthropic.AsyncAnthropic
+) -> None:
+    front.engine.script = [says("hel", None)]
+    call = asyncio.ensure_future(ask(client))
+    while not front.engine.submitted:
+        await asyncio.sleep(0.001)
+    call.cancel()
+    async with await ask(client, stream=True) as stream:
+        await anext(aiter(stream))
+    while front.replica.in_flight:
+        await asyncio.sleep(0.001)
+    assert front.engine.closed == [(message.request_id, False) for message in front.engine.submitted]
+
+
+async def test_a_replica_that_drains_sends_its_clients_elsewhere(front: ScriptedFront, client: anthropic.AsyncAnthropic) -> None:
+    front.replica.phase = Phase.PHASE_DRAINING
+    with pytest.raises(anthropic._exceptions.OverloadedError) as caught:
+        await ask(client)
+    headers = caught.value.response.headers
+    assert (headers[HEADER_ERROR_CODE], headers[HEADER_SHOULD_RETRY]) == (ERROR_DRAINING, "true")
+    assert front.engine.submitted == []
 
 
 async def test_silence_before_the_first_token_is_filled_with_pings(tmp_path: Path) -> None:

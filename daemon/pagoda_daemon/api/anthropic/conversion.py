@@ -28,10 +28,13 @@ from pagoda_daemon.api.openai.tools import CalledFunction, CalledTool, Function,
 from pagoda_daemon.nouns.errors import BadRequest, shown
 
 NO_THREADS: Final = "thread_unsupported_request"  # by this word Anthropic's client goes on without a thread
+UNKNOWN: Final = "unknown_parameter"
 UNSUPPORTED: Final = "unsupported_parameter"
+_BUDGET: Final = "thinking.budget_tokens"
 ERROR_PREFIX: Final = "Error: "
 _REFUSED: Final = ("container", "mcp_servers", "inference_geo", "output_format")
 _OF_ROLE: Final = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "redacted_thinking", "tool_use"), "system": ("text",)}
+_INSTEAD: Final = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens", "response_format": "output_config.format"}
 _CHOICES: Final[dict[str, ToolChoice]] = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -50,10 +53,19 @@ class Placed(NamedTuple):
         return value
 
 
+def refuse_fields_of_chats(unknown: Iterable[str]) -> None:
+    """BadRequest names a field that would change a chat's answer, and what a message has instead."""
+    for name in unknown:
+        if name in ChatRequest.__struct_fields__:
+            instead = f"use {_INSTEAD[name]}" if name in _INSTEAD else "leave it out"
+            raise BadRequest(f"{name} is not a parameter of this endpoint; {instead}", name, UNKNOWN)
+
+
 def chat_of(request: MessagesRequest | CountTokensRequest, ignored: list[str]) -> ChatRequest:
     """Returns the chat. `ignored` takes the names of fields that have no effect. The chat has no `max_tokens`: the answer ends with the
     context at the latest, and `limit_of` is applied when the prompt's length is known."""
     _refuse(request)
+    ignored += _without_effect(request)
     messages, prefilled = _conversation(request)
     choice, tools = request.tool_choice, [_tool(tool, f"tools[{at}]") for at, tool in enumerate(request.tools or ())]
     output = request.output_config or OutputConfig()
@@ -64,7 +76,7 @@ def chat_of(request: MessagesRequest | CountTokensRequest, ignored: list[str]) -
         tools=tools or None,
         tool_choice=None if choice is None else _choice(choice),
         parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
-        chat_template_kwargs=None if request.thinking is None else _variables(request.thinking, ignored),
+        chat_template_kwargs=None if request.thinking is None else _variables(request.thinking),
         reasoning_effort=output.effort,
         response_format=_format(output),
         **(_sampling(request) if isinstance(request, MessagesRequest) else {}),
@@ -84,8 +96,14 @@ def _refuse(request: MessagesRequest | CountTokensRequest) -> None:
             raise BadRequest(f"{name} is not supported; leave it out", name, UNSUPPORTED)
     if request.thread is not None:
         raise BadRequest("thread is not supported: no conversation is stored here; send all of its messages", "thread", NO_THREADS)
-    if request.speed not in (None, "standard"):
-        raise BadRequest(f'speed must be "standard", got {shown(request.speed)}', "speed", UNSUPPORTED)
+
+
+def _without_effect(request: MessagesRequest | CountTokensRequest) -> list[str]:
+    """What only its maker can read, and a budget that the engine does not know."""
+    blocks = (block for turn in request.messages if not isinstance(turn.content, str) for block in turn.content)
+    redacted = any(block.type == "redacted_thinking" for block in blocks)
+    budget = request.thinking is not None and request.thinking.budget_tokens is not None
+    return ["messages[].content[].data"] * redacted + [_BUDGET] * budget
 
 
 def _conversation(request: MessagesRequest | CountTokensRequest) -> tuple[list[Message], bool]:
@@ -214,15 +232,12 @@ def _choice(choice: MessageToolChoice) -> ToolChoice:
     return NamedTool("function", NamedFunction(choice.name))
 
 
-def _variables(thinking: Thinking, ignored: list[str]) -> dict[str, Any]:
+def _variables(thinking: Thinking) -> dict[str, Any]:
     """Both names that chat templates have for it."""
-    where = "thinking.budget_tokens"
     if thinking.type == "enabled" and thinking.budget_tokens is None:
-        raise BadRequest(f"{where} is required with thinking.type enabled", where)
-    if thinking.budget_tokens is not None:
-        if thinking.budget_tokens < 1:
-            raise BadRequest(f"{where} must be at least 1, got {shown(thinking.budget_tokens)}", where)
-        ignored.append(where)
+        raise BadRequest(f"{_BUDGET} is required with thinking.type enabled", _BUDGET)
+    if thinking.budget_tokens is not None and thinking.budget_tokens < 1:
+        raise BadRequest(f"{_BUDGET} must be at least 1, got {shown(thinking.budget_tokens)}", _BUDGET)
     return dict.fromkeys(("enable_thinking", "thinking"), thinking.type != "disabled")
 
 

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
-from pagoda_daemon.api.anthropic.conversion import NO_THREADS
+from pagoda_daemon.api.anthropic.conversion import NO_THREADS, UNKNOWN
 from pagoda_daemon.api.openai import errors
 from pagoda_daemon.api.openai.errors import JSON, ErrorReply
 from pagoda_daemon.nouns.errors import BadRequest, DaemonError, DeadlineExceeded
@@ -72,7 +72,7 @@ class MessageErrorReply(msgspec.Struct, frozen=True):
     type: Literal["error"] = "error"
 
 
-def named(place: str) -> str:
+def own_name(place: str) -> str:
     """Returns the name in a message of a place in a chat request."""
     for pattern, name in _NAMES:
         if pattern.search(place):
@@ -119,9 +119,9 @@ def _answer(known: Response, status: int, body: MessageErrorReply) -> Response:
 def _message(error: DaemonError) -> str:
     """Agents shorten a conversation by the words that Anthropic has for one that is too long."""
     said = str(error)
-    if not isinstance(error, BadRequest):
+    if not isinstance(error, BadRequest) or error.code == UNKNOWN:
         return said
     if error.code == _TOO_LONG:
         return f"prompt is too long: {said}"
     param = error.param or ""
-    return re.sub(rf"(?<![\w.]){re.escape(param)}(?!\w)", named(param), said) if param else said
+    return re.sub(rf"(?<![\w.]){re.escape(param)}(?!\w)", own_name(param), said) if param else said

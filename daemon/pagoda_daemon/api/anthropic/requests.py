@@ -110,7 +110,6 @@ class _Conversation(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fi
     mcp_servers: Any = None
     inference_geo: Any = None
     output_format: Any = None
-    speed: Any = None
     thread: Any = None
 
 
@@ -119,8 +118,7 @@ class CountTokensRequest(_Conversation, kw_only=True, frozen=True, forbid_unknow
 
 
 class MessagesRequest(_Conversation, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """POST /v1/messages. `container`, `mcp_servers`, `inference_geo`, `output_format`, `thread` and a `speed` other than
-    "standard" are refused."""
+    """POST /v1/messages. `container`, `mcp_servers`, `inference_geo`, `output_format` and `thread` are refused."""
 
     max_tokens: int
     stop_sequences: list[str] | None = None

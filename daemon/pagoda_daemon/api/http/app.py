@@ -153,7 +153,7 @@ class Outermost:
         request_id = secrets.token_hex(16)
         scope.setdefault("state", {}).update(request_id=request_id, arrived=time.monotonic(), ignored=[])
         wished = headers.get(HEADER_REQUEST_ID, "")
-        scope["state"]["named"] = named = wished if _SANE_ID.fullmatch(wished) else request_id
+        scope["state"]["answer_id"] = named = wished if _SANE_ID.fullmatch(wished) else request_id
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":

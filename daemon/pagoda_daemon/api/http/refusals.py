@@ -5,7 +5,7 @@ The mapper is `api/openai/errors.py`. For the Messages API its answers are trans
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,7 +17,7 @@ from pagoda_daemon.api.openai import errors as openai
 from pagoda_daemon.api.openai.replies import DONE, event
 from pagoda_daemon.nouns.errors import DaemonError
 
-_MESSAGES = "/v1/messages"
+_MESSAGES: Final = "/v1/messages"
 
 
 def is_messages(path: str) -> bool:
@@ -28,21 +28,20 @@ def is_messages(path: str) -> bool:
 def response_of(scope: Scope, error: DaemonError) -> Response:
     """Returns the answer where no byte was sent yet."""
     if is_messages(scope["path"]):
-        return anthropic.response_of(error, named(scope))
+        return anthropic.response_of(error, answer_id(scope))
     return openai.response_of(error)
 
 
 def farewell_of(scope: Scope, error: DaemonError) -> bytes:
     """Returns the last events of a stream that fails."""
     if is_messages(scope["path"]):
-        return replies.event(anthropic.body_of(error, named(scope)))
+        return replies.event(anthropic.body_of(error, answer_id(scope)))
     return event(openai.body_of(error)) + DONE
 
 
-def named(scope: Scope) -> str:
+def answer_id(scope: Scope) -> str:
     """Returns the request's id as the answer's headers have it."""
-    state: dict[str, Any] = scope.get("state", {})
-    return str(state.get("named", ""))
+    return str(scope["state"]["answer_id"])
 
 
 def on_daemon_error(request: Request, error: Exception) -> Response:
@@ -59,4 +58,4 @@ def on_bug(request: Request, error: Exception) -> Response:
 
 
 def _translated(request: Request, known: Response) -> Response:
-    return anthropic.translated(known, named(request.scope)) if is_messages(request.url.path) else known
+    return anthropic.translated(known, answer_id(request.scope)) if is_messages(request.url.path) else known

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 from msgspec import structs
@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from pagoda_daemon.answers.events import AnswerParser
 from pagoda_daemon.api.anthropic import errors
-from pagoda_daemon.api.anthropic.conversion import chat_of
+from pagoda_daemon.api.anthropic.conversion import chat_of, refuse_fields_of_chats
 from pagoda_daemon.api.anthropic.dialect import MessageHead, Messages
 from pagoda_daemon.api.anthropic.replies import PING, CountTokensReply, event
 from pagoda_daemon.api.anthropic.requests import CountTokensRequest, MessagesRequest
@@ -39,7 +39,7 @@ from pagoda_daemon.text.tokens import ModelText
 
 log = structlog.get_logger()
 
-_BYTES_PER_TOKEN = 4  # of an answer that is written whole
+_BYTES_PER_TOKEN: Final = 4  # of an answer that is written whole
 
 
 class Prepared(NamedTuple):
@@ -92,7 +92,7 @@ class CreateMessage:
         state["model"] = prepared.model
         async with aclosing(self.generator.deltas((prepared.job,), state["arrived"])) as deltas:  # type: ignore[type-var]
             if prepared.stream:
-                await _stream(prepared, deltas, EventStream(send, self.ping_after_s, ping=PING), state["named"])
+                await _stream(prepared, deltas, EventStream(send, self.ping_after_s, ping=PING), state["answer_id"])
                 return
             found = [delta async for several in deltas for delta in several]
         for delta in found:
@@ -103,6 +103,7 @@ class CreateMessage:
 
     def _prepare(self, body: bytes, told: Told) -> Prepared:
         request = fields.typed(body, MessagesRequest, told.ignored)
+        refuse_fields_of_chats(told.ignored)
         chat = checked_chat(request, told.ignored)
         limits = self.admission.limits_of(request.model, self.served_names)
         (job,) = stamped(submissions(chat, told.request_id, self.generator.text, limits), chat, told.terms)
@@ -117,7 +118,7 @@ def checked_chat(request: MessagesRequest | CountTokensRequest, ignored: list[st
     """Returns the chat that a request is answered as. `ignored` takes what has no effect, by the names that it has in the request."""
     chat, loosened = chat_of(request, ignored), list[str]()
     requests.check(chat, loosened)
-    ignored += map(errors.named, loosened)
+    ignored += map(errors.own_name, loosened)
     return chat
 
 
@@ -134,7 +135,7 @@ def count_tokens(request: CountTokensRequest, text: ModelText, limits: Ready) ->
     return CountTokensReply(len(chat_ids(chat, chat.box, text, limits.max_model_len)))
 
 
-async def _stream(prepared: Prepared, deltas: AsyncIterator[list[Delta]], events: EventStream, named: str) -> None:
+async def _stream(prepared: Prepared, deltas: AsyncIterator[list[Delta]], events: EventStream, answer_id: str) -> None:
     begun = False
     async with events:
         try:
@@ -148,6 +149,6 @@ async def _stream(prepared: Prepared, deltas: AsyncIterator[list[Delta]], events
             if not events.begun:
                 raise
             log.warning("stream_failed", error=str(error), tokens=prepared.usages.completion_tokens)
-            await events.end(event(errors.body_of(error, named)))
+            await events.end(event(errors.body_of(error, answer_id)))
             return
         await events.end(b"")

@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from pagoda_daemon.api.anthropic.errors import body_of, named
+from pagoda_daemon.api.anthropic.conversion import refuse_fields_of_chats
+from pagoda_daemon.api.anthropic.errors import body_of, own_name
 from pagoda_daemon.api.anthropic.requests import CountTokensRequest, MessagesRequest
 from pagoda_daemon.api.openai import fields
 from pagoda_daemon.api.openai.requests import ChatRequest, parse
@@ -21,7 +22,9 @@ CALLED = [HI, {"role": "assistant", "content": [USE]}]
 
 
 def typed(ignored, **changes):
-    return fields.typed(json.dumps({**BODY, **changes}).encode(), MessagesRequest, ignored)
+    request = fields.typed(json.dumps({**BODY, **changes}).encode(), MessagesRequest, ignored)
+    refuse_fields_of_chats(ignored)
+    return request
 
 
 def chat(**changes):
@@ -133,6 +136,8 @@ def test_effort_and_a_format_of_the_answer_are_those_of_a_chat():
 def test_what_has_no_effect_is_named():
     names = ignored(context_management={"edits": []}, tools=[{**TOOL, "input_schema": {"oneOf": [{}, {}]}}], tool_choice={"type": "any"})
     assert names == ["context_management", "tools[0].input_schema.oneOf"]
+    redacted = [{"type": "redacted_thinking", "data": "opaque"}, {"type": "text", "text": "a"}]
+    assert ignored(messages=[HI, {"role": "assistant", "content": redacted}]) == ["messages[].content[].data"]
     assert ignored(messages=[{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}]) == ["messages[].content[].x"]
 
 
@@ -187,9 +192,11 @@ REFUSED = {
     "servers of tools": ({"mcp_servers": [{"type": "url", "url": "http://x/", "name": "x"}]}, "mcp_servers is not supported"),
     "a place": ({"inference_geo": "us"}, "inference_geo is not supported"),
     "a thread": ({"thread": {"type": "create"}}, "thread is not supported: no conversation is stored here"),
-    "speed": ({"speed": "fast"}, "speed must be \"standard\", got 'fast'"),
     "another tier": ({"service_tier": "priority"}, "service_tier: Invalid enum value 'priority'"),
     "a field that is misspelt": ({"temprature": 1}, "'temprature' is not a parameter of this endpoint, 'temperature' is"),
+    "a chat's stop": ({"stop": ["a"]}, "stop is not a parameter of this endpoint; use stop_sequences"),
+    "a chat's seed": ({"seed": 1}, "seed is not a parameter of this endpoint; leave it out"),
+    "several answers": ({"n": 2}, "n is not a parameter of this endpoint; leave it out"),
     "a schema of the answer": (
         {"output_config": {"format": {"type": "json_schema", "schema": DEEP}}},
         "output_config.format.schema",
@@ -223,4 +230,4 @@ def test_a_count_takes_what_changes_a_prompt_and_nothing_else():
     ],
 )
 def test_places_in_schemas_have_the_clients_names(place, name):
-    assert named(place) == name
+    assert own_name(place) == name
