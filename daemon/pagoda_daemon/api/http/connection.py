@@ -186,6 +186,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more. What it has asked is answered, unless it is gone: then what is written now comes back as a reset. Who
         sends a FIN in the midst of an answer counts as gone: to find out by the next token's bytes would cost one token more."""
+        if self.transport.get_extra_info("sslcontext") is not None:  # asyncio ends an encrypted connection here in any case
+            return False
         answering = self._serving is not None and self._serving.response_started and not self._serving.response_complete
         if not self._busy or self._head_bytes >= 0 or self.cycle.more_body or answering:
             return False
