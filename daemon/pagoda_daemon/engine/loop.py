@@ -196,6 +196,8 @@ class Engine:
         outputs = commit(state, result, self._clock_ms())
         self._landed(state)
         self._tell(state, outputs)
+        if (slow := state.slow.take(self._clock_ms())) is not None:
+            _log.warning("slow_step", **slow)
         if self._events is not None:
             self._events.tell(state)
         self._sound(state.take_sung())

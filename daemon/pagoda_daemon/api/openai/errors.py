@@ -115,8 +115,16 @@ def on_daemon_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, DaemonError):
         raise error
     reply = body_of(error).error
-    request.scope["state"].update(refusal=reply.code or reply.type, **({"param": reply.param} if reply.param else {}))
+    request.scope["state"].update(refused(error, reply))
     return response_of(error)
+
+
+def refused(error: DaemonError, reply: ErrorBody) -> dict[str, str]:
+    """What the access line says of it. A message about the request itself may quote the client, hence is left out."""
+    found = {"refusal": reply.code or reply.type}
+    if reply.param:
+        found["param"] = reply.param
+    return found | ({"why": str(error)} if retryable(error) else {})
 
 
 def on_http_error(request: Request, error: Exception) -> Response:
