@@ -10,7 +10,7 @@ import math
 from typing import Final, NamedTuple
 
 import msgspec
-from pagoda_contracts.names import ERROR_ENGINE_DIED, HEADER_RETRY_AFTER, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY
+from pagoda_contracts.names import ERROR_ENGINE_DIED, HEADER_ERROR_CODE, HEADER_RETRY_AFTER, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -101,6 +101,8 @@ def response_of(error: DaemonError) -> Response:
     known = _class_of(error)
     status = _STATUS_OF_CODE.get(error.code, known.status) if isinstance(error, BadRequest) else known.status
     headers = {"www-authenticate": "Bearer"} if isinstance(error, Unauthenticated) else {}
+    if (code := body_of(error).error.code) is not None:
+        headers[HEADER_ERROR_CODE] = code
     if known.retry is not None:
         headers[HEADER_SHOULD_RETRY] = "true" if known.retry else "false"
     if known.retry:
