@@ -29,6 +29,7 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "n": (1, MAX_CHOICES),
     "max_tokens": (0, _MANY),
     "max_completion_tokens": (1, _MANY),
+    "max_output_tokens": (1, _MANY),
     "top_logprobs": (0, MAX_LOGPROBS),
     "truncate_prompt_tokens": (-1, _MANY),
 }
