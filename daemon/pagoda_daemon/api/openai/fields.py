@@ -150,9 +150,9 @@ def _is_unknown(name: str, value: Any) -> bool:
 
 
 def _refuse_others(fields: Mapping[str, Any], elsewhere: Mapping[str, str]) -> None:
-    """Fields that would change the answer of another endpoint."""
-    for name in elsewhere:
-        if name in fields:
+    """Fields that would change the answer of another endpoint; such as say nothing are ignored."""
+    for name in sorted(elsewhere.keys() & fields.keys()):
+        if fields[name] is not None and fields[name] is not False:
             raise BadRequest(f"{name} is not a parameter of this endpoint; use {elsewhere[name]}", name, "unknown_parameter")
 
 

@@ -56,7 +56,6 @@ class SamplingFields(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool = False
-    prompt_logprobs: int | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:

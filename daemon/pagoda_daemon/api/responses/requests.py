@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from pagoda_daemon.api.openai import fields
-from pagoda_daemon.api.openai.requests import ReasoningEffort
+from pagoda_daemon.api.openai.requests import ChatRequest, ReasoningEffort
 from pagoda_daemon.api.openai.sampling import SamplingFields, check_sampling
 from pagoda_daemon.api.openai.structured import ObjectFormat, Schema, TextFormat
 from pagoda_daemon.nouns.errors import BadRequest, shown
@@ -21,15 +21,6 @@ LOGPROBS: Final = "message.output_text.logprobs"
 ENCRYPTED: Final = "reasoning.encrypted_content"
 _MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512  # of metadata, OpenAI's numbers
 _MAX_NAME: Final = 512  # of what is echoed and means nothing here
-# What a chat calls otherwise: to ignore it would change the answer.
-_ELSEWHERE: Final[Mapping[str, str]] = {
-    "messages": "input",
-    "max_tokens": "max_output_tokens",
-    "max_completion_tokens": "max_output_tokens",
-    "response_format": "text.format",
-    "reasoning_effort": "reasoning.effort",
-    "logprobs": f"include with {LOGPROBS!r}",
-}
 _NO_STORE: Final = "this replica keeps no responses; send the whole conversation in input"
 
 
@@ -151,9 +142,23 @@ class ResponsesRequest(SamplingFields, kw_only=True, frozen=True, forbid_unknown
         return LOGPROBS in (self.include or ())
 
 
+_RENAMED: Final[Mapping[str, str]] = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "guided_json": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "logprobs": f"include with {LOGPROBS!r}",
+}
+_OF_CHATS: Final = frozenset(ChatRequest.__struct_fields__) - frozenset(ResponsesRequest.__struct_fields__)
+# What only a chat has, or calls otherwise: to ignore it would change the answer.
+ELSEWHERE: Final[Mapping[str, str]] = {**dict.fromkeys(_OF_CHATS, "/v1/chat/completions"), **_RENAMED}
+
+
 def parse(body: bytes, ignored: list[str]) -> ResponsesRequest:
     """The typed request; BadRequest names the first field that is wrong or that needs what is not here."""
-    request = fields.typed(body, ResponsesRequest, ignored, _ELSEWHERE)
+    request = fields.typed(body, ResponsesRequest, ignored, ELSEWHERE)
     _refuse_stored(request)
     _refuse_unbuilt(request)
     check_sampling(request)
@@ -182,8 +187,6 @@ def _refuse_unbuilt(request: ResponsesRequest) -> None:
     for name in ("context_management", "moderation"):
         if getattr(request, name):
             raise BadRequest(f"{name} is not supported yet; leave it out", name, UNSUPPORTED)
-    if request.prompt_logprobs is not None:
-        raise BadRequest("prompt_logprobs is not supported here; a chat has it", "prompt_logprobs", UNSUPPORTED)
     if request.truncation == "auto":
         raise BadRequest('truncation must be "disabled": an input that does not fit is refused, not cut', "truncation", UNSUPPORTED)
     if request.text is not None and request.text.verbosity not in (None, "medium"):

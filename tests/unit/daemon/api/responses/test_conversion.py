@@ -137,7 +137,8 @@ def test_items_are_the_messages_of_a_chat(items: Any, messages: list[Any]) -> No
             },
             {},
         ),
-        ({"background": False, "service_tier": "flex", "max_tool_calls": 3, "previous_response_id": None, "conversation": None}, {}),
+        ({"max_tokens": None, "logprobs": False, "n": None}, {}),
+    ({"background": False, "service_tier": "flex", "max_tool_calls": 3, "previous_response_id": None, "conversation": None}, {}),
     ],
 )
 def test_every_other_field_is_said_as_a_chat_says_it(fields: dict[str, Any], said: dict[str, Any]) -> None:
@@ -157,7 +158,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"truncation": "middle"}, "truncation", "invalid_value"),
     ({"context_management": [{"type": "compaction"}]}, "context_management", "unsupported_parameter"),
     ({"moderation": {"model": "x"}}, "moderation", "unsupported_parameter"),
-    ({"prompt_logprobs": 0}, "prompt_logprobs", "unsupported_parameter"),
+    ({"prompt_logprobs": 0}, "prompt_logprobs", "unknown_parameter"),
+    ({"n": 2}, "n", "unknown_parameter"),
+    ({"guided_regex": "a"}, "guided_regex", "unknown_parameter"),
+    ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs", "unknown_parameter"),
+    ({"continue_final_message": True}, "continue_final_message", "unknown_parameter"),
     ({"text": {"verbosity": "low"}}, "text.verbosity", "unsupported_parameter"),
     ({"text": {"format": {"type": "grammar"}}}, "text.format.type", "invalid_value"),
     ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "schema", "invalid_value"),
