@@ -23,9 +23,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pagoda_daemon.api.access.auth import Guard, guarded
 from pagoda_daemon.api.http.measured import Measured, patterns
 from pagoda_daemon.api.openai import requests
+from pagoda_daemon.api.openai.chat_replies import Chat
 from pagoda_daemon.api.openai.errors import JSON, TOO_LARGE, on_bug, on_daemon_error, on_http_error, response_of
 from pagoda_daemon.api.openai.models import ModelCard, ModelList
-from pagoda_daemon.api.openai.replies import Chat, Completion
+from pagoda_daemon.api.openai.replies import Completion
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest
 from pagoda_daemon.api.openai.trace import TRACE_PATH, Traces
 from pagoda_daemon.api.routes.admission import Admission
