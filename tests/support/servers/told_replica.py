@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -69,14 +71,22 @@ def ready_replica(context: int = 64) -> Replica:
     return Replica(born=0.0, phase=Phase.PHASE_READY, limits=Ready(context, 1024, 16, 40, 8))
 
 
+@functools.cache
+def _text(template: str | None) -> ModelText:
+    """One for all tests of a process: to start the processes of its template takes a second, and it keeps nothing of a request."""
+    with tempfile.TemporaryDirectory(prefix="pagoda-test-") as folder:
+        model = tiny_model_dir(Path(folder))
+        if template is not None:
+            (model / "chat_template.jinja").write_text(template)
+        text = ModelText(model)
+        text.warm()
+        return text
+
+
 @asynccontextmanager
-async def told_replica(engine: Any, replica: Replica, folder: Path, template: str | None = None) -> AsyncIterator[str]:
+async def told_replica(engine: Any, replica: Replica, template: str | None = None) -> AsyncIterator[str]:
     """Its URL. `template` replaces the toy model's."""
-    model = tiny_model_dir(folder)
-    if template is not None:
-        (model / "chat_template.jinja").write_text(template)
-    text = ModelText(model)
-    await asyncio.to_thread(text.warm)
+    text = await asyncio.to_thread(_text, template)
     generator = Generator(engine, text, Counts())
     app = application(Parts(replica, Admission(replica), generator, Exposition("m", replica, generator.counts), ("m",), "0"))
     server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_config=None, ws="none"))

@@ -65,10 +65,12 @@ class Responses:
         self._scored: tuple[Scored, ...] = ()
         self._at = 0  # characters of the answer that were read
         self._reason = "stop"
+        self._opened = False
         begun = structs.asdict(settings_of(terms.converted.asked, terms.sampling))
         self._begun = Response(**begun, id=f"resp_{terms.head.request_id}", created_at=terms.head.created, status="in_progress")
 
     def opening(self) -> bytes:
+        self._opened = True
         created = ResponseCreated(sequence_number=self._number(), response=self._begun)
         return framed(created) + framed(ResponseInProgress(sequence_number=self._number(), response=self._begun))
 
@@ -87,13 +89,15 @@ class Responses:
         return framed(kind(sequence_number=self._number(), response=response))
 
     def failed(self, error: DaemonError) -> bytes:
-        """The last two events of an answer that failed: the first ends the response, the second is what official clients raise."""
+        """The last two events of an answer that failed: the first ends the response, the second is what official clients raise. A stream
+        that began with a comment alone gets its first events too."""
+        opening = b"" if self._opened else self.opening()
         told = body_of(refusal(error, self._terms.converted.kept) if isinstance(error, BadRequest) else error).error
         failure = ResponseFailure(_failure_code(error), told.message)
         response = structs.replace(self._begun, status="failed", output=self._writer.output(), error=failure)
         failed = ResponseFailed(sequence_number=self._number(), response=response)
         raised = StreamError(sequence_number=self._number(), message=told.message, code=told.code, param=told.param, error=told)
-        return framed(failed) + framed(raised)
+        return opening + framed(failed) + framed(raised)
 
     def whole(self, answers: Sequence[Answer], usage: Usage) -> bytes:
         """Returns the answer without a stream. Used instead of the methods above."""
@@ -182,7 +186,7 @@ def settings_of(asked: ResponsesRequest, sampling: Sampling) -> Settings:
     return Settings(
         model=asked.model,
         instructions=asked.instructions,
-        tools=tuple(asked.tools or ()),
+        tools=asked.tools or [],
         tool_choice=choice,
         parallel_tool_calls=asked.parallel_tool_calls is not False,
         text=TextSettings(text.format or TextFormat(), text.verbosity or "medium"),

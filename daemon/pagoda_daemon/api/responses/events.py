@@ -86,21 +86,21 @@ class EventBest(msgspec.Struct, frozen=True):
 class EventToken(EventBest, frozen=True):
     """A token of the text, with the best beside it; the whole part has their bytes too."""
 
-    top_logprobs: tuple[EventBest, ...] = ()
+    top_logprobs: list[EventBest] = []
 
 
 class OutputTextDelta(_OfContent, frozen=True, kw_only=True, tag="response.output_text.delta"):
     """More text."""
 
     delta: str
-    logprobs: tuple[EventToken, ...] = ()
+    logprobs: list[EventToken] = []
 
 
 class OutputTextDone(_OfContent, frozen=True, kw_only=True, tag="response.output_text.done"):
     """All text of a part."""
 
     text: str
-    logprobs: tuple[EventToken, ...] = ()
+    logprobs: list[EventToken] = []
 
 
 class ReasoningTextDelta(_OfContent, frozen=True, kw_only=True, tag="response.reasoning_text.delta"):

@@ -18,8 +18,8 @@ class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text
     """Text of the answer. `logprobs` are empty unless they were asked for."""
 
     text: str
-    annotations: tuple[Any, ...] = ()
-    logprobs: tuple[ChatToken, ...] = ()
+    annotations: list[Any] = []
+    logprobs: list[ChatToken] = []
 
 
 class ReasoningText(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning_text"):
@@ -33,7 +33,7 @@ class OutputMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message"
 
     id: str
     status: Status
-    content: tuple[OutputText, ...] = ()
+    content: list[OutputText] = []
     role: Literal["assistant"] = "assistant"
 
 
@@ -52,8 +52,8 @@ class ReasoningItem(msgspec.Struct, frozen=True, tag_field="type", tag="reasonin
 
     id: str
     status: Status
-    content: tuple[ReasoningText, ...] = ()
-    summary: tuple[Any, ...] = ()
+    content: list[ReasoningText] = []
+    summary: list[Any] = []
 
 
 OutputItem = OutputMessage | FunctionCallItem | ReasoningItem
@@ -100,7 +100,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     instructions: str | None = None
-    tools: tuple[FunctionTool, ...] = ()
+    tools: list[FunctionTool] = []
     tool_choice: Literal["none", "auto", "required"] | ChosenTools = "auto"
     parallel_tool_calls: bool = True
     text: TextSettings = TextSettings()
@@ -127,7 +127,7 @@ class Response(Settings, frozen=True, kw_only=True):
     id: str
     created_at: int
     status: Literal["in_progress", "completed", "incomplete", "failed"]
-    output: tuple[OutputItem, ...] = ()
+    output: list[OutputItem] = []
     usage: ResponseUsage | None = None
     completed_at: int | UnsetType = UNSET
     error: ResponseFailure | None = None

@@ -95,7 +95,7 @@ class Saying(_Item):
         return OutputTextDelta(sequence_number=number, item_id=self.id, output_index=self.index, delta=text, logprobs=logprobs)
 
     def item(self, status: Status) -> OutputMessage:
-        return OutputMessage(self.id, status, (OutputText(self.text, logprobs=tuple(self._tokens)),))
+        return OutputMessage(self.id, status, [OutputText(self.text, logprobs=self._tokens)])
 
     def end(self, status: Status) -> list[ResponseEvent]:
         item, number, logprobs = self.item(status), self.number(), _briefly(self._tokens)
@@ -115,7 +115,7 @@ class Thinking(_Item):
         return ReasoningTextDelta(sequence_number=self.number(), item_id=self.id, output_index=self.index, delta=text)
 
     def item(self, status: Status) -> ReasoningItem:
-        return ReasoningItem(self.id, status, (ReasoningText(self.text),))
+        return ReasoningItem(self.id, status, [ReasoningText(self.text)])
 
     def end(self, status: Status) -> list[ResponseEvent]:
         item = self.item(status)
@@ -191,9 +191,9 @@ class Writer:
         self._open = None
         return events
 
-    def output(self) -> tuple[OutputItem, ...]:
+    def output(self) -> list[OutputItem]:
         """All items; one under way is incomplete."""
-        return (*self._items, self._open.item("incomplete")) if self._open else tuple(self._items)
+        return [*self._items, self._open.item("incomplete")] if self._open else self._items
 
     def _switch(self, opened: _Open) -> list[ResponseEvent]:
         """Nothing where it is under way already."""
@@ -209,7 +209,7 @@ class Writer:
         return f"{prefix}_{self._request_id}{index:04x}", index, self._number
 
 
-def _briefly(tokens: Sequence[ChatToken]) -> tuple[EventToken, ...]:
+def _briefly(tokens: Sequence[ChatToken]) -> list[EventToken]:
     """As events have them: without bytes."""
-    best = [tuple(EventBest(one.token, one.logprob) for one in token.top_logprobs) for token in tokens]
-    return tuple(EventToken(token.token, token.logprob, top) for token, top in zip(tokens, best, strict=True))
+    best = [[EventBest(one.token, one.logprob) for one in token.top_logprobs] for token in tokens]
+    return [EventToken(token.token, token.logprob, top) for token, top in zip(tokens, best, strict=True)]

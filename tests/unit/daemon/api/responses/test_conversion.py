@@ -138,7 +138,7 @@ def test_items_are_the_messages_of_a_chat(items: Any, messages: list[Any]) -> No
             {},
         ),
         ({"max_tokens": None, "logprobs": False, "n": None}, {}),
-    ({"background": False, "service_tier": "flex", "max_tool_calls": 3, "previous_response_id": None, "conversation": None}, {}),
+        ({"background": False, "service_tier": "flex", "max_tool_calls": 3, "previous_response_id": None, "conversation": None}, {}),
     ],
 )
 def test_every_other_field_is_said_as_a_chat_says_it(fields: dict[str, Any], said: dict[str, Any]) -> None:
