@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextlib import aclosing
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from pagoda_contracts.pb.daemon_pb2 import Phase
 from pydantic import BaseModel
 from support.judges import openai_types
 from support.servers.told_replica import Engine, fails, ready_replica, refuses, says, told_replica
@@ -37,8 +40,13 @@ async def engine() -> Engine:
 
 
 @pytest.fixture
-async def base_url(engine):
-    async with told_replica(engine, ready_replica(2048), TEMPLATE) as url:
+def replica():
+    return ready_replica(2048)
+
+
+@pytest.fixture
+async def base_url(engine, replica):
+    async with told_replica(engine, replica, TEMPLATE) as url:
         yield url
 
 
@@ -277,6 +285,33 @@ async def test_a_failure_before_the_first_token_is_a_status(client, engine, stre
         engine.script = [line]
         with pytest.raises(kind):
             await client.responses.create(model="m", input="hi", stream=stream)
+
+
+async def test_a_call_that_is_cancelled_and_a_stream_that_is_left_free_their_requests(client, engine, replica):
+    engine.script = [says("hel", None)]
+    call = asyncio.ensure_future(client.responses.create(model="m", input="hi"))
+    while not engine.submitted:
+        await asyncio.sleep(0.001)
+    call.cancel()
+    assert await engine.closed.get() == (engine.submitted[0].request_id, False)
+    stream = await client.responses.create(model="m", input="hi", stream=True)
+    async with aclosing(stream):
+        await anext(aiter(stream))
+    assert await engine.closed.get() == (engine.submitted[1].request_id, False)
+    while replica.in_flight:
+        await asyncio.sleep(0.001)
+
+
+async def test_a_replica_that_drains_takes_none_and_its_metrics_and_traces_know_those_it_took(client, base_url, replica):
+    one = await client.responses.create(model="m", input="hi")
+    async with httpx.AsyncClient(base_url=base_url.removesuffix("/v1"), trust_env=False) as http:
+        assert 'handler="/v1/responses"' in (await http.get("/metrics")).text
+        trace = (await http.get(f"/v1/requests/{one.id}/trace")).json()
+        assert (trace["completion_tokens"], trace["answers"][0]["finish_reason"]) == (one.usage.output_tokens, "stop")
+        replica.phase = Phase.PHASE_DRAINING
+        with pytest.raises(openai.InternalServerError) as caught:
+            await client.responses.create(model="m", input="hi")
+    assert (caught.value.status_code, caught.value.code) == (503, "draining")
 
 
 @pytest.mark.parametrize(
