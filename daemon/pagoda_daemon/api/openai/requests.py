@@ -36,6 +36,7 @@ class _Common(StructuredFields, kw_only=True, frozen=True, forbid_unknown_fields
     model: str
     n: int | None = None
     max_tokens: int | None = None
+    prompt_logprobs: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     include_timing: bool | None = None

@@ -23,12 +23,16 @@ from pagoda_daemon.api.openai.replies import ChatChunk, ChatReply, TextReply
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest
 from pagoda_daemon.api.openai.sampling import RANGES
 from pagoda_daemon.api.openai.trace import TRACE_PATH, Trace
+from pagoda_daemon.api.responses.events import EVENTS
+from pagoda_daemon.api.responses.objects import Response
+from pagoda_daemon.api.responses.requests import ResponsesRequest
 from pagoda_daemon.api.routes.embeddings import EmbeddingReply, EmbeddingRequest
 from pagoda_daemon.api.routes.texts import DetokenizeReply, DetokenizeRequest, TokenizeReply, TokenizeRequest
 from pagoda_daemon.nouns.sampling import NUMBERS
 
 SSE: Final = "text/event-stream"
 TEXT: Final = "text/plain"
+HTML: Final = "text/html"
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -66,6 +70,7 @@ class Operation(NamedTuple):
 OPERATIONS: Final = (
     Operation("post", "/v1/chat/completions", "Answer a conversation", ChatRequest, ChatReply, ChatChunk),
     Operation("post", "/v1/completions", "Continue prompts", CompletionRequest, TextReply, TextReply),
+    Operation("post", "/v1/responses", "Answer a conversation, in items; nothing is kept", ResponsesRequest, Response, events=EVENTS),
     Operation(
         *("post", "/v1/messages", "Answer a conversation, over Anthropic's API", MessagesRequest, MessageReply),
         events=MESSAGE_EVENTS,
@@ -86,6 +91,7 @@ OPERATIONS: Final = (
     Operation("get", "/version", "This daemon's version", None, Version),
     Operation("get", "/metrics", "Prometheus exposition", media=TEXT),
     Operation("get", "/openapi.json", "This document", media=JSON),
+    Operation("get", "/docs", "This document as a page for people", media=HTML),
 )
 
 _ERRORS: Final[Mapping[str, str]] = {
@@ -109,8 +115,8 @@ _HINTS: Final = {
 }
 
 
-def document(version: str, operations: Iterable[Operation] = OPERATIONS) -> dict[str, Any]:
-    """The whole document, ready for JSON."""
+def document(version: str, operations: Iterable[Operation] = OPERATIONS, prefix: str = "") -> dict[str, Any]:
+    """The whole document, ready for JSON. `prefix`: the path under which a proxy offers the replica."""
     listed = tuple(operations)
     kinds = [kind for one in listed for kind in (one.request, one.reply, one.chunk, *one.events, one.error) if kind is not None]
     _, schemas = msgspec.json.schema_components([*dict.fromkeys(kinds)], ref_template="#/components/schemas/{name}")
@@ -119,8 +125,10 @@ def document(version: str, operations: Iterable[Operation] = OPERATIONS) -> dict
     paths: dict[str, Any] = {}
     for operation in listed:
         paths.setdefault(operation.path, {})[operation.method] = _described(operation)
+    servers = {"servers": [{"url": prefix}]} if prefix else {}
     return {
         "openapi": "3.1.0",
+        **servers,
         "info": {"title": "Pagoda daemon", "version": version, "description": "One replica of a model, over the OpenAI API."},
         "paths": paths,
         "components": {"schemas": schemas},
@@ -157,7 +165,7 @@ def _success(operation: Operation) -> dict[str, Any]:
             "schema": {"type": "string", "description": said, "contentMediaType": SSE, "contentSchema": _ref(operation.chunk)}
         }
     if operation.events:
-        said = "Each event holds what its name says; a `ping` may come at any time, and an `error` is the last one"
+        said = "Each event is named by its type, which says what it holds; an error is the last one"
         schema = {"oneOf": [_ref(kind) for kind in operation.events]}
         answer["content"][SSE] = {"schema": {"type": "string", "description": said, "contentMediaType": SSE, "contentSchema": schema}}
     return answer

@@ -11,12 +11,14 @@ import sys, threading
 from pagoda_daemon.api.routes import embeddings
 from pagoda_daemon.api.routes import completions, messages
 from pagoda_daemon.api.openai import fields, requests
-from pagoda_daemon.api.routes import texts
+from pagoda_daemon.api.responses.requests import ResponsesRequest
+from pagoda_daemon.api.routes import responses, texts
 if "unlearned" in sys.argv:
     fields.learn = lambda kind: None
 made = (
     (completions.Generate(requests.ChatRequest, None, None, None, ()), b'{"model": "m", "messages": [{"role": "user", "content": "x"}]}'),
     (completions.Generate(requests.CompletionRequest, None, None, None, ()), b'{"model": "m", "prompt": "x"}'),
+    (responses.Respond(ResponsesRequest, None, None, None, ()), b'{"model": "m", "input": [{"role": "user", "content": "x"}]}'),
     (texts.TextRoute(texts.TokenizeRequest, None, None, None, ()), b'{"prompt": "x"}'),
     (embeddings.Embed(None, None, ()), b'{"model": "m", "input": "x"}'),
     (messages.CreateMessage(None, None, ()), b'{"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}'),

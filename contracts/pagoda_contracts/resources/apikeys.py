@@ -22,7 +22,7 @@ RANDOM_BYTES: Final = 32
 MAX_BYTES: Final = 256
 """Of a key's text. Longer credentials are refused before they are hashed."""
 _ID_LENGTH: Final = 8
-SECRET_PREFIX: Final = "pagoda-keys-"
+SECRET_PREFIX: Final = "pagoda-keys-"  # noqa: S105 (a name)
 """The Secret of a tenant's keys is called so, with the tenant's name behind it. The gateway goes by labels alone."""
 # A label's value (Kubernetes), and it goes into a header.
 TENANT: Final = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
