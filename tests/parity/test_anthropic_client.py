@@ -6,6 +6,8 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,11 @@ from pagoda_contracts.launch import AuthConfig
 from pagoda_contracts.names import ERROR_DRAINING, HEADER_ERROR_CODE, HEADER_SHOULD_RETRY
 from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_daemon.api.access.auth import Guard
+from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.nouns.errors import Draining, EngineDied
 from pydantic import BaseModel, TypeAdapter
 from support.servers.local_replica import NAME, local_replica
-from support.servers.scripted_front import CONTEXT, ScriptedFront, fails, refuses, says, scripted_front
+from support.servers.told_replica import Engine, fails, ready_replica, refuses, says, told_replica
 
 pytestmark = pytest.mark.parity
 
@@ -37,16 +40,37 @@ TOOL = {"name": "weather", "description": "d", "input_schema": {"type": "object"
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 EVENT = TypeAdapter(RawMessageStreamEvent)
 KEY = "sk-of-a-client"
+CONTEXT = 4096
+
+
+@dataclass
+class Front:
+    """`url` has no path."""
+
+    url: str
+    engine: Engine
+    replica: Replica
+
+    def prompt(self) -> str:
+        """Returns the last prompt that reached the engine; a token of the toy model is a byte."""
+        return bytes(self.engine.submitted[-1].prompt).decode()
+
+
+@asynccontextmanager
+async def serving(**parts: Any) -> AsyncIterator[Front]:
+    engine, replica = Engine(), ready_replica(CONTEXT)
+    async with told_replica(engine, replica, TEMPLATE, **parts) as url:
+        yield Front(url.removesuffix("/v1"), engine, replica)
 
 
 @pytest.fixture
-async def front(tmp_path: Path) -> AsyncIterator[ScriptedFront]:
-    async with scripted_front(tmp_path, TEMPLATE) as made:
+async def front() -> AsyncIterator[Front]:
+    async with serving() as made:
         yield made
 
 
 @pytest.fixture
-async def client(front: ScriptedFront) -> AsyncIterator[anthropic.AsyncAnthropic]:
+async def client(front: Front) -> AsyncIterator[anthropic.AsyncAnthropic]:
     async with anthropic.AsyncAnthropic(base_url=front.url, api_key="none", max_retries=0) as made:
         yield made
 
@@ -61,7 +85,7 @@ async def streamed(client: anthropic.AsyncAnthropic, **changes: Any) -> Any:
         return await stream.get_final_message()
 
 
-async def raw_events(front: ScriptedFront, **changes: Any) -> list[dict[str, Any]]:
+async def raw_events(front: Front, **changes: Any) -> list[dict[str, Any]]:
     """The data of each event, which the client's types accept."""
     body = {"model": "m", "max_tokens": 100, "messages": HI, "stream": True, **changes}
     async with httpx.AsyncClient(base_url=front.url, timeout=300) as http:
@@ -75,7 +99,7 @@ async def raw_events(front: ScriptedFront, **changes: Any) -> list[dict[str, Any
     return found
 
 
-async def test_whole_streamed_and_raw_say_the_same(front: ScriptedFront, client: anthropic.AsyncAnthropic) -> None:
+async def test_whole_streamed_and_raw_say_the_same(front: Front, client: anthropic.AsyncAnthropic) -> None:
     whole = await ask(client)
     assert [(block.type, block.text) for block in whole.content] == [("text", "hello")]
     assert (whole.role, whole.model, whole.stop_reason, whole.stop_sequence) == ("assistant", "m", "end_turn", None)
@@ -89,7 +113,7 @@ async def test_whole_streamed_and_raw_say_the_same(front: ScriptedFront, client:
     assert (events[0]["message"]["content"], events[0]["message"]["stop_reason"]) == ([], None)
 
 
-async def test_the_synchronous_client_and_the_path_of_betas_are_served(front: ScriptedFront) -> None:
+async def test_the_synchronous_client_and_the_path_of_betas_are_served(front: Front) -> None:
     def both() -> list[str]:
         with anthropic.Anthropic(base_url=front.url, api_key="none", max_retries=0) as client:
             one = client.messages.create(model="m", max_tokens=9, messages=HI)
@@ -99,7 +123,7 @@ async def test_the_synchronous_client_and_the_path_of_betas_are_served(front: Sc
     assert await asyncio.to_thread(both) == ["hello", "hello"]
 
 
-async def test_a_round_of_tools(front: ScriptedFront, client: anthropic.AsyncAnthropic) -> None:
+async def test_a_round_of_tools(front: Front, client: anthropic.AsyncAnthropic) -> None:
     front.engine.script = [says(f"Let me see. {CALL}"), says(f"Let me see. {CALL}"), says("It rains.")]
     whole, stream = await ask(client, tools=[TOOL]), await streamed(client, tools=[TOOL])
     for answer in (whole, stream):
@@ -113,7 +137,7 @@ async def test_a_round_of_tools(front: ScriptedFront, client: anthropic.AsyncAnt
     assert '/Let me see. weather{"city": "Oslo"};tool:/rain;answer:' in front.prompt()
 
 
-async def test_the_clients_runner_of_tools_runs_them(front: ScriptedFront, client: anthropic.AsyncAnthropic) -> None:
+async def test_the_clients_runner_of_tools_runs_them(front: Front, client: anthropic.AsyncAnthropic) -> None:
     asked = []
 
     @anthropic.beta_async_tool
@@ -128,14 +152,14 @@ async def test_the_clients_runner_of_tools_runs_them(front: ScriptedFront, clien
     assert (last.content[0].text, asked) == ("It rains.", ["Oslo"])
 
 
-async def test_a_call_that_the_limit_cuts_is_told_alike(front: ScriptedFront, client: anthropic.AsyncAnthropic) -> None:
+async def test_a_call_that_the_limit_cuts_is_told_alike(front: Front, client: anthropic.AsyncAnthropic) -> None:
     front.engine.script = [says(CALL[:65], "length")]
     whole, stream = await ask(client, tools=[TOOL]), await streamed(client, tools=[TOOL])
     assert whole.stop_reason == stream.stop_reason == "max_tokens"
     assert whole.content[0].input == stream.content[0].input
 
 
-async def test_thinking_is_a_block_of_its_own_and_comes_back(front: ScriptedFront, client: anthropic.AsyncAnthropic) -> None:
+async def test_thinking_is_a_block_of_its_own_and_comes_back(front: Front, client: anthropic.AsyncAnthropic) -> None:
     front.engine.script = [says("<think>a greeting</think>hello")]
     thinking = {"type": "enabled", "budget_tokens": 1024}
     whole, stream = await ask(client, thinking=thinking), await streamed(client, thinking=thinking)
@@ -152,13 +176,13 @@ async def test_thinking_is_a_block_of_its_own_and_comes_back(front: ScriptedFron
     assert [block.type for block in plain.content] == ["text"]
 
 
-async def test_the_stop_sequence_that_matched_is_told(front: ScriptedFront, client: anthropic.AsyncAnthropic) -> None:
+async def test_the_stop_sequence_that_matched_is_told(front: Front, client: anthropic.AsyncAnthropic) -> None:
     front.engine.script = [says("one END two", None)]
     for answer in (await ask(client, stop_sequences=["STOP", "END"]), await streamed(client, stop_sequences=["STOP", "END"])):
         assert (answer.content[0].text, answer.stop_reason, answer.stop_sequence) == ("one ", "stop_sequence", "END")
 
 
-async def test_more_tokens_than_the_context_holds_may_be_allowed(front: ScriptedFront, client: anthropic.AsyncAnthropic) -> None:
+async def test_more_tokens_than_the_context_holds_may_be_allowed(front: Front, client: anthropic.AsyncAnthropic) -> None:
     front.engine.script = [says("hello", "length")]
     assert (await ask(client, max_tokens=10)).stop_reason == "max_tokens"
     assert front.engine.submitted[-1].sampling.max_tokens == 10
@@ -167,7 +191,7 @@ async def test_more_tokens_than_the_context_holds_may_be_allowed(front: Scripted
     assert len(message.prompt) + message.sampling.max_tokens == CONTEXT
 
 
-async def test_an_answer_by_a_schema_is_parsed(front: ScriptedFront, client: anthropic.AsyncAnthropic) -> None:
+async def test_an_answer_by_a_schema_is_parsed(front: Front, client: anthropic.AsyncAnthropic) -> None:
     class Place(BaseModel):
         city: str
 
@@ -177,7 +201,7 @@ async def test_an_answer_by_a_schema_is_parsed(front: ScriptedFront, client: ant
     assert front.engine.submitted[-1].grammar is not None
 
 
-async def test_a_conversation_has_the_prompt_that_it_has_as_a_chat(front: ScriptedFront, client: anthropic.AsyncAnthropic) -> None:
+async def test_a_conversation_has_the_prompt_that_it_has_as_a_chat(front: Front, client: anthropic.AsyncAnthropic) -> None:
     use = {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Oslo"}}
     result = {"type": "tool_result", "tool_use_id": "c1", "content": "rain"}
     turns = [*HI, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result, {"type": "text", "text": "well?"}]}]
@@ -196,7 +220,7 @@ async def test_a_conversation_has_the_prompt_that_it_has_as_a_chat(front: Script
     assert front.engine.submitted[0].prompt == front.engine.submitted[1].prompt
 
 
-async def test_a_count_is_the_usage(front: ScriptedFront, client: anthropic.AsyncAnthropic) -> None:
+async def test_a_count_is_the_usage(front: Front, client: anthropic.AsyncAnthropic) -> None:
     front.engine.script = [says("hello", cached=16)]
     said: dict[str, Any] = {"system": "be brief", "tools": [TOOL], "messages": HI, "thinking": {"type": "disabled"}}
     usage = (await ask(client, **said)).usage
@@ -253,7 +277,7 @@ async def test_a_refusal_is_the_clients_own_class(
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_failure_is_tried_again_if_that_may_help(
-    front: ScriptedFront, client: anthropic.AsyncAnthropic, line: Any, kind: Any, word: str, tries: int, stream: bool
+    front: Front, client: anthropic.AsyncAnthropic, line: Any, kind: Any, word: str, tries: int, stream: bool
 ) -> None:
     front.engine.script = [line]
     with pytest.raises(kind) as caught:
@@ -265,7 +289,7 @@ async def test_a_failure_is_tried_again_if_that_may_help(
     ("line", "word"), [(fails("hel"), "api_error"), (lambda one: [*says("hel", None)(one), Draining("bye")], "overloaded_error")]
 )
 async def test_a_failure_within_a_stream_is_raised_and_not_tried_again(
-    front: ScriptedFront, client: anthropic.AsyncAnthropic, line: Any, word: str
+    front: Front, client: anthropic.AsyncAnthropic, line: Any, word: str
 ) -> None:
     front.engine.script, seen = [line], []
 
@@ -279,9 +303,9 @@ async def test_a_failure_within_a_stream_is_raised_and_not_tried_again(
     assert seen[0] == "message_start"
 
 
-async def test_a_path_that_is_not_there_and_a_wrong_method_are_told_in_this_shape(front: ScriptedFront) -> None:
+async def test_a_path_that_is_not_there_and_a_wrong_method_are_told_in_this_shape(front: Front) -> None:
     async with httpx.AsyncClient(base_url=front.url) as http:
-        for answer in (await http.get("/v1/messages"), await http.post("/v1/messages/batches", json={}), await http.get("/v1/messagesx")):
+        for answer in (await http.get("/v1/messages"), await http.post("/v1/messages/x", json={}), await http.get("/v1/messagesx")):
             kind = answer.json()["error"]["type"]
             assert (answer.status_code, kind) in ((405, "invalid_request_error"), (404, "not_found_error"), (404, "invalid_request_error"))
             assert ("request-id" in answer.headers) is ("type" in answer.json()) is (answer.url.path != "/v1/messagesx")
@@ -292,7 +316,7 @@ async def test_a_key_is_known_by_either_header(tmp_path: Path, header: str) -> N
     keys = tmp_path / "keys"
     keys.write_text(f"{hashlib.sha256(KEY.encode()).hexdigest()} ann\n")
     guard = Guard(AuthConfig(keys_file=str(keys)))
-    async with scripted_front(tmp_path / "model", TEMPLATE, guard=guard) as front:
+    async with serving(guard=guard) as front:
         for key, served in ((KEY, True), ("sk-other", False)):
             given: Any = {"api_key": None, "auth_token": None, header: key}
             async with anthropic.AsyncAnthropic(base_url=front.url, max_retries=0, **given) as client:
@@ -306,7 +330,7 @@ async def test_a_key_is_known_by_either_header(tmp_path: Path, header: str) -> N
 
 
 async def test_a_call_that_is_cancelled_and_a_stream_that_is_left_free_their_requests(
-    front: ScriptedFront, client: anthropic.AsyncAnthropic
+    front: Front, client: anthropic.AsyncAnthropic
 ) -> None:
     front.engine.script = [says("hel", None)]
     call = asyncio.ensure_future(ask(client))
@@ -317,10 +341,11 @@ async def test_a_call_that_is_cancelled_and_a_stream_that_is_left_free_their_req
         await anext(aiter(stream))
     while front.replica.in_flight:
         await asyncio.sleep(0.001)
-    assert front.engine.closed == [(message.request_id, False) for message in front.engine.submitted]
+    closed = [front.engine.closed.get_nowait() for _ in front.engine.submitted]
+    assert closed == [(message.request_id, False) for message in front.engine.submitted]
 
 
-async def test_a_replica_that_drains_sends_its_clients_elsewhere(front: ScriptedFront, client: anthropic.AsyncAnthropic) -> None:
+async def test_a_replica_that_drains_sends_its_clients_elsewhere(front: Front, client: anthropic.AsyncAnthropic) -> None:
     front.replica.phase = Phase.PHASE_DRAINING
     with pytest.raises(anthropic._exceptions.OverloadedError) as caught:
         await ask(client)
@@ -329,8 +354,8 @@ async def test_a_replica_that_drains_sends_its_clients_elsewhere(front: Scripted
     assert front.engine.submitted == []
 
 
-async def test_silence_before_the_first_token_is_filled_with_pings(tmp_path: Path) -> None:
-    async with scripted_front(tmp_path, TEMPLATE, ping_after_s=0.01) as front, httpx.AsyncClient(base_url=front.url, timeout=300) as http:
+async def test_silence_before_the_first_token_is_filled_with_pings() -> None:
+    async with serving(ping_after_s=0.01) as front, httpx.AsyncClient(base_url=front.url, timeout=300) as http:
         front.engine.script = [lambda _: []]
         body = {"model": "m", "max_tokens": 9, "messages": HI, "stream": True}
         async with http.stream("POST", "/v1/messages", json=body) as answer:

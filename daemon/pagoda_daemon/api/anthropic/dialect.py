@@ -6,15 +6,16 @@ It reads the events of the answer's parser, so it knows nothing of how a model w
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
 import pydantic_core
 
 from pagoda_daemon.answers.events import Arguments, Call, Content, Event, Reasoning
+from pagoda_daemon.api.anthropic.errors import body_of
 from pagoda_daemon.api.anthropic.replies import (
+    PING,
     Block,
     BlockDelta,
     BlockStart,
@@ -35,54 +36,65 @@ from pagoda_daemon.api.anthropic.replies import (
     ToolUseBlock,
     event,
 )
-from pagoda_daemon.api.openai.replies import TextEvents, Usage
-from pagoda_daemon.nouns.errors import RequestFailed
+from pagoda_daemon.api.openai.replies import Answer, Head, TextEvents, Usage
+from pagoda_daemon.nouns.errors import DaemonError, RequestFailed
+from pagoda_daemon.text.answer import Piece
 
 _OPENAI_CALL: Final = "call_"
 _EMPTY: Final = msgspec.Raw(b"{}")
 
 
-@dataclass(frozen=True)
-class MessageHead:
-    """What an answer's events share. `call_id` gives a call's id by its number. `cut_by_context`: the answer may have fewer tokens than
-    the client allows, because the context holds no more. `hides_thinking`: thinking blocks are empty."""
-
-    request_id: str
-    model: str
-    call_id: Callable[[int], str]
-    cut_by_context: bool = False
-    hides_thinking: bool = False
-
-
 class Messages:
-    """The state of one answer's stream: which block is open, and how many there were."""
+    """The state of one answer: its parser, which block of its stream is open, and how many there were. `cut_by_context`: the answer may
+    have fewer tokens than the client allows, because the context holds no more. `hides_thinking`: thinking blocks are empty."""
 
-    def __init__(self, head: MessageHead) -> None:
+    ping = PING
+
+    def __init__(self, head: Head, *, cut_by_context: bool = False, hides_thinking: bool = False) -> None:
         self._head = head
+        self._parser = head.reading.parser()
+        self._cut_by_context = cut_by_context
+        self._hides_thinking = hides_thinking
+        self._begun = self._called = False
         self._index = -1
         self._open: type[Block] | None = None
-        self._called = False
+        self._last: tuple[str, str | None] = ("stop", None)
         self._texts = TextEvents(lambda text, index: event(BlockDelta(index, TextDelta(text))))
 
-    def opening(self, usage: Usage) -> bytes:
-        """Returns the first event."""
-        return event(MessageStart(self._message((), None, usage)))
+    def opening(self) -> bytes:
+        """The first event has the usage, which is known with the first token: it is written with the first text, or the end."""
+        return b""
 
-    def written(self, events: Iterable[Event]) -> bytes:
-        """Returns what the parser's events add to the stream."""
-        return b"".join(self._written(one) for one in events)
+    def text(self, piece: Piece, index: int = 0) -> bytes:
+        del index  # a message is one answer
+        return self._start() + self._all(self._parser.push(piece.text))
 
-    def ending(self, reason: str, stop: str | None, usage: Usage) -> bytes:
-        """Returns the last events. `stop` is the stop sequence that ended the answer."""
-        end = self._closed() + event(MessageDelta(self._ending(reason, stop), used(usage)))
-        return end + event(MessageStop())
+    def finish(self, reason: str, index: int = 0, stop: str | None = None) -> bytes:
+        del index
+        self._last = reason, stop
+        return self._start() + self._all(self._parser.finish()) + self._closed()
 
-    def whole(self, events: Sequence[Event], reason: str, stop: str | None, usage: Usage) -> bytes:
+    def end(self, usage: Usage) -> bytes:
+        """Returns the last two events of an answer that is complete, or was cut at its limit."""
+        return event(MessageDelta(self._ending(*self._last), used(usage))) + event(MessageStop())
+
+    def failed(self, error: DaemonError) -> bytes:
+        """Returns the last event of an answer that failed."""
+        return event(body_of(error, self._head.request_id))
+
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> bytes:
         """Returns the answer without a stream. Used instead of the methods above."""
-        found = _grouped(events)
-        self._called = any(isinstance(group[0], Call) for group in found)
-        blocks = tuple(self._block(group, cut=reason == "length" and group is found[-1]) for group in found)
-        return msgspec.json.encode(self._message(blocks, self._ending(reason, stop), usage))
+        (answer,) = answers
+        groups = _grouped((*self._parser.push(answer.piece.text), *self._parser.finish()))
+        self._called = any(isinstance(group[0], Call) for group in groups)
+        blocks = tuple(self._block(group, cut=answer.reason == "length" and group is groups[-1]) for group in groups)
+        return msgspec.json.encode(self._message(blocks, self._ending(answer.reason, answer.stop), usage))
+
+    def _start(self) -> bytes:
+        if self._begun:
+            return b""
+        self._begun = True
+        return event(MessageStart(self._message((), None, self._head.used())))
 
     def _message(self, blocks: tuple[Block, ...], ending: Ending | None, usage: Usage) -> MessageReply:
         reason, stop = (None, None) if ending is None else (ending.stop_reason, ending.stop_sequence)
@@ -90,29 +102,32 @@ class Messages:
 
     def _ending(self, reason: str, stop: str | None) -> Ending:
         if reason == "length":
-            return Ending("model_context_window_exceeded" if self._head.cut_by_context else "max_tokens", None)
+            return Ending("model_context_window_exceeded" if self._cut_by_context else "max_tokens", None)
         said: StopReason = "stop_sequence" if stop is not None else "tool_use" if self._called else "end_turn"
         return Ending(said, stop)
+
+    def _all(self, events: Iterable[Event]) -> bytes:
+        return b"".join(self._written(one) for one in events)
 
     def _written(self, one: Event) -> bytes:
         if isinstance(one, Call):
             self._called = True
             block = ToolUseBlock(self._id(one), one.name, _EMPTY)
-            return self._closed() + self._begun(block) + event(BlockDelta(self._index, InputJsonDelta("")))
+            return self._closed() + self._block_start(block) + event(BlockDelta(self._index, InputJsonDelta("")))
         if isinstance(one, Arguments):
             return event(BlockDelta(self._index, InputJsonDelta(one.text)))
         if isinstance(one, Content):
-            begin = b"" if self._open is TextBlock else self._closed() + self._begun(TextBlock(""))
+            begin = b"" if self._open is TextBlock else self._closed() + self._block_start(TextBlock(""))
             return begin + self._texts.event(one.text, self._index)
-        begin = b"" if self._open is ThinkingBlock else self._closed() + self._begun(ThinkingBlock(""))
-        return begin if self._head.hides_thinking else begin + event(BlockDelta(self._index, ThinkingDelta(one.text)))
+        begin = b"" if self._open is ThinkingBlock else self._closed() + self._block_start(ThinkingBlock(""))
+        return begin if self._hides_thinking else begin + event(BlockDelta(self._index, ThinkingDelta(one.text)))
 
     def _id(self, call: Call) -> str:
         """Anthropic's prefix instead of OpenAI's. Where a template insists on a form, the id has none."""
-        found = self._head.call_id(call.number)
+        found = self._head.call_id(0, call.number)
         return f"toolu_{found.removeprefix(_OPENAI_CALL)}" if found.startswith(_OPENAI_CALL) else found
 
-    def _begun(self, block: Block) -> bytes:
+    def _block_start(self, block: Block) -> bytes:
         self._index += 1
         self._open = type(block)
         return event(BlockStart(self._index, block))
@@ -131,7 +146,7 @@ class Messages:
         if isinstance(first, Call):
             return ToolUseBlock(self._id(first), first.name, tool_input(first.name, text, cut=cut))
         if isinstance(first, Reasoning):
-            return ThinkingBlock("" if self._head.hides_thinking else text)
+            return ThinkingBlock("" if self._hides_thinking else text)
         return TextBlock(text)
 
 

@@ -21,9 +21,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagoda_daemon.api.access.auth import Guard, guarded
-from pagoda_daemon.api.anthropic.requests import CountTokensRequest
+from pagoda_daemon.api.anthropic.dialect import Messages
+from pagoda_daemon.api.anthropic.requests import CountTokensRequest, MessagesRequest
 from pagoda_daemon.api.http.measured import Measured, patterns
-from pagoda_daemon.api.http.refusals import is_messages, on_bug, on_daemon_error, on_http_error, response_of
+from pagoda_daemon.api.http.refusals import NamedMessages, on_bug, on_daemon_error, on_http_error, response_of
 from pagoda_daemon.api.http.web import Web
 from pagoda_daemon.api.openai import requests
 from pagoda_daemon.api.openai.chat_replies import Chat
@@ -49,7 +50,6 @@ from pagoda_daemon.metrics import Exposition
 from pagoda_daemon.metrics.text import CONTENT_TYPE
 from pagoda_daemon.nouns.errors import BadRequest, DaemonError, ModelNotFound, shown
 
-REQUEST_ID: Final = "request-id"  # Anthropic's name of the header
 _SANE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -73,7 +73,6 @@ def application(parts: Parts) -> ASGIApp:
     """The whole HTTP side of a replica."""
     shared = (parts.admission, parts.generator, parts.served_names, fingerprint(parts.version, parts.revision), parts.ping_after_s)
     texts = (parts.admission, parts.generator.text, parts.served_names)
-    messages = (parts.admission, parts.generator, parts.served_names)
     info = Info(parts, int(time.time()))
     routes = [
         Route("/v1/chat/completions", Generate(ChatRequest, Chat, *shared), methods=["POST"]),
@@ -81,7 +80,7 @@ def application(parts: Parts) -> ASGIApp:
         Route("/v1/responses", Respond(ResponsesRequest, Responses, *shared), methods=["POST"]),
         Route("/tokenize", TextRoute(TokenizeRequest, tokenize, *texts), methods=["POST"]),
         Route("/detokenize", TextRoute(DetokenizeRequest, detokenize, *texts), methods=["POST"]),
-        Route("/v1/messages", CreateMessage(*messages, parts.ping_after_s), methods=["POST"]),
+        Route("/v1/messages", CreateMessage(MessagesRequest, Messages, *shared), methods=["POST"]),
         Route("/v1/messages/count_tokens", TextRoute(CountTokensRequest, count_tokens, *texts), methods=["POST"]),
         Route("/v1/embeddings", Embed(parts.admission, parts.generator, parts.served_names), methods=["POST"]),
         Route("/v1/models", info.models),
@@ -98,7 +97,7 @@ def application(parts: Parts) -> ASGIApp:
     handlers = {DaemonError: on_daemon_error, HTTPException: on_http_error, Exception: on_bug}
     app = Starlette(routes=guarded(routes, parts.guard), exception_handlers=handlers)
     app.router.redirect_slashes = False  # the redirect would name whatever host the client wrote
-    inner = Measured(parts.web.around(Sized(app)), patterns(routes), parts.exposition.http, parts.generator.counts.recent)
+    inner = Measured(parts.web.around(NamedMessages(Sized(app))), patterns(routes), parts.exposition.http, parts.generator.counts.recent)
     return Outermost(inner, parts.replica)
 
 
@@ -168,14 +167,12 @@ class Outermost:
         request_id = secrets.token_hex(16)
         scope.setdefault("state", {}).update(request_id=request_id, arrived=time.monotonic(), ignored=[])
         wished = headers.get(HEADER_REQUEST_ID, "")
-        scope["state"]["answer_id"] = named = wished if _SANE_ID.fullmatch(wished) else request_id
+        named = wished if _SANE_ID.fullmatch(wished) else request_id
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 answer = MutableHeaders(scope=message)
                 answer[HEADER_REQUEST_ID] = named
-                if is_messages(scope["path"]):
-                    answer[REQUEST_ID] = named
                 if scope["state"]["ignored"]:
                     answer[HEADER_IGNORED] = ", ".join(scope["state"]["ignored"])
                 if self._replica.leaving:

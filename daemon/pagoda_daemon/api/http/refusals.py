@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagoda_daemon.api.anthropic import errors as anthropic
 from pagoda_daemon.api.anthropic import replies
@@ -40,8 +41,8 @@ def farewell_of(scope: Scope, error: DaemonError) -> bytes:
 
 
 def answer_id(scope: Scope) -> str:
-    """Returns the request's id as the answer's headers have it."""
-    return str(scope["state"]["answer_id"])
+    """Returns the request's id as an answer of the Messages API has it, in its header and in its body."""
+    return str(scope["state"]["request_id"])
 
 
 def on_daemon_error(request: Request, error: Exception) -> Response:
@@ -59,3 +60,18 @@ def on_bug(request: Request, error: Exception) -> Response:
 
 def _translated(request: Request, known: Response) -> Response:
     return anthropic.translated(known, answer_id(request.scope)) if is_messages(request.url.path) else known
+
+
+class NamedMessages:
+    """Puts the request's id into the header that Anthropic's clients read."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["request-id"] = answer_id(scope)
+            await send(message)
+
+        await self._app(scope, receive, named if is_messages(scope["path"]) else send)

@@ -22,6 +22,7 @@ SSE_HEADERS: Final = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
+PING: Final = b": ping\n\n"
 DONE: Final = b"data: [DONE]\n\n"
 _MARK: Final = "\0"
 _ENCODED_MARK: Final = msgspec.json.encode(_MARK)
@@ -138,6 +139,10 @@ class TextReply(_Envelope, frozen=True, kw_only=True):
     object: Literal["text_completion"] = "text_completion"
 
 
+def _nothing() -> Usage:
+    return Usage(0, 0, 0)
+
+
 @dataclass(frozen=True)
 class Head:
     """What all chunks of an answer share. `spell` is there where log-probabilities are wanted."""
@@ -151,6 +156,7 @@ class Head:
     choices: int = 1
     so_far: Callable[[], Usage] | None = None  # the usage that every chunk has
     reading: Reading = PLAIN
+    used: Callable[[], Usage] = _nothing  # so far
 
     @property
     def plain(self) -> bool:
@@ -176,11 +182,12 @@ class Head:
 
 
 class Answer(NamedTuple):
-    """One choice at once; `prompt_logprobs` where they were asked for by that name."""
+    """One choice at once; `prompt_logprobs` where they were asked for by that name. `stop` is the stop string that ended it."""
 
     piece: Piece
     reason: str
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    stop: str | None = None
 
 
 class TextEvents:
@@ -201,11 +208,13 @@ class TextEvents:
 
 
 class Dialect(Protocol):
-    """How an endpoint writes its answers; `index` is the choice's."""
+    """How an endpoint writes its answers. `index` is the choice's, `stop` the stop string that ended it; `ping` fills silence."""
 
+    @property
+    def ping(self) -> bytes: ...
     def opening(self) -> bytes: ...
     def text(self, piece: Piece, index: int = 0) -> bytes: ...
-    def finish(self, reason: str, index: int = 0) -> bytes: ...
+    def finish(self, reason: str, index: int = 0, stop: str | None = None) -> bytes: ...
     def end(self, usage: Usage) -> bytes: ...
     def failed(self, error: DaemonError) -> bytes: ...
     def whole(self, answers: Sequence[Answer], usage: Usage) -> bytes: ...
@@ -214,6 +223,7 @@ class Dialect(Protocol):
 class EndedByDone:
     """How the streams of both completions end: with the usage, if it was asked for, or an error, and always with [DONE]."""
 
+    ping = PING
     _head: Head
 
     def usage(self, usage: Usage) -> bytes:
@@ -242,7 +252,7 @@ class Completion(EndedByDone):
             return self._texts.event(piece.text, index)
         return self._chunk(TextChoice(piece.text, None, index, self._logprobs(piece)))
 
-    def finish(self, reason: str, index: int = 0) -> bytes:
+    def finish(self, reason: str, index: int = 0, _stop: str | None = None) -> bytes:
         return self._chunk(TextChoice("", reason, index))
 
     def usage(self, usage: Usage) -> bytes:

@@ -12,9 +12,8 @@ from typing import Final, Self
 
 from starlette.types import Send
 
-from pagoda_daemon.api.openai.replies import SSE_HEADERS
+from pagoda_daemon.api.openai.replies import PING, SSE_HEADERS
 
-PING: Final = b": ping\n\n"
 PING_EVERY_S: Final = 15.0  # proxies give up on 60 s of silence, some on 30
 
 

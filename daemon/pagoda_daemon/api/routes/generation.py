@@ -32,8 +32,7 @@ from pagoda_daemon.text.tokens import ModelText
 
 
 class Delta(NamedTuple):
-    """What is new of a choice, all tokens generated for it so far, and at its end the reason, with the stop string if one ended it. The
-    prompt's scores come with its first."""
+    """What is new of a choice, all its tokens so far, and at its end the reason and the stop string. The prompt's scores come first."""
 
     piece: Piece
     completion_tokens: int

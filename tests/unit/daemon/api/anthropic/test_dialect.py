@@ -8,29 +8,48 @@ from anthropic.lib.streaming._messages import accumulate_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagoda_daemon.answers.events import Arguments, Call, Content, Reasoning
-from pagoda_daemon.api.anthropic.dialect import MessageHead, Messages
-from pagoda_daemon.api.openai.replies import PromptDetails, Usage
+from pagoda_daemon.answers.forms import ToolForm
+from pagoda_daemon.api.anthropic.dialect import Messages
+from pagoda_daemon.api.openai.reading import Reading
+from pagoda_daemon.api.openai.replies import Answer, Head, PromptDetails, Usage
 from pagoda_daemon.nouns.errors import RequestFailed
+from pagoda_daemon.text.answer import Piece
 from pydantic import TypeAdapter
 from support.suite.profiles import examples
 
+WHOLE = "whole"
 USAGE = Usage(10, 5, 15, PromptDetails(4))
 EVENT = TypeAdapter(anthropic.types.RawMessageStreamEvent)
 THOUGHT, TEXT, CALL, INPUT = Reasoning("hm"), Content("hi"), Call(0, "f"), Arguments(0, '{"a": [1, "x"]}')
 
 
-def head(**changes):
-    return MessageHead("r", "m", lambda number: f"call_{number}", **changes)
+class Told:
+    """Stands for the parser: a piece of text is the next event, and all that is left if it is the whole answer."""
+
+    def __init__(self, events):
+        self._left = list(events)
+
+    def push(self, text):
+        taken, self._left = (self._left, []) if text == WHOLE else (self._left[:1], self._left[1:])
+        return taken
+
+    def finish(self):
+        return []
+
+
+def dialect(events, **changes):
+    form = ToolForm("f", lambda _: Told(events), ())
+    return Messages(Head("r", 0, "m", False, used=lambda: USAGE, reading=Reading(lambda: Told(events), form)), **changes)
 
 
 def whole(events, reason="stop", stop=None, **changes):
-    return json.loads(Messages(head(**changes)).whole(events, reason, stop, USAGE))
+    return json.loads(dialect(events, **changes).whole([Answer(Piece(WHOLE), reason, stop=stop)], USAGE))
 
 
 def frames(events, reason="stop", stop=None, **changes):
     """Name and data of each event of the stream."""
-    dialect = Messages(head(**changes))
-    out = dialect.opening(USAGE) + b"".join(dialect.written([one]) for one in events) + dialect.ending(reason, stop, USAGE)
+    made = dialect(events, **changes)
+    out = made.opening() + b"".join(made.text(Piece("x")) for _ in events) + made.finish(reason, 0, stop) + made.end(USAGE)
     found = []
     for frame in out.decode().split("\n\n")[:-1]:
         name, data = frame.split("\n")
@@ -62,12 +81,15 @@ def test_the_order_of_events_is_anthropics():
 
 def test_blocks_have_their_types_and_a_calls_input_is_an_object():
     said = whole([THOUGHT, TEXT, CALL, INPUT, Call(1, "g"), Arguments(1, "{}")])
+    ids = [block["id"] for block in said["content"][2:]]
     assert said["content"] == [
         {"type": "thinking", "thinking": "hm", "signature": ""},
         {"type": "text", "text": "hi"},
-        {"type": "tool_use", "id": "toolu_0", "name": "f", "input": {"a": [1, "x"]}},
-        {"type": "tool_use", "id": "toolu_1", "name": "g", "input": {}},
+        {"type": "tool_use", "id": ids[0], "name": "f", "input": {"a": [1, "x"]}},
+        {"type": "tool_use", "id": ids[1], "name": "g", "input": {}},
     ]
+    assert all(one.startswith("toolu_") for one in ids)
+    assert len(set(ids)) == 2
     assert anthropic.types.Message.model_validate(said).id == "msg_r"
 
 

@@ -22,6 +22,7 @@ from pagoda_daemon.nouns import errors
         (errors.BadRequest("m", None, TOO_LARGE), 413, "request_too_large", None),
         (errors.TooMany("m", 3.0), 429, "rate_limit_error", "true"),
         (errors.RequestFailed("m"), 500, "api_error", "false"),
+        (errors.EndpointNotBuilt("m"), 501, "invalid_request_error", "false"),
         (errors.DeadlineExceeded("m"), 504, "timeout_error", "false"),
         (errors.Draining("m"), 529, "overloaded_error", "true"),
         (errors.NotReady("m"), 529, "overloaded_error", "true"),

@@ -25,7 +25,7 @@ class Cycle:
     scope: dict[str, Any] = field(default_factory=lambda: {"path": "/v1/completions"})
 
 
-OF_A_MESSAGE = {"path": "/v1/messages", "state": {"answer_id": "r1"}}
+OF_A_MESSAGE = {"path": "/v1/messages", "state": {"request_id": "r1"}}
 
 
 @dataclass
