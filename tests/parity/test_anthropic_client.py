@@ -166,6 +166,7 @@ async def test_thinking_is_a_block_of_its_own_and_comes_back(front: Front, clien
     for answer in (whole, stream):
         assert [block.type for block in answer.content] == ["thinking", "text"]
         assert (answer.content[0].thinking, answer.content[1].text) == ("a greeting", "hello")
+        assert 0 < answer.usage.output_tokens_details.thinking_tokens < answer.usage.output_tokens
     await ask(client, messages=[*HI, {"role": "assistant", "content": whole.content}, *HI])
     assert "assistant:a greeting/hello;" in front.prompt()
     raw = await client.messages.with_raw_response.create(model="m", max_tokens=9, messages=HI, thinking=thinking)

@@ -23,6 +23,7 @@ from pagoda_daemon.api.anthropic.replies import (
     Ending,
     InputJsonDelta,
     MessageDelta,
+    MessageOutputDetails,
     MessageReply,
     MessageStart,
     MessageStop,
@@ -153,7 +154,8 @@ class Messages:
 def used(usage: Usage) -> MessageUsage:
     """Returns the usage as Anthropic counts it."""
     cached = usage.prompt_tokens_details.cached_tokens
-    return MessageUsage(usage.prompt_tokens - cached, usage.completion_tokens, cached)
+    thought = MessageOutputDetails(usage.completion_tokens_details.reasoning_tokens)
+    return MessageUsage(usage.prompt_tokens - cached, usage.completion_tokens, cached, thought)
 
 
 def tool_input(name: str, text: str, *, cut: bool) -> msgspec.Raw:

@@ -34,6 +34,12 @@ class ToolUseBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"
 Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
+class MessageOutputDetails(msgspec.Struct, frozen=True):
+    """Of the answer's tokens: how many are thinking."""
+
+    thinking_tokens: int
+
+
 class MessageUsage(msgspec.Struct, frozen=True):
     """Tokens of one request. The prompt's are the first three together: those that were found in the cache are in
     `cache_read_input_tokens` only. Each prompt is cached without a price, so none are counted as written."""
@@ -41,6 +47,7 @@ class MessageUsage(msgspec.Struct, frozen=True):
     input_tokens: int
     output_tokens: int
     cache_read_input_tokens: int
+    output_tokens_details: MessageOutputDetails
     cache_creation_input_tokens: int = 0
 
 

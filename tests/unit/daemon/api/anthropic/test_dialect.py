@@ -11,14 +11,14 @@ from pagoda_daemon.answers.events import Arguments, Call, Content, Reasoning
 from pagoda_daemon.answers.forms import ToolForm
 from pagoda_daemon.api.anthropic.dialect import Messages
 from pagoda_daemon.api.openai.reading import Reading
-from pagoda_daemon.api.openai.replies import Answer, Head, PromptDetails, Usage
+from pagoda_daemon.api.openai.replies import Answer, CompletionDetails, Head, PromptDetails, Usage
 from pagoda_daemon.nouns.errors import RequestFailed
 from pagoda_daemon.text.answer import Piece
 from pydantic import TypeAdapter
 from support.suite.profiles import examples
 
 WHOLE = "whole"
-USAGE = Usage(10, 5, 15, PromptDetails(4))
+USAGE = Usage(10, 5, 15, PromptDetails(4), CompletionDetails(2))
 EVENT = TypeAdapter(anthropic.types.RawMessageStreamEvent)
 THOUGHT, TEXT, CALL, INPUT = Reasoning("hm"), Content("hi"), Call(0, "f"), Arguments(0, '{"a": [1, "x"]}')
 
@@ -95,6 +95,7 @@ def test_blocks_have_their_types_and_a_calls_input_is_an_object():
 
 def test_input_tokens_are_without_those_from_the_cache():
     usage = {"input_tokens": 6, "output_tokens": 5, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 0}
+    usage |= {"output_tokens_details": {"thinking_tokens": 2}}
     assert whole([TEXT])["usage"] == usage
     assert frames([TEXT])[-2][1]["usage"] == usage
 
