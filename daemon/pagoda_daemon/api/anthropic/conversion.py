@@ -229,7 +229,7 @@ def _choice(choice: MessageToolChoice) -> ToolChoice:
         return _CHOICES[choice.type]
     if not choice.name:
         raise BadRequest("tool_choice.name is required with tool_choice.type tool", "tool_choice.name")
-    return NamedTool("function", NamedFunction(choice.name))
+    return NamedTool(NamedFunction(choice.name))
 
 
 def _variables(thinking: Thinking) -> dict[str, Any]:
