@@ -104,6 +104,8 @@ async def test_whole_streamed_and_raw_say_the_same(front: Front, client: anthrop
     assert [(block.type, block.text) for block in whole.content] == [("text", "hello")]
     assert (whole.role, whole.model, whole.stop_reason, whole.stop_sequence) == ("assistant", "m", "end_turn", None)
     assert whole.id == f"msg_{whole._request_id}"
+    async with httpx.AsyncClient(base_url=front.url) as http:
+        assert (await http.get(f"/v1/requests/{whole.id}/trace")).json()["id"] == whole._request_id
     assert [block.text for block in (await streamed(client)).content] == ["hello"]
     async with client.messages.stream(model="m", max_tokens=9, messages=HI) as stream:
         assert "".join([text async for text in stream.text_stream]) == "hello"
@@ -135,6 +137,14 @@ async def test_a_round_of_tools(front: Front, client: anthropic.AsyncAnthropic) 
     last = await ask(client, tools=[TOOL], messages=turns)
     assert last.content[0].text == "It rains."
     assert '/Let me see. weather{"city": "Oslo"};tool:/rain;answer:' in front.prompt()
+
+
+async def test_a_tool_that_must_be_used_is_enforced_and_told_as_a_call(front: Front, client: anthropic.AsyncAnthropic) -> None:
+    front.engine.script = [says(CALL)]
+    for choice in ({"type": "any"}, {"type": "tool", "name": "weather", "disable_parallel_tool_use": True}):
+        answer = await ask(client, tools=[TOOL], tool_choice=choice)
+        assert (answer.stop_reason, [block.type for block in answer.content]) == ("tool_use", ["tool_use"])
+        assert front.engine.submitted[-1].grammar is not None
 
 
 async def test_the_clients_runner_of_tools_runs_them(front: Front, client: anthropic.AsyncAnthropic) -> None:
