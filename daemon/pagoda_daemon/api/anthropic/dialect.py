@@ -38,7 +38,7 @@ from pagoda_daemon.api.anthropic.replies import (
     event,
 )
 from pagoda_daemon.api.openai.replies import Answer, Head, TextEvents, Usage
-from pagoda_daemon.nouns.errors import DaemonError, RequestFailed
+from pagoda_daemon.nouns.errors import DaemonError, RequestFailed, shown
 from pagoda_daemon.text.answer import Piece
 
 _OPENAI_CALL: Final = "call_"
@@ -60,6 +60,7 @@ class Messages:
         self._index = -1
         self._open: type[Block] | None = None
         self._last: tuple[str, str | None] = ("stop", None)
+        self._name, self._input = "", list[str]()  # of the call under way
         self._texts = TextEvents(lambda text, index: event(BlockDelta(index, TextDelta(text))))
 
     def opening(self) -> bytes:
@@ -73,7 +74,8 @@ class Messages:
     def finish(self, reason: str, index: int = 0, stop: str | None = None) -> bytes:
         del index
         self._last = reason, stop
-        return self._start() + self._all(self._parser.finish()) + self._closed()
+        rest = self._start() + self._all(self._parser.finish())
+        return rest + self._closed(cut=_is_cut(reason, stop))
 
     def end(self, usage: Usage) -> bytes:
         """Returns the last two events of an answer that is complete, or was cut at its limit."""
@@ -88,7 +90,8 @@ class Messages:
         (answer,) = answers
         groups = _grouped((*self._parser.push(answer.piece.text), *self._parser.finish()))
         self._called = any(isinstance(group[0], Call) for group in groups)
-        blocks = tuple(self._block(group, cut=answer.reason == "length" and group is groups[-1]) for group in groups)
+        cut = _is_cut(answer.reason, answer.stop)
+        blocks = tuple(self._block(group, cut=cut and group is groups[-1]) for group in groups)
         return msgspec.json.encode(self._message(blocks, self._ending(answer.reason, answer.stop), usage))
 
     def _start(self) -> bytes:
@@ -112,32 +115,38 @@ class Messages:
 
     def _written(self, one: Event) -> bytes:
         if isinstance(one, Call):
-            self._called = True
-            block = ToolUseBlock(self._id(one), one.name, _EMPTY)
-            return self._closed() + self._block_start(block) + event(BlockDelta(self._index, InputJsonDelta("")))
+            closed, self._called = self._closed(), True
+            self._name, self._input = one.name, []
+            return closed + self._block_start(ToolUseBlock(self._id(one), one.name, _EMPTY)) + self._delta(InputJsonDelta(""))
         if isinstance(one, Arguments):
-            return event(BlockDelta(self._index, InputJsonDelta(one.text)))
+            self._input.append(one.text)
+            return self._delta(InputJsonDelta(one.text))
         if isinstance(one, Content):
             begin = b"" if self._open is TextBlock else self._closed() + self._block_start(TextBlock(""))
             return begin + self._texts.event(one.text, self._index)
         begin = b"" if self._open is ThinkingBlock else self._closed() + self._block_start(ThinkingBlock(""))
-        return begin if self._hides_thinking else begin + event(BlockDelta(self._index, ThinkingDelta(one.text)))
+        return begin if self._hides_thinking else begin + self._delta(ThinkingDelta(one.text))
 
     def _id(self, call: Call) -> str:
         """Anthropic's prefix instead of OpenAI's. Where a template insists on a form, the id has none."""
         found = self._head.call_id(0, call.number)
         return f"toolu_{found.removeprefix(_OPENAI_CALL)}" if found.startswith(_OPENAI_CALL) else found
 
+    def _delta(self, delta: ThinkingDelta | SignatureDelta | InputJsonDelta) -> bytes:
+        return event(BlockDelta(self._index, delta))
+
     def _block_start(self, block: Block) -> bytes:
         self._index += 1
         self._open = type(block)
         return event(BlockStart(self._index, block))
 
-    def _closed(self) -> bytes:
-        """Ends the block that is open."""
+    def _closed(self, *, cut: bool = False) -> bytes:
+        """Ends the block that is open. RequestFailed if it is a call that the model did not write to its end: it must not be run."""
         if self._open is None:
             return b""
-        signed = event(BlockDelta(self._index, SignatureDelta())) if self._open is ThinkingBlock else b""
+        if self._open is ToolUseBlock:
+            tool_input(self._name, "".join(self._input), cut=cut)
+        signed = self._delta(SignatureDelta()) if self._open is ThinkingBlock else b""
         self._open = None
         return signed + event(BlockStop(self._index))
 
@@ -149,6 +158,11 @@ class Messages:
         if isinstance(first, Reasoning):
             return ThinkingBlock("" if self._hides_thinking else text)
         return TextBlock(text)
+
+
+def _is_cut(reason: str, stop: str | None) -> bool:
+    """Whether the answer ended before the model ended it."""
+    return reason == "length" or stop is not None
 
 
 def used(usage: Usage) -> MessageUsage:
@@ -166,9 +180,9 @@ def tool_input(name: str, text: str, *, cut: bool) -> msgspec.Raw:
     try:
         found = pydantic_core.from_json(text, allow_inf_nan=False, allow_partial=cut)
     except ValueError as error:
-        raise RequestFailed(f"the model called {name} with arguments that are not JSON: {error}") from error
+        raise RequestFailed(f"the model called {shown(name)} with arguments that are not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise RequestFailed(f"the model called {name} with arguments that are not a JSON object")
+        raise RequestFailed(f"the model called {shown(name)} with arguments that are not a JSON object")
     return msgspec.Raw(json.dumps(found).encode())
 
 

@@ -59,7 +59,7 @@ def on_bug(request: Request, error: Exception) -> Response:
 
 
 def _translated(request: Request, known: Response) -> Response:
-    return anthropic.translated(known, answer_id(request.scope)) if is_messages(request.url.path) else known
+    return anthropic.translated(known, answer_id(request.scope)) if is_messages(request.scope["path"]) else known
 
 
 class NamedMessages:

@@ -129,8 +129,9 @@ def test_thinking_that_is_not_wanted_leaves_an_empty_block():
 
 @pytest.mark.parametrize("text", ['{"a": nope}', '{"a": NaN}', '["a"]', '{"a": 1'])
 def test_arguments_that_are_no_object_are_an_error_not_a_broken_block(text):
-    with pytest.raises(RequestFailed, match="the model called f with arguments that are not"):
-        whole([CALL, Arguments(0, text)])
+    for written in (whole, frames):
+        with pytest.raises(RequestFailed, match="the model called 'f' with arguments that are not"):
+            written([CALL, Arguments(0, text)])
 
 
 PIECES = st.text('ab é\\"', min_size=1, max_size=5)
@@ -150,11 +151,11 @@ def answers(draw):
         events += [Call(calls, "f"), *(Arguments(calls, piece) for piece in pieces if piece)]
         calls += 1
     cut = draw(st.booleans()) and events and isinstance(events[-1], Arguments)
-    return (events[:-1], "length") if cut else (events, "stop")
+    ends = st.sampled_from((("length", None), ("stop", "END")))
+    return (events[:-1], *draw(ends)) if cut else (events, "stop", None)
 
 
 @settings(max_examples=examples(60))
 @given(answers())
 def test_a_stream_that_the_client_accumulates_is_the_whole_answer(answer):
-    events, reason = answer
-    assert accumulated(events, reason) == {**whole(events, reason), "stop_details": None}
+    assert accumulated(*answer) == {**whole(*answer), "stop_details": None}
