@@ -116,30 +116,26 @@ def _object_breaks(where: str, old: Body, new: Body) -> Iterator[str]:
 
 
 def _holds(old: Any, new: Any) -> bool:
-    """Whether `new` says all that `old` said. An enum may grow: who writes a value of it that is new knows the reader. So may a default by
-    fields that are null."""
+    """Whether `new` says all that `old` said. An enum may grow: who writes a value of it that is new knows the reader."""
     if isinstance(old, dict) and isinstance(new, dict):
-        if set(old) != set(new):
-            return False
-        return all(_grown(old[name], new[name]) if name in ("enum", "default") else _holds(old[name], new[name]) for name in old)
+        return set(old) == set(new) and all(
+            set(old[name]) <= set(new[name]) if name == "enum" else _holds(old[name], new[name]) for name in old
+        )
     if isinstance(old, list) and isinstance(new, list):
         return len(old) == len(new) and all(map(_holds, old, new))
     return bool(old == new)
 
 
-def _grown(old: Any, new: Any) -> bool:
-    if isinstance(old, list) and isinstance(new, list):
-        return set(old) <= set(new)
-    if isinstance(old, dict) and isinstance(new, dict):
-        return {**new, **old} == new and all(value is None for name, value in new.items() if name not in old)
-    return bool(old == new)
-
-
 def _meaning(part: Any) -> Any:
-    """Without what is only read by people."""
+    """Without what is only read by people. A default's field that is null is as if it were absent."""
     if isinstance(part, dict):
-        return {name: _meaning(value) for name, value in part.items() if name not in ("title", "description")}
+        kept = {name: _meaning(value) for name, value in part.items() if name not in ("title", "description", "later")}
+        return kept | {"default": _given(kept["default"])} if isinstance(kept.get("default"), dict) else kept
     return [_meaning(one) for one in part] if isinstance(part, list) else part
+
+
+def _given(default: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in default.items() if value is not None}
 
 
 def word_breaks(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
