@@ -7,6 +7,7 @@ A form is read from what the model's chat template writes itself. A person may n
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +17,7 @@ from pagoda_daemon.answers import harmony
 from pagoda_daemon.answers.events import AnswerParser
 from pagoda_daemon.answers.headed import DEEPSEEK, HeadedCalls, MistralCalls
 from pagoda_daemon.answers.json_calls import JsonCalls, JsonForm
-from pagoda_daemon.answers.layouts import NAME, Layout
+from pagoda_daemon.answers.layouts import NAME, Layout, Values
 from pagoda_daemon.answers.pythonic import PythonicCalls
 from pagoda_daemon.answers.reasoning import ReasoningForm
 from pagoda_daemon.answers.tagged import GLM, QWEN3_CODER, TaggedCalls
@@ -27,13 +28,13 @@ HARMONY: Final = "openai"
 
 @dataclass(frozen=True)
 class ToolForm:
-    """`marks`: texts that the parser needs, also if they are special tokens. With a `layout` calls can be enforced. `id_length`: characters
-    of a call's id, if the template insists on a number."""
+    """`marks`: texts that the parser needs, also if they are special tokens. `layout`: how calls are enforced. `id_length`: characters of
+    a call's id, if the template insists on a number."""
 
     name: str
     parser: Callable[[Wish], AnswerParser]
-    marks: tuple[str, ...] = ()
-    layout: Layout | None = None
+    marks: tuple[str, ...]
+    layout: Layout
     id_length: int | None = None
 
     def call_id(self, request_id: str, choice: int, index: int) -> str:
@@ -76,6 +77,33 @@ _HARMONY: Final = Layout(
     single=True,
 )
 _TOOL_CALL: Final = ("<tool_call>", "</tool_call>")
+_KEY: Final = re.compile(r"[^<>\s](?:[^<>\n]{0,126}[^<>\s])?")
+_QWEN3_CODER: Final = Layout(
+    "<tool_call>",
+    f"<tool_call>\n<function={NAME}>\n",
+    "</function>\n</tool_call>",
+    between="\n",
+    quoted=False,
+    values=Values(f"<parameter={NAME}>\n", "\n</parameter>\n", "", text=True, name=_KEY),
+)
+_GLM: Final = Layout(
+    "<tool_call>",
+    f"<tool_call>{NAME}\n",
+    "</tool_call>",
+    between="\n",
+    quoted=False,
+    values=Values(f"<arg_key>{NAME}</arg_key>\n<arg_value>", "</arg_value>\n", "", text=True, name=_KEY),
+)
+_PYTHONIC: Final = Layout(
+    "",
+    f"{NAME}(",
+    ")",
+    "[",
+    ", ",
+    "]",
+    quoted=False,
+    values=Values(f"{NAME}=", "", ", ", text=False, name=re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")),
+)
 
 TOOL_FORMS: Final[Mapping[str, ToolForm]] = {
     form.name: form
@@ -87,8 +115,8 @@ TOOL_FORMS: Final[Mapping[str, ToolForm]] = {
             Layout("<tool_call>", f"<tool_call>\n{_object('arguments')}", "}\n</tool_call>", between="\n"),
         ),
         ToolForm("llama3_json", partial(JsonCalls, JsonForm("", "", "; ")), (), Layout("", _object("parameters"), "}", between="; ")),
-        ToolForm("pythonic", PythonicCalls),
-        ToolForm("llama4_pythonic", PythonicCalls),
+        ToolForm("pythonic", PythonicCalls, (), _PYTHONIC),
+        ToolForm("llama4_pythonic", PythonicCalls, (), _PYTHONIC),
         _MISTRAL,
         ToolForm(
             "granite",
@@ -104,8 +132,8 @@ TOOL_FORMS: Final[Mapping[str, ToolForm]] = {
         ),
         ToolForm("deepseek_v3", _DEEPSEEK, _DEEPSEEK_MARKS, _V3),
         ToolForm("deepseek_v31", _DEEPSEEK, _DEEPSEEK_MARKS, _V31),
-        ToolForm("qwen3_coder", partial(TaggedCalls, QWEN3_CODER), _TOOL_CALL),
-        ToolForm("glm45", partial(TaggedCalls, GLM), (*_TOOL_CALL, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")),
+        ToolForm("qwen3_coder", partial(TaggedCalls, QWEN3_CODER), _TOOL_CALL, _QWEN3_CODER),
+        ToolForm("glm45", partial(TaggedCalls, GLM), (*_TOOL_CALL, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"), _GLM),
         ToolForm(HARMONY, harmony.Harmony, harmony.MARKS, _HARMONY),
     )
 }
