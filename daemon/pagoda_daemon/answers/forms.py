@@ -55,7 +55,6 @@ _MISTRAL: Final = ToolForm(
     Layout("[TOOL_CALLS]", _object("arguments"), "}", "[TOOL_CALLS][", ", ", "]"),
     id_length=9,
 )
-_MISTRAL_HEADED: Final = replace(_MISTRAL, layout=Layout("[TOOL_CALLS]", f"[TOOL_CALLS]{NAME}[ARGS]", quoted=False))
 _DEEPSEEK_MARKS: Final = (DEEPSEEK.begin, DEEPSEEK.end, DEEPSEEK.again, "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
 _DEEPSEEK: Final = partial(HeadedCalls, DEEPSEEK)
 _V3: Final = Layout(
@@ -76,6 +75,7 @@ _HARMONY: Final = Layout(
     quoted=False,
     single=True,
 )
+_PHI: Final = ("<|tool_call|>", "<|/tool_call|>")
 _TOOL_CALL: Final = ("<tool_call>", "</tool_call>")
 _KEY: Final = re.compile(r"[^<>\s](?:[^<>\n]{0,126}[^<>\s])?")
 _QWEN3_CODER: Final = Layout(
@@ -126,9 +126,9 @@ TOOL_FORMS: Final[Mapping[str, ToolForm]] = {
         ),
         ToolForm(
             "phi4_mini_json",
-            partial(JsonCalls, JsonForm("functools", "", ", ", listed=True)),
-            (),
-            Layout("functools", _object("arguments"), "}", "functools[", ", ", "]"),
+            partial(JsonCalls, JsonForm("functools", "", ", ", listed=True, other=_PHI)),
+            _PHI,
+            Layout(_PHI[0], _object("arguments"), "}", f"{_PHI[0]}[", ", ", f"]{_PHI[1]}"),
         ),
         ToolForm("deepseek_v3", _DEEPSEEK, _DEEPSEEK_MARKS, _V3),
         ToolForm("deepseek_v31", _DEEPSEEK, _DEEPSEEK_MARKS, _V31),
@@ -137,6 +137,11 @@ TOOL_FORMS: Final[Mapping[str, ToolForm]] = {
         ToolForm(HARMONY, harmony.Harmony, harmony.MARKS, _HARMONY),
     )
 }
+# What is enforced instead, if the template has the sign.
+_OTHER_LAYOUTS: Final = (
+    ("[ARGS]", replace(_MISTRAL, layout=Layout("[TOOL_CALLS]", f"[TOOL_CALLS]{NAME}[ARGS]", quoted=False))),
+    ("functools", replace(TOOL_FORMS["phi4_mini_json"], layout=Layout("functools", _object("arguments"), "}", "functools[", ", ", "]"))),
+)
 _THINK: Final = (("<think>",), ("</think>",))
 _GRANITE: Final = (("Here is my thought process:", "Here's my thought process:"), ("Here is my response:", "Here's my response:"))
 REASONING_FORMS: Final[Mapping[str, ReasoningForm]] = {
@@ -159,8 +164,9 @@ _TOOL_SIGNS: Final = (
     ("qwen3_coder", ("<function=", "<parameter=")),
     ("hermes", ("<tool_call>",)),
     ("mistral", ("[TOOL_CALLS]",)),
-    ("granite", ("<|tool_call|>",)),
+    ("phi4_mini_json", ("<|tool|>",)),
     ("phi4_mini_json", ("functools",)),
+    ("granite", ("<|tool_call|>",)),
     ("llama4_pythonic", ("func_name1(", "<|python_start|>")),
     ("pythonic", ("func_name1(",)),
     ("llama3_json", ('"parameters"',)),
@@ -169,7 +175,8 @@ _REASONING_SIGNS: Final = (
     (HARMONY, (harmony.CHANNEL, harmony.MESSAGE)),
     ("mistral", ("[THINK]",)),
     ("granite", ("Here is my thought process",)),
-    ("deepseek_r1", ("</think>", "<｜Assistant｜>")),
+    ("deepseek_v3", ("</think>", "<｜Assistant｜>", "<think>")),
+    ("deepseek_r1", ("</think>", "<｜Assistant｜>")),  # a template that never writes the first mark: the model thinks anyway
     ("glm45", ("</think>", "[gMASK]")),
     ("qwen3", ("</think>",)),
 )
@@ -178,9 +185,8 @@ _REASONING_SIGNS: Final = (
 def tool_form_of(template: str, named: str | None = None) -> ToolForm | None:
     """Returns the form that is named, or the one that a chat template teaches; None if it knows no tools, or none of these forms."""
     name = named or (_signed(_TOOL_SIGNS, template) if "tools" in template else None)
-    if name == _MISTRAL.name and "[ARGS]" in template:
-        return _MISTRAL_HEADED
-    return TOOL_FORMS[name] if name else None
+    other = next((form for sign, form in _OTHER_LAYOUTS if form.name == name and sign in template), None)
+    return other or (TOOL_FORMS[name] if name else None)
 
 
 def is_harmony(template: str, named: str | None = None) -> bool:

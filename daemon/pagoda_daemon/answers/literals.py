@@ -72,4 +72,4 @@ def _value(of: ast.expr) -> Any:
 def _key(of: ast.expr | None) -> str:
     if isinstance(of, ast.Constant) and isinstance(of.value, str):
         return of.value
-    raise ValueError("a key is no text")
+    raise ValueError("a key is not text")

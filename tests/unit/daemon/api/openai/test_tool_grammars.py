@@ -36,7 +36,7 @@ def called(form, arguments, name="f"):
         "llama3_json": call.replace("arguments", "parameters"),
         "mistral": f"[TOOL_CALLS][{call}]",
         "granite": f"<|tool_call|>[{call}]",
-        "phi4_mini_json": f"functools[{call}]",
+        "phi4_mini_json": f"<|tool_call|>[{call}]<|/tool_call|>",
         "deepseek_v3": f"{BEGIN}function{SEP}{name}\n```json\n{arguments}\n```{END}",
         "deepseek_v31": f"{BEGIN}{name}{SEP}{arguments}{END}",
     }[form]
