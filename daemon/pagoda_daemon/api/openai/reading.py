@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 from msgspec import structs
@@ -99,9 +100,7 @@ def _marks(form: ToolForm | None, thinking: _Thinking) -> tuple[str, ...]:
 def _parsers(
     thinking: _Thinking, wish: Wish | None, form: ToolForm | None
 ) -> tuple[Callable[[], AnswerParser], Callable[[], Thinker] | None]:
-    def content() -> AnswerParser:
-        return PlainText() if form is None or wish is None else form.parser(wish)
-
+    content: Callable[[], AnswerParser] = PlainText if form is None or wish is None else partial(form.parser, wish)
     if (prompt_end := thinking.harmony) is not None:
         return (lambda: Harmony(wish, prompt_end)), (lambda: Harmony(wish, prompt_end))
     if (marked := thinking.form) is None or thinking.start == "outside":
