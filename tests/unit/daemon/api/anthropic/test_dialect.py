@@ -8,7 +8,8 @@ from anthropic.lib.streaming._messages import accumulate_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagoda_daemon.answers.events import Arguments, Call, Content, Reasoning
-from pagoda_daemon.answers.forms import ToolForm
+from pagoda_daemon.answers.forms import TOOL_FORMS
+from pagoda_daemon.answers.wishes import Wish
 from pagoda_daemon.api.anthropic.dialect import Messages
 from pagoda_daemon.api.openai.reading import Reading
 from pagoda_daemon.api.openai.replies import Answer, CompletionDetails, Head, PromptDetails, Usage
@@ -38,8 +39,7 @@ class Told:
 
 
 def dialect(events, **changes):
-    form = ToolForm("f", lambda _: Told(events), ())
-    return Messages(Head("r", 0, "m", False, used=lambda: USAGE, reading=Reading(lambda: Told(events), form)), **changes)
+    return Messages(Head("r", 0, "m", False, used=lambda: USAGE, reading=Reading(lambda: Told(events))), **changes)
 
 
 def whole(events, reason="stop", stop=None, **changes):
@@ -132,6 +132,35 @@ def test_arguments_that_are_no_object_are_an_error_not_a_broken_block(text):
     for written in (whole, frames):
         with pytest.raises(RequestFailed, match="the model called 'f' with arguments that are not"):
             written([CALL, Arguments(0, text)])
+
+
+FORMS = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": {"n": 1}}\n</tool_call>',
+    "llama3_json": '{"name": "f", "parameters": {"n": 1}}',
+    "mistral": '[TOOL_CALLS]f[ARGS]{"n": 1}',
+    "deepseek_v31": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"n": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>",
+    "glm45": "<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+    "granite": '<|tool_call|>[{"name": "f", "arguments": {"n": 1}}]',
+    "phi4_mini_json": 'functools[{"name": "f", "arguments": {"n": 1}}]',
+    "pythonic": "[f(n=1)]",
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_call_in_any_form_is_a_block_whole_and_streamed(name):
+    form, wish = TOOL_FORMS[name], Wish(None, "free", {"f": {"properties": {"n": {"type": "integer"}}}})
+    reading = Reading(lambda: form.parser(wish), form=form)
+    one, other = (Messages(Head("r", 0, "m", False, used=lambda: USAGE, reading=reading)) for _ in range(2))
+    said = json.loads(one.whole([Answer(Piece(FORMS[name]), "stop")], USAGE))
+    assert [(block["type"], block["name"], block["input"]) for block in said["content"]] == [("tool_use", "f", {"n": 1})]
+    assert said["stop_reason"] == "tool_use"
+    out = b"".join(other.text(Piece(letter)) for letter in FORMS[name]) + other.finish("stop") + other.end(USAGE)
+    message, buffers = None, {}
+    for frame in out.decode().split("\n\n")[:-1]:
+        event = EVENT.validate_json(frame.partition("data: ")[2])
+        message = accumulate_event(event=event, current_snapshot=message, json_bufs=buffers)
+    assert message.to_dict()["content"] == said["content"]
 
 
 PIECES = st.text('ab é\\"', min_size=1, max_size=5)
