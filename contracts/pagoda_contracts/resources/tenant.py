@@ -162,8 +162,8 @@ class Usage(Model):
     """What the tenant uses."""
 
     windows: Annotated[tuple[WindowUsage, ...], Field(max_length=8)] = Field(default=(), description="By window.")
-    gpus: int | None = Field(default=None, ge=0, description="Whole GPUs held.")
-    mig_slices: Annotated[tuple[MigSlices, ...], Field(max_length=32)] = Field(default=(), description="MIG slices held, by profile.")
+    gpus: int | None = Field(default=None, ge=0, description="Whole GPUs in use.")
+    mig_slices: Annotated[tuple[MigSlices, ...], Field(max_length=32)] = Field(default=(), description="MIG slices in use, by profile.")
 
 
 class TenantQuotaStatus(Model):

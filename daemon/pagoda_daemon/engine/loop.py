@@ -24,8 +24,8 @@ from pagoda_daemon.nouns.batch import StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.nouns.errors import PermanentError
 from pagoda_daemon.nouns.messages import (
     Abort,
-    Canary,
-    CanaryAnswer,
+    DeepCheckAnswer,
+    DeepCheckPrompt,
     Failed,
     FromEngine,
     Heartbeat,
@@ -43,8 +43,8 @@ from pagoda_daemon.nouns.messages import (
 )
 from pagoda_daemon.runner.worker import Worker
 from pagoda_daemon.scheduler.admission import Arrival, abort, expire, knows, submit
-from pagoda_daemon.scheduler.canary import take_in
 from pagoda_daemon.scheduler.commit import commit, fail_step
+from pagoda_daemon.scheduler.deep_check import take_in
 from pagoda_daemon.scheduler.grammars import wait_ms
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.plan import may_plan_ahead, plan
@@ -135,10 +135,10 @@ class Engine:
                 self._stopping = True
                 if self._state is not None:
                     self._state.draining = True
-            case Submit() | Abort() | Canary() if self._state is None:
+            case Submit() | Abort() | DeepCheckPrompt() if self._state is None:
                 self._early.append(message)
-            case Canary():
-                self._sound(take_in(self._state, message))
+            case DeepCheckPrompt():
+                self._send_deep_check_answer(take_in(self._state, message))
             case Submit():
                 self._submit(self._state, message)
             case Abort():
@@ -196,7 +196,7 @@ class Engine:
         self._tell(state, outputs)
         if self._events is not None:
             self._events.tell(state)
-        self._sound(state.take_sung())
+        self._send_deep_check_answer(state.take_deep_check_answer())
         if state.idle:
             # Off anyone's critical path, and a leak shows at the first pause instead of hours later as a full pool.
             state.check()
@@ -208,7 +208,7 @@ class Engine:
         what = f"{type(failed.error).__name__}: {failed.error}"
         _log.error("step failed", error=what, alive=failed.alive, requests=[row.request_id for row in ended], exc_info=failed.error)
         self._tell(state, ended)
-        self._sound(state.take_sung())
+        self._send_deep_check_answer(state.take_deep_check_answer())
         if not failed.alive:
             self._fail(RuntimeError(f"the worker fails its probe after: {what}"))
 
@@ -247,7 +247,7 @@ class Engine:
             self._wire.send(StepOutput(tuple(outputs), state.stats()))
             self._grammars.told(outputs, self._clock_ms())
 
-    def _sound(self, answer: CanaryAnswer | None) -> None:
+    def _send_deep_check_answer(self, answer: DeepCheckAnswer | None) -> None:
         if answer is not None:
             self._wire.send(answer)
 
@@ -264,7 +264,7 @@ class Engine:
 
     def _tell_cache(self, state: State) -> None:
         """What the cache has and lost since the last beat. Nothing is done where nobody asked."""
-        resident, evicted = state.kv.ties.take()
+        resident, evicted = state.kv.text_prefixes.take()
         if resident or evicted:
             self._wire.send(Prefixes(resident, evicted))
         if self._events is not None:

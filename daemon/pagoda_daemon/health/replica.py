@@ -58,7 +58,7 @@ OUTCOMES: Final = ("right", "wrong", "late", "error")
 
 @dataclass
 class DeepCheck:
-    """What the canary (`canary.py`) found: when it was last right (0: never yet), whether the last one was not, and counts of OUTCOMES."""
+    """What the deep check (`deep_check.py`) found: when it was last right (0: never), whether it failed last, and counts of OUTCOMES."""
 
     good_at: float = 0.0
     failed: bool = False

@@ -18,7 +18,7 @@ from pagoda_daemon.kv.index import Match, PrefixIndex
 from pagoda_daemon.kv.ledger import BlockLedger
 from pagoda_daemon.kv.pool import BlockPool
 from pagoda_daemon.kv.tables import BlockTables
-from pagoda_daemon.kv.ties import PrefixTies
+from pagoda_daemon.kv.text_prefixes import TextPrefixes
 from pagoda_daemon.nouns.arrays import Ints
 from pagoda_daemon.nouns.batch import WorkerLimits
 
@@ -36,7 +36,7 @@ class KvAccounts:
         size = worker.block_size
         self.index = PrefixIndex(worker.blocks_total, size)
         self.pool = BlockPool(worker.blocks_total, self._forget)
-        self.ties = PrefixTies()
+        self.text_prefixes = TextPrefixes()
         self.ledger: BlockLedger | None = None
         self.tables = BlockTables(self.pool, rows, -(-worker.max_model_len // size), size)
         self.caching = caching
@@ -62,8 +62,8 @@ class KvAccounts:
         self.pool.hold(match.blocks)
         self.tables.append(row, match.blocks)
         self._filed[row] = len(match.blocks)
-        if chain.ties:
-            self.ties.settle(chain, match.blocks, 0)
+        if chain.text_prefixes:
+            self.text_prefixes.settle(chain, match.blocks, 0)
         known = len(match.blocks) * self.block_size
         return known + self._copy_tail(row, match.tail, match.tail_tokens)
 
@@ -138,15 +138,15 @@ class KvAccounts:
                 blocks[place] = known
         self.pool.keep(blocks)
         full = blocks[: tokens.size // size - first]
-        if chain.ties:
-            self.ties.settle(chain, full, first)
+        if chain.text_prefixes:
+            self.text_prefixes.settle(chain, full, first)
         if self.ledger is not None:
             self.ledger.stored(chain, full, first, tokens)
 
     def _forget(self, blocks: Sequence[int]) -> None:
         """`blocks` are taken for other content."""
         self.index.forget(blocks)
-        self.ties.lost(blocks)
+        self.text_prefixes.lost(blocks)
         if self.ledger is not None:
             self.ledger.removed(blocks)
 

@@ -119,7 +119,7 @@ class BlockPool:
 
     def _revive(self, block: int) -> None:
         if not self._is_kept[block]:
-            raise BrokenAccountsError(f"block {block} is free and without content, yet somebody wants to share it")
+            raise BrokenAccountsError(f"block {block} is free and without content, but a request is about to share it")
         before, after = self._prev[block], self._next[block]
         self._next[before] = after
         self._prev[after] = before

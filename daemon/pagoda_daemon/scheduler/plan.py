@@ -21,7 +21,7 @@ from pagoda_daemon.kv.index import Match
 from pagoda_daemon.kv.pool import BrokenAccountsError
 from pagoda_daemon.nouns.arrays import Bools, Ints
 from pagoda_daemon.nouns.batch import LAST_SAMPLED, StepPlan
-from pagoda_daemon.scheduler.canary import alone
+from pagoda_daemon.scheduler.deep_check import alone
 from pagoda_daemon.scheduler.draws import sampling_rows
 from pagoda_daemon.scheduler.request import FIRST_BATCH, Request
 from pagoda_daemon.scheduler.state import Flight, State

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 import structlog
 from aiohttp import hdrs, web
-from pagoda_contracts.claims import Claim
+from pagoda_contracts.name_owners import ServedName
 from pagoda_contracts.names import HEADER_REQUEST_ID
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -81,24 +81,24 @@ class Api:
         return await self.router.serve(life, partial(relay.attempt, call, life.first_byte))
 
     async def _models(self, _request: web.Request) -> web.Response:
-        return _json({"object": "list", "data": [_card(claim) for claim in self._claims()]})
+        return _json({"object": "list", "data": [_card(model) for model in self._served()]})
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["id"]
-        for claim in self._claims():
-            if claim.name == name:
-                return _json(_card(claim))
+        for model in self._served():
+            if model.name == name:
+                return _json(_card(model))
         raise ModelNotFound(name)
 
-    def _claims(self) -> list[Claim]:
+    def _served(self) -> list[ServedName]:
         if not self.cache.synced:
             raise NotSynced("the gateway has not listed the cluster's services yet")
-        return self.cache.claims()
+        return self.cache.models()
 
 
-def _card(claim: Claim) -> dict[str, str | int]:
+def _card(model: ServedName) -> dict[str, str | int]:
     """Returns OpenAI's model object."""
-    return {"id": claim.name, "object": "model", "created": _epoch(claim.created), "owned_by": claim.owner}
+    return {"id": model.name, "object": "model", "created": _epoch(model.created), "owned_by": model.owner}
 
 
 def _json(document: object) -> web.Response:

@@ -87,8 +87,8 @@ class ServiceObject(msgspec.Struct, rename="camel"):
         """Returns it as routing sees it."""
         meta = self.metadata
         weights = tuple((one.hash, one.weight) for one in self.status.revisions if one.weight is not None)
-        wanted, held = self.spec.model.served_names or (meta.name,), self.status.served_names
-        return Service(meta.key, meta.uid, meta.creation_timestamp, wanted, weights, held)
+        wanted, owned = self.spec.model.served_names or (meta.name,), self.status.served_names
+        return Service(meta.key, meta.uid, meta.creation_timestamp, wanted, weights, owned)
 
 
 class _PodStatus(msgspec.Struct, rename="camel"):

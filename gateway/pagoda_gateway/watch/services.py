@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Service(NamedTuple):
-    """An InferenceService as routing sees it. `key` is "namespace/name", `created` its creationTimestamp, `held` the names that it has by
+    """An InferenceService as routing sees it. `key` is "namespace/name", `created` its creationTimestamp, `owned` the names that it has by
     its status. `weights` (revision, percent) is not empty while the operator splits requests between revisions."""
 
     key: str
@@ -14,7 +14,7 @@ class Service(NamedTuple):
     created: str
     served_names: tuple[str, ...]
     weights: tuple[tuple[str, int], ...] = ()
-    held: tuple[str, ...] = ()
+    owned: tuple[str, ...] = ()
 
 
 class Replica(NamedTuple):

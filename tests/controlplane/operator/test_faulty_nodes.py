@@ -119,7 +119,7 @@ def test_a_replica_on_a_node_with_an_xid_gets_no_request_where_another_serves_an
     ail(real.kube, "h100-a", DETECTOR)
     eventually(lambda: endpoints(gateway, "device-fault") == 1, "the gateway knows")
     assert choices(gateway) == {ward.daemons[well].http}
-    assert "has no node" in real.told(Degraded="ReplacementHeld")["Degraded"]["message"]
+    assert "has no node" in real.told(Degraded="ReplacementDelayed")["Degraded"]["message"]
     assert sick in ward.names(), "it stays until its successor serves"
     marked = real.kube.get(PODS, real.namespace, sick)["metadata"]["annotations"][ANNOTATION_DEVICE_FAULT]
     assert marked == "node: XIDErrors: XIDErrorsDetected"

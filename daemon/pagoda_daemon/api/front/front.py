@@ -24,7 +24,7 @@ from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_contracts.units import parse_duration
 
 from pagoda_daemon.api.access.auth import Guard
-from pagoda_daemon.api.front.doors import doors
+from pagoda_daemon.api.front.methods import methods
 from pagoda_daemon.api.grpc import server as grpc_server
 from pagoda_daemon.api.grpc.control import CUT, Control
 from pagoda_daemon.api.grpc.watch import Identity, StateFeed
@@ -36,7 +36,7 @@ from pagoda_daemon.api.http.listener import bind, default_bounds, server_config
 from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.generation import Generator as TextGenerator
 from pagoda_daemon.engine.client import EngineLink
-from pagoda_daemon.health.canary import Canary
+from pagoda_daemon.health.deep_check import DeepChecks
 from pagoda_daemon.health.replica import Limits, ProbeServer, Replica, keep_beating
 from pagoda_daemon.metrics import Build, Counts, Exposition, Slo
 from pagoda_daemon.nouns.errors import ConfigRejected, DaemonError, Draining, EngineDied
@@ -140,7 +140,7 @@ class Front:
             await self._close(server, serving)  # a front that shares its process leaves no listener to it
             raise
         signalled = asyncio.ensure_future(self._signalled.wait())
-        canary = asyncio.ensure_future(self._canary.run())
+        deep_checks = asyncio.ensure_future(self._deep_checks.run())
         lines = asyncio.ensure_future(report(self.replica, parts.generator.counts))
         try:
             await asyncio.wait(_futures(signalled, engine, serving), return_when=asyncio.FIRST_COMPLETED)
@@ -148,7 +148,7 @@ class Front:
                 await self._drain(engine)
         finally:
             signalled.cancel()
-            canary.cancel()
+            deep_checks.cancel()
             lines.cancel()
             await self._end(engine, server, serving)
         if engine.done():
@@ -164,7 +164,7 @@ class Front:
         config = self._settings.config
         counts = Counts(self._engine.meter, Slo.of(config.slo))
         every_s = parse_duration((config.health or HealthConfig()).deep_probe_every)
-        self._canary = Canary(self._engine, text, self.replica, every_s)
+        self._deep_checks = DeepChecks(self._engine, text, self.replica, every_s)
         build = Build(self._settings.version, config.revision)
         exposition = Exposition(config.model.served_names[0], self.replica, counts, build)
         generator = TextGenerator(self._engine, text, counts)
@@ -173,9 +173,9 @@ class Front:
 
     async def _start_grpc(self, parts: Parts) -> int:
         listen = self._settings.config.listen
-        self.doors = doors(parts, self._feed, self._control)
+        self.methods = methods(parts, self._feed, self._control)
         with _refusing(f"listen.grpc: cannot listen on {listen.host}:{listen.grpc}"):
-            return await grpc_server.start(self._grpc, grpc_server.Methods(self.doors, self._guard), f"{listen.host}:{listen.grpc}")
+            return await grpc_server.start(self._grpc, grpc_server.Methods(self.methods, self._guard), f"{listen.host}:{listen.grpc}")
 
     def stop(self) -> None:
         """What SIGTERM does: drain, and the second time hurry."""

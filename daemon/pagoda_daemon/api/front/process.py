@@ -20,7 +20,7 @@ import uvloop
 
 from pagoda_daemon.api.front.faulty import faulty_parts
 from pagoda_daemon.api.front.front import Backing, Front, Ports
-from pagoda_daemon.api.front.greeting import Greeting
+from pagoda_daemon.api.front.startup_text import StartupText
 from pagoda_daemon.api.routes.preparing import THREAD
 from pagoda_daemon.engine.client import EngineClient, EngineLink, Wires, start_engine, wires
 from pagoda_daemon.health.replica import Limits, Replica
@@ -120,4 +120,4 @@ def _announce(settings: Settings, replica: Replica, ports: Ports) -> None:
     if settings.human:
         shown = f"[{host}]" if ":" in host else host
         write = SteadyLogger(sys.stderr.fileno()).write  # `sys.stderr.write` raises when the reader of a pipe has gone
-        Greeting(replica, f"http://{shown}:{ports.http}", settings.config.model.served_names[0], write).begin()
+        StartupText(replica, f"http://{shown}:{ports.http}", settings.config.model.served_names[0], write).begin()

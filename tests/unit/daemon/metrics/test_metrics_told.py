@@ -17,7 +17,7 @@ from pagoda_daemon.api.http import app, measured
 from pagoda_daemon.api.routes import completions, generation, preparing
 from pagoda_daemon.engine import client
 from pagoda_daemon.engine.loop import Engine
-from pagoda_daemon.health.canary import Canary
+from pagoda_daemon.health.deep_check import Canary
 from pagoda_daemon.simulated.device.worker import SimulatedWorker, simulated_limits
 from pagoda_daemon.simulated.fleet import engine as simulated
 from prometheus_client.parser import text_string_to_metric_families

@@ -18,7 +18,7 @@ from pagoda_daemon.nouns.messages import Ready
 _LINES: Final = 10  # of a whole load
 
 
-class Greeting:
+class StartupText:
     """Looks at the replica whenever something changed; says a thing once."""
 
     def __init__(self, replica: Replica, url: str, model: str, write: Callable[[str], object]) -> None:
