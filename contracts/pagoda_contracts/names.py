@@ -41,7 +41,7 @@ ANNOTATION_WITH_SUCCESSOR: Final = f"{GROUP}/with-successor"
 # Kubernetes' own: of pods that are alike otherwise the ReplicaSet removes the cheapest first; and the lowest cost there is.
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 LOWEST_DELETION_COST: Final = -(2**31)
-# Why a replica's device is not to be trusted ("Xid 79 on GPU 3"): on a pod by the operator or whoever watches devices, on a node by
+# Why a replica's device is not to be trusted ("Xid 79 on GPU 3"): on a pod by the operator or a device monitor, on a node by
 # the latter. A replica that has it takes no new request.
 ANNOTATION_DEVICE_FAULT: Final = f"{GROUP}/device-fault"
 
@@ -68,11 +68,11 @@ HEADER_PRIORITY: Final = "x-pagoda-priority"
 HEADER_CACHE_SALT: Final = "x-pagoda-cache-salt"
 HEADER_WEIGHT: Final = "x-pagoda-weight"
 HEADER_TIER: Final = "x-pagoda-tier"
-# Milliseconds from the request's arrival after which nobody wants its answer any more. Believed from anybody: it only shortens.
+# Milliseconds from the request's arrival after which its answer is not wanted any more. Believed from every caller, since it only shortens.
 HEADER_DEADLINE: Final = "x-pagoda-deadline-ms"
 HEADER_ROUTE: Final = "x-pagoda-route"
 HEADER_REQUEST_ID: Final = "x-request-id"
-# Of an answer: fields of the request that nobody here knows.
+# In an answer: fields of the request that the daemon does not know.
 HEADER_IGNORED: Final = "x-pagoda-ignored"
 HEADER_SHOULD_RETRY: Final = "x-should-retry"
 HEADER_RETRY_AFTER: Final = "retry-after"

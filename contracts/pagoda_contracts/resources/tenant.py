@@ -1,6 +1,6 @@
 """TenantQuota: who pays, and how much they may use. Cluster-wide, not writable by tenants.
 
-The operator acts on `devices` (docs/quota.md), nobody on the rest yet (docs/roadmap.md).
+The operator acts on `devices` (docs/quota.md). Nothing acts on the rest yet (docs/roadmap.md).
 """
 
 from __future__ import annotations

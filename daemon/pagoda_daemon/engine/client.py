@@ -119,7 +119,7 @@ class EngineLink(ABC):
         """Whether anybody is there to read it. Never blocks."""
 
     def submit(self, message: Submit, joined: Stream | None = None) -> Stream:
-        """Opens a stream, or sends the outputs down one that is open; EngineDied where nobody reads the wire."""
+        """Opens a stream, or sends the outputs down one that is open; EngineDied if no engine reads the wire."""
         stream = self._streams[message.request_id] = joined or Stream(message.request_id)
         if not self._send(message):
             del self._streams[message.request_id]
@@ -127,7 +127,7 @@ class EngineLink(ABC):
         return stream
 
     def deep_check(self, prompt: tuple[int, ...], *, margin: bool = False) -> asyncio.Future[DeepCheckAnswer]:
-        """Sends the prompt of a deep check; the future is set when its answer comes. EngineDied where nobody reads the wire."""
+        """Sends the prompt of a deep check; the future is set when its answer comes. EngineDied if no engine reads the wire."""
         self._check_id += 1
         answer = self._deep_checks[self._check_id] = asyncio.get_running_loop().create_future()
         if not self._send(DeepCheckPrompt(self._check_id, prompt, margin)):

@@ -107,7 +107,7 @@ class Replica:
             listener()
 
     def heard(self, stats: Stats, now: float) -> None:
-        """What the engine counts. Progress is a step landed, or nobody who waits for one."""
+        """What the engine counts. Progress is a finished step, or no request that waits for one."""
         if stats.steps != self.stats.steps or not stats.waiting:
             self.stepped = now
         if stats != self.stats:

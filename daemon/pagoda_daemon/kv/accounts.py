@@ -1,7 +1,7 @@
 """KvAccounts: blocks of rows, shared where beginnings are equal. The scheduler's only door to `kv`; pure.
 
 A row opens with what is already known of its tokens (another request's blocks, held or still kept), grows block by block as it is fed,
-and leaves its content behind when it closes. Only landed tokens are registered: what a step has yet to write is nobody else's.
+and leaves its content behind when it closes. Only landed tokens are registered: what a step has yet to write is shared with no other row.
 
 Blocks may be freed, and taken again, while a step that reads or writes them is under way, because steps run in order on the device: the
 new owner's first write comes in a later step. `copies` of one plan read all their sources before they write.
@@ -160,7 +160,7 @@ class KvAccounts:
         self._filed[row] = 0
 
     def spoil(self, row: int) -> None:
-        """What `row` read or wrote is not to be trusted: nobody shall find it again."""
+        """What `row` read or wrote is not to be trusted: no request may find it again."""
         for block in reversed(self.tables.blocks(row)):
             if block in self.index:
                 self._forget((block,))

@@ -190,8 +190,8 @@ class RowOutput(msgspec.Struct, frozen=True, gc=False):
 
     `embedding`, little-endian fp32 of length 1, comes with the end of a prompt that is pooled.
 
-    `life` comes with the first token, with the first one after each preemption, and with the end of whoever had a row: whenever the
-    front ends an answer itself (a stop string), what it heard last is true.
+    `life` comes with the first token, with the first one after each preemption, and with the end of every request that had a row:
+    whenever the front ends an answer itself (a stop string), what it heard last is true.
     """
 
     request_id: str

@@ -171,14 +171,14 @@ def _late(ended: Request) -> RowOutput:
 def _remove(state: State, request_id: str, deadline: float | None = None) -> list[Request]:
     """Take every answer of the request out; with `deadline`, only if it is this request's: an id may have come again."""
     keys = state.groups.get(request_id, [request_id])
-    held = state.twins.get(request_id, [])
+    twins = state.twins.get(request_id, [])
     found = [request for key in keys if (request := _find(state, key)) is not None]
     if deadline is not None and any(request.deadline_ms != deadline for request in found):
         return []
     state.twins.pop(request_id, None)
     for request in found:
         _take_out(state, request)
-    return [state.leave(request) for request in (*found, *held)]
+    return [state.leave(request) for request in (*found, *twins)]
 
 
 def _remove_one(state: State, key: str) -> list[Request]:

@@ -53,8 +53,8 @@ def commit(state: State, result: StepResult, now_ms: float) -> list[RowOutput]:
 
 
 def fail_step(state: State, message: str, refusal: Refusal | None = None) -> list[RowOutput]:
-    """The oldest step raised. Whoever was alone in it ends with `message` (clients read it), or with `refusal` where there was no memory;
-    several are tried again one by one (`quarantine`)."""
+    """The oldest step raised. A request that was alone in it ends with `message` (clients read it), or with `refusal` where there was no
+    memory; several are tried again one by one (`quarantine`)."""
     flight = state.lose()
     current = flight.plan.rows[state.rows.epoch[flight.plan.rows] == flight.epochs]
     lost(state, flight)
@@ -70,7 +70,7 @@ def _blamed(ended: RowOutput, refusal: Refusal | None) -> RowOutput:
 
 
 def _speakers(state: State, result: StepResult, landed: Ints) -> dict[int, Request]:
-    """Who is answered with log-probabilities; nobody in nearly every step."""
+    """The rows that get log-probabilities; none in nearly every step."""
     if result.logprobs is None and result.prompt_logprobs is None:
         return {}
     return {row: state.request(row) for row in landed.tolist()}

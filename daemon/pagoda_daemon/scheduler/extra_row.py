@@ -30,7 +30,7 @@ class ExtraAnswer(NamedTuple):
 
 
 def empty_plan(step: int) -> StepPlan:
-    """Nobody's."""
+    """Without any request."""
     none = np.zeros(0, np.int32)
     return StepPlan(step, none, np.zeros(1, np.int32), none, none, np.zeros((0, 1), np.int32), np.zeros(0, np.bool_))
 

@@ -22,7 +22,7 @@ class Ahead(NamedTuple):
 
 def ahead(state: State, rank: int, slot: int, prompt: int) -> Ahead:
     """Better classes go first whole; of other tenants in the same class, as much as the newcomer and its own tenant's queue ask for:
-    fair queueing lets nobody go further."""
+    fair queueing lets no request go further."""
     backlog = state.waiting.backlog
     own = backlog.get((rank, slot), (0, 0))
     tokens, requests = 0.0, 0.0

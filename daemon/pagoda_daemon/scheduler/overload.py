@@ -64,10 +64,14 @@ def _heavy(state: State, message: Submit) -> Refusal | None:
         return _refusal(
             "memory_pressure", wait, f"admitted requests may grow to {blocks} blocks of KV; at most {limits.committed_blocks} are allowed"
         )
-    held = state.committed_bytes + logprob_bytes(message)
-    if held > limits.logprob_bytes:
+    log_probability_bytes = state.committed_bytes + logprob_bytes(message)
+    if log_probability_bytes > limits.logprob_bytes:
         wait = forecast.ms_per_end(state)
-        return _refusal("memory_pressure", wait, f"log-probabilities may grow to {held} bytes; at most {limits.logprob_bytes} are allowed")
+        return _refusal(
+            "memory_pressure",
+            wait,
+            f"log-probabilities may grow to {log_probability_bytes} bytes; at most {limits.logprob_bytes} are allowed",
+        )
     return None
 
 

@@ -31,7 +31,7 @@ _HABIT = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A plan on its way; `epochs` tell whether a row still serves whom it was planned for."""
+    """A plan on its way; `epochs` tell whether a row still serves the request that it was planned for."""
 
     plan: StepPlan
     counts: Ints
@@ -139,7 +139,7 @@ class State:
         )
 
     def tally(self) -> Tally:
-        return self.steps.tally(sum(map(len, self.twins.values())), self.kv.pool.residency.told())
+        return self.steps.tally(sum(map(len, self.twins.values())), self.kv.pool.residency.totals())
 
     def request(self, row: int) -> Request:
         """The request that holds `row`."""

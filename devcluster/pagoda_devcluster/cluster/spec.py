@@ -114,7 +114,7 @@ class Layout:
 
     @property
     def fronts(self) -> Path:
-        """The socket of the process that answers for fake nodes' pods, in a folder that nobody else may enter: it runs as root."""
+        """The socket of the process that answers for fake nodes' pods, in a folder that no other user may enter: it runs as root."""
         return self.root / "fronts" / "socket"
 
     @property

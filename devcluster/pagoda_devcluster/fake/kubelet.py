@@ -221,7 +221,7 @@ class FakeKubelets:
         return plays.scene_of(pod, found, plays.drawn(self._layout.seed, pod, self._layout.ready_seconds), addresses)
 
     def _address(self, key: Key, pod: Object, node: FakeNode) -> str:
-        """A pod that has ended gives its own back, as it gives back its place: Jobs that nobody removes would use up the node's 253."""
+        """A pod that has ended gives its own back, as it gives back its place: Jobs that are not removed would use up the node's 253."""
         known: str = pod.get("status", {}).get("podIP", "")
         if pods.has_ended(pod):
             self._addresses.free(key)
@@ -231,7 +231,7 @@ class FakeKubelets:
 
 def keep(cache: dict[K, Object], key: K, answer: Object | None) -> None:
     """The answer is newer than what the watch told so far; deciding again from the older one would write twice. What the watch told
-    to be gone meanwhile stays gone: nobody would say so again, and its front and its address would be kept for ever."""
+    to be gone meanwhile stays gone: no event would say so again, and its front and its address would be kept for ever."""
     if answer and key in cache and newer(answer, cache[key]):
         cache[key] = answer
 

@@ -70,7 +70,7 @@ def _folders(parent: Path) -> Iterable[Path]:
 
 
 def remove(settings: Settings, prunable: Prunable, console: Console) -> Prunable:
-    """What went. Under each cluster's own lock, and under the build's, so that nothing is taken from somebody who just came."""
+    """What went. Under each cluster's own lock, and under the build's, so that nothing is taken from a process that just began."""
     clusters = tuple(name for name in prunable.clusters if providers.down_if_dead(settings, name, console))
     if not prunable.binaries:
         return Prunable(clusters, ())

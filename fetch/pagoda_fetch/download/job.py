@@ -21,7 +21,7 @@ from pagoda_fetch.nouns.names import WEIGHTS
 from pagoda_fetch.nouns.progress import Phase, Progress
 from pagoda_fetch.sources.base import Source
 from pagoda_fetch.sources.choose import Surroundings, source
-from pagoda_fetch.volume.lock import Held, Holder, locked
+from pagoda_fetch.volume.lock import Holder, OwnedLock, locked
 from pagoda_fetch.volume.store import Store, discard, disk_error, staged_bytes
 
 log = structlog.get_logger()
@@ -40,9 +40,9 @@ class Order:
 
 @dataclass
 class Meter:
-    """Counts bytes and tells whoever looks."""
+    """Counts bytes and reports them."""
 
-    tell: Callable[[Progress], None]
+    report: Callable[[Progress], None]
     total: int = 0
     done: int = 0
     digest: str = ""
@@ -54,7 +54,7 @@ class Meter:
 
     def say(self, phase: Phase, path: str = "") -> None:
         """Where it stands."""
-        self.tell(Progress(phase, self.done, self.total, self.digest, path))
+        self.report(Progress(phase, self.done, self.total, self.digest, path))
 
 
 @dataclass
@@ -74,11 +74,11 @@ class Room:
             self.store.check_room(max(0, self.left))
 
 
-async def fetch(order: Order, store: Store, around: Surroundings, me: Holder, tell: Callable[[Progress], None]) -> Progress:
+async def fetch(order: Order, store: Store, around: Surroundings, me: Holder, report: Callable[[Progress], None]) -> Progress:
     """The finished tree's digest and place. Raises FetchError; what a transient one leaves is where the next try begins."""
     await asyncio.to_thread(store.prepare)
     try:
-        return await _fetch(order, store, around, me, Meter(tell))
+        return await _fetch(order, store, around, me, Meter(report))
     except OSError as error:  # the volume: sources speak in errors of the tree
         raise disk_error(error, store.root) from None
 
@@ -95,7 +95,7 @@ async def _fetch(order: Order, store: Store, around: Surroundings, me: Holder, m
             await origin.close()
     _expect(order, known)
     done = Progress("done", meter.done, meter.total, known, str(store.place(known)))
-    meter.tell(done)
+    meter.report(done)
     return done
 
 
@@ -135,7 +135,7 @@ def _present(store: Store, address: str, listing: Listing) -> str:
     return store.known(address, listing.key)
 
 
-async def _download(order: Order, store: Store, means: tuple[Source, Limits, Held], listing: Listing, meter: Meter) -> str:
+async def _download(order: Order, store: Store, means: tuple[Source, Limits, OwnedLock], listing: Listing, meter: Meter) -> str:
     origin, limits, held = means
     staging = await asyncio.to_thread(store.staging, order.address.key, listing.key)
     try:
@@ -157,10 +157,10 @@ async def _download(order: Order, store: Store, means: tuple[Source, Limits, Hel
         await asyncio.to_thread(discard, staging)
         raise
     except OSError as error:
-        told = disk_error(error, store.root)
-        if isinstance(told, Permanent | NoRoom):
+        size_text = disk_error(error, store.root)
+        if isinstance(size_text, Permanent | NoRoom):
             await asyncio.to_thread(discard, staging)
-        raise told from None
+        raise size_text from None
 
 
 async def _all_files(work: Work, listing: Listing, parallel: int) -> dict[str, str]:
@@ -183,8 +183,8 @@ async def _all_files(work: Work, listing: Listing, parallel: int) -> dict[str, s
 
 def _first(many: BaseExceptionGroup[BaseException]) -> BaseException:
     """The one that says most: a permanent fault before a transient one."""
-    told = [error for error in many.exceptions if isinstance(error, FetchError)]
-    return min(told, key=lambda error: not isinstance(error, Permanent), default=many.exceptions[0])
+    size_text = [error for error in many.exceptions if isinstance(error, FetchError)]
+    return min(size_text, key=lambda error: not isinstance(error, Permanent), default=many.exceptions[0])
 
 
 def _expect(order: Order, digest: str) -> None:

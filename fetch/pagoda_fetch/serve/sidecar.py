@@ -66,11 +66,11 @@ async def _own_model(settings: Settings, fetches: Fetches, vitals: Vitals) -> No
 
 
 async def _bring(settings: Settings, order: Order, fetches: Fetches, vitals: Vitals) -> None:
-    clock, told = asyncio.get_running_loop().time, 0.0
+    clock, size_text = asyncio.get_running_loop().time, 0.0
     async for progress in fetches.watch(order):
         vitals.progress = progress
-        if clock() - told >= _LOG_EVERY:
-            told = clock()
+        if clock() - size_text >= _LOG_EVERY:
+            size_text = clock()
             log.info(progress.phase, uri=order.address.uri, done=progress.done, total=progress.total)
     log.info("complete", uri=order.address.uri, digest=vitals.progress.digest, bytes=vitals.progress.total)
     if settings.link is not None:

@@ -108,7 +108,7 @@ class Front:
         self._grpc = grpc_server.server()
         self._server: UnsignalledServer | None = None
         self._signalled, self._hurry = asyncio.Event(), asyncio.Event()
-        self.ending = False  # it closes what listens, in a few seconds; whoever cancels it then leaves half of it open
+        self.ending = False  # it closes what listens, in a few seconds; a cancellation would leave half of it open
 
     async def run(self, announce: Callable[[Ports], None]) -> None:
         """Serves until `stop` or the engine's end. Returns after a drain; raises PermanentError or EngineDied."""
@@ -202,7 +202,7 @@ class Front:
         return 0 if self._server is None else last_words(self._server.server_state.connections, error)
 
     def _count_down(self, looks: int) -> None:
-        """In parts: of the time in which this process was stopped one counts at most, and whoever waits is told after it."""
+        """In parts: if this process was stopped, at most one part counts, and the waiting clients are answered after it."""
         if looks:
             asyncio.get_running_loop().call_later(_SECOND_SIGNAL_S / _LOOKS, self._count_down, looks - 1)
         else:

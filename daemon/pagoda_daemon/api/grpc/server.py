@@ -1,6 +1,7 @@
 """The gRPC server's limits, and the one generic handler that lets callers in. Used by `front.py`.
 
-A method is served if `access.METHODS` and a `Method` name it; whoever has no role for it is refused before a byte of his message is read.
+A method is served if `access.METHODS` and a `Method` name it; a caller without a role for it is refused before a byte of its message is
+read.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def _authorization(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
 
 
 def _refusing(error: DaemonError) -> Any:
-    """Of any kind of method: it reads nothing, so that nothing is parsed for somebody unknown."""
+    """Of any kind of method: it reads nothing, so that nothing is parsed for an unknown caller."""
 
     async def refuse(_requests: Any, context: Context) -> None:
         await abort(context, error)
