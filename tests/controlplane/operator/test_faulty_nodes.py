@@ -11,11 +11,11 @@ from pagoda_operator.api.state import DEPLOYMENTS, NODES, PODS
 from support.kube.client import eventually
 from support.kube.namespace import NAME
 from support.kube.operator_process import PaperNode, running_operator
-from support.kube.played_nodes import WHOLE, device_node, inspected, tolerate
 from support.kube.ward import Ward, endpoints
 from support.servers.gateway_process import start_gateway
 from support.worlds.fleets import gpu
 from support.worlds.placing import ENGINE
+from support.worlds.played_nodes import WHOLE, device_node, inspected, tolerate
 
 pytestmark = pytest.mark.cluster
 
