@@ -1,6 +1,6 @@
 """Metric names, types, labels and buckets. The `vllm:*` twins are those existing dashboards, HPAs and pickers read.
 
-Holds descriptions only; a door builds its own registry from them.
+Descriptions only; a component builds its own registry from them.
 """
 
 from __future__ import annotations

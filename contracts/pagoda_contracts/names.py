@@ -117,7 +117,7 @@ CLAIMS_MOUNT: Final = "/claims"
 # Exit code of a daemon or fetch sidecar whose fault no restart can cure (EX_CONFIG of sysexits.h); its termination message says why.
 EXIT_PERMANENT: Final = 78
 
-# gRPC methods of pagoda.v1: doors register typed generic handlers from these.
+# gRPC methods of pagoda.v1: components register typed generic handlers from these.
 GRPC_DAEMON: Final = "pagoda.v1.Daemon"
 GRPC_WATCH_STATE: Final = f"/{GRPC_DAEMON}/WatchState"
 GRPC_SET_STATE: Final = f"/{GRPC_DAEMON}/SetState"

@@ -1,4 +1,4 @@
-"""The commands that look at what is there and tidy it up: `audit`, `logs`, `prune`. Called by the door, which registers them."""
+"""The commands that look at what is there and tidy it up: `audit`, `logs`, `prune`. Called by `__main__`, which registers them."""
 
 import json
 import os

@@ -147,7 +147,7 @@ def live(replica: Replica, now: float, limits: Limits) -> Verdict:
         return Verdict(False, f"the front's loop has not turned for {front:.1f} s")
     if replica.limits is None:
         return started(replica, now, limits)
-    # What the loop has not read since it last turned is not held against the engine: it said so of one whose front was stuck.
+    # What the loop has not read since it last turned does not count against the engine: it said so of one whose front was stuck.
     heard = replica.loop_beat
     engine = heard - replica.engine_beat
     if engine > limits.heartbeat:

@@ -1,4 +1,4 @@
-"""KvAccounts: blocks of rows, shared where beginnings are equal. The scheduler's only door to `kv`; pure.
+"""KvAccounts: blocks of rows, shared where beginnings are equal. The scheduler's only interface to `kv`; pure.
 
 A row opens with what is already known of its tokens (another request's blocks, held or still kept), grows block by block as it is fed,
 and leaves its content behind when it closes. Only landed tokens are registered: what a step has yet to write is shared with no other row.

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pagoda_daemon.kv.chain import Chain
 
 MOST = 32_768
-"""Names held, a few MB: 512 beginnings of 32 KiB each. The oldest goes when there are more."""
+"""Names kept, a few MB: 512 beginnings of 32 KiB each. The oldest goes when there are more."""
 
 
 class TextPrefixes:

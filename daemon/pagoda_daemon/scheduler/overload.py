@@ -1,9 +1,9 @@
 """refuse: whether a request that could run is let in now. Called by `admission.submit` alone; pure, time and luck are parameters.
 
-Better a refusal at the door, which another replica may mend, than a queue in which every deadline passes. In this order: draining; a
-deadline that has passed, or that the predicted first token would miss; a full queue, in tokens; memory, where every row is taken and the
-worst case of all that was admitted exceeds what the pool can turn over; and, before the queue is full, a growing share of newcomers.
-`retry_after_s` is when, by the measured step times, there should be room again.
+An early refusal, after which another replica may take the request, is better than a queue in which every deadline passes. In this order:
+draining; a deadline that has passed, or that the predicted first token would miss; a full queue, in tokens; memory, where every row is
+taken and the worst case of all that was admitted exceeds what the pool can turn over; and, before the queue is full, a growing share of
+newcomers. `retry_after_s` is when, by the measured step times, there should be room again.
 """
 
 from __future__ import annotations

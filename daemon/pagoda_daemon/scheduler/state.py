@@ -58,7 +58,7 @@ class Steady:
 
 @dataclass(slots=True)
 class Habits:
-    """What answers were like when they ended: running averages of tokens generated and blocks held. The first guess is soon forgotten."""
+    """What answers were like when they ended: running averages of tokens generated and blocks used. The first guess is soon forgotten."""
 
     generated: float = 64.0
     blocks: float = 16.0

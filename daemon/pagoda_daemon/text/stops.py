@@ -37,7 +37,7 @@ class StopMatcher:
         return out
 
     def flush(self) -> str:
-        """What was held back and did not become a stop string."""
+        """What was kept back and did not become a stop string."""
         out, self._pending = ("" if self.stopped else self._pending), ""
         return out
 

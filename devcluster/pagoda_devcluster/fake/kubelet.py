@@ -62,23 +62,23 @@ class Addresses:
     """Which pod has which of its node's addresses."""
 
     def __init__(self) -> None:
-        self._held: dict[str, dict[int, Key]] = {}
+        self._addresses: dict[str, dict[int, Key]] = {}
 
     def of(self, node: FakeNode, key: Key, known: str) -> str:
         """The one the pod's status has, after a start of this process; else the lowest that is free."""
-        held = self._held.setdefault(node.name, {})
-        number = next((number for number, holder in held.items() if holder == key), None)
+        taken = self._addresses.setdefault(node.name, {})
+        number = next((number for number, holder in taken.items() if holder == key), None)
         if number is None:
             number = node.number_of(known)
         if number is None:
-            number = next(number for number in range(len(held) + 1) if number not in held)
-        held[number] = key
+            number = next(number for number in range(len(taken) + 1) if number not in taken)
+        taken[number] = key
         return node.pod_address(number)
 
     def free(self, key: Key) -> None:
-        for held in self._held.values():
-            for number in [number for number, holder in held.items() if holder == key]:
-                del held[number]
+        for taken in self._addresses.values():
+            for number in [number for number, holder in taken.items() if holder == key]:
+                del taken[number]
 
 
 class FakeKubelets:

@@ -1,6 +1,6 @@
 """What a home has that nothing needs: dead clusters and binaries of older recipes. Deciding is pure; removing goes the way of `down`.
 
-A cluster is dead when no process of it lives. One that another command works on (its lock is held) is left alone, and so are binaries
+A cluster is dead when no process of it lives. One that another command works on (its lock is taken) is left alone, and so are binaries
 that any cluster of this home was started from.
 """
 

@@ -140,7 +140,7 @@ def fake_kubelet(spec: ClusterSpec) -> Process:
 
 
 def fronts(spec: ClusterSpec) -> Process:
-    """The product's own door: the dev cluster imports nothing of it."""
+    """A command of the product: the dev cluster imports nothing of it."""
     argv = [spec.python, "-P", "-m", "pagoda_daemon", "simulate-fronts", "--control", str(spec.paths.fronts)]
     return Process("fronts", argv)
 

@@ -1,6 +1,6 @@
 """One fetch, from address to finished tree: known already → listing → lock → room → files → digest → publish. The route of this component.
 
-Called by the door (`fetch`, `serve`) and by the gRPC service.
+Called by `__main__` (`fetch`), the sidecar and the gRPC service.
 """
 
 from __future__ import annotations
@@ -109,10 +109,10 @@ async def _from_source(order: Order, store: Store, means: tuple[Source, Limits, 
     key = order.address.key
     if known := _present(store, key, listing):
         return known
-    async with locked(store.locks, key, me, limits, lambda: meter.say("waiting")) as held:
+    async with locked(store.locks, key, me, limits, lambda: meter.say("waiting")) as lock:
         if known := _present(store, key, listing):
             return known
-        return await _download(order, store, (origin, limits, held), listing, meter)
+        return await _download(order, store, (origin, limits, lock), listing, meter)
 
 
 async def resolve(origin: Source, limits: Limits) -> Listing:
@@ -136,7 +136,7 @@ def _present(store: Store, address: str, listing: Listing) -> str:
 
 
 async def _download(order: Order, store: Store, means: tuple[Source, Limits, OwnedLock], listing: Listing, meter: Meter) -> str:
-    origin, limits, held = means
+    origin, limits, lock = means
     staging = await asyncio.to_thread(store.staging, order.address.key, listing.key)
     try:
         missing = max(0, listing.size - await asyncio.to_thread(staged_bytes, staging))
@@ -147,9 +147,9 @@ async def _download(order: Order, store: Store, means: tuple[Source, Limits, Own
             meter.moved(count)
             room.moved(count)
 
-        found = await _all_files(Work(origin, staging, limits, moved, held.check), listing, limits.parallel)
+        found = await _all_files(Work(origin, staging, limits, moved, lock.check), listing, limits.parallel)
         meter.say("verifying")
-        held.check()
+        lock.check()
         _expect(order, tree_digest(found))
         sizes = {file.name: (file.size, found[file.name]) for file in listing.files}
         return await asyncio.to_thread(store.publish, staging, sizes, order.address.key, listing.key)
@@ -194,10 +194,10 @@ def _expect(order: Order, digest: str) -> None:
 
 async def read_small(origin: Source, file: RemoteFile, limit: int) -> bytes:
     """A small file's content, without a disk."""
-    held = bytearray()
+    buffer = bytearray()
     async with aclosing(origin.read(file, 0)) as chunks:
         async for chunk in chunks:
-            held += chunk
-            if len(held) > min(limit, file.size):
+            buffer += chunk
+            if len(buffer) > min(limit, file.size):
                 raise Mismatch(f"{file.name}: more than {min(limit, file.size)} bytes")
-    return bytes(held)
+    return bytes(buffer)

@@ -1,6 +1,6 @@
 """`serve`: probes and gRPC at once, the service's model first, then whatever the daemon asks for, until SIGTERM.
 
-Ends with what keeps the model from coming: the door writes it where the operator reads it, and the kubelet starts the container anew.
+Ends with what keeps the model from coming: `__main__` writes it where the operator reads it, and the kubelet starts the container anew.
 """
 
 from __future__ import annotations
