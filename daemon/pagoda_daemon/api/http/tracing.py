@@ -7,6 +7,7 @@ tracing is on. The SDK reads its own environment variables: sampler, headers, li
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from contextlib import suppress
@@ -16,6 +17,7 @@ import structlog
 from pagoda_contracts.launch import TracingConfig
 
 from pagoda_daemon.api.http.spans import Ended, attributes, error_of, name_of, parts
+from pagoda_daemon.metrics.seldom import Seldom
 from pagoda_daemon.nouns.errors import ConfigRejected
 
 if TYPE_CHECKING:
@@ -23,7 +25,21 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 _LAST_S: Final = 2.0  # for spans that are not sent yet when the replica ends
+_COMPLAIN_S: Final = 60.0
+_MAX_SHOWN: Final = 500
 _SCOPE: Final = "pagoda_daemon"
+
+
+class Complaints(logging.Handler):
+    """What the SDK says of a collector that does not answer, as a line of our log: one a minute, since it says it for every try."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._seldom = Seldom(_COMPLAIN_S)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._seldom.due(time.monotonic()):
+            log.warning("tracing_failed", why=record.getMessage()[:_MAX_SHOWN])
 
 
 class Tracing:
@@ -74,13 +90,18 @@ def tracing(config: TracingConfig | None, version: str, *, wished: bool) -> Trac
     if config is None:
         return None
     try:
-        return Tracing(_provider(config, version))
+        made = Tracing(_provider(config, version))
     except ModuleNotFoundError as missing:
         said = f"module {missing.name!r} is missing; install it with: pip install 'pagoda[daemon,otel]'"
         if wished:
             raise ConfigRejected(f"tracing: {said}") from missing
         log.warning("tracing_off", why=said)
         return None
+    sdk = logging.getLogger("opentelemetry")
+    if not sdk.handlers:  # one for all fronts of a process
+        sdk.addHandler(Complaints())
+        sdk.propagate = False
+    return made
 
 
 def _provider(config: TracingConfig, version: str) -> TracerProvider:

@@ -65,6 +65,8 @@ def test_what_is_to_be_typed_is_a_request_whatever_the_name():
     words = shlex.split(line)
     assert words[:3] == ["curl", "-N", f"{URL}/v1/chat/completions"]
     assert json.loads(words[-1])["model"] == 'it\'s "odd"'
+    encrypted = shlex.split(welcome(URL, "tiny", None, "my cert.pem").splitlines()[-1])
+    assert encrypted[:4] == ["curl", "-N", "--cacert", "my cert.pem"]
 
 
 def test_it_says_what_it_is_and_how_much_it_holds():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from pagoda_contracts.launch import TracingConfig
 from pagoda_daemon.api.http.spans import Ended, attributes, error_of, name_of, parts
-from pagoda_daemon.api.http.tracing import tracing
+from pagoda_daemon.api.http.tracing import Complaints, tracing
 from pagoda_daemon.metrics.records import Record
 from pagoda_daemon.nouns.errors import ConfigRejected
 from pagoda_daemon.nouns.messages import Life
@@ -145,6 +146,14 @@ def test_without_the_extra_a_wish_is_refused_and_a_variable_is_not(monkeypatch):
         assert tracing(TracingConfig(), "1", wished=False) is None
     assert [line["event"] for line in found] == ["tracing_off"]
     assert tracing(None, "1", wished=False) is None
+
+
+def test_a_collector_that_is_not_there_is_one_line():
+    with capture_logs() as found:
+        complaints = Complaints()
+        for _ in range(3):
+            complaints.emit(logging.LogRecord("opentelemetry", logging.WARNING, "", 0, "no %s", ("collector" * 100,), None))
+    assert [(line["event"], line["why"][:12], len(line["why"])) for line in found] == [("tracing_failed", "no collector", 500)]
 
 
 @pytest.mark.parametrize(
