@@ -6,9 +6,9 @@ import io
 import sys
 
 import pytest
-from pagoda_fetch import shown
-from pagoda_fetch.errors import Unreachable
-from pagoda_fetch.progress import Progress
+from pagoda_fetch.nouns.errors import Unreachable
+from pagoda_fetch.nouns.progress import Progress
+from pagoda_fetch.serve import shown
 from rich.console import Console
 from structlog.testing import capture_logs
 

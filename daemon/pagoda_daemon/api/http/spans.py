@@ -13,7 +13,12 @@ from pagoda_daemon.api.openai.trace import timing
 from pagoda_daemon.metrics.records import FAILED, Record
 
 Value = str | int | float | bool | list[str]
-_OPERATIONS: Final = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
+_OPERATIONS: Final = {
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
 _SERVER_ERROR: Final = 500
 
 

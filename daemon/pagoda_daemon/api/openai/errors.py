@@ -10,7 +10,7 @@ import math
 from typing import Final, NamedTuple
 
 import msgspec
-from pagoda_contracts.names import ERROR_ENGINE_DIED, HEADER_RETRY_AFTER, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY
+from pagoda_contracts.names import ERROR_ENGINE_DIED, HEADER_ERROR_CODE, HEADER_RETRY_AFTER, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,6 +21,7 @@ from pagoda_daemon.nouns.errors import (
     DaemonError,
     DeadlineExceeded,
     Draining,
+    EndpointNotBuilt,
     EngineDied,
     Forbidden,
     ModelNotFound,
@@ -28,6 +29,7 @@ from pagoda_daemon.nouns.errors import (
     Overloaded,
     RequestError,
     RequestNotFound,
+    ResponseNotFound,
     TooMany,
     Unauthenticated,
 )
@@ -66,6 +68,8 @@ _CLASSES: Final[dict[type[DaemonError], _Class]] = {
     BadRequest: _Class(400, "invalid_request_error", None, None),
     ModelNotFound: _Class(404, "invalid_request_error", None, None),
     RequestNotFound: _Class(404, "invalid_request_error", None, None),
+    ResponseNotFound: _Class(404, "invalid_request_error", None, None),
+    EndpointNotBuilt: _Class(501, "invalid_request_error", None, False),
     Unauthenticated: _Class(401, "authentication_error", None, None),
     Forbidden: _Class(403, "permission_error", None, None),
     DeadlineExceeded: _Class(408, "invalid_request_error", None, False),
@@ -101,6 +105,8 @@ def response_of(error: DaemonError) -> Response:
     known = _class_of(error)
     status = _STATUS_OF_CODE.get(error.code, known.status) if isinstance(error, BadRequest) else known.status
     headers = {"www-authenticate": "Bearer"} if isinstance(error, Unauthenticated) else {}
+    if (code := body_of(error).error.code) is not None:
+        headers[HEADER_ERROR_CODE] = code
     if known.retry is not None:
         headers[HEADER_SHOULD_RETRY] = "true" if known.retry else "false"
     if known.retry:
