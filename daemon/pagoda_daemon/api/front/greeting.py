@@ -65,7 +65,7 @@ def welcome(url: str, model: str, limits: Ready | None, trust: str | None = None
     rows = [("model", model), *(_abilities(limits) if limits else ()), ("OpenAI API", f"{url}/v1"), ("pages", f"{url}/docs, {url}/metrics")]
     table = "".join(f"  {name:<12} {value}\n" for name, value in rows)
     curl = "curl -N" if trust is None else f"curl -N --cacert {shlex.quote(trust)}"
-    return f"ready; Ctrl-C ends it\n{table}  {curl} {url}/v1/chat/completions -H 'content-type: application/json' -d {typed}\n"
+    return f"ready: Ctrl-C ends it\n{table}  {curl} {url}/v1/chat/completions -H 'content-type: application/json' -d {typed}\n"
 
 
 def _abilities(limits: Ready) -> list[tuple[str, str]]:
