@@ -34,6 +34,7 @@ from pagoda_daemon.api.http.last_words import last_words
 from pagoda_daemon.api.http.lines import report
 from pagoda_daemon.api.http.listener import bind, default_bounds, server_config
 from pagoda_daemon.api.http.tls import tls_context
+from pagoda_daemon.api.http.tracing import tracing
 from pagoda_daemon.api.http.web import Web
 from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.generation import Generator as TextGenerator
@@ -99,6 +100,7 @@ class Front:
         self._settings = settings
         self._guard = Guard(config.auth)
         self._web, self._tls = Web.of(config.listen, closed=self._guard.closed), tls_context(config.listen.tls)
+        self._tracing = tracing(settings.tracing, settings.version, wished=config.tracing is not None)
         self._text, self._bounds, self._tidy = backing.text, backing.bounds or default_bounds(), backing.tidy
         # An engine may be loaded before the tokenizer is read and the ports are open: ready is who can be dialled.
         self.replica = Replica(time.monotonic(), listening=False)
@@ -173,7 +175,9 @@ class Front:
         exposition = Exposition(config.model.served_names[0], self.replica, counts, build)
         generator = TextGenerator(self._engine, text, counts)
         said = (config.model.served_names, self._settings.version, config.revision, self._guard, self._settings.ping_after_s)
-        return Parts(self.replica, self._admission, generator, exposition, *said, self._web)
+        return Parts(
+            self.replica, self._admission, generator, exposition, *said, self._web, None if self._tracing is None else self._tracing.tell
+        )
 
     async def _start_grpc(self, parts: Parts) -> int:
         listen = self._settings.config.listen
@@ -259,6 +263,8 @@ class Front:
         with suppress(asyncio.CancelledError):
             await serving
         await self._grpc.stop(0)
+        if self._tracing is not None:
+            await self._tracing.close()
 
 
 def _futures(*futures: asyncio.Future[Any]) -> set[asyncio.Future[Any]]:
