@@ -49,7 +49,6 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "length_penalty": (None, 1),
     "priority": (None, 0),
     "spaces_between_special_tokens": (None, True),
-    "return_token_ids": (None, False),
     "return_tokens_as_token_ids": (None, False),
     "use_beam_search": (None, False),
     "function_call": (None, "none", "auto"),
@@ -82,6 +81,15 @@ def typed(body: bytes, kind: type[T], ignored: list[str]) -> T:
     ignored += [name for name in dict.fromkeys((*strangers, *inside)) if _SANE_NAME.fullmatch(name)][:_MAX_NAMED]
     try:
         return msgspec.convert(fields, kind)
+    except msgspec.ValidationError:
+        return _typed_again(fields, kind)
+
+
+def _typed_again(fields: dict[str, Any], kind: type[T]) -> T:
+    """With whole numbers in lists of ids too. A million ids are walked only here, after they could not be read as they are."""
+    types = _shape(kind).types
+    try:
+        return msgspec.convert({name: _whole_numbers(value, types[name]) for name, value in fields.items()}, kind)
     except msgspec.ValidationError as error:
         raise BadRequest(*_explained(str(error))) from error
 
@@ -125,6 +133,17 @@ def _members(of: inspect.Type) -> tuple[inspect.Type, ...]:
 def _whole_number(value: Any) -> Any:
     """16.0 as 16: JSON knows one kind of number, and JavaScript and Lua write whole ones either way."""
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+
+
+def _whole_numbers(value: Any, of: inspect.Type) -> Any:
+    """The same for what is in a list of integers, or in lists of them."""
+    items = next((one.item_type for one in _members(of) if isinstance(one, inspect.ListType)), None)
+    if not isinstance(value, list) or items is None:
+        return value
+    if any(isinstance(one, inspect.FloatType) for one in _members(items)):
+        return value
+    integers = any(isinstance(one, inspect.IntType) for one in _members(items))
+    return [_whole_number(one) if integers and isinstance(one, float) else _whole_numbers(one, items) for one in value]
 
 
 def _fields(body: bytes) -> dict[str, Any]:

@@ -225,6 +225,10 @@ def test_a_whole_number_may_be_written_as_a_float():
     assert all(isinstance(one, int) for one in (request.limit, request.n, request.seed, request.top_k))
     for wrong in (16.5, 1e300, "16", True):
         assert refusal(json.dumps({**CHAT, "max_tokens": wrong}).encode()).param == "max_tokens"
+    assert chat(allowed_token_ids=[1.0, 2], stop_token_ids=[3.0]).allowed_token_ids == [1, 2]
+    assert completion(prompt=[[1.0, 2], [3]]).prompts() == ((1, 2), (3,))
+    assert completion(prompt=[1.0]).prompts() == ((1,),)
+    assert refusal(json.dumps({**CHAT, "stop_token_ids": [1, 2.5]}).encode()).param == "stop_token_ids[1]"
 
 
 def test_a_client_may_set_the_templates_thinking_and_nothing_else_of_it():
