@@ -254,7 +254,7 @@ class State:
         took_ms = now_ms - max(flight.planned_ms, self.landed_ms)
         self.step_cost.observe(flight.tokens, flight.context, took_ms)
         if flight.plan.rows.size:
-            self.steps.add(flight.plan.tokens, took_ms / 1000)
+            self.steps.add(flight.plan, flight.context, took_ms / 1000)
         self.landed_ms = now_ms
         return flight
 
