@@ -85,11 +85,13 @@ generate: setup  ## Rewrite generated files: protobuf code, CRDs, chart CRDs, ta
 	$(BIN)/pagoda-generate .
 	$(BIN)/python -P -m pagoda_sizing.generate docs/sizing.md
 	$(BIN)/python -P -m pagoda_daemon.api.routes.apidoc docs/api.md
+	$(BIN)/python -P -m pagoda_daemon.process.configdoc docs/daemon-config.md
 
 verify: setup  ## Fail if a generated file is stale (writes nothing)
 	$(BIN)/pagoda-generate --check .
 	$(BIN)/python -P -m pagoda_sizing.generate --check docs/sizing.md
 	$(BIN)/python -P -m pagoda_daemon.api.routes.apidoc --check docs/api.md
+	$(BIN)/python -P -m pagoda_daemon.process.configdoc --check docs/daemon-config.md
 
 words: setup  ## Record that docs and messages break fewer rules of plain English (WHAT=docs/engine.md lists places)
 	$(WORDS) --record $(if $(WHAT),--list $(WHAT))

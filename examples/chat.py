@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Asks one question through the OpenAI client, prints the answer as it streams, then why the gateway sent it where it did.
 
-Used by `make demo`. The API key comes from OPENAI_API_KEY. The client retries nothing (`max_retries=0`), so a request that is lost shows here.
+Used by `make demo`. The API key comes from OPENAI_API_KEY. The client retries nothing (`max_retries=0`), so a lost request shows here.
 """
 
 from __future__ import annotations

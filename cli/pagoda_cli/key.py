@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import typer
-from pagoda_contracts.apikeys import RANDOM_BYTES, SECRET_PREFIX, NewKey, StoredKey, new_key, stored_key
 from pagoda_contracts.names import LABEL_API_KEYS, LABEL_TENANT
+from pagoda_contracts.resources.apikeys import RANDOM_BYTES, SECRET_PREFIX, NewKey, StoredKey, new_key, stored_key
 from pagoda_contracts.units import parse_duration
 
 from pagoda_cli.errors import CliError

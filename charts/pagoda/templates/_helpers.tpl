@@ -89,7 +89,7 @@ pagoda-first-key
 {{- end }}
 {{- end }}
 
-{{- /* What is kept of it, as in contracts/pagoda_contracts/apikeys.py; base64. */}}
+{{- /* What is kept of it, as in contracts/pagoda_contracts/resources/apikeys.py; base64. */}}
 {{- define "pagoda.firstKeyStored" -}}
 {{- $known := lookup "v1" "Secret" .Release.Namespace (include "pagoda.firstKeySecret" .) }}
 {{- $made := include "pagoda.firstKey" . }}

@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from pagoda_devcluster.cluster.errors import DevClusterError, StartError, exit_code
 from pagoda_devcluster.demo import build, install, recipe, show
-from pagoda_devcluster.errors import DevClusterError, StartError, exit_code
 
 CLUSTER = "demo"
 NAMESPACE = "default"

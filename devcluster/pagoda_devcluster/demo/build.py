@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pagoda_devcluster.cluster.errors import BuildError, MissingPrerequisiteError
 from pagoda_devcluster.demo import recipe
 from pagoda_devcluster.demo.recipe import Component
-from pagoda_devcluster.errors import BuildError, MissingPrerequisiteError
 
 Say = Callable[[str], None]
 # This one, and those of the branch one came from.

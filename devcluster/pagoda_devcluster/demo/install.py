@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from pagoda_devcluster.cluster.errors import BuildError, StartError
 from pagoda_devcluster.demo import recipe
 from pagoda_devcluster.demo.build import Workshop, archive, run, site_packages
 from pagoda_devcluster.demo.recipe import Component
-from pagoda_devcluster.errors import BuildError, StartError
 
 NAMESPACE = "pagoda-system"
 RELEASE = "pagoda"

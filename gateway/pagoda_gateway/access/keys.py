@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import NamedTuple
 
-from pagoda_contracts.apikeys import MAX_BYTES, Refusal, StoredKey, sha256
+from pagoda_contracts.resources.apikeys import MAX_BYTES, Refusal, StoredKey, sha256
 
 
 class Owner(NamedTuple):

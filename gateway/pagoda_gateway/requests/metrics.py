@@ -6,8 +6,8 @@ from collections import Counter as Counts
 from collections.abc import Callable
 
 from pagoda_contracts import metrics as words
-from pagoda_contracts.apikeys import Refusal
 from pagoda_contracts.metrics import Metric
+from pagoda_contracts.resources.apikeys import Refusal
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from pagoda_gateway.requests.hold_queue import HoldQueue

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-from pagoda_contracts.apikeys import is_tenant, stored_key
+from pagoda_contracts.resources.apikeys import is_tenant, stored_key
 
 from pagoda_gateway.access.keys import KeyRing
 

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 import structlog
-from pagoda_contracts.apikeys import StoredKey, is_tenant, stored_key
 from pagoda_contracts.names import LABEL_API_KEYS, LABEL_TENANT
+from pagoda_contracts.resources.apikeys import StoredKey, is_tenant, stored_key
 from pagoda_kube.cache import Cache, Changed, Item, Key
 from pagoda_kube.reflector import Api, Kind, Reflector, Signs
 

@@ -4,7 +4,7 @@ import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from pagoda_contracts.apikeys import PREFIX, is_tenant, new_key, sha256, stored_key
+from pagoda_contracts.resources.apikeys import PREFIX, is_tenant, new_key, sha256, stored_key
 
 NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)
 

@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from pagoda_devcluster.cluster.errors import BuildError, MissingPrerequisiteError
 from pagoda_devcluster.demo import build, recipe
 from pagoda_devcluster.demo.show import changes, documents
-from pagoda_devcluster.errors import BuildError, MissingPrerequisiteError
 
 ROOT = Path(__file__).parents[3]
 
@@ -41,7 +41,7 @@ CHANGES = [
     ("requirements/daemon.txt", {"daemon"}),
     ("kube/pagoda_kube/cache.py", {"operator", "gateway"}),
     ("gateway/Dockerfile", {"gateway"}),
-    ("fetch/pagoda_fetch/names.py", {"fetch"}),
+    ("fetch/pagoda_fetch/nouns/names.py", {"fetch"}),
     ("kernels/pagoda_kernels/cpu/src/attention.h", {"daemon", "daemon-thin"}),
     ("operator/README.md", set()),
 ]

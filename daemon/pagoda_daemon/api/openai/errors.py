@@ -21,6 +21,7 @@ from pagoda_daemon.nouns.errors import (
     DaemonError,
     DeadlineExceeded,
     Draining,
+    EndpointNotBuilt,
     EngineDied,
     Forbidden,
     ModelNotFound,
@@ -28,6 +29,7 @@ from pagoda_daemon.nouns.errors import (
     Overloaded,
     RequestError,
     RequestNotFound,
+    ResponseNotFound,
     TooMany,
     Unauthenticated,
 )
@@ -66,6 +68,8 @@ _CLASSES: Final[dict[type[DaemonError], _Class]] = {
     BadRequest: _Class(400, "invalid_request_error", None, None),
     ModelNotFound: _Class(404, "invalid_request_error", None, None),
     RequestNotFound: _Class(404, "invalid_request_error", None, None),
+    ResponseNotFound: _Class(404, "invalid_request_error", None, None),
+    EndpointNotBuilt: _Class(501, "invalid_request_error", None, False),
     Unauthenticated: _Class(401, "authentication_error", None, None),
     Forbidden: _Class(403, "permission_error", None, None),
     DeadlineExceeded: _Class(408, "invalid_request_error", None, False),
@@ -117,8 +121,16 @@ def on_daemon_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, DaemonError):
         raise error
     reply = body_of(error).error
-    request.scope["state"]["refusal"] = reply.code or reply.type
+    request.scope["state"].update(refused(error, reply))
     return response_of(error)
+
+
+def refused(error: DaemonError, reply: ErrorBody) -> dict[str, str]:
+    """What the access line says of it. A message about the request itself may quote the client, hence is left out."""
+    found = {"refusal": reply.code or reply.type}
+    if reply.param:
+        found["param"] = reply.param
+    return found | ({"why": str(error)} if retryable(error) else {})
 
 
 def on_http_error(request: Request, error: Exception) -> Response:
@@ -127,6 +139,7 @@ def on_http_error(request: Request, error: Exception) -> Response:
         raise error
     message = f"{request.method} {request.url.path[:MAX_SHOWN]} is not served here" if error.status_code in (404, 405) else error.detail
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+    request.scope["state"]["refusal"] = code
     reply = ErrorReply(ErrorBody(message, "invalid_request_error", None, code))
     return Response(msgspec.json.encode(reply), error.status_code, dict(error.headers or {}), JSON)
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from pagoda_contracts.apikeys import MAX_BYTES, new_key
+from pagoda_contracts.resources.apikeys import MAX_BYTES, new_key
 from pagoda_gateway.access.credentials import shown_key
 from pagoda_gateway.access.keys import KeyRing, Refused
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 from aiohttp import web
-from pagoda_contracts.apikeys import new_key
 from pagoda_contracts.names import HEADER_TENANT
+from pagoda_contracts.resources.apikeys import new_key
 from pagoda_gateway.access.keys import KeyRing
 from pagoda_gateway.proxy.authenticate import Authenticate
 from pagoda_gateway.proxy.body import Limits

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import msgspec
 import pytest
-from pagoda_contracts.apikeys import new_key
 from pagoda_contracts.names import LABEL_API_KEYS, LABEL_TENANT
+from pagoda_contracts.resources.apikeys import new_key
 from pagoda_gateway.access.keys import KeyRing, Refused
 from pagoda_gateway.watch.cache import EndpointCache
 from pagoda_gateway.watch.cluster import watch
