@@ -50,6 +50,7 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "length_penalty": (None, 1),
     "priority": (None, 0),
     "spaces_between_special_tokens": (None, True),
+    "return_token_ids": (None, False),
     "return_tokens_as_token_ids": (None, False),
     "use_beam_search": (None, False),
     "function_call": (None, "none", "auto"),
