@@ -42,7 +42,8 @@ _MISSPELT: Final = 0.85  # of difflib's ratio: temprature is 0.95 of temperature
 _MAX_NAMED: Final = 16  # of unknown fields in the answer's header
 _SANE_NAME: Final = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
 _EMPTY: Final[tuple[Any, ...]] = (None, [], {}, "")
-# Known, not built: accepted at a value that leaves the answer as it is.
+_GATEWAYS: Final = frozenset(("priority", "cache_salt"))
+# Known, not built or not a client's: accepted at a value that leaves the answer as it is.
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "best_of": (None, 1),
     "top_logprobs": (None, 0),
@@ -50,6 +51,7 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "length_penalty": (None, 1),
     "priority": (None, 0),
     "spaces_between_special_tokens": (None, True),
+    "include_reasoning": (None, True),
     "return_token_ids": (None, False),
     "return_tokens_as_token_ids": (None, False),
     "use_beam_search": (None, False),
@@ -164,7 +166,8 @@ def _is_unknown(name: str, value: Any) -> bool:
     if name in _NEUTRAL or name in _NEUTRAL_WHEN_EMPTY:
         accepted = _NEUTRAL.get(name, _EMPTY)
         if not any(_same(value, one) for one in accepted):
-            raise BadRequest(f"{name} is not supported yet; leave it out", name, "unsupported_parameter")
+            why = "is set by the gateway, in a header" if name in _GATEWAYS else "is not supported yet"
+            raise BadRequest(f"{name} {why}; leave it out", name, "unsupported_parameter")
         return False
     return True
 

@@ -219,6 +219,14 @@ def test_what_is_internal_or_would_change_the_answer_is_refused_at_every_depth(c
     assert (error.code, error.param) == ("unsupported_parameter", param)
 
 
+@pytest.mark.parametrize(("name", "neutral", "value"), [("priority", 0, 3), ("cache_salt", "", "s")])
+def test_what_the_gateway_sets_is_refused_in_a_body_and_says_so(name, neutral, value):
+    chat(**{name: neutral})
+    error = refusal(json.dumps({**CHAT, name: value}).encode())
+    assert (error.code, error.param) == ("unsupported_parameter", name)
+    assert "set by the gateway" in str(error)
+
+
 def test_a_whole_number_may_be_written_as_a_float():
     request = chat(max_tokens=16.0, n=2.0, seed=-7.0, top_k=3.0, temperature=1)
     assert (request.limit, request.n, request.seed, request.top_k) == (16, 2, -7, 3)
