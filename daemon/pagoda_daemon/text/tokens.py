@@ -93,6 +93,15 @@ class ModelText:
                 template.check()
             self._is_warm = True
 
+    def close(self) -> None:
+        """Ends the processes that render templates. Idempotent; no conversation can be written after it."""
+        for template in self._templates.values():
+            template.close()
+
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], context: int, shape: ChatShape = AS_A_QUESTION, tools: Tools = None) -> str:
+        """The text that `encode_chat` makes ids of."""
+        return self._rendered(messages, context, shape, tools)
+
     def _rendered(self, messages: Sequence[Mapping[str, Any]], context: int, shape: ChatShape, tools: Tools) -> str:
         """To continue the last message, a mark stands at its end, and the text is cut there. As in transformers, the space after the mark
         shows whether the template trims messages: then spaces before the cut go as well."""

@@ -73,7 +73,11 @@ def learn(kind: type[msgspec.Struct]) -> None:
 
 def typed(body: bytes, kind: type[T], ignored: list[str]) -> T:
     """The body of any endpoint, right in its names and types. `ignored` takes the paths of the fields that nobody knows."""
-    fields = _fields(body)
+    return typed_fields(_fields(body), kind, ignored)
+
+
+def typed_fields(fields: dict[str, Any], kind: type[T], ignored: list[str]) -> T:
+    """The same for the fields of a body that is no text any more. They are taken out of the dictionary."""
     shape = _shape(kind)
     strangers = [name for name in sorted(fields.keys() - shape.names) if _is_unknown(name, fields.pop(name))]
     _check_spelling(strangers, tuple(shape.names))

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from pagoda_daemon.api.openai.fields import typed
+from pagoda_daemon.api.openai.fields import typed, typed_fields
 from pagoda_daemon.api.openai.messages import Message, check_messages, turns
 from pagoda_daemon.api.openai.sampling import MAX_CHOICES, MAX_LOGPROBS, check_sampling, in_range
 from pagoda_daemon.api.openai.structured import StructuredFields
@@ -153,7 +153,15 @@ GenerationRequest = ChatRequest | CompletionRequest
 
 def parse(body: bytes, kind: type[GenerationRequest], unknown: list[str]) -> GenerationRequest:
     """The typed request; BadRequest names the first field that is wrong."""
-    request = typed(body, kind, unknown)
+    return _checked(typed(body, kind, unknown), unknown)
+
+
+def of_fields(fields: dict[str, Any], kind: type[GenerationRequest], unknown: list[str]) -> GenerationRequest:
+    """The same for a caller in this process, which has no body."""
+    return _checked(typed_fields(fields, kind, unknown), unknown)
+
+
+def _checked(request: GenerationRequest, unknown: list[str]) -> GenerationRequest:
     _check(request)
     unknown += loosened(request, request.box if isinstance(request, ChatRequest) else None)
     return request

@@ -41,6 +41,7 @@ class Delta(NamedTuple):
     choice: int = 0
     life: Life | None = None
     embedding: bytes = b""
+    token_ids: tuple[int, ...] = ()  # new ones; those of a stop string and an end token are among them
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,8 @@ class _Choice:
             self._begun, scores = True, tuple(self._scores)
             if self.job.echo is not None:
                 piece = _joined(echo(self.job.echo, self.job.message.prompt, scores, self._detokenizer()), piece)
-        return Delta(piece, self.tokens if self.job.answers else 0, reason, scores, self.job.first + self.index, row.life, row.embedding)
+        tokens, ids = (self.tokens, row.token_ids) if self.job.answers else (0, ())
+        return Delta(piece, tokens, reason, scores, self.job.first + self.index, row.life, row.embedding, ids)
 
 
 _Open = dict[str, dict[int, _Choice]]
