@@ -14,7 +14,7 @@ from pagoda_contracts.launch import DaemonConfig
 
 from pagoda_daemon.api.access.caller import PLAIN
 from pagoda_daemon.api.openai import fields
-from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest
+from pagoda_daemon.api.openai.requests import MAX_BODY, ChatRequest, CompletionRequest
 from pagoda_daemon.api.routes.embeddings import EmbeddingRequest, submissions
 from pagoda_daemon.nouns.errors import BadRequest
 from pagoda_daemon.offline.answering import Answered, answer_all
@@ -95,6 +95,10 @@ class Engine:
         """One vector of length 1 for each prompt: the state of its last token, or the mean of all (`pooling="mean"`)."""
         asks = [_embedding(prompt, pooling) for prompt in _prompts(prompts)]
         return np.stack(self._run(asks, _vector, progress))
+
+    def tokenize(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+        """Ids of a text of any length, with the special ids that the tokenizer adds to a prompt, or without them."""
+        return self.text.encode(text, MAX_BODY, special=special)
 
     def close(self) -> None:
         """Ends the engine. Idempotent. Nothing is left: no process, no thread, no file."""

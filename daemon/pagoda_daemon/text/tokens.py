@@ -140,6 +140,11 @@ class ModelText:
         added = self._tokenizer.get_added_tokens_decoder()
         return found if found in added and added[found].special else None
 
+    def named_id(self, name: str) -> int | None:
+        """The id of a token that the model has under a name such as bos_token; None where it has none."""
+        token = self._special.get(name)
+        return None if token is None else self._tokenizer.token_to_id(token)
+
     def word_ids(self, word: str) -> tuple[int, ...]:
         """Ids of a piece of text as it stands within another."""
         return tuple(self._tokenizer.encode(word, add_special_tokens=False).ids)
