@@ -25,8 +25,6 @@ from pagoda_daemon.api.openai.errors import JSON, body_of
 from pagoda_daemon.api.openai.logprobs import prompt_logprobs
 from pagoda_daemon.api.openai.replies import DONE, Answer, Dialect, Head, event
 from pagoda_daemon.api.openai.requests import ChatRequest, GenerationRequest
-from pagoda_daemon.api.openai.tool_formats import tool_format
-from pagoda_daemon.api.openai.tool_replies import ToolChat
 from pagoda_daemon.api.openai.trace import Timing, timing
 from pagoda_daemon.api.routes.admission import Admission, admitted
 from pagoda_daemon.api.routes.believed import stamped
@@ -102,14 +100,11 @@ class Generate:
                 content = await self.admission.preparing.run(size, whole)
                 await Response(content, media_type=JSON)(scope, receive, send)
 
-    def _dialect(self, request: GenerationRequest, head: Head, *, formatted: bool) -> Dialect:
-        box = request.box if isinstance(request, ChatRequest) else None
-        return self.dialect(head) if box is None else ToolChat(head, tool_format(self.generator.text), box, formatted=formatted)
-
     def _head(self, request: GenerationRequest, request_id: str, jobs: Sequence[Submission], usages: Usages) -> Head:
         spell = self.generator.text.spell if request.listed is not None else None
         choices = sum(job.message.n for job in jobs)
-        head = Head(request_id, int(time.time()), request.model, request.include_usage, spell, self.fingerprint, choices)
+        common = (request_id, int(time.time()), request.model, request.include_usage, spell, self.fingerprint, choices)
+        head = Head(*common, reading=jobs[0].reading)
         return replace(head, so_far=usages.usage) if request.continuous_usage else head
 
     def _timing(self, request: GenerationRequest, request_id: str) -> Callable[[], Timing | UnsetType] | None:
@@ -142,8 +137,7 @@ class Generate:
         limits = self.admission.limits_of(request.model, self.served_names)
         jobs = stamped(submissions(request, told.request_id, self.generator.text, limits), request, told.terms)
         usages = Usages(jobs, self._timing(request, told.request_id))
-        head, formatted = self._head(request, told.request_id, jobs, usages), jobs[0].message.grammar is not None
-        return Prepared(request, jobs, usages, self._dialect(request, head, formatted=formatted))
+        return Prepared(request, jobs, usages, self.dialect(self._head(request, told.request_id, jobs, usages)))
 
 
 def _best(answers: list[Answer], generated: int, returned: int) -> list[Answer]:

@@ -3,7 +3,8 @@
 import asyncio
 
 import pytest
-from pagoda_daemon.api.openai.replies import DONE, Chat, Head
+from pagoda_daemon.api.openai.chat_replies import Chat
+from pagoda_daemon.api.openai.replies import DONE, Head
 from pagoda_daemon.api.routes.completions import _stream
 from pagoda_daemon.api.routes.events import PING, EventStream
 from pagoda_daemon.api.routes.generation import Delta, Submission
