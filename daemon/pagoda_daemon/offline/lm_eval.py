@@ -38,10 +38,13 @@ class PagodaLM(TemplateLM):  # type: ignore[misc]
         max_gen_toks: int = 256,
         add_bos_token: bool | None = None,
         prefix_token_id: int | None = None,
+        device: str | None = None,
         **fields: Any,
     ) -> None:
         super().__init__()
-        self.engine = Engine(pretrained, **{name: value for name, value in fields.items() if name not in _UNUSED})
+        given = {name: value for name, value in fields.items() if name not in _UNUSED}
+        # lm-eval says cuda:0 where its user says nothing, whatever there is.
+        self.engine = Engine(pretrained, device=device if device in ("cpu", "cuda") else "auto", **given)
         self.max_length = self.engine.max_model_len - _RESERVED
         self._name, self._add_bos, self._max_gen_toks = pretrained, add_bos_token, max_gen_toks
         named, ends = self.engine.text.named_id, self.engine.text.stop_ids
