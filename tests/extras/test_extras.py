@@ -15,15 +15,17 @@ ROOT = Path(__file__).parents[2]
 UV = Path(sys.executable).parent / "uv"
 DOORS = {
     "daemon": ("pagoda-daemon", "pagoda_daemon.__main__", "pagoda_daemon.api"),
+    "bench": ("pagoda-daemon", "pagoda_daemon.__main__", "pagoda_daemon.bench.command"),
     "operator": ("pagoda-operator", "pagoda_operator.__main__", "pagoda_operator.serve.process"),
     "gateway": ("pagoda-gateway", "pagoda_gateway.__main__", "pagoda_gateway.serve.process"),
     "fetch": ("pagoda-fetch", "pagoda_fetch.__main__", "pagoda_fetch.serve.sidecar"),
     "cli": ("pagoda", "pagoda_cli.__main__", "pagoda_cli.commands"),
 }
 # Enough of a command line to pass the settings, which need no extra.
-ARGUMENTS = {"daemon": ["serve", "."], "operator": [], "gateway": [], "fetch": ["inspect", "pvc://x"], "cli": ["plan"]}
+ARGUMENTS = {"daemon": ["serve", "."], "bench": ["bench", "serve"], "operator": [], "gateway": [], "fetch": ["inspect", "pvc://x"], "cli": ["plan"]}
 STRANGERS = {
     "daemon": {"kubernetes", "kopf", "typer", "transformers"},
+    "bench": {"torch", "zmq", "starlette", "grpc", "kubernetes"},
     "operator": {"torch", "typer", "starlette"},
     "gateway": {"torch", "kopf", "typer"},
     "fetch": {"torch", "kubernetes", "kopf", "starlette", "aiohttp"},
