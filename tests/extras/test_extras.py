@@ -22,7 +22,15 @@ DOORS = {
     "cli": ("pagoda", "pagoda_cli.__main__", "pagoda_cli.commands"),
 }
 # Enough of a command line to pass the settings, which need no extra.
-ARGUMENTS = {"daemon": ["serve", "."], "bench": ["bench", "serve"], "operator": [], "gateway": [], "fetch": ["inspect", "pvc://x"], "cli": ["plan"]}
+ARGUMENTS = {
+    "daemon": ["serve", "."],
+    "bench": ["bench", "serve"],
+    "operator": [],
+    "gateway": [],
+    "fetch": ["inspect", "pvc://x"],
+    "cli": ["plan"],
+}
+COMMAND = {"bench": ("bench",)}
 STRANGERS = {
     "daemon": {"kubernetes", "kopf", "typer", "transformers"},
     "bench": {"torch", "zmq", "starlette", "grpc", "kubernetes"},
@@ -75,7 +83,7 @@ def test_an_extra_alone_opens_its_door(extra, wheel, constraints, tmp_path):
     script, *modules = DOORS[extra]
     for module in modules:
         run(python, "-P", "-W", "error::ImportWarning", "-c", f"import {module}", cwd=tmp_path)
-    assert "usage" in run(python.parent / script, "--help", cwd=tmp_path).lower()
+    assert "usage" in run(python.parent / script, *COMMAND.get(extra, ()), "--help", cwd=tmp_path).lower()
     found = run(python, "-P", "-c", f"import importlib.util as u; print([n for n in {sorted(STRANGERS[extra])} if u.find_spec(n)])")
     assert found.strip() == "[]"
     run(UV, "pip", "check", "--python", python)

@@ -93,9 +93,9 @@ class PagodaLM(TemplateLM):  # type: ignore[misc]
         prompts = [(context + following)[-self.max_length :] for _, context, following in requests]
         results = self.engine.score(prompts, progress=False if disable_tqdm else None)
         found = [_scored(result, len(following)) for result, (_, _, following) in zip(results, requests, strict=True)]
-        for (key, _, _), one in zip(requests, found, strict=True):
-            if key is not None:
-                self.cache_hook.add_partial("loglikelihood", key, one)
+        for request, one in zip(requests, found, strict=True):
+            if request[0] is not None:  # None: a window of a longer text
+                self.cache_hook.add_partial("loglikelihood", request[0], one)
         return found
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
