@@ -165,6 +165,7 @@ ERROR_ENGINE_DIED: Final = "engine_died"
 ERROR_DEADLINE: Final = "deadline_exceeded"
 ERROR_MODEL_NOT_FOUND: Final = "model_not_found"
 ERROR_UNSUPPORTED: Final = "unsupported"
+ERROR_UNSUPPORTED_ENDPOINT: Final = "unsupported_endpoint"
 ERROR_UNAUTHENTICATED: Final = "invalid_api_key"  # OpenAI's word
 ERROR_FORBIDDEN: Final = "permission_denied"
 

@@ -26,7 +26,7 @@ ARGUMENTS = {
     "daemon": ["serve", "."],
     "bench": ["bench", "serve"],
     "operator": [],
-    "gateway": [],
+    "gateway": ["--anonymous", "true"],
     "fetch": ["inspect", "pvc://x"],
     "cli": ["plan"],
 }

@@ -30,12 +30,16 @@ from pagoda_daemon.api.openai.models import ModelCard, ModelList
 from pagoda_daemon.api.openai.replies import Completion
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest
 from pagoda_daemon.api.openai.trace import TRACE_PATH, Traces
+from pagoda_daemon.api.responses.dialect import Responses
+from pagoda_daemon.api.responses.requests import ResponsesRequest
 from pagoda_daemon.api.routes import docspage
+from pagoda_daemon.api.routes.absent import absent_routes
 from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.completions import Generate
 from pagoda_daemon.api.routes.embeddings import Embed
 from pagoda_daemon.api.routes.generation import Generator
 from pagoda_daemon.api.routes.openapi import HTML, Load, Version, document
+from pagoda_daemon.api.routes.responses import Respond
 from pagoda_daemon.api.routes.texts import DetokenizeRequest, TextRoute, TokenizeRequest, detokenize, tokenize
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.metrics import Exposition
@@ -69,6 +73,7 @@ def application(parts: Parts) -> ASGIApp:
     routes = [
         Route("/v1/chat/completions", Generate(ChatRequest, Chat, *shared), methods=["POST"]),
         Route("/v1/completions", Generate(CompletionRequest, Completion, *shared), methods=["POST"]),
+        Route("/v1/responses", Respond(ResponsesRequest, Responses, *shared), methods=["POST"]),
         Route("/tokenize", TextRoute(TokenizeRequest, tokenize, *texts), methods=["POST"]),
         Route("/detokenize", TextRoute(DetokenizeRequest, detokenize, *texts), methods=["POST"]),
         Route("/v1/embeddings", Embed(parts.admission, parts.generator, parts.served_names), methods=["POST"]),
@@ -81,6 +86,7 @@ def application(parts: Parts) -> ASGIApp:
         Route("/load", info.load),
         Route("/openapi.json", info.openapi),
         Route("/docs", info.docs),
+        *absent_routes(),
     ]
     handlers = {DaemonError: on_daemon_error, HTTPException: on_http_error, Exception: on_bug}
     app = Starlette(routes=guarded(routes, parts.guard), exception_handlers=handlers)

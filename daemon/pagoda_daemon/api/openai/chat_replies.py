@@ -22,6 +22,7 @@ from pagoda_daemon.api.openai.replies import (
     ChatMessage,
     ChatReply,
     ChunkChoice,
+    EndedByDone,
     Head,
     TextEvents,
     Usage,
@@ -30,7 +31,7 @@ from pagoda_daemon.api.openai.replies import (
 from pagoda_daemon.text.answer import Piece, Scored
 
 
-class Chat:
+class Chat(EndedByDone):
     """A parser for each choice. The role of every choice comes first, then its events, then its reason."""
 
     def __init__(self, head: Head) -> None:

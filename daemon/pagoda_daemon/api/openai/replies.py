@@ -10,9 +10,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from pagoda_daemon.api.openai.calls import ToolCall, ToolPart
+from pagoda_daemon.api.openai.errors import body_of
 from pagoda_daemon.api.openai.logprobs import ChatLogprobs, PromptLogprobs, Spell, TextLogprobs, text_logprobs
 from pagoda_daemon.api.openai.reading import PLAIN, Reading
 from pagoda_daemon.api.openai.trace import Timing
+from pagoda_daemon.nouns.errors import DaemonError
 from pagoda_daemon.text.answer import Piece
 
 SSE_HEADERS: Final = (
@@ -204,11 +206,27 @@ class Dialect(Protocol):
     def opening(self) -> bytes: ...
     def text(self, piece: Piece, index: int = 0) -> bytes: ...
     def finish(self, reason: str, index: int = 0) -> bytes: ...
-    def usage(self, usage: Usage) -> bytes: ...
+    def end(self, usage: Usage) -> bytes: ...
+    def failed(self, error: DaemonError) -> bytes: ...
     def whole(self, answers: Sequence[Answer], usage: Usage) -> bytes: ...
 
 
-class Completion:
+class EndedByDone:
+    """How the streams of both completions end: with the usage, if it was asked for, or an error, and always with [DONE]."""
+
+    _head: Head
+
+    def usage(self, usage: Usage) -> bytes:
+        raise NotImplementedError
+
+    def end(self, usage: Usage) -> bytes:
+        return (self.usage(usage) if self._head.include_usage else b"") + DONE
+
+    def failed(self, error: DaemonError) -> bytes:
+        return event(body_of(error)) + DONE
+
+
+class Completion(EndedByDone):
     """`text_completion`, whole and in chunks of the same shape."""
 
     def __init__(self, head: Head) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pagoda_contracts import marked
-from pagoda_contracts.names import HEADER_IGNORED
+from pagoda_contracts.names import ERROR_UNSUPPORTED_ENDPOINT, HEADER_IGNORED
 
+from pagoda_daemon.api.access.absent import NOT_BUILT
 from pagoda_daemon.api.openai.fields import foreign
 from pagoda_daemon.api.routes.openapi import OPERATIONS, document
 
@@ -26,6 +27,8 @@ def tables() -> str:
     apart = foreign()
     routes = [f"| `{one.method.upper()} {one.path}` | {one.summary} | {_named(one.request)} | {_named(one.reply)} |" for one in OPERATIONS]
     parts = ["## Routes", "", "| route | what | body | answer |", "|---|---|---|---|", *routes]
+    parts += ["", "### Routes that are known and not built", "", f"Each is 501 `{ERROR_UNSUPPORTED_ENDPOINT}`.", ""]
+    parts += [f"- `{path}`: {what}" for path, what in NOT_BUILT.items()]
     skipped = apart.harmless | apart.neutral.keys()
     for name, schema in sorted(schemas.items()):
         parts += ["", f"### {name.lstrip('_')}", "", schema.get("description", ""), "", "| field | type | |", "|---|---|---|"]

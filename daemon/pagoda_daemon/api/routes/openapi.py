@@ -20,6 +20,9 @@ from pagoda_daemon.api.openai.replies import ChatChunk, ChatReply, TextReply
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest
 from pagoda_daemon.api.openai.sampling import RANGES
 from pagoda_daemon.api.openai.trace import TRACE_PATH, Trace
+from pagoda_daemon.api.responses.events import EVENTS
+from pagoda_daemon.api.responses.objects import Response
+from pagoda_daemon.api.responses.requests import ResponsesRequest
 from pagoda_daemon.api.routes.embeddings import EmbeddingReply, EmbeddingRequest
 from pagoda_daemon.api.routes.texts import DetokenizeReply, DetokenizeRequest, TokenizeReply, TokenizeRequest
 from pagoda_daemon.nouns.sampling import NUMBERS
@@ -42,7 +45,8 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Operation(NamedTuple):
-    """One route. `chunk`: what each event of a streamed answer holds; `media` without a `reply` is an answer that is not JSON."""
+    """One route. `chunk`: what each event of a streamed answer holds; `media` without a `reply` is an answer that is not JSON. `events`:
+    what the events of a stream without [DONE] hold."""
 
     method: str
     path: str
@@ -51,6 +55,7 @@ class Operation(NamedTuple):
     reply: type[msgspec.Struct] | None = None
     chunk: type[msgspec.Struct] | None = None
     media: str | None = None
+    events: tuple[type[msgspec.Struct], ...] = ()
 
     @property
     def name(self) -> str:
@@ -61,6 +66,7 @@ class Operation(NamedTuple):
 OPERATIONS: Final = (
     Operation("post", "/v1/chat/completions", "Answer a conversation", ChatRequest, ChatReply, ChatChunk),
     Operation("post", "/v1/completions", "Continue prompts", CompletionRequest, TextReply, TextReply),
+    Operation("post", "/v1/responses", "Answer a conversation, in items; nothing is kept", ResponsesRequest, Response, events=EVENTS),
     Operation("post", "/tokenize", "Token ids of a prompt or a conversation", TokenizeRequest, TokenizeReply),
     Operation("post", "/detokenize", "Text of token ids", DetokenizeRequest, DetokenizeReply),
     Operation("post", "/v1/embeddings", "Vectors of inputs, from the decoder's own states", EmbeddingRequest, EmbeddingReply),
@@ -98,7 +104,7 @@ _HINTS: Final = {
 def document(version: str, operations: Iterable[Operation] = OPERATIONS, prefix: str = "") -> dict[str, Any]:
     """The whole document, ready for JSON. `prefix`: the path under which a proxy offers the replica."""
     listed = tuple(operations)
-    kinds = [kind for operation in listed for kind in (operation.request, operation.reply, operation.chunk) if kind is not None]
+    kinds = [kind for one in listed for kind in (one.request, one.reply, one.chunk, *one.events) if kind is not None]
     _, schemas = msgspec.json.schema_components([*dict.fromkeys(kinds), ErrorReply], ref_template="#/components/schemas/{name}")
     for kind in {operation.request for operation in listed if operation.request is not None}:
         _refine(schemas[kind.__name__], served=kind in (ChatRequest, CompletionRequest))
@@ -143,6 +149,10 @@ def _success(operation: Operation) -> dict[str, Any]:
         answer["content"][SSE] = {
             "schema": {"type": "string", "description": said, "contentMediaType": SSE, "contentSchema": _ref(operation.chunk)}
         }
+    if operation.events:
+        said = "Each event is named by its type, which says what it holds"
+        schema = {"oneOf": [_ref(kind) for kind in operation.events]}
+        answer["content"][SSE] = {"schema": {"type": "string", "description": said, "contentMediaType": SSE, "contentSchema": schema}}
     return answer
 
 

@@ -39,7 +39,7 @@ class Wire:
 async def streamed(wire, deltas, **settings):
     usages = Usages([Submission(Submit("r", (1,), Sampling(1)))])
     dialect = Chat(Head("r", 0, "m", include_usage=False))
-    await _stream(dialect, usages, deltas, EventStream(wire.send, **settings), include_usage=False)
+    await _stream(dialect, usages, deltas, EventStream(wire.send, **settings))
 
 
 async def test_comments_come_before_the_first_token_where_wished_and_the_stream_is_whole_after_them():
