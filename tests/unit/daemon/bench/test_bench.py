@@ -118,6 +118,14 @@ def test_an_answer_is_whole_only_with_its_end_and_its_counts(events, said):
     assert bool(answer.missing()) is bool(said)
 
 
+def test_tokens_are_those_that_the_server_counted_whatever_the_events_hold():
+    answer = client._Answer(0)
+    for event in (b'{"choices":[{"text":"several tokens at once"}]}', b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4}}'):
+        answer.take(event, 1.0)
+    outcome = answer.outcome(0.5, "")
+    assert (outcome.input_tokens, outcome.output_tokens, outcome.stamps, outcome.text) == (3, 4, (1.0,), "several tokens at once")
+
+
 def test_random_prompts_are_drawn_from_the_seed(model):
     tokenizer = datasets.read_tokenizer(str(model))
     wanted = Lengths(20, 10, 0.5, 0)
