@@ -1,5 +1,5 @@
 """Daemons for pods that only pretend, for bench/operator.py: every address of the pod network is this machine's, and one server there obeys
-the operator's orders as an idle replica does. Without them what is measured is how soon the machine's network says that nobody is there."""
+the operator's orders as an idle replica does. Without them what is measured is how soon the machine's network refuses the connection."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import grpc
 from pagoda_contracts.names import GRPC_SET_STATE, PORT_DAEMON_GRPC
 from pagoda_contracts.pb.daemon_pb2 import TARGET_DRAINING, Phase, SetStateRequest, SetStateResponse
-from pagoda_devcluster import network
-from pagoda_devcluster.spec import ClusterSpec
+from pagoda_devcluster.cluster.spec import ClusterSpec
+from pagoda_devcluster.machine import network
 
 
 def obey(order: SetStateRequest, _context: grpc.ServicerContext) -> SetStateResponse:

@@ -17,6 +17,9 @@ LABEL_SERVICE_UID: Final = f"{GROUP}/service-uid"
 LABEL_REVISION: Final = f"{GROUP}/revision"
 LABEL_ACCELERATOR: Final = f"{GROUP}/accelerator"
 LABEL_TENANT_QUOTA_UID: Final = f"{GROUP}/tenant-quota-uid"  # on a ResourceQuota that backs one
+# On a Secret that holds API keys of the gateway's clients ("true"), and the tenant to which they belong.
+LABEL_API_KEYS: Final = f"{GROUP}/api-keys"
+LABEL_TENANT: Final = f"{GROUP}/tenant"
 LABEL_COMPONENT: Final = "app.kubernetes.io/component"
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 LABEL_NAME: Final = "app.kubernetes.io/name"
@@ -41,7 +44,7 @@ ANNOTATION_WITH_SUCCESSOR: Final = f"{GROUP}/with-successor"
 # Kubernetes' own: of pods that are alike otherwise the ReplicaSet removes the cheapest first; and the lowest cost there is.
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 LOWEST_DELETION_COST: Final = -(2**31)
-# Why a replica's device is not to be trusted ("Xid 79 on GPU 3"): on a pod by the operator or whoever watches devices, on a node by
+# Why a replica's device is not to be trusted ("Xid 79 on GPU 3"): on a pod by the operator or a device monitor, on a node by
 # the latter. A replica that has it takes no new request.
 ANNOTATION_DEVICE_FAULT: Final = f"{GROUP}/device-fault"
 
@@ -68,12 +71,14 @@ HEADER_PRIORITY: Final = "x-pagoda-priority"
 HEADER_CACHE_SALT: Final = "x-pagoda-cache-salt"
 HEADER_WEIGHT: Final = "x-pagoda-weight"
 HEADER_TIER: Final = "x-pagoda-tier"
-# Milliseconds from the request's arrival after which nobody wants its answer any more. Believed from anybody: it only shortens.
+# Milliseconds from the request's arrival after which its answer is not wanted any more. Believed from every caller, since it only shortens.
 HEADER_DEADLINE: Final = "x-pagoda-deadline-ms"
 HEADER_ROUTE: Final = "x-pagoda-route"
 HEADER_REQUEST_ID: Final = "x-request-id"
-# Of an answer: fields of the request that nobody here knows.
+# In an answer: fields of the request that the daemon does not know.
 HEADER_IGNORED: Final = "x-pagoda-ignored"
+# Of a replica's refusal: the error's code, for gateways. Bodies differ by API, and Anthropic's has no code.
+HEADER_ERROR_CODE: Final = "x-pagoda-error-code"
 HEADER_SHOULD_RETRY: Final = "x-should-retry"
 HEADER_RETRY_AFTER: Final = "retry-after"
 HEADER_RETRY_AFTER_MS: Final = "retry-after-ms"
@@ -117,7 +122,7 @@ CLAIMS_MOUNT: Final = "/claims"
 # Exit code of a daemon or fetch sidecar whose fault no restart can cure (EX_CONFIG of sysexits.h); its termination message says why.
 EXIT_PERMANENT: Final = 78
 
-# gRPC methods of pagoda.v1: doors register typed generic handlers from these.
+# gRPC methods of pagoda.v1: components register typed generic handlers from these.
 GRPC_DAEMON: Final = "pagoda.v1.Daemon"
 GRPC_WATCH_STATE: Final = f"/{GRPC_DAEMON}/WatchState"
 GRPC_SET_STATE: Final = f"/{GRPC_DAEMON}/SetState"
@@ -160,6 +165,7 @@ ERROR_ENGINE_DIED: Final = "engine_died"
 ERROR_DEADLINE: Final = "deadline_exceeded"
 ERROR_MODEL_NOT_FOUND: Final = "model_not_found"
 ERROR_UNSUPPORTED: Final = "unsupported"
+ERROR_UNSUPPORTED_ENDPOINT: Final = "unsupported_endpoint"
 ERROR_UNAUTHENTICATED: Final = "invalid_api_key"  # OpenAI's word
 ERROR_FORBIDDEN: Final = "permission_denied"
 

@@ -16,7 +16,10 @@ HTTP = {"starlette", "uvicorn", "aiohttp", "zmq", "grpc"}
 
 CASES = [
     ("pagoda_daemon.__main__", CLUSTER | {"pagoda_operator", "pagoda_gateway", "pagoda_devcluster"}),
+    ("pagoda_daemon.api.front.process", CLUSTER | {"opentelemetry"}),
     ("pagoda_daemon.engine.__main__", CLUSTER | {"torch", "transformers", "starlette", "uvicorn", "grpc"}),
+    ("pagoda_daemon.bench.command", CLUSTER | TORCH | {"starlette", "uvicorn", "zmq", "grpc"}),
+    ("pagoda_daemon.offline", CLUSTER | {"torch", "transformers", "uvicorn"}),
     ("pagoda_daemon.scheduler", CLUSTER | TORCH | HTTP),
     ("pagoda_daemon.kv", CLUSTER | TORCH | HTTP),
     ("pagoda_operator.__main__", TORCH | {"pagoda_daemon", "pagoda_gateway", "pagoda_devcluster"}),
@@ -25,13 +28,13 @@ CASES = [
     ("pagoda_gateway.__main__", TORCH | {"kopf", "pagoda_daemon", "pagoda_operator", "pagoda_devcluster"}),
     ("pagoda_gateway.routing.pick", TORCH | CLUSTER | HTTP),
     ("pagoda_fetch.__main__", TORCH | CLUSTER | {"obstore", "huggingface_hub", "pagoda_daemon", "pagoda_operator", "pagoda_sizing"}),
-    ("pagoda_fetch.sidecar", TORCH | CLUSTER | {"starlette", "aiohttp", "zmq", "pagoda_daemon", "pagoda_operator", "pagoda_sizing"}),
-    ("pagoda_fetch.listing", TORCH | CLUSTER | HTTP | {"obstore", "huggingface_hub", "httpx2"}),
+    ("pagoda_fetch.serve.sidecar", TORCH | CLUSTER | {"starlette", "aiohttp", "zmq", "pagoda_daemon", "pagoda_operator", "pagoda_sizing"}),
+    ("pagoda_fetch.nouns.listing", TORCH | CLUSTER | HTTP | {"obstore", "huggingface_hub", "httpx2"}),
     ("pagoda_sizing.plan", TORCH | CLUSTER | HTTP | {"numpy", "typer", "rich", "pagoda_cli"}),
     ("pagoda_sizing.tables", TORCH | CLUSTER | HTTP | {"numpy", "typer", "rich", "pagoda_cli"}),
     ("pagoda_cli.__main__", TORCH | CLUSTER | HTTP | {"typer", "rich", "pagoda_daemon", "pagoda_operator", "pagoda_gateway"}),
     ("pagoda_cli.commands", TORCH | CLUSTER | HTTP | {"pagoda_daemon", "pagoda_operator", "pagoda_gateway", "pagoda_devcluster"}),
-    ("pagoda_contracts.judge", TORCH | CLUSTER | HTTP | {"yaml"}),
+    ("pagoda_contracts.crds.validation", TORCH | CLUSTER | HTTP | {"yaml"}),
     ("pagoda_contracts.launch", TORCH | CLUSTER | HTTP),
     ("pagoda_contracts.resources.service", TORCH | CLUSTER | HTTP),
 ]

@@ -91,7 +91,9 @@ class HealthSpec(Model):
     """When a replica counts as broken: it gets no request, and is replaced."""
 
     progress_timeout: Duration = Field(default="120s", description="A step that makes no progress for this long is a hang, 1s to 1h.")
-    deep_probe_every: Duration = Field(default="30s", description="How often a canary token with a known answer is asked for, 1s to 1h.")
+    deep_probe_every: Duration = Field(
+        default="30s", description="How often a replica computes a token whose value is known (deep check), 1s to 1h."
+    )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -126,11 +128,12 @@ class OverflowSpec(Model):
 
 
 class RoutingSpec(Model):
-    """How the gateway picks a replica. Not acted on yet: the least loaded one is picked."""
+    """How the gateway picks a replica. `hold` and `overflow` are not acted on yet."""
 
     policy: Literal["PrefixAware", "LeastLoad"] = Field(
         default="PrefixAware",
-        description="PrefixAware: where the prompt's beginning is cached, within bounds of load. LeastLoad: the idlest.",
+        description="PrefixAware: the replica that has the conversation, or the prompt's beginning, within a bound of load. LeastLoad: the "
+        "one with the fewest requests.",
     )
     hold: HoldSpec | None = Field(default=None, description="Requests that wait for a replica.")
     overflow: OverflowSpec | None = Field(default=None, description="Where requests go that this service cannot bear.")

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
+from pagoda_daemon.metrics.gaps import Gaps
 from pagoda_daemon.nouns.messages import Life, RowOutput, Submit
 
 ABORTED: Final = "abort"
@@ -19,7 +20,7 @@ REFUSED: Final = "refused"
 @dataclass(slots=True)
 class Record:
     """Times are seconds of the monotonic clock. `ends` and `lives` by answer; an answer without an end has ended for `reason`, which is
-    "abort" unless somebody says otherwise: who leaves does not say goodbye. `tenant` is who may read it."""
+    "abort" unless something else is set, because a client that leaves sends nothing. `tenant`: only it may read the record."""
 
     request_id: str
     arrived: float
@@ -33,6 +34,7 @@ class Record:
     reason: str = ABORTED
     refusal: str = ""
     completion_tokens: int = 0
+    gaps: Gaps = field(default_factory=Gaps)
     ends: dict[int, str] = field(default_factory=dict)
     lives: dict[int, Life] = field(default_factory=dict)
 

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from ipaddress import IPv4Address, IPv4Network
 
+from pagoda_devcluster.cluster.spec import ROOMY_FAKES, ClusterSpec
 from pagoda_devcluster.fake.plays import PREFIX, NodePlay, Object, complaint_of, node_plays
 from pagoda_devcluster.fake.pods import subset, write_time
 from pagoda_devcluster.gpus.devices import allocatable
 from pagoda_devcluster.gpus.labels import labels_of
 from pagoda_devcluster.gpus.layout import Layout, NodeClass
-from pagoda_devcluster.spec import ROOMY_FAKES, ClusterSpec
 
 FAKE_LABEL = f"{PREFIX}/fake"
 CLASS_LABEL = f"{PREFIX}/class"
@@ -104,11 +104,11 @@ def conditions(found: Object, plays: frozenset[str], now: datetime) -> list[Obje
     healthy = {kind: ("False", *words) for kind, words in PRESSURES.items()}
     healthy["Ready"] = ("True", "KubeletReady", complaint or "kubelet is posting ready status")
     down = NodePlay.NOT_READY.value in plays
-    return [condition(before, kind, SILENT if down else told, now) for kind, told in healthy.items()]
+    return [condition(before, kind, SILENT if down else words, now) for kind, words in healthy.items()]
 
 
-def condition(before: list[Object], kind: str, told: tuple[str, str, str], now: datetime) -> Object:
-    status, reason, message = told
+def condition(before: list[Object], kind: str, words: tuple[str, str, str], now: datetime) -> Object:
+    status, reason, message = words
     same = next((entry for entry in before if entry["type"] == kind and entry["status"] == status), None)
     times = same or {"lastTransitionTime": write_time(now), "lastHeartbeatTime": write_time(now)}
     kept = {key: times[key] for key in ("lastTransitionTime", "lastHeartbeatTime")}

@@ -14,11 +14,11 @@ import obstore
 from obstore.exceptions import BaseError, PermissionDeniedError, PreconditionError, UnauthenticatedError
 from obstore.store import GCSStore, S3Store
 
-from pagoda_fetch.address import Address
-from pagoda_fetch.credentials import Credential
-from pagoda_fetch.errors import Changed, ConfigRejected, FetchError, Forbidden, NotFound, Refused, Unreachable
-from pagoda_fetch.limits import Limits
-from pagoda_fetch.listing import Listing, RemoteFile, select
+from pagoda_fetch.nouns.address import Address
+from pagoda_fetch.nouns.credentials import Credential
+from pagoda_fetch.nouns.errors import Changed, ConfigRejected, FetchError, Forbidden, NotFound, Refused, Unreachable
+from pagoda_fetch.nouns.limits import Limits
+from pagoda_fetch.nouns.listing import Listing, RemoteFile, select
 
 _CHUNK: Final = 256 * 1024
 # A prefix with more objects is a mistake, such as a whole bucket.
@@ -50,7 +50,7 @@ class Objects:
                 if len(found) > _MAX_OBJECTS:
                     raise Refused(f"{self._uri}: more than {_MAX_OBJECTS} objects; name the model's own prefix")
         except (BaseError, OSError) as error:
-            raise self._told(error) from None
+            raise self._as_fetch_error(error) from None
         if not found:
             raise NotFound(f"{self._uri}: no object there")
         return select(found, self._limits, prefix=self._prefix)
@@ -65,12 +65,12 @@ class Objects:
             async for chunk in result.stream(min_chunk_size=_CHUNK):
                 yield bytes(chunk)
         except (BaseError, OSError) as error:
-            raise self._told(error) from None
+            raise self._as_fetch_error(error) from None
 
     async def close(self) -> None:
         """obstore's connections end with the store."""
 
-    def _told(self, error: Exception) -> FetchError:
+    def _as_fetch_error(self, error: Exception) -> FetchError:
         """obstore's error as ours. Its text may hold an access key: only the service's own code is repeated."""
         text = str(error)
         code = next(iter(_CODE.findall(text)), "") or next(iter(_STATUS.findall(text)), "") or type(error).__name__

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import yaml
-from pagoda_contracts.crdgen import files
+from pagoda_contracts.crds.crdgen import files
+from pagoda_contracts.crds.schema import SchemaError, structural
 from pagoda_contracts.resources.meta import Model, Transition
 from pagoda_contracts.resources.profile import ServingProfile
 from pagoda_contracts.resources.service import InferenceService
-from pagoda_contracts.schema import SchemaError, structural
 from pydantic import Field, ValidationError
 
 DATA = Path(__file__).parents[2] / "data/v0.1"
@@ -53,7 +53,7 @@ BAD = [
     ("spec.replicas", 1025, "spec.replicas"),
     ("spec.model.uri", "ftp://host/x", "spec.model.uri"),
     ("spec.model.uri", "pvc://claim/../etc", "spec.model.uri"),
-    ("spec.model.uri", "pvc://Claim", "spec.model.uri"),
+    ("spec.model.uri", "pvc://ServedName", "spec.model.uri"),
     ("spec.accelerators", [], "spec.accelerators"),
     ("spec.accelerators", [{}], "exactly one kind"),
     ("spec.accelerators.0.cpu.cores", "two", "such as 250m"),

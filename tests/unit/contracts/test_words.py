@@ -10,10 +10,10 @@ from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_contracts import metrics
+from pagoda_contracts.crds.yamltext import dump_yaml
 from pagoda_contracts.launch import DaemonConfig
 from pagoda_contracts.pb import daemon_pb2, demand_pb2, fetch_pb2, inference_pb2
 from pagoda_contracts.route import Route, format_route, parse_route
-from pagoda_contracts.yamltext import dump_yaml
 
 DATA = Path(__file__).parents[2] / "data/v0.1"
 
@@ -70,7 +70,7 @@ def test_metric_names_and_labels_are_what_exposition_allows_and_stand_once():
     families = (*metrics.DAEMON, *metrics.GATEWAY, *metrics.OPERATOR, *metrics.OPERATOR_LATER)
     assert len({family.name for family in families}) == len(families)
     for family in families:
-        assert re.fullmatch(r"(vllm:|pagoda_|http_)[a-z0-9_]+", family.name)
+        assert re.fullmatch(r"(vllm:|pagoda_|http_|process_)[a-z0-9_]+", family.name)
         if family is not metrics.ITERATION_TOKENS:  # vLLM's own slip, which its dashboards read
             assert not family.name.endswith(("_total", "_bucket", "_sum", "_count"))
         assert family.help

@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from pagoda_devcluster import audit
 from pagoda_devcluster.__main__ import main
-from pagoda_devcluster.errors import UsageError
-from pagoda_devcluster.spec import ClusterSpec, Nodes, to_json
+from pagoda_devcluster.client import audit
+from pagoda_devcluster.cluster.errors import UsageError
+from pagoda_devcluster.cluster.spec import ClusterSpec, Nodes, to_json
 
 NOW = datetime(2026, 1, 1, 1, 0, 0, tzinfo=UTC)
 
@@ -94,7 +94,7 @@ def test_a_time_without_a_zone_is_refused_because_it_could_mean_two_moments():
 def test_verbs_are_one_word_or_a_list_and_nothing_else():
     assert audit.parse_verbs("write") == "write"
     assert audit.parse_verbs("patch,delete") == {"patch", "delete"}
-    with pytest.raises(UsageError, match=r"--verbs post: accepted are write, read, all"):
+    with pytest.raises(UsageError, match=r"--verbs must be write, read, all"):
         audit.parse_verbs("patch,post")
     with pytest.raises(UsageError, match="empty"):
         audit.parse_verbs(",")

@@ -7,13 +7,16 @@ import threading
 from pathlib import Path
 
 import pytest
-from pagoda_devcluster import build, looking, native, providers
+from pagoda_devcluster import looking
 from pagoda_devcluster.__main__ import main
-from pagoda_devcluster.locks import exclusive, is_held
-from pagoda_devcluster.process import environment
-from pagoda_devcluster.prune import Cluster, Found, Prunable, decide, remove
-from pagoda_devcluster.settings import Settings
-from pagoda_devcluster.spec import ClusterSpec, Nodes, to_json
+from pagoda_devcluster.binaries import build
+from pagoda_devcluster.cluster.locks import exclusive, is_held
+from pagoda_devcluster.cluster.process import environment
+from pagoda_devcluster.cluster.settings import Settings
+from pagoda_devcluster.cluster.spec import ClusterSpec, Nodes, to_json
+from pagoda_devcluster.providers import choice as providers
+from pagoda_devcluster.providers import native
+from pagoda_devcluster.providers.prune import Cluster, Found, Prunable, decide, remove
 from rich.console import Console
 
 CURRENT, OLD, OLDER = Path("/bin/current"), Path("/bin/old"), Path("/bin/older")
@@ -157,6 +160,6 @@ def test_logs_of_a_dead_cluster_are_still_read(home, monkeypatch, capsys):
 def test_a_process_that_is_none_is_refused_with_those_that_are(home, monkeypatch, capsys):
     made(home, "p-dead")
     assert run(monkeypatch, "logs", "kubelet", "--name", "p-dead") == 2
-    assert "accepted are etcd, kube-apiserver" in capsys.readouterr().err
+    assert "Its processes are etcd, kube-apiserver" in capsys.readouterr().err
     assert run(monkeypatch, "logs", "etcd", "--name", "p-dead") == 3
     assert "has not been started" in capsys.readouterr().err

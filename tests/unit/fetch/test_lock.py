@@ -8,8 +8,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from pagoda_fetch.errors import LockLost
-from pagoda_fetch.lock import Held, Holder, locked, myself, surely_dead
+from pagoda_fetch.nouns.errors import LockLost
+from pagoda_fetch.volume.lock import Holder, OwnedLock, locked, myself, surely_dead
 from support.clients.fetching import LARGE, QUICK, TAKEN, Fetcher, contents, model_files
 from support.servers.fetch_hub import Fault, running_hub
 
@@ -35,13 +35,13 @@ async def test_a_free_lock_is_taken_and_given_back(tmp_path):
 
 def test_a_signature_that_comes_late_does_not_bring_back_what_was_given_back(tmp_path, monkeypatch):
     """A beat runs on a thread of its own: it may have looked before the lock was given back, and write after it."""
-    held = Held(planted(tmp_path, ME), ME, QUICK)
+    held = OwnedLock(planted(tmp_path, ME), ME, QUICK)
 
     def given_back_meanwhile(*_):
         held.release()
         return tmp_path / "k.1"
 
-    monkeypatch.setattr("pagoda_fetch.lock._newest", given_back_meanwhile)
+    monkeypatch.setattr("pagoda_fetch.volume.lock._newest", given_back_meanwhile)
     held.sign()
     assert list(tmp_path.iterdir()) == []
 
@@ -69,7 +69,7 @@ async def test_a_silent_holder_is_replaced(tmp_path):
 
 async def test_a_holder_that_signs_is_not_replaced_however_long_it_takes(tmp_path, monkeypatch):
     beats, now = 0, 0.0
-    monkeypatch.setattr("pagoda_fetch.lock.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("pagoda_fetch.volume.lock.time", SimpleNamespace(monotonic=lambda: now))
 
     def sign():
         nonlocal beats, now
@@ -112,7 +112,7 @@ async def test_a_half_written_lock_is_waited_for(tmp_path):
 
 
 def test_of_two_who_find_a_dead_lock_one_takes_it(tmp_path):
-    from pagoda_fetch.lock import _take
+    from pagoda_fetch.volume.lock import _take
 
     dead = planted(tmp_path, OTHER)
     assert [_take(tmp_path, "k", dead, ME), _take(tmp_path, "k", dead, OTHER)] == [tmp_path / "k.2", None]
@@ -120,7 +120,7 @@ def test_of_two_who_find_a_dead_lock_one_takes_it(tmp_path):
 
 @pytest.mark.parametrize("mine", [1, 9, 99])
 def test_one_who_was_replaced_stops_before_it_writes(tmp_path, mine):
-    held = Held(planted(tmp_path, ME, generation=mine), ME, QUICK)
+    held = OwnedLock(planted(tmp_path, ME, generation=mine), ME, QUICK)
     held.sign()
     held.check()
     taken = planted(tmp_path, OTHER, generation=mine + 1)
@@ -143,13 +143,13 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr("pagoda_fetch.lock.time", made)
+    monkeypatch.setattr("pagoda_fetch.volume.lock.time", made)
     return made
 
 
 def test_one_who_was_frozen_stops_before_it_looks(tmp_path, clock):
     """Another takes over after 60 s: half of it is for a write that has begun."""
-    held = Held(planted(tmp_path, ME), ME, replace(QUICK, dead_after=60.0))
+    held = OwnedLock(planted(tmp_path, ME), ME, replace(QUICK, dead_after=60.0))
     held.sign()
     clock.now = 29.0
     held.check()
@@ -159,7 +159,7 @@ def test_one_who_was_frozen_stops_before_it_looks(tmp_path, clock):
 
 
 def test_one_who_signs_goes_on(tmp_path, clock):
-    held = Held(planted(tmp_path, ME), ME, replace(QUICK, dead_after=60.0))
+    held = OwnedLock(planted(tmp_path, ME), ME, replace(QUICK, dead_after=60.0))
     for _ in range(5):
         clock.now += 29.0
         held.sign()
@@ -168,7 +168,7 @@ def test_one_who_signs_goes_on(tmp_path, clock):
 
 def test_one_who_cannot_sign_stops_as_one_who_was_frozen(tmp_path, clock):
     """On a full disk, or a volume that is gone, the others see no sign: after 60 s one of them takes over."""
-    held = Held(path := planted(tmp_path, ME), ME, replace(QUICK, dead_after=60.0))
+    held = OwnedLock(path := planted(tmp_path, ME), ME, replace(QUICK, dead_after=60.0))
     held.sign()
     path.unlink()
     path.mkdir()  # every write of the signature fails from now on
@@ -199,7 +199,7 @@ async def test_two_fetchers_on_one_cache_download_once(tmp_path):
 @pytest.fixture
 def lost(monkeypatch):
     """Set once a holder has seen that another took over."""
-    seen, sign = threading.Event(), Held.sign
+    seen, sign = threading.Event(), OwnedLock.sign
 
     def watched(held):
         sign(held)
@@ -208,7 +208,7 @@ def lost(monkeypatch):
         except LockLost:
             seen.set()
 
-    monkeypatch.setattr(Held, "sign", watched)
+    monkeypatch.setattr(OwnedLock, "sign", watched)
     return seen
 
 

@@ -10,8 +10,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from pagoda_daemon.api.openai.calls import ToolCall, ToolPart
-from pagoda_daemon.api.openai.logprobs import ChatLogprobs, PromptLogprobs, Spell, TextLogprobs, chat_logprobs, text_logprobs
+from pagoda_daemon.api.openai.errors import body_of
+from pagoda_daemon.api.openai.logprobs import ChatLogprobs, PromptLogprobs, Spell, TextLogprobs, text_logprobs
+from pagoda_daemon.api.openai.reading import PLAIN, Reading
 from pagoda_daemon.api.openai.trace import Timing
+from pagoda_daemon.nouns.errors import DaemonError
 from pagoda_daemon.text.answer import Piece
 
 SSE_HEADERS: Final = (
@@ -20,6 +23,7 @@ SSE_HEADERS: Final = (
     (b"x-accel-buffering", b"no"),
 )
 DONE: Final = b"data: [DONE]\n\n"
+Ids = tuple[int, ...]  # of tokens
 _MARK: Final = "\0"
 _ENCODED_MARK: Final = msgspec.json.encode(_MARK)
 
@@ -59,6 +63,8 @@ class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: tuple[ToolPart, ...] | UnsetType = UNSET
 
 
@@ -69,6 +75,8 @@ class ChatMessage(msgspec.Struct, frozen=True):
     role: str = "assistant"
     refusal: None = None
     tool_calls: tuple[ToolCall, ...] | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -78,6 +86,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     finish_reason: str
     index: int = 0
     logprobs: ChatLogprobs | None = None
+    token_ids: Ids | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):
@@ -87,6 +96,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     index: int = 0
     logprobs: ChatLogprobs | None = None
+    token_ids: Ids | UnsetType = UNSET
 
 
 class TextChoice(msgspec.Struct, frozen=True):
@@ -97,6 +107,8 @@ class TextChoice(msgspec.Struct, frozen=True):
     index: int = 0
     logprobs: TextLogprobs | None = None
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: Ids | UnsetType = UNSET
+    token_ids: Ids | UnsetType = UNSET
 
 
 class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +125,7 @@ class ChatReply(_Envelope, frozen=True, kw_only=True):
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: Ids | UnsetType = UNSET
 
 
 class ChatChunk(_Envelope, frozen=True, kw_only=True):
@@ -121,6 +134,7 @@ class ChatChunk(_Envelope, frozen=True, kw_only=True):
     choices: tuple[ChunkChoice, ...]
     usage: Usage | UnsetType | None = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    prompt_token_ids: Ids | UnsetType = UNSET
 
 
 class TextReply(_Envelope, frozen=True, kw_only=True):
@@ -133,7 +147,8 @@ class TextReply(_Envelope, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Head:
-    """What all chunks of an answer share. `spell` is there where log-probabilities are wanted."""
+    """What all chunks of an answer share. `spell` is there where log-probabilities are wanted. `prompts`: the prompt's ids of each choice,
+    if the request asks for ids."""
 
     request_id: str
     created: int
@@ -143,17 +158,26 @@ class Head:
     fingerprint: str = ""
     choices: int = 1
     so_far: Callable[[], Usage] | None = None  # the usage that every chunk has
+    reading: Reading = PLAIN
+    prompts: tuple[Ids, ...] = ()
 
     @property
     def plain(self) -> bool:
         """Chunks differ in their text alone."""
-        return self.spell is None and self.so_far is None
+        return self.spell is None and self.so_far is None and not self.prompts
+
+    def token_ids(self, ids: Ids) -> Ids | UnsetType:
+        """The ids of an answer or of a part of it, if they are asked for."""
+        return ids if self.prompts else UNSET
 
     def usage(self) -> Usage | UnsetType | None:
         """Of a chunk that is not the last one."""
         if self.so_far is not None:
             return self.so_far()
         return None if self.include_usage else UNSET
+
+    def call_id(self, choice: int, number: int) -> str:
+        return self.reading.call_id(self.request_id, choice, number)
 
     def envelope(self, prefix: str) -> dict[str, Any]:
         return {
@@ -165,11 +189,12 @@ class Head:
 
 
 class Answer(NamedTuple):
-    """One choice at once; `prompt_logprobs` where they were asked for by that name."""
+    """One choice at once; `prompt_logprobs` where they were asked for by that name, the prompt's ids where ids were."""
 
     piece: Piece
     reason: str
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_ids: Ids | UnsetType = UNSET
 
 
 class TextEvents:
@@ -195,57 +220,34 @@ class Dialect(Protocol):
     def opening(self) -> bytes: ...
     def text(self, piece: Piece, index: int = 0) -> bytes: ...
     def finish(self, reason: str, index: int = 0) -> bytes: ...
-    def usage(self, usage: Usage) -> bytes: ...
+    def end(self, usage: Usage) -> bytes: ...
+    def failed(self, error: DaemonError) -> bytes: ...
     def whole(self, answers: Sequence[Answer], usage: Usage) -> bytes: ...
 
 
-class Chat:
-    """`chat.completion` and its chunks: the role of every choice first, then text, then the reasons."""
+class EndedByDone:
+    """How the streams of both completions end: with the usage, if it was asked for, or an error, and always with [DONE]."""
 
-    def __init__(self, head: Head) -> None:
-        self._head = head
-        self._envelope = head.envelope("chatcmpl")
-        self._texts = TextEvents(lambda text, index: self._chunk(ChunkChoice(ChatDelta(content=text), None, index)))
-
-    def opening(self) -> bytes:
-        return b"".join(self._chunk(ChunkChoice(ChatDelta("assistant", ""), index=index)) for index in range(self._head.choices))
-
-    def text(self, piece: Piece, index: int = 0) -> bytes:
-        if self._head.plain:
-            return self._texts.event(piece.text, index)
-        return self._delta(ChatDelta(content=piece.text), piece, index)
-
-    def finish(self, reason: str, index: int = 0) -> bytes:
-        return self._chunk(ChunkChoice(ChatDelta(), reason, index))
+    _head: Head
 
     def usage(self, usage: Usage) -> bytes:
-        return event(ChatChunk(**self._envelope, choices=(), usage=usage))
+        raise NotImplementedError
 
-    def whole(self, answers: Sequence[Answer], usage: Usage) -> bytes:
-        choices = tuple(self._choice(answer, index) for index, answer in enumerate(answers))
-        reply = ChatReply(**self._envelope, choices=choices, usage=usage, prompt_logprobs=answers[0].prompt_logprobs)
-        return msgspec.json.encode(reply)
+    def end(self, usage: Usage) -> bytes:
+        return (self.usage(usage) if self._head.include_usage else b"") + DONE
 
-    def _choice(self, answer: Answer, index: int) -> ChatChoice:
-        return ChatChoice(ChatMessage(answer.piece.text), answer.reason, index, self._logprobs(answer.piece))
-
-    def _delta(self, delta: ChatDelta, piece: Piece, index: int) -> bytes:
-        return self._chunk(ChunkChoice(delta, None, index, self._logprobs(piece)))
-
-    def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
-        return None if self._head.spell is None else chat_logprobs(piece.scored, self._head.spell)
-
-    def _chunk(self, choice: ChunkChoice) -> bytes:
-        return event(ChatChunk(**self._envelope, choices=(choice,), usage=self._head.usage()))
+    def failed(self, error: DaemonError) -> bytes:
+        return event(body_of(error)) + DONE
 
 
-class Completion:
+class Completion(EndedByDone):
     """`text_completion`, whole and in chunks of the same shape."""
 
     def __init__(self, head: Head) -> None:
         self._head = head
         self._envelope = head.envelope("cmpl")
         self._texts = TextEvents(lambda text, index: self._chunk(TextChoice(text, None, index)))
+        self._prompts = dict(enumerate(head.prompts))  # that were not sent yet
 
     def opening(self) -> bytes:
         return b""
@@ -253,7 +255,7 @@ class Completion:
     def text(self, piece: Piece, index: int = 0) -> bytes:
         if self._head.plain:
             return self._texts.event(piece.text, index)
-        return self._chunk(TextChoice(piece.text, None, index, self._logprobs(piece)))
+        return self._chunk(self._choice(piece, None, index, prompt_ids=self._prompts.pop(index, UNSET)))
 
     def finish(self, reason: str, index: int = 0) -> bytes:
         return self._chunk(TextChoice("", reason, index))
@@ -262,11 +264,19 @@ class Completion:
         return event(TextReply(**self._envelope, choices=(), usage=usage))
 
     def whole(self, answers: Sequence[Answer], usage: Usage) -> bytes:
-        choices = tuple(
-            TextChoice(answer.piece.text, answer.reason, index, self._logprobs(answer.piece), answer.prompt_logprobs)
-            for index, answer in enumerate(answers)
-        )
+        choices = tuple(self._choice(*answer[:2], index, *answer[2:]) for index, answer in enumerate(answers))
         return msgspec.json.encode(TextReply(**self._envelope, choices=choices, usage=usage))
+
+    def _choice(
+        self,
+        piece: Piece,
+        reason: str | None,
+        index: int,
+        prompt_logprobs: PromptLogprobs | UnsetType = UNSET,
+        prompt_ids: Ids | UnsetType = UNSET,
+    ) -> TextChoice:
+        said = (piece.text, reason, index, self._logprobs(piece), prompt_logprobs)
+        return TextChoice(*said, prompt_ids, self._head.token_ids(piece.token_ids))
 
     def _logprobs(self, piece: Piece) -> TextLogprobs | None:
         return None if self._head.spell is None else text_logprobs(piece.scored, self._head.spell)

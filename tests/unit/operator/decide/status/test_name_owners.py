@@ -1,0 +1,139 @@
+"""Served names: the oldest service holds them, later ones are told, and whose turn comes is looked at again."""
+
+import pytest
+from pagoda_operator.api.state import DEPLOYMENTS, SERVICES, Key, Taken
+from pagoda_operator.watch.triggers import NameOwners
+from support.kube.fake_api import service_body
+from support.worlds.world import KEY, World
+
+OLD, NEW = "2025-01-01T00:00:00Z", "2026-06-01T00:00:00Z"
+
+
+def body(name, *names, created=OLD, namespace="ns"):
+    made = service_body(name, namespace, model={"uri": "pvc://m", "servedNames": list(names)})
+    made["metadata"] |= {"creationTimestamp": created, "uid": f"uid-{namespace}-{name}"}
+    return made
+
+
+@pytest.fixture
+def woken():
+    return []
+
+
+@pytest.fixture
+def owners(woken):
+    return NameOwners(woken.append)
+
+
+def test_the_oldest_service_has_a_name_and_only_contested_names_are_taken(owners):
+    owners.put(body("young", "a", "b", created=NEW))
+    owners.put(body("old", "a", namespace="other"))
+    assert owners.taken(Key("ns", "young")) == (Taken("a", Key("other", "old")),)
+    assert owners.taken(Key("other", "old")) == ()
+
+
+def test_a_service_without_names_claims_its_own(owners):
+    owners.put(body("tiny", namespace="a"))
+    owners.put(body("tiny", namespace="b", created=NEW))
+    assert owners.taken(Key("b", "tiny")) == (Taken("tiny", Key("a", "tiny")),)
+
+
+def test_services_that_may_gain_or_lose_a_name_are_queued(owners, woken):
+    owners.put(body("old", "a"))
+    owners.put(body("young", "a", "b", created=NEW))
+    owners.put(body("third", "c"))
+    assert woken == [Key("ns", "old")]
+    del woken[:]
+    owners.put(body("old", "z"))
+    assert woken == [Key("ns", "young")]
+    owners.put(body("old", "z"))
+    owners.drop(Key("ns", "third"))
+    assert woken == [Key("ns", "young")]
+    assert owners.taken(Key("ns", "young")) == ()
+
+
+def test_unclaimed_names_are_forgotten(owners):
+    owners.put(body("old", "a"))
+    owners.put(body("young", "a", created=NEW))
+    owners.drop(Key("ns", "old"))
+    owners.drop(Key("ns", "young"))
+    owners.drop(Key("ns", "young"))
+    assert owners._by_name == {}
+
+
+def test_a_first_look_knows_all_services():
+    world = World()
+    older = world.api.put(SERVICES, body("old", "tiny", namespace="other"))
+    older["metadata"]["creationTimestamp"] = OLD
+    world.settle()
+    line = world.conditions()["Stalled"]
+    assert (line["status"], line["reason"]) == ("True", "NameConflict")
+    assert "'tiny' belongs to other/old" in line["message"]
+    assert world.names(DEPLOYMENTS) == []
+
+
+def test_the_name_of_one_that_goes_is_the_next_ones():
+    world = World()
+    older = world.api.put(SERVICES, body("old", "tiny", namespace="other"))
+    older["metadata"]["creationTimestamp"] = OLD
+    world.settle()
+    del world.api.objects[("InferenceService", "other", "old")]
+    world.settle()
+    world.make_ready()
+    assert world.conditions()["Ready"]["status"] == "True"
+
+
+def test_a_service_with_one_name_left_serves_under_it():
+    world = World(model={"uri": "pvc://models/tiny", "servedNames": ["mine", "theirs"]})
+    older = world.api.put(SERVICES, body("old", "theirs", namespace="other"))
+    older["metadata"]["creationTimestamp"] = OLD
+    world.settle()
+    world.make_ready()
+    assert world.reason() == "NameConflict"
+    assert len(world.names(DEPLOYMENTS)) == 1
+
+
+def test_a_running_service_goes_on_if_it_loses_names():
+    world = World()
+    world.settle()
+    world.make_ready()
+    before = world.names(DEPLOYMENTS)
+    older = world.api.put(SERVICES, body("old", "tiny", namespace="other"))
+    older["metadata"]["creationTimestamp"] = OLD
+    older["status"] = {"servedNames": ["tiny"]}
+    world.edit(replicas=2)
+    world.settle()
+    (deployment,) = world.api.of(DEPLOYMENTS)
+    assert (world.names(DEPLOYMENTS), deployment["spec"]["replicas"], world.reason()) == (before, 2, "NameConflict")
+    assert KEY.name in world.conditions()["Stalled"]["message"]
+
+
+def names(api, namespace, name):
+    return api.objects[SERVICES.kind, namespace, name]["status"].get("servedNames")
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_an_older_service_that_adds_a_name_does_not_take_it_from_a_younger_one_that_has_it(restarts):
+    world = World()
+    world.api.edit(SERVICES, "ns", "tiny", lambda body: body["metadata"].update(creationTimestamp=NEW))
+    world.settle()
+    world.make_ready()
+    assert names(world.api, "ns", "tiny") == ["tiny"]
+    world.api.put(SERVICES, body("old", "mine", namespace="other"))
+    world.run(Key("other", "old"))
+    assert names(world.api, "other", "old") == ["mine"]
+    wants = {"uri": "pvc://m", "servedNames": ["mine", "tiny"]}
+    world.api.edit(SERVICES, "other", "old", lambda body: body["spec"].update(model=wants))
+    if restarts:
+        world.restart()
+    for _ in range(3):
+        world.run(Key("other", "old"))
+        world.settle()
+    assert (names(world.api, "ns", "tiny"), names(world.api, "other", "old")) == (["tiny"], ["mine"])
+    assert world.reason() == "Available"
+    told = next(c for c in world.api.objects[SERVICES.kind, "other", "old"]["status"]["conditions"] if c["type"] == "Stalled")
+    assert (told["reason"], "'tiny' belongs to ns/tiny" in told["message"]) == ("NameConflict", True)
+    del world.api.objects[SERVICES.kind, "ns", "tiny"]
+    world.run()
+    world.run(Key("other", "old"))
+    assert names(world.api, "other", "old") == ["mine", "tiny"]
