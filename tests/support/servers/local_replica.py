@@ -293,7 +293,7 @@ async def local_replica(
             return made[0]
 
         announced: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
-        front = Front(Settings(config, Path(), 1.0), Backing(start, lambda: text, NoProbes, bounds))
+        front = Front(Settings(config, Path(), 1.0, tracing=config.tracing), Backing(start, lambda: text, NoProbes, bounds))
         serving = asyncio.ensure_future(front.run(announced.set_result))
         try:
             await asyncio.wait({serving, announced}, return_when=asyncio.FIRST_COMPLETED)

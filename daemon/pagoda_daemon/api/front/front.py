@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import structlog
@@ -34,15 +35,17 @@ from pagoda_daemon.api.http.last_words import last_words
 from pagoda_daemon.api.http.lines import report
 from pagoda_daemon.api.http.listener import bind, default_bounds, server_config
 from pagoda_daemon.api.http.tls import tls_context
+from pagoda_daemon.api.http.tracing import tracing
 from pagoda_daemon.api.http.web import Web
 from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.generation import Generator as TextGenerator
 from pagoda_daemon.engine.client import EngineLink
 from pagoda_daemon.health.deep_check import DeepChecks
 from pagoda_daemon.health.replica import Limits, ProbeServer, Replica, keep_beating
-from pagoda_daemon.metrics import Build, Counts, Exposition, Slo
+from pagoda_daemon.metrics import Build, Counts, Exposition, ModelWork, Slo
 from pagoda_daemon.nouns.errors import ConfigRejected, DaemonError, Draining, EngineDied
 from pagoda_daemon.process.settings import Settings
+from pagoda_daemon.text.files import read_json
 from pagoda_daemon.text.tokens import ModelText
 
 log = structlog.get_logger()
@@ -99,6 +102,7 @@ class Front:
         self._settings = settings
         self._guard = Guard(config.auth)
         self._web, self._tls = Web.of(config.listen, closed=self._guard.closed), tls_context(config.listen.tls)
+        self._tracing = tracing(settings.tracing, settings.version, wished=config.tracing is not None)
         self._text, self._bounds, self._tidy = backing.text, backing.bounds or default_bounds(), backing.tidy
         # An engine may be loaded before the tokenizer is read and the ports are open: ready is who can be dialled.
         self.replica = Replica(time.monotonic(), listening=False)
@@ -170,10 +174,16 @@ class Front:
         every_s = parse_duration((config.health or HealthConfig()).deep_probe_every)
         self._deep_checks = DeepChecks(self._engine, text, self.replica, every_s)
         build = Build(self._settings.version, config.revision)
-        exposition = Exposition(config.model.served_names[0], self.replica, counts, build)
+        exposition = Exposition(config.model.served_names[0], self.replica, counts, build, self._work)
         generator = TextGenerator(self._engine, text, counts)
         said = (config.model.served_names, self._settings.version, config.revision, self._guard, self._settings.ping_after_s)
-        return Parts(self.replica, self._admission, generator, exposition, *said, self._web)
+        return Parts(
+            self.replica, self._admission, generator, exposition, *said, self._web, None if self._tracing is None else self._tracing.tell
+        )
+
+    def _work(self) -> ModelWork | None:
+        config = self._settings.config
+        return ModelWork.of(read_json(Path(config.model.path) / "config.json", required=False), config.engine)
 
     async def _start_grpc(self, parts: Parts) -> int:
         listen = self._settings.config.listen
@@ -259,6 +269,8 @@ class Front:
         with suppress(asyncio.CancelledError):
             await serving
         await self._grpc.stop(0)
+        if self._tracing is not None:
+            await self._tracing.close()
 
 
 def _futures(*futures: asyncio.Future[Any]) -> set[asyncio.Future[Any]]:

@@ -121,7 +121,9 @@ def _announce(settings: Settings, replica: Replica, ports: Ports) -> None:
     log.info("listening", host=host, http=ports.http, grpc=ports.grpc, probes=ports.probes, model=settings.config.model.served_names[0])
     if settings.human:
         write = SteadyLogger(sys.stderr.fileno()).write  # `sys.stderr.write` raises when the reader of a pipe has gone
-        StartupText(replica, _url(settings.config.listen, ports.http), settings.config.model.served_names[0], write).begin()
+        listen, name = settings.config.listen, settings.config.model.served_names[0]
+        trust = None if listen.tls is None else listen.tls.cert_file
+        StartupText(replica, _url(listen, ports.http), name, write, trust=trust).begin()
 
 
 def _url(listen: Listen, port: int) -> str:

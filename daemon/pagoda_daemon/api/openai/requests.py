@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from pagoda_daemon.api.openai.fields import typed
+from pagoda_daemon.api.openai.fields import typed, typed_fields
 from pagoda_daemon.api.openai.messages import Message, check_messages, turns
 from pagoda_daemon.api.openai.sampling import MAX_CHOICES, MAX_LOGPROBS, check_sampling, in_range
 from pagoda_daemon.api.openai.structured import StructuredFields
@@ -43,6 +43,7 @@ class _Common(StructuredFields, kw_only=True, frozen=True, forbid_unknown_fields
     skip_special_tokens: bool = True
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
+    return_token_ids: bool | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -155,6 +156,13 @@ GenerationRequest = ChatRequest | CompletionRequest
 def parse(body: bytes, kind: type[GenerationRequest], unknown: list[str]) -> GenerationRequest:
     """The typed request; BadRequest names the first field that is wrong."""
     request = typed(body, kind, unknown)
+    check(request, unknown)
+    return request
+
+
+def of_fields(fields: dict[str, Any], kind: type[GenerationRequest], unknown: list[str]) -> GenerationRequest:
+    """The same for a caller in this process, which has no body."""
+    request = typed_fields(fields, kind, unknown)
     check(request, unknown)
     return request
 
