@@ -30,6 +30,23 @@ def _later(description: str) -> Any:
     return Field(default=None, description=description, json_schema_extra={"later": True})
 
 
+ToolParser = Literal[
+    "hermes",
+    "llama3_json",
+    "mistral",
+    "pythonic",
+    "llama4_pythonic",
+    "qwen3_coder",
+    "deepseek_v3",
+    "deepseek_v31",
+    "glm45",
+    "granite",
+    "phi4_mini_json",
+    "openai",
+]
+ReasoningParser = Literal["deepseek_r1", "deepseek_v3", "qwen3", "glm45", "granite", "mistral", "openai_gptoss", "none"]
+
+
 class ModelConfig(_Section):
     """Where the model's files are in the pod, and the names it answers to."""
 
@@ -61,8 +78,11 @@ class EngineConfig(_Section):
         ge=0,
         description="Seeds of requests without a `seed`, in the order of their arrival, follow from this one; random where absent.",
     )
-    tool_parser: Literal["hermes", "llama3_json", "mistral"] | None = Field(
+    tool_parser: ToolParser | None = Field(
         default=None, description="How the model writes tool calls; read from its chat template where absent."
+    )
+    reasoning_parser: ReasoningParser | None = Field(
+        default=None, description="How the model marks its reasoning; read from its chat template where absent. none: all is content."
     )
     kv_dtype: Literal["bfloat16", "float8", "int8"] | None = _later("Type of keys and values.")
     kv_memory_fraction: float | None = Field(
@@ -84,7 +104,7 @@ class HealthConfig(_Section):
     """When the replica calls itself broken."""
 
     progress_timeout: Duration = Field(default="120s", description="A loop or a step without progress for this long is a hang.")
-    deep_probe_every: Duration = Field(default="30s", description="Time between two canary tokens; one that takes longer is late.")
+    deep_probe_every: Duration = Field(default="30s", description="Time between two deep checks; an answer that takes longer is late.")
     load_timeout: Duration = Field(default="300s", description="A load that has not moved for this long is stuck.")
 
 
@@ -117,7 +137,7 @@ class Listen(_Section):
     )
     allowed_hosts: tuple[str, ...] | None = Field(
         default=None,
-        description="Names in `Host` that are answered, beside localhost and addresses. Any where absent. `serve` without keys sets it.",
+        description="Names in `Host` and `Origin` that are answered, beside localhost and addresses; any where absent. `serve` sets it.",
     )
     root_path: str | None = Field(
         default=None, description="Prefix such as /llm under which a proxy offers this replica, whether the proxy removes it or not."
@@ -203,7 +223,7 @@ class TestingConfig(_Section):
 class DaemonConfig(_Section):
     """What one replica runs."""
 
-    version: Literal[1] = Field(default=1, description="Of this format.")
+    version: Literal[1] = Field(default=1, description="The version of this format.")
     service: str = Field(default="", description="namespace/name of the service; empty when stand-alone.")
     revision: str = Field(default="", description="Hash of what this replica runs.")
     model: ModelConfig = Field(description="The model.")

@@ -68,7 +68,7 @@ class Exposition:
 
     def _families(self, now: float, unix: float) -> Iterator[str]:
         replica, counts, http = self._replica, self._counts, self.http
-        scalars = _engine(replica) | _front(replica, now) | _requests(counts) | _refused(replica, counts) | self._told(unix)
+        scalars = _engine(replica) | _front(replica, now) | _requests(counts) | _refused(replica, counts) | self._process_values(unix)
         scalars |= self._estimated() | self._process.at(now)
         for source in self.more:
             scalars |= source()
@@ -86,7 +86,7 @@ class Exposition:
             return {metric: {} for metric in _ESTIMATES}
         return dict(zip(_ESTIMATES, self._work.estimate(self._replica.tally.computed, self._replica.stats.steps), strict=True))
 
-    def _told(self, unix: float) -> Scalars:
+    def _process_values(self, unix: float) -> Scalars:
         return {
             names.BUILD_INFO: {self._build: 1},
             names.LORA_INFO: {("0", "", ""): unix},

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from pagoda_daemon.answers.events import Arguments, Call, Content, Event, Reasoning
+from pagoda_daemon.answers.events import Arguments, Call, Content, Event, PlainText, Reasoning
 from pagoda_daemon.api.openai.calls import FunctionCall, FunctionPart, ToolCall, ToolPart
 from pagoda_daemon.api.openai.logprobs import ChatLogprobs, chat_logprobs
 from pagoda_daemon.api.openai.replies import (
@@ -43,6 +43,7 @@ class Chat(EndedByDone):
         self._scored: list[tuple[Scored, ...]] = [()] * head.choices
         self._ids: list[Ids] = [()] * head.choices
         self._called = [False] * head.choices
+        self._is_text = head.plain and head.reading.parser is PlainText  # as most are: an event costs a quarter
 
     def opening(self) -> bytes:
         """Every prompt of a chat is the same one."""
@@ -51,6 +52,8 @@ class Chat(EndedByDone):
         return b"".join(self._chunk(choice, prompt) for choice in choices)
 
     def text(self, piece: Piece, index: int = 0) -> bytes:
+        if self._is_text and piece.text:
+            return self._texts.event(piece.text, index)
         self._scored[index] += piece.scored
         self._ids[index] += piece.token_ids
         return self._written(self._parsers[index].push(piece.text), index)

@@ -13,13 +13,14 @@ from typing import NamedTuple
 
 from msgspec import structs
 
+from pagoda_daemon.answers.counting import ThoughtTokens
 from pagoda_daemon.api.openai.reading import PLAIN, Reading, reading_of, tool_form
 from pagoda_daemon.api.openai.requests import ChatRequest, GenerationRequest
 from pagoda_daemon.api.openai.sampling import Wished, sampling_of
 from pagoda_daemon.api.openai.structured import grammar_of
 from pagoda_daemon.api.openai.tools import Toolbox
 from pagoda_daemon.api.routes.ends import checked_reason
-from pagoda_daemon.api.routes.prompts import check_ids, infilled, most_tokens, room, truncated
+from pagoda_daemon.api.routes.prompts import check_ids, infilled, max_tokens, prompt_listed, room, truncated
 from pagoda_daemon.engine.client import EngineLink
 from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.metrics import Counts
@@ -33,7 +34,8 @@ from pagoda_daemon.text.tokens import ModelText
 
 
 class Delta(NamedTuple):
-    """What is new of a choice, all tokens generated for it so far, and at its end the reason. The prompt's scores come with its first."""
+    """What is new of a choice, all tokens generated for it so far, and at its end the reason. The prompt's scores come with its first.
+    `reasoning_tokens`: those of its tokens that are reasoning."""
 
     piece: Piece
     completion_tokens: int
@@ -42,6 +44,7 @@ class Delta(NamedTuple):
     choice: int = 0
     life: Life | None = None
     embedding: bytes = b""
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def submission(request: GenerationRequest, request_id: str, prompt: tuple[int, .
     prompt = truncated(prompt, request, limits)
     check_ids(prompt, limits.vocab_size)
     scored = 0 if request.listed is None and request.generated > (request.n or 1) else request.listed  # to find the best ones
-    wished = Wished(most_tokens(request, len(prompt), limits.max_model_len), scored, _prompt_listed(request))
+    wished = Wished(max_tokens(request, len(prompt), limits.max_model_len), scored, prompt_listed(request))
     grammar = grammar_of(request, text.stop_ids)
     message = Submit(request_id, prompt, sampling_of(request, wished, text, limits.vocab_size), request.generated, grammar=grammar)
     skip, shows = request.skip_special_tokens, bool(request.include_stop_str_in_output)
@@ -110,12 +113,6 @@ def _read_by(request: ChatRequest, job: Submission, text: ModelText) -> Submissi
     return replace(job, message=message, skip_special=job.skip_special and not reading.marks, reading=reading)
 
 
-def _prompt_listed(request: GenerationRequest) -> int | None:
-    """An echo with log-probabilities shows the prompt's, vLLM's own field may ask for more of them."""
-    asked = (request.prompt_logprobs, request.listed if request.echoes else None)
-    return max((one for one in asked if one is not None), default=None)
-
-
 class _Choice:
     """One answer under way: the engine's tokens become its text."""
 
@@ -130,6 +127,8 @@ class _Choice:
         self._answer = AnswerText(self._detokenizer(), stops, job.sampling.min_tokens, len(job.echo or ""))
         self._scores = scores  # of the prompt: all its choices have the list, the first one's outputs fill it
         self._begun = False
+        thinker = job.reading.thinker
+        self._thought = None if thinker is None else ThoughtTokens(thinker(), text.detokenizer(skip_special=False))
 
     def take(self, row: RowOutput) -> Delta | None:
         """None where nothing is to be said yet: a part of the prompt was scored."""
@@ -149,7 +148,15 @@ class _Choice:
             self._begun, scores = True, tuple(self._scores)
             if self.job.echo is not None:
                 piece = _joined(echo(self.job.echo, self.job.message.prompt, scores, self._detokenizer()), piece)
-        return Delta(piece, self.tokens if self.job.answers else 0, reason, scores, self.job.first + self.index, row.life, row.embedding)
+        tokens, thought = (self.tokens, self._thought_tokens(row, reason)) if self.job.answers else (0, 0)
+        return Delta(piece, tokens, reason, scores, self.job.first + self.index, row.life, row.embedding, thought)
+
+    def _thought_tokens(self, row: RowOutput, reason: str | None) -> int:
+        """A stop id is no part of the reasoning that it ends."""
+        if self._thought is None:
+            return 0
+        self._thought.take(row.token_ids[:-1] if row.finish_reason == "stop" else row.token_ids)
+        return self._thought.count if reason is None else self._thought.finish()
 
 
 _Open = dict[str, dict[int, _Choice]]

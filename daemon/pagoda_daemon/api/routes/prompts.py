@@ -1,7 +1,4 @@
-"""What the front makes of a prompt before the engine gets it: cut, filled in, checked against the model and its context. Pure.
-
-Called by `generation`.
-"""
+"""What must hold of a prompt: its length, its ids, and what is left for the answer. Pure; called by `generation`."""
 
 from __future__ import annotations
 
@@ -36,6 +33,12 @@ def infilled(prompt: str | tuple[int, ...], suffix: str, text: ModelText) -> str
     return text.infill.written(prompt, suffix)
 
 
+def prompt_listed(request: GenerationRequest) -> int | None:
+    """An echo with log-probabilities shows the prompt's, vLLM's own field may ask for more of them."""
+    asked = (request.prompt_logprobs, request.listed if request.echoes else None)
+    return max((one for one in asked if one is not None), default=None)
+
+
 def check_ids(prompt: tuple[int, ...], vocab_size: int) -> None:
     if not prompt:
         raise BadRequest("the prompt has no tokens", "prompt")
@@ -44,7 +47,7 @@ def check_ids(prompt: tuple[int, ...], vocab_size: int) -> None:
         raise BadRequest(f"prompt holds token id {shown(wrong)}; token ids must be 0 to {vocab_size - 1}", "prompt")
 
 
-def most_tokens(request: GenerationRequest, prompt: int, context: int) -> int:
+def max_tokens(request: GenerationRequest, prompt: int, context: int) -> int:
     """How many may be generated at most; BadRequest names the field that asks for too much, the prompt's where that alone does."""
     asked, whose = request.limit, "messages" if isinstance(request, ChatRequest) else "prompt"
     wished = context - prompt if asked is None else max(1, asked)
