@@ -84,7 +84,7 @@ class HealthConfig(_Section):
     """When the replica calls itself broken."""
 
     progress_timeout: Duration = Field(default="120s", description="A loop or a step without progress for this long is a hang.")
-    deep_probe_every: Duration = Field(default="30s", description="Time between two canary tokens; one that takes longer is late.")
+    deep_probe_every: Duration = Field(default="30s", description="Time between two deep checks; an answer that takes longer is late.")
     load_timeout: Duration = Field(default="300s", description="A load that has not moved for this long is stuck.")
 
 

@@ -1,6 +1,6 @@
 """Metric names, types, labels and buckets. The `vllm:*` twins are those existing dashboards, HPAs and pickers read.
 
-Holds descriptions only; a door builds its own registry from them.
+Descriptions only; a component builds its own registry from them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _FINE_WAIT: Final = (
 
 REQUESTS_RUNNING: Final = _gauge("vllm:num_requests_running", "Requests with a row on the device")
 REQUESTS_WAITING: Final = _gauge(
-    "vllm:num_requests_waiting", "Requests waiting for a row, those held for a shared prompt or for their grammar included"
+    "vllm:num_requests_waiting", "Requests waiting for a row, those that wait for a shared prompt or for their grammar included"
 )
 WAITING_BY_REASON: Final = _gauge(
     "vllm:num_requests_waiting_by_reason",
@@ -161,7 +161,7 @@ STEPS: Final = _counter("pagoda_daemon_steps", "Steps of the engine")
 LOAD_PROGRESS: Final = _gauge("pagoda_daemon_load_progress_ratio", "How much of the model is loaded, 0..1")
 ENGINE_HEARTBEAT_AGE: Final = _gauge("pagoda_daemon_engine_heartbeat_age_seconds", "Age of the engine's heartbeat")
 STEP_AGE_RATIO: Final = _gauge("pagoda_daemon_step_age_ratio", "Age of the step under way over its predicted length, 0 when idle")
-DEEP_CHECKS: Final = _counter("pagoda_daemon_deep_checks", "Canary tokens by what came of them: right, wrong, late, error", "outcome")
+DEEP_CHECKS: Final = _counter("pagoda_daemon_deep_checks", "Deep checks by outcome: right, wrong, late, error", "outcome")
 BUILD_INFO: Final = Metric("pagoda_daemon_build_info", "gauge", "What this replica runs; always 1", ("version", "revision"))
 
 # What a replica exports, in this order.

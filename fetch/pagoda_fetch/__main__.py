@@ -34,7 +34,7 @@ def main() -> None:
         sys.exit(f"pagoda-fetch: module {missing.name!r} is missing; install it with: pip install 'pagoda[fetch]'")
     message = settings.termination_log()
     try:
-        told = asyncio.run(_run(settings.resolve(sys.argv[1:])))
+        output = asyncio.run(_run(settings.resolve(sys.argv[1:])))
     except FetchError as error:
         line = f"{error.reason}: {' '.join(str(error).split())}"
         log.error("failed", reason=error.reason, message=str(error))
@@ -42,8 +42,8 @@ def main() -> None:
         sys.exit(EXIT_PERMANENT if isinstance(error, Permanent) else 1)
     except KeyboardInterrupt:
         sys.exit(130)
-    if told:
-        sys.stdout.write(f"{told}\n")
+    if output:
+        sys.stdout.write(f"{output}\n")
 
 
 async def _run(chosen: Settings) -> str:
@@ -58,9 +58,9 @@ async def _run(chosen: Settings) -> str:
         await sidecar.run(chosen)
         return ""
     if chosen.command == "inspect":
-        told = inspecting.line(await inspecting.inspect(chosen.order, chosen.around))
-        _leave(chosen.message_file, told.encode())
-        return told
+        output = inspecting.line(await inspecting.inspect(chosen.order, chosen.around))
+        _leave(chosen.message_file, output.encode())
+        return output
     fetches = Fetches(Store(chosen.root, chosen.limits.reserve), chosen.around, myself(chosen.pod))
     moments, name, console = fetches.watch(chosen.order), chosen.order.address.uri, shown.terminal()
     clock = asyncio.get_running_loop().time

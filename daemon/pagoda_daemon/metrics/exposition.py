@@ -50,7 +50,7 @@ class Exposition:
 
     def _families(self, now: float, unix: float) -> Iterator[str]:
         replica, counts, http = self._replica, self._counts, self.http
-        scalars = _engine(replica) | _front(replica, now) | _requests(counts) | self._told(unix)
+        scalars = _engine(replica) | _front(replica, now) | _requests(counts) | self._process_values(unix)
         for source in self.more:
             scalars |= source()
         for metric, value in scalars.items():
@@ -59,7 +59,7 @@ class Exposition:
         seconds = (line for labels, one in http.seconds.items() for line in histogram(names.HTTP_SECONDS, labels, one))
         yield family(names.HTTP_SECONDS, seconds)
 
-    def _told(self, unix: float) -> Scalars:
+    def _process_values(self, unix: float) -> Scalars:
         return {
             names.BUILD_INFO: {self._build: 1},
             names.LORA_INFO: {("0", "", ""): unix},

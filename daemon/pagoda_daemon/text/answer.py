@@ -1,6 +1,6 @@
 """AnswerText: one request's tokens → text that may be sent, with the log-probabilities of exactly that text. Pure; no HTTP.
 
-Called by `generation`. What may yet become a stop string is held back, and so are the log-probabilities of its tokens: they spell it too.
+Called by `generation`. What may yet become a stop string is kept back, and so are the log-probabilities of its tokens: they spell it too.
 """
 
 from __future__ import annotations

@@ -300,7 +300,7 @@ async def local_replica(
             if serving.done():
                 await serving
             replica = LocalReplica(front, announced.result(), made[0], text)
-            # With the canary's answer sheet written: its steps would count among a test's own.
+            # With the known answer of the deep check recorded: its steps would count among a test's own.
             await replica.until(lambda: front.replica.accepting and front.replica.deep.good_at > 0)
             yield replica
         finally:

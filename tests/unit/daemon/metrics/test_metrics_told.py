@@ -17,7 +17,7 @@ from pagoda_daemon.api.http import app, measured
 from pagoda_daemon.api.routes import completions, generation, preparing
 from pagoda_daemon.engine import client
 from pagoda_daemon.engine.loop import Engine
-from pagoda_daemon.health.canary import Canary
+from pagoda_daemon.health.deep_check import DeepChecks
 from pagoda_daemon.simulated.device.worker import SimulatedWorker, simulated_limits
 from pagoda_daemon.simulated.fleet import engine as simulated
 from prometheus_client.parser import text_string_to_metric_families
@@ -145,7 +145,7 @@ async def stage(monkeypatch):
     monkeypatch.setattr(completions, "submissions", made.read)
     monkeypatch.setattr(simulated, "SimulatedWorker", PacedWorker)
     monkeypatch.setattr(simulated.LocalEngine, "engine_type", ToldEngine)
-    monkeypatch.setattr(Canary, "run", silent)
+    monkeypatch.setattr(DeepChecks, "run", silent)
     yield made
     made.leave()
 
@@ -214,7 +214,7 @@ async def told(stage, http):
         assert (await other).status_code == status
     assert (await stage.sent_by(http, range(5), 1, {HEADER_DEADLINE: "100"})).status_code == 503
     stage.free = True
-    canary = http.front.front._canary
+    canary = http.front.front._deep_checks
     await canary._check(await canary._record())
     await stage.beat(0.25)
     stage.clock.pass_(0.125)

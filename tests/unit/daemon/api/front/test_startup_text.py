@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 from pagoda_contracts.pb.daemon_pb2 import Phase
-from pagoda_daemon.api.front.greeting import Greeting, leaving, welcome
+from pagoda_daemon.api.front.startup_text import StartupText, leaving, welcome
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.nouns.messages import Ready
 
@@ -14,7 +14,7 @@ URL = "http://127.0.0.1:8000"
 
 def started(**state):
     replica, lines = Replica(born=0.0, phase=Phase.PHASE_LOADING, **state), []
-    Greeting(replica, URL, "tiny", lines.append).begin()
+    StartupText(replica, URL, "tiny", lines.append).begin()
     return replica, lines
 
 

@@ -18,7 +18,7 @@ from pagoda_daemon.nouns.messages import Ready
 _LINES: Final = 10  # of a whole load
 
 
-class Greeting:
+class StartupText:
     """Looks at the replica whenever something changed; says a thing once. `trust`: the file of a certificate that curl is to trust."""
 
     def __init__(self, replica: Replica, url: str, model: str, write: Callable[[str], object], *, trust: str | None = None) -> None:
@@ -27,7 +27,7 @@ class Greeting:
         self._trust = trust
         self._model = model
         self._write = write
-        self._told = -1
+        self._shown = -1
         self._phase: int | None = None
 
     def begin(self) -> None:
@@ -41,8 +41,8 @@ class Greeting:
             self._write(welcome(self._url, self._model, replica.limits, self._trust))
         elif replica.leaving and self._phase != Phase.PHASE_DRAINING and replica.phase == Phase.PHASE_DRAINING:
             self._write(leaving(replica.in_flight))
-        elif replica.limits is None and not replica.leaving and (done := int(_LINES * replica.load_progress + 1e-9)) > self._told:
-            self._told = done
+        elif replica.limits is None and not replica.leaving and (done := int(_LINES * replica.load_progress + 1e-9)) > self._shown:
+            self._shown = done
             self._write(f"loading {self._model}: {replica.load_progress:.0%}\n")
         self._phase = replica.phase if replica.accepting or replica.leaving else None
 
