@@ -23,10 +23,12 @@ class Scored(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Text that is final, and the tokens that it is made of where log-probabilities are wanted."""
+    """Text that is final, and the tokens that it is made of where log-probabilities are wanted. `token_ids` are those that came with it,
+    if the request asks for ids."""
 
     text: str
     scored: tuple[Scored, ...] = ()
+    token_ids: tuple[int, ...] = ()
 
 
 class AnswerText:
