@@ -72,6 +72,14 @@ def chat(**fields: Any) -> ChatRequest:
             ],
         ),
         (
+            [HI, SAID, CALL, SAID, OUTPUT],
+            [
+                HI,
+                {"role": "assistant", "content": "okok", "tool_calls": [TOOL_CALL]},
+                {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+            ],
+        ),
+        (
             [HI, CALL, SAID, OUTPUT],
             [
                 HI,

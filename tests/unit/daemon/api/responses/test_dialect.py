@@ -114,6 +114,7 @@ def test_the_pieces_of_a_text_change_nothing_but_the_deltas(reason, scored):
             tokens = [token["token"] for one in said for token in one]
             parts = [part for item in whole["output"] if item["type"] == "message" for part in item["content"]]
             assert tokens == [token["token"] for part in parts for token in part["logprobs"]]
+            assert [len(part["logprobs"]) for part in parts] == [len(part["text"]) if scored else 0 for part in parts]
 
 
 def test_an_answer_that_is_whole_and_one_that_is_cut():
