@@ -13,7 +13,6 @@ from pagoda_daemon.api.openai.errors import body_of
 from pagoda_daemon.api.openai.logprobs import ChatToken, chat_logprobs
 from pagoda_daemon.api.openai.replies import Answer, Head, Usage
 from pagoda_daemon.api.openai.structured import TextFormat
-from pagoda_daemon.api.responses.conversion import Converted
 from pagoda_daemon.api.responses.events import (
     ResponseCompleted,
     ResponseCreated,
@@ -48,7 +47,7 @@ class Terms:
     """What a response is written from beside its answer. `clock` gives Unix seconds."""
 
     head: Head
-    converted: Converted
+    asked: ResponsesRequest
     sampling: Sampling
     clock: Callable[[], float]
 
@@ -66,7 +65,7 @@ class Responses:
         self._at = 0  # characters of the answer that were read
         self._reason = "stop"
         self._opened = False
-        begun = structs.asdict(settings_of(terms.converted.asked, terms.sampling))
+        begun = structs.asdict(settings_of(terms.asked, terms.sampling))
         self._begun = Response(**begun, id=f"resp_{terms.head.request_id}", created_at=terms.head.created, status="in_progress")
 
     def opening(self) -> bytes:
@@ -92,7 +91,7 @@ class Responses:
         """The last two events of an answer that failed: the first ends the response, the second is what official clients raise. A stream
         that began with a comment alone gets its first events too."""
         opening = b"" if self._opened else self.opening()
-        told = body_of(refusal(error, self._terms.converted.kept) if isinstance(error, BadRequest) else error).error
+        told = body_of(refusal(error) if isinstance(error, BadRequest) else error).error
         failure = ResponseFailure(_failure_code(error), told.message)
         response = structs.replace(self._begun, status="failed", output=self._writer.output(), error=failure)
         failed = ResponseFailed(sequence_number=self._number(), response=response)

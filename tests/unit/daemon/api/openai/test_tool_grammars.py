@@ -6,13 +6,14 @@ import pytest
 from llguidance import LLTokenizer
 from pagoda_daemon.answers.forms import TOOL_FORMS
 from pagoda_daemon.api.openai.requests import ChatRequest, parse
-from pagoda_daemon.api.openai.tool_grammars import answer_grammar
+from pagoda_daemon.api.openai.tool_grammars import NO_MARKS, answer_grammar
 from pagoda_daemon.api.openai.tools import Function, Tool, Toolbox
 from pagoda_daemon.nouns.errors import BadRequest
 from pagoda_daemon.nouns.messages import Grammar
 from pagoda_daemon.structured.compile import matcher_of
 
-FORMATS = {name: form.json for name, form in TOOL_FORMS.items() if form.json}
+FORMATS = {name: form.layout for name, form in TOOL_FORMS.items() if form.layout and not form.layout.single}
+BEGIN, SEP, END = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 BYTES = LLTokenizer("byte")
 A = {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "required": ["a"], "additionalProperties": False}
 A |= {"$defs": {"a": {"type": "integer"}}, "x-guidance": {"whitespace_pattern": " *", "lenient": True}}
@@ -28,8 +29,16 @@ def box(parameters, **options):
 
 def called(form, arguments, name="f"):
     """As a model writes it."""
-    call = f'{{"name": "{name}", "{FORMATS[form].arguments}": {arguments}}}'
-    return {"hermes": f"<tool_call>\n{call}\n</tool_call>", "llama3_json": call, "mistral": f"[TOOL_CALLS][{call}]"}[form]
+    call = f'{{"name": "{name}", "arguments": {arguments}}}'
+    return {
+        "hermes": f"<tool_call>\n{call}\n</tool_call>",
+        "llama3_json": call.replace("arguments", "parameters"),
+        "mistral": f"[TOOL_CALLS][{call}]",
+        "granite": f"<|tool_call|>[{call}]",
+        "phi4_mini_json": f"functools[{call}]",
+        "deepseek_v3": f"{BEGIN}function{SEP}{name}\n```json\n{arguments}\n```{END}",
+        "deepseek_v31": f"{BEGIN}{name}{SEP}{arguments}{END}",
+    }[form]
 
 
 def follows(grammar, text):
@@ -39,7 +48,7 @@ def follows(grammar, text):
 
 
 def allows(form, parameters, arguments):
-    return follows(answer_grammar(box(parameters, must=True), FORMATS[form], (None, None)), called(form, arguments))
+    return follows(answer_grammar(box(parameters, must=True), FORMATS[form]), called(form, arguments))
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -58,21 +67,21 @@ def test_a_function_without_parameters_takes_an_empty_object_only(form):
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_an_answer_is_a_call_or_the_format_where_none_must_be(form):
-    either = answer_grammar(box(A), FORMATS[form], (None, None), PLAN)
+    either = answer_grammar(box(A), FORMATS[form], NO_MARKS, PLAN)
     for text in (called(form, '{"a": 1}'), '{"plan": "x"}', "{}"):
         assert follows(either, text), text
     for text in (called(form, '{"a": "x"}', name="g"), "text", '{"plan": 1}', '{"plan":  "x"}'):
         assert not follows(either, text) or (form, text[:9]) == ("llama3_json", '{"name": '), text
-    assert not follows(answer_grammar(box(A, must=True), FORMATS[form], (None, None)), '{"plan": "x"}')
+    assert not follows(answer_grammar(box(A, must=True), FORMATS[form]), '{"plan": "x"}')
 
 
 def test_any_object_beside_calls_without_marks_is_still_an_object():
-    either = answer_grammar(box(A), FORMATS["llama3_json"], (None, None), Grammar("json_schema", '{"type":"object"}'))
+    either = answer_grammar(box(A), FORMATS["llama3_json"], NO_MARKS, Grammar("json_schema", '{"type":"object"}'))
     assert follows(either, '{"name": "Bob", "n": [1, {"b": 2}]}')
 
 
 def test_a_choice_may_stand_beside_marked_calls():
-    either = answer_grammar(box(A), FORMATS["hermes"], (None, None), Grammar("choice", '["yes", "no"]'))
+    either = answer_grammar(box(A), FORMATS["hermes"], NO_MARKS, Grammar("choice", '["yes", "no"]'))
     assert follows(either, "no")
     assert follows(either, called("hermes", '{"a": 1}'))
 
@@ -80,7 +89,7 @@ def test_a_choice_may_stand_beside_marked_calls():
 @pytest.mark.parametrize(("form", "kind"), [("hermes", "regex"), ("mistral", "grammar"), ("llama3_json", "choice")])
 def test_formats_that_cannot_stand_beside_calls_are_refused_by_name(form, kind):
     with pytest.raises(BadRequest, match=f"the kind {kind}") as caught:
-        answer_grammar(box(A), FORMATS[form], (None, None), Grammar(kind, "[1]"))
+        answer_grammar(box(A), FORMATS[form], NO_MARKS, Grammar(kind, "[1]"))
     assert caught.value.param == "tools"
 
 
@@ -127,7 +136,7 @@ def test_a_keyword_that_cannot_be_followed_is_refused_where_it_binds_the_answer(
 def test_names_have_dots_and_128_characters(name):
     request, _ = chat(tools=[tool(name)], tool_choice={"type": "function", "function": {"name": name}})
     call = called("hermes", "{}", name)
-    assert follows(answer_grammar(request.box, FORMATS["hermes"], (None, None)), call)
+    assert follows(answer_grammar(request.box, FORMATS["hermes"]), call)
 
 
 @pytest.mark.parametrize("name", ["", "a" * 129, "a b", "ä", "a/b"])

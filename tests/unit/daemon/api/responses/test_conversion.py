@@ -19,6 +19,8 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 FLAT = {"type": "function", "name": "f", "description": "d", "parameters": SCHEMA, "strict": True}
 NESTED = {"type": "function", "function": {"name": "f", "description": "d", "parameters": SCHEMA, "strict": True}}
 OTHER = {"type": "function", "name": "g"}
+BOTH = {"tools": [{"type": "function", "function": {"name": "g"}}, NESTED]}
+CHOICE = {"type": "function", "function": {"name": "f"}}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "rain"}
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
@@ -118,21 +120,18 @@ def test_items_are_the_messages_of_a_chat(items: Any, messages: list[Any]) -> No
         ({"tools": [FLAT], "parallel_tool_calls": False}, {"tools": [NESTED], "parallel_tool_calls": False}),
         (
             {"tools": [OTHER, FLAT], "tool_choice": {"type": "function", "name": "f"}},
-            {
-                "tools": [{"type": "function", "function": {"name": "g"}}, NESTED],
-                "tool_choice": {"type": "function", "function": {"name": "f"}},
-            },
+            BOTH | {"tool_choice": CHOICE},
         ),
         (
             {
                 "tools": [OTHER, FLAT],
                 "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]},
             },
-            {"tools": [NESTED], "tool_choice": "required"},
+            BOTH | {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [CHOICE]}}},
         ),
         (
             {"tools": [OTHER, FLAT], "tool_choice": {"type": "allowed_tools", "tools": [{"type": "function", "name": "f"}]}},
-            {"tools": [NESTED], "tool_choice": "auto"},
+            BOTH | {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [CHOICE]}}},
         ),
         (
             {
@@ -292,6 +291,6 @@ def test_a_clients_own_words_are_not_renamed() -> None:
     said = (
         "This model's maximum is 4; messages has 5, tool_choice names 'messages', tools[1].function.name must be, got \"response_format\""
     )
-    assert renamed(said, (0, 3)) == (
-        "This model's maximum is 4; input has 5, tool_choice names 'messages', tools[3].name must be, got \"response_format\""
+    assert renamed(said) == (
+        "This model's maximum is 4; input has 5, tool_choice names 'messages', tools[1].name must be, got \"response_format\""
     )

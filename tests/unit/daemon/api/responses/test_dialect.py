@@ -36,7 +36,7 @@ def dialect(*, scored: bool = False, must: bool = False, **fields: Any) -> Respo
     converted = read(json.dumps({"model": "m", "input": "hi"} | fields).encode(), [])
     reading = Reading(parser, TOOL_FORMS["hermes"], must=must)
     head = Head(ID, 1000, "m", include_usage=False, spell=(lambda token: bytes([token])) if scored else None, reading=reading)
-    return Responses(Terms(head, converted, Sampling(9, temperature=0.5), lambda: 1002.7))
+    return Responses(Terms(head, converted.asked, Sampling(9, temperature=0.5), lambda: 1002.7))
 
 
 def pieces(text: str, size: int, *, scored: bool) -> Iterator[Piece]:
