@@ -259,9 +259,9 @@ def test_what_is_refused_is_named_as_it_was_sent(fields: dict[str, Any], param: 
 
 
 def test_the_store_that_there_is_not_is_told() -> None:
-    for field in ("previous_response_id", "conversation", "prompt"):
+    for field in ("previous_response_id", "conversation", "prompt", "input"):
         with pytest.raises(BadRequest, match="keeps no responses; send the whole conversation in input"):
-            read(body(**{field: "x"}), [])
+            read(body(**{field: [{"type": "item_reference", "id": "msg_1"}]}), [])
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,9 +33,10 @@ def parser() -> AnswerParser:
     return ReasoningParser(REASONING_FORMS["qwen3"], "open", TOOL_FORMS["hermes"].parser(Wish()))
 
 
-def dialect(*, scored: bool = False, must: bool = False, **fields: Any) -> Responses:
+def dialect(*, scored: bool = False, must: bool = False, form: str = "", **fields: Any) -> Responses:
     converted = read(json.dumps({"model": "m", "input": "hi"} | fields).encode(), [])
-    reading = Reading(parser, TOOL_FORMS["hermes"], must=must)
+    reads = partial(TOOL_FORMS[form].parser, Wish(parameters={"f": {"properties": {"n": {"type": "integer"}}}})) if form else parser
+    reading = Reading(reads, TOOL_FORMS[form or "hermes"], must=must)
     head = Head(ID, 1000, "m", include_usage=False, spell=(lambda token: bytes([token])) if scored else None, reading=reading)
     return Responses(Terms(head, converted.asked, Sampling(9, temperature=0.5), lambda: 1002.7))
 
@@ -115,6 +117,33 @@ def test_the_pieces_of_a_text_change_nothing_but_the_deltas(reason, scored):
             parts = [part for item in whole["output"] if item["type"] == "message" for part in item["content"]]
             assert tokens == [token["token"] for part in parts for token in part["logprobs"]]
             assert [len(part["logprobs"]) for part in parts] == [len(part["text"]) if scored else 0 for part in parts]
+
+
+ONE_CALL = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": {"n": 1}}\n</tool_call>',
+    "llama3_json": '{"name": "f", "parameters": {"n": 1}}',
+    "pythonic": "[f(n=1)]",
+    "mistral": '[TOOL_CALLS]f[ARGS]{"n": 1}',
+    "granite": '<|tool_call|>[{"name": "f", "arguments": {"n": 1}}]',
+    "phi4_mini_json": 'functools[{"name": "f", "arguments": {"n": 1}}]',
+    "deepseek_v31": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"n": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>",
+    "glm45": "<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+    "openai": "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+    '{"n": 1}',
+}
+
+
+@pytest.mark.parametrize(("form", "text"), ONE_CALL.items())
+def test_calls_of_every_form_are_items(form, text):
+    whole = at_once(text, form=form)
+    call = whole["output"][-1]
+    assert (call["type"], call["name"], json.loads(call["arguments"])) == ("function_call", "f", {"n": 1})
+    assert [item["type"] for item in whole["output"][:-1]] == (["reasoning"] if form == "openai" else [])
+    for size in (1, JUDGED):
+        found = streamed(text, size, form=form)
+        assert found[-1]["response"] == whole
+        assert played(found) == whole["output"]
 
 
 def test_an_answer_that_is_whole_and_one_that_is_cut():
