@@ -32,8 +32,8 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parent / "common")]
 from pagoda_contracts.metrics import OPERATOR_EVENTS_WAITING, OPERATOR_QUEUE, OPERATOR_RECONCILES
-from pagoda_devcluster.settings import from_environment
-from pagoda_devcluster.status import require_running
+from pagoda_devcluster.cluster.settings import from_environment
+from pagoda_devcluster.providers.status import require_running
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES
 from paper_daemons import obeying
 from support.judges.answered import answers, changes

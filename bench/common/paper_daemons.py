@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import grpc
 from pagoda_contracts.names import GRPC_SET_STATE, PORT_DAEMON_GRPC
 from pagoda_contracts.pb.daemon_pb2 import TARGET_DRAINING, Phase, SetStateRequest, SetStateResponse
-from pagoda_devcluster import network
-from pagoda_devcluster.spec import ClusterSpec
+from pagoda_devcluster.cluster.spec import ClusterSpec
+from pagoda_devcluster.machine import network
 
 
 def obey(order: SetStateRequest, _context: grpc.ServicerContext) -> SetStateResponse:

@@ -1,4 +1,4 @@
-"""`pagoda validate -f FILE…`: the API server's verdict without a cluster, with file, line and path. Asks pagoda_contracts.judge."""
+"""`pagoda validate -f FILE…`: the API server's verdict without a cluster, with file, line and path."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from typing import Annotated, NamedTuple
 
 import typer
-from pagoda_contracts.judge import Problem, is_ours, judge
+from pagoda_contracts.crds.validation import Problem, is_ours, judge
 
 from pagoda_cli.documents import Document, documents, read
 from pagoda_cli.errors import CliError

@@ -9,13 +9,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pagoda_devcluster import audit, build, prune, recipe, schemas
-from pagoda_devcluster.api import Api
-from pagoda_devcluster.errors import MissingPrerequisiteError, NotRunningError, UsageError
-from pagoda_devcluster.processes import last_lines
-from pagoda_devcluster.settings import Settings, from_environment
-from pagoda_devcluster.spec import KIND, ClusterSpec
-from pagoda_devcluster.status import all_processes, load_spec, require_running
+from pagoda_devcluster.binaries import build, recipe
+from pagoda_devcluster.client import audit, schemas
+from pagoda_devcluster.client.api import Api
+from pagoda_devcluster.cluster.errors import MissingPrerequisiteError, NotRunningError, UsageError
+from pagoda_devcluster.cluster.settings import Settings, from_environment
+from pagoda_devcluster.cluster.spec import KIND, ClusterSpec
+from pagoda_devcluster.machine.processes import last_lines
+from pagoda_devcluster.providers import prune
+from pagoda_devcluster.providers.status import all_processes, load_spec, require_running
 
 Name = Annotated[str, typer.Option("--name", help="Which cluster; two names run side by side.")]
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from pagoda_contracts.names import EXIT_PERMANENT
 
-from pagoda_fetch.errors import FetchError, Permanent
+from pagoda_fetch.nouns.errors import FetchError, Permanent
 
 if TYPE_CHECKING:
-    from pagoda_fetch.settings import Settings
+    from pagoda_fetch.serve.settings import Settings
 
 log = structlog.get_logger()
 _MAX_REASON: Final = 2048  # bytes; kubelet keeps 4096 of a termination message
@@ -28,7 +28,7 @@ def main() -> None:
     """One command."""
     _log_to_stderr()
     try:
-        from pagoda_fetch import settings
+        from pagoda_fetch.serve import settings
     except ModuleNotFoundError as missing:
         sys.exit(f"pagoda-fetch: module {missing.name!r} is missing; install it with: pip install 'pagoda[fetch]'")
     message = settings.termination_log()
@@ -47,10 +47,11 @@ def main() -> None:
 
 async def _run(chosen: Settings) -> str:
     """What the command prints."""
-    from pagoda_fetch import inspecting, sidecar
-    from pagoda_fetch.lock import myself
-    from pagoda_fetch.service import Fetches
-    from pagoda_fetch.store import Store, point
+    from pagoda_fetch.download import inspecting
+    from pagoda_fetch.serve import sidecar
+    from pagoda_fetch.serve.service import Fetches
+    from pagoda_fetch.volume.lock import myself
+    from pagoda_fetch.volume.store import Store, point
 
     if chosen.command == "serve" or chosen.order is None:
         await sidecar.run(chosen)

@@ -17,7 +17,7 @@ DOORS = {
     "daemon": ("pagoda-daemon", "pagoda_daemon.__main__", "pagoda_daemon.api"),
     "operator": ("pagoda-operator", "pagoda_operator.__main__", "pagoda_operator.serve.process"),
     "gateway": ("pagoda-gateway", "pagoda_gateway.__main__", "pagoda_gateway.serve.process"),
-    "fetch": ("pagoda-fetch", "pagoda_fetch.__main__", "pagoda_fetch.sidecar"),
+    "fetch": ("pagoda-fetch", "pagoda_fetch.__main__", "pagoda_fetch.serve.sidecar"),
     "cli": ("pagoda", "pagoda_cli.__main__", "pagoda_cli.commands"),
 }
 # Enough of a command line to pass the settings, which need no extra.
@@ -81,7 +81,7 @@ def test_an_extra_alone_opens_its_door(extra, wheel, constraints, tmp_path):
 
 def test_without_an_extra_contracts_and_sizing_open_and_each_door_names_what_is_missing(wheel, constraints, tmp_path):
     python = installed(tmp_path / "env", wheel, constraints)
-    run(python, "-P", "-c", "import pagoda_contracts.judge, pagoda_contracts.pb.demand_pb2, pagoda_sizing.plan", cwd=tmp_path)
+    run(python, "-P", "-c", "import pagoda_contracts.crds.validation, pagoda_contracts.pb.demand_pb2, pagoda_sizing.plan", cwd=tmp_path)
     for extra, (script, *_) in DOORS.items():
         done = subprocess.run([str(python.parent / script), *ARGUMENTS[extra]], capture_output=True, text=True, check=False, cwd=tmp_path)
         assert done.returncode != 0

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from pagoda_devcluster.cluster.errors import StartError
 from pagoda_devcluster.demo.install import Cluster
-from pagoda_devcluster.errors import StartError
 
 
 class Line(NamedTuple):

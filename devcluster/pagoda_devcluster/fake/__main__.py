@@ -4,12 +4,12 @@ import asyncio
 import sys
 from pathlib import Path
 
+from pagoda_devcluster.client.watching import AsyncApi, insist
+from pagoda_devcluster.cluster.spec import ClusterSpec, from_json
 from pagoda_devcluster.fake.fronts import Fronts
 from pagoda_devcluster.fake.kubelet import FakeKubelets
 from pagoda_devcluster.fake.nodes import fake_nodes
 from pagoda_devcluster.gpus import layout
-from pagoda_devcluster.spec import ClusterSpec, from_json
-from pagoda_devcluster.watching import AsyncApi, insist
 
 
 async def play(spec: ClusterSpec) -> None:

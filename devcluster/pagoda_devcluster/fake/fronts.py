@@ -14,10 +14,10 @@ from typing import Any
 
 import httpx
 
-from pagoda_devcluster.errors import ApiError
+from pagoda_devcluster.client.watching import CONFLICT, AsyncApi
+from pagoda_devcluster.cluster.errors import ApiError
 from pagoda_devcluster.fake import pods
 from pagoda_devcluster.fake.plays import NOT_READY, READY, Object, PodPlay, Scene
-from pagoda_devcluster.watching import CONFLICT, AsyncApi
 
 CONFIG_OPTION = "--config"
 DOWN = {PodPlay.IMAGE_PULL_BACKOFF.value, PodPlay.CRASH_LOOP.value, PodPlay.OOM_KILLED.value}

@@ -7,14 +7,14 @@ from typing import TypeVar
 import httpx
 import structlog
 
-from pagoda_devcluster.errors import ApiError
+from pagoda_devcluster.client.watching import CONFLICT, AsyncApi, Event, insist
+from pagoda_devcluster.cluster.errors import ApiError
 from pagoda_devcluster.fake import nodes, plays, pods
 from pagoda_devcluster.fake.fronts import Fronts
 from pagoda_devcluster.fake.nodes import FakeNode
 from pagoda_devcluster.fake.plays import Object
 from pagoda_devcluster.gpus import dra
 from pagoda_devcluster.gpus.layout import Layout
-from pagoda_devcluster.watching import CONFLICT, AsyncApi, Event, insist
 
 WORKERS = 8
 AGAIN_SECONDS = 1.0

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from ipaddress import IPv4Address, IPv4Network
 
+from pagoda_devcluster.cluster.spec import ROOMY_FAKES, ClusterSpec
 from pagoda_devcluster.fake.plays import PREFIX, NodePlay, Object, complaint_of, node_plays
 from pagoda_devcluster.fake.pods import subset, write_time
 from pagoda_devcluster.gpus.devices import allocatable
 from pagoda_devcluster.gpus.labels import labels_of
 from pagoda_devcluster.gpus.layout import Layout, NodeClass
-from pagoda_devcluster.spec import ROOMY_FAKES, ClusterSpec
 
 FAKE_LABEL = f"{PREFIX}/fake"
 CLASS_LABEL = f"{PREFIX}/class"

@@ -5,12 +5,12 @@ import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from pagoda_devcluster.client.watching import AsyncApi
+from pagoda_devcluster.cluster.spec import ClusterSpec, from_json
 from pagoda_devcluster.gpus import devices, layout, wire
 from pagoda_devcluster.gpus.claims import KUBELET_FOLDER, Driver
 from pagoda_devcluster.gpus.plugin import offer
 from pagoda_devcluster.gpus.publish import Publisher
-from pagoda_devcluster.spec import ClusterSpec, from_json
-from pagoda_devcluster.watching import AsyncApi
 
 
 async def play(spec: ClusterSpec) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import structlog
 from grpc import method_handlers_generic_handler
 
+from pagoda_devcluster.client.watching import AsyncApi, Object
 from pagoda_devcluster.gpus import wire
 from pagoda_devcluster.gpus.dra import DRIVER, PATH
 from pagoda_devcluster.gpus.plugin import serving, unary
-from pagoda_devcluster.watching import AsyncApi, Object
 
 KUBELET_FOLDER = Path("/var/lib/kubelet")
 log = structlog.get_logger()

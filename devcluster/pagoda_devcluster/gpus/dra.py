@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from pagoda_devcluster.cluster.manifests import Placed
 from pagoda_devcluster.gpus.devices import Device, devices_of, plain
 from pagoda_devcluster.gpus.labels import engine_counts
 from pagoda_devcluster.gpus.layout import Engines, NodeClass, Product
-from pagoda_devcluster.manifests import Placed
 
 DRIVER = "gpu.nvidia.com"
 API = "resource.k8s.io/v1"

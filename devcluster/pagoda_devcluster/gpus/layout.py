@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from pagoda_devcluster.errors import UsageError
+from pagoda_devcluster.cluster.errors import UsageError
 
 # Never a whitelist: sizes differ per product (1g.10gb, 1g.18gb, 1g.23gb), and attributes follow a + or, in resource names, a dot.
 PROFILE = re.compile(r"(?P<slices>[1-9])g\.(?P<gb>\d+)gb(?P<attribute>[+.](me|gfx|me\.all))?")

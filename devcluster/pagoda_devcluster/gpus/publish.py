@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable
 import httpx
 import structlog
 
-from pagoda_devcluster.errors import ApiError
+from pagoda_devcluster.client.watching import RETRY_SECONDS, AsyncApi, Event
+from pagoda_devcluster.cluster.errors import ApiError
 from pagoda_devcluster.gpus import dra
 from pagoda_devcluster.gpus.labels import labels_of
 from pagoda_devcluster.gpus.layout import NodeClass
-from pagoda_devcluster.watching import RETRY_SECONDS, AsyncApi, Event
 
 NODES = "/api/v1/nodes"
 SLICES = f"{dra.PATH}/resourceslices"

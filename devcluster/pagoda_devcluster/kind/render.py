@@ -10,11 +10,11 @@ from typing import Any
 
 import yaml
 
-from pagoda_devcluster.control_plane import audit_policy
+from pagoda_devcluster.cluster.spec import ClusterSpec
 from pagoda_devcluster.gpus import devices, dra
 from pagoda_devcluster.gpus.labels import labels_of
 from pagoda_devcluster.gpus.layout import NodeClass
-from pagoda_devcluster.spec import ClusterSpec
+from pagoda_devcluster.render.control_plane import audit_policy
 
 FIELD_MANAGER = "pagoda-devcluster"
 POLICY = "/etc/kubernetes/pagoda/audit-policy.yaml"

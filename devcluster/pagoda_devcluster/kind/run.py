@@ -11,15 +11,16 @@ from typing import Any
 
 from rich.console import Console
 
-from pagoda_devcluster import build, images, recipe
-from pagoda_devcluster.errors import MissingPrerequisiteError, NotRunningError, StartError
+from pagoda_devcluster.binaries import build, recipe
+from pagoda_devcluster.binaries.recipe import Binary, pinned
+from pagoda_devcluster.cluster.errors import MissingPrerequisiteError, NotRunningError, StartError
+from pagoda_devcluster.cluster.settings import Settings
+from pagoda_devcluster.cluster.spec import KIND, ClusterSpec, to_json
 from pagoda_devcluster.gpus.layout import NodeClass, as_stored, digest
 from pagoda_devcluster.kind import render
-from pagoda_devcluster.processes import last_lines
-from pagoda_devcluster.recipe import Binary, pinned
-from pagoda_devcluster.request import Request
-from pagoda_devcluster.settings import Settings
-from pagoda_devcluster.spec import KIND, ClusterSpec, to_json
+from pagoda_devcluster.machine import images
+from pagoda_devcluster.machine.processes import last_lines
+from pagoda_devcluster.render.request import Request
 
 UNPROVEN = "provider kind is unproven: what it runs is tested, on a Docker engine nothing was"
 # An engine that hangs must not hang `up --provider auto`, which asks it each time.

@@ -22,12 +22,12 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from pagoda_fetch.address import Address
-from pagoda_fetch.credentials import Credential
-from pagoda_fetch.errors import FetchError, Forbidden, NotFound, Refused, Unreachable
-from pagoda_fetch.limits import Limits
-from pagoda_fetch.listing import Checksum, Listing, RemoteFile, select
-from pagoda_fetch.web import Web, refusal
+from pagoda_fetch.nouns.address import Address
+from pagoda_fetch.nouns.credentials import Credential
+from pagoda_fetch.nouns.errors import FetchError, Forbidden, NotFound, Refused, Unreachable
+from pagoda_fetch.nouns.limits import Limits
+from pagoda_fetch.nouns.listing import Checksum, Listing, RemoteFile, select
+from pagoda_fetch.sources.web import Web, refusal
 
 
 class Hub:

@@ -14,11 +14,11 @@ import obstore
 from obstore.exceptions import BaseError, PermissionDeniedError, PreconditionError, UnauthenticatedError
 from obstore.store import GCSStore, S3Store
 
-from pagoda_fetch.address import Address
-from pagoda_fetch.credentials import Credential
-from pagoda_fetch.errors import Changed, ConfigRejected, FetchError, Forbidden, NotFound, Refused, Unreachable
-from pagoda_fetch.limits import Limits
-from pagoda_fetch.listing import Listing, RemoteFile, select
+from pagoda_fetch.nouns.address import Address
+from pagoda_fetch.nouns.credentials import Credential
+from pagoda_fetch.nouns.errors import Changed, ConfigRejected, FetchError, Forbidden, NotFound, Refused, Unreachable
+from pagoda_fetch.nouns.limits import Limits
+from pagoda_fetch.nouns.listing import Listing, RemoteFile, select
 
 _CHUNK: Final = 256 * 1024
 # A prefix with more objects is a mistake, such as a whole bucket.

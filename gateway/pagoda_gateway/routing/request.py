@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RoutingRequest:
-    """`model` is the name that the client asks for. The other fields keep their empty values until API keys, prefix and adapter routing and
-    priorities exist: `adapter` a LoRA of the service, `tenant` the payer, `prefix_hashes` the hash chain of the prompt's beginning,
-    `session` the key of consistent hashing, `priority` larger is sooner."""
+    """`model` is the name that the client asks for, `tenant` the owner of its API key. The other fields keep their empty values until
+    prefix and adapter routing and priorities exist: `adapter` a LoRA of the service, `prefix_hashes` the hash chain of the prompt's
+    beginning, `session` the key of consistent hashing, `priority` larger is sooner."""
 
     model: str
     adapter: str = ""

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 class Service(NamedTuple):
     """An InferenceService as routing sees it. `key` is "namespace/name", `created` its creationTimestamp, `held` the names that it has by
-    its status. `weights` (revision, percent) is not empty while the operator splits requests between revisions."""
+    its status. `weights` (revision, percent) is not empty while the operator splits requests between revisions. `stalled`: the reason and
+    message of its Stalled condition, if only a person can make it serve; else ""."""
 
     key: str
     uid: str
@@ -15,6 +16,7 @@ class Service(NamedTuple):
     served_names: tuple[str, ...]
     weights: tuple[tuple[str, int], ...] = ()
     held: tuple[str, ...] = ()
+    stalled: str = ""
 
 
 class Replica(NamedTuple):

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from pagoda_contracts.crdgen import KINDS
+from pagoda_contracts.crds.crdgen import KINDS
 from pagoda_contracts.names import GROUP
 from support.kube.client import Kube, eventually
 from support.kube.cluster import running_cluster

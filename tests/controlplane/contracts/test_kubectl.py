@@ -5,7 +5,7 @@ import re
 
 import pytest
 import yaml
-from pagoda_contracts.crdgen import KINDS
+from pagoda_contracts.crds.crdgen import KINDS
 from pagoda_contracts.names import API_VERSION
 from support.kube.object_table import Row
 

@@ -1,9 +1,9 @@
 """Schemas as `pagoda-devcluster schemas` asks for them: from addresses that change whenever a CRD is made."""
 
 import pytest
-from pagoda_devcluster.api import Api
-from pagoda_devcluster.settings import from_environment
-from pagoda_devcluster.status import require_running
+from pagoda_devcluster.client.api import Api
+from pagoda_devcluster.cluster.settings import from_environment
+from pagoda_devcluster.providers.status import require_running
 
 pytestmark = pytest.mark.cluster
 

@@ -5,8 +5,8 @@ import json
 import pytest
 from pagoda_cli.documents import documents
 from pagoda_cli.validate import findings
-from pagoda_contracts.crdgen import KINDS
-from pagoda_contracts.judge import judge, judge_update
+from pagoda_contracts.crds.crdgen import KINDS
+from pagoda_contracts.crds.validation import judge, judge_update
 from support.kube.object_table import ADAPTER, FULL, INVALID, VALID, Row
 
 pytestmark = pytest.mark.cluster

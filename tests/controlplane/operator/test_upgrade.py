@@ -5,7 +5,7 @@ import os
 import pytest
 from pagoda_contracts.metrics import OPERATOR_RECONCILES
 from pagoda_contracts.names import LABEL_SERVICE
-from pagoda_devcluster import audit
+from pagoda_devcluster.client import audit
 from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, PODS, PROFILES, SERVICES
 from support.kube.client import eventually
 from support.kube.fake_api import running, service_body

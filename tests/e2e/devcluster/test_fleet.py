@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from pagoda_devcluster import recipe, waiting
+from pagoda_devcluster.binaries import recipe
+from pagoda_devcluster.cluster import waiting
 from pagoda_devcluster.fake.plays import PLAY, PLAY_PODS
 from support.kube.client import eventually
 from support.kube.cluster import Cluster, running_cluster

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pagoda_devcluster import processes, recipe
+from pagoda_devcluster.binaries import recipe
 from pagoda_devcluster.gpus import devices, layout
-from pagoda_devcluster.status import load_spec
+from pagoda_devcluster.machine import processes
+from pagoda_devcluster.providers.status import load_spec
 from support.kube.client import Kube, eventually
 from support.kube.cluster import Cluster, running_cluster
 from support.kube.operator_process import PaperNode
@@ -26,7 +27,9 @@ SLICES = "resourceslices.resource.k8s.io"
 START = """
 import sys
 from pathlib import Path
-from pagoda_devcluster import node_config, processes, status
+from pagoda_devcluster.render import node_config
+from pagoda_devcluster.machine import processes
+from pagoda_devcluster.providers import status
 spec = status.load_spec(Path(sys.argv[1]))
 kubelet = next(one for one in node_config.node_processes(spec) if one.name == "kubelet")
 processes.spawn(spec, kubelet, int(sys.argv[2]))

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import yaml
-from pagoda_devcluster import build, recipe
+from pagoda_devcluster.binaries import build, recipe
+from pagoda_devcluster.cluster.spec import KIND, ClusterSpec, Nodes
 from pagoda_devcluster.gpus import layout
 from pagoda_devcluster.kind import render
 from pagoda_devcluster.kind import run as kind
-from pagoda_devcluster.spec import KIND, ClusterSpec, Nodes
 
 # Ends at `kubeadm init`: by then kind has merged our patches into the configuration it wrote into the node.
 DOCKER = """#!{python}

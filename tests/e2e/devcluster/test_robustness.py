@@ -11,9 +11,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from pagoda_devcluster import network, recipe, slots, waiting
-from pagoda_devcluster.errors import EXIT_STOPPED
-from pagoda_devcluster.spec import Addresses, preferred_slots
+from pagoda_devcluster.binaries import recipe
+from pagoda_devcluster.cluster import waiting
+from pagoda_devcluster.cluster.errors import EXIT_STOPPED
+from pagoda_devcluster.cluster.spec import Addresses, preferred_slots
+from pagoda_devcluster.machine import network, slots
 from support.kube import cluster as support
 from support.kube.traces import HOME, alive, in_namespaces_of, inventory, marked, tool, up_command
 

@@ -24,8 +24,8 @@ from pagoda_contracts.names import (
     PORT_PROBES,
 )
 from pagoda_contracts.pb.daemon_pb2 import State, WatchStateRequest
-from pagoda_devcluster import processes
 from pagoda_devcluster.fake.plays import PLAY
+from pagoda_devcluster.machine import processes
 from support.kube.client import eventually
 from support.kube.cluster import Cluster, running_cluster
 

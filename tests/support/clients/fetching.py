@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pagoda_fetch.address import parse
-from pagoda_fetch.job import Order, fetch
-from pagoda_fetch.limits import Limits
-from pagoda_fetch.lock import myself
-from pagoda_fetch.progress import Progress
+from pagoda_fetch.download.job import Order, fetch
+from pagoda_fetch.nouns.address import parse
+from pagoda_fetch.nouns.limits import Limits
+from pagoda_fetch.nouns.progress import Progress
 from pagoda_fetch.sources.choose import Surroundings
-from pagoda_fetch.store import Store
+from pagoda_fetch.volume.lock import myself
+from pagoda_fetch.volume.store import Store
 
 # What judges by the clock is far: a process that is stopped for seconds is neither silent nor dead.
 QUICK = Limits(reserve=0, silence=60.0, floor=4096, attempts=3, pause=0.001, beat=0.02, dead_after=60.0)

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from pagoda_contracts.names import ANNOTATION_RENDERED, LABEL_SERVICE
-from pagoda_devcluster.audit import received
+from pagoda_devcluster.client.audit import received
 from pagoda_operator.api.state import CHILD_RESOURCES, PODS, SERVICES
 from support.kube.client import Body, eventually
 from support.kube.fake_api import is_ready, running, service_body

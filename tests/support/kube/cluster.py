@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pagoda_devcluster import audit
+from pagoda_devcluster.client import audit
 
 ELSEWHERE = ("--context", "--kubeconfig", "--server", "-s", "--cluster", "--user", "--token")
 # `up` may have to compile everything first: 7 minutes on 2 idle cores.

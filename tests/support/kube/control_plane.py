@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
-from pagoda_devcluster.processes import end_all, marked
+from pagoda_devcluster.machine.processes import end_all, marked
 from support.kube.client import Kube, eventually
 from support.kube.cluster import Cluster
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
-from pagoda_contracts.crdgen import crd
+from pagoda_contracts.crds.crdgen import crd
 from pagoda_contracts.resources.meta import Kind
 from support.kube.object_table import GONE, edit
 

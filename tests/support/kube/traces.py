@@ -5,7 +5,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from pagoda_devcluster.processes import state_of
+from pagoda_devcluster.machine.processes import state_of
 from support.kube import cluster as support
 
 HOME = Path(os.environ.get("PAGODA_DEVCLUSTER_HOME") or Path.home() / ".cache/pagoda/devcluster")

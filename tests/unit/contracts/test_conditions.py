@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from pagoda_contracts import conditiondocs
 from pagoda_contracts.conditions.table import named, reasons, similar, warns
 from pagoda_contracts.conditions.types import STALLED, TYPES
+from pagoda_contracts.generate import conditiondocs
 from support.judges.words import page
 
 ROOT = Path(__file__).parents[3]

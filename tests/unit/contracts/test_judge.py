@@ -1,7 +1,7 @@
 """The offline verdict on the table that tests/controlplane/contracts holds against the API server."""
 
 import pytest
-from pagoda_contracts.judge import is_ours, judge, judge_update
+from pagoda_contracts.crds.validation import is_ours, judge, judge_update
 from support.kube.object_table import FULL, INVALID, VALID, Row
 
 
@@ -73,7 +73,7 @@ def test_immutable_fields_are_refused_in_an_update(path, value, field):
 
 def test_every_kind_has_a_complete_object():
     """A field that the table does not set is a field that no test refuses."""
-    from pagoda_contracts.crdgen import KINDS
+    from pagoda_contracts.crds.crdgen import KINDS
 
     for kind in KINDS:
         assert set(FULL[kind.kind]) == {field.alias for field in kind.model.model_fields["spec"].annotation.model_fields.values()}

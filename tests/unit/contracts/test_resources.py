@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import yaml
-from pagoda_contracts.crdgen import files
+from pagoda_contracts.crds.crdgen import files
+from pagoda_contracts.crds.schema import SchemaError, structural
 from pagoda_contracts.resources.meta import Model, Transition
 from pagoda_contracts.resources.profile import ServingProfile
 from pagoda_contracts.resources.service import InferenceService
-from pagoda_contracts.schema import SchemaError, structural
 from pydantic import Field, ValidationError
 
 DATA = Path(__file__).parents[2] / "data/v0.1"

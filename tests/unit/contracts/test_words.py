@@ -10,10 +10,10 @@ from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_contracts import metrics
+from pagoda_contracts.crds.yamltext import dump_yaml
 from pagoda_contracts.launch import DaemonConfig
 from pagoda_contracts.pb import daemon_pb2, demand_pb2, fetch_pb2, inference_pb2
 from pagoda_contracts.route import Route, format_route, parse_route
-from pagoda_contracts.yamltext import dump_yaml
 
 DATA = Path(__file__).parents[2] / "data/v0.1"
 

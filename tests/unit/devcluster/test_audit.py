@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from pagoda_devcluster import audit
 from pagoda_devcluster.__main__ import main
-from pagoda_devcluster.errors import UsageError
-from pagoda_devcluster.spec import ClusterSpec, Nodes, to_json
+from pagoda_devcluster.client import audit
+from pagoda_devcluster.cluster.errors import UsageError
+from pagoda_devcluster.cluster.spec import ClusterSpec, Nodes, to_json
 
 NOW = datetime(2026, 1, 1, 1, 0, 0, tzinfo=UTC)
 

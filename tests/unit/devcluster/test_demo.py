@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from pagoda_devcluster.cluster.errors import BuildError, MissingPrerequisiteError
 from pagoda_devcluster.demo import build, recipe
 from pagoda_devcluster.demo.show import changes, documents
-from pagoda_devcluster.errors import BuildError, MissingPrerequisiteError
 
 ROOT = Path(__file__).parents[3]
 
@@ -41,7 +41,7 @@ CHANGES = [
     ("requirements/daemon.txt", {"daemon"}),
     ("kube/pagoda_kube/cache.py", {"operator", "gateway"}),
     ("gateway/Dockerfile", {"gateway"}),
-    ("fetch/pagoda_fetch/names.py", {"fetch"}),
+    ("fetch/pagoda_fetch/nouns/names.py", {"fetch"}),
     ("kernels/pagoda_kernels/cpu/src/attention.h", {"daemon", "daemon-thin"}),
     ("operator/README.md", set()),
 ]
@@ -93,6 +93,16 @@ def test_a_product_appears_whole_or_not_at_all(tmp_path):
     with build.finished(target) as again:
         assert again is None
     assert target.read_text() == "whole"
+
+
+def test_of_two_that_make_one_product_at_once_the_first_stays(tmp_path):
+    target = tmp_path / "deps" / "a-1"
+    with build.finished(target) as late, build.finished(target) as early:
+        for made, text in ((late, "late"), (early, "early")):
+            made.mkdir()
+            (made / "file").write_text(text)
+    assert (target / "file").read_text() == "early"
+    assert [path.name for path in target.parent.iterdir()] == ["a-1"]
 
 
 def test_old_products_go_and_other_components_stay(tmp_path):

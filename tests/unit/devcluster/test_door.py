@@ -9,15 +9,18 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from pagoda_devcluster import errors, limits, native, packages, providers
-from pagoda_devcluster import status as status_module
 from pagoda_devcluster.__main__ import main
-from pagoda_devcluster.errors import DevClusterError, MissingPrerequisiteError, UsageError, exit_code
-from pagoda_devcluster.locks import exclusive
-from pagoda_devcluster.request import Request
-from pagoda_devcluster.settings import Settings
-from pagoda_devcluster.spec import ClusterSpec, Nodes, to_json
-from pagoda_devcluster.status import Status
+from pagoda_devcluster.cluster import errors
+from pagoda_devcluster.cluster.errors import DevClusterError, MissingPrerequisiteError, UsageError, exit_code
+from pagoda_devcluster.cluster.locks import exclusive
+from pagoda_devcluster.cluster.settings import Settings
+from pagoda_devcluster.cluster.spec import ClusterSpec, Nodes, to_json
+from pagoda_devcluster.machine import limits, packages
+from pagoda_devcluster.providers import choice as providers
+from pagoda_devcluster.providers import native
+from pagoda_devcluster.providers import status as status_module
+from pagoda_devcluster.providers.status import Status
+from pagoda_devcluster.render.request import Request
 from rich.console import Console
 
 
@@ -243,6 +246,6 @@ def test_a_lock_whose_file_was_removed_while_waiting_is_taken_anew(tmp_path: Pat
 def test_home_defaults_to_the_users_cache(monkeypatch):
     monkeypatch.delenv("PAGODA_DEVCLUSTER_HOME", raising=False)
     monkeypatch.setenv("HOME", "/somebody")
-    from pagoda_devcluster.settings import from_environment
+    from pagoda_devcluster.cluster.settings import from_environment
 
     assert from_environment() == Settings(Path("/somebody/.cache/pagoda/devcluster"), os.geteuid() == 0)

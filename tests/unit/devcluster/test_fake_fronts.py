@@ -6,10 +6,10 @@ from typing import Any
 
 import httpx
 import pytest
-from pagoda_devcluster.errors import ApiError, UsageError
+from pagoda_devcluster.client.watching import CONFLICT
+from pagoda_devcluster.cluster.errors import ApiError, UsageError
 from pagoda_devcluster.fake import fronts, plays, pods
 from pagoda_devcluster.fake.fronts import Fronts, Source, Wish
-from pagoda_devcluster.watching import CONFLICT
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pagoda_devcluster import recipe
+from pagoda_devcluster.binaries import recipe
+from pagoda_devcluster.cluster.spec import MOST_FAKES, ClusterSpec, Nodes
 from pagoda_devcluster.fake import kubelet, nodes, plays, pods
 from pagoda_devcluster.gpus import layout
-from pagoda_devcluster.spec import MOST_FAKES, ClusterSpec, Nodes
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 LAYOUT = layout.read(recipe.of_checkout().folder / "layouts" / "h100-mixed.yaml")

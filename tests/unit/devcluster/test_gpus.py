@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import yaml
-from pagoda_devcluster import recipe
-from pagoda_devcluster.errors import UsageError
+from pagoda_devcluster.binaries import recipe
+from pagoda_devcluster.cluster.errors import UsageError
 from pagoda_devcluster.gpus import devices, dra, labels, layout
 from pagoda_sizing.devices import find, profiles_of
 

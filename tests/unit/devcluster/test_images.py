@@ -6,9 +6,9 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from pagoda_devcluster import images
-from pagoda_devcluster.errors import UsageError
-from pagoda_devcluster.node_config import PAUSE_IMAGE
+from pagoda_devcluster.cluster.errors import UsageError
+from pagoda_devcluster.machine import images
+from pagoda_devcluster.render.node_config import PAUSE_IMAGE
 
 
 @pytest.mark.parametrize(

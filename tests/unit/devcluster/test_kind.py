@@ -6,17 +6,19 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pagoda_devcluster import build, native, providers, recipe
 from pagoda_devcluster.__main__ import main
-from pagoda_devcluster.errors import MissingPrerequisiteError, NotRunningError, UsageError
+from pagoda_devcluster.binaries import build, recipe
+from pagoda_devcluster.cluster.errors import MissingPrerequisiteError, NotRunningError, UsageError
+from pagoda_devcluster.cluster.settings import Settings
+from pagoda_devcluster.cluster.spec import KIND, NATIVE, ClusterSpec, Nodes, to_json
 from pagoda_devcluster.gpus import layout
 from pagoda_devcluster.kind import render
 from pagoda_devcluster.kind import run as kind
-from pagoda_devcluster.providers import Asked, Machine, choose
-from pagoda_devcluster.request import Request
-from pagoda_devcluster.settings import Settings
-from pagoda_devcluster.spec import KIND, NATIVE, ClusterSpec, Nodes, to_json
-from pagoda_devcluster.status import as_json, status_of
+from pagoda_devcluster.providers import choice as providers
+from pagoda_devcluster.providers import native
+from pagoda_devcluster.providers.choice import Asked, Machine, choose
+from pagoda_devcluster.providers.status import as_json, status_of
+from pagoda_devcluster.render.request import Request
 from rich.console import Console
 
 QUIET = Console(quiet=True)

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from pagoda_devcluster import models
-from pagoda_devcluster.errors import UsageError
-from pagoda_devcluster.models import Claim
-from pagoda_devcluster.spec import ClusterSpec, Nodes
+from pagoda_devcluster.cluster.errors import UsageError
+from pagoda_devcluster.cluster.spec import ClusterSpec, Nodes
+from pagoda_devcluster.providers import models
+from pagoda_devcluster.providers.models import Claim
 
 SPEC = ClusterSpec("dev", 0, Nodes.KUBELET, Path("/c"), Path("/b"))
 CLAIM = Claim("team", "llama")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pagoda_devcluster import mounts
+from pagoda_devcluster.machine import mounts
 
 TABLE = r"""22 27 0:21 / /proc rw,relatime - proc proc rw
 27 1 254:0 / / rw,relatime shared:1 master:2 - ext4 /dev/vda rw

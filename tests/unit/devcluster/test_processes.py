@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from pagoda_devcluster import processes, waiting
-from pagoda_devcluster.process import Process, environment
-from pagoda_devcluster.processes import Running, leader
+from pagoda_devcluster.cluster import waiting
+from pagoda_devcluster.cluster.process import Process, environment
+from pagoda_devcluster.machine import processes
+from pagoda_devcluster.machine.processes import Running, leader
 
 
 @pytest.fixture

@@ -7,13 +7,16 @@ import threading
 from pathlib import Path
 
 import pytest
-from pagoda_devcluster import build, looking, native, providers
+from pagoda_devcluster import looking
 from pagoda_devcluster.__main__ import main
-from pagoda_devcluster.locks import exclusive, is_held
-from pagoda_devcluster.process import environment
-from pagoda_devcluster.prune import Cluster, Found, Prunable, decide, remove
-from pagoda_devcluster.settings import Settings
-from pagoda_devcluster.spec import ClusterSpec, Nodes, to_json
+from pagoda_devcluster.binaries import build
+from pagoda_devcluster.cluster.locks import exclusive, is_held
+from pagoda_devcluster.cluster.process import environment
+from pagoda_devcluster.cluster.settings import Settings
+from pagoda_devcluster.cluster.spec import ClusterSpec, Nodes, to_json
+from pagoda_devcluster.providers import choice as providers
+from pagoda_devcluster.providers import native
+from pagoda_devcluster.providers.prune import Cluster, Found, Prunable, decide, remove
 from rich.console import Console
 
 CURRENT, OLD, OLDER = Path("/bin/current"), Path("/bin/old"), Path("/bin/older")

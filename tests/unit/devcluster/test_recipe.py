@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
-from pagoda_devcluster import build, processes, recipe
-from pagoda_devcluster.errors import BuildError, MissingPrerequisiteError
-from pagoda_devcluster.recipe import Binary
+from pagoda_devcluster.binaries import build, recipe
+from pagoda_devcluster.binaries.recipe import Binary
+from pagoda_devcluster.cluster.errors import BuildError, MissingPrerequisiteError
+from pagoda_devcluster.machine import processes
 from rich.console import Console
 
 QUIET = Console(quiet=True)

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pagoda_devcluster import control_plane, manifests, network, node_config, pki
-from pagoda_devcluster.spec import ClusterSpec, Nodes
-from pagoda_devcluster.status import all_processes
+from pagoda_devcluster.client import pki
+from pagoda_devcluster.cluster import manifests
+from pagoda_devcluster.cluster.spec import ClusterSpec, Nodes
+from pagoda_devcluster.machine import network
+from pagoda_devcluster.providers.status import all_processes
+from pagoda_devcluster.render import control_plane, node_config
 
 NODE = ClusterSpec("dev", 0, Nodes.KUBELET, Path("/home/a b/clusters/dev"), Path("/home/a b/bin"))
 ALONE = ClusterSpec("dev", 7, Nodes.CONTROL_PLANE, Path("/c/dev"), Path("/b"))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pagoda_devcluster import schemas
+from pagoda_devcluster.client import schemas
 
 GVK = schemas.KINDS
 DOCUMENT: dict[str, Any] = {

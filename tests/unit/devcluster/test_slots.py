@@ -7,10 +7,10 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 import pytest
-from pagoda_devcluster import slots
-from pagoda_devcluster.errors import StartError
-from pagoda_devcluster.network import parse_routes
-from pagoda_devcluster.spec import SLOTS, Addresses, ClusterSpec, Nodes, preferred_slots, to_json
+from pagoda_devcluster.cluster.errors import StartError
+from pagoda_devcluster.cluster.spec import SLOTS, Addresses, ClusterSpec, Nodes, preferred_slots, to_json
+from pagoda_devcluster.machine import slots
+from pagoda_devcluster.machine.network import parse_routes
 
 
 def test_the_first_free_slot_of_the_names_own_order_is_chosen():

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pagoda_devcluster.errors import UsageError
-from pagoda_devcluster.spec import SLOTS, Addresses, ClusterSpec, Nodes, check_name, from_json, link_name, preferred_slots, to_json
+from pagoda_devcluster.cluster.errors import UsageError
+from pagoda_devcluster.cluster.spec import SLOTS, Addresses, ClusterSpec, Nodes, check_name, from_json, link_name, preferred_slots, to_json
 
 names = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?", fullmatch=True)
 

@@ -2,8 +2,8 @@
 
 import httpx
 import pytest
-from pagoda_devcluster import watching
-from pagoda_devcluster.errors import ApiError
+from pagoda_devcluster.client import watching
+from pagoda_devcluster.cluster.errors import ApiError
 
 
 @pytest.mark.parametrize("failure", [httpx.ReadTimeout(""), httpx.ConnectError("refused"), ApiError("not yet", 403), ApiError("busy", 429)])

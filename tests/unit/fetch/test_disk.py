@@ -9,9 +9,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from pagoda_fetch.errors import ConfigRejected, NoRoom
-from pagoda_fetch.sink import Sink
-from pagoda_fetch.store import Store, point
+from pagoda_fetch.nouns.errors import ConfigRejected, NoRoom
+from pagoda_fetch.volume.sink import Sink
+from pagoda_fetch.volume.store import Store, point
 from support.clients.fetching import LARGE, TAKEN, Fetcher, contents, model_files
 from support.servers.fetch_hub import Fault, running_hub
 
@@ -45,7 +45,7 @@ async def test_what_is_there_already_needs_no_room(tmp_path, hub):
 
 
 async def test_room_that_others_take_meanwhile_ends_it_and_leaves_nothing(tmp_path, hub, monkeypatch):
-    monkeypatch.setattr("pagoda_fetch.job._ROOM_EVERY", 500_000)
+    monkeypatch.setattr("pagoda_fetch.download.job._ROOM_EVERY", 500_000)
     fetcher = Fetcher(tmp_path, hub.url)
     looks = iter([10 * WHOLE])
     fetcher.store = Store(fetcher.root, reserve=0, free=lambda _: next(looks, 1000))

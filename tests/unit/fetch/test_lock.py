@@ -8,8 +8,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from pagoda_fetch.errors import LockLost
-from pagoda_fetch.lock import Held, Holder, locked, myself, surely_dead
+from pagoda_fetch.nouns.errors import LockLost
+from pagoda_fetch.volume.lock import Held, Holder, locked, myself, surely_dead
 from support.clients.fetching import LARGE, QUICK, TAKEN, Fetcher, contents, model_files
 from support.servers.fetch_hub import Fault, running_hub
 
@@ -41,7 +41,7 @@ def test_a_signature_that_comes_late_does_not_bring_back_what_was_given_back(tmp
         held.release()
         return tmp_path / "k.1"
 
-    monkeypatch.setattr("pagoda_fetch.lock._newest", given_back_meanwhile)
+    monkeypatch.setattr("pagoda_fetch.volume.lock._newest", given_back_meanwhile)
     held.sign()
     assert list(tmp_path.iterdir()) == []
 
@@ -69,7 +69,7 @@ async def test_a_silent_holder_is_replaced(tmp_path):
 
 async def test_a_holder_that_signs_is_not_replaced_however_long_it_takes(tmp_path, monkeypatch):
     beats, now = 0, 0.0
-    monkeypatch.setattr("pagoda_fetch.lock.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("pagoda_fetch.volume.lock.time", SimpleNamespace(monotonic=lambda: now))
 
     def sign():
         nonlocal beats, now
@@ -112,7 +112,7 @@ async def test_a_half_written_lock_is_waited_for(tmp_path):
 
 
 def test_of_two_who_find_a_dead_lock_one_takes_it(tmp_path):
-    from pagoda_fetch.lock import _take
+    from pagoda_fetch.volume.lock import _take
 
     dead = planted(tmp_path, OTHER)
     assert [_take(tmp_path, "k", dead, ME), _take(tmp_path, "k", dead, OTHER)] == [tmp_path / "k.2", None]
@@ -143,7 +143,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr("pagoda_fetch.lock.time", made)
+    monkeypatch.setattr("pagoda_fetch.volume.lock.time", made)
     return made
 
 

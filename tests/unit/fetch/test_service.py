@@ -16,8 +16,8 @@ from pagoda_contracts.pb.fetch_pb2 import (
     FetchProgress,
     FetchRequest,
 )
-from pagoda_fetch.lock import myself
-from pagoda_fetch.service import Fetches, listen
+from pagoda_fetch.serve.service import Fetches, listen
+from pagoda_fetch.volume.lock import myself
 from support.clients.fetching import LARGE, Fetcher, model_files
 from support.servers.fetch_hub import Fault, running_hub
 

@@ -3,9 +3,9 @@
 import hashlib
 
 import pytest
-from pagoda_fetch.errors import Mismatch
-from pagoda_fetch.listing import Checksum, RemoteFile
-from pagoda_fetch.sink import Sink
+from pagoda_fetch.nouns.errors import Mismatch
+from pagoda_fetch.nouns.listing import Checksum, RemoteFile
+from pagoda_fetch.volume.sink import Sink
 
 BODY = bytes(range(256)) * 40
 SHA256 = hashlib.sha256(BODY).hexdigest()

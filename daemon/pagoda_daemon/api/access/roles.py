@@ -46,6 +46,7 @@ ROUTES: Final[Mapping[str, Roles]] = {
     "/tokenize": _OPENAI,
     "/detokenize": _OPENAI,
     "/openapi.json": _OPENAI,
+    "/docs": OPEN,  # a browser that opens a page has no key to show; the page says what the documentation says
     "/load": _OPENAI | _SCRAPE,
     "/metrics": _SCRAPE,
     "/health": OPEN,

@@ -58,20 +58,20 @@ def leaving(in_flight: int) -> str:
 
 
 def welcome(url: str, model: str, limits: Ready | None) -> str:
-    """What it can do, and what to type."""
+    """What it can do, as a table, and what to type."""
     asked = {"model": model, "messages": [{"role": "user", "content": "What does lambda mean?"}], "stream": True}
     typed = shlex.quote(json.dumps(asked, ensure_ascii=False))
-    context = limits.max_model_len if limits else 0
-    return (
-        f"ready: model {model!r}, {context} tokens of context, OpenAI API on {url}/v1, metrics on {url}/metrics. Ctrl-C ends it.\n"
-        f"{_room(limits) if limits else ''}"
-        f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d {typed}\n"
-    )
+    rows = [("model", model), *(_abilities(limits) if limits else ()), ("OpenAI API", f"{url}/v1"), ("pages", f"{url}/docs, {url}/metrics")]
+    table = "".join(f"  {name:<12} {value}\n" for name, value in rows)
+    return f"ready; Ctrl-C ends it\n{table}  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d {typed}\n"
 
 
-def _room(limits: Ready) -> str:
+def _abilities(limits: Ready) -> list[tuple[str, str]]:
     tokens = limits.blocks_total * limits.block_size
-    return (
-        f"  KV cache: {tokens:,} tokens, {tokens / limits.max_model_len:.1f} requests at the whole context; "
-        f"at most {limits.max_concurrency} requests decode together\n"
-    )
+    full = f"{tokens / limits.max_model_len:.1f} requests at the whole context"
+    return [
+        ("device", limits.computed_by or "simulated"),
+        ("context", f"{limits.max_model_len:,} tokens"),
+        ("KV cache", f"{tokens:,} tokens"),
+        ("concurrency", f"{full}; at most {limits.max_concurrency} requests decode together"),
+    ]

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagoda_daemon.api.access.auth import Guard, guarded
 from pagoda_daemon.api.http.measured import Measured, patterns
+from pagoda_daemon.api.http.web import Web
 from pagoda_daemon.api.openai import requests
 from pagoda_daemon.api.openai.chat_replies import Chat
 from pagoda_daemon.api.openai.errors import JSON, TOO_LARGE, on_bug, on_daemon_error, on_http_error, response_of
@@ -31,12 +32,13 @@ from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest
 from pagoda_daemon.api.openai.trace import TRACE_PATH, Traces
 from pagoda_daemon.api.responses.dialect import Responses
 from pagoda_daemon.api.responses.requests import ResponsesRequest
+from pagoda_daemon.api.routes import docspage
 from pagoda_daemon.api.routes.absent import absent_routes
 from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.completions import Generate
 from pagoda_daemon.api.routes.embeddings import Embed
 from pagoda_daemon.api.routes.generation import Generator
-from pagoda_daemon.api.routes.openapi import Load, Version, document
+from pagoda_daemon.api.routes.openapi import HTML, Load, Version, document
 from pagoda_daemon.api.routes.responses import Respond
 from pagoda_daemon.api.routes.texts import DetokenizeRequest, TextRoute, TokenizeRequest, detokenize, tokenize
 from pagoda_daemon.health.replica import Replica
@@ -60,6 +62,7 @@ class Parts:
     revision: str = ""
     guard: Guard = field(default_factory=lambda: Guard(None))
     ping_after_s: float | None = None
+    web: Web = field(default_factory=Web)
 
 
 def application(parts: Parts) -> ASGIApp:
@@ -82,12 +85,14 @@ def application(parts: Parts) -> ASGIApp:
         Route("/version", info.version),
         Route("/load", info.load),
         Route("/openapi.json", info.openapi),
+        Route("/docs", info.docs),
         *absent_routes(),
     ]
     handlers = {DaemonError: on_daemon_error, HTTPException: on_http_error, Exception: on_bug}
     app = Starlette(routes=guarded(routes, parts.guard), exception_handlers=handlers)
     app.router.redirect_slashes = False  # the redirect would name whatever host the client wrote
-    return Outermost(Measured(app, patterns(routes), parts.exposition.http, parts.generator.counts.recent), parts.replica)
+    inner = Measured(parts.web.around(Sized(app)), patterns(routes), parts.exposition.http, parts.generator.counts.recent)
+    return Outermost(inner, parts.replica)
 
 
 def fingerprint(version: str, revision: str) -> str:
@@ -125,7 +130,11 @@ class Info:
         return _json(Load(self.parts.replica.in_flight))
 
     async def openapi(self, _request: Request) -> Response:
-        return Response(msgspec.json.encode(document(self.parts.version)), media_type=JSON)
+        return Response(msgspec.json.encode(document(self.parts.version, prefix=self.parts.web.root_path)), media_type=JSON)
+
+    async def docs(self, _request: Request) -> Response:
+        prefix = self.parts.web.root_path
+        return Response(docspage.page(document(self.parts.version, prefix=prefix), prefix), headers=docspage.HEADERS, media_type=HTML)
 
     def _cards(self, names: Sequence[str]) -> list[ModelCard]:
         limits = self.parts.replica.limits
@@ -138,7 +147,7 @@ def _json(payload: msgspec.Struct) -> Response:
 
 
 class Outermost:
-    """Names every request, refuses bodies known to be too large, and closes connections after their answer while leaving.
+    """Names every request, and closes connections after their answer while leaving.
 
     The engine sees only ids made here: a client's id is echoed in the header and used for nothing.
     """
@@ -164,9 +173,20 @@ class Outermost:
                     answer["connection"] = "close"
             await send(message)
 
-        length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > requests.MAX_BODY:
-            too_large = BadRequest(f"the body must have at most {requests.MAX_BODY} bytes, got {shown(int(length))}", None, TOO_LARGE)
-            await response_of(too_large)(scope, receive, send_named)
-            return
         await self._app(scope, receive, send_named)
+
+
+class Sized:
+    """Refuses bodies that say themselves that they are too large."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        length = Headers(scope=scope).get("content-length", "0")
+        if length.isdecimal() and int(length) > requests.MAX_BODY:
+            scope["state"]["refusal"] = TOO_LARGE
+            too_large = BadRequest(f"the body must have at most {requests.MAX_BODY} bytes, got {shown(int(length))}", None, TOO_LARGE)
+            await response_of(too_large)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)

@@ -55,5 +55,5 @@ class Measured:
         state = scope["state"]
         total_ms = round(1000 * (time.monotonic() - state["arrived"]), 3)
         said = {"id": state["request_id"], "route": handler, "status": status, "total_ms": total_ms}
-        more = {name: state[name] for name in ("model", "refusal") if name in state}
+        more = {name: state[name] for name in ("model", "refusal", "param", "why") if name in state}
         log.info("request", **said, **more, **access(self._recent.get(state["request_id"])))

@@ -65,12 +65,17 @@ def _literal(value: Any) -> str:
 
 
 def _row(field: str, schema: Mapping[str, Any], kind: Mapping[str, Any]) -> str:
+    return f"| `{field}` | {' | '.join(described(field, schema, kind))} |"
+
+
+def described(field: str, schema: Mapping[str, Any], kind: Mapping[str, Any]) -> tuple[str, str]:
+    """A field's type, and what else is to be known of it."""
     bounds = [_bounds(one) for one in (kind, *kind.get("anyOf", ())) if "maximum" in one]
     said = ["required"] * (field in schema.get("required", ())) + bounds
     if "default" in kind and kind["default"] not in (None, {}):
         said.append(f"default {_literal(kind['default'])}")
     null = " or null" * (field in schema.get("required", ()) and {"type": "null"} in kind.get("anyOf", ()))
-    return f"| `{field}` | {_type(kind)}{null} | {', '.join(said)} |"
+    return f"{_type(kind)}{null}", ", ".join(said)
 
 
 def _bounds(number: Mapping[str, Any]) -> str:

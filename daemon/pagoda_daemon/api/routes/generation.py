@@ -206,8 +206,11 @@ class Generator:
         return found, None
 
     def _heard(self, choice: _Choice, row: RowOutput) -> Delta | None:
+        now = time.monotonic()
         if row.life is not None or row.finish_reason is not None:
-            self.counts.hear(choice.record, row, time.monotonic())
+            self.counts.hear(choice.record, row, now)
+        if row.token_ids:
+            choice.record.gaps.hear(choice.index, now)
         delta = choice.take(row)
         if delta is not None and delta.finish_reason is not None:
             choice.record.end(choice.index, delta.finish_reason, choice.tokens)

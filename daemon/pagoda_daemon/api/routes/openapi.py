@@ -29,6 +29,7 @@ from pagoda_daemon.nouns.sampling import NUMBERS
 
 SSE: Final = "text/event-stream"
 TEXT: Final = "text/plain"
+HTML: Final = "text/html"
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -77,6 +78,7 @@ OPERATIONS: Final = (
     Operation("get", "/version", "This daemon's version", None, Version),
     Operation("get", "/metrics", "Prometheus exposition", media=TEXT),
     Operation("get", "/openapi.json", "This document", media=JSON),
+    Operation("get", "/docs", "This document as a page for people", media=HTML),
 )
 
 _ERRORS: Final[Mapping[str, str]] = {
@@ -99,8 +101,8 @@ _HINTS: Final = {
 }
 
 
-def document(version: str, operations: Iterable[Operation] = OPERATIONS) -> dict[str, Any]:
-    """The whole document, ready for JSON."""
+def document(version: str, operations: Iterable[Operation] = OPERATIONS, prefix: str = "") -> dict[str, Any]:
+    """The whole document, ready for JSON. `prefix`: the path under which a proxy offers the replica."""
     listed = tuple(operations)
     kinds = [kind for one in listed for kind in (one.request, one.reply, one.chunk, *one.events) if kind is not None]
     _, schemas = msgspec.json.schema_components([*dict.fromkeys(kinds), ErrorReply], ref_template="#/components/schemas/{name}")
@@ -109,8 +111,10 @@ def document(version: str, operations: Iterable[Operation] = OPERATIONS) -> dict
     paths: dict[str, Any] = {}
     for operation in listed:
         paths.setdefault(operation.path, {})[operation.method] = _described(operation)
+    servers = {"servers": [{"url": prefix}]} if prefix else {}
     return {
         "openapi": "3.1.0",
+        **servers,
         "info": {"title": "Pagoda daemon", "version": version, "description": "One replica of a model, over the OpenAI API."},
         "paths": paths,
         "components": {"schemas": schemas},

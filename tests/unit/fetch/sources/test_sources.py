@@ -4,8 +4,9 @@ import asyncio
 from contextlib import aclosing, contextmanager
 
 import pytest
-from pagoda_fetch import progress, pull
-from pagoda_fetch.errors import Changed, Forbidden, Mismatch, NotFound, Stalled, Unreachable
+from pagoda_fetch.download import pull
+from pagoda_fetch.nouns import progress
+from pagoda_fetch.nouns.errors import Changed, Forbidden, Mismatch, NotFound, Stalled, Unreachable
 from support.clients.fetching import LARGE, TAKEN, contents, model_files
 from support.servers.fetch_hub import Fault, running_hub
 from support.servers.fetch_shelves import PROMISING, SCHEMES, shelf

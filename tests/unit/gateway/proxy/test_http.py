@@ -191,7 +191,7 @@ async def test_models_lists_every_name_that_is_answered_to(bench, one):
 async def test_one_model_is_told_by_name(bench, one, path):
     async with bench.client.get(yarl.URL(f"{bench.gateway.url}/v1/models/{path}", encoded=True)) as answer:
         card = await answer.json()
-    assert card.keys() == {"id", "object", "created", "owned_by"}
+    assert card.keys() == {"id", "object", "created", "owned_by", "available"}
     assert (card["id"], card["object"], card["owned_by"]) == (path.replace("%2F", "/").replace("%3A", ":"), "model", bench.service)
 
 

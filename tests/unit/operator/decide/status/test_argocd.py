@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 from lupa.lua51 import LuaRuntime
-from pagoda_contracts.crdgen import KINDS
+from pagoda_contracts.crds.crdgen import KINDS
 from pagoda_contracts.names import GROUP
 from support.judges.kstatus import kstatus
 from support.worlds.status_states import STATES

@@ -1,0 +1,1 @@
+"""Resource models to CRDs, and what the API server would say to an object."""

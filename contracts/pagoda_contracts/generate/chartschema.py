@@ -1,0 +1,88 @@
+"""charts/pagoda/values.schema.json: what the chart's values may be, so that Helm refuses a misspelt one by its name.
+
+Pure; `generate` writes it. `defaultProfile` is the ServingProfile's own schema: the two cannot drift.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from pagoda_contracts.crds.schema import structural
+from pagoda_contracts.resources.profile import SERVING_PROFILE
+
+PATH: Final = "charts/pagoda/values.schema.json"
+Schema = dict[str, Any]
+
+_BOOLEAN: Final[Schema] = {"type": "boolean"}
+_ANYTHING: Final[Schema] = {"type": "object"}
+_IMAGE: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": 512}
+_PULL: Final[Schema] = {"enum": ["Always", "IfNotPresent", "Never"]}
+_REPLICAS: Final[Schema] = {"type": "integer", "minimum": 1, "maximum": 16}
+# Helm's templates count with one unit: `pagoda.seconds`.
+_DURATION: Final[Schema] = {"type": "string", "pattern": "^[0-9]{1,6}(s|m|h)$"}
+_TENANT: Final[Schema] = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9.-]{0,50}[a-z0-9])?$"}
+_LABELS: Final[Schema] = {"type": "object", "additionalProperties": {"type": "string"}}
+_QUANTITIES: Final[Schema] = {"type": "object", "additionalProperties": {"type": ["string", "number"]}}
+
+# namespace/name; addresses with a length, which the operator checks to the bit.
+_ACCOUNTS: Final[Schema] = {"type": "array", "items": {"type": "string", "pattern": "^[a-z0-9][-a-z0-9.]*/[a-z0-9][-a-z0-9.]*$"}}
+_NETWORKS: Final[Schema] = {"type": "array", "items": {"type": "string", "pattern": "^[0-9a-fA-F:.]+/[0-9]{1,3}$"}}
+
+
+def text() -> str:
+    """The file's content."""
+    return json.dumps(schema(), indent=1) + "\n"
+
+
+def schema() -> Schema:
+    """The values' schema; Helm itself adds `global` to every chart's values."""
+    about = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of charts/pagoda"}
+    return about | _closed(
+        {
+            "global": _ANYTHING,
+            "crds": _closed({"install": _BOOLEAN, "keep": _BOOLEAN}),
+            "operator": _closed(_workload() | {"flowSchema": _BOOLEAN}),
+            "gateway": _closed(
+                _workload()
+                | {
+                    "holdTimeout": _DURATION,
+                    "drainTimeout": _DURATION,
+                    "auth": _closed({"anonymous": _BOOLEAN, "firstKey": _closed({"create": _BOOLEAN, "tenant": _TENANT})}),
+                    "service": _closed({"type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]}}),
+                }
+            ),
+            "auth": _closed({"enabled": _BOOLEAN, "metrics": _closed({"accounts": _ACCOUNTS, "networks": _NETWORKS})}),
+            "networkPolicy": _closed({"enabled": _BOOLEAN}),
+            "defaultProfile": _strict(structural(SERVING_PROFILE.model)["properties"]["spec"]),
+            "monitoring": _closed(
+                {
+                    "serviceMonitor": _closed({"enabled": _BOOLEAN, "interval": _DURATION, "labels": _LABELS}),
+                    "prometheusRule": _closed({"enabled": _BOOLEAN, "labels": _LABELS}),
+                    "dashboard": _closed({"enabled": _BOOLEAN, "labels": _LABELS}),
+                }
+            ),
+        }
+    )
+
+
+def _workload() -> Schema:
+    resources = _closed({"requests": _QUANTITIES, "limits": _QUANTITIES})
+    return {"image": _IMAGE, "imagePullPolicy": _PULL, "replicas": _REPLICAS, "resources": resources, "pod": _ANYTHING}
+
+
+def _closed(properties: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _strict(part: Schema) -> Schema:
+    """A structural schema as a plain one that takes no unknown field: the API server would prune it in silence here."""
+    kept = {word: value for word, value in part.items() if not word.startswith("x-kubernetes-") and word != "default"}
+    if part.get("x-kubernetes-int-or-string"):
+        kept["type"] = ["integer", "string"]
+    if "properties" in part:
+        kept |= {"additionalProperties": False, "properties": {name: _strict(below) for name, below in part["properties"].items()}}
+    for word in ("items", "additionalProperties"):
+        if isinstance(part.get(word), dict):
+            kept[word] = _strict(part[word])
+    return kept

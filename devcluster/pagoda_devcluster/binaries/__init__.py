@@ -1,0 +1,1 @@
+"""Which binaries a cluster needs, and how they are compiled."""

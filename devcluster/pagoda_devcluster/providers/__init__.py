@@ -1,0 +1,1 @@
+"""Makes, shows and removes clusters: native on this machine, or kind."""

@@ -1,0 +1,1 @@
+"""A cluster's command lines and files. Pure."""

@@ -1,0 +1,1 @@
+"""One download, from an address to a model on the volume."""

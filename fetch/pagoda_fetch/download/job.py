@@ -1,0 +1,203 @@
+"""One fetch, from address to finished tree: known already → listing → lock → room → files → digest → publish. The route of this component.
+
+Called by the door (`fetch`, `serve`) and by the gRPC service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import structlog
+
+from pagoda_fetch.download.pull import Work, pause, pull
+from pagoda_fetch.nouns.address import Address
+from pagoda_fetch.nouns.errors import FetchError, Mismatch, NoRoom, Permanent, Transient
+from pagoda_fetch.nouns.limits import Limits
+from pagoda_fetch.nouns.listing import Listing, RemoteFile, tree_digest
+from pagoda_fetch.nouns.names import WEIGHTS
+from pagoda_fetch.nouns.progress import Phase, Progress
+from pagoda_fetch.sources.base import Source
+from pagoda_fetch.sources.choose import Surroundings, source
+from pagoda_fetch.volume.lock import Held, Holder, locked
+from pagoda_fetch.volume.store import Store, discard, disk_error, staged_bytes
+
+log = structlog.get_logger()
+# Asked for room again after so many bytes: others write to the volume too.
+_ROOM_EVERY = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be fetched. Equal orders are one fetch."""
+
+    address: Address
+    digest: str = ""
+    credential: str = ""
+
+
+@dataclass
+class Meter:
+    """Counts bytes and tells whoever looks."""
+
+    tell: Callable[[Progress], None]
+    total: int = 0
+    done: int = 0
+    digest: str = ""
+
+    def moved(self, count: int) -> None:
+        """Bytes that are there now, or are no more."""
+        self.done += count
+        self.say("fetching")
+
+    def say(self, phase: Phase, path: str = "") -> None:
+        """Where it stands."""
+        self.tell(Progress(phase, self.done, self.total, self.digest, path))
+
+
+@dataclass
+class Room:
+    """Asks for room before the fetch and on the way."""
+
+    store: Store
+    left: int
+    since: int = field(default=0)
+
+    def moved(self, count: int) -> None:
+        """Asks again after every `_ROOM_EVERY` bytes."""
+        self.left -= count
+        self.since += count
+        if self.since >= _ROOM_EVERY:
+            self.since = 0
+            self.store.check_room(max(0, self.left))
+
+
+async def fetch(order: Order, store: Store, around: Surroundings, me: Holder, tell: Callable[[Progress], None]) -> Progress:
+    """The finished tree's digest and place. Raises FetchError; what a transient one leaves is where the next try begins."""
+    await asyncio.to_thread(store.prepare)
+    try:
+        return await _fetch(order, store, around, me, Meter(tell))
+    except OSError as error:  # the volume: sources speak in errors of the tree
+        raise disk_error(error, store.root) from None
+
+
+async def _fetch(order: Order, store: Store, around: Surroundings, me: Holder, meter: Meter) -> Progress:
+    known = order.digest if order.digest and store.holds(order.digest) else ""
+    if not known and order.address.immutable:
+        known = store.known(order.address.key)
+    if not known:
+        origin = source(order.address, order.credential, around)
+        try:
+            known = await _from_source(order, store, (origin, around.limits, me), meter)
+        finally:
+            await origin.close()
+    _expect(order, known)
+    done = Progress("done", meter.done, meter.total, known, str(store.place(known)))
+    meter.tell(done)
+    return done
+
+
+async def _from_source(order: Order, store: Store, means: tuple[Source, Limits, Holder], meter: Meter) -> str:
+    origin, limits, me = means
+    meter.say("resolving")
+    listing = await resolve(origin, limits)
+    meter.total, meter.digest = listing.size, listing.digest
+    if listing.digest:
+        _expect(order, listing.digest)
+    key = order.address.key
+    if known := _present(store, key, listing):
+        return known
+    async with locked(store.locks, key, me, limits, lambda: meter.say("waiting")) as held:
+        if known := _present(store, key, listing):
+            return known
+        return await _download(order, store, (origin, limits, held), listing, meter)
+
+
+async def resolve(origin: Source, limits: Limits) -> Listing:
+    """The listing, asked for again where that may help."""
+    failures = 0
+    while True:
+        try:
+            return await origin.resolve()
+        except Transient as error:
+            failures += 1
+            if failures >= limits.attempts:
+                raise
+            log.info("again", why=error.reason, message=str(error))
+        await asyncio.sleep(pause(limits, failures))
+
+
+def _present(store: Store, address: str, listing: Listing) -> str:
+    if listing.digest and store.holds(listing.digest):
+        store.remember(address, listing.key, listing.digest)
+    return store.known(address, listing.key)
+
+
+async def _download(order: Order, store: Store, means: tuple[Source, Limits, Held], listing: Listing, meter: Meter) -> str:
+    origin, limits, held = means
+    staging = await asyncio.to_thread(store.staging, order.address.key, listing.key)
+    try:
+        missing = max(0, listing.size - await asyncio.to_thread(staged_bytes, staging))
+        store.check_room(missing)
+        room = Room(store, listing.size)
+
+        def moved(count: int) -> None:
+            meter.moved(count)
+            room.moved(count)
+
+        found = await _all_files(Work(origin, staging, limits, moved, held.check), listing, limits.parallel)
+        meter.say("verifying")
+        held.check()
+        _expect(order, tree_digest(found))
+        sizes = {file.name: (file.size, found[file.name]) for file in listing.files}
+        return await asyncio.to_thread(store.publish, staging, sizes, order.address.key, listing.key)
+    except (Permanent, NoRoom):
+        await asyncio.to_thread(discard, staging)
+        raise
+    except OSError as error:
+        told = disk_error(error, store.root)
+        if isinstance(told, Permanent | NoRoom):
+            await asyncio.to_thread(discard, staging)
+        raise told from None
+
+
+async def _all_files(work: Work, listing: Listing, parallel: int) -> dict[str, str]:
+    """Small files before weights: what is wrong with a model is mostly found in them."""
+    found: dict[str, str] = {}
+    places = asyncio.Semaphore(parallel)
+
+    async def one(file: RemoteFile) -> None:
+        async with places:
+            found[file.name] = await pull(work, file)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for file in sorted(listing.files, key=lambda file: (file.name.endswith(WEIGHTS), file.name)):
+                group.create_task(one(file))
+    except BaseExceptionGroup as many:
+        raise _first(many) from None
+    return found
+
+
+def _first(many: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one that says most: a permanent fault before a transient one."""
+    told = [error for error in many.exceptions if isinstance(error, FetchError)]
+    return min(told, key=lambda error: not isinstance(error, Permanent), default=many.exceptions[0])
+
+
+def _expect(order: Order, digest: str) -> None:
+    if order.digest and digest != order.digest:
+        raise Mismatch(f"{order.address.uri} has digest {digest}, asked for is {order.digest}")
+
+
+async def read_small(origin: Source, file: RemoteFile, limit: int) -> bytes:
+    """A small file's content, without a disk."""
+    held = bytearray()
+    async with aclosing(origin.read(file, 0)) as chunks:
+        async for chunk in chunks:
+            held += chunk
+            if len(held) > min(limit, file.size):
+                raise Mismatch(f"{file.name}: more than {min(limit, file.size)} bytes")
+    return bytes(held)

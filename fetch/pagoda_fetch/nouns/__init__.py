@@ -1,0 +1,1 @@
+"""Addresses, listings, limits and errors: values without I/O."""

@@ -1,0 +1,1 @@
+"""The model's volume: files in the making, finished models, and locks."""
