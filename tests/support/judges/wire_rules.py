@@ -116,22 +116,13 @@ def _object_breaks(where: str, old: Body, new: Body) -> Iterator[str]:
 
 
 def _holds(old: Any, new: Any) -> bool:
-    """Whether `new` says all that `old` said. An enum may grow: who writes a value of it that is new knows the reader. So may a default by
-    fields that are null."""
+    """Whether `new` says all that `old` said. An enum may grow: who writes a value of it that is new knows the reader."""
     if isinstance(old, dict) and isinstance(new, dict):
-        if set(old) != set(new):
-            return False
-        return all(_grown(old[name], new[name]) if name in ("enum", "default") else _holds(old[name], new[name]) for name in old)
+        return set(old) == set(new) and all(
+            set(old[name]) <= set(new[name]) if name == "enum" else _holds(old[name], new[name]) for name in old
+        )
     if isinstance(old, list) and isinstance(new, list):
         return len(old) == len(new) and all(map(_holds, old, new))
-    return bool(old == new)
-
-
-def _grown(old: Any, new: Any) -> bool:
-    if isinstance(old, list) and isinstance(new, list):
-        return set(old) <= set(new)
-    if isinstance(old, dict) and isinstance(new, dict):
-        return {**new, **old} == new and all(value is None for name, value in new.items() if name not in old)
     return bool(old == new)
 
 

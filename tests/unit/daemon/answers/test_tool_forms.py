@@ -54,7 +54,7 @@ CASES = {
     "phi, text": ("phi4_mini_json", "functools is a module", "functools is a module", []),
     "qwen": (
         "qwen3_coder",
-        'I call.\n<tool_call>\n<function=f>\n<parameter=city>\nKöln "}\n</parameter>\n<parameter=n>\n3\n</parameter>\n</function></tool_call>',
+        'I call.\n<function=f>\n<parameter=city>\nKöln "}\n</parameter>\n<parameter=n>\n3\n</parameter>\n</function>',
         "I call.\n",
         [("f", {"city": 'Köln "}', "n": 3})],
     ),

@@ -10,7 +10,7 @@ import pytest
 from pagoda_daemon.api.openai.replies import Answer
 from pagoda_daemon.api.routes.completions import _best
 from pagoda_daemon.api.routes.embeddings import _shortened
-from pagoda_daemon.api.routes.generation import _infilled
+from pagoda_daemon.api.routes.prompts import infilled
 from pagoda_daemon.nouns.errors import BadRequest
 from pagoda_daemon.nouns.messages import TokenLogprob
 from pagoda_daemon.text.answer import Piece, Scored
@@ -84,10 +84,10 @@ async def test_a_suffix_needs_a_model_that_was_trained_for_it():
 def test_prefix_and_suffix_stand_around_the_models_own_tokens():
     qwen, deepseek = (infill_of(set(form).__contains__) for form in (FORMS[0], FORMS[3]))
     assert infill_of({FORMS[0].before, FORMS[0].after}.__contains__) is None
-    assert _infilled("a", "b", SimpleNamespace(infill=qwen)) == "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>"
-    assert _infilled("a", "b", SimpleNamespace(infill=deepseek)) == "<｜fim▁begin｜>a<｜fim▁hole｜>b<｜fim▁end｜>"
+    assert infilled("a", "b", SimpleNamespace(infill=qwen)) == "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>"
+    assert infilled("a", "b", SimpleNamespace(infill=deepseek)) == "<｜fim▁begin｜>a<｜fim▁hole｜>b<｜fim▁end｜>"
     with pytest.raises(BadRequest, match="only with a prompt of text"):
-        _infilled((1, 2), "b", SimpleNamespace(infill=qwen))
+        infilled((1, 2), "b", SimpleNamespace(infill=qwen))
 
 
 def test_an_embedding_is_cut_and_its_length_is_1_again():
