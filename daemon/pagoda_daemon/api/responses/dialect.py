@@ -75,7 +75,16 @@ class Responses:
 
     def text(self, piece: Piece, index: int = 0) -> bytes:
         del index  # a response is one answer
-        return _frames(self._read(piece))
+        if piece.scored or self._waiting:
+            return _frames(self._read(piece))
+        self._at += len(piece.text)
+        return b"".join(map(self._sent, self._parser.push(piece.text)))
+
+    def _sent(self, one: Event) -> bytes:
+        """As it is sent. More text of a message is by far the most frequent event."""
+        if isinstance(one, Content) and (saying := self._writer.saying) is not None:
+            return saying.framed(one.text)
+        return _frames(self._event(one))
 
     def finish(self, reason: str, index: int = 0) -> bytes:
         del index
@@ -119,7 +128,7 @@ class Responses:
         self._reason = reason
         events = self._written(self._parser.finish())
         empty = not self._writer.begun and not self._head.reading.must
-        if empty or (self._waiting and self._writer.is_saying):
+        if empty or (self._waiting and self._writer.saying):
             self._waiting = [part for part in self._waiting if not part.text]
             events += self._writer.says("", self._tokens(""))
         return events + self._writer.end(self._status)

@@ -16,6 +16,7 @@ from pagoda_daemon.api.openai.reading import Reading
 from pagoda_daemon.api.openai.replies import Answer, CompletionDetails, Head, PromptDetails, Usage
 from pagoda_daemon.api.responses.conversion import read
 from pagoda_daemon.api.responses.dialect import Responses, Terms
+from pagoda_daemon.api.responses.events import OutputTextDelta, TextDeltas, framed
 from pagoda_daemon.nouns.errors import BadRequest, DaemonError, DeadlineExceeded, Draining, EngineDied, RequestFailed, TooMany
 from pagoda_daemon.nouns.messages import TokenLogprob
 from pagoda_daemon.nouns.sampling import Sampling
@@ -144,6 +145,13 @@ def test_calls_of_every_form_are_items(form, text):
         found = streamed(text, size, form=form)
         assert found[-1]["response"] == whole
         assert played(found) == whole["output"]
+
+
+def test_a_frame_of_text_is_written_as_its_event_is():
+    for text in ("a", "", '"\\', "\0\u2028", 'sequence_number":0', "é\U0001f600"):
+        for number in (0, 7, 12345):
+            event = OutputTextDelta(sequence_number=number, item_id="msg_1", output_index=3, delta=text)
+            assert TextDeltas("msg_1", 3).framed(number, text) == framed(event)
 
 
 def test_an_answer_that_is_whole_and_one_that_is_cut():
