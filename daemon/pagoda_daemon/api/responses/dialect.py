@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import msgspec
 from msgspec import UNSET, structs
@@ -36,7 +37,7 @@ from pagoda_daemon.api.responses.objects import (
     Status,
 )
 from pagoda_daemon.api.responses.requests import ChosenTools, ReasoningSettings, ResponsesRequest, TextSettings
-from pagoda_daemon.api.responses.writer import Numbers, Writer
+from pagoda_daemon.api.responses.writer import Writer
 from pagoda_daemon.nouns.errors import BadRequest, DaemonError, Overloaded
 from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.text.answer import Piece, Scored
@@ -59,7 +60,7 @@ class Responses:
         self._head = terms.head
         self._terms = terms
         self._parser = terms.head.reading.parser()
-        self._number = Numbers().take
+        self._number = count().__next__
         self._writer = Writer(terms.head.request_id, self._number)
         self._waiting: list[Piece] = []  # tokens with log-probabilities whose text is not yet read as text, thinking or a call
         self._at = 0  # characters of the answer that were read

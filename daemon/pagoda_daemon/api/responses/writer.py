@@ -36,17 +36,6 @@ from pagoda_daemon.api.responses.objects import (
 )
 
 
-class Numbers:
-    """Each event's number is one more than that of the event before."""
-
-    def __init__(self) -> None:
-        self._next = 0
-
-    def take(self) -> int:
-        self._next += 1
-        return self._next - 1
-
-
 class _Open(Protocol):
     """The item that is being written."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -21,6 +23,7 @@ from pagoda_daemon.nouns.errors import BadRequest, DaemonError, DeadlineExceeded
 from pagoda_daemon.nouns.messages import TokenLogprob
 from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.text.answer import Piece, Scored
+from support.clients.hostile_requests import BASES, NUMBERS, OTHERS, TEXTS, nested_items
 from support.judges import openai_types
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
@@ -209,3 +212,23 @@ def test_a_failure_ends_the_response_and_then_the_stream(error: DaemonError, cod
     assert last["error"]["code"] == ours
     if isinstance(error, BadRequest):
         assert (last["param"], last["message"]) == ("text.format", "text.format leaves no token")
+
+
+@pytest.mark.deep
+def test_hostile_requests_are_refused_or_repeated_in_a_form_that_the_client_knows():
+    """Every field with every wrong value, and items that are wrong inside."""
+    luck, outcomes = random.Random(5), Counter()
+    base, names = BASES["/v1/responses"]
+    bodies = [json.dumps(base | {name: wrong}).encode() for name in names for wrong in (*NUMBERS, *TEXTS, *OTHERS)]
+    for body in [*bodies, *(nested_items(luck).body for _ in range(3000))]:
+        try:
+            converted = read(body, [])
+            converted.chat.turns()
+        except BadRequest:
+            outcomes["refused"] += 1
+            continue
+        head = Head(ID, 1000, "m", include_usage=False)
+        whole = Responses(Terms(head, converted.asked, Sampling(9), lambda: 1.0)).whole([Answer(Piece("x"), "stop")], USAGE)
+        openai_types.response(json.loads(whole))
+        outcomes["answered"] += 1
+    assert min(outcomes["refused"], outcomes["answered"]) > 300
