@@ -210,7 +210,7 @@ class InferenceServiceSpec(Model):
     rollout: RolloutSpec | None = Field(default=None, description="How a new revision takes over.")
     drain: DrainSpec = Field(default=DrainSpec(), description="How a replica goes.")
     health: HealthSpec | None = Field(default=None, description="When a replica counts as broken: it gets no request, and is replaced.")
-    routing: RoutingSpec | None = Field(default=None, description="How the gateway picks a replica. Not acted on yet.")
+    routing: RoutingSpec | None = Field(default=None, description="How the gateway picks a replica.")
     profile_ref: ProfileRef = Field(default=ProfileRef(), description="The administrator's template for the pods.")
     pod_template: dict[str, Any] | None = Field(
         default=None,

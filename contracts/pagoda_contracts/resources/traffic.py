@@ -126,11 +126,12 @@ class OverflowSpec(Model):
 
 
 class RoutingSpec(Model):
-    """How the gateway picks a replica. Not acted on yet: the least loaded one is picked."""
+    """How the gateway picks a replica. `hold` and `overflow` are not acted on yet."""
 
     policy: Literal["PrefixAware", "LeastLoad"] = Field(
         default="PrefixAware",
-        description="PrefixAware: where the prompt's beginning is cached, within bounds of load. LeastLoad: the idlest.",
+        description="PrefixAware: the replica that has the conversation, or the prompt's beginning, within a bound of load. LeastLoad: the "
+        "one with the fewest requests.",
     )
     hold: HoldSpec | None = Field(default=None, description="Requests that wait for a replica.")
     overflow: OverflowSpec | None = Field(default=None, description="Where requests go that this service cannot bear.")

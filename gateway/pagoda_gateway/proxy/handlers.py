@@ -29,7 +29,6 @@ from pagoda_gateway.requests.errors import GatewayError, ModelNotFound, NotBuilt
 from pagoda_gateway.requests.lifecycle import InFlight, RequestLife
 from pagoda_gateway.requests.metrics import Metrics
 from pagoda_gateway.requests.router import Router
-from pagoda_gateway.routing.request import RoutingRequest
 from pagoda_gateway.watch.cache import EndpointCache
 
 log = structlog.get_logger()
@@ -80,10 +79,9 @@ class Api:
 
     async def _answer(self, request: web.Request, life: RequestLife, relay: Relay) -> web.StreamResponse:
         whole = await body.read(request, self.limits, life.take_bytes)
-        tenant = request[TENANT]
-        life.request = RoutingRequest(parse.head(whole).model, tenant=tenant)
+        life.request = parse.routing_request(whole, request.headers, request[TENANT])
         path = request.rel_url.raw_path_qs  # a target in absolute form names the gateway, not the replica
-        call = Call(path, to_replica(request.headers, request[_REQUEST_ID], tenant), whole)
+        call = Call(path, to_replica(request.headers, request[_REQUEST_ID], life.request), whole)
         return await self.router.serve(life, partial(relay.attempt, call, life.first_byte))
 
     async def _models(self, _request: web.Request) -> web.Response:

@@ -25,6 +25,7 @@ from pagoda_gateway.requests.lifecycle import Counters, RequestLife
 from pagoda_gateway.routing.endpoint import Endpoint
 from pagoda_gateway.routing.pick import NoPick, Pick, Split, any_routable, pick, pick_by_revision
 from pagoda_gateway.routing.revisions import draw
+from pagoda_gateway.routing.scorers import LEAST_LOAD, SCORERS
 from pagoda_gateway.routing.verdict import SOUND, Verdict
 from pagoda_gateway.watch.services import Service
 
@@ -151,13 +152,13 @@ class Router:
         return Wait(service.key, choice.reason)
 
     def _pick(self, life: RequestLife, service: Service, endpoints: list[Endpoint]) -> Pick | NoPick:
-        now_ms = self._clock_ms()
+        now_ms, scorers = self._clock_ms(), LEAST_LOAD if service.policy == "LeastLoad" else SCORERS
         if not service.weights:
-            return pick(endpoints, life.request, life.tried, now_ms)
+            return pick(endpoints, life.request, life.tried, now_ms, scorers)
         if life.point is None:
             self._draws += 1
             life.point = draw(self._draws)
-        return pick_by_revision(endpoints, Split(service.weights, life.point), life.request, life.tried, now_ms)
+        return pick_by_revision(endpoints, Split(service.weights, life.point), life.request, life.tried, now_ms, scorers)
 
     async def _hold(self, life: RequestLife, wait: Wait) -> Pick:
         """Waits in a queue for a pick. No await stands between looking and waiting, so no wake-up is lost."""

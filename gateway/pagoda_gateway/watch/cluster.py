@@ -35,7 +35,7 @@ from pagoda_kube.reflector import Kind, Reflector, Signs
 from pagoda_gateway.access.keys import KeyRing
 from pagoda_gateway.watch.cache import EndpointCache
 from pagoda_gateway.watch.key_secrets import watch_keys
-from pagoda_gateway.watch.services import Replica, Service
+from pagoda_gateway.watch.services import Policy, Replica, Service
 
 V = TypeVar("V")
 
@@ -66,8 +66,13 @@ class _Model(msgspec.Struct, rename="camel"):
     served_names: tuple[str, ...] = ()
 
 
+class _Routing(msgspec.Struct):
+    policy: str = ""
+
+
 class _ServiceSpec(msgspec.Struct, rename="camel"):
     model: _Model = msgspec.field(default_factory=_Model)
+    routing: _Routing = msgspec.field(default_factory=_Routing)
 
 
 class _Revision(msgspec.Struct, rename="camel"):
@@ -99,8 +104,9 @@ class ServiceObject(msgspec.Struct, rename="camel"):
         """Returns it as routing sees it."""
         meta = self.metadata
         weights = tuple((one.hash, one.weight) for one in self.status.revisions if one.weight is not None)
+        policy: Policy = "LeastLoad" if self.spec.routing.policy == "LeastLoad" else "PrefixAware"
         wanted, held = self.spec.model.served_names or (meta.name,), self.status.served_names
-        return Service(meta.key, meta.uid, meta.creation_timestamp, wanted, weights, held, _stalled(self.status.conditions))
+        return Service(meta.key, meta.uid, meta.creation_timestamp, wanted, weights, held, _stalled(self.status.conditions), policy)
 
 
 # Reasons that no newer operator has are held for: they may pass.

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 from aiohttp import web
-from pagoda_contracts.names import HEADER_TENANT
+from pagoda_contracts.names import HEADER_PREFIX_HASHES, HEADER_TENANT
+from pagoda_contracts.prefix import Scope, chat_text, from_header, text_hashes
 from pagoda_contracts.resources.apikeys import new_key
 from pagoda_gateway.access.keys import KeyRing
 from pagoda_gateway.proxy.authenticate import Authenticate
@@ -110,6 +111,16 @@ async def test_a_valid_key_opens_every_endpoint_and_the_replica_hears_its_tenant
     assert [exchange.head.split()[1].decode() for exchange in replica.seen] == list(ENDPOINTS)
     assert {headers[HEADER_TENANT] for headers in heard} == {"team-a"}
     assert not any(KEY.text in str(headers) or "cookie" in headers for headers in heard)
+
+
+async def test_a_replica_hears_the_names_of_the_prompts_beginning_and_never_a_clients():
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 1200}]}).encode()
+    async with served() as (_, replica, port), connected(port) as connection:
+        await connection.ask("POST", "/v1/chat/completions", f"{ACCEPTED['bearer']}{HEADER_PREFIX_HASHES}: forged\r\n", body)
+        await connection.ask("POST", "/v1/chat/completions", f"{ACCEPTED['bearer']}{HEADER_PREFIX_HASHES}: forged\r\n", BODY)
+    first, second = (exchange.headers for exchange in replica.seen)
+    assert from_header(first[HEADER_PREFIX_HASHES]) == tuple(text_hashes(Scope("team-a", "m"), chat_text([("user", "x" * 1200)])))
+    assert HEADER_PREFIX_HASHES not in second
 
 
 async def test_refusals_are_counted_by_their_reason_and_say_what_to_do():

@@ -12,6 +12,7 @@ from multidict import CIMultiDict
 from pagoda_contracts.names import HEADER_REQUEST_ID, HEADER_RETRY_AFTER, HEADER_ROUTE, HEADER_SHOULD_RETRY
 from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_gateway.proxy.headers import to_replica
+from pagoda_gateway.routing.request import RoutingRequest
 from support.servers.scripted_replica import Exchange
 
 URL = "/v1/chat/completions"
@@ -86,7 +87,11 @@ async def test_a_target_in_absolute_form_reaches_the_replica_as_a_path(bench, on
 
 
 def test_every_connection_header_names_what_stops_here():
-    kept = to_replica(CIMultiDict([("connection", "x-a, close"), ("Connection", "X-B"), ("x-a", "1"), ("x-b", "1"), ("x-c", "1")]), "id")
+    kept = to_replica(
+        CIMultiDict([("connection", "x-a, close"), ("Connection", "X-B"), ("x-a", "1"), ("x-b", "1"), ("x-c", "1")]),
+        "id",
+        RoutingRequest("m"),
+    )
     assert dict(kept) == {"x-c": "1", HEADER_REQUEST_ID: "id"}
 
 
