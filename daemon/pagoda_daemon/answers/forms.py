@@ -7,6 +7,7 @@ A form is read from what the model's chat template writes itself. A person may n
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +17,7 @@ from pagoda_daemon.answers import harmony
 from pagoda_daemon.answers.events import AnswerParser
 from pagoda_daemon.answers.headed import DEEPSEEK, HeadedCalls, MistralCalls
 from pagoda_daemon.answers.json_calls import JsonCalls, JsonForm
-from pagoda_daemon.answers.layouts import NAME, Layout
+from pagoda_daemon.answers.layouts import NAME, Layout, Values
 from pagoda_daemon.answers.pythonic import PythonicCalls
 from pagoda_daemon.answers.reasoning import ReasoningForm
 from pagoda_daemon.answers.tagged import GLM, QWEN3_CODER, TaggedCalls
@@ -27,13 +28,13 @@ HARMONY: Final = "openai"
 
 @dataclass(frozen=True)
 class ToolForm:
-    """`marks`: texts that the parser needs, also if they are special tokens. With a `layout` calls can be enforced. `id_length`: characters
-    of a call's id, if the template insists on a number."""
+    """`marks`: texts that the parser needs, also if they are special tokens. `layout`: how calls are enforced. `id_length`: characters of
+    a call's id, if the template insists on a number."""
 
     name: str
     parser: Callable[[Wish], AnswerParser]
-    marks: tuple[str, ...] = ()
-    layout: Layout | None = None
+    marks: tuple[str, ...]
+    layout: Layout
     id_length: int | None = None
 
     def call_id(self, request_id: str, choice: int, index: int) -> str:
@@ -54,7 +55,6 @@ _MISTRAL: Final = ToolForm(
     Layout("[TOOL_CALLS]", _object("arguments"), "}", "[TOOL_CALLS][", ", ", "]"),
     id_length=9,
 )
-_MISTRAL_HEADED: Final = replace(_MISTRAL, layout=Layout("[TOOL_CALLS]", f"[TOOL_CALLS]{NAME}[ARGS]", quoted=False))
 _DEEPSEEK_MARKS: Final = (DEEPSEEK.begin, DEEPSEEK.end, DEEPSEEK.again, "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
 _DEEPSEEK: Final = partial(HeadedCalls, DEEPSEEK)
 _V3: Final = Layout(
@@ -75,7 +75,35 @@ _HARMONY: Final = Layout(
     quoted=False,
     single=True,
 )
+_PHI: Final = ("<|tool_call|>", "<|/tool_call|>")
 _TOOL_CALL: Final = ("<tool_call>", "</tool_call>")
+_KEY: Final = re.compile(r"[^<>\s](?:[^<>\n]{0,126}[^<>\s])?")
+_QWEN3_CODER: Final = Layout(
+    "<tool_call>",
+    f"<tool_call>\n<function={NAME}>\n",
+    "</function>\n</tool_call>",
+    between="\n",
+    quoted=False,
+    values=Values(f"<parameter={NAME}>\n", "\n</parameter>\n", "", text=True, name=_KEY),
+)
+_GLM: Final = Layout(
+    "<tool_call>",
+    f"<tool_call>{NAME}\n",
+    "</tool_call>",
+    between="\n",
+    quoted=False,
+    values=Values(f"<arg_key>{NAME}</arg_key>\n<arg_value>", "</arg_value>\n", "", text=True, name=_KEY),
+)
+_PYTHONIC: Final = Layout(
+    "",
+    f"{NAME}(",
+    ")",
+    "[",
+    ", ",
+    "]",
+    quoted=False,
+    values=Values(f"{NAME}=", "", ", ", text=False, name=re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")),
+)
 
 TOOL_FORMS: Final[Mapping[str, ToolForm]] = {
     form.name: form
@@ -87,8 +115,8 @@ TOOL_FORMS: Final[Mapping[str, ToolForm]] = {
             Layout("<tool_call>", f"<tool_call>\n{_object('arguments')}", "}\n</tool_call>", between="\n"),
         ),
         ToolForm("llama3_json", partial(JsonCalls, JsonForm("", "", "; ")), (), Layout("", _object("parameters"), "}", between="; ")),
-        ToolForm("pythonic", PythonicCalls),
-        ToolForm("llama4_pythonic", PythonicCalls),
+        ToolForm("pythonic", PythonicCalls, (), _PYTHONIC),
+        ToolForm("llama4_pythonic", PythonicCalls, (), _PYTHONIC),
         _MISTRAL,
         ToolForm(
             "granite",
@@ -98,17 +126,22 @@ TOOL_FORMS: Final[Mapping[str, ToolForm]] = {
         ),
         ToolForm(
             "phi4_mini_json",
-            partial(JsonCalls, JsonForm("functools", "", ", ", listed=True)),
-            (),
-            Layout("functools", _object("arguments"), "}", "functools[", ", ", "]"),
+            partial(JsonCalls, JsonForm("functools", "", ", ", listed=True, other=_PHI)),
+            _PHI,
+            Layout(_PHI[0], _object("arguments"), "}", f"{_PHI[0]}[", ", ", f"]{_PHI[1]}"),
         ),
         ToolForm("deepseek_v3", _DEEPSEEK, _DEEPSEEK_MARKS, _V3),
         ToolForm("deepseek_v31", _DEEPSEEK, _DEEPSEEK_MARKS, _V31),
-        ToolForm("qwen3_coder", partial(TaggedCalls, QWEN3_CODER), _TOOL_CALL),
-        ToolForm("glm45", partial(TaggedCalls, GLM), (*_TOOL_CALL, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")),
+        ToolForm("qwen3_coder", partial(TaggedCalls, QWEN3_CODER), _TOOL_CALL, _QWEN3_CODER),
+        ToolForm("glm45", partial(TaggedCalls, GLM), (*_TOOL_CALL, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"), _GLM),
         ToolForm(HARMONY, harmony.Harmony, harmony.MARKS, _HARMONY),
     )
 }
+# What is enforced instead, if the template has the sign.
+_OTHER_LAYOUTS: Final = (
+    ("[ARGS]", replace(_MISTRAL, layout=Layout("[TOOL_CALLS]", f"[TOOL_CALLS]{NAME}[ARGS]", quoted=False))),
+    ("functools", replace(TOOL_FORMS["phi4_mini_json"], layout=Layout("functools", _object("arguments"), "}", "functools[", ", ", "]"))),
+)
 _THINK: Final = (("<think>",), ("</think>",))
 _GRANITE: Final = (("Here is my thought process:", "Here's my thought process:"), ("Here is my response:", "Here's my response:"))
 REASONING_FORMS: Final[Mapping[str, ReasoningForm]] = {
@@ -131,8 +164,9 @@ _TOOL_SIGNS: Final = (
     ("qwen3_coder", ("<function=", "<parameter=")),
     ("hermes", ("<tool_call>",)),
     ("mistral", ("[TOOL_CALLS]",)),
-    ("granite", ("<|tool_call|>",)),
+    ("phi4_mini_json", ("<|tool|>",)),
     ("phi4_mini_json", ("functools",)),
+    ("granite", ("<|tool_call|>",)),
     ("llama4_pythonic", ("func_name1(", "<|python_start|>")),
     ("pythonic", ("func_name1(",)),
     ("llama3_json", ('"parameters"',)),
@@ -141,7 +175,8 @@ _REASONING_SIGNS: Final = (
     (HARMONY, (harmony.CHANNEL, harmony.MESSAGE)),
     ("mistral", ("[THINK]",)),
     ("granite", ("Here is my thought process",)),
-    ("deepseek_r1", ("</think>", "<｜Assistant｜>")),
+    ("deepseek_v3", ("</think>", "<｜Assistant｜>", "<think>")),
+    ("deepseek_r1", ("</think>", "<｜Assistant｜>")),  # a template that never writes the first mark: the model thinks anyway
     ("glm45", ("</think>", "[gMASK]")),
     ("qwen3", ("</think>",)),
 )
@@ -150,9 +185,8 @@ _REASONING_SIGNS: Final = (
 def tool_form_of(template: str, named: str | None = None) -> ToolForm | None:
     """Returns the form that is named, or the one that a chat template teaches; None if it knows no tools, or none of these forms."""
     name = named or (_signed(_TOOL_SIGNS, template) if "tools" in template else None)
-    if name == _MISTRAL.name and "[ARGS]" in template:
-        return _MISTRAL_HEADED
-    return TOOL_FORMS[name] if name else None
+    other = next((form for sign, form in _OTHER_LAYOUTS if form.name == name and sign in template), None)
+    return other or (TOOL_FORMS[name] if name else None)
 
 
 def is_harmony(template: str, named: str | None = None) -> bool:

@@ -23,26 +23,30 @@ _NAME: Final = r'"(?:[^"\\]|\\.)+"'
 @dataclass(frozen=True)
 class JsonForm:
     """`begin` and `end` stand around calls, `between` between two of them; both are empty if a call is the whole answer. `listed`: the
-    calls are a JSON array."""
+    calls are a JSON array. `other` are marks that a model may write instead."""
 
     begin: str
     end: str
     between: str
     listed: bool = False
+    other: tuple[str, str] = ("", "")
 
 
 class JsonCalls(MarkedScanner):
     """Also of answers without a mark: there only one that begins with a brace is a call."""
 
     def __init__(self, form: JsonForm, wish: Wish) -> None:
-        super().__init__(form.begin, wish)
+        super().__init__(form.begin, wish, form.other[0])
         self._form = form
+        self._all_ends = tuple(mark for mark in ("]" if form.listed else "", form.end, form.other[1]) if mark)
+        self._ends = self._all_ends  # those that may follow
         self._head = re.compile(rf'\s*\{{\s*"name"\s*:\s*({_NAME})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)')
         self._step = self._step if form.begin else self._first
         self._braces = Braces()
         self._scanned = 0
 
     def _block(self) -> bool:
+        self._ends = self._all_ends
         self._step = self._list if self._form.listed else self._object
         return True
 
@@ -145,16 +149,17 @@ class JsonCalls(MarkedScanner):
     def _after(self) -> bool:
         """The end mark, or what stands between two calls."""
         begin = self._text.lstrip()
-        end, form = self._form.end or ("]" if self._form.listed else ""), self._form
-        if end and begin.startswith(end):
-            self._text, self._step = begin[len(end) :], self._content
+        end = next((mark for mark in self._ends if begin.startswith(mark)), None)
+        if end is not None:
+            self._text, self._ends = begin[len(end) :], self._ends[self._ends.index(end) + 1 :]
+            self._step = self._after if self._ends else self._content
             return True
-        if not begin or end.startswith(begin):
+        if not begin or any(mark.startswith(begin) for mark in self._ends):
             return False
-        if begin[0] == form.between.strip()[:1]:
+        if begin[0] == self._form.between.strip()[:1] and len(self._ends) == len(self._all_ends):
             self._raw, self._text, self._step = begin[0], begin[1:], self._object
             return True
-        self._step = self._content if form.begin else self._rest
+        self._step = self._content if self._form.begin else self._rest
         return True
 
 

@@ -6,11 +6,16 @@ Only text, numbers, true, false, none, lists, tuples and dictionaries with text 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 _MAX_TEXT: Final = 2**20
 _WORDS: Final[Mapping[str, Any]] = {"true": True, "false": False, "null": None, "none": None}
+_TEXT: Final = re.compile(r""" "(?:[^"\\]|\\.)*" | '(?:[^'\\]|\\.)*' """, re.DOTALL | re.VERBOSE)
+_LETTERS: Final = re.compile(r"(?<![A-Za-z_0-9.])(?>[0-9.]+(?:[eE][-+]?[0-9]+)?)[A-Za-z_]")  # behind a number
+_ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
+_KNOWN: Final = frozenset("\\'\"abfnrtvxuU\n")
 
 
 class CallText(NamedTuple):
@@ -37,12 +42,17 @@ def call(text: str) -> CallText:
 
 
 def _tree(text: str) -> ast.expr:
-    if len(text) > _MAX_TEXT:
-        raise ValueError("too long")
+    """Python warns of unknown escapes in text, as in "\\d", and of letters behind a number: the first are text, the second no literal."""
+    if len(text) > _MAX_TEXT or _LETTERS.search(_TEXT.sub("''", text)):
+        raise ValueError("no literal")
     try:
-        return ast.parse(text.strip(), mode="eval").body
+        return ast.parse(_ESCAPE.sub(_escape, text.strip()), mode="eval").body
     except (SyntaxError, RecursionError, MemoryError) as error:  # a ValueError as well: NUL in the text
         raise ValueError("no Python") from error
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found[0] if found[1] in _KNOWN else f"\\{found[0]}"
 
 
 def _name(of: ast.expr) -> str:
@@ -72,4 +82,4 @@ def _value(of: ast.expr) -> Any:
 def _key(of: ast.expr | None) -> str:
     if isinstance(of, ast.Constant) and isinstance(of.value, str):
         return of.value
-    raise ValueError("a key is no text")
+    raise ValueError("a key is not text")

@@ -89,6 +89,8 @@ def parsed(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
+        if not text.startswith(("[", "{", "(")):
+            raise ValueError("neither") from None
         return literal(text)
 
 

@@ -134,6 +134,13 @@ class ModelText:
         added = self._tokenizer.get_added_tokens_decoder()
         return found if found in added and added[found].special else None
 
+    def mark_id(self, token: str) -> int | None:
+        """The id by which a grammar names a token: a special one, or an added one in angle brackets, which the grammar library takes for
+        special as well (Qwen3's `</think>` is of that kind). None where `token` is plain text to it."""
+        found = self._tokenizer.token_to_id(token)
+        added = self._tokenizer.get_added_tokens_decoder()
+        return found if found in added and (added[found].special or (token[0] == "<" and token[-1] == ">")) else None
+
     def word_ids(self, word: str) -> tuple[int, ...]:
         """Ids of a piece of text as it stands within another."""
         return tuple(self._tokenizer.encode(word, add_special_tokens=False).ids)

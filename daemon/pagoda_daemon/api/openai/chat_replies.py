@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
-from pagoda_daemon.answers.events import Arguments, Call, Content, Event, Reasoning
+from pagoda_daemon.answers.events import Arguments, Call, Content, Event, PlainText, Reasoning
 from pagoda_daemon.api.openai.calls import FunctionCall, FunctionPart, ToolCall, ToolPart
 from pagoda_daemon.api.openai.logprobs import ChatLogprobs, chat_logprobs
 from pagoda_daemon.api.openai.replies import (
@@ -41,11 +41,14 @@ class Chat(EndedByDone):
         self._parsers = [head.reading.parser() for _ in range(head.choices)]
         self._scored: list[tuple[Scored, ...]] = [()] * head.choices
         self._called = [False] * head.choices
+        self._is_text = head.plain and head.reading.parser is PlainText  # as most are: an event costs a quarter
 
     def opening(self) -> bytes:
         return b"".join(self._chunk(ChunkChoice(ChatDelta("assistant", ""), index=index)) for index in range(self._head.choices))
 
     def text(self, piece: Piece, index: int = 0) -> bytes:
+        if self._is_text and piece.text:
+            return self._texts.event(piece.text, index)
         self._scored[index] += piece.scored
         return self._written(self._parsers[index].push(piece.text), index)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 from msgspec import structs
@@ -15,7 +16,6 @@ from pagoda_daemon.answers import harmony
 from pagoda_daemon.answers.events import AnswerParser, PlainText, Thinker
 from pagoda_daemon.answers.forms import TOOL_FORMS, ToolForm, is_harmony, reasoning_form_of, tool_form_of
 from pagoda_daemon.answers.harmony import Harmony
-from pagoda_daemon.answers.layouts import Layout
 from pagoda_daemon.answers.reasoning import ReasoningForm, ReasoningParser, Start, starts_in
 from pagoda_daemon.answers.wishes import Shape, Wish
 from pagoda_daemon.api.openai.requests import ChatRequest
@@ -71,11 +71,20 @@ def reading_of(request: ChatRequest, prompt: Sequence[int], wished: Grammar | No
     box = request.box
     form = None if box is None else tool_form(text)
     thinking = _thinking(request, prompt, text)
-    marks = Marks.of(_marks(form, thinking), text.special_id)
+    needed = _marks(form, thinking)
+    marks = Marks.of(needed, text.mark_id)
     bound = _grammar(box, form, wished, thinking, marks)
     grammar = None if bound is None else structs.replace(bound, eos=text.stop_ids)
     parser, thinker = _parsers(thinking, None if box is None else _wish(box, formatted=wished is not None), form)
-    return Reading(parser, thinker, form, bool(box and box.must), bool(box and box.named), bool(marks.found), grammar)
+    return Reading(
+        parser,
+        thinker,
+        form,
+        bool(box and box.must),
+        bool(box and box.named),
+        any(text.special_id(mark) is not None for mark in needed),
+        grammar,
+    )
 
 
 def _wish(box: Toolbox, *, formatted: bool) -> Wish:
@@ -91,9 +100,7 @@ def _marks(form: ToolForm | None, thinking: _Thinking) -> tuple[str, ...]:
 def _parsers(
     thinking: _Thinking, wish: Wish | None, form: ToolForm | None
 ) -> tuple[Callable[[], AnswerParser], Callable[[], Thinker] | None]:
-    def content() -> AnswerParser:
-        return PlainText() if form is None or wish is None else form.parser(wish)
-
+    content: Callable[[], AnswerParser] = PlainText if form is None or wish is None else partial(form.parser, wish)
     if (prompt_end := thinking.harmony) is not None:
         return (lambda: Harmony(wish, prompt_end)), (lambda: Harmony(wish, prompt_end))
     if (marked := thinking.form) is None or thinking.start == "outside":
@@ -107,26 +114,14 @@ def _grammar(box: Toolbox | None, form: ToolForm | None, wished: Grammar | None,
     reasoning, as in vLLM."""
     if wished is None and (box is None or not (box.must or box.strict)):
         return None
-    layout = _layout(box, form)
     if thinking.harmony is not None:
-        return harmony_grammar(box, layout, marks, None if box is not None and box.must else wished)
+        return harmony_grammar(box, form.layout if form else None, marks, None if box is not None and box.must else wished)
     bound = wished
-    if box is not None and layout is not None:
-        bound = structs.replace(answer_grammar(box, layout, marks, None if box.must else wished), param="tools")
+    if box is not None and form is not None:
+        bound = structs.replace(answer_grammar(box, form.layout, marks, None if box.must else wished), param="tools")
     if bound is None or thinking.form is None or thinking.start == "outside":
         return bound
     return after_reasoning(thinking.form, bound, marks, opened=thinking.start == "inside")
-
-
-def _layout(box: Toolbox | None, form: ToolForm | None) -> Layout | None:
-    """BadRequest names what cannot be enforced in this form."""
-    if box is None or form is None:
-        return None
-    if form.layout is None:
-        field = "tool_choice" if box.must else box.strict or "tools"
-        said = f"{field} cannot be enforced: this model writes its calls in the form {form.name}, which has no grammar here"
-        raise BadRequest(said, field, "unsupported_parameter")
-    return form.layout
 
 
 def _thinking(request: ChatRequest, prompt: Sequence[int], text: ModelText) -> _Thinking:

@@ -14,11 +14,12 @@ from typing import Any, Final
 import msgspec
 
 from pagoda_daemon.answers.harmony import CHANNEL, MESSAGE, START
-from pagoda_daemon.answers.layouts import Layout
+from pagoda_daemon.answers.layouts import NAME, Layout, Values
 from pagoda_daemon.answers.reasoning import ReasoningForm
+from pagoda_daemon.answers.values import types_of
 from pagoda_daemon.api.openai.structured import checked, fit
 from pagoda_daemon.api.openai.tools import Toolbox
-from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.nouns.errors import BadRequest, shown
 from pagoda_daemon.nouns.messages import Grammar
 from pagoda_daemon.structured.limits import JSON_OPTIONS
 
@@ -26,7 +27,6 @@ _FREE: Final = "/(?s:.*)/"
 _SLASH: Final = re.compile(r"(?<!\\)((?:\\\\)*)/")
 _ESCAPED_SLASH: Final = r"\1\\/"
 _NEWLINE: Final = r"\n"
-_NO_BRACE: Final = r"/[ \n]*([^ \n{](?s:.*))?/"  # text that cannot be taken for a call
 _GBNF: Final = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
@@ -37,8 +37,8 @@ class Marks:
     found: tuple[tuple[str, int], ...] = ()
 
     @classmethod
-    def of(cls, marks: Sequence[str], special_id: Callable[[str], int | None]) -> Marks:
-        return cls(tuple((mark, token) for mark in marks if (token := special_id(mark)) is not None))
+    def of(cls, marks: Sequence[str], mark_id: Callable[[str], int | None]) -> Marks:
+        return cls(tuple((mark, token) for mark in marks if (token := mark_id(mark)) is not None))
 
     def written(self, text: str) -> str:
         """`text` in Lark."""
@@ -65,14 +65,14 @@ NO_MARKS: Final = Marks()
 
 def answer_grammar(box: Toolbox, layout: Layout, marks: Marks = NO_MARKS, other: Grammar | None = None) -> Grammar:
     """Nothing but calls, or else `other`. If neither is asked for: any text, with calls that follow the schemas of strict tools."""
-    if other is not None and not layout.mark and not box.must:
+    if other is not None and not layout.mark and layout.values is None and not box.must:
         return _json_or_call(box, other)
     if box.must or other is not None:
         rules = [f"start: calls{' | other' if other and not box.must else ''}", f"calls: {_calls(box, layout, marks)}"]
         rules += [f"other: {_other(other)}"] if other and not box.must else []
     else:
         rules = _text_and_calls(box, layout, marks)
-    rules += [f"a{at}: {_json(_arguments(box, at, bound=other is not None))}" for at in range(len(box.tools))]
+    rules += _arguments(box, layout, marks, bound=other is not None)
     return checked(Grammar("grammar", "\n".join(rules)), "tools")
 
 
@@ -91,7 +91,7 @@ def harmony_grammar(box: Toolbox | None, layout: Layout | None, marks: Marks, wi
     rules = [f"start: ({head} thought {marks.written(f'{START}assistant')})? ({' | '.join(parts)})", marks.up_to("thought", ("<|end|>",))]
     if box is not None and layout is not None:
         rules.append(f"calls: {_calls(box, layout, marks)}")
-        rules += [f"a{at}: {_json(_arguments(box, at, bound=wished is not None))}" for at in range(len(box.tools))]
+        rules += _arguments(box, layout, marks, bound=wished is not None)
     if not must:
         rules += [f"final: {final} body", f"body: {_FREE if wished is None else _body(wished)}"]
     param = wished.param if wished is not None and box is None else "tools"
@@ -113,7 +113,8 @@ def _one(box: Toolbox, layout: Layout, marks: Marks, begun: str) -> str:
 def _text_and_calls(box: Toolbox, layout: Layout, marks: Marks) -> list[str]:
     """Text in which calls may stand, each behind the mark; without a mark the answer is calls or begins with no brace."""
     if not layout.mark:
-        return [f"start: calls | {_NO_BRACE}", f"calls: {_calls(box, layout, marks)}"]
+        bracket = _escaped(layout.begin[:1] or layout.head[:1])
+        return [f"start: calls | /[ \\n]*([^ \\n{bracket}](?s:.*))?/", f"calls: {_calls(box, layout, marks)}"]
     several = not box.single
     if layout.begin:
         call = _one(box, layout, marks, "")
@@ -125,9 +126,60 @@ def _text_and_calls(box: Toolbox, layout: Layout, marks: Marks) -> list[str]:
     return [start, marks.up_to("before", (layout.mark,)), "tail: TAIL", marks.without("TAIL", layout.mark)]
 
 
-def _arguments(box: Toolbox, at: int, *, bound: bool) -> dict[str, Any]:
-    """Of a call that the model chose itself, only a strict tool's arguments are bound."""
-    return box.arguments(at).schema if box.must or bound or box.tools[at].function.strict else {"type": "object"}
+def _arguments(box: Toolbox, layout: Layout, marks: Marks, *, bound: bool) -> list[str]:
+    """A rule for each tool's arguments. Of calls that the model chose itself, only a strict tool's JSON is bound."""
+    rules = []
+    for at, tool in enumerate(box.tools):
+        if layout.values is not None:
+            rules += _values(box, at, layout.values, marks)
+        else:
+            follows = box.must or bound or tool.function.strict
+            rules.append(f"a{at}: {_json(box.arguments(at).schema if follows else {'type': 'object'})}")
+    return rules
+
+
+def _values(box: Toolbox, at: int, values: Values, marks: Marks) -> list[str]:
+    """Arguments one by one, those that are required first."""
+    schema = box.arguments(at).schema
+    _check_values(box, at, values, schema)
+    properties = schema.get("properties", {})
+    required = [name for name in schema.get("required", ()) if name in properties]
+    optional = [name for name in properties if name not in required]
+    names = {name: f"a{at}v{number}" for number, name in enumerate((*required, *optional))}
+    between = marks.written(values.between)
+    more = [f"({between} {names[name]})?" for name in optional]
+    if required:
+        rule = " ".join([f" {between} ".join(names[name] for name in required), *more])
+    else:
+        rule = " | ".join([*(" ".join([names[name], *more[number + 1 :]]) for number, name in enumerate(optional)), '""'])
+    return [f"a{at}: {rule}", *(one for name, rule in names.items() for one in _value(schema, name, rule, values, marks))]
+
+
+def _check_values(box: Toolbox, at: int, values: Values, schema: dict[str, Any]) -> None:
+    """BadRequest names what no such list can follow, or cannot write."""
+    where, called = f"tools[{box.place(at)}].function", box.tools[at].function.name
+    if schema.keys() & {"$ref", "anyOf", "oneOf", "allOf"} or schema.get("type", "object") != "object":
+        said = f"{where}.parameters cannot be enforced for this model; they must be an object with properties"
+        raise BadRequest(said, f"{where}.parameters", "unsupported_parameter")
+    if not values.text and not all(values.name.fullmatch(part) for part in called.split(".")):
+        raise BadRequest(f"{where}.name: this model cannot write the name {shown(called)}", f"{where}.name", "unsupported_parameter")
+    odd = next((name for name in schema.get("properties", {}) if not values.name.fullmatch(name)), None)
+    if odd is not None:
+        said = f"{where}.parameters: this model cannot write the name {shown(odd)}"
+        raise BadRequest(said, f"{where}.parameters", "unsupported_parameter")
+
+
+def _value(root: dict[str, Any], name: str, rule: str, values: Values, marks: Marks) -> list[str]:
+    """A string that is written as it is ends where its tag does: of its schema only the choices are followed."""
+    before, after, schema = marks.written(values.before.replace(NAME, name)), marks.written(values.after), root["properties"][name]
+    kinds = types_of(root, name)
+    if not values.text or "string" not in kinds:
+        shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        return [f"{rule}: {before} {_json({**shared, **(schema if isinstance(schema, dict) else {})})} {after}"]
+    choices = schema.get("enum") or ([schema["const"]] if "const" in schema else None) if isinstance(schema, dict) else None
+    if choices and all(isinstance(choice, str) for choice in choices):
+        return [f"{rule}: {before} ({' | '.join(marks.written(choice) or quoted(choice) for choice in choices)}) {after}"]
+    return [f"{rule}: {before} {rule}t", marks.up_to(f"{rule}t", (values.after,))]
 
 
 def _json(schema: Any) -> str:
@@ -179,7 +231,8 @@ def _not_beside_tools(wished: Grammar) -> BadRequest:
 
 
 def _escaped(text: str) -> str:
-    return re.escape(text).replace("/", r"\/")
+    """A part of a regular expression in Lark."""
+    return re.escape(text).replace("/", r"\/").replace("\\\n", _NEWLINE).replace(r"\ ", " ")
 
 
 def quoted(literal: Any) -> str:

@@ -51,6 +51,8 @@ CASES = {
         [("f", {"n": 1}), ("g", {})],
     ),
     "phi": ("phi4_mini_json", 'functools[{"name": "f", "arguments": {"n": 1}}]', "", [("f", {"n": 1})]),
+    "phi, with marks": ("phi4_mini_json", '<|tool_call|>[{"name": "f", "arguments": {"n": 1}}]<|/tool_call|>', "", [("f", {"n": 1})]),
+    "phi, one with marks": ("phi4_mini_json", '<|tool_call|>{"name": "f", "arguments": {}}<|/tool_call|> so', " so", [("f", {})]),
     "phi, text": ("phi4_mini_json", "functools is a module", "functools is a module", []),
     "qwen": (
         "qwen3_coder",
@@ -241,6 +243,8 @@ def test_calls_beyond_one_are_content_in_each_form():
         ("{{ tools }} functools[", "phi4_mini_json", None),
         (f"{{{{ tools }}}} {BEGIN} ```json <｜Assistant｜> </think>", "deepseek_v3", "deepseek_r1"),
         (f"{{{{ tools }}}} {BEGIN}", "deepseek_v31", None),
+        (f"{{{{ tools }}}} {BEGIN} <｜Assistant｜> <think> </think>", "deepseek_v31", "deepseek_v3"),
+        ("{{ '<|tool|>' + tools | tojson + '<|/tool|>' }}", "phi4_mini_json", None),
         ("{{ tools }} [func_name1(a=1)]", "pythonic", None),
         ("{{ tools }} <|python_start|>[func_name1(a=1)]", "llama4_pythonic", None),
         ('{{ tools }} {"name": "", "parameters": {}}', "llama3_json", None),
@@ -255,6 +259,8 @@ def test_the_form_is_read_from_the_template(template, tools, reasoning):
     assert tool_form_of(template, "granite").name == "granite"
 
 
-def test_mistrals_template_says_which_of_its_two_forms_is_enforced():
+def test_a_template_says_which_of_two_forms_is_enforced():
     assert tool_form_of("tools [TOOL_CALLS][ARGS]").layout.head_of("f") == "[TOOL_CALLS]f[ARGS]"
     assert tool_form_of("tools [TOOL_CALLS]").layout.head_of("f").startswith('{"name": "f"')
+    assert tool_form_of("tools <|tool|>").layout.begin == "<|tool_call|>["
+    assert tool_form_of("tools <|tool|> functools").layout.begin == "functools["

@@ -5,6 +5,7 @@ import json
 import pytest
 from llguidance import LLTokenizer
 from pagoda_daemon.answers.forms import TOOL_FORMS
+from pagoda_daemon.answers.wishes import Wish
 from pagoda_daemon.api.openai.requests import ChatRequest, parse
 from pagoda_daemon.api.openai.tool_grammars import NO_MARKS, answer_grammar
 from pagoda_daemon.api.openai.tools import Function, Tool, Toolbox
@@ -12,7 +13,7 @@ from pagoda_daemon.nouns.errors import BadRequest
 from pagoda_daemon.nouns.messages import Grammar
 from pagoda_daemon.structured.compile import matcher_of
 
-FORMATS = {name: form.layout for name, form in TOOL_FORMS.items() if form.layout and not form.layout.single}
+FORMATS = {name: form.layout for name, form in TOOL_FORMS.items() if not form.layout.single and form.layout.values is None}
 BEGIN, SEP, END = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 BYTES = LLTokenizer("byte")
 A = {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "required": ["a"], "additionalProperties": False}
@@ -35,7 +36,7 @@ def called(form, arguments, name="f"):
         "llama3_json": call.replace("arguments", "parameters"),
         "mistral": f"[TOOL_CALLS][{call}]",
         "granite": f"<|tool_call|>[{call}]",
-        "phi4_mini_json": f"functools[{call}]",
+        "phi4_mini_json": f"<|tool_call|>[{call}]<|/tool_call|>",
         "deepseek_v3": f"{BEGIN}function{SEP}{name}\n```json\n{arguments}\n```{END}",
         "deepseek_v31": f"{BEGIN}{name}{SEP}{arguments}{END}",
     }[form]
@@ -152,3 +153,56 @@ def test_fields_of_tools_and_calls_that_nobody_knows_are_ignored():
     request, _ = chat(messages=messages, tools=[tool("g", unheard=[1])], tool_choice=NAMED)
     assert request.box.for_template() == [{"type": "function", "function": {"name": "g"}}]
     assert request.turns()[1]["tool_calls"] == [{"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}]
+
+
+TYPED = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "n": {"type": "integer"}, "u": {"enum": ["c", "f"]}, "o": {"$ref": "#/$defs/o"}},
+    "required": ["city", "n"],
+    "$defs": {"o": {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}},
+}
+
+
+def written(form, **values):
+    """A call of `f` without JSON around its arguments."""
+    if form == "pythonic":
+        return f"[f({', '.join(f'{name}={value}' for name, value in values.items())})]"
+    texts = {name: json.loads(value) if value.startswith('"') else value for name, value in values.items()}
+    if form == "glm45":
+        tags = "".join(f"<arg_key>{name}</arg_key>\n<arg_value>{value}</arg_value>\n" for name, value in texts.items())
+        return f"<tool_call>f\n{tags}</tool_call>"
+    tags = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in texts.items())
+    return f"<tool_call>\n<function=f>\n{tags}</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize("form", ["qwen3_coder", "glm45", "pythonic"])
+def test_arguments_that_are_no_json_object_follow_their_schema_one_by_one(form):
+    layout = TOOL_FORMS[form].layout
+    good = [{"city": '"a < b"', "n": "3"}, {"city": '""', "n": "3", "u": '"c"', "o": '{"a": 1}'}, {"city": '"x"', "n": "3", "o": "{}"}]
+    bad = [{"city": '"x"'}, {"city": '"x"', "n": "y"}, {"city": '"x"', "n": "3", "u": '"x"'}, {"city": '"x"', "n": "3", "o": '{"b": 1}'}]
+    for options in ({"must": True}, {}):
+        grammar = answer_grammar(Toolbox((Tool("function", Function("f", parameters=TYPED, strict=True)),), **options), layout)
+        for values in good:
+            assert follows(grammar, written(form, **values)), values
+            parser = TOOL_FORMS[form].parser(Wish(parameters={"f": TYPED}))
+            events = [*parser.push(written(form, **values)), *parser.finish()]
+            assert json.loads("".join(event.text for event in events[1:])) == {name: json.loads(value) for name, value in values.items()}
+        for values in bad:
+            assert not follows(grammar, written(form, **values)), values
+        assert follows(grammar, "text") is not options.get("must", False)
+    assert follows(answer_grammar(box(None, must=True), layout), written(form))
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "parameters", "param"),
+    [
+        ("qwen3_coder", "f", {"anyOf": [{"type": "object"}]}, "tools[0].function.parameters"),
+        ("glm45", "f", {"type": "object", "properties": {"a<b": {}}}, "tools[0].function.parameters"),
+        ("pythonic", "f", {"type": "object", "properties": {"a-b": {}}}, "tools[0].function.parameters"),
+        ("pythonic", "f-g", None, "tools[0].function.name"),
+    ],
+)
+def test_what_such_a_form_cannot_write_is_refused_by_name(form, name, parameters, param):
+    with pytest.raises(BadRequest) as caught:
+        answer_grammar(Toolbox((Tool("function", Function(name, parameters=parameters)),), must=True), TOOL_FORMS[form].layout)
+    assert caught.value.param == param

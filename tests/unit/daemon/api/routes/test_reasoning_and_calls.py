@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 import httpx
 import openai
 import pytest
-from llguidance import LLTokenizer
 from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_daemon.api.http.app import Parts, application
 from pagoda_daemon.api.routes.admission import Admission
@@ -16,9 +15,10 @@ from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.metrics import Counts, Exposition
 from pagoda_daemon.nouns.messages import Ready, RowOutput, TokenLogprob
 from pagoda_daemon.structured.compile import matcher_of
+from pagoda_daemon.structured.vocabulary import read_vocabulary
 from pagoda_daemon.text.template_worker import environment
 from pagoda_daemon.text.tokens import ModelText
-from support.engine.toy_model import EOS, tiny_model_dir
+from support.engine.toy_model import EOS, VOCAB, tiny_model_dir
 
 HI = [{"role": "user", "content": "hi"}]
 TURNS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if tools %}{{ tools | length }} tools\n{% endif %}assistant\n"
@@ -27,9 +27,9 @@ OPENING = TURNS + "{% if enable_thinking is not defined or enable_thinking %}<th
 CODER = TURNS + "{# <tool_call> <function= <parameter= #}"
 HARMONY = "{% for m in messages %}{{ m.content }}{% endfor %}<|start|>assistant{# tools <|channel|> <|message|> #}"
 HARMONY_MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>")
+MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 PARAMETERS = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
 CALL = '<tool_call>\n{"name": "f", "arguments": {"n": 1}}\n</tool_call>'
-BYTES = LLTokenizer("byte")
 
 
 def tool(name="f", **more):
@@ -72,8 +72,8 @@ class Rendering:
 class Judge:
     """What the client makes of the answers of one model."""
 
-    def __init__(self, engine, text, client):
-        self.engine, self.text, self.client = engine, text, client
+    def __init__(self, engine, text, client, vocabulary):
+        self.engine, self.text, self.client, self.vocabulary = engine, text, client, vocabulary
 
     def says(self, answer, cut=None):
         ids = self.text.word_ids(answer)
@@ -105,25 +105,24 @@ class Judge:
     def bound(self):
         """The grammar of the last request, as the engine follows it."""
         grammar = self.engine.submitted[-1].grammar
-        return None if grammar is None else lambda text: follows(grammar, text)
+        return None if grammar is None else lambda text: self._follows(grammar, text)
 
-
-def follows(grammar, text):
-    matcher = matcher_of(BYTES, grammar.kind, grammar.text)
-    tokens = BYTES.tokenize_str(text)
-    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+    def _follows(self, grammar, text):
+        matcher = matcher_of(self.vocabulary, grammar.kind, grammar.text)
+        tokens = self.text.word_ids(text)
+        return matcher.try_consume_tokens(list(tokens)) == len(tokens) and matcher.is_accepting()
 
 
 @pytest.fixture
 def model(tmp_path):
     @asynccontextmanager
-    async def made(template, marks=(), **parsers):
+    async def made(template, marks=(), special=True, **parsers):
         folder = tiny_model_dir(tmp_path / "model")
         config = json.loads((folder / "tokenizer.json").read_text())
         for number, mark in enumerate(marks, 300):
             del config["model"]["vocab"][f"Ġw{number}"]
             config["model"]["vocab"][mark] = number
-            config["added_tokens"].append({**config["added_tokens"][0], "id": number, "content": mark})
+            config["added_tokens"].append({**config["added_tokens"][0], "id": number, "content": mark, "special": special})
         config["added_tokens"].sort(key=lambda token: token["id"])
         (folder / "tokenizer.json").write_text(json.dumps(config))
         (tmp_path / "template.jinja").write_text(template)
@@ -134,7 +133,7 @@ def model(tmp_path):
         app = application(Parts(replica, Admission(replica), generator, Exposition("m", replica, generator.counts), ("m",), "0"))
         http = httpx.AsyncClient(transport=httpx.ASGITransport(app))
         async with openai.AsyncOpenAI(base_url="http://replica/v1", api_key="none", max_retries=0, http_client=http) as client:
-            yield Judge(engine, text, client)
+            yield Judge(engine, text, client, read_vocabulary((folder / "tokenizer.json").read_text(), VOCAB))
 
     return made
 
@@ -224,9 +223,14 @@ async def test_stop_strings_logprobs_and_choices_stay_right(model):
         assert len(scored) == total + 1
 
 
-async def test_a_format_binds_what_comes_after_the_reasoning(model):
+# How the marks are in the vocabulary: as their characters, as special tokens, or as tokens of text (as Qwen3 has them).
+VOCABULARIES = pytest.mark.parametrize(("marks", "special"), [((), True), (MARKS, True), (MARKS, False)], ids=["none", "special", "text"])
+
+
+@VOCABULARIES
+async def test_a_format_binds_what_comes_after_the_reasoning(model, marks, special):
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": PARAMETERS}}
-    async with model(OPENING) as judge:
+    async with model(OPENING, marks, special) as judge:
         judge.says('Hm.</think>{"n": 1}')
         assert (await judge.whole(response_format=form)).choices[0].message.content == '{"n": 1}'
         follows = judge.bound()
@@ -237,8 +241,9 @@ async def test_a_format_binds_what_comes_after_the_reasoning(model):
         assert judge.bound()('Hm.</think>{"n": 1}')
 
 
-async def test_where_the_model_may_think_a_format_binds_either_way(model):
-    async with model(QWEN) as judge:
+@VOCABULARIES
+async def test_where_the_model_may_think_a_format_binds_either_way(model, marks, special):
+    async with model(QWEN, marks, special) as judge:
         judge.says("1")
         for body, good, bad in (
             ({"guided_choice": ["yes", "no"]}, "yes", "ye"),
@@ -260,8 +265,9 @@ async def test_where_the_model_may_think_a_format_binds_either_way(model):
         assert caught.value.param == "guided_grammar"
 
 
-async def test_required_calls_follow_the_reasoning(model):
-    async with model(OPENING) as judge:
+@VOCABULARIES
+async def test_required_calls_follow_the_reasoning(model, marks, special):
+    async with model(OPENING, marks, special) as judge:
         judge.says(f"Hm.</think>{CALL}")
         answer = await judge.whole(tools=[tool()], tool_choice="required")
         message = answer.choices[0].message
@@ -275,8 +281,9 @@ async def test_required_calls_follow_the_reasoning(model):
         assert not judge.bound()("Hm.</think>Yes.")
 
 
-async def test_calls_of_strict_tools_follow_their_schemas_and_text_is_free(model):
-    async with model(OPENING) as judge:
+@VOCABULARIES
+async def test_calls_of_strict_tools_follow_their_schemas_and_text_is_free(model, marks, special):
+    async with model(OPENING, marks, special) as judge:
         judge.says("</think>Yes")
         loose = CALL.replace('"f"', '"g"').replace('"n"', '"m"')
         await judge.whole(tools=[tool(strict=True), tool("g")], parallel_tool_calls=False)
@@ -310,22 +317,21 @@ async def test_allowed_tools_are_the_only_ones_that_can_be_called_and_the_model_
             assert caught.value.param == "tool_choice.allowed_tools.tools"
 
 
-async def test_a_form_without_a_grammar_cannot_be_enforced_and_says_which_field_asks_for_it(model):
+async def test_a_form_without_json_is_read_by_the_schema_and_enforced(model):
+    call = "<tool_call>\n<function=f>\n<parameter=n>\n{}\n</parameter>\n</function>\n</tool_call>"
     async with model(CODER) as judge:
-        judge.says("<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>")
+        judge.says(call.format(1))
         message = (await judge.whole(tools=[tool()])).choices[0].message
         assert message.tool_calls[0].function.arguments == '{"n": 1}'
-        allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]}}
-        for fields, param in (
-            ({"tool_choice": "required"}, "tool_choice"),
-            ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-            ({"tool_choice": allowed}, "tool_choice.allowed_tools"),
-            ({"tools": [tool("g"), tool(strict=True)]}, "tools[1].function.strict"),
-            ({"response_format": {"type": "json_object"}}, "tools"),
-        ):
-            with pytest.raises(openai.BadRequestError, match="qwen3_coder") as caught:
-                await judge.whole(**{"tools": [tool()], **fields})
-            assert caught.value.param == param
+        await judge.whole(tools=[tool()], tool_choice={"type": "function", "function": {"name": "f"}})
+        assert judge.bound()(call.format(1))
+        assert not judge.bound()(call.format("x"))
+        with pytest.raises(openai.BadRequestError) as caught:
+            await judge.whole(
+                tools=[tool("g"), {"type": "function", "function": {**tool()["function"], "parameters": {"anyOf": [{}]}}}],
+                tool_choice="required",
+            )
+        assert caught.value.param == "tools[1].function.parameters"
 
 
 @pytest.mark.parametrize("marks", [(), HARMONY_MARKS])
@@ -340,13 +346,15 @@ async def test_gpt_oss_has_reasoning_calls_and_content_in_channels(model, marks)
         found, reason, usage = await judge.streamed(tools=[tool()])
         assert (found, reason) == ({"reasoning": "Hm.", "content": "", "calls": [["f", '{"n": 1}']]}, "tool_calls")
         assert usage.completion_tokens_details.reasoning_tokens == 3
-        if not marks:  # a grammar over bytes knows no special tokens
-            call = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"n": 1}'
-            await judge.whole(tools=[tool()], tool_choice="required")
-            assert judge.bound()(f"{thought}{call}")
-            assert judge.bound()(call)
-            assert not judge.bound()(f"{thought}<|channel|>final<|message|>Yes.")
-            await judge.whole(response_format={"type": "json_object"}, tools=[tool()])
-            assert judge.bound()(f'{thought}<|channel|>final<|message|>{{"a": 1}}')
-            assert judge.bound()(f"{thought}{call}")
-            assert not judge.bound()(f"{thought}<|channel|>final<|message|>Yes.")
+        call = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"n": 1}'
+        await judge.whole(tools=[tool()], tool_choice="required")
+        assert judge.bound()(f"{thought}{call}")
+        assert judge.bound()(call)
+        assert not judge.bound()(f"{thought}<|channel|>final<|message|>Yes.")
+        await judge.whole(response_format={"type": "json_object"}, tools=[tool()])
+        assert judge.bound()(f'{thought}<|channel|>final<|message|>{{"a": 1}}')
+        assert judge.bound()(f"{thought}{call}")
+        assert not judge.bound()(f"{thought}<|channel|>final<|message|>Yes.")
+        await judge.whole(tools=[tool(strict=True)])
+        assert judge.bound()(f"{thought}<|channel|>final<|message|>Yes.")
+        assert not judge.bound()(call.replace("1", '"x"'))
