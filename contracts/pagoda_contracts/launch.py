@@ -30,6 +30,23 @@ def _later(description: str) -> Any:
     return Field(default=None, description=description, json_schema_extra={"later": True})
 
 
+ToolParser = Literal[
+    "hermes",
+    "llama3_json",
+    "mistral",
+    "pythonic",
+    "llama4_pythonic",
+    "qwen3_coder",
+    "deepseek_v3",
+    "deepseek_v31",
+    "glm45",
+    "granite",
+    "phi4_mini_json",
+    "openai",
+]
+ReasoningParser = Literal["deepseek_r1", "deepseek_v3", "qwen3", "glm45", "granite", "mistral", "openai_gptoss", "none"]
+
+
 class ModelConfig(_Section):
     """Where the model's files are in the pod, and the names it answers to."""
 
@@ -61,8 +78,11 @@ class EngineConfig(_Section):
         ge=0,
         description="Seeds of requests without a `seed`, in the order of their arrival, follow from this one; random where absent.",
     )
-    tool_parser: Literal["hermes", "llama3_json", "mistral"] | None = Field(
+    tool_parser: ToolParser | None = Field(
         default=None, description="How the model writes tool calls; read from its chat template where absent."
+    )
+    reasoning_parser: ReasoningParser | None = Field(
+        default=None, description="How the model marks its reasoning; read from its chat template where absent. none: all is content."
     )
     kv_dtype: Literal["bfloat16", "float8", "int8"] | None = _later("Type of keys and values.")
     kv_memory_fraction: float | None = Field(

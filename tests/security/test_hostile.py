@@ -24,7 +24,7 @@ from support.clients import hostile_calls
 from support.clients.hostile_requests import KEY_CANARY, PROMPT_CANARY, Hostile, hostile_requests
 from support.engine.constrained import BOMBS, SLOW_BOMBS
 from support.engine.toy_model import VOCAB
-from support.judges.refusals import LEAK, error_of
+from support.judges.refusals import LEAK, error_of, message_error_of
 from support.servers.local_replica import texts
 from support.servers.real_replica import real_config
 from support.servers.replica import NAME, PATIENCE_S, Replica, replica_config, start_replica
@@ -64,7 +64,7 @@ def verdict(hostile: Hostile, answer: httpx.Response) -> str | None:
     if answer.status_code >= 500:
         return f"{answer.status_code} {answer.text}"
     if answer.status_code >= 400 and hostile.method != "HEAD":
-        error_of(answer.json())
+        (message_error_of if hostile.path.startswith("/v1/messages") else error_of)(answer.json())
     return leaks(hostile, answer)
 
 
@@ -155,16 +155,19 @@ def test_thousands_of_hostile_requests_leave_a_replica_as_it_was(tmp_path: Path,
 
 
 @pytest.mark.deep
-def test_a_real_model_under_hostile_requests_fails_at_nothing_that_a_client_did(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The simulated device computes no logits: what only a sampler refuses shows here."""
+def test_a_real_model_under_hostile_requests_fails_at_nothing_that_a_client_did(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], pytestconfig: pytest.Config
+) -> None:
+    """The simulated device computes no logits: what only a sampler refuses shows here. With --all every request is sent."""
+    most, others = (None, OTHERS) if pytestconfig.getoption("--all") else (AT_A_REAL_ONE, 50)
     with start_replica(real_config(tmp_path)) as replica:
         base_url, engine, logged = f"http://{replica.http}", replica.engine_pid(), len(replica.lines)
-        statuses, routes, wrong = asyncio.run(attack(base_url, OTHERS, AT_A_REAL_ONE))
+        statuses, routes, wrong = asyncio.run(attack(base_url, OTHERS, most))
         assert wrong == []
-        assert sum(statuses.values()) == AT_A_REAL_ONE
+        assert sum(statuses.values()) >= (most or LEAST)
         assert routes.keys() >= endpoints(base_url)
         assert min(statuses[200], statuses[400]) > AT_A_REAL_ONE / 40
-        ends, faults = asyncio.run(hostile_calls.attack(replica.grpc, 50, SEED))
+        ends, faults = asyncio.run(hostile_calls.attack(replica.grpc, others, SEED))
         assert faults == []
         assert ends["OK"] > 100
         for fields, named in CONTRADICTIONS:

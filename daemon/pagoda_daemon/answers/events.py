@@ -50,6 +50,23 @@ class AnswerParser(Protocol):
         ...
 
 
+class Thinker(AnswerParser, Protocol):
+    """A parser that tells where in the answer, in characters, the reasoning under way begins, and up to where it is certain."""
+
+    since: int
+    reach: int
+
+    @property
+    def done(self) -> bool:
+        """Whether no reasoning follows."""
+        ...
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the text so far ends in reasoning, or may."""
+        ...
+
+
 class PlainText:
     """The parser of an answer that is content only."""
 

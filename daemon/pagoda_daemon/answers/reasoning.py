@@ -18,20 +18,24 @@ Start = Literal["inside", "outside", "open"]
 
 @dataclass(frozen=True)
 class ReasoningForm:
-    """The two marks. `always`: the model thinks even if neither the prompt nor the answer has the first mark."""
+    """The two marks, in each of their spellings. `always`: the model thinks even if nothing has the first mark."""
 
     name: str
-    begin: str
-    end: str
+    begins: tuple[str, ...]
+    ends: tuple[str, ...]
     always: bool = False
+
+    def opened(self, text: str) -> bool:
+        """Whether the last mark in `text` is a first one."""
+        return max(map(text.rfind, self.begins)) > max(map(text.rfind, self.ends))
 
 
 def starts_in(form: ReasoningForm, prompt_end: str) -> Start:
     """Decides by the prompt: a template that opens or closes the thinking block itself ends with a mark."""
     end = prompt_end.rstrip()
-    if end.endswith(form.end):
+    if end.endswith(form.ends):
         return "outside"
-    return "inside" if form.always or end.endswith(form.begin) else "open"
+    return "inside" if form.always or end.endswith(form.begins) else "open"
 
 
 class ReasoningParser:
@@ -43,9 +47,13 @@ class ReasoningParser:
         self._text = ""
         self._step = {"inside": self._first, "open": self._first, "outside": self._after}[start]
         self._open = start == "open"
+        self._pushed = 0
+        self.since = 0  # where the reasoning begins, in characters of the answer
+        self.reach = 0  # up to where it is certain
 
     def push(self, text: str) -> list[Event]:
         self._text += text
+        self._pushed += len(text)
         return self._step()
 
     def finish(self) -> list[Event]:
@@ -57,32 +65,33 @@ class ReasoningParser:
 
     @property
     def thinking(self) -> bool:
-        """Whether the text so far ends in reasoning."""
-        return self._step == self._inside or (self._step == self._first and not self._open)
+        """Whether the text so far ends in reasoning, or may."""
+        return self._step != self._after
+
+    @property
+    def done(self) -> bool:
+        return self._step == self._after
 
     def _first(self) -> list[Event]:
         """The first mark, which a model may also write if the prompt has it already."""
         begin = self._text.lstrip()
-        if len(begin) < len(self._form.begin) and self._form.begin.startswith(begin):
+        if any(len(begin) < len(mark) and mark.startswith(begin) for mark in self._form.begins):
             return []
-        if begin.startswith(self._form.begin):
-            self._text, self._open = begin[len(self._form.begin) :], False
+        if (mark := next((mark for mark in self._form.begins if begin.startswith(mark)), None)) is not None:
+            self._text, self._open = begin[len(mark) :], False
+            self.since = self.reach = self._pushed - len(self._text)
         self._step = self._after if self._open else self._inside
         return self._step()
 
     def _inside(self) -> list[Event]:
-        thought, mark, after = self._text.partition(self._form.end)
-        if mark:
-            self._text, self._step = after, self._after
-            return [*_reasoning(thought), *(self._after() if after else ())]
-        keep = len(thought) - overlap(thought, self._form.end)
-        self._text = thought[keep:]
-        return _reasoning(thought[:keep])
+        found = min(((at, mark) for mark in self._form.ends if (at := self._text.find(mark)) >= 0), default=None)
+        keep = len(self._text) - max(overlap(self._text, mark) for mark in self._form.ends) if found is None else found[0]
+        thought, self._text = self._text[:keep], self._text[keep:]
+        self.reach = self._pushed - len(self._text)
+        if found is not None:
+            self._text, self._step = self._text[len(found[1]) :], self._after
+        return [*([Reasoning(thought)] if thought else ()), *(self._after() if found is not None and self._text else ())]
 
     def _after(self) -> list[Event]:
         text, self._text = self._text, ""
         return self._then.push(text)
-
-
-def _reasoning(text: str) -> list[Event]:
-    return [Reasoning(text)] if text else []

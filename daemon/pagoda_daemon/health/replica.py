@@ -81,6 +81,7 @@ class Replica:
     phase: Phase = Phase.PHASE_STARTING
     listening: bool = True
     in_flight: int = 0
+    turned_away: int = 0  # before the engine heard of them: too many requests, or too many bytes of them, were held
     preparations: Preparations = field(default_factory=Preparations)
     loop_beat: float = 0.0
     engine_beat: float = 0.0

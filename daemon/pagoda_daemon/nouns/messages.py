@@ -116,6 +116,15 @@ class Residence(msgspec.Struct, frozen=True, array_like=True):
     gap_sum: float = 0.0
 
 
+class Computed(msgspec.Struct, frozen=True, array_like=True):
+    """What all steps computed: tokens fed, tokens sampled, tokens of KV that rows looked back at, and pairs of query and key."""
+
+    tokens: int = 0
+    sampled: int = 0
+    read: int = 0
+    pairs: int = 0
+
+
 class Tally(msgspec.Struct, frozen=True, array_like=True):
     """What the engine counted since it began, by the buckets of the contracts' metrics of these names; empty: nothing yet. `deferred` is
     of now: answers that wait for the prompt which another one of their request computes."""
@@ -127,6 +136,7 @@ class Tally(msgspec.Struct, frozen=True, array_like=True):
     corrupted: int = 0
     deferred: int = 0
     residence: Residence = Residence()
+    computed: Computed = Computed()
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):

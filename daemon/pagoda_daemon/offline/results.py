@@ -76,7 +76,7 @@ def _choice(deltas: Sequence[Delta], spell: Spell) -> Choice:
     scored = (one for delta in deltas for one in delta.piece.scored)
     return Choice(
         "".join(delta.piece.text for delta in deltas),
-        tuple(token_id for delta in deltas for token_id in delta.token_ids),
+        tuple(token_id for delta in deltas for token_id in delta.piece.token_ids),
         deltas[-1].finish_reason or "stop",
         tuple(_logprob(one.token_id, one.logprob, spell) for one in scored if one.logprob is not None),
     )

@@ -71,7 +71,7 @@ def _asked(fields: dict[str, Any], kind: type[ChatRequest | CompletionRequest]) 
     def ask(request_id: str, text: ModelText, limits: Ready) -> Submission:
         ignored: list[str] = []
         _check_characters(fields)
-        request = requests.of_fields({"model": _MODEL, **fields}, kind, ignored)
+        request = requests.of_fields({"model": _MODEL, "return_token_ids": True, **fields}, kind, ignored)
         if ignored:
             warnings.warn(f"these fields are not known and have no effect: {', '.join(ignored)}", stacklevel=2)
         (job,) = generation.submissions(request, request_id, text, limits)

@@ -31,7 +31,7 @@ _MAX_PORT: Final = 65535
 _SOURCE: Final = re.compile(r"(hf|s3|gs|oci)://.+|[\w.-]+/[\w.-]+")
 _KEYS: Final = "api-keys"
 # What people type who come from vLLM, and that has no effect here: said, not silently taken.
-_NOT_BUILT: Final = ("--tensor-parallel-size", "--enable-lora", "--reasoning-parser")
+_NOT_BUILT: Final = ("--tensor-parallel-size", "--enable-lora")
 
 
 _LISTS: Final = (
@@ -88,6 +88,7 @@ FLAGS: Final = (
     Flag("--quantization", "engine.quantization", "type of the weights' matrices", choices=("int8", "fp8", "int4", "nvfp4")),
     Flag("--kv-cache-dtype", "engine.kvDtype", "type of keys and values", choices=("auto", "bfloat16", "float8", "int8")),
     Flag("--tool-call-parser", "engine.toolParser", "how the model writes tool calls (default: by its chat template)"),
+    Flag("--reasoning-parser", "engine.reasoningParser", "how the model marks its reasoning, or none (default: by its chat template)"),
     Flag("--chat-template", "model.chatTemplate", "file with a Jinja template that replaces the model's"),
     Flag("--seed", "engine.seed", "makes the random seeds of requests the same after each start", int),
     Flag("--ssl-certfile", "listen.tls.certFile", "certificate in PEM with its chain; the HTTP port is encrypted then"),

@@ -258,7 +258,7 @@ class State:
             self.slow.add(self._slow(flight, took_ms))
         self.step_cost.observe(flight.tokens, flight.context, took_ms)
         if flight.plan.rows.size:
-            self.steps.add(flight.plan.tokens, took_ms / 1000)
+            self.steps.add(flight.plan, flight.context, took_ms / 1000)
         self.landed_ms = now_ms
         return flight
 

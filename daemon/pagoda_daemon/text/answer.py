@@ -23,10 +23,12 @@ class Scored(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Text that is final, and the tokens that it is made of where log-probabilities are wanted."""
+    """Text that is final, and the tokens that it is made of where log-probabilities are wanted. `token_ids` are those that came with it,
+    if the request asks for ids."""
 
     text: str
     scored: tuple[Scored, ...] = ()
+    token_ids: tuple[int, ...] = ()
 
 
 class AnswerText:
@@ -44,6 +46,11 @@ class AnswerText:
     @property
     def stopped(self) -> bool:
         return self._stops.stopped
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended the answer."""
+        return self._stops.matched
 
     def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> Piece:
         """What became final with these tokens; nothing once stopped."""

@@ -143,6 +143,13 @@ class ModelText:
         added = self._tokenizer.get_added_tokens_decoder()
         return found if found in added and added[found].special else None
 
+    def mark_id(self, token: str) -> int | None:
+        """The id by which a grammar names a token: a special one, or an added one in angle brackets, which the grammar library takes for
+        special as well (Qwen3's `</think>` is of that kind). None where `token` is plain text to it."""
+        found = self._tokenizer.token_to_id(token)
+        added = self._tokenizer.get_added_tokens_decoder()
+        return found if found in added and (added[found].special or (token[0] == "<" and token[-1] == ">")) else None
+
     def named_id(self, name: str) -> int | None:
         """The id of a token that the model has under a name such as bos_token; None where it has none."""
         token = self._special.get(name)

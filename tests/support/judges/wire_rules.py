@@ -105,7 +105,7 @@ def _object_breaks(where: str, old: Body, new: Body) -> Iterator[str]:
         now = new.get("properties", {}).get(name)
         if now is None:
             yield f"{where}{name} is gone"
-        elif _meaning(part) != _meaning(now):
+        elif not _holds(_meaning(part), _meaning(now)):
             yield f"{where}{name} was {_meaning(part)}, is {_meaning(now)}"
     for name in sorted(set(new.get("required", ())) - set(old.get("required", ()))):
         yield f"{where}{name} is demanded, and was not"
@@ -113,6 +113,17 @@ def _object_breaks(where: str, old: Body, new: Body) -> Iterator[str]:
         yield f"{where}{name} may be left out, which a reader of before refuses"
     if old.get("additionalProperties") != new.get("additionalProperties"):
         yield f"{where or 'the whole '}takes other unknown fields than before"
+
+
+def _holds(old: Any, new: Any) -> bool:
+    """Whether `new` says all that `old` said. An enum may grow: who writes a value of it that is new knows the reader."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return set(old) == set(new) and all(
+            set(old[name]) <= set(new[name]) if name == "enum" else _holds(old[name], new[name]) for name in old
+        )
+    if isinstance(old, list) and isinstance(new, list):
+        return len(old) == len(new) and all(map(_holds, old, new))
+    return bool(old == new)
 
 
 def _meaning(part: Any) -> Any:

@@ -101,6 +101,8 @@ def engine(schema):
     [
         (lambda schema: engine(schema)["properties"].pop("blockSize"), "EngineConfig.blockSize is gone"),
         (lambda schema: engine(schema)["properties"].update(blockSize={"type": "string"}), "EngineConfig.blockSize was"),
+        (lambda schema: engine(schema)["properties"]["toolParser"]["anyOf"][0]["enum"].remove("hermes"), "EngineConfig.toolParser was"),
+        (lambda schema: schema["properties"]["engine"]["default"].update(other=1), "engine was"),
         (lambda schema: engine(schema).update(required=["blockSize"]), "EngineConfig.blockSize is demanded, and was not"),
         (lambda schema: schema.update(required=[]), "model may be left out, which a reader of before refuses"),
         (lambda schema: schema["$defs"].pop("AuthConfig"), "AuthConfig is gone"),

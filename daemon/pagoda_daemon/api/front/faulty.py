@@ -10,6 +10,7 @@ import itertools
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -24,7 +25,7 @@ from pagoda_daemon.text.tokens import ModelText
 log = structlog.get_logger()
 
 MakeClient = Callable[[subprocess.Popen[bytes], Wires, Replica], EngineClient]
-MakeText = Callable[[Path, str | None, Path | None], ModelText]
+MakeText = Callable[[Path, str | None, Path | None, str | None], ModelText]
 
 
 def faulty_parts(testing: TestingConfig | None) -> tuple[MakeClient, MakeText]:
@@ -33,7 +34,7 @@ def faulty_parts(testing: TestingConfig | None) -> tuple[MakeClient, MakeText]:
     blocks = {fault.at_step: fault.kind for fault in faults if fault.kind in ("block", "freeze")}
     stalls = {fault.at_step for fault in faults if fault.kind == "stall"}
     client: MakeClient = (lambda process, wires, replica: FaultyClient(process, wires, replica, blocks)) if blocks else EngineClient
-    text: MakeText = (lambda directory, parser, template: StallingText(directory, parser, template, stalls)) if stalls else ModelText
+    text: MakeText = partial(StallingText, at=stalls) if stalls else ModelText
     return client, text
 
 
@@ -63,8 +64,10 @@ class FaultyClient(EngineClient):
 class StallingText(ModelText):
     """Its detokenisers read so many tokens, all answers counted together, and at a marked one never return."""
 
-    def __init__(self, directory: Path, tool_parser: str | None, chat_template: Path | None, at: Iterable[int]) -> None:
-        super().__init__(directory, tool_parser, chat_template)
+    def __init__(
+        self, directory: Path, tool_parser: str | None, chat_template: Path | None, reasoning_parser: str | None, *, at: Iterable[int]
+    ) -> None:
+        super().__init__(directory, tool_parser, chat_template, reasoning_parser)
         self._at = frozenset(at)
         self._read = itertools.count()
 

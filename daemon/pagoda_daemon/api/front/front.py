@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import structlog
@@ -41,9 +42,10 @@ from pagoda_daemon.api.routes.generation import Generator as TextGenerator
 from pagoda_daemon.engine.client import EngineLink
 from pagoda_daemon.health.deep_check import DeepChecks
 from pagoda_daemon.health.replica import Limits, ProbeServer, Replica, keep_beating
-from pagoda_daemon.metrics import Build, Counts, Exposition, Slo
+from pagoda_daemon.metrics import Build, Counts, Exposition, ModelWork, Slo
 from pagoda_daemon.nouns.errors import ConfigRejected, DaemonError, Draining, EngineDied
 from pagoda_daemon.process.settings import Settings
+from pagoda_daemon.text.files import read_json
 from pagoda_daemon.text.tokens import ModelText
 
 log = structlog.get_logger()
@@ -172,12 +174,16 @@ class Front:
         every_s = parse_duration((config.health or HealthConfig()).deep_probe_every)
         self._deep_checks = DeepChecks(self._engine, text, self.replica, every_s)
         build = Build(self._settings.version, config.revision)
-        exposition = Exposition(config.model.served_names[0], self.replica, counts, build)
+        exposition = Exposition(config.model.served_names[0], self.replica, counts, build, self._work)
         generator = TextGenerator(self._engine, text, counts)
         said = (config.model.served_names, self._settings.version, config.revision, self._guard, self._settings.ping_after_s)
         return Parts(
             self.replica, self._admission, generator, exposition, *said, self._web, None if self._tracing is None else self._tracing.tell
         )
+
+    def _work(self) -> ModelWork | None:
+        config = self._settings.config
+        return ModelWork.of(read_json(Path(config.model.path) / "config.json", required=False), config.engine)
 
     async def _start_grpc(self, parts: Parts) -> int:
         listen = self._settings.config.listen

@@ -89,7 +89,8 @@ async def _serve(settings: Settings, process: subprocess.Popen[bytes], addresses
         return engines[0]
 
     template = None if config.model.chat_template is None else Path(config.model.chat_template)
-    read_text = partial(text, Path(config.model.path), config.engine.tool_parser, template)
+    parsers = config.engine.tool_parser, template, config.engine.reasoning_parser
+    read_text = partial(text, Path(config.model.path), *parsers)
     front = Front(settings, Backing(engine, read_text, tidy=lambda: _tidy(settings, process)))
     for number in _STOPS:
         loop.add_signal_handler(number, front.stop)

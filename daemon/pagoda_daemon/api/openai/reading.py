@@ -7,29 +7,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple
 
 from msgspec import structs
 
-from pagoda_daemon.answers.events import AnswerParser, PlainText
-from pagoda_daemon.answers.forms import REASONING_FORMS, TOOL_FORMS, ToolForm, reasoning_form_of, tool_form_of
+from pagoda_daemon.answers import harmony
+from pagoda_daemon.answers.events import AnswerParser, PlainText, Thinker
+from pagoda_daemon.answers.forms import TOOL_FORMS, ToolForm, is_harmony, reasoning_form_of, tool_form_of
+from pagoda_daemon.answers.harmony import Harmony
 from pagoda_daemon.answers.reasoning import ReasoningForm, ReasoningParser, Start, starts_in
 from pagoda_daemon.answers.wishes import Shape, Wish
 from pagoda_daemon.api.openai.requests import ChatRequest
-from pagoda_daemon.api.openai.tool_grammars import answer_grammar
+from pagoda_daemon.api.openai.tool_grammars import Marks, after_reasoning, answer_grammar, harmony_grammar
 from pagoda_daemon.api.openai.tools import Toolbox
 from pagoda_daemon.nouns.errors import BadRequest
 from pagoda_daemon.nouns.messages import Grammar
 from pagoda_daemon.text.tokens import ModelText
 
-_PROMPT_END = 32  # tokens of the prompt's end that may hold a mark
+_PROMPT_END: Final = 32  # tokens of the prompt's end that may hold a mark
 
 
 @dataclass(frozen=True)
 class Reading:
-    """`parser` makes the parser of one answer. `must`: the answer is nothing but calls. `named`: the client chose the function itself.
-    `grammar` binds the answer's text. `marks`: the parser needs marks that are special tokens, so they stay in the text."""
+    """`parser` makes the parser of one answer, `thinker` one that tells where its reasoning is; None if it has none. `must`: the answer is
+    nothing but calls. `named`: the client chose the function itself. `grammar` binds the answer's text. `marks`: the parser needs marks
+    that are special tokens, so they stay in the text."""
 
     parser: Callable[[], AnswerParser] = PlainText
+    thinker: Callable[[], Thinker] | None = None
     form: ToolForm | None = None
     must: bool = False
     named: bool = False
@@ -41,12 +47,20 @@ class Reading:
         return (self.form or TOOL_FORMS["hermes"]).call_id(request_id, choice, number)
 
 
-PLAIN = Reading()
+PLAIN: Final = Reading()
+
+
+class _Thinking(NamedTuple):
+    """How the model thinks in this answer: by marks, from a start; `harmony` is the prompt's end if its answers are GPT-OSS's."""
+
+    form: ReasoningForm | None = None
+    start: Start = "outside"
+    harmony: str | None = None
 
 
 def tool_form(text: ModelText) -> ToolForm:
     """BadRequest if it is not known how this model writes calls."""
-    form = TOOL_FORMS.get(text.tool_parser or "") or tool_form_of(text.template)
+    form = tool_form_of(text.template, text.tool_parser)
     if form is None:
         raise BadRequest("this model's chat template has no tools in a way that is known here", "tools", "unsupported_parameter")
     return form
@@ -56,40 +70,70 @@ def reading_of(request: ChatRequest, prompt: Sequence[int], wished: Grammar | No
     """Returns how the answers to `request` are read. `prompt` is the conversation's, `wished` the grammar of a format that it asks for."""
     box = request.box
     form = None if box is None else tool_form(text)
-    content = PlainText if form is None or box is None else _calls(form, box, formatted=wished is not None)
-    grammar = wished if form is None or box is None else _grammar(form, box, wished, text)
-    thinks = REASONING_FORMS.get(text.reasoning_parser or "") or reasoning_form_of(text.template)
-    parser = content if thinks is None else _thinking(thinks, _start(thinks, request, prompt, text), content)
-    needed = (*(form.marks if form else ()), *((thinks.begin, thinks.end) if thinks else ()))
-    marks = any(text.special_id(mark) is not None for mark in needed)
-    return Reading(parser, form, bool(box and box.must), bool(box and box.named), marks, grammar)
+    thinking = _thinking(request, prompt, text)
+    needed = _marks(form, thinking)
+    marks = Marks.of(needed, text.mark_id)
+    bound = _grammar(box, form, wished, thinking, marks)
+    grammar = None if bound is None else structs.replace(bound, eos=text.stop_ids)
+    parser, thinker = _parsers(thinking, None if box is None else _wish(box, formatted=wished is not None), form)
+    return Reading(
+        parser,
+        thinker,
+        form,
+        bool(box and box.must),
+        bool(box and box.named),
+        any(text.special_id(mark) is not None for mark in needed),
+        grammar,
+    )
 
 
-def _calls(form: ToolForm, box: Toolbox, *, formatted: bool) -> Callable[[], AnswerParser]:
+def _wish(box: Toolbox, *, formatted: bool) -> Wish:
     shape: Shape = "calls" if box.must else "either" if formatted else "free"
-    parameters = {tool.function.name: tool.function.parameters or {} for tool in box.tools}
-    wish = Wish(1 if box.single else None, shape, parameters)
-    return lambda: form.parser(wish)
+    return Wish(1 if box.single else None, shape, {tool.function.name: tool.function.parameters or {} for tool in box.tools})
 
 
-def _grammar(form: ToolForm, box: Toolbox, wished: Grammar | None, text: ModelText) -> Grammar | None:
-    """Makes an answer calls, or the format that is wished if none must be."""
-    if form.json is None or not (box.must or wished):
+def _marks(form: ToolForm | None, thinking: _Thinking) -> tuple[str, ...]:
+    thought = () if thinking.form is None or thinking.start == "outside" else (*thinking.form.begins, *thinking.form.ends)
+    return (*(form.marks if form else ()), *thought, *(() if thinking.harmony is None else harmony.MARKS))
+
+
+def _parsers(
+    thinking: _Thinking, wish: Wish | None, form: ToolForm | None
+) -> tuple[Callable[[], AnswerParser], Callable[[], Thinker] | None]:
+    content: Callable[[], AnswerParser] = PlainText if form is None or wish is None else partial(form.parser, wish)
+    if (prompt_end := thinking.harmony) is not None:
+        return (lambda: Harmony(wish, prompt_end)), (lambda: Harmony(wish, prompt_end))
+    if (marked := thinking.form) is None or thinking.start == "outside":
+        return content, None
+    start = thinking.start
+    return (lambda: ReasoningParser(marked, start, content())), (lambda: ReasoningParser(marked, start, PlainText()))
+
+
+def _grammar(box: Toolbox | None, form: ToolForm | None, wished: Grammar | None, thinking: _Thinking, marks: Marks) -> Grammar | None:
+    """Makes an answer calls, or the format that is wished, or lets calls follow the schemas of strict tools. It binds what comes after the
+    reasoning, as in vLLM."""
+    if wished is None and (box is None or not (box.must or box.strict)):
         return None
-    ids = text.special_id(form.json.begin), text.special_id(form.json.end)
-    grammar = answer_grammar(box, form.json, ids, None if box.must else wished)
-    return structs.replace(grammar, eos=text.stop_ids, param="tools")
+    if thinking.harmony is not None:
+        return harmony_grammar(box, form.layout if form else None, marks, None if box is not None and box.must else wished)
+    bound = wished
+    if box is not None and form is not None:
+        bound = structs.replace(answer_grammar(box, form.layout, marks, None if box.must else wished), param="tools")
+    if bound is None or thinking.form is None or thinking.start == "outside":
+        return bound
+    return after_reasoning(thinking.form, bound, marks, opened=thinking.start == "inside")
 
 
-def _thinking(form: ReasoningForm, start: Start, content: Callable[[], AnswerParser]) -> Callable[[], AnswerParser]:
-    return content if start == "outside" else lambda: ReasoningParser(form, start, content())
-
-
-def _start(form: ReasoningForm, request: ChatRequest, prompt: Sequence[int], text: ModelText) -> Start:
+def _thinking(request: ChatRequest, prompt: Sequence[int], text: ModelText) -> _Thinking:
     """A conversation whose last message is continued may end within a thought."""
+    prompt_end = text.decode(prompt[-_PROMPT_END:], skip_special=False)
+    if is_harmony(text.template, text.reasoning_parser) or text.tool_parser == "openai":
+        return _Thinking(harmony=prompt_end)
+    form = reasoning_form_of(text.template, text.reasoning_parser)
+    if form is None:
+        return _Thinking()
     if request.continue_final_message:
-        said = str(request.turns()[-1]["content"])
-        return "inside" if said.rfind(form.begin) > said.rfind(form.end) else "outside"
-    start = starts_in(form, text.decode(prompt[-_PROMPT_END:], skip_special=False))
+        return _Thinking(form, "inside" if form.opened(str(request.turns()[-1]["content"])) else "outside")
+    start = starts_in(form, prompt_end)
     off = any(name in ("enable_thinking", "thinking") and value is False for name, value in request.shape.variables)
-    return "outside" if off and start == "open" else start
+    return _Thinking(form, "outside" if off and not prompt_end.rstrip().endswith(form.begins) else start)

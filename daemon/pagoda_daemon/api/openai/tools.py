@@ -42,14 +42,26 @@ class NamedFunction(msgspec.Struct, frozen=True):
     name: str
 
 
-class NamedTool(msgspec.Struct, frozen=True):
+class NamedTool(msgspec.Struct, frozen=True, tag_field="type", tag="function"):
     """`tool_choice` for exactly this function."""
 
-    type: Literal["function"]
     function: NamedFunction
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+class Allowed(msgspec.Struct, frozen=True):
+    """Some of the request's tools, and whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool]
+
+
+class AllowedTools(msgspec.Struct, frozen=True, tag_field="type", tag="allowed_tools"):
+    """`tool_choice` for some functions. The model reads all tools and may call these."""
+
+    allowed_tools: Allowed
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedTools
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
@@ -68,23 +80,36 @@ class CalledTool(msgspec.Struct, frozen=True):
 
 
 class Toolbox(msgspec.Struct, frozen=True):
-    """The tools that an answer may or must use. `must`: it is nothing but calls; `named`: of the only tool, once. `first` is the index of
-    the first one in the request."""
+    """The tools that an answer may or must use. `must`: it is nothing but calls; `named`: of the only tool, once. `places` are their
+    indexes in the request, if some are left out. `offered`: what the model reads, if it may not call all of that."""
 
     tools: tuple[Tool, ...]
     must: bool = False
     named: bool = False
     parallel: bool = True
-    first: int = 0
+    places: tuple[int, ...] = ()
+    offered: tuple[Tool, ...] = ()
 
     @property
     def single(self) -> bool:
         """At most one call."""
         return self.named or not self.parallel
 
+    @property
+    def strict(self) -> str | None:
+        """The field that binds calls which the model chooses itself; None if nothing does."""
+        if self.offered:
+            return "tool_choice.allowed_tools"
+        found = (at for at, tool in enumerate(self.tools) if tool.function.strict)
+        return next((f"tools[{self.place(at)}].function.strict" for at in found), None)
+
+    def place(self, at: int) -> int:
+        """The index in the request."""
+        return self.places[at] if self.places else at
+
     def for_template(self) -> list[dict[str, Any]]:
         """As templates read them: what the client wrote, no more."""
-        return [{"type": "function", "function": _plain(tool.function)} for tool in self.tools]
+        return [{"type": "function", "function": _plain(tool.function)} for tool in self.offered or self.tools]
 
     def arguments(self, at: int, home: str = "#") -> Fitted:
         """The schema of a call's arguments, for the grammar library. A function without parameters takes an empty object only."""
@@ -92,11 +117,12 @@ class Toolbox(msgspec.Struct, frozen=True):
         if given is None:
             return Fitted({"type": "object", "additionalProperties": False}, ())
         shaped = given if given.keys() & _SHAPING else {"type": "object", **given}
-        return fit(shaped, f"tools[{self.first + at}].function.parameters", home)
+        return fit(shaped, f"tools[{self.place(at)}].function.parameters", home)
 
-    def loosened(self) -> tuple[str, ...]:
-        """Places of parameters that allow more than they say."""
-        return tuple(place for at in range(len(self.tools)) for place in self.arguments(at).loosened)
+    def loosened(self, *, strict: bool = False) -> tuple[str, ...]:
+        """Places of parameters that allow more than they say; of strict tools alone, or of all."""
+        binding = (at for at, tool in enumerate(self.tools) if tool.function.strict or not strict)
+        return tuple(place for at in binding for place in self.arguments(at).loosened)
 
 
 def toolbox(tools: Sequence[Tool] | None, choice: ToolChoice | None, *, parallel: bool | None) -> Toolbox | None:
@@ -109,21 +135,33 @@ def toolbox(tools: Sequence[Tool] | None, choice: ToolChoice | None, *, parallel
     if choice == "none":
         return None
     if isinstance(choice, NamedTool):
-        names = [tool.function.name for tool in tools]
-        if choice.function.name not in names:
-            raise BadRequest(
-                f"tool_choice names {shown(choice.function.name)}, the names of tools are {shown(', '.join(names))}", "tool_choice"
-            )
-        at = names.index(choice.function.name)
-        return Toolbox((tools[at],), must=True, named=True, first=at)
+        (at,) = _places(tools, [choice], "tool_choice")
+        return Toolbox((tools[at],), must=True, named=True, places=(at,))
+    if isinstance(choice, AllowedTools):
+        allowed = choice.allowed_tools
+        places = _places(tools, allowed.tools, "tool_choice.allowed_tools.tools")
+        chosen = tuple(tools[at] for at in places)
+        return Toolbox(chosen, must=allowed.mode == "required", parallel=parallel is not False, places=places, offered=tuple(tools))
     return Toolbox(tuple(tools), must=choice == "required", parallel=parallel is not False)
+
+
+def _places(tools: Sequence[Tool], named: Sequence[NamedTool], param: str) -> tuple[int, ...]:
+    """Where in the request the tools are that a choice names."""
+    names = [tool.function.name for tool in tools]
+    wanted = list(dict.fromkeys(one.function.name for one in named))
+    if not wanted:
+        raise BadRequest(f"{param} must name at least one of the tools", param)
+    wrong = next((name for name in wanted if name not in names), None)
+    if wrong is not None:
+        raise BadRequest(f"{param} names {shown(wrong)}, the names of tools are {shown(', '.join(names))}", param)
+    return tuple(sorted(names.index(name) for name in wanted))
 
 
 def loosened(fields: StructuredFields, box: Toolbox | None) -> tuple[str, ...]:
     """Places of the schemas that bind the answer and allow more than they say: those of required calls, else of format and tools."""
     if box is not None and (box.must or grammar_of(fields, ()) is not None):
         return box.loosened() if box.must else loosened_formats(fields) + box.loosened()
-    return loosened_formats(fields)
+    return loosened_formats(fields) + (box.loosened(strict=True) if box is not None else ())
 
 
 def _check_tools(tools: Sequence[Tool]) -> None:

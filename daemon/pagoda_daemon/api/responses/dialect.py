@@ -11,7 +11,7 @@ from msgspec import UNSET, structs
 from pagoda_daemon.answers.events import Arguments, Call, Content, Event, Reasoning
 from pagoda_daemon.api.openai.errors import body_of
 from pagoda_daemon.api.openai.logprobs import ChatToken, chat_logprobs
-from pagoda_daemon.api.openai.replies import Answer, Head, Usage
+from pagoda_daemon.api.openai.replies import PING, Answer, Head, Usage
 from pagoda_daemon.api.openai.structured import TextFormat
 from pagoda_daemon.api.responses.conversion import Converted
 from pagoda_daemon.api.responses.events import (
@@ -56,6 +56,8 @@ class Terms:
 class Responses:
     """The state of one answer."""
 
+    ping = PING
+
     def __init__(self, terms: Terms) -> None:
         self._head = terms.head
         self._terms = terms
@@ -78,8 +80,8 @@ class Responses:
         del index  # a response is one answer
         return _frames(self._read(piece))
 
-    def finish(self, reason: str, index: int = 0) -> bytes:
-        del index
+    def finish(self, reason: str, index: int = 0, stop: str | None = None) -> bytes:
+        del index, stop  # a response has no stop strings
         return _frames(self._finished(reason))
 
     def end(self, usage: Usage) -> bytes:

@@ -26,7 +26,7 @@ def offered(request: ResponsesRequest) -> Offered:
     if not isinstance(chosen, ChosenTools):
         return Offered(tools or None, chosen, everything)
     if chosen.type == "function":
-        return Offered(tools or None, NamedTool("function", NamedFunction(_name(chosen.name, "tool_choice"))), everything)
+        return Offered(tools or None, NamedTool(NamedFunction(_name(chosen.name, "tool_choice"))), everything)
     if chosen.type == "allowed_tools":
         return _allowed(tools, chosen)
     said = f"tool_choice.type {shown(chosen.type)} is not supported; accepted: function, allowed_tools"

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, cast
 
 import msgspec
 import structlog
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -59,11 +59,13 @@ class Told(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A body as the request that it is, what writes its answers, and how a refusal of it is told."""
+    """A body as the request that it is, what writes its answers, and how a refusal of it is told. `most`: tokens of an answer, of which the
+    context may hold fewer."""
 
     request: GenerationRequest
     dialect: Callable[[Head, Sampling], Dialect]
     refusal: Callable[[BadRequest], BadRequest] = lambda error: error
+    most: int | None = None
 
 
 class Prepared(NamedTuple):
@@ -112,10 +114,10 @@ class Generate:
         request, (_, jobs, usages, dialect) = prepared.request, prepared
         async with aclosing(self.generator.deltas(jobs, scope["state"]["arrived"])) as deltas:  # type: ignore[type-var]
             if request.stream:
-                await _stream(dialect, usages, deltas, EventStream(send, self.ping_after_s))
+                await _stream(dialect, usages, deltas, EventStream(send, self.ping_after_s, ping=dialect.ping))
             else:
                 parts = await self._collect(jobs, usages, deltas)
-                size = _BYTES_PER_TOKEN * (usages.completion_tokens + (0 if request.prompt_logprobs is None else usages.prompt_tokens))
+                size = _BYTES_PER_TOKEN * (usages.completion_tokens + (usages.prompt_tokens if _shows_prompt(request) else 0))
                 whole = partial(self._whole, dialect, request, jobs, parts, usages)
                 content = await self.admission.preparing.run(size, whole)
                 await Response(content, media_type=JSON)(scope, receive, send)
@@ -124,7 +126,8 @@ class Generate:
         spell = self.generator.text.spell if request.listed is not None else None
         choices = sum(job.message.n for job in jobs)
         common = (request_id, int(time.time()), request.model, request.include_usage, spell, self.fingerprint, choices)
-        head = Head(*common, reading=jobs[0].reading)
+        prompts = _prompts(jobs) if request.return_token_ids else ()
+        head = Head(*common, reading=jobs[0].reading, prompts=prompts, used=usages.usage)
         return replace(head, so_far=usages.usage) if request.continuous_usage else head
 
     def _timing(self, request: GenerationRequest, request_id: str) -> Callable[[], Timing | UnsetType] | None:
@@ -143,12 +146,13 @@ class Generate:
     def _whole(self, dialect: Dialect, request: GenerationRequest, jobs: Sequence[Submission], parts: Parts, usages: Usages) -> bytes:
         answers = [_answer(part) for part in parts.values()]
         if (top := request.prompt_logprobs) is not None:
-            prompts = [job.message.prompt for job in jobs for _ in range(job.message.n)]
             spell = self.generator.text.spell
             answers = [
                 answer._replace(prompt_logprobs=prompt_logprobs(prompt, part[0].prompt_scores, top, spell))
-                for answer, prompt, part in zip(answers, prompts, parts.values(), strict=True)
+                for answer, prompt, part in zip(answers, _prompts(jobs), parts.values(), strict=True)
             ]
+        if request.return_token_ids:
+            answers = [answer._replace(prompt_ids=prompt) for answer, prompt in zip(answers, _prompts(jobs), strict=True)]
         return dialect.whole(_best(answers, request.generated, request.n or 1), usages.usage())
 
     def _read(self, body: bytes, ignored: list[str]) -> Read:
@@ -163,10 +167,26 @@ class Generate:
             made = submissions(read.request, told.request_id, self.generator.text, limits)
         except BadRequest as error:
             raise read.refusal(error) from error
-        jobs = stamped(made, read.request, told.terms)
+        most = read.most
+        jobs = stamped(made if most is None else [limited(job, most) for job in made], read.request, told.terms)
         usages = Usages(jobs, self._timing(read.request, told.request_id))
         head = self._head(read.request, told.request_id, jobs, usages)
         return Prepared(read, jobs, usages, read.dialect(head, jobs[0].sampling))
+
+
+def limited(job: Submission, most: int) -> Submission:
+    """The submission for at most so many tokens."""
+    sampling = structs.replace(job.sampling, max_tokens=min(most, job.sampling.max_tokens))
+    return replace(job, message=structs.replace(job.message, sampling=sampling))
+
+
+def _shows_prompt(request: GenerationRequest) -> bool:
+    return request.prompt_logprobs is not None or bool(request.return_token_ids)
+
+
+def _prompts(jobs: Sequence[Submission]) -> tuple[tuple[int, ...], ...]:
+    """The prompt's ids of each choice."""
+    return tuple(job.message.prompt for job in jobs for _ in range(job.message.n))
 
 
 def _best(answers: list[Answer], generated: int, returned: int) -> list[Answer]:
@@ -183,8 +203,11 @@ def _likelihood(answer: Answer) -> float:
 
 
 def _answer(deltas: Sequence[Delta]) -> Answer:
-    piece = Piece("".join(delta.piece.text for delta in deltas), tuple(scored for delta in deltas for scored in delta.piece.scored))
-    return Answer(piece, deltas[-1].finish_reason or "stop")
+    pieces = [delta.piece for delta in deltas]
+    scored = tuple(scored for piece in pieces for scored in piece.scored)
+    ids = tuple(token for piece in pieces for token in piece.token_ids)
+    piece = Piece("".join(piece.text for piece in pieces), scored, ids)
+    return Answer(piece, deltas[-1].finish_reason or "stop", stop=deltas[-1].stop)
 
 
 async def _stream(dialect: Dialect, usages: Usages, deltas: AsyncIterator[list[Delta]], events: EventStream) -> None:
@@ -209,8 +232,8 @@ def _frames(dialect: Dialect, usages: Usages, deltas: Sequence[Delta]) -> bytes:
     out = b""
     for delta in deltas:
         usages.note(delta)
-        if delta.piece.text or delta.piece.scored:
+        if delta.piece.text or delta.piece.scored or delta.piece.token_ids:
             out += dialect.text(delta.piece, delta.choice)
         if delta.finish_reason:
-            out += dialect.finish(delta.finish_reason, delta.choice)
+            out += dialect.finish(delta.finish_reason, delta.choice, delta.stop)
     return out

@@ -13,17 +13,19 @@ from typing import NamedTuple
 
 from msgspec import structs
 
+from pagoda_daemon.answers.counting import ThoughtTokens
 from pagoda_daemon.api.openai.reading import PLAIN, Reading, reading_of, tool_form
-from pagoda_daemon.api.openai.requests import MAX_BODY, ChatRequest, GenerationRequest
+from pagoda_daemon.api.openai.requests import ChatRequest, GenerationRequest
 from pagoda_daemon.api.openai.sampling import Wished, sampling_of
 from pagoda_daemon.api.openai.structured import grammar_of
 from pagoda_daemon.api.openai.tools import Toolbox
 from pagoda_daemon.api.routes.ends import checked_reason
+from pagoda_daemon.api.routes.prompts import check_ids, infilled, max_tokens, prompt_listed, room, truncated
 from pagoda_daemon.engine.client import EngineLink
 from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.metrics import Counts
 from pagoda_daemon.metrics.records import Record
-from pagoda_daemon.nouns.errors import BadRequest, DaemonError, context_exceeded, shown
+from pagoda_daemon.nouns.errors import BadRequest, DaemonError
 from pagoda_daemon.nouns.messages import Life, Ready, RowOutput, Submit, TokenLogprob
 from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.text.answer import AnswerText, Piece, echo
@@ -32,7 +34,8 @@ from pagoda_daemon.text.tokens import ModelText
 
 
 class Delta(NamedTuple):
-    """What is new of a choice, all tokens generated for it so far, and at its end the reason. The prompt's scores come with its first."""
+    """What is new of a choice, all its tokens so far, how many of them are reasoning, and at its end the reason and the stop string. The
+    prompt's scores come with its first."""
 
     piece: Piece
     completion_tokens: int
@@ -41,7 +44,8 @@ class Delta(NamedTuple):
     choice: int = 0
     life: Life | None = None
     embedding: bytes = b""
-    token_ids: tuple[int, ...] = ()  # new ones; those of a stop string and an end token are among them
+    reasoning_tokens: int = 0
+    stop: str | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class Submission:
     first: int = 0
     skip_special: bool = True
     shows_stop: bool = False  # the stop string, or the text of the stop id, is part of the answer
+    shows_ids: bool = False  # the ids of the answer's tokens are part of it
     reading: Reading = PLAIN
 
     @property
@@ -66,14 +71,14 @@ class Submission:
 def submissions(request: GenerationRequest, request_id: str, text: ModelText, limits: Ready) -> tuple[Submission, ...]:
     """One per prompt. Tokenises and checks against the engine's limits; BadRequest says by how many tokens it does not fit."""
     if isinstance(request, ChatRequest):
-        ids = chat_ids(request, request.box, text, _room(request, limits))
+        ids = chat_ids(request, request.box, text, room(request, limits))
         return (_read_by(request, submission(request, request_id, ids, text, limits), text),)
     given = request.prompts()
     found = []
     for number, prompt in enumerate(given):
         special = request.add_special_tokens is not False
-        written = _infilled(prompt, request.suffix, text) if request.suffix else prompt
-        ids = text.encode(written, _room(request, limits), special=special) if isinstance(written, str) else written
+        written = infilled(prompt, request.suffix, text) if request.suffix else prompt
+        ids = text.encode(written, room(request, limits), special=special) if isinstance(written, str) else written
         job = submission(request, request_id if len(given) == 1 else f"{request_id}-{number}", ids, text, limits)
         said = prompt if isinstance(prompt, str) and job.message.prompt == ids else text.decode(job.message.prompt)
         shown = said if request.echoes else None
@@ -83,14 +88,15 @@ def submissions(request: GenerationRequest, request_id: str, text: ModelText, li
 
 def submission(request: GenerationRequest, request_id: str, prompt: tuple[int, ...], text: ModelText, limits: Ready) -> Submission:
     """Of one prompt."""
-    prompt = _truncated(prompt, request, limits)
-    _check_ids(prompt, limits.vocab_size)
+    prompt = truncated(prompt, request, limits)
+    check_ids(prompt, limits.vocab_size)
     scored = 0 if request.listed is None and request.generated > (request.n or 1) else request.listed  # to find the best ones
-    wished = Wished(_max_tokens(request, len(prompt), limits.max_model_len), scored, _prompt_listed(request))
+    wished = Wished(max_tokens(request, len(prompt), limits.max_model_len), scored, prompt_listed(request))
     grammar = grammar_of(request, text.stop_ids)
     message = Submit(request_id, prompt, sampling_of(request, wished, text, limits.vocab_size), request.generated, grammar=grammar)
     skip, shows = request.skip_special_tokens, bool(request.include_stop_str_in_output)
-    return Submission(message, request.stops, answers=request.limit != 0, skip_special=skip, shows_stop=shows)
+    made = Submission(message, request.stops, answers=request.limit != 0, skip_special=skip, shows_stop=shows)
+    return replace(made, shows_ids=bool(request.return_token_ids))
 
 
 def chat_ids(request: ChatRequest, box: Toolbox | None, text: ModelText, context: int) -> tuple[int, ...]:
@@ -108,57 +114,6 @@ def _read_by(request: ChatRequest, job: Submission, text: ModelText) -> Submissi
     return replace(job, message=message, skip_special=job.skip_special and not reading.marks, reading=reading)
 
 
-def _room(request: GenerationRequest, limits: Ready) -> int:
-    """Tokens that a prompt may have at a glance: any number if it is cut afterwards. `MAX_BODY` bounds it then."""
-    return limits.max_model_len if request.truncate_prompt_tokens is None else MAX_BODY
-
-
-def _truncated(prompt: tuple[int, ...], request: GenerationRequest, limits: Ready) -> tuple[int, ...]:
-    """The last `truncate_prompt_tokens` of a prompt; with -1 as many as the context holds beside the answer, as in vLLM."""
-    most = request.truncate_prompt_tokens
-    if most is None:
-        return prompt
-    if most == 0:
-        raise BadRequest("truncate_prompt_tokens must be -1 or at least 1, got 0", "truncate_prompt_tokens")
-    if most == -1:
-        most = max(1, limits.max_model_len - max(1, request.limit or 1))
-    return prompt[-most:]
-
-
-def _infilled(prompt: str | tuple[int, ...], suffix: str, text: ModelText) -> str:
-    if not isinstance(prompt, str):
-        raise BadRequest("suffix is accepted only with a prompt of text", "suffix")
-    if text.infill is None:
-        raise BadRequest("this model has no token for the text before a suffix; leave suffix out", "suffix", "unsupported_parameter")
-    return text.infill.written(prompt, suffix)
-
-
-def _prompt_listed(request: GenerationRequest) -> int | None:
-    """An echo with log-probabilities shows the prompt's, vLLM's own field may ask for more of them."""
-    asked = (request.prompt_logprobs, request.listed if request.echoes else None)
-    return max((one for one in asked if one is not None), default=None)
-
-
-def _check_ids(prompt: tuple[int, ...], vocab_size: int) -> None:
-    if not prompt:
-        raise BadRequest("the prompt has no tokens", "prompt")
-    wrong = next((token for token in prompt if not 0 <= token < vocab_size), None)
-    if wrong is not None:
-        raise BadRequest(f"prompt holds token id {shown(wrong)}; token ids must be 0 to {vocab_size - 1}", "prompt")
-
-
-def _max_tokens(request: GenerationRequest, prompt: int, context: int) -> int:
-    """How many may be generated at most; BadRequest names the field that asks for too much, the prompt's where that alone does."""
-    asked, whose = request.limit, "messages" if isinstance(request, ChatRequest) else "prompt"
-    wished = context - prompt if asked is None else max(1, asked)
-    if prompt >= context:
-        raise context_exceeded(context, f"{whose} has {prompt} tokens, and one is to be generated: {prompt + 1 - context} too many", whose)
-    if (over := prompt + wished - context) > 0:
-        said = f"{whose} has {prompt} tokens, and {wished} are to be generated: {over} too many"
-        raise context_exceeded(context, said, request.limit_field or whose)
-    return wished
-
-
 class _Choice:
     """One answer under way: the engine's tokens become its text."""
 
@@ -173,6 +128,8 @@ class _Choice:
         self._answer = AnswerText(self._detokenizer(), stops, job.sampling.min_tokens, len(job.echo or ""))
         self._scores = scores  # of the prompt: all its choices have the list, the first one's outputs fill it
         self._begun = False
+        thinker = job.reading.thinker
+        self._thought = None if thinker is None else ThoughtTokens(thinker(), text.detokenizer(skip_special=False))
 
     def take(self, row: RowOutput) -> Delta | None:
         """None where nothing is to be said yet: a part of the prompt was scored."""
@@ -183,6 +140,8 @@ class _Choice:
             return None
         self.tokens += len(row.token_ids)
         piece = _taken(self._answer, row, shows_stop=self.job.shows_stop) if self.job.answers else Piece("")
+        if self.job.answers and self.job.shows_ids:
+            piece = piece._replace(token_ids=tuple(row.token_ids))
         if self._answer.stopped:
             reason = "stop"
         scores: tuple[TokenLogprob, ...] = ()
@@ -190,8 +149,16 @@ class _Choice:
             self._begun, scores = True, tuple(self._scores)
             if self.job.echo is not None:
                 piece = _joined(echo(self.job.echo, self.job.message.prompt, scores, self._detokenizer()), piece)
-        tokens, ids = (self.tokens, row.token_ids) if self.job.answers else (0, ())
-        return Delta(piece, tokens, reason, scores, self.job.first + self.index, row.life, row.embedding, ids)
+        tokens, thought = (self.tokens, self._thought_tokens(row, reason)) if self.job.answers else (0, 0)
+        choice, stop = self.job.first + self.index, self._answer.stop
+        return Delta(piece, tokens, reason, scores, choice, row.life, row.embedding, thought, stop)
+
+    def _thought_tokens(self, row: RowOutput, reason: str | None) -> int:
+        """A stop id is no part of the reasoning that it ends."""
+        if self._thought is None:
+            return 0
+        self._thought.take(row.token_ids[:-1] if row.finish_reason == "stop" else row.token_ids)
+        return self._thought.count if reason is None else self._thought.finish()
 
 
 _Open = dict[str, dict[int, _Choice]]
@@ -297,4 +264,4 @@ def _taken(answer: AnswerText, row: RowOutput, *, shows_stop: bool) -> Piece:
 
 
 def _joined(first: Piece, then: Piece) -> Piece:
-    return Piece(first.text + then.text, (*first.scored, *then.scored))
+    return Piece(first.text + then.text, (*first.scored, *then.scored), (*first.token_ids, *then.token_ids))

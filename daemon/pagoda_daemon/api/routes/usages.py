@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import UNSET, UnsetType
 
-from pagoda_daemon.api.openai.replies import PromptDetails, Usage
+from pagoda_daemon.api.openai.replies import CompletionDetails, PromptDetails, Usage
 from pagoda_daemon.api.openai.trace import Timing
 from pagoda_daemon.api.routes.generation import Delta, Submission
 
@@ -19,10 +19,12 @@ class Usages:
         self.prompt_tokens = sum(len(job.message.prompt) for job in jobs)
         self._cached = {job.first: 0 for job in jobs}
         self._answers: dict[int, int] = {}
+        self._thoughts: dict[int, int] = {}
 
     def note(self, delta: Delta) -> None:
         """A prompt's further answers always find it computed: only the first one tells what was known before this request."""
         self._answers[delta.choice] = delta.completion_tokens
+        self._thoughts[delta.choice] = delta.reasoning_tokens
         if delta.life is not None and delta.choice in self._cached:
             self._cached[delta.choice] = delta.life.cached_tokens
 
@@ -33,4 +35,5 @@ class Usages:
     def usage(self) -> Usage:
         answered = self.completion_tokens
         timing = self._timing() if self._timing else UNSET
-        return Usage(self.prompt_tokens, answered, self.prompt_tokens + answered, PromptDetails(sum(self._cached.values())), timing=timing)
+        details = PromptDetails(sum(self._cached.values())), CompletionDetails(sum(self._thoughts.values()))
+        return Usage(self.prompt_tokens, answered, self.prompt_tokens + answered, *details, timing=timing)

@@ -156,7 +156,7 @@ def test_an_answer_bound_by_a_grammar_is_understood_and_cut_anywhere_leaks_nothi
     for at in range(len(answer)):
         half, some, _ = heard(form, byte_by_byte(answer[:at]), shape=shape)
         assert [called for called, _ in some] == [called for called, _ in calls][: len(some)]
-        if shape == "calls" or (calls and TOOL_FORMS[form].json.begin and at >= len(TOOL_FORMS[form].json.begin)):
+        if shape == "calls" or (calls and TOOL_FORMS[form].layout.mark and at >= len(TOOL_FORMS[form].layout.mark)):
             assert half == "", answer[:at]
         elif not calls:
             assert half == answer[:at]

@@ -39,6 +39,7 @@ def test_reasoning_and_content_are_told_apart_however_the_answer_is_cut(name):
         assert heard(pieces, start)[:2] == (thought, content), pieces
 
 
+@pytest.mark.deep
 @given(
     st.lists(st.sampled_from(["<think>", "</think>", "<", "/", "th", "ink>", "x", " ", "\n"])),
     st.sampled_from(["inside", "open", "outside"]),

@@ -1,0 +1,44 @@
+"""How many tokens of an answer are reasoning. Pure; one answer's state. Called by `routes.generation`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pagoda_daemon.answers.events import Thinker
+from pagoda_daemon.text.detokenize import Detokenizer
+
+
+class ThoughtTokens:
+    """Counts each token whose text is, at least in part, reasoning. Marks are not counted. `detokenizer` shows special tokens."""
+
+    def __init__(self, parser: Thinker, detokenizer: Detokenizer) -> None:
+        self._parser = parser
+        self._detokenizer = detokenizer
+        self._waiting: list[tuple[int, int, int]] = []  # begin and end of text that may be reasoning, in characters, and its tokens
+        self._silent = 0  # tokens that are a part of a character: they belong to the token that completes it
+        self._read = 0
+        self.count = 0
+
+    def take(self, token_ids: Sequence[int]) -> None:
+        for token_id in () if self._parser.done else token_ids:
+            text = self._detokenizer.push((token_id,))
+            self._silent += 1
+            if text:
+                self._waiting.append((self._read, self._read + len(text), self._silent))
+                self._read, self._silent = self._read + len(text), 0
+                self._parser.push(text)
+                self._settle()
+
+    def finish(self) -> int:
+        """Returns the count of an answer that has ended."""
+        if self._parser.thinking:
+            self.count += sum(tokens for _, end, tokens in self._waiting if end > self._parser.since) + self._silent
+        self._waiting.clear()
+        return self.count
+
+    def _settle(self) -> None:
+        since, reach = self._parser.since, self._parser.reach
+        left = [one for one in self._waiting if one[1] > reach] if self._parser.thinking else []
+        done = self._waiting[: len(self._waiting) - len(left)]
+        self.count += sum(tokens for begin, end, tokens in done if begin < reach and end > since)
+        self._waiting = left
