@@ -17,7 +17,7 @@ WORKERS ?= 4
 WORDS := PYTHONPATH=tests $(BIN)/python -P -m support.suite.words
 POOL := $(PYTEST) -n $(WORKERS) --dist loadfile
 
-.PHONY: help setup lint test test-unit test-deep test-cluster test-ci test-full full-planted full-properties full-sweeps demo demo-down generate verify words images bench lock clean
+.PHONY: help setup lint test test-unit test-deep test-cluster test-ci test-full full-planted full-properties full-sweeps full-clients demo demo-down generate verify words images bench lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -55,13 +55,13 @@ test-cluster: setup  ## Tests on a dev cluster: control plane and e2e (root)
 	  $(BIN)/pagoda-devcluster up --name $$name --provider native --install && \
 	  PAGODA_TEST_CLUSTER=$$name $(POOL) --budget "make test-cluster=900" tests/controlplane tests/e2e
 
-test-ci: setup  ## Each extra alone in a clean environment; faults and sweeps at CI size (root; budget: 15 min on 2 cores)
-	$(POOL) -m "extras or sweep" --budget "make test-ci=900" tests/extras tests/sweeps tests/faults
+test-ci: setup  ## Each extra alone in a clean environment; third-party clients; faults and sweeps at CI size (root; budget: 15 min on 2 cores)
+	$(POOL) -m "extras or sweep or clients" --budget "make test-ci=900" tests/extras tests/clients tests/sweeps tests/faults
 
 test-full: SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
-test-full: setup  ## Planted faults; properties on ten times as many new examples; sweeps at full size (hours)
+test-full: setup  ## Planted faults; properties on ten times as many new examples; sweeps at full size; every third-party client (hours)
 	@echo "Properties are tried on the examples of SEED=$(SEED); make test-full SEED=$(SEED) draws the same."
-	$(MAKE) -k --no-print-directory SEED=$(SEED) full-planted full-properties full-sweeps
+	$(MAKE) -k --no-print-directory SEED=$(SEED) full-planted full-properties full-sweeps full-clients
 
 full-planted:
 	$(PYTEST) -n 2 --dist load -m full tests/planted --all
@@ -71,6 +71,9 @@ full-properties:
 
 full-sweeps:
 	$(PYTEST) -m sweep tests/faults tests/sweeps tests/controlplane/operator/test_bad_objects.py tests/e2e/devcluster --all
+
+full-clients:
+	$(PYTEST) -m clients tests/clients --all
 
 demo: setup  ## A cluster, an install, a model and a chat (root)
 	$(BIN)/pagoda-demo up
@@ -82,11 +85,13 @@ generate: setup  ## Rewrite generated files: protobuf code, CRDs, chart CRDs, ta
 	$(BIN)/pagoda-generate .
 	$(BIN)/python -P -m pagoda_sizing.generate docs/sizing.md
 	$(BIN)/python -P -m pagoda_daemon.api.routes.apidoc docs/api.md
+	$(BIN)/python -P -m pagoda_daemon.process.configdoc docs/daemon-config.md
 
 verify: setup  ## Fail if a generated file is stale (writes nothing)
 	$(BIN)/pagoda-generate --check .
 	$(BIN)/python -P -m pagoda_sizing.generate --check docs/sizing.md
 	$(BIN)/python -P -m pagoda_daemon.api.routes.apidoc --check docs/api.md
+	$(BIN)/python -P -m pagoda_daemon.process.configdoc --check docs/daemon-config.md
 
 words: setup  ## Record that docs and messages break fewer rules of plain English (WHAT=docs/engine.md lists places)
 	$(WORDS) --record $(if $(WHAT),--list $(WHAT))

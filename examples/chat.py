@@ -1,12 +1,13 @@
 #!/usr/bin/env python
 """Asks one question through the OpenAI client, prints the answer as it streams, then why the gateway sent it where it did.
 
-Used by `make demo`. The client retries nothing (`max_retries=0`): whatever the server loses shows here.
+Used by `make demo`. The API key comes from OPENAI_API_KEY. The client retries nothing (`max_retries=0`), so a lost request shows here.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from openai import OpenAI, OpenAIError
@@ -15,7 +16,7 @@ from pagoda_contracts.names import HEADER_ROUTE
 
 def chat(base_url: str, model: str, question: str) -> str:
     """Prints the answer token by token; returns the route header."""
-    client = OpenAI(base_url=base_url, api_key="unused", max_retries=0)
+    client = OpenAI(base_url=base_url, api_key=os.environ.get("OPENAI_API_KEY", "unused"), max_retries=0)
     response = client.chat.completions.with_raw_response.create(
         model=model, messages=[{"role": "user", "content": question}], temperature=0, stream=True
     )

@@ -9,3 +9,11 @@ common=(--universal --python-version 3.11 --generate-hashes --no-emit-index-url 
 for extra in daemon operator gateway fetch cli; do
   .venv/bin/uv pip compile pyproject.toml --extra "$extra" "${common[@]}" -c requirements/dev.txt -o "requirements/$extra.txt"
 done
+# Each third-party suite has an environment of its own (tests/support/suite/environments.py). Torch, where a suite needs it, has the
+# version of dev.txt: its gigabytes are in uv's cache then.
+pins=$(mktemp)
+trap 'rm -f "$pins"' EXIT
+sed -nE 's/ *\\$//; /^(torch|triton|cuda-|nvidia-)[a-z0-9-]*==/p' requirements/dev.txt > "$pins"
+for suite in requirements/clients/*.in; do
+  .venv/bin/uv pip compile "$suite" --upgrade "${common[@]}" "$@" -c "$pins" -o "${suite%.in}.txt"
+done

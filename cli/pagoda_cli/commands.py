@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import typer
 from pagoda_sizing.errors import SizingError
 
-from pagoda_cli import cost, explain, plan, validate, why
+from pagoda_cli import cost, explain, key, plan, validate, why
 from pagoda_cli.errors import CliError
 
 REFUSED = 2
@@ -26,6 +26,7 @@ def application() -> typer.Typer:
     app.command("validate")(validate.command)
     app.command("why")(why.command)
     app.command("explain")(explain.command)
+    app.add_typer(key.commands(), name="key")
     return app
 
 

@@ -1,6 +1,6 @@
 """The cluster as the user's own kubectl sees it: its contexts, its ways to log in. The only module that runs a program. Called by commands.
 
-Reads only. A Kubernetes client of our own would have to know every login plugin that kubectl knows.
+It reads, and `pagoda key` writes Secrets. A Kubernetes client of our own would have to know every login plugin that kubectl knows.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from pagoda_cli.errors import CliError
@@ -32,19 +33,37 @@ class Access(NamedTuple):
 
 def get(access: Access, *what: str) -> Json:
     """`kubectl get … -o json`; CliError with kubectl's words where it says no."""
+    found: Json = json.loads(_run(access, ["get", *what], ["--output=json"]))
+    return found
+
+
+def apply(access: Access, manager: str, document: Json) -> None:
+    """Applies a document on the server: other fields of the object stay as they are."""
+    how = ["--server-side", "--force-conflicts", f"--field-manager={manager}", "--filename=-"]
+    _run(access, ["apply"], how, given=json.dumps(document))
+
+
+def remove(access: Access, target: str, *path: str) -> None:
+    """Removes one field of an object; CliError if it is not there."""
+    pointer = "".join("/" + step.replace("~", "~0").replace("/", "~1") for step in path)
+    _run(access, ["patch", target], ["--type=json", f"--patch={json.dumps([{'op': 'remove', 'path': pointer}])}"])
+
+
+def _run(access: Access, words: Sequence[str], options: Sequence[str], given: str | None = None) -> str:
+    """What kubectl prints. A refusal names the words and not the options."""
     program = shutil.which("kubectl")
     if program is None:
         raise CliError("kubectl is not on the PATH; the cluster is read through it")
+    said = f"kubectl {' '.join(words)}"
     try:
         done = subprocess.run(
-            [program, "get", *what, "--output=json", *access.options], capture_output=True, text=True, timeout=_TIMEOUT, check=False
+            [program, *words, *options, *access.options], input=given, capture_output=True, text=True, timeout=_TIMEOUT, check=False
         )
     except subprocess.TimeoutExpired:
-        raise CliError(f"kubectl get {' '.join(what)}: no answer within {_TIMEOUT} s") from None
+        raise CliError(f"{said}: no answer within {_TIMEOUT} s") from None
     if done.returncode != 0:
-        raise CliError(f"kubectl get {' '.join(what)}: {done.stderr.strip() or f'exit code {done.returncode}'}")
-    found: Json = json.loads(done.stdout)
-    return found
+        raise CliError(f"{said}: {done.stderr.strip() or f'exit code {done.returncode}'}")
+    return done.stdout
 
 
 def listed(access: Access, *what: str) -> list[Json] | None:

@@ -33,23 +33,23 @@ def _later(description: str) -> Any:
 class ModelConfig(_Section):
     """Where the model's files are in the pod, and the names it answers to."""
 
-    path: str
-    served_names: Annotated[tuple[str, ...], Field(min_length=1)]
+    path: str = Field(description="Directory with config.json, tokenizer.json and *.safetensors.")
+    served_names: Annotated[tuple[str, ...], Field(min_length=1, description="What clients put in `model`. Metrics have the first.")]
     chat_template: str | None = Field(default=None, description="File with a Jinja template; the model's own where absent.")
 
 
 class EngineConfig(_Section):
     """Limits and numerics. Absent means: resolved by the daemon from the model and the cgroup."""
 
-    max_model_len: int | None = None
-    max_concurrency: int = 64
+    max_model_len: int | None = Field(default=None, description="Longest prompt plus answer, in tokens; the model's limit where absent.")
+    max_concurrency: int = Field(default=64, description="Requests that decode at the same time.")
     token_budget: int = Field(default=512, ge=16, description="Tokens computed per step: all decodes first, then prefill chunks.")
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: Literal["bfloat16", "float32"] = Field(default="bfloat16", description="Type of weights, activations and KV.")
     device: Literal["auto", "cpu", "cuda"] | None = Field(
         default=None, description="Where weights and KV live; auto, also where absent, is cuda where the container has one, else cpu."
     )
-    block_size: int = 16
-    kv_bytes: int | None = Field(default=None, ge=1, description="Bytes for KV blocks.")
+    block_size: int = Field(default=16, description="Tokens of a KV block: 16, 32 or 64. Native ops need 16.")
+    kv_bytes: int | None = Field(default=None, ge=1, description="Bytes for KV blocks; what the memory leaves where absent.")
     threads: int | None = Field(default=None, ge=1, description="Compute threads; the cores that the cgroup grants where absent.")
     quantization: Literal["fp8", "int8", "int4", "nvfp4"] | None = Field(
         default=None, description="Type of the weights' matrices; the model's own where absent. int8 is built, the others are refused."
@@ -58,11 +58,19 @@ class EngineConfig(_Section):
         default=None, description="The same request gets the same answer, whatever other requests are in the batch."
     )
     prefix_caching: bool | None = Field(default=None, description="Whether blocks of equal beginnings are shared; true where absent.")
+    seed: int | None = Field(
+        default=None,
+        ge=0,
+        description="Seeds of requests without a `seed`, in the order of their arrival, follow from this one; random where absent.",
+    )
     tool_parser: Literal["hermes", "llama3_json", "mistral"] | None = Field(
         default=None, description="How the model writes tool calls; read from its chat template where absent."
     )
     kv_dtype: Literal["bfloat16", "float8", "int8"] | None = _later("Type of keys and values.")
-    kv_memory_fraction: float | None = _later("Share of the device's memory for weights and KV.")
+    kv_memory_fraction: float | None = Field(
+        default=None,
+        description="Share of all memory of the device, above 0 and up to 1, for weights, steps and KV; a safe one where absent.",
+    )
     cpu_offload_bytes: int | None = _later("Host memory for evicted blocks, in bytes.")
     tensor_parallel: int | None = _later("Devices over which each layer is spread.")
 
@@ -89,14 +97,33 @@ class SloConfig(_Section):
     itl: Duration | None = Field(default=None, description="Mean time per token after the first, of an answer.")
 
 
+class TlsConfig(_Section):
+    """A certificate for the HTTP port. gRPC, probes and KV events stay unencrypted."""
+
+    cert_file: str = Field(description="Certificate in PEM, followed by its chain. Read at the start.")
+    key_file: str | None = Field(default=None, description="Its private key in PEM, without a password; in certFile where absent.")
+
+
 class Listen(_Section):
     """Addresses; port 0 lets the kernel choose (stand-alone and tests)."""
 
-    host: str = "0.0.0.0"
-    http: int = PORT_DAEMON_HTTP
-    grpc: int = PORT_DAEMON_GRPC
-    probes: int = PORT_PROBES
-    run_dir: str = RUN_DIR
+    host: str = Field(default="0.0.0.0", description="Address of all ports but those of KV events.")
+    http: int = Field(default=PORT_DAEMON_HTTP, description="OpenAI API and metrics.")
+    grpc: int = Field(default=PORT_DAEMON_GRPC, description="State, control and generation by token ids.")
+    probes: int = Field(default=PORT_PROBES, description="The kubelet's probes.")
+    run_dir: str = Field(default=RUN_DIR, description="Writable directory for the sockets between the two processes.")
+    tls: TlsConfig | None = Field(default=None, description="Encrypts the HTTP port; plain HTTP where absent.")
+    cors_origins: tuple[str, ...] | None = Field(
+        default=None,
+        description="Origins such as https://chat.example.org whose pages may read answers. `*` is any, and refused with `auth`.",
+    )
+    allowed_hosts: tuple[str, ...] | None = Field(
+        default=None,
+        description="Names in `Host` and `Origin` that are answered, beside localhost and addresses; any where absent. `serve` sets it.",
+    )
+    root_path: str | None = Field(
+        default=None, description="Prefix such as /llm under which a proxy offers this replica, whether the proxy removes it or not."
+    )
     ping_after: Duration | None = Field(
         default=None,
         description="Silence before its first token after which a stream begins with comments: from then on it can neither fail with a "
@@ -115,13 +142,13 @@ class TokensConfig(_Section):
 
 
 class AuthConfig(_Section):
-    """Who may call. Given, every route needs a known caller (but for /health, /version and the gRPC health service)."""
+    """Who may call. Given, every route needs a known caller (but for /health, /version, /docs and the gRPC health service)."""
 
     keys_file: str | None = Field(
         default=None,
         description="Bearer keys: lines `<SHA-256 of a key in hex> [name [role=client|metrics]]`; read again when it changes.",
     )
-    tokens: TokensConfig | None = None
+    tokens: TokensConfig | None = Field(default=None, description="ServiceAccount tokens; none is accepted where absent.")
     metrics_from: tuple[str, ...] = Field(default=(), description="Networks (CIDR) whose peers read /metrics without a token.")
 
 
@@ -130,17 +157,28 @@ class KvEventsConfig(_Section):
 
     port: int = Field(default=PORT_KV_EVENTS, description="ZMQ PUB; 0 for a free one.")
     replay_port: int = Field(default=PORT_KV_REPLAY, description="ZMQ ROUTER that sends again from a sequence number on; 0 for a free one.")
-    topic: str = ""
+    topic: str = Field(default="", description="First part of every message.")
     buffer_batches: int = Field(default=10_000, ge=1, le=1_000_000, description="Latest batches kept for replay.")
+
+
+class TracingConfig(_Section):
+    """Spans to an OpenTelemetry collector, by OTLP over HTTP. Needs the extra `otel`. They have counts and times and no text."""
+
+    endpoint: str | None = Field(
+        default=None,
+        pattern="^https?://",
+        description="Address such as http://collector:4318/v1/traces; OTEL_EXPORTER_OTLP_ENDPOINT and its like where absent.",
+    )
+    service_name: str = Field(default="pagoda-daemon", description="`service.name` of the spans; OTEL_SERVICE_NAME overrules it.")
 
 
 class SimulatedWorker(_Section):
     """A worker that computes nothing: token i of a request is a fixed function of its prompt, each step lasts a set time, or as long
     as `device` of the catalogue would take for the config.json in the model's directory."""
 
-    step_ms: float = Field(default=1.0, ge=0)
-    device: str | None = None
-    vocab_size: int = Field(default=256, ge=2)
+    step_ms: float = Field(default=1.0, ge=0, description="Length of a step in milliseconds.")
+    device: str | None = Field(default=None, description="A device of the catalogue, whose speed is simulated instead of `stepMs`.")
+    vocab_size: int = Field(default=256, ge=2, description="Token ids of the simulated model.")
 
 
 class Fault(_Section):
@@ -149,7 +187,9 @@ class Fault(_Section):
     (poison), or has no memory for it (oom), the engine process is gone (exit); or from that step on its tokens are wrong (wrong). In the
     front: its loop blocks (block), does so holding the interpreter's lock (freeze), or its detokeniser stands still (stall)."""
 
-    kind: Literal["hang", "error", "fatal", "nan", "poison", "oom", "exit", "wrong", "block", "freeze", "stall"]
+    kind: Literal["hang", "error", "fatal", "nan", "poison", "oom", "exit", "wrong", "block", "freeze", "stall"] = Field(
+        description="What goes wrong."
+    )
     at_step: int = Field(
         ge=0, description="Counted from 0: steps that compute a request; for block and freeze their outputs, for stall its decodings."
     )
@@ -158,28 +198,29 @@ class Fault(_Section):
 class TestingConfig(_Section):
     """Never set by the operator for a served model."""
 
-    simulated: SimulatedWorker | None = None
-    faults: tuple[Fault, ...] = ()
+    simulated: SimulatedWorker | None = Field(default=None, description="A worker that computes nothing, in the place of the model.")
+    faults: tuple[Fault, ...] = Field(default=(), description="What goes wrong, each once.")
 
 
 class DaemonConfig(_Section):
     """What one replica runs."""
 
-    version: Literal[1] = 1
+    version: Literal[1] = Field(default=1, description="The version of this format.")
     service: str = Field(default="", description="namespace/name of the service; empty when stand-alone.")
     revision: str = Field(default="", description="Hash of what this replica runs.")
-    model: ModelConfig
-    engine: EngineConfig = EngineConfig()
-    drain_timeout: Duration = "30s"
+    model: ModelConfig = Field(description="The model.")
+    engine: EngineConfig = Field(default=EngineConfig(), description="Limits and numerics.")
+    drain_timeout: Duration = Field(default="30s", description="Time that running requests have to finish when the replica ends.")
     adapters: AdaptersConfig | None = _later("LoRA adapters; none where absent.")
     health: HealthConfig | None = Field(default=None, description="When the replica calls itself broken; defaults where absent.")
     slo: SloConfig | None = Field(default=None, description="What goodput is counted against; nothing where absent.")
-    listen: Listen = Listen()
+    listen: Listen = Field(default=Listen(), description="Where it listens.")
     auth: AuthConfig | None = Field(
         default=None, description="What callers must present. Absent: every client that reaches the ports may call."
     )
     kv_events: KvEventsConfig | None = Field(default=None, description="KV events over ZMQ; off where absent.")
-    testing: TestingConfig | None = None
+    tracing: TracingConfig | None = Field(default=None, description="OpenTelemetry spans of requests; off where absent.")
+    testing: TestingConfig | None = Field(default=None, description="For tests only.")
 
     def unknown_fields(self) -> tuple[str, ...]:
         """Dotted names that this version does not know or does not act on, for one warning at start."""

@@ -17,6 +17,9 @@ LABEL_SERVICE_UID: Final = f"{GROUP}/service-uid"
 LABEL_REVISION: Final = f"{GROUP}/revision"
 LABEL_ACCELERATOR: Final = f"{GROUP}/accelerator"
 LABEL_TENANT_QUOTA_UID: Final = f"{GROUP}/tenant-quota-uid"  # on a ResourceQuota that backs one
+# On a Secret that holds API keys of the gateway's clients ("true"), and the tenant to which they belong.
+LABEL_API_KEYS: Final = f"{GROUP}/api-keys"
+LABEL_TENANT: Final = f"{GROUP}/tenant"
 LABEL_COMPONENT: Final = "app.kubernetes.io/component"
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 LABEL_NAME: Final = "app.kubernetes.io/name"
@@ -74,6 +77,8 @@ HEADER_ROUTE: Final = "x-pagoda-route"
 HEADER_REQUEST_ID: Final = "x-request-id"
 # In an answer: fields of the request that the daemon does not know.
 HEADER_IGNORED: Final = "x-pagoda-ignored"
+# Of a replica's refusal: the error's code, for gateways. Bodies differ by API, and Anthropic's has no code.
+HEADER_ERROR_CODE: Final = "x-pagoda-error-code"
 HEADER_SHOULD_RETRY: Final = "x-should-retry"
 HEADER_RETRY_AFTER: Final = "retry-after"
 HEADER_RETRY_AFTER_MS: Final = "retry-after-ms"
@@ -160,6 +165,7 @@ ERROR_ENGINE_DIED: Final = "engine_died"
 ERROR_DEADLINE: Final = "deadline_exceeded"
 ERROR_MODEL_NOT_FOUND: Final = "model_not_found"
 ERROR_UNSUPPORTED: Final = "unsupported"
+ERROR_UNSUPPORTED_ENDPOINT: Final = "unsupported_endpoint"
 ERROR_UNAUTHENTICATED: Final = "invalid_api_key"  # OpenAI's word
 ERROR_FORBIDDEN: Final = "permission_denied"
 

@@ -8,6 +8,9 @@ from typing import Final, NamedTuple
 # Words of `reason`: why this endpoint. A request that was held or picked again says that instead, with the cause behind the dash:
 # `held-loading`, `repick-draining`. On an error's answer the endpoint may be NO_ENDPOINT.
 REASON_LEAST_LOADED: Final = "least-loaded"
+# The endpoint has the request's session, or a part of its prompt in the cache.
+REASON_SESSION: Final = "session"
+REASON_PREFIX: Final = "prefix"
 REASON_ONLY_ENDPOINT: Final = "only-endpoint"
 REASON_ONLY_SUSPECT: Final = "only-suspect"
 # Every replica fails its deep check or has a faulty device: then the check may be what is wrong, and some answer is better than none.

@@ -10,12 +10,13 @@ import logging
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TextIO, cast
 
 import structlog
 from pagoda_contracts.names import EXIT_PERMANENT
 
 from pagoda_fetch.nouns.errors import FetchError, Permanent
+from pagoda_fetch.serve.shown import StandardError
 
 if TYPE_CHECKING:
     from pagoda_fetch.serve.settings import Settings
@@ -48,7 +49,7 @@ def main() -> None:
 async def _run(chosen: Settings) -> str:
     """What the command prints."""
     from pagoda_fetch.download import inspecting
-    from pagoda_fetch.serve import sidecar
+    from pagoda_fetch.serve import shown, sidecar
     from pagoda_fetch.serve.service import Fetches
     from pagoda_fetch.volume.lock import myself
     from pagoda_fetch.volume.store import Store, point
@@ -61,7 +62,9 @@ async def _run(chosen: Settings) -> str:
         _leave(chosen.message_file, output.encode())
         return output
     fetches = Fetches(Store(chosen.root, chosen.limits.reserve), chosen.around, myself(chosen.pod))
-    done = await fetches.result(chosen.order)
+    moments, name, console = fetches.watch(chosen.order), chosen.order.address.uri, shown.terminal()
+    clock = asyncio.get_running_loop().time
+    done = await (shown.in_log(moments, name, clock) if console is None else shown.on_terminal(moments, name, console))
     if chosen.link is not None:
         point(chosen.link, Path(done.path))
     return done.path
@@ -81,7 +84,7 @@ def _log_to_stderr() -> None:
         structlog.processors.add_log_level,
         structlog.processors.format_exc_info,
     ]
-    structlog.configure(processors=[*stamps, renderer], logger_factory=structlog.WriteLoggerFactory(sys.stderr))
+    structlog.configure(processors=[*stamps, renderer], logger_factory=structlog.WriteLoggerFactory(cast("TextIO", StandardError())))
     # Libraries' own lines may hold addresses with signatures in their query.
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
 

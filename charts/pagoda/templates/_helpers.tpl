@@ -75,3 +75,27 @@ projected:
         expirationSeconds: 3600
         path: token
 {{- end }}
+
+{{- define "pagoda.firstKeySecret" -}}
+pagoda-first-key
+{{- end }}
+
+{{- /* The first API key's text, made once per rendering, so that the Secret and the notes speak of the same key. Empty if it exists already. */}}
+{{- define "pagoda.firstKey" -}}
+{{- $auth := .Values.gateway.auth }}
+{{- if and $auth.firstKey.create .Release.IsInstall (not (lookup "v1" "Secret" .Release.Namespace (include "pagoda.firstKeySecret" .))) }}
+{{- if not (hasKey $auth "madeKey") }}{{- $_ := set $auth "madeKey" (printf "pagoda-%s" (randAlphaNum 43)) }}{{ end }}
+{{- $auth.madeKey }}
+{{- end }}
+{{- end }}
+
+{{- /* What is kept of it, as in contracts/pagoda_contracts/resources/apikeys.py; base64. */}}
+{{- define "pagoda.firstKeyStored" -}}
+{{- $known := lookup "v1" "Secret" .Release.Namespace (include "pagoda.firstKeySecret" .) }}
+{{- $made := include "pagoda.firstKey" . }}
+{{- if $made }}
+{{- dict "sha256" (sha256sum $made) "created" (now | date "2006-01-02T15:04:05Z07:00") | toJson | b64enc }}
+{{- else if and $known $known.data }}
+{{- get $known.data "first" }}
+{{- end }}
+{{- end }}

@@ -21,6 +21,7 @@ _PULL: Final[Schema] = {"enum": ["Always", "IfNotPresent", "Never"]}
 _REPLICAS: Final[Schema] = {"type": "integer", "minimum": 1, "maximum": 16}
 # Helm's templates count with one unit: `pagoda.seconds`.
 _DURATION: Final[Schema] = {"type": "string", "pattern": "^[0-9]{1,6}(s|m|h)$"}
+_TENANT: Final[Schema] = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9.-]{0,50}[a-z0-9])?$"}
 _LABELS: Final[Schema] = {"type": "object", "additionalProperties": {"type": "string"}}
 _QUANTITIES: Final[Schema] = {"type": "object", "additionalProperties": {"type": ["string", "number"]}}
 
@@ -47,6 +48,7 @@ def schema() -> Schema:
                 | {
                     "holdTimeout": _DURATION,
                     "drainTimeout": _DURATION,
+                    "auth": _closed({"anonymous": _BOOLEAN, "firstKey": _closed({"create": _BOOLEAN, "tenant": _TENANT})}),
                     "service": _closed({"type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]}}),
                 }
             ),

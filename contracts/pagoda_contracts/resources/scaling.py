@@ -53,7 +53,7 @@ class ScalingRules(Model):
 
     stabilization_window_seconds: Annotated[int, Field(ge=0, le=3600)] | None = Field(
         default=None,
-        description="Of the recommendations of so many past seconds, the safest counts. If absent: 0 for scaling up, 300 for scaling down.",
+        description="Seconds of past recommendations, of which the safest counts. If absent: 0 for scaling up, 300 for scaling down.",
     )
     select_policy: Literal["Max", "Min", "Disabled"] = Field(default="Max", description="Which policy counts: Max, Min or Disabled.")
     policies: Annotated[tuple[ScalingPolicy, ...], Field(max_length=8)] = Field(

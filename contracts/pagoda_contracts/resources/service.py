@@ -218,7 +218,7 @@ class InferenceServiceSpec(Model):
     health: HealthSpec | None = Field(
         default=None, description="When a replica counts as unhealthy. It then gets no new requests and is replaced."
     )
-    routing: RoutingSpec | None = Field(default=None, description="How the gateway picks a replica. Not acted on yet.")
+    routing: RoutingSpec | None = Field(default=None, description="How the gateway picks a replica.")
     profile_ref: ProfileRef = Field(default=ProfileRef(), description="The administrator's template for the pods.")
     pod_template: dict[str, Any] | None = Field(
         default=None,

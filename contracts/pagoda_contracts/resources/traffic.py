@@ -130,11 +130,11 @@ class OverflowSpec(Model):
 
 
 class RoutingSpec(Model):
-    """How the gateway picks a replica. Not acted on yet: the least loaded one is picked."""
+    """How the gateway picks a replica. `hold` and `overflow` are not acted on yet."""
 
     policy: Literal["PrefixAware", "LeastLoad"] = Field(
         default="PrefixAware",
-        description="PrefixAware: the replica that has the prompt's beginning cached, unless it is overloaded. "
+        description="PrefixAware: the replica that has the conversation or the prompt's beginning, unless it is overloaded. "
         "LeastLoad: the replica with the fewest requests.",
     )
     hold: HoldSpec | None = Field(default=None, description="Requests that wait for a replica.")

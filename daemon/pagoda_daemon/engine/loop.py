@@ -93,6 +93,7 @@ class Engine:
         self._beat_ms = clock_ms()
         self._exit: int | None = None
         self._stopping = False
+        self._seeds = secrets.SystemRandom() if config.seed is None else random.Random(config.seed)  # noqa: S311  asked for
         self._luck = random.Random(secrets.randbits(64))  # noqa: S311  which request is shed is not secret
         self._device = Device(lambda: build(self._note_progress))
         self._grammars = Grammars(make_pool, wire.watch)
@@ -156,7 +157,7 @@ class Engine:
         self._send_outputs(state, [refused] if refused else [])
 
     def _admit(self, state: State, message: Submit) -> None:
-        refused = submit(state, message, Arrival(self._clock_ms(), secrets.randbits(64), self._luck.random()))
+        refused = submit(state, message, Arrival(self._clock_ms(), self._seeds.getrandbits(64), self._luck.random()))
         self._send_outputs(state, [refused] if refused else [])
 
     def _constrain(self, state: State) -> None:
@@ -184,7 +185,8 @@ class Engine:
         if self._events is not None:
             self._events.begin(self._state)
         self._wire.send(Loading(1.0))
-        self._wire.send(Ready(limits.max_model_len, limits.vocab_size, limits.block_size, limits.blocks_total, config.max_concurrency))
+        pool = (limits.max_model_len, limits.vocab_size, limits.block_size, limits.blocks_total)
+        self._wire.send(Ready(*pool, config.max_concurrency, limits.computed_by))
         self._beat()
         early, self._early = self._early, []
         for message in early:
@@ -194,6 +196,8 @@ class Engine:
         outputs = commit(state, result, self._clock_ms())
         self._landed(state)
         self._send_outputs(state, outputs)
+        if (slow := state.slow.take(self._clock_ms())) is not None:
+            _log.warning("slow_step", **slow)
         if self._events is not None:
             self._events.publish_changes(state)
         self._send_deep_check_answer(state.take_deep_check_answer())

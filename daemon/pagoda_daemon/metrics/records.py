@@ -9,6 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
+from pagoda_daemon.metrics.gaps import Gaps
 from pagoda_daemon.nouns.messages import Life, RowOutput, Submit
 
 ABORTED: Final = "abort"
@@ -33,6 +34,7 @@ class Record:
     reason: str = ABORTED
     refusal: str = ""
     completion_tokens: int = 0
+    gaps: Gaps = field(default_factory=Gaps)
     ends: dict[int, str] = field(default_factory=dict)
     lives: dict[int, Life] = field(default_factory=dict)
 

@@ -24,7 +24,8 @@ NO_COPIES: Final[Ints] = np.zeros((0, 2), np.int32)
 class WorkerLimits:
     """What a loaded worker can hold. `sliding_window`: where every layer has a window, the widest one, the token itself counted: a block
     that lies wholly further back is never read again. None where one layer sees everything. `model` names weights and numerics in the names
-    of blocks: two workers share it only if they would write the same keys and values."""
+    of blocks: two workers share it only if they would write the same keys and values. `computed_by`: device and instruction set, for
+    people."""
 
     blocks_total: int
     block_size: int
@@ -32,6 +33,7 @@ class WorkerLimits:
     max_model_len: int
     sliding_window: int | None = None
     model: str = ""
+    computed_by: str = ""
 
 
 def peak_blocks(tokens: int, block_size: int, window: int | None, budget: int) -> int:

@@ -13,12 +13,14 @@ DaemonError
     ├── Forbidden             known, and not allowed to do this
     ├── ModelNotFound         `model` is none of the served names
     ├── RequestNotFound       no request of that id, or another tenant's
+    ├── ResponseNotFound      responses are not kept
     ├── DeadlineExceeded      its own deadline passed: no client waits for the answer any more
     ├── Draining              accepted no more: try another replica
     ├── NotReady              still loading
     ├── StaleOrder            an order of control that no longer holds
     ├── WrongReplica          an order for the pod that had this address before
     ├── NotBuilt              a method that this version knows and does not serve
+    │   └── EndpointNotBuilt  a path of OpenAI's API
     ├── Overloaded            holds as many as it may: try another replica
     │   └── TooMany           too much waits already
     └── RequestFailed         the engine ended this request; others go on
@@ -38,6 +40,7 @@ from pagoda_contracts.names import (
     ERROR_OVERLOADED,
     ERROR_UNAUTHENTICATED,
     ERROR_UNSUPPORTED,
+    ERROR_UNSUPPORTED_ENDPOINT,
 )
 
 MAX_SHOWN: Final = 200
@@ -141,6 +144,12 @@ class RequestNotFound(RequestError):
     code = "request_not_found"
 
 
+class ResponseNotFound(RequestError):
+    """Responses are not kept."""
+
+    code = "response_not_found"
+
+
 class DeadlineExceeded(RequestError):
     """The request's own deadline passed, before its first token or after some."""
 
@@ -175,6 +184,12 @@ class NotBuilt(RequestError):
     """A method that this version knows and does not serve."""
 
     code = ERROR_UNSUPPORTED
+
+
+class EndpointNotBuilt(NotBuilt):
+    """A path of OpenAI's API that is not served."""
+
+    code = ERROR_UNSUPPORTED_ENDPOINT
 
 
 class Overloaded(RequestError):

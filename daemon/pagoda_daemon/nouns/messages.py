@@ -143,6 +143,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     block_size: int
     blocks_total: int
     max_concurrency: int
+    computed_by: str = ""  # device and instruction set, for people
 
 
 Reason = Literal["queue_full", "memory_pressure", "load_shed", "deadline", "draining", "expired", "never_fits", "grammar", "conflict"]

@@ -31,7 +31,13 @@ _MAX_PORT: Final = 65535
 _SOURCE: Final = re.compile(r"(hf|s3|gs|oci)://.+|[\w.-]+/[\w.-]+")
 _KEYS: Final = "api-keys"
 # What people type who come from vLLM, and that has no effect here: said, not silently taken.
-_NOT_BUILT: Final = ("--gpu-memory-utilization", "--tensor-parallel-size", "--enable-lora", "--reasoning-parser", "--seed")
+_NOT_BUILT: Final = ("--tensor-parallel-size", "--enable-lora", "--reasoning-parser")
+
+
+_LISTS: Final = (
+    ("--cors-origin", "ORIGIN", "origin of web pages that may read answers, such as https://chat.example.org; repeatable"),
+    ("--allowed-host", "NAME", "host name under which clients without keys reach the daemon, * for any; repeatable"),
+)
 
 
 @dataclass(frozen=True)
@@ -78,10 +84,15 @@ FLAGS: Final = (
     Flag("--max-num-batched-tokens", "engine.tokenBudget", "tokens computed per step (default: 512)", int),
     Flag("--block-size", "engine.blockSize", "tokens of a KV block (default: 16)", int),
     Flag("--kv-cache-memory-bytes", "engine.kvBytes", "memory for KV blocks such as 4Gi (default: what is left)", size),
+    Flag("--gpu-memory-utilization", "engine.kvMemoryFraction", "share of all memory for weights, steps and KV, on CPU too", float),
     Flag("--quantization", "engine.quantization", "type of the weights' matrices", choices=("int8", "fp8", "int4", "nvfp4")),
     Flag("--kv-cache-dtype", "engine.kvDtype", "type of keys and values", choices=("auto", "bfloat16", "float8", "int8")),
     Flag("--tool-call-parser", "engine.toolParser", "how the model writes tool calls (default: by its chat template)"),
     Flag("--chat-template", "model.chatTemplate", "file with a Jinja template that replaces the model's"),
+    Flag("--seed", "engine.seed", "makes the random seeds of requests the same after each start", int),
+    Flag("--ssl-certfile", "listen.tls.certFile", "certificate in PEM with its chain; the HTTP port is encrypted then"),
+    Flag("--ssl-keyfile", "listen.tls.keyFile", "private key in PEM (default: in the file of the certificate)"),
+    Flag("--root-path", "listen.rootPath", "prefix such as /llm under which a proxy offers this replica"),
     Flag("--threads", "engine.threads", "compute threads (default: the cores that are granted)", int),
     Flag("--drain-timeout", "drainTimeout", "time that requests have to finish after Ctrl-C (default: 30s)"),
 )
@@ -96,11 +107,15 @@ def add_flags(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names that clients put in `model` (default: the model's)")
     serve.add_argument("--name", help="one such name")
     serve.add_argument("--api-key", action="append", metavar="KEY", help=f"key that clients must send; repeatable; or {ENV_API_KEY}")
+    for name, metavar, told in _LISTS:
+        serve.add_argument(name, action="append", default=[], metavar=metavar, help=told)
     serve.add_argument("--revision", help="commit, tag or branch of a model that is fetched")
     serve.add_argument("--download-dir", type=Path, help="where fetched models are kept (default: ~/.cache/pagoda/models)")
     serve.add_argument("--enable-auto-tool-choice", action="store_true", help="accepted for vLLM's command lines; always on")
     serve.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction, dest="engine.prefixCaching", help="on by default")
-    serve.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="any field of a DaemonConfig (docs/engine.md)")
+    serve.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="any field of a DaemonConfig (docs/daemon-config.md)"
+    )
     serve.add_argument("--config", dest="flags_file", type=Path, help="YAML file of flags, without their dashes")
     for name in _NOT_BUILT:
         serve.add_argument(name, action=_NotBuilt, nargs="?", help=argparse.SUPPRESS)
@@ -141,7 +156,7 @@ def _words(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [f"--{name}"] if value else []
     values = [str(one) for one in value] if isinstance(value, list) else [str(value)]
-    repeated = name in ("set", "api-key")
+    repeated = name in ("set", "api-key", *(one.removeprefix("--") for one, _, _ in _LISTS))
     return [word for one in values for word in (f"--{name}", one)] if repeated else [f"--{name}", *values]
 
 
@@ -154,12 +169,19 @@ def config_of(arguments: argparse.Namespace, environ: Mapping[str, str] = os.env
     for name, value in vars(arguments).items():
         if ("." in name or name == "drainTimeout") and value not in (None, "auto"):
             _put(tree, name, value)
+    if arguments.cors_origin:
+        _put(tree, "listen.corsOrigins", arguments.cors_origin)
+    if arguments.allowed_host:
+        _put(tree, "listen.allowedHosts", arguments.allowed_host)
     for entry in arguments.set:
         _put(tree, *_assignment(entry))
     run_dir = Path(tempfile.mkdtemp(prefix="pagoda-"))
     _put(tree, "listen.runDir", str(run_dir))
     if keys := arguments.api_key or environ.get(ENV_API_KEY, "").split():
         _put(tree, "auth.keysFile", str(_write_keys(run_dir / _KEYS, keys)))
+    if "auth" not in tree:  # any web page could reach it under a name of its own
+        listen = tree["listen"]
+        listen["allowedHosts"] = [*listen.get("allowedHosts", ()), str(listen.get("host"))]
     try:
         return _checked(tree)
     except ConfigRejected:
@@ -191,7 +213,7 @@ def _checked(tree: Mapping[str, Any]) -> DaemonConfig:
         first = error.errors(include_url=False)[0]
         raise ConfigRejected(f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {str(first['input'])[:200]!r}") from error
     if unknown := config.unknown_fields():
-        raise ConfigRejected(f"{', '.join(unknown)}: not built yet, or no field of a DaemonConfig (docs/engine.md)")
+        raise ConfigRejected(f"{', '.join(unknown)}: not built yet, or no field of a DaemonConfig (docs/daemon-config.md)")
     return config
 
 

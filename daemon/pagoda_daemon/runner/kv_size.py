@@ -79,6 +79,7 @@ def needs(spec: ModelSpec, engine: EngineConfig, weight_bytes: int, item: int, l
 
 def kv_shape(engine: EngineConfig, model: Needs, memory: Memory) -> KvShape:
     """A context that was asked for must fit whole; one that was not is cut to what the memory holds."""
+    memory = _granted(engine, memory)
     asked, wanted = engine.max_model_len, engine.max_model_len or model.max_positions
     if wanted > model.max_positions:
         raise ConfigRejected(f"maxModelLen {wanted} exceeds the model's max_position_embeddings {model.max_positions}")
@@ -89,6 +90,17 @@ def kv_shape(engine: EngineConfig, model: Needs, memory: Memory) -> KvShape:
         raise ConfigRejected(_refusal(engine, model, memory, least))
     full_rows = engine.max_concurrency * _peak_blocks(engine, model, context)
     return KvShape(min(full_rows, _pool(engine, model, memory, context) // (model.token_bytes * engine.block_size)), context)
+
+
+def _granted(engine: EngineConfig, memory: Memory) -> Memory:
+    """The share of all memory that was asked for; less where others have taken more than the rest."""
+    share = engine.kv_memory_fraction
+    if share is None:
+        return memory
+    if not 0 < share <= 1:
+        raise ConfigRejected(f"kvMemoryFraction must be above 0 and at most 1, got {share}")
+    total = int(memory.total * share)
+    return replace(memory, total=total, left=min(memory.left, total))
 
 
 def _holds(engine: EngineConfig, model: Needs, memory: Memory) -> Callable[[int], bool]:
@@ -111,10 +123,12 @@ def _pool(engine: EngineConfig, model: Needs, memory: Memory, context: int) -> i
     left = memory.left - model.fixed(context)
     if engine.kv_bytes is not None:
         return engine.kv_bytes if engine.kv_bytes <= left else 0
-    return max(0, int(left * _share(memory)))
+    return max(0, int(left * _share(engine, memory)))
 
 
-def _share(memory: Memory) -> float:
+def _share(engine: EngineConfig, memory: Memory) -> float:
+    if engine.kv_memory_fraction is not None:  # the rest was left to others on purpose
+        return 1.0
     return _SHARE_OF_CONTAINER if memory.limited else _SHARE_OF_MACHINE
 
 
@@ -140,7 +154,7 @@ def _fitting(engine: EngineConfig, model: Needs, memory: Memory, least: int) -> 
     kv, room = _kv_bytes(engine, model, least), memory.left - model.fixed(least)
     if engine.kv_bytes is not None and kv <= room:
         return [*found, f"kvBytes from {kv} to {room}"]
-    pool = int(kv / _share(memory)) + 1 if engine.kv_bytes is None else max(kv, engine.kv_bytes)
+    pool = int(kv / _share(engine, memory)) + 1 if engine.kv_bytes is None else max(kv, engine.kv_bytes)
     raised = f"kvBytes {kv} and " if engine.kv_bytes is not None and kv > engine.kv_bytes else ""
     limit = _size(memory.total - memory.left + model.fixed(least) + pool)
     found.append(f"{raised}{_LARGER[memory.place]} of {limit}")

@@ -20,6 +20,14 @@ def place_of(device: str | None) -> torch.device:
     return torch.device("cuda" if there else "cpu") if device in (None, AUTO) else torch.device(device)
 
 
+def computed_by(place: torch.device, threads: int, *, native: bool) -> str:
+    """Device and instruction set, for people."""
+    if place.type == "cuda":
+        return f"{torch.cuda.get_device_name(place)}, PyTorch"
+    with_what = "AVX-512 BF16, native ops" if native else f"{torch.backends.cpu.get_cpu_capability()}, PyTorch"
+    return f"CPU, {threads} thread{'s' * (threads != 1)}, {with_what}"
+
+
 def memory_at(place: torch.device, host: Host) -> Memory:
     """All and free bytes where weights and KV go. On a device the driver's own share is taken already."""
     if place.type == "cpu":

@@ -24,6 +24,7 @@ from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.order import VirtualTokens, WaitingQueue
 from pagoda_daemon.scheduler.request import Request
 from pagoda_daemon.scheduler.rows import Rows
+from pagoda_daemon.scheduler.slow import LEAST_MS, SlowStep, SlowSteps
 from pagoda_daemon.scheduler.steps import Steps
 
 _HABIT = 0.05
@@ -111,6 +112,7 @@ class State:
         self.deep_check_answer: DeepCheckAnswer | None = None
         self.unwatched: list[Request] = []
         self.compilations = Compilations()
+        self.slow = SlowSteps()
         self._free_rows = list(range(limits.max_concurrency - 1, -1, -1))
 
     @property
@@ -252,11 +254,19 @@ class State:
         """The oldest plan is done. It began when it was planned or when the one before landed."""
         flight = self.lose()
         took_ms = now_ms - max(flight.planned_ms, self.landed_ms)
+        if took_ms >= LEAST_MS and self.step_cost.known:
+            self.slow.add(self._slow(flight, took_ms))
         self.step_cost.observe(flight.tokens, flight.context, took_ms)
         if flight.plan.rows.size:
             self.steps.add(flight.plan.tokens, took_ms / 1000)
         self.landed_ms = now_ms
         return flight
+
+    def _slow(self, flight: Flight, took_ms: float) -> SlowStep:
+        predicted = self.step_cost.milliseconds(flight.tokens, flight.context)
+        prompts = flight.counts[flight.counts > 1]
+        held = (int(flight.plan.rows.size), int(prompts.size), int(prompts.sum()), flight.context)
+        return SlowStep(took_ms, predicted, *held, flight.deep_check is not None)
 
     def lose(self) -> Flight:
         """The oldest plan is over, and how long it took means nothing."""

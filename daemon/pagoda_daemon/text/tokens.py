@@ -47,7 +47,9 @@ class ModelText:
 
     The file `chat_template` replaces the model's own. `template` is the one that conversations with tools are written by."""
 
-    def __init__(self, directory: Path, tool_parser: str | None = None, chat_template: Path | None = None) -> None:
+    def __init__(
+        self, directory: Path, tool_parser: str | None = None, chat_template: Path | None = None, reasoning_parser: str | None = None
+    ) -> None:
         self._tokenizer = _load_tokenizer(directory / "tokenizer.json")
         self._longest = max(map(len, self._tokenizer.get_vocab()), default=1)
         self.spell = Speller(self._tokenizer)
@@ -60,7 +62,8 @@ class ModelText:
         model = read_json(directory / "config.json", required=True)
         self._special = _special_tokens(config)
         sources = template_sources(directory, config) if chat_template is None else {DEFAULT: read(chat_template)}
-        self.template, self.tool_parser = sources.get(WITH_TOOLS, sources.get(DEFAULT, "")), tool_parser
+        self.template = sources.get(WITH_TOOLS, sources.get(DEFAULT, ""))
+        self.tool_parser, self.reasoning_parser = tool_parser, reasoning_parser
         self._templates = {name: ChatTemplate(source, directory) for name, source in sources.items()}
         self._warming, self._is_warm = threading.Lock(), False
         self.stop_ids = self._stop_ids(generation, model)

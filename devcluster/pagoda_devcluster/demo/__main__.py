@@ -18,6 +18,7 @@ from pagoda_devcluster.demo import build, install, recipe, show
 CLUSTER = "demo"
 NAMESPACE = "default"
 SERVICE = "llama-tiny"
+TENANT = "demo"
 QUESTION = "What is the with statement?"
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -69,7 +70,7 @@ def _up(shop: build.Workshop, question: str) -> None:
         shop.say(f"[bold]{SERVICE}[/bold] {line.reason}: {line.message}")
         if line.stalled:
             raise StartError(f"{SERVICE} is Stalled: {line.message}")
-    _chat(shop, install.gateway_url(cluster), question)
+    _chat(shop, install.gateway_url(cluster), install.api_key(cluster, TENANT), question)
     _next_commands(cluster)
 
 
@@ -84,10 +85,10 @@ def _cluster(shop: build.Workshop) -> install.Cluster:
     return install.Cluster(CLUSTER)
 
 
-def _chat(shop: build.Workshop, url: str, question: str) -> None:
+def _chat(shop: build.Workshop, url: str, key: str, question: str) -> None:
     shop.say(f"the openai client asks {url} for {SERVICE!r}")
     argv = [str(shop.root / "examples/chat.py"), "--base-url", url, "--model", SERVICE, "--question", question]
-    if subprocess.run([sys.executable, "-P", *argv], check=False).returncode != 0:
+    if subprocess.run([sys.executable, "-P", *argv], check=False, env={**os.environ, "OPENAI_API_KEY": key}).returncode != 0:
         raise StartError("the chat failed: see above")
 
 

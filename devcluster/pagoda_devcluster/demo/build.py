@@ -49,7 +49,8 @@ def run(argv: list[str], **changes: str) -> str:
 
 @contextmanager
 def finished(target: Path) -> Iterator[Path | None]:
-    """A scratch path that becomes `target` when the block ends well, or None where `target` is there already."""
+    """A scratch path that becomes `target` when the block ends well, or None where `target` is there already. The name says the content, so
+    if two processes make it at once, the first one's stays."""
     if target.exists():
         yield None
         return
@@ -57,7 +58,11 @@ def finished(target: Path) -> Iterator[Path | None]:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
         made = Path(scratch) / target.name
         yield made
-        made.rename(target)
+        try:
+            made.rename(target)
+        except OSError:
+            if not target.exists():
+                raise
 
 
 def site_packages(shop: Workshop, component: Component) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -82,6 +83,17 @@ def install_chart(shop: Workshop, cluster: Cluster, images: dict[Component, str]
             cluster.helm("upgrade", "--install", RELEASE, chart, *where, "--values", values.name, "--wait", "--timeout", "10m", *extra)
         except BuildError as error:
             raise StartError(f"{error}\n{_what_pods_say(cluster)}") from error
+
+
+def api_key(cluster: Cluster, tenant: str) -> str:
+    """An API key for a day, made as an admin makes it: by `pagoda key create`."""
+    argv = ["key", "create", "--tenant", tenant, "--expires-in", "24h", "--kubeconfig", cluster.kubeconfig]
+    environment = {**os.environ, "PATH": f"{cluster.bin}{os.pathsep}{os.environ.get('PATH', '')}"}
+    program = str(Path(sys.executable).parent / "pagoda")
+    done = subprocess.run([program, *argv], capture_output=True, text=True, check=False, env=environment)
+    if done.returncode != 0:
+        raise StartError(f"`pagoda key create` exited {done.returncode}: {done.stderr.strip()}")
+    return done.stdout.strip()
 
 
 def _what_pods_say(cluster: Cluster) -> str:

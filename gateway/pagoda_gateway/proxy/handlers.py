@@ -19,21 +19,23 @@ from pagoda_contracts.names import HEADER_REQUEST_ID
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from pagoda_gateway.proxy import body, parse
+from pagoda_gateway.proxy.authenticate import TENANT, Authenticate
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.headers import to_replica
 from pagoda_gateway.proxy.relay import Relay
 from pagoda_gateway.proxy.upstream import Call, Upstream
-from pagoda_gateway.requests.errors import GatewayError, ModelNotFound, NotServedHere, NotSynced, NotThisMethod, reply
+from pagoda_gateway.requests.dialects import ENDPOINTS, dialect_of
+from pagoda_gateway.requests.errors import GatewayError, ModelNotFound, NotBuilt, NotServedHere, NotSynced, NotThisMethod
 from pagoda_gateway.requests.lifecycle import InFlight, RequestLife
 from pagoda_gateway.requests.metrics import Metrics
 from pagoda_gateway.requests.router import Router
-from pagoda_gateway.routing.request import RoutingRequest
 from pagoda_gateway.watch.cache import EndpointCache
 
 log = structlog.get_logger()
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _REQUEST_ID: Final = web.RequestKey("request_id", str)
+_NOT_BUILT: Final = tuple(f"/v1/{name}{more}" for name in ("batches", "files") for more in ("", "/{rest:.+}"))
 
 
 @dataclass(slots=True)
@@ -45,13 +47,15 @@ class Api:
     router: Router
     upstream: Upstream
     limits: Limits
+    authenticate: Authenticate
     stopping: bool = False
 
     def application(self) -> web.Application:
         """Returns the application for the API's port."""
-        app = web.Application(middlewares=[_envelope])
-        routes = [web.post(path, self._inference) for path in ("/v1/chat/completions", "/v1/completions")]
-        app.add_routes([*routes, web.get("/v1/models", self._models), web.get("/v1/models/{id:.+}", self._model)])
+        app = web.Application(middlewares=[_envelope, self.authenticate.middleware()])
+        app.add_routes([web.post(path, self._inference) for path in ENDPOINTS])
+        app.add_routes([web.get("/v1/models", self._models), web.get("/v1/models/{id:.+}", self._model)])
+        app.add_routes([web.route("*", path, _not_built) for path in _NOT_BUILT])
         app.on_response_prepare.append(self._sign)
         return app
 
@@ -64,7 +68,7 @@ class Api:
             response.force_close()
 
     async def _inference(self, request: web.Request) -> web.StreamResponse:
-        relay = Relay(self.upstream, request)
+        relay = Relay(self.upstream, request, request[_REQUEST_ID])
         try:
             async with self.in_flight.begin(request[_REQUEST_ID]) as life:
                 return await self._answer(request, life, relay)
@@ -75,20 +79,26 @@ class Api:
 
     async def _answer(self, request: web.Request, life: RequestLife, relay: Relay) -> web.StreamResponse:
         whole = await body.read(request, self.limits, life.take_bytes)
-        life.request = RoutingRequest(parse.head(whole).model)
+        life.request = parse.routing_request(whole, request.headers, request[TENANT])
         path = request.rel_url.raw_path_qs  # a target in absolute form names the gateway, not the replica
-        call = Call(path, to_replica(request.headers, request[_REQUEST_ID]), whole)
+        call = Call(path, to_replica(request.headers, request[_REQUEST_ID], life.request), whole)
         return await self.router.serve(life, partial(relay.attempt, call, life.first_byte))
 
     async def _models(self, _request: web.Request) -> web.Response:
-        return _json({"object": "list", "data": [_card(model) for model in self._served()]})
+        return _json({"object": "list", "data": [self._card(model) for model in self._served()]})
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["id"]
         for model in self._served():
             if model.name == name:
-                return _json(_card(model))
+                return _json(self._card(model))
         raise ModelNotFound(name)
+
+    def _card(self, model: ServedName) -> dict[str, str | int | bool]:
+        """Returns OpenAI's model object. A service that is asleep is available: a request wakes it."""
+        card: dict[str, str | int | bool] = {"id": model.name, "object": "model", "created": _epoch(model.created), "owned_by": model.owner}
+        why = self.router.why_not(model.owner)
+        return card | {"available": not why} | ({"unavailable_reason": why} if why else {})
 
     def _served(self) -> list[ServedName]:
         if not self.cache.synced:
@@ -96,9 +106,8 @@ class Api:
         return self.cache.models()
 
 
-def _card(model: ServedName) -> dict[str, str | int]:
-    """Returns OpenAI's model object."""
-    return {"id": model.name, "object": "model", "created": _epoch(model.created), "owned_by": model.owner}
+async def _not_built(request: web.Request) -> web.StreamResponse:
+    raise NotBuilt(f"{request.path} is not built yet; docs/api.md lists what is")
 
 
 def _json(document: object) -> web.Response:
@@ -127,7 +136,7 @@ async def _envelope(request: web.Request, handler: Handler) -> web.StreamRespons
     except Exception:
         log.exception("a request failed by an error of the gateway", request_id=request[_REQUEST_ID])
         failure = GatewayError("internal error; the gateway's log has its cause")
-    answer = reply(failure)
+    answer = dialect_of(request.path).reply(failure, request[_REQUEST_ID])
     return web.Response(status=answer.status, headers=answer.headers, body=answer.body)
 
 

@@ -6,7 +6,10 @@ from typing import Final
 
 from aiohttp import hdrs
 from multidict import CIMultiDict, MultiMapping
-from pagoda_contracts.names import HEADER_INTERNAL_PREFIX, HEADER_REQUEST_ID, HEADER_ROUTE
+from pagoda_contracts.names import HEADER_INTERNAL_PREFIX, HEADER_PREFIX_HASHES, HEADER_REQUEST_ID, HEADER_ROUTE, HEADER_TENANT
+from pagoda_contracts.prefix import to_header
+
+from pagoda_gateway.routing.request import RoutingRequest
 
 _HOP_BY_HOP: Final = frozenset(
     {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer"}
@@ -14,15 +17,19 @@ _HOP_BY_HOP: Final = frozenset(
 )
 # An encoded answer could not be cut between events. The gateway has sent an awaited 100 already. Credentials end at the gateway, because
 # replicas have no use for them.
-_NOT_FORWARDED: Final = _HOP_BY_HOP | {"host", "expect", "accept-encoding", "authorization", "cookie", HEADER_REQUEST_ID}
+_NOT_FORWARDED: Final = _HOP_BY_HOP | {"host", "expect", "accept-encoding", "authorization", "x-api-key", "cookie", HEADER_REQUEST_ID}
 _NOT_RELAYED: Final = _HOP_BY_HOP | {"date", "server", HEADER_REQUEST_ID}
 _PRIVATE_PREFIXES: Final = (HEADER_INTERNAL_PREFIX, "x-gateway-")
 
 
-def to_replica(headers: MultiMapping[str], request_id: str) -> CIMultiDict[str]:
-    """A client's headers as a replica gets them."""
+def to_replica(headers: MultiMapping[str], request_id: str, request: RoutingRequest) -> CIMultiDict[str]:
+    """A client's headers as a replica gets them. Tenant and prefix names are the gateway's word, never the client's."""
     kept = _without(headers, _NOT_FORWARDED)
     kept[HEADER_REQUEST_ID] = request_id
+    if request.tenant:
+        kept[HEADER_TENANT] = request.tenant
+    if request.prefix_hashes:
+        kept[HEADER_PREFIX_HASHES] = to_header(request.prefix_hashes)
     return kept
 
 

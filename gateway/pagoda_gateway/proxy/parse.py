@@ -1,28 +1,59 @@
-"""Reads the one field of a request's body that routing needs. The body is forwarded unchanged, and the daemon validates the rest."""
+"""Reads what routing needs of a request: the model, the conversation, and the text at the prompt's beginning. Pure.
+
+The body is forwarded unchanged, and the daemon validates the rest. Whatever is not as expected here names no conversation and no text.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 import msgspec
+from pagoda_contracts.prefix import MAX_TEXT_HASHES, TEXT_CHUNK_BYTES, Scope, chat_text, text_hashes
 
 from pagoda_gateway.requests.errors import BadRequest
+from pagoda_gateway.routing.request import RoutingRequest
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_SESSION_HEADER: Final = "x-session-id"
+# Larger ones go by load and by the session that they name: to read 16 MB of messages would hold up other requests for 50 ms.
+_MAX_READ: Final = 2 << 20
+# Normalisation never makes text longer than three times; names end with the 64th chunk.
+_MAX_TEXT: Final = 3 * MAX_TEXT_HASHES * TEXT_CHUNK_BYTES
+_MAX_TURNS: Final = 4096
+_NONE: Final = msgspec.Raw(b"null")
+
+Message = tuple[str, str]
 
 
-class Head(msgspec.Struct, frozen=True):
-    """`model` picks the service."""
+class _Head(msgspec.Struct, frozen=True):
+    """`model` picks the service. Other fields may be anything."""
 
     model: str
+    prompt_cache_key: msgspec.Raw = _NONE
+    session_id: msgspec.Raw = _NONE
+    messages: msgspec.Raw = _NONE
+    input: msgspec.Raw = _NONE
+    prompt: msgspec.Raw = _NONE
+    system: msgspec.Raw = _NONE
+    instructions: msgspec.Raw = _NONE
 
 
-_DECODER = msgspec.json.Decoder(Head)
+_DECODER = msgspec.json.Decoder(_Head)
 
 
-def head(body: bytes) -> Head:
-    """Parses the body. BadRequest says what is wrong with it."""
+def routing_request(body: bytes, headers: Mapping[str, str], tenant: str) -> RoutingRequest:
+    """Returns what routing knows of a request; BadRequest says what is wrong with its body."""
+    head = _head(body)
+    messages = _conversation(head) if len(body) <= _MAX_READ else []
+    names = text_hashes(Scope(tenant, head.model), chat_text(messages)[:_MAX_TEXT]) if messages else []
+    return RoutingRequest(head.model, tenant=tenant, prefix_hashes=tuple(names), session=_session(head, headers, tenant, messages))
+
+
+def _head(body: bytes) -> _Head:
     try:
         parsed = _DECODER.decode(body)
     except msgspec.ValidationError as error:
@@ -32,6 +63,58 @@ def head(body: bytes) -> Head:
     if not parsed.model:
         raise BadRequest("`model` must not be empty; GET /v1/models lists the names", "model")
     return parsed
+
+
+def _session(head: _Head, headers: Mapping[str, str], tenant: str, messages: list[Message]) -> str:
+    """Returns a key that is the same for all requests of a conversation, bound to the tenant: by the id that the client sends, else by what
+    all its turns begin with. A first turn without an id is no conversation yet."""
+    for given in (_value(head.prompt_cache_key), _value(head.session_id), headers.get(_SESSION_HEADER)):
+        if isinstance(given, str) and given:
+            return _key(tenant, "id", given)
+    if not any(role == "assistant" for role, _ in messages):
+        return ""
+    first = next((at for at, (role, _) in enumerate(messages) if role == "user"), 0)
+    return _key(tenant, "turns", chat_text(messages[: first + 1]))
+
+
+def _key(tenant: str, *parts: str) -> str:
+    """Parts are told apart by their lengths."""
+    state = hashlib.blake2b(digest_size=16)
+    for part in (tenant, *parts):
+        data = part.encode(errors="replace")
+        state.update(len(data).to_bytes(8, "big") + data)
+    return state.hexdigest()
+
+
+def _conversation(head: _Head) -> list[Message]:
+    """Returns role and text of each message, in the order of the prompt, whichever API the request is of."""
+    before = [("system", text) for raw in (head.system, head.instructions) if (text := _text(_value(raw)))]
+    for raw in (head.messages, head.input, head.prompt):
+        if messages := list(_messages(_value(raw))):
+            return [*before, *messages]
+    return before
+
+
+def _messages(value: Any) -> Iterator[Message]:
+    if isinstance(value, str):
+        yield "user", value
+    for one in value[:_MAX_TURNS] if isinstance(value, list) else ():
+        if isinstance(one, dict) and isinstance(role := one.get("role", "user"), str):
+            yield role, _text(one.get("content"))
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    parts = (part.get("text") for part in content if isinstance(part, dict)) if isinstance(content, list) else ()
+    return "".join(text for text in parts if isinstance(text, str))
+
+
+def _value(raw: msgspec.Raw) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def request_id(given: str | None) -> str:

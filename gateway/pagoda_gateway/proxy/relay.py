@@ -22,17 +22,20 @@ from pagoda_contracts.names import (
     ERROR_NOT_READY,
     ERROR_OVERLOADED,
     ERROR_UNAUTHENTICATED,
+    HEADER_ERROR_CODE,
     HEADER_ROUTE,
 )
 
 from pagoda_gateway.proxy.headers import to_client
 from pagoda_gateway.proxy.sse import Events
 from pagoda_gateway.proxy.upstream import Call, Upstream
-from pagoda_gateway.requests.errors import Died, GatewayError, Overloaded, Refused, UpstreamDied, event
+from pagoda_gateway.requests.dialects import dialect_of
+from pagoda_gateway.requests.errors import Died, GatewayError, Overloaded, Refused, UpstreamDied
 
 log = structlog.get_logger()
 
-_UNAVAILABLE: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS})
+# 529 is what a replica of /v1/messages says for 503.
+_UNAVAILABLE: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS, 529})
 _REFUSALS: Final = frozenset({ERROR_DRAINING, ERROR_NOT_READY})
 # A client's credentials are not forwarded, so a replica that answers with this refuses the gateway's.
 _UNAUTHORIZED: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
@@ -42,9 +45,10 @@ _UNAUTHORIZED_CODES: Final = frozenset({ERROR_UNAUTHENTICATED, ERROR_FORBIDDEN})
 class Relay:
     """One request's way to replicas and back to its client."""
 
-    def __init__(self, upstream: Upstream, request: web.Request) -> None:
-        self._upstream, self._request = upstream, request
+    def __init__(self, upstream: Upstream, request: web.Request, request_id: str) -> None:
+        self._upstream, self._request, self._request_id = upstream, request, request_id
         self.begun: web.StreamResponse | None = None  # a stream whose first byte is on its way to the client
+        self._events = Events()
         self._ended = False
 
     async def attempt(self, call: Call, first_byte: Callable[[], None], address: str, route: str, *, fresh: bool) -> web.StreamResponse:
@@ -69,7 +73,7 @@ class Relay:
         self.begun = begun = web.StreamResponse(headers=headers)
         await begun.prepare(self._request)
         try:
-            await _pass_on(answer, chunk, begun)
+            await self._pass_on(answer, chunk, begun)
         except Died as death:
             answer.close()
             error = UpstreamDied("the replica died with this answer under way; it cannot be continued")
@@ -82,17 +86,15 @@ class Relay:
         """Ends a stream with one error event, unless that was done: the client's parser raises it and finds the end that it waits for."""
         if not self._ended:
             self._ended = True
-            await begun.write(event(error))
+            await begun.write(dialect_of(self._request.path).event(error, self._request_id, self._events.count))
         return begun
 
-
-async def _pass_on(answer: aiohttp.ClientResponse, chunk: bytes, begun: web.StreamResponse) -> None:
-    events = Events()
-    while chunk:
-        if whole := events.feed(chunk):
-            await begun.write(whole)
-        chunk = await _read(answer)
-    await begun.write(events.rest())
+    async def _pass_on(self, answer: aiohttp.ClientResponse, chunk: bytes, begun: web.StreamResponse) -> None:
+        while chunk:
+            if whole := self._events.feed(chunk):
+                await begun.write(whole)
+            chunk = await _read(answer)
+        await begun.write(self._events.rest())
 
 
 async def _read(answer: aiohttp.ClientResponse) -> bytes:
@@ -109,7 +111,7 @@ async def _whole(answer: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> w
         body = await answer.read()
     except (aiohttp.ClientError, OSError) as error:
         raise Died("closed", str(error)) from error
-    code = _error_code(body) if answer.status in _UNAVAILABLE | _UNAUTHORIZED else ""
+    code = _error_code(answer, body) if answer.status in _UNAVAILABLE | _UNAUTHORIZED else ""
     if code in _UNAUTHORIZED_CODES and answer.status in _UNAUTHORIZED:
         log.warning("a replica refuses this gateway's token", route=headers[HEADER_ROUTE], status=answer.status)
         raise Refused("not-let-in")
@@ -130,7 +132,10 @@ class _ErrorBody(msgspec.Struct):
     error: _ErrorCode
 
 
-def _error_code(body: bytes) -> str:
+def _error_code(answer: aiohttp.ClientResponse, body: bytes) -> str:
+    """Returns the code of a replica's refusal: by its header, which stands in every dialect, or by the body of an older replica."""
+    if named := answer.headers.get(HEADER_ERROR_CODE):
+        return named
     try:
         return msgspec.json.decode(body, type=_ErrorBody).error.code or ""
     except (msgspec.DecodeError, UnicodeDecodeError):

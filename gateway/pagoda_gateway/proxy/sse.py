@@ -14,17 +14,20 @@ class Events:
 
     def __init__(self) -> None:
         self._tail = b""
+        self.count = 0  # of events that were returned; their ends are \n\n in the streams of our own replicas
 
     def feed(self, chunk: bytes) -> bytes:
         """Returns whole events, perhaps none."""
         data = self._tail + chunk if self._tail else chunk
         if data.endswith(b"\n\n"):  # the usual chunk: no copy
             self._tail = b""
+            self.count += data.count(b"\n\n")
             return data
         cut = max(at + len(end) if (at := data.rfind(end)) >= 0 else 0 for end in _ENDS)
         if len(data) - cut > _MAX_TAIL:
             cut = len(data)
         self._tail = data[cut:]
+        self.count += data.count(b"\n\n", 0, cut)
         return data[:cut]
 
     def rest(self) -> bytes:

@@ -1,11 +1,14 @@
-"""The gateway's errors, one tree. Only `reply` turns one into HTTP, and only `event` into the last event of a stream.
+"""The gateway's errors, one tree. Only dialects.py turns one into HTTP or into the last event of a stream.
 
 GatewayError                  ends one request
 ├── BadRequest 400            the body is not JSON, or lacks `model`
 │   ├── BodyTooLarge 413      BodyTooSlow 408      EncodingUnsupported 415
 │   └── NotServedHere 404     no such path; NotThisMethod 405
+├── NotBuilt 501              a path of OpenAI's that Pagoda does not have yet
+├── Unauthenticated 401       no API key, or one that is not valid here
 ├── ModelNotFound 404         no service has the name `model`
 ├── QueueFull 429             too many requests are held already, or too many bytes of bodies
+├── ServiceStalled 503        no replica serves, and only a person can change that
 ├── HoldTimeout 503           no endpoint became ready in time
 ├── AllOverloaded 503         every ready replica refused the request as overloaded
 ├── NotSynced 503             the gateway has not listed the cluster yet
@@ -19,14 +22,18 @@ AttemptFailed                 ends one attempt; router.py picks again, no client
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
 
-import msgspec
-from pagoda_contracts.names import ERROR_MODEL_NOT_FOUND, ERROR_OVERLOADED, HEADER_RETRY_AFTER, HEADER_ROUTE, HEADER_SHOULD_RETRY
+from pagoda_contracts.names import ERROR_MODEL_NOT_FOUND, ERROR_OVERLOADED
+
+_NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class GatewayError(Exception):
-    """Ends one request. `code` is OpenAI's string code; `retry_after` seconds, at most 120: clients ignore larger ones."""
+    """Ends one request. `code` is OpenAI's string code; `retry_after` seconds, at most 120: clients ignore larger ones; `headers` are
+    further headers of the answer."""
 
     status = 500
     type = "server_error"
@@ -35,6 +42,7 @@ class GatewayError(Exception):
     retry_after: int | None = None
     should_retry = False
     route: str | None = None
+    headers: Mapping[str, str] = _NO_HEADERS
 
 
 class BadRequest(GatewayError):
@@ -77,6 +85,19 @@ class NotThisMethod(NotServedHere):
     status, code = 405, "method_not_allowed"
 
 
+class NotBuilt(GatewayError):
+    """A path of OpenAI's API that Pagoda does not have yet."""
+
+    status, type, code = 501, "invalid_request_error", "unsupported_endpoint"
+
+
+class Unauthenticated(GatewayError):
+    """The request has no API key, or one that is not valid here."""
+
+    status, type, code = 401, "invalid_request_error", "invalid_api_key"
+    headers = MappingProxyType({"www-authenticate": "Bearer"})
+
+
 class ModelNotFound(GatewayError):
     """No service has the name `model`."""
 
@@ -86,10 +107,22 @@ class ModelNotFound(GatewayError):
         super().__init__(f"no service has the model name {model[:128]!r}; GET /v1/models lists the names")
 
 
+class ModelGone(ModelNotFound):
+    """The name was lost seconds ago. Its service may be made anew at this moment, as GitOps tools do."""
+
+    retry_after, should_retry = 5, True
+
+
 class QueueFull(GatewayError):
     """Too many requests are held already, or too many bytes of bodies."""
 
     status, type, code, retry_after, should_retry = 429, "rate_limit_error", "queue_full", 5, True
+
+
+class ServiceStalled(GatewayError):
+    """No replica serves, and the operator says that only a person can change that. To wait would not help."""
+
+    status, code, should_retry = 503, "service_stalled", False
 
 
 class HoldTimeout(GatewayError):
@@ -140,32 +173,3 @@ class Overloaded(Refused):
 
 class Died(AttemptFailed):
     """The connection ended after the request was sent. It is picked again once: a request that kills replicas kills two at most."""
-
-
-class Reply(NamedTuple):
-    """An error as HTTP."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-
-def document(error: GatewayError) -> bytes:
-    """Returns OpenAI's error object."""
-    inner = {"message": str(error), "type": error.type, "param": error.param, "code": error.code}
-    return msgspec.json.encode({"error": inner})
-
-
-def reply(error: GatewayError) -> Reply:
-    """Returns an error as HTTP."""
-    headers = {"content-type": "application/json", HEADER_SHOULD_RETRY: "true" if error.should_retry else "false"}
-    if error.retry_after is not None:
-        headers[HEADER_RETRY_AFTER] = str(error.retry_after)
-    if error.route is not None:
-        headers[HEADER_ROUTE] = error.route
-    return Reply(error.status, headers, document(error))
-
-
-def event(error: GatewayError) -> bytes:
-    """Returns the end of a stream that has begun: the client raises on the event, and its parser stops at [DONE]."""
-    return b"data: " + document(error) + b"\n\ndata: [DONE]\n\n"

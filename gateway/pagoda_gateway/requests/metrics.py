@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from pagoda_contracts import metrics as words
 from pagoda_contracts.metrics import Metric
+from pagoda_contracts.resources.apikeys import Refusal
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from pagoda_gateway.requests.hold_queue import HoldQueue
@@ -21,6 +22,7 @@ class Metrics:
         self._cache, self._queue, self._clock_ms = cache, queue, clock_ms
         self._registry = CollectorRegistry()
         self._requests = _counter(words.GATEWAY_REQUESTS, self._registry)
+        self._unauthenticated = _counter(words.GATEWAY_UNAUTHENTICATED, self._registry)
         self._repicks = _counter(words.GATEWAY_REPICKS, self._registry)
         self._hold_seconds = _histogram(words.GATEWAY_HOLD_SECONDS, self._registry)
         self._held = _gauge(words.GATEWAY_HELD, self._registry)
@@ -30,6 +32,10 @@ class Metrics:
         """A request ended. 499: the client left. A stream whose replica died counts as 502, one that the
         gateway's deadline ended as 503."""
         self._requests.labels(service, str(code)).inc()
+
+    def unauthenticated(self, reason: Refusal) -> None:
+        """A request was refused for its API key."""
+        self._unauthenticated.labels(reason).inc()
 
     def repicked(self, service: str, reason: str) -> None:
         """An attempt failed without loss, and the request was picked again."""

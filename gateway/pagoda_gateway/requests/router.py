@@ -9,17 +9,31 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from pagoda_contracts.route import HELD_PREFIX
 
-from pagoda_gateway.requests.errors import AllOverloaded, AttemptFailed, Died, GatewayError, HoldTimeout, ModelNotFound, UpstreamDied
+from pagoda_gateway.requests.errors import (
+    AllOverloaded,
+    AttemptFailed,
+    Died,
+    GatewayError,
+    HoldTimeout,
+    ModelGone,
+    ModelNotFound,
+    ServiceStalled,
+    UpstreamDied,
+)
 from pagoda_gateway.requests.hold_queue import UNSYNCED
 from pagoda_gateway.requests.lifecycle import Counters, RequestLife
 from pagoda_gateway.routing.endpoint import Endpoint
 from pagoda_gateway.routing.pick import NoPick, Pick, Split, any_routable, pick, pick_by_revision
 from pagoda_gateway.routing.revisions import draw
-from pagoda_gateway.routing.verdict import Verdict
+from pagoda_gateway.routing.scorers import LEAST_LOAD, SCORERS
+from pagoda_gateway.routing.verdict import SOUND, Verdict
 from pagoda_gateway.watch.services import Service
 
 # A request whose connection dies is sent once more, on a fresh connection: a request that kills replicas kills two at most.
 _MAX_DEATHS: Final = 1
+
+# A service that is made anew (`kubectl replace --force`) has its name again within seconds.
+_LOST_MS: Final = 30_000
 
 # The next frame, half a second away, may lift these verdicts: worth a wait even if other endpoints are overloaded.
 _BRIEF: Final = (Verdict.TRIED, Verdict.REFUSED)
@@ -57,6 +71,8 @@ class Router:
         self._counters, self._hold_timeout_s = counters, hold_timeout_s
         self._cache, self._queue, self._clock_ms = counters.cache, counters.queue, counters.clock_ms
         self._draws = 0
+        self._names: frozenset[str] = frozenset()
+        self._lost: dict[str, float] = {}  # name → when its last service went
 
     def state_changed(self, service: str) -> None:
         """A service's endpoints changed: wakes its queue if one of them can take requests."""
@@ -68,8 +84,23 @@ class Router:
             self._queue.wake(service)
 
     def names_changed(self) -> None:
-        """Names may belong to other services now: wakes all queues."""
+        """Names may belong to other services now, or services may be stalled: wakes all queues."""
+        names, now_ms = frozenset(model.name for model in self._cache.models()), self._clock_ms()
+        lost = {name: lost_ms for name, lost_ms in self._lost.items() if now_ms - lost_ms < _LOST_MS}
+        self._lost = {name: lost_ms for name, lost_ms in (lost | dict.fromkeys(self._names - names, now_ms)).items() if name not in names}
+        self._names = names
         self._queue.wake_all()
+
+    def _not_found(self, model: str) -> ModelNotFound:
+        lost_ms = self._lost.get(model)
+        return ModelNotFound(model) if lost_ms is None or self._clock_ms() - lost_ms >= _LOST_MS else ModelGone(model)
+
+    def why_not(self, service: str) -> str:
+        """Returns why a service cannot serve until a person acts; "" if it can, also after a wait."""
+        known = self._cache.service(service)
+        if known is None or not known.stalled or any_routable(self._cache.endpoints(known), self._clock_ms()):
+            return ""
+        return known.stalled
 
     async def serve(self, life: RequestLife, attempt: Attempt[A]) -> A:
         """Returns the answer to `life.request`. Errors carry the route."""
@@ -106,7 +137,7 @@ class Router:
         if service is None:
             if not self._cache.synced:
                 return Wait(UNSYNCED, "unsynced")
-            raise ModelNotFound(life.request.model)
+            raise self._not_found(life.request.model)
         life.assign(service.key)
         left = [endpoint for endpoint in self._cache.endpoints(service) if endpoint.name not in life.overloaded]
         choice = self._pick(life, service, left)
@@ -116,16 +147,18 @@ class Router:
             raise AllOverloaded(
                 f"all {len(life.overloaded)} ready replicas of {service.key} are overloaded; the next candidate is: {choice.reason}"
             )
+        if service.stalled and choice.reason not in SOUND:
+            raise ServiceStalled(f"no replica of {service.key} serves, and only a person can change that: {service.stalled}")
         return Wait(service.key, choice.reason)
 
     def _pick(self, life: RequestLife, service: Service, endpoints: list[Endpoint]) -> Pick | NoPick:
-        now_ms = self._clock_ms()
+        now_ms, scorers = self._clock_ms(), LEAST_LOAD if service.policy == "LeastLoad" else SCORERS
         if not service.weights:
-            return pick(endpoints, life.request, life.tried, now_ms)
+            return pick(endpoints, life.request, life.tried, now_ms, scorers)
         if life.point is None:
             self._draws += 1
             life.point = draw(self._draws)
-        return pick_by_revision(endpoints, Split(service.weights, life.point), life.request, life.tried, now_ms)
+        return pick_by_revision(endpoints, Split(service.weights, life.point), life.request, life.tried, now_ms, scorers)
 
     async def _hold(self, life: RequestLife, wait: Wait) -> Pick:
         """Waits in a queue for a pick. No await stands between looking and waiting, so no wake-up is lost."""

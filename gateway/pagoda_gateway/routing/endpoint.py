@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 
 class Frame(NamedTuple):
@@ -30,6 +31,17 @@ class Frame(NamedTuple):
     ttft_p95_ms: int = 0
 
 
+class PrefixChange(NamedTuple):
+    """Which names of prompts' beginnings a replica's cache gained and lost since its last frame; `reset`: it has only the gained ones."""
+
+    reset: bool
+    gained: Collection[bytes]
+    lost: Collection[bytes]
+
+
+NO_CHANGE: Final = PrefixChange(False, (), ())
+
+
 @dataclass(slots=True)
 class Endpoint:
     """A replica's address and its state. Times are in ms by the gateway's clock."""
@@ -47,6 +59,7 @@ class Endpoint:
     refused: bool = False  # it has refused a request since its last frame
     in_flight: int = 0  # requests of this gateway that are under way there
     in_flight_at_frame: int = 0
+    resident: set[bytes] = field(default_factory=set)  # names of prompts' beginnings in its cache
     last_pick: int = 0  # the number of the pick that chose it last
 
     @property

@@ -6,15 +6,23 @@ Called by requests/router.py. First verdicts filter the endpoints, then scorers 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from pagoda_contracts.route import REASON_LEAST_LOADED, REASON_ONLY_ENDPOINT, REASON_ONLY_SUSPECT, REASON_ONLY_UNSOUND
+from pagoda_contracts.route import (
+    REASON_LEAST_LOADED,
+    REASON_ONLY_ENDPOINT,
+    REASON_ONLY_SUSPECT,
+    REASON_ONLY_UNSOUND,
+    REASON_PREFIX,
+    REASON_SESSION,
+)
 
+from pagoda_gateway.routing.affinity import owner, within_bound
 from pagoda_gateway.routing.endpoint import Endpoint
 from pagoda_gateway.routing.request import RoutingRequest
 from pagoda_gateway.routing.revisions import in_order
-from pagoda_gateway.routing.scorers import SCORERS, Weighted, score
+from pagoda_gateway.routing.scorers import SCORERS, Weighted, prefix, score, session
 from pagoda_gateway.routing.verdict import RANK, ROUTABLE, SOUND, UNSOUND, Verdict, judge, judge_for
 
 # If this many endpoints are unsound and none is sound, a wrong answer sheet or a false alarm is likelier than as many broken devices.
@@ -57,21 +65,29 @@ def pick(
     able = [(endpoint, verdict) for endpoint, verdict in judged if verdict in ROUTABLE] or _last_resort(judged)
     if not able:
         return NoPick(min((verdict for _, verdict in judged), key=RANK.__getitem__, default=Verdict.NO_REPLICA))
-    best, verdict = min(able, key=lambda entry: _order(entry, request, tried, scorers))
+    trusted = min(_trust(entry, tried) for entry in able)
+    choice = [entry for entry in able if _trust(entry, tried) == trusted]
+    best, request = _best([endpoint for endpoint, _ in choice], request, scorers)
+    verdict = next(verdict for endpoint, verdict in choice if endpoint is best)
     if verdict is not Verdict.READY:
         return Pick(best, REASON_ONLY_SUSPECT if verdict is Verdict.SUSPECT else REASON_ONLY_UNSOUND)
-    return Pick(best, REASON_LEAST_LOADED if len(able) > 1 else REASON_ONLY_ENDPOINT)
+    return Pick(best, _reason(best, request, scorers) if len(able) > 1 else REASON_ONLY_ENDPOINT)
 
 
 def pick_by_revision(
-    endpoints: Collection[Endpoint], split: Split, request: RoutingRequest, tried: Mapping[str, int], now_ms: float
+    endpoints: Collection[Endpoint],
+    split: Split,
+    request: RoutingRequest,
+    tried: Mapping[str, int],
+    now_ms: float,
+    scorers: Sequence[Weighted] = SCORERS,
 ) -> Pick | NoPick:
     """Returns the best endpoint of the revision whose share holds the point; then of the next revision that has one; then of all."""
     for revision in in_order(split.weights, split.point):
-        choice = pick([endpoint for endpoint in endpoints if endpoint.revision == revision], request, tried, now_ms)
+        choice = pick([endpoint for endpoint in endpoints if endpoint.revision == revision], request, tried, now_ms, scorers)
         if isinstance(choice, Pick):
             return choice
-    return pick(endpoints, request, tried, now_ms)
+    return pick(endpoints, request, tried, now_ms, scorers)
 
 
 def any_routable(endpoints: Iterable[Endpoint], now_ms: float) -> bool:
@@ -80,12 +96,25 @@ def any_routable(endpoints: Iterable[Endpoint], now_ms: float) -> bool:
     return any(verdict in ROUTABLE for _, verdict in judged) or bool(_last_resort(judged))
 
 
-def _order(
-    judged: Judged, request: RoutingRequest, tried: Mapping[str, int], scorers: Sequence[Weighted]
-) -> tuple[bool, bool, float, int, str]:
-    """Smaller is better: not tried, not suspect, the best score, the longest not picked (a stable rotation), the name."""
+def _trust(judged: Judged, tried: Mapping[str, int]) -> tuple[bool, bool]:
+    """Smaller is better, before any score: not tried, not suspect."""
     endpoint, verdict = judged
-    return endpoint.name in tried, verdict is Verdict.SUSPECT, -score(endpoint, request, scorers), endpoint.last_pick, endpoint.name
+    return endpoint.name in tried, verdict is Verdict.SUSPECT
+
+
+def _best(endpoints: Sequence[Endpoint], request: RoutingRequest, scorers: Sequence[Weighted]) -> tuple[Endpoint, RoutingRequest]:
+    """Returns the endpoint with the best score of those within the bound of load, and the request with its session's owner among them.
+    Among equals, the one that was not picked for the longest time: a stable rotation."""
+    bounded = within_bound(endpoints)
+    request = replace(request, owner=owner(bounded, request.session)) if request.session else request
+    return min(bounded, key=lambda one: (-score(one, request, scorers), one.last_pick, one.name)), request
+
+
+def _reason(best: Endpoint, request: RoutingRequest, scorers: Sequence[Weighted]) -> str:
+    used = {one.scorer for one in scorers}
+    if session in used and best.name == request.owner:
+        return REASON_SESSION
+    return REASON_PREFIX if prefix in used and prefix(best, request) > 0 else REASON_LEAST_LOADED
 
 
 def _last_resort(judged: Sequence[Judged]) -> list[Judged]:

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RoutingRequest:
-    """`model` is the name that the client asks for. The other fields keep their empty values until API keys, prefix and adapter routing and
-    priorities exist: `adapter` a LoRA of the service, `tenant` the payer, `prefix_hashes` the hash chain of the prompt's beginning,
-    `session` the key of consistent hashing, `priority` larger is sooner."""
+    """`model` is the name that the client asks for, `tenant` the owner of its API key, `prefix_hashes` the hash chain of the prompt's
+    beginning. `session` is the same for all requests of a conversation, "" if it is not known to be one; `owner` is the endpoint that has
+    the session, which pick.py fills in. `adapter`, a LoRA of the service, and `priority`, larger is sooner, keep their empty values until
+    they exist."""
 
     model: str
     adapter: str = ""
     tenant: str = ""
     prefix_hashes: tuple[bytes, ...] = ()
     session: str = ""
+    owner: str = ""
     priority: int = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from pagoda_gateway.routing.affinity import resident_share
 from pagoda_gateway.routing.endpoint import Endpoint, load
 from pagoda_gateway.routing.request import RoutingRequest
 
@@ -27,7 +28,20 @@ def least_load(endpoint: Endpoint, _request: RoutingRequest) -> float:
     return -float(load(endpoint))
 
 
-SCORERS: Final = (Weighted(least_load, 1.0),)
+def session(endpoint: Endpoint, request: RoutingRequest) -> float:
+    """1 for the endpoint that has the request's session."""
+    return float(endpoint.name == request.owner)
+
+
+def prefix(endpoint: Endpoint, request: RoutingRequest) -> float:
+    """The part of the prompt's beginning that the endpoint has in its cache. A session goes by its owner instead: agents that share a long
+    system prompt would all meet where it was cached first."""
+    return 0.0 if request.session else resident_share(endpoint, request.prefix_hashes)
+
+
+LEAST_LOAD: Final = (Weighted(least_load, 1.0),)
+# No load within the bound (affinity.py) outweighs a session. A whole prompt in the cache makes up for four requests more.
+SCORERS: Final = (*LEAST_LOAD, Weighted(session, 1_000_000.0), Weighted(prefix, 4.0))
 
 
 def score(endpoint: Endpoint, request: RoutingRequest, scorers: Sequence[Weighted] = SCORERS) -> float:

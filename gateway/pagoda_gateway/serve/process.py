@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 import structlog
 import uvloop
 from aiohttp import web
 
+from pagoda_gateway.access.keys import KeyRing
 from pagoda_gateway.demand.callers import callers_of
 from pagoda_gateway.demand.messages import DemandMessages
 from pagoda_gateway.demand.server import DemandServer
+from pagoda_gateway.proxy.authenticate import Authenticate
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.handlers import Api, metrics_application
 from pagoda_gateway.proxy.upstream import Upstream
@@ -31,6 +35,7 @@ from pagoda_gateway.requests.tally import Tally
 from pagoda_gateway.serve.probes import Health, Probes
 from pagoda_gateway.serve.settings import Settings
 from pagoda_gateway.watch.cache import EndpointCache
+from pagoda_gateway.watch.key_file import read_key_file
 from pagoda_gateway.watch.own_token import OwnToken
 from pagoda_gateway.watch.state_streams import StateStreams
 from pagoda_gateway.watch.static_file import StaticFile
@@ -55,7 +60,7 @@ async def _run(settings: Settings) -> None:
     async with AsyncExitStack() as stack:
         parts = await _build(settings, stack)
         async with asyncio.TaskGroup() as background:  # one that fails ends the process: a restart recovers
-            tasks = [background.create_task(work) for work in (_discover(parts.cache, settings), _beat(parts.health))]
+            tasks = [background.create_task(work) for work in (_discover(parts, settings), _beat(parts.health))]
             await stop.wait()
             await _drain(parts, settings)
             for task in tasks:
@@ -66,6 +71,7 @@ class Parts(NamedTuple):
     """The parts of the process that `_run` needs."""
 
     cache: EndpointCache
+    ring: KeyRing
     api: Api
     runner: web.AppRunner
     health: Health
@@ -76,19 +82,31 @@ async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
     counters = _counters(settings)
     cache = counters.cache
     own = OwnToken(settings.token) if settings.token is not None else None
+    ring = _keys(settings)
     router = _router(counters, settings)
     _read_states(cache, StateStreams(cache, settings.identity, _clock_ms, own), stack)
     upstream = Upstream(settings.connect_timeout, own)
     stack.push_async_callback(upstream.close)
-    api = Api(cache, InFlight(counters), router, upstream, Limits(settings.body_limit, settings.body_timeout))
-    health = Health(lambda: cache.synced and not api.stopping)
+    limits = Limits(settings.body_limit, settings.body_timeout)
+    api = Api(cache, InFlight(counters), router, upstream, limits, Authenticate(ring, counters.metrics, _utc, settings.anonymous))
+    health = Health(lambda: cache.synced and ring.synced and not api.stopping)
     probes = Probes(health, settings.host, settings.probes_port)
     stack.callback(probes.close)
     metrics = await stack.enter_async_context(_listening(metrics_application(counters.metrics), settings.host, settings.metrics_port))
     demand = await _serve_demand(counters, settings, stack)
     runner = await stack.enter_async_context(_listening(api.application(), settings.host, settings.http_port))
     log.info("listening", http=runner.addresses[0][1], metrics=metrics.addresses[0][1], probes=probes.port, demand=demand)
-    return Parts(cache, api, runner, health)
+    return Parts(cache, ring, api, runner, health)
+
+
+def _keys(settings: Settings) -> KeyRing:
+    ring = KeyRing(synced=settings.keys_namespace is None)
+    if settings.keys is not None:
+        try:
+            read_key_file(settings.keys, ring)
+        except (OSError, ValueError) as error:
+            sys.exit(f"pagoda-gateway: keys: {error}")
+    return ring
 
 
 def _counters(settings: Settings) -> Counters:
@@ -115,6 +133,10 @@ async def _serve_demand(counters: Counters, settings: Settings, stack: AsyncExit
     return await server.start(f"{settings.host}:{settings.demand_port}")
 
 
+def _utc() -> datetime:
+    return datetime.now(UTC)
+
+
 def _clock_ms() -> float:
     return asyncio.get_running_loop().time() * 1000
 
@@ -131,13 +153,14 @@ async def _listening(app: web.Application, host: str, port: int) -> AsyncIterato
         await runner.cleanup()
 
 
-async def _discover(cache: EndpointCache, settings: Settings) -> None:
+async def _discover(parts: Parts, settings: Settings) -> None:
     if settings.fleet is not None:
-        await StaticFile(cache, settings.fleet).run()
+        await StaticFile(parts.cache, settings.fleet).run()
         return
     from pagoda_gateway.watch.cluster import watch  # 60 MB of client that a static file does not need
 
-    await watch(cache, settings.kubeconfig)
+    keys = (settings.keys_namespace, parts.ring) if settings.keys_namespace is not None else None
+    await watch(parts.cache, settings.kubeconfig, keys)
 
 
 async def _beat(health: Health) -> None:

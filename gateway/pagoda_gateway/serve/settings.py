@@ -29,6 +29,9 @@ class Settings:
     probes_port: int
     demand_port: int
     fleet: Path | None
+    keys: Path | None
+    keys_namespace: str | None
+    anonymous: bool
     kubeconfig: Path | None
     token: Path | None
     token_keys: Path | None
@@ -54,6 +57,12 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise ValueError(f"{text!r} is not a count; it must be a whole number, 0 or more")
     return int(text)
+
+
+def _bool(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(f"{text!r} is not valid; it must be true or false")
+    return text == "true"
 
 
 def _bytes(text: str) -> int:
@@ -82,6 +91,9 @@ OPTIONS: Final = (
     Option("probes_port", _port, str(PORT_PROBES), "port of the probes"),
     Option("demand_port", _port, str(PORT_DEMAND), "port of gRPC, where operators watch demand"),
     Option("fleet", Path, None, "services and replicas from this JSON file instead of Kubernetes; read again when it changes"),
+    Option("keys", Path, None, "API keys from this JSON file (watch/key_file.py)"),
+    Option("keys_namespace", str, None, "API keys from the labelled Secrets of this namespace (`pagoda key create`)"),
+    Option("anonymous", _bool, "false", "serve requests without a valid API key too"),
     Option("kubeconfig", Path, None, "kubeconfig for Kubernetes; without it the pod's own ServiceAccount"),
     Option("token", Path, None, "file with the ServiceAccount token for replicas; without it the gateway sends none"),
     Option("token_keys", Path, None, "the cluster's public keys (a JWKS file) to verify callers' tokens"),
@@ -112,5 +124,7 @@ def load(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
             values[option.name] = option.parse(text) if text is not None else None
         except ValueError as error:
             parser.error(f"{option.name.replace('_', '-')}: {error}")
+    if not (values["anonymous"] or values["keys"] or values["keys_namespace"]):
+        parser.error("no request would be served: name the clients' API keys by keys or keys-namespace, or set anonymous to true")
     values["identity"] = values["identity"] or socket.gethostname()
     return Settings(**values)

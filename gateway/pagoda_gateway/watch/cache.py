@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from pagoda_contracts.name_owners import ServedName, resolve
 
-from pagoda_gateway.routing.endpoint import Endpoint, Frame
+from pagoda_gateway.routing.endpoint import NO_CHANGE, Endpoint, Frame, PrefixChange
 from pagoda_gateway.watch.services import Replica, Service
 
 # The estimate of (our clock − sender's clock) may rise by this per frame, at most ~2 ms/s: enough for any drift of two crystals
@@ -95,9 +95,9 @@ class EndpointCache:
 
     # Live state
 
-    def update_state(self, name: str, frame: Frame, sent_at_ms: float, now_ms: float) -> None:
-        """Records a frame. Its age counts by the sender's clock, which is ours less the smallest delay seen: a frame that waited in a
-        queue is an old frame."""
+    def update_state(self, name: str, frame: Frame, sent_at_ms: float, now_ms: float, prefixes: PrefixChange = NO_CHANGE) -> None:
+        """Records a frame, and what it says of cached prompts. Its age counts by the sender's clock, which is ours less the smallest delay
+        seen: a frame that waited in a queue is an old frame."""
         endpoint = self._endpoints.get(name)
         if endpoint is None:
             return
@@ -107,6 +107,10 @@ class EndpointCache:
         endpoint.frame_made_ms = sent_at_ms + offset
         endpoint.frame, endpoint.in_flight_at_frame = frame, endpoint.in_flight
         endpoint.connected, endpoint.refused = True, False
+        if prefixes.reset:
+            endpoint.resident.clear()
+        endpoint.resident.difference_update(prefixes.lost)
+        endpoint.resident.update(prefixes.gained)
         self.on_state_change(endpoint.service)
 
     def stream_lost(self, name: str) -> None:

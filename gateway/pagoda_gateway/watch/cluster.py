@@ -7,13 +7,15 @@ goes on serving. It writes nothing to the cluster.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
 from kubernetes.aio import config
 from kubernetes.aio.client import Configuration
+from pagoda_contracts.conditions.table import reasons
+from pagoda_contracts.conditions.types import SERVICE, STALLED
 from pagoda_contracts.names import (
     ANNOTATION_DEVICE_FAULT,
     ANNOTATION_DRAIN_DEADLINE,
@@ -30,8 +32,10 @@ from pagoda_kube.api import KubernetesApi
 from pagoda_kube.cache import Cache, Changed, Item, Key
 from pagoda_kube.reflector import Kind, Reflector, Signs
 
+from pagoda_gateway.access.keys import KeyRing
 from pagoda_gateway.watch.cache import EndpointCache
-from pagoda_gateway.watch.services import Replica, Service
+from pagoda_gateway.watch.key_secrets import watch_keys
+from pagoda_gateway.watch.services import Policy, Replica, Service
 
 V = TypeVar("V")
 
@@ -62,8 +66,13 @@ class _Model(msgspec.Struct, rename="camel"):
     served_names: tuple[str, ...] = ()
 
 
+class _Routing(msgspec.Struct):
+    policy: str = ""
+
+
 class _ServiceSpec(msgspec.Struct, rename="camel"):
     model: _Model = msgspec.field(default_factory=_Model)
+    routing: _Routing = msgspec.field(default_factory=_Routing)
 
 
 class _Revision(msgspec.Struct, rename="camel"):
@@ -71,7 +80,15 @@ class _Revision(msgspec.Struct, rename="camel"):
     weight: int | None = None
 
 
+class _Condition(msgspec.Struct):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+
+
 class _ServiceStatus(msgspec.Struct, rename="camel"):
+    conditions: tuple[_Condition, ...] = ()
     revisions: tuple[_Revision, ...] = ()
     served_names: tuple[str, ...] = ()
 
@@ -87,8 +104,21 @@ class ServiceObject(msgspec.Struct, rename="camel"):
         """Returns it as routing sees it."""
         meta = self.metadata
         weights = tuple((one.hash, one.weight) for one in self.status.revisions if one.weight is not None)
+        policy: Policy = "LeastLoad" if self.spec.routing.policy == "LeastLoad" else "PrefixAware"
         wanted, owned = self.spec.model.served_names or (meta.name,), self.status.served_names
-        return Service(meta.key, meta.uid, meta.creation_timestamp, wanted, weights, owned)
+        return Service(meta.key, meta.uid, meta.creation_timestamp, wanted, weights, owned, _stalled(self.status.conditions), policy)
+
+
+# Reasons that no newer operator has are held for: they may pass.
+_FOR_A_PERSON: Final = frozenset(reason.name for reason in reasons() if reason.person_only and reason.kind == SERVICE)
+_MAX_MESSAGE: Final = 512
+
+
+def _stalled(conditions: Iterable[_Condition]) -> str:
+    for one in conditions:
+        if one.type == STALLED.name and one.status == "True" and one.reason in _FOR_A_PERSON:
+            return f"{one.reason}: {one.message[:_MAX_MESSAGE]}"
+    return ""
 
 
 class _PodStatus(msgspec.Struct, rename="camel"):
@@ -136,15 +166,18 @@ SERVICES: Final = Kind(f"/apis/{GROUP}/{VERSION}/{INFERENCE_SERVICE.plural}", re
 PODS: Final = Kind("/api/v1/pods", read_pod, (("labelSelector", LABEL_SERVICE),))
 
 
-async def watch(cache: EndpointCache, kubeconfig: Path | None) -> None:
-    """Keeps the cache as the cluster says, until it is cancelled. `kubeconfig` None: the pod's own account."""
+async def watch(cache: EndpointCache, kubeconfig: Path | None, keys: tuple[str, KeyRing] | None = None) -> None:
+    """Keeps the cache as the cluster says, until it is cancelled. `kubeconfig` None: the pod's own account. `keys`: the namespace whose
+    Secrets hold API keys, and the ring that they fill."""
     api = KubernetesApi(await _configuration(kubeconfig))
     services = Cache[Service](_telling(cache.put_service, cache.delete_service))
     replicas = Cache[Replica](_telling(cache.put_replica, cache.delete_replica))
     try:
-        async with asyncio.TaskGroup() as both:
-            both.create_task(Reflector(api, SERVICES, services, Signs(lambda: cache.mark_synced("services"))).run())
-            both.create_task(Reflector(api, PODS, replicas, Signs(lambda: cache.mark_synced("replicas"))).run())
+        async with asyncio.TaskGroup() as group:
+            group.create_task(Reflector(api, SERVICES, services, Signs(lambda: cache.mark_synced("services"))).run())
+            group.create_task(Reflector(api, PODS, replicas, Signs(lambda: cache.mark_synced("replicas"))).run())
+            if keys is not None:
+                group.create_task(watch_keys(api, *keys))
     finally:
         await api.close()
 

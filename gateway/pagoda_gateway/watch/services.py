@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+Policy = Literal["PrefixAware", "LeastLoad"]
 
 
 class Service(NamedTuple):
     """An InferenceService as routing sees it. `key` is "namespace/name", `created` its creationTimestamp, `owned` the names that it has by
-    its status. `weights` (revision, percent) is not empty while the operator splits requests between revisions."""
+    its status. `weights` (revision, percent) is not empty while the operator splits requests between revisions. `stalled`: the reason and
+    message of its Stalled condition, if only a person can make it serve; else "". `policy`: how replicas are picked."""
 
     key: str
     uid: str
@@ -15,6 +18,8 @@ class Service(NamedTuple):
     served_names: tuple[str, ...]
     weights: tuple[tuple[str, int], ...] = ()
     owned: tuple[str, ...] = ()
+    stalled: str = ""
+    policy: Policy = "PrefixAware"
 
 
 class Replica(NamedTuple):

@@ -16,7 +16,7 @@ import structlog
 from pagoda_contracts.names import GRPC_WATCH_STATE, STATE_DEAD_MS
 from pagoda_contracts.pb.daemon_pb2 import Phase, State, WatchStateRequest
 
-from pagoda_gateway.routing.endpoint import Frame
+from pagoda_gateway.routing.endpoint import Frame, PrefixChange
 from pagoda_gateway.routing.verdict import Verdict
 from pagoda_gateway.watch.own_token import OwnToken, metadata
 from pagoda_gateway.watch.services import Replica
@@ -48,7 +48,7 @@ _BACKOFF_S: Final = (0.05, 2.0)
 class StateSink(Protocol):
     """Takes the frames."""
 
-    def update_state(self, name: str, frame: Frame, sent_at_ms: float, now_ms: float) -> None: ...
+    def update_state(self, name: str, frame: Frame, sent_at_ms: float, now_ms: float, prefixes: PrefixChange) -> None: ...
     def stream_lost(self, name: str) -> None: ...
 
 
@@ -109,7 +109,8 @@ class StateStreams:
             while True:
                 try:
                     async for state in _until_silent(watch(self._request, wait_for_ready=True, metadata=metadata(self._own))):
-                        self._sink.update_state(replica.name, parse_state(state), state.sent_at_ms, self._clock_ms())
+                        prefixes = PrefixChange(state.prefix_reset, state.prefixes_resident, state.prefixes_evicted)
+                        self._sink.update_state(replica.name, parse_state(state), state.sent_at_ms, self._clock_ms(), prefixes)
                         pause = _BACKOFF_S[0]
                 except (grpc.aio.AioRpcError, TimeoutError) as error:
                     log.info("state stream of a replica broke", replica=replica.name, why=_reason(error))

@@ -1,9 +1,14 @@
 """The role that the chart grants is the one that the operator uses: no verb less, none more; after a run through all that it does."""
 
 import json
+import os
+import subprocess
+import sys
 import time
 from functools import partial
+from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, DEFAULT_PROFILE, JWKS_CONFIG_MAP, LEASE_OPERATOR
@@ -194,9 +199,10 @@ def test_every_right_is_used_and_no_other_is_asked_for(real, life, roles, accoun
 
 
 def test_the_gateway_too_has_every_right_that_it_uses_and_no_other(real, operator, kube, roles, tmp_path):
-    """It follows services and pods from its start, and is told of what changes."""
+    """It follows services, pods and API keys from its start, and is told of what changes."""
     since = time.time()
-    with start_gateway("--kubeconfig", str(kubeconfig(kube, tmp_path, GATEWAY))) as gateway:
+    with start_gateway("--kubeconfig", str(kubeconfig(kube, tmp_path, GATEWAY)), "--keys-namespace", NAMESPACE) as gateway:
+        a_key_lives(real.cluster, gateway)
         real.apply()
         real.serve()
         real.told(Ready="Available")
@@ -205,10 +211,34 @@ def test_the_gateway_too_has_every_right_that_it_uses_and_no_other(real, operato
         assert gateway.wait() == 0
     log = partial(real.cluster.audit, user=f"system:serviceaccount:{NAMESPACE}:{GATEWAY}", since=since - 60)
     # A watch is in the log once the API server has seen its end, which is after the gateway's.
-    eventually(lambda: {event["objectRef"]["resource"] for event in log(verbs=["watch"])} >= {"pods", "inferenceservices"}, "ended watches")
+    followed = {"pods", "inferenceservices", "secrets"}
+    eventually(lambda: {event["objectRef"]["resource"] for event in log(verbs=["watch"])} >= followed, "ended watches")
     events = log(verbs="all")
     assert [(event["verb"], event["requestURI"]) for event in events if forbidden(event)] == []
     assert sorted(used(events)) == sorted(granted(roles["gateway"]))
+
+
+def a_key_lives(cluster, gateway):
+    """As an admin and a client see it: made, rotated and revoked by `pagoda key`; each time the gateway hears of it."""
+
+    def pagoda(*words):
+        path = f"{cluster.bin}{os.pathsep}{os.environ['PATH']}"
+        argv = [Path(sys.executable).parent / "pagoda", "key", *words, f"--kubeconfig={cluster.kubeconfig}", f"--namespace={NAMESPACE}"]
+        done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=300, env={**os.environ, "PATH": path})
+        return done.stdout.splitlines()
+
+    def status(key):
+        return httpx.get(f"{gateway.url}/v1/models", headers={"authorization": f"Bearer {key}"}, timeout=300).status_code
+
+    (first,) = pagoda("create", "--tenant", "team-a")
+    eventually(lambda: status(first) == 200, "the key is known")
+    (key_id,) = (row["id"] for row in json.loads("".join(pagoda("list", "--output", "json"))) if row["tenant"] == "team-a")
+    second = pagoda("rotate", key_id, "--grace", "1ms")[0]
+    eventually(lambda: (status(first), status(second)) == (401, 200), "the key is rotated")
+    pagoda("revoke", key_id)
+    (other,) = (row["id"] for row in json.loads("".join(pagoda("list", "--output", "json"))) if row["tenant"] == "team-a")
+    pagoda("revoke", other)
+    eventually(lambda: status(second) == 401, "the key is revoked")
 
 
 def test_a_right_that_is_missing_would_be_seen(real, roles):
@@ -222,4 +252,6 @@ def test_a_right_that_is_missing_would_be_seen(real, roles):
     assert [what.partition(" ")[0] for what in refused(events)] == ["list"]
     assert used(events) == set()
     everything = {right for found in roles.values() for right in granted(found)}
-    assert not any(right.resource == "secrets" or "*" in right for right in everything)
+    assert not any("*" in right for right in everything)
+    assert {right.verb for right in everything if right.resource == "secrets"} == {"list", "watch"}
+    assert not any(right.resource == "secrets" for right in granted(roles["operator"]))

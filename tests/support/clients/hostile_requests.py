@@ -11,6 +11,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest
+from pagoda_daemon.api.responses.requests import ResponsesRequest
 from pagoda_daemon.api.routes.embeddings import EmbeddingRequest
 from pagoda_daemon.api.routes.openapi import OPERATIONS
 from pagoda_daemon.api.routes.texts import DetokenizeRequest, TokenizeRequest
@@ -23,6 +24,7 @@ MESSAGES: Final = [{"role": "system", "content": PROMPT_CANARY}, {"role": "user"
 SAMPLES: Final[dict[type[Any], dict[str, Any]]] = {
     CompletionRequest: {"model": NAME, "prompt": PROMPT_CANARY, "max_tokens": 2},
     ChatRequest: {"model": NAME, "messages": MESSAGES, "max_tokens": 2},
+    ResponsesRequest: {"model": NAME, "input": PROMPT_CANARY, "instructions": PROMPT_CANARY, "max_output_tokens": 2},
     TokenizeRequest: {"model": NAME, "prompt": PROMPT_CANARY},
     DetokenizeRequest: {"model": NAME, "tokens": [1, 2, 3]},
     EmbeddingRequest: {"model": NAME, "input": PROMPT_CANARY},
@@ -105,7 +107,7 @@ def hostile_requests(others: int, seed: int) -> Iterator[Hostile]:
     The first are of each endpoint one."""
     luck = random.Random(seed)
     pairs = [(path, field, wrong) for path, (_, fields) in BASES.items() for field in fields for wrong in (*NUMBERS, *TEXTS, *OTHERS)]
-    makers = [confused, foreign, nested, random_json, broken, wild_path, bodyless]
+    makers = [confused, foreign, nested, nested_items, random_json, broken, wild_path, bodyless]
     todo: list[Any] = [*pairs, *(luck.choice(makers) for _ in range(others))]
     luck.shuffle(todo)
     yield from (_post(luck, path, base | {luck.choice(fields): value(luck)}) for path, (base, fields) in BASES.items())
@@ -160,6 +162,26 @@ def nested(luck: random.Random) -> Hostile:
     schema = {"type": "json_schema", "json_schema": {"name": value(luck), "schema": value(luck), "strict": value(luck)}}
     changes = ({"messages": [message]}, {"messages": [{"role": "user", "content": [part]}]}, {"tools": [tool]}, {"response_format": schema})
     return _post(luck, "/v1/chat/completions", BASES["/v1/chat/completions"][0] | luck.choice(changes))
+
+
+def nested_items(luck: random.Random) -> Hostile:
+    """Wrong in the midst of a response's items, tools and formats."""
+    kind = luck.choice(("message", "function_call", "function_call_output", "reasoning", "item_reference", value(luck)))
+    names = ("type", "role", "content", "call_id", "name", "arguments", "output", "summary", "encrypted_content", "x")
+    item = {"type": kind, "role": "user", "content": "x"} | {luck.choice(names): value(luck) for _ in range(3)}
+    part = {"type": luck.choice(("input_text", "input_image", "output_text", value(luck))), luck.choice(("text", "image_url")): value(luck)}
+    tool = {"type": luck.choice(("function", "web_search", value(luck))), "name": value(luck), "parameters": value(luck)}
+    choice = {"type": luck.choice(("function", "allowed_tools", value(luck))), "name": value(luck), "tools": value(luck)}
+    schema = {"type": "json_schema", "name": value(luck), "schema": value(luck), "strict": value(luck)}
+    changes = (
+        {"input": ["x", item]},
+        {"input": [item, item]},
+        {"input": [{"role": "user", "content": [part]}]},
+        {"tools": [tool], "tool_choice": choice},
+        {"text": {"format": schema}},
+        {"reasoning": {luck.choice(("effort", "summary")): value(luck)}},
+    )
+    return _post(luck, "/v1/responses", BASES["/v1/responses"][0] | luck.choice(changes))
 
 
 def _tree(luck: random.Random, depth: int) -> Any:

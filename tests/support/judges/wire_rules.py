@@ -116,10 +116,15 @@ def _object_breaks(where: str, old: Body, new: Body) -> Iterator[str]:
 
 
 def _meaning(part: Any) -> Any:
-    """Without what is only read by people."""
+    """Without what is only read by people. A default's field that is null is as if it were absent."""
     if isinstance(part, dict):
-        return {name: _meaning(value) for name, value in part.items() if name not in ("title", "description")}
+        kept = {name: _meaning(value) for name, value in part.items() if name not in ("title", "description", "later")}
+        return kept | {"default": _given(kept["default"])} if isinstance(kept.get("default"), dict) else kept
     return [_meaning(one) for one in part] if isinstance(part, list) else part
+
+
+def _given(default: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in default.items() if value is not None}
 
 
 def word_breaks(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:

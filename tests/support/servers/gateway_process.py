@@ -62,7 +62,10 @@ def write_fleet(path: Path, services: Sequence[dict[str, Any]]) -> None:
 
 @contextmanager
 def start_gateway(*options: str, program: Sequence[str] = ("-m", "pagoda_gateway")) -> Iterator[GatewayProcess]:
-    """Runs `pagoda-gateway` (or a test's door to it) on free ports. Its log is read to the end: a full pipe would hold it up."""
+    """Runs `pagoda-gateway` (or a test's door to it) on free ports. Its log is read to the end: a full pipe would hold it up. Clients
+    need no API key, unless the options name keys."""
+    if not any(option.startswith("--keys") for option in options):
+        options = ("--anonymous", "true", *options)
     ports = [word for name in ("http", "metrics", "probes", "demand") for word in (f"--{name}-port", "0")]
     command = [sys.executable, "-P", *program, "--host", "127.0.0.1", *ports, *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})

@@ -265,7 +265,7 @@ def local_config(folder: Path, engine: dict[str, Any], **changes: Any) -> Daemon
     return DaemonConfig(
         model=ModelConfig(path=str(folder), served_names=(NAME,)),
         engine=EngineConfig(**numbers),
-        listen=Listen(host=HOST, http=0, grpc=0, probes=0, run_dir=str(folder)),
+        listen=Listen(host=HOST, http=0, grpc=0, probes=0, run_dir=str(folder), **changes.pop("listen", {})),
         testing=TestingConfig(simulated=SimulatedWorker(step_ms=0, vocab_size=VOCAB)),
         **changes,
     )
@@ -282,7 +282,7 @@ def toy_text() -> ModelText:
 async def local_replica(
     *, turns: int = TURNS, bounds: Bounds | None = None, engine: dict[str, Any] | None = None, **changes: Any
 ) -> AsyncIterator[LocalReplica]:
-    """Ready. `engine`: fields of EngineConfig, `changes`: of DaemonConfig."""
+    """Ready. `engine`: fields of EngineConfig, `changes`: of DaemonConfig, of which `listen` is a dictionary."""
     with tempfile.TemporaryDirectory(prefix="pagoda-test-") as folder:
         config = local_config(Path(folder), engine or {}, **changes)
         made: list[CountedEngine] = []
@@ -293,7 +293,7 @@ async def local_replica(
             return made[0]
 
         announced: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
-        front = Front(Settings(config, Path(), 1.0), Backing(start, lambda: text, NoProbes, bounds))
+        front = Front(Settings(config, Path(), 1.0, tracing=config.tracing), Backing(start, lambda: text, NoProbes, bounds))
         serving = asyncio.ensure_future(front.run(announced.set_result))
         try:
             await asyncio.wait({serving, announced}, return_when=asyncio.FIRST_COMPLETED)

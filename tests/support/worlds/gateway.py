@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import UTC, datetime
 
+from pagoda_gateway.access.keys import KeyRing
+from pagoda_gateway.proxy.authenticate import Authenticate
 from pagoda_gateway.requests.budget import Budget
 from pagoda_gateway.requests.hold_queue import HoldQueue
 from pagoda_gateway.requests.lifecycle import Counters, InFlight
@@ -25,6 +28,8 @@ class GatewayWorld:
         self.now_ms = 5_000.0
         self.cache, self.queue, self.tally = EndpointCache(), HoldQueue(hold_limit), Tally()
         self.metrics = Metrics(self.cache, self.queue, self.clock_ms)
+        self.ring = KeyRing()
+        self.authenticate = Authenticate(self.ring, self.metrics, lambda: datetime(2026, 1, 1, tzinfo=UTC), anonymous=True)
         self.budget = Budget(budget)
         self.counters = Counters(self.cache, self.queue, self.metrics, self.tally, self.budget, self.clock_ms)
         self.counters.demand_changed = lambda _service: self.changed.set()
@@ -41,8 +46,8 @@ class GatewayWorld:
         self.cache.mark_synced("services")
         self.cache.mark_synced("replicas")
 
-    def service(self, key: str = SERVICE, model: str = "m", created: str = "2026-01-01T00:00:00Z") -> None:
-        self.cache.put_service(Service(key, "", created, (model,)))
+    def service(self, key: str = SERVICE, model: str = "m", created: str = "2026-01-01T00:00:00Z", stalled: str = "") -> None:
+        self.cache.put_service(Service(key, "", created, (model,), stalled=stalled))
 
     def frame(self, phase: str = "ready", name: str = "ns/a", service: str = SERVICE, address: str = "", running: int = 0) -> None:
         """A replica's frame, made now. The replica is added if it is new."""

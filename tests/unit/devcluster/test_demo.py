@@ -95,6 +95,16 @@ def test_a_product_appears_whole_or_not_at_all(tmp_path):
     assert target.read_text() == "whole"
 
 
+def test_of_two_that_make_one_product_at_once_the_first_stays(tmp_path):
+    target = tmp_path / "deps" / "a-1"
+    with build.finished(target) as late, build.finished(target) as early:
+        for made, text in ((late, "late"), (early, "early")):
+            made.mkdir()
+            (made / "file").write_text(text)
+    assert (target / "file").read_text() == "early"
+    assert [path.name for path in target.parent.iterdir()] == ["a-1"]
+
+
 def test_old_products_go_and_other_components_stay(tmp_path):
     names = ["daemon_1.tar", "daemon_2.tar", "daemon_3.tar", "daemon_4.tar", "daemon-thin_1.tar", ".daemon_5.tar"]
     for age, name in enumerate(names):

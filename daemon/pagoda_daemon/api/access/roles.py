@@ -21,6 +21,7 @@ from pagoda_contracts.names import (
     ROLE_OPERATOR,
 )
 
+from pagoda_daemon.api.access.absent import NOT_BUILT, STORED
 from pagoda_daemon.api.access.caller import ROLE_ANYBODY, ROLE_CLIENT
 
 Roles = frozenset[str]
@@ -37,6 +38,7 @@ _GENERATE: Final[Roles] = frozenset((ROLE_ANYBODY, ROLE_GATEWAY))
 ROUTES: Final[Mapping[str, Roles]] = {
     "/v1/chat/completions": _OPENAI,
     "/v1/completions": _OPENAI,
+    "/v1/responses": _OPENAI,
     "/v1/embeddings": _OPENAI,
     "/v1/models": _OPENAI,
     "/v1/models/{name:path}": _OPENAI,
@@ -44,10 +46,12 @@ ROUTES: Final[Mapping[str, Roles]] = {
     "/tokenize": _OPENAI,
     "/detokenize": _OPENAI,
     "/openapi.json": _OPENAI,
+    "/docs": OPEN,  # a browser that opens a page has no key to show; the page says what the documentation says
     "/load": _OPENAI | _SCRAPE,
     "/metrics": _SCRAPE,
     "/health": OPEN,
     "/version": OPEN,
+    **dict.fromkeys((*NOT_BUILT, STORED), _OPENAI),
 }
 METHODS: Final[Mapping[str, Roles]] = {
     GRPC_WATCH_STATE: _WATCH,

@@ -33,6 +33,9 @@ from pagoda_daemon.api.http.connection import Bounds
 from pagoda_daemon.api.http.last_words import last_words
 from pagoda_daemon.api.http.lines import report
 from pagoda_daemon.api.http.listener import bind, default_bounds, server_config
+from pagoda_daemon.api.http.tls import tls_context
+from pagoda_daemon.api.http.tracing import tracing
+from pagoda_daemon.api.http.web import Web
 from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.generation import Generator as TextGenerator
 from pagoda_daemon.engine.client import EngineLink
@@ -95,6 +98,9 @@ class Front:
     def __init__(self, settings: Settings, backing: Backing) -> None:
         config = settings.config
         self._settings = settings
+        self._guard = Guard(config.auth)
+        self._web, self._tls = Web.of(config.listen, closed=self._guard.closed), tls_context(config.listen.tls)
+        self._tracing = tracing(settings.tracing, settings.version, wished=config.tracing is not None)
         self._text, self._bounds, self._tidy = backing.text, backing.bounds or default_bounds(), backing.tidy
         # An engine may be loaded before the tokenizer is read and the ports are open: ready is who can be dialled.
         self.replica = Replica(time.monotonic(), listening=False)
@@ -103,7 +109,6 @@ class Front:
         self._engine = backing.engine(self.replica)
         self._admission = Admission(self.replica)
         self._feed = StateFeed(self.replica, Identity(config.model.served_names, config.revision, settings.version))
-        self._guard = Guard(config.auth)
         self._control = Control(self.replica, settings.drain_timeout_s, self._engine.fail_streams, uid=settings.pod_uid)
         self._grpc = grpc_server.server()
         self._server: UnsignalledServer | None = None
@@ -127,7 +132,8 @@ class Front:
     async def _serve(self, engine: asyncio.Future[None], announce: Callable[[Ports], None]) -> None:
         listen = self._settings.config.listen
         parts = self._parts(await asyncio.to_thread(self._read_text))
-        server = self._server = UnsignalledServer(server_config(application(parts), self._engine.backlog, _FLUSH_S, self._bounds))
+        configured = server_config(application(parts), self._engine.backlog, _FLUSH_S, self._bounds, self._tls)
+        server = self._server = UnsignalledServer(configured)
         with _refusing(f"listen.http: cannot listen on {listen.host}:{listen.http}"):
             listener = bind(listen.host, listen.http, self._bounds.send_buffer)
         serving = asyncio.ensure_future(server.serve([listener]))
@@ -169,7 +175,9 @@ class Front:
         exposition = Exposition(config.model.served_names[0], self.replica, counts, build)
         generator = TextGenerator(self._engine, text, counts)
         said = (config.model.served_names, self._settings.version, config.revision, self._guard, self._settings.ping_after_s)
-        return Parts(self.replica, self._admission, generator, exposition, *said)
+        return Parts(
+            self.replica, self._admission, generator, exposition, *said, self._web, None if self._tracing is None else self._tracing.tell
+        )
 
     async def _start_grpc(self, parts: Parts) -> int:
         listen = self._settings.config.listen
@@ -255,6 +263,8 @@ class Front:
         with suppress(asyncio.CancelledError):
             await serving
         await self._grpc.stop(0)
+        if self._tracing is not None:
+            await self._tracing.close()
 
 
 def _futures(*futures: asyncio.Future[Any]) -> set[asyncio.Future[Any]]:

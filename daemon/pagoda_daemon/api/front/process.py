@@ -17,6 +17,7 @@ from typing import Final
 
 import structlog
 import uvloop
+from pagoda_contracts.launch import Listen
 
 from pagoda_daemon.api.front.faulty import faulty_parts
 from pagoda_daemon.api.front.front import Backing, Front, Ports
@@ -118,6 +119,13 @@ def _announce(settings: Settings, replica: Replica, ports: Ports) -> None:
     host = settings.config.listen.host
     log.info("listening", host=host, http=ports.http, grpc=ports.grpc, probes=ports.probes, model=settings.config.model.served_names[0])
     if settings.human:
-        shown = f"[{host}]" if ":" in host else host
         write = SteadyLogger(sys.stderr.fileno()).write  # `sys.stderr.write` raises when the reader of a pipe has gone
-        StartupText(replica, f"http://{shown}:{ports.http}", settings.config.model.served_names[0], write).begin()
+        listen, name = settings.config.listen, settings.config.model.served_names[0]
+        trust = None if listen.tls is None else listen.tls.cert_file
+        StartupText(replica, _url(listen, ports.http), name, write, trust=trust).begin()
+
+
+def _url(listen: Listen, port: int) -> str:
+    """As this machine reaches it."""
+    scheme, host = "http" if listen.tls is None else "https", f"[{listen.host}]" if ":" in listen.host else listen.host
+    return f"{scheme}://{host}:{port}{listen.root_path or ''}"

@@ -19,11 +19,12 @@ _LINES: Final = 10  # of a whole load
 
 
 class StartupText:
-    """Looks at the replica whenever something changed; says a thing once."""
+    """Looks at the replica whenever something changed; says a thing once. `trust`: the file of a certificate that curl is to trust."""
 
-    def __init__(self, replica: Replica, url: str, model: str, write: Callable[[str], object]) -> None:
+    def __init__(self, replica: Replica, url: str, model: str, write: Callable[[str], object], *, trust: str | None = None) -> None:
         self._replica = replica
         self._url = url
+        self._trust = trust
         self._model = model
         self._write = write
         self._shown = -1
@@ -37,7 +38,7 @@ class StartupText:
     def look(self) -> None:
         replica = self._replica
         if replica.accepting and self._phase != Phase.PHASE_READY:
-            self._write(welcome(self._url, self._model, replica.limits))
+            self._write(welcome(self._url, self._model, replica.limits, self._trust))
         elif replica.leaving and self._phase != Phase.PHASE_DRAINING and replica.phase == Phase.PHASE_DRAINING:
             self._write(leaving(replica.in_flight))
         elif replica.limits is None and not replica.leaving and (done := int(_LINES * replica.load_progress + 1e-9)) > self._shown:
@@ -57,21 +58,22 @@ def leaving(in_flight: int) -> str:
             return f"draining: {in_flight} requests are finishing; Ctrl-C again ends them\n"
 
 
-def welcome(url: str, model: str, limits: Ready | None) -> str:
-    """What it can do, and what to type."""
+def welcome(url: str, model: str, limits: Ready | None, trust: str | None = None) -> str:
+    """What it can do, as a table, and what to type."""
     asked = {"model": model, "messages": [{"role": "user", "content": "What does lambda mean?"}], "stream": True}
     typed = shlex.quote(json.dumps(asked, ensure_ascii=False))
-    context = limits.max_model_len if limits else 0
-    return (
-        f"ready: model {model!r}, {context} tokens of context, OpenAI API on {url}/v1, metrics on {url}/metrics. Ctrl-C ends it.\n"
-        f"{_room(limits) if limits else ''}"
-        f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d {typed}\n"
-    )
+    rows = [("model", model), *(_abilities(limits) if limits else ()), ("OpenAI API", f"{url}/v1"), ("pages", f"{url}/docs, {url}/metrics")]
+    table = "".join(f"  {name:<12} {value}\n" for name, value in rows)
+    curl = "curl -N" if trust is None else f"curl -N --cacert {shlex.quote(trust)}"
+    return f"ready: Ctrl-C ends it\n{table}  {curl} {url}/v1/chat/completions -H 'content-type: application/json' -d {typed}\n"
 
 
-def _room(limits: Ready) -> str:
+def _abilities(limits: Ready) -> list[tuple[str, str]]:
     tokens = limits.blocks_total * limits.block_size
-    return (
-        f"  KV cache: {tokens:,} tokens, {tokens / limits.max_model_len:.1f} requests at the whole context; "
-        f"at most {limits.max_concurrency} requests decode together\n"
-    )
+    full = f"{tokens / limits.max_model_len:.1f} requests at the whole context"
+    return [
+        ("device", limits.computed_by or "simulated"),
+        ("context", f"{limits.max_model_len:,} tokens"),
+        ("KV cache", f"{tokens:,} tokens"),
+        ("concurrency", f"{full}; at most {limits.max_concurrency} requests decode together"),
+    ]

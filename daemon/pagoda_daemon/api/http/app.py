@@ -6,7 +6,7 @@ import hashlib
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,17 +22,25 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagoda_daemon.api.access.auth import Guard, guarded
 from pagoda_daemon.api.http.measured import Measured, patterns
+from pagoda_daemon.api.http.spans import Ended
+from pagoda_daemon.api.http.web import Web
 from pagoda_daemon.api.openai import requests
+from pagoda_daemon.api.openai.chat_replies import Chat
 from pagoda_daemon.api.openai.errors import JSON, TOO_LARGE, on_bug, on_daemon_error, on_http_error, response_of
 from pagoda_daemon.api.openai.models import ModelCard, ModelList
-from pagoda_daemon.api.openai.replies import Chat, Completion
+from pagoda_daemon.api.openai.replies import Completion
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest
 from pagoda_daemon.api.openai.trace import TRACE_PATH, Traces
+from pagoda_daemon.api.responses.dialect import Responses
+from pagoda_daemon.api.responses.requests import ResponsesRequest
+from pagoda_daemon.api.routes import docspage
+from pagoda_daemon.api.routes.absent import absent_routes
 from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.completions import Generate
 from pagoda_daemon.api.routes.embeddings import Embed
 from pagoda_daemon.api.routes.generation import Generator
-from pagoda_daemon.api.routes.openapi import Load, Version, document
+from pagoda_daemon.api.routes.openapi import HTML, Load, Version, document
+from pagoda_daemon.api.routes.responses import Respond
 from pagoda_daemon.api.routes.texts import DetokenizeRequest, TextRoute, TokenizeRequest, detokenize, tokenize
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.metrics import Exposition
@@ -55,6 +63,8 @@ class Parts:
     revision: str = ""
     guard: Guard = field(default_factory=lambda: Guard(None))
     ping_after_s: float | None = None
+    web: Web = field(default_factory=Web)
+    tell: Callable[[Ended], None] | None = None
 
 
 def application(parts: Parts) -> ASGIApp:
@@ -65,6 +75,7 @@ def application(parts: Parts) -> ASGIApp:
     routes = [
         Route("/v1/chat/completions", Generate(ChatRequest, Chat, *shared), methods=["POST"]),
         Route("/v1/completions", Generate(CompletionRequest, Completion, *shared), methods=["POST"]),
+        Route("/v1/responses", Respond(ResponsesRequest, Responses, *shared), methods=["POST"]),
         Route("/tokenize", TextRoute(TokenizeRequest, tokenize, *texts), methods=["POST"]),
         Route("/detokenize", TextRoute(DetokenizeRequest, detokenize, *texts), methods=["POST"]),
         Route("/v1/embeddings", Embed(parts.admission, parts.generator, parts.served_names), methods=["POST"]),
@@ -76,11 +87,14 @@ def application(parts: Parts) -> ASGIApp:
         Route("/version", info.version),
         Route("/load", info.load),
         Route("/openapi.json", info.openapi),
+        Route("/docs", info.docs),
+        *absent_routes(),
     ]
     handlers = {DaemonError: on_daemon_error, HTTPException: on_http_error, Exception: on_bug}
     app = Starlette(routes=guarded(routes, parts.guard), exception_handlers=handlers)
     app.router.redirect_slashes = False  # the redirect would name whatever host the client wrote
-    return Outermost(Measured(app, patterns(routes), parts.exposition.http, parts.generator.counts.recent), parts.replica)
+    inner = Measured(parts.web.around(Sized(app)), patterns(routes), parts.exposition.http, parts.generator.counts.recent, parts.tell)
+    return Outermost(inner, parts.replica)
 
 
 def fingerprint(version: str, revision: str) -> str:
@@ -118,7 +132,11 @@ class Info:
         return _json(Load(self.parts.replica.in_flight))
 
     async def openapi(self, _request: Request) -> Response:
-        return Response(msgspec.json.encode(document(self.parts.version)), media_type=JSON)
+        return Response(msgspec.json.encode(document(self.parts.version, prefix=self.parts.web.root_path)), media_type=JSON)
+
+    async def docs(self, _request: Request) -> Response:
+        prefix = self.parts.web.root_path
+        return Response(docspage.page(document(self.parts.version, prefix=prefix), prefix), headers=docspage.HEADERS, media_type=HTML)
 
     def _cards(self, names: Sequence[str]) -> list[ModelCard]:
         limits = self.parts.replica.limits
@@ -131,7 +149,7 @@ def _json(payload: msgspec.Struct) -> Response:
 
 
 class Outermost:
-    """Names every request, refuses bodies known to be too large, and closes connections after their answer while leaving.
+    """Names every request, and closes connections after their answer while leaving.
 
     The engine sees only ids made here: a client's id is echoed in the header and used for nothing.
     """
@@ -157,9 +175,20 @@ class Outermost:
                     answer["connection"] = "close"
             await send(message)
 
-        length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > requests.MAX_BODY:
-            too_large = BadRequest(f"the body must have at most {requests.MAX_BODY} bytes, got {shown(int(length))}", None, TOO_LARGE)
-            await response_of(too_large)(scope, receive, send_named)
-            return
         await self._app(scope, receive, send_named)
+
+
+class Sized:
+    """Refuses bodies that say themselves that they are too large."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        length = Headers(scope=scope).get("content-length", "0")
+        if length.isdecimal() and int(length) > requests.MAX_BODY:
+            scope["state"]["refusal"] = TOO_LARGE
+            too_large = BadRequest(f"the body must have at most {requests.MAX_BODY} bytes, got {shown(int(length))}", None, TOO_LARGE)
+            await response_of(too_large)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)

@@ -19,6 +19,7 @@ import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from pagoda_daemon.api.http.half_closed import Begun, Reset
+from pagoda_daemon.api.http.lines import RefusedConnections
 from pagoda_daemon.api.openai.errors import JSON, ErrorBody, ErrorReply
 
 log = structlog.get_logger()
@@ -56,7 +57,8 @@ _MALFORMED: Final = _Refused(400, "malformed_http", "this is not an HTTP/1.1 req
 
 def protocol(bounds: Bounds, backlog: Callable[[str], int]) -> type[BoundedProtocol]:
     """A protocol class for one server. `backlog`: tokens that wait for the reader of a request id."""
-    return type("Connection", (BoundedProtocol,), {"bounds": bounds, "backlog": staticmethod(backlog)})
+    own = {"bounds": bounds, "backlog": staticmethod(backlog), "refused": RefusedConnections()}
+    return type("Connection", (BoundedProtocol,), own)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -64,6 +66,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     bounds = Bounds()
     backlog: Callable[[str], int]
+    refused: RefusedConnections
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -186,6 +189,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more. What it has asked is answered, unless it is gone: then what is written now comes back as a reset. Who
         sends a FIN in the midst of an answer counts as gone: to find out by the next token's bytes would cost one token more."""
+        if self.transport.get_extra_info("sslcontext") is not None:  # asyncio ends an encrypted connection here in any case
+            return False
         answering = self._serving is not None and self._serving.response_started and not self._serving.response_complete
         if not self._busy or self._head_bytes >= 0 or self.cycle.more_body or answering:
             return False
@@ -264,6 +269,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse(self, refusal: _Refused) -> None:
         """One answer and the end; none where another answer is under way, in the midst of which it would stand."""
         self._refusal = refusal
+        self.refused.add(refusal.code, self.loop.time())
         self._wait(None)
         begun = self._serving is not None and self._serving.response_started and not self._serving.response_complete
         self._give_up()

@@ -65,8 +65,8 @@ def _whole(error: DaemonError) -> bytes:
 
 def _send(transport: Any, words: bytes) -> bool:
     """Never blocks: a client that does not read gets what fits, hence nothing it could mistake for an end."""
-    if transport.get_write_buffer_size():
-        return False
+    if transport.get_write_buffer_size() or transport.get_extra_info("sslcontext") is not None:
+        return False  # nothing can be encrypted past the loop: such a connection breaks off
     with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as raw:
         raw.setblocking(False)
         sent = raw.send(words, socket.MSG_NOSIGNAL)

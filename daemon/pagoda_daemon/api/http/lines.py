@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -15,7 +16,9 @@ import structlog
 from pagoda_daemon.api.openai.trace import timing
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.metrics import Counts
+from pagoda_daemon.metrics.gaps import Gaps
 from pagoda_daemon.metrics.records import Record
+from pagoda_daemon.metrics.seldom import Seldom
 
 log = structlog.get_logger()
 
@@ -30,10 +33,11 @@ def is_logged(method: str, status: int) -> bool:
 
 def access(records: Sequence[Record]) -> dict[str, Any]:
     """Of one request, whose prompts the records are: tokens, times in milliseconds, and how its answers ended; {} if none was begun.
-    `itl_ms` is the mean time per token after the first."""
+    `itl_ms` is the mean time per token after the first, `itl_p95_ms` what 95 % of the times between two outputs do not exceed."""
     if not records:
         return {}
     times = timing(records)
+    p95 = Gaps.of(record.gaps for record in records).p95()
     gaps = [gap for record in records if (gap := record.per_token_s) is not None]
     return {
         "tenant": records[0].tenant,
@@ -43,8 +47,23 @@ def access(records: Sequence[Record]) -> dict[str, Any]:
         "ttft_ms": times.ttft_ms,
         "queue_ms": times.queue_ms,
         "itl_ms": round(1000 * sum(gaps) / len(gaps), 3) if gaps else None,
+        "itl_p95_ms": None if p95 is None else round(1000 * p95, 3),
         "finish": sorted({reason for record in records for reason in record.reasons}),
     }
+
+
+class RefusedConnections:
+    """Bytes that are no request, and connections beyond those that are held: a line at most every 10 s, since anybody can send garbage."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._seldom = Seldom(EVERY_S)
+
+    def add(self, code: str, now: float) -> None:
+        self._counts[code] += 1
+        if self._seldom.due(now):
+            log.warning("connections_refused", **self._counts)
+            self._counts.clear()
 
 
 class Mark(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import socket
+import ssl
 from collections.abc import Callable
 from typing import Final
 
@@ -34,9 +35,11 @@ def bind(host: str, port: int, send_buffer: int) -> socket.socket:
     return listener
 
 
-def server_config(app: ASGIApp, backlog: Callable[[str], int], flush_s: float, bounds: Bounds) -> uvicorn.Config:
+def server_config(
+    app: ASGIApp, backlog: Callable[[str], int], flush_s: float, bounds: Bounds, tls: ssl.SSLContext | None = None
+) -> uvicorn.Config:
     """`backlog`: tokens that wait for the reader of a request; `flush_s`: how long last bytes may take at the end."""
-    return uvicorn.Config(
+    config = uvicorn.Config(
         app,
         http=protocol(bounds, backlog),
         ws="none",
@@ -49,6 +52,9 @@ def server_config(app: ASGIApp, backlog: Callable[[str], int], flush_s: float, b
         timeout_keep_alive=int(bounds.idle_s),
         timeout_graceful_shutdown=int(flush_s),
     )
+    config.load()  # which says that there is no TLS: uvicorn would read the files itself, and name no field if it cannot
+    config.ssl = tls
+    return config
 
 
 def _open_files() -> int:

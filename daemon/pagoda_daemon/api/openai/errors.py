@@ -10,7 +10,7 @@ import math
 from typing import Final, NamedTuple
 
 import msgspec
-from pagoda_contracts.names import ERROR_ENGINE_DIED, HEADER_RETRY_AFTER, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY
+from pagoda_contracts.names import ERROR_ENGINE_DIED, HEADER_ERROR_CODE, HEADER_RETRY_AFTER, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,6 +21,7 @@ from pagoda_daemon.nouns.errors import (
     DaemonError,
     DeadlineExceeded,
     Draining,
+    EndpointNotBuilt,
     EngineDied,
     Forbidden,
     ModelNotFound,
@@ -28,6 +29,7 @@ from pagoda_daemon.nouns.errors import (
     Overloaded,
     RequestError,
     RequestNotFound,
+    ResponseNotFound,
     TooMany,
     Unauthenticated,
 )
@@ -66,6 +68,8 @@ _CLASSES: Final[dict[type[DaemonError], _Class]] = {
     BadRequest: _Class(400, "invalid_request_error", None, None),
     ModelNotFound: _Class(404, "invalid_request_error", None, None),
     RequestNotFound: _Class(404, "invalid_request_error", None, None),
+    ResponseNotFound: _Class(404, "invalid_request_error", None, None),
+    EndpointNotBuilt: _Class(501, "invalid_request_error", None, False),
     Unauthenticated: _Class(401, "authentication_error", None, None),
     Forbidden: _Class(403, "permission_error", None, None),
     DeadlineExceeded: _Class(408, "invalid_request_error", None, False),
@@ -101,6 +105,8 @@ def response_of(error: DaemonError) -> Response:
     known = _class_of(error)
     status = _STATUS_OF_CODE.get(error.code, known.status) if isinstance(error, BadRequest) else known.status
     headers = {"www-authenticate": "Bearer"} if isinstance(error, Unauthenticated) else {}
+    if (code := body_of(error).error.code) is not None:
+        headers[HEADER_ERROR_CODE] = code
     if known.retry is not None:
         headers[HEADER_SHOULD_RETRY] = "true" if known.retry else "false"
     if known.retry:
@@ -115,8 +121,16 @@ def on_daemon_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, DaemonError):
         raise error
     reply = body_of(error).error
-    request.scope["state"]["refusal"] = reply.code or reply.type
+    request.scope["state"].update(refused(error, reply))
     return response_of(error)
+
+
+def refused(error: DaemonError, reply: ErrorBody) -> dict[str, str]:
+    """What the access line says of it. A message about the request itself may quote the client, hence is left out."""
+    found = {"refusal": reply.code or reply.type}
+    if reply.param:
+        found["param"] = reply.param
+    return found | ({"why": str(error)} if retryable(error) else {})
 
 
 def on_http_error(request: Request, error: Exception) -> Response:
@@ -125,6 +139,7 @@ def on_http_error(request: Request, error: Exception) -> Response:
         raise error
     message = f"{request.method} {request.url.path[:MAX_SHOWN]} is not served here" if error.status_code in (404, 405) else error.detail
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+    request.scope["state"]["refusal"] = code
     reply = ErrorReply(ErrorBody(message, "invalid_request_error", None, code))
     return Response(msgspec.json.encode(reply), error.status_code, dict(error.headers or {}), JSON)
 

@@ -11,6 +11,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -71,10 +72,12 @@ def learn(kind: type[msgspec.Struct]) -> None:
     _shape(kind)
 
 
-def typed(body: bytes, kind: type[T], ignored: list[str]) -> T:
-    """The body of any endpoint, right in its names and types. `ignored` takes the paths of the fields that nobody knows."""
+def typed(body: bytes, kind: type[T], ignored: list[str], elsewhere: Mapping[str, str] = MappingProxyType({})) -> T:
+    """The body of any endpoint, right in its names and types. `ignored` takes the paths of the fields that nobody knows. `elsewhere`: what
+    stands in the place of fields that other endpoints have."""
     fields = _fields(body)
     shape = _shape(kind)
+    _refuse_others(fields, elsewhere)
     strangers = [name for name in sorted(fields.keys() - shape.names) if _is_unknown(name, fields.pop(name))]
     _check_spelling(strangers, tuple(shape.names))
     fields = {name: _whole_number(value) if name in shape.integers else value for name, value in fields.items()}
@@ -144,6 +147,13 @@ def _is_unknown(name: str, value: Any) -> bool:
             raise BadRequest(f"{name} is not supported yet; leave it out", name, "unsupported_parameter")
         return False
     return True
+
+
+def _refuse_others(fields: Mapping[str, Any], elsewhere: Mapping[str, str]) -> None:
+    """Fields that would change the answer of another endpoint; such as say nothing are ignored."""
+    for name in sorted(elsewhere.keys() & fields.keys()):
+        if fields[name] is not None and fields[name] is not False:
+            raise BadRequest(f"{name} is not a parameter of this endpoint; use {elsewhere[name]}", name, "unknown_parameter")
 
 
 def _refuse_internal(name: str, path: str) -> None:

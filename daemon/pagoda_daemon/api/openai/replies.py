@@ -10,8 +10,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from pagoda_daemon.api.openai.calls import ToolCall, ToolPart
-from pagoda_daemon.api.openai.logprobs import ChatLogprobs, PromptLogprobs, Spell, TextLogprobs, chat_logprobs, text_logprobs
+from pagoda_daemon.api.openai.errors import body_of
+from pagoda_daemon.api.openai.logprobs import ChatLogprobs, PromptLogprobs, Spell, TextLogprobs, text_logprobs
+from pagoda_daemon.api.openai.reading import PLAIN, Reading
 from pagoda_daemon.api.openai.trace import Timing
+from pagoda_daemon.nouns.errors import DaemonError
 from pagoda_daemon.text.answer import Piece
 
 SSE_HEADERS: Final = (
@@ -59,6 +62,8 @@ class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: tuple[ToolPart, ...] | UnsetType = UNSET
 
 
@@ -69,6 +74,8 @@ class ChatMessage(msgspec.Struct, frozen=True):
     role: str = "assistant"
     refusal: None = None
     tool_calls: tuple[ToolCall, ...] | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -143,6 +150,7 @@ class Head:
     fingerprint: str = ""
     choices: int = 1
     so_far: Callable[[], Usage] | None = None  # the usage that every chunk has
+    reading: Reading = PLAIN
 
     @property
     def plain(self) -> bool:
@@ -154,6 +162,9 @@ class Head:
         if self.so_far is not None:
             return self.so_far()
         return None if self.include_usage else UNSET
+
+    def call_id(self, choice: int, number: int) -> str:
+        return self.reading.call_id(self.request_id, choice, number)
 
     def envelope(self, prefix: str) -> dict[str, Any]:
         return {
@@ -195,51 +206,27 @@ class Dialect(Protocol):
     def opening(self) -> bytes: ...
     def text(self, piece: Piece, index: int = 0) -> bytes: ...
     def finish(self, reason: str, index: int = 0) -> bytes: ...
-    def usage(self, usage: Usage) -> bytes: ...
+    def end(self, usage: Usage) -> bytes: ...
+    def failed(self, error: DaemonError) -> bytes: ...
     def whole(self, answers: Sequence[Answer], usage: Usage) -> bytes: ...
 
 
-class Chat:
-    """`chat.completion` and its chunks: the role of every choice first, then text, then the reasons."""
+class EndedByDone:
+    """How the streams of both completions end: with the usage, if it was asked for, or an error, and always with [DONE]."""
 
-    def __init__(self, head: Head) -> None:
-        self._head = head
-        self._envelope = head.envelope("chatcmpl")
-        self._texts = TextEvents(lambda text, index: self._chunk(ChunkChoice(ChatDelta(content=text), None, index)))
-
-    def opening(self) -> bytes:
-        return b"".join(self._chunk(ChunkChoice(ChatDelta("assistant", ""), index=index)) for index in range(self._head.choices))
-
-    def text(self, piece: Piece, index: int = 0) -> bytes:
-        if self._head.plain:
-            return self._texts.event(piece.text, index)
-        return self._delta(ChatDelta(content=piece.text), piece, index)
-
-    def finish(self, reason: str, index: int = 0) -> bytes:
-        return self._chunk(ChunkChoice(ChatDelta(), reason, index))
+    _head: Head
 
     def usage(self, usage: Usage) -> bytes:
-        return event(ChatChunk(**self._envelope, choices=(), usage=usage))
+        raise NotImplementedError
 
-    def whole(self, answers: Sequence[Answer], usage: Usage) -> bytes:
-        choices = tuple(self._choice(answer, index) for index, answer in enumerate(answers))
-        reply = ChatReply(**self._envelope, choices=choices, usage=usage, prompt_logprobs=answers[0].prompt_logprobs)
-        return msgspec.json.encode(reply)
+    def end(self, usage: Usage) -> bytes:
+        return (self.usage(usage) if self._head.include_usage else b"") + DONE
 
-    def _choice(self, answer: Answer, index: int) -> ChatChoice:
-        return ChatChoice(ChatMessage(answer.piece.text), answer.reason, index, self._logprobs(answer.piece))
-
-    def _delta(self, delta: ChatDelta, piece: Piece, index: int) -> bytes:
-        return self._chunk(ChunkChoice(delta, None, index, self._logprobs(piece)))
-
-    def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
-        return None if self._head.spell is None else chat_logprobs(piece.scored, self._head.spell)
-
-    def _chunk(self, choice: ChunkChoice) -> bytes:
-        return event(ChatChunk(**self._envelope, choices=(choice,), usage=self._head.usage()))
+    def failed(self, error: DaemonError) -> bytes:
+        return event(body_of(error)) + DONE
 
 
-class Completion:
+class Completion(EndedByDone):
     """`text_completion`, whole and in chunks of the same shape."""
 
     def __init__(self, head: Head) -> None:

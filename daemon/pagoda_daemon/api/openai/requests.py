@@ -36,6 +36,7 @@ class _Common(StructuredFields, kw_only=True, frozen=True, forbid_unknown_fields
     model: str
     n: int | None = None
     max_tokens: int | None = None
+    prompt_logprobs: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     include_timing: bool | None = None
@@ -154,9 +155,14 @@ GenerationRequest = ChatRequest | CompletionRequest
 def parse(body: bytes, kind: type[GenerationRequest], unknown: list[str]) -> GenerationRequest:
     """The typed request; BadRequest names the first field that is wrong."""
     request = typed(body, kind, unknown)
+    check(request, unknown)
+    return request
+
+
+def check(request: GenerationRequest, unknown: list[str]) -> None:
+    """What must hold between fields; `unknown` takes the places of schemas that are loosened."""
     _check(request)
     unknown += loosened(request, request.box if isinstance(request, ChatRequest) else None)
-    return request
 
 
 def shape_of(answer_follows: bool | None, continue_last: bool, special: bool | None) -> ChatShape:

@@ -29,6 +29,7 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "n": (1, MAX_CHOICES),
     "max_tokens": (0, _MANY),
     "max_completion_tokens": (1, _MANY),
+    "max_output_tokens": (1, _MANY),
     "top_logprobs": (0, MAX_LOGPROBS),
     "truncate_prompt_tokens": (-1, _MANY),
 }
@@ -55,7 +56,6 @@ class SamplingFields(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool = False
-    prompt_logprobs: int | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -153,9 +153,13 @@ def calls_for_template(calls: Sequence[CalledTool], param: str) -> list[dict[str
 
 
 def _arguments(call: CalledTool, param: str) -> dict[str, Any]:
-    where = f"{param}.function.arguments"
+    return arguments_of(call.function.arguments, f"{param}.function.arguments")
+
+
+def arguments_of(text: str, where: str) -> dict[str, Any]:
+    """The arguments of a call as an object; BadRequest where they are none, or none that a template can show."""
     try:
-        parsed = msgspec.json.decode(call.function.arguments or "{}")
+        parsed = msgspec.json.decode(text or "{}")
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise BadRequest(f"{where} is not JSON: {error}", where) from error
     if not isinstance(parsed, dict):

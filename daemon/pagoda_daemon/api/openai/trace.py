@@ -20,7 +20,8 @@ from pagoda_daemon.metrics.records import Record, Ring
 from pagoda_daemon.nouns.errors import RequestNotFound, shown
 
 TRACE_PATH: Final = "/v1/requests/{id}/trace"
-_ID: Final = re.compile(r"(?:chatcmpl-|cmpl-)?([0-9a-f]{32})")  # as the body says it, or as the header does where a client wished for none
+# As the body says it, or as the header does where a client wished for none.
+_ID: Final = re.compile(r"(?:chatcmpl-|cmpl-|resp_)?([0-9a-f]{32})")
 
 
 class Timing(msgspec.Struct, frozen=True):

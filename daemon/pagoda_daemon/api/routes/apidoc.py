@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pagoda_contracts import marked
-from pagoda_contracts.names import HEADER_IGNORED
+from pagoda_contracts.names import ERROR_UNSUPPORTED_ENDPOINT, HEADER_IGNORED
 
+from pagoda_daemon.api.access.absent import NOT_BUILT
 from pagoda_daemon.api.openai.fields import foreign
 from pagoda_daemon.api.routes.openapi import OPERATIONS, document
 
@@ -26,6 +27,8 @@ def tables() -> str:
     apart = foreign()
     routes = [f"| `{one.method.upper()} {one.path}` | {one.summary} | {_named(one.request)} | {_named(one.reply)} |" for one in OPERATIONS]
     parts = ["## Routes", "", "| route | what | body | answer |", "|---|---|---|---|", *routes]
+    parts += ["", "### Routes that are known and not built", "", f"Each is 501 `{ERROR_UNSUPPORTED_ENDPOINT}`.", ""]
+    parts += [f"- `{path}`: {what}" for path, what in NOT_BUILT.items()]
     skipped = apart.harmless | apart.neutral.keys()
     for name, schema in sorted(schemas.items()):
         parts += ["", f"### {name.lstrip('_')}", "", schema.get("description", ""), "", "| field | type | |", "|---|---|---|"]
@@ -56,12 +59,17 @@ def _literal(value: Any) -> str:
 
 
 def _row(field: str, schema: Mapping[str, Any], kind: Mapping[str, Any]) -> str:
+    return f"| `{field}` | {' | '.join(described(field, schema, kind))} |"
+
+
+def described(field: str, schema: Mapping[str, Any], kind: Mapping[str, Any]) -> tuple[str, str]:
+    """A field's type, and what else is to be known of it."""
     bounds = [_bounds(one) for one in (kind, *kind.get("anyOf", ())) if "maximum" in one]
     said = ["required"] * (field in schema.get("required", ())) + bounds
     if "default" in kind and kind["default"] not in (None, {}):
         said.append(f"default {_literal(kind['default'])}")
     null = " or null" * (field in schema.get("required", ()) and {"type": "null"} in kind.get("anyOf", ()))
-    return f"| `{field}` | {_type(kind)}{null} | {', '.join(said)} |"
+    return f"{_type(kind)}{null}", ", ".join(said)
 
 
 def _bounds(number: Mapping[str, Any]) -> str:

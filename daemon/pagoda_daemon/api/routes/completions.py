@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
+import msgspec
 import structlog
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
@@ -21,12 +22,10 @@ from starlette.types import Receive, Scope, Send
 
 from pagoda_daemon.api.access.caller import Terms
 from pagoda_daemon.api.openai import fields, requests
-from pagoda_daemon.api.openai.errors import JSON, body_of
+from pagoda_daemon.api.openai.errors import JSON
 from pagoda_daemon.api.openai.logprobs import prompt_logprobs
-from pagoda_daemon.api.openai.replies import DONE, Answer, Dialect, Head, event
-from pagoda_daemon.api.openai.requests import ChatRequest, GenerationRequest
-from pagoda_daemon.api.openai.tool_formats import tool_format
-from pagoda_daemon.api.openai.tool_replies import ToolChat
+from pagoda_daemon.api.openai.replies import Answer, Dialect, Head
+from pagoda_daemon.api.openai.requests import CompletionRequest, GenerationRequest
 from pagoda_daemon.api.openai.trace import Timing, timing
 from pagoda_daemon.api.routes.admission import Admission, admitted
 from pagoda_daemon.api.routes.believed import stamped
@@ -34,7 +33,8 @@ from pagoda_daemon.api.routes.events import EventStream
 from pagoda_daemon.api.routes.generation import Delta, Generator, Submission, submissions
 from pagoda_daemon.api.routes.preparing import in_time
 from pagoda_daemon.api.routes.usages import Usages
-from pagoda_daemon.nouns.errors import DaemonError
+from pagoda_daemon.nouns.errors import BadRequest, DaemonError
+from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.text.answer import Piece
 
 log = structlog.get_logger()
@@ -58,21 +58,33 @@ class Told(NamedTuple):
         return cls(state["request_id"], state["caller"].terms, state["ignored"])
 
 
+class Read(NamedTuple):
+    """A body as the request that it is, what writes its answers, and how a refusal of it is told."""
+
+    request: GenerationRequest
+    dialect: Callable[[Head, Sampling], Dialect]
+    refusal: Callable[[BadRequest], BadRequest] = lambda error: error
+
+
 class Prepared(NamedTuple):
     """A request that is ready for the engine, and how its answer is counted and written."""
 
-    request: GenerationRequest
+    read: Read
     jobs: tuple[Submission, ...]
     usages: Usages
     dialect: Dialect
 
+    @property
+    def request(self) -> GenerationRequest:
+        return self.read.request
+
 
 @dataclass(frozen=True)
 class Generate:
-    """One endpoint: a request type and the dialect of its answers."""
+    """One endpoint: a request type and the dialect of its answers. Another API's endpoint reads its bodies itself (`_read`)."""
 
-    kind: type[GenerationRequest]
-    dialect: Callable[[Head], Dialect]
+    kind: type[msgspec.Struct]
+    dialect: Callable[..., Dialect]
     admission: Admission
     generator: Generator
     served_names: tuple[str, ...]
@@ -87,14 +99,20 @@ class Generate:
 
     async def _answer(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         told = Told.of(scope)
-        chat = self.kind is ChatRequest  # another process renders its template
+        chat = self.kind is not CompletionRequest  # another process renders its template
         prepare = self.admission.preparing.run(len(body), lambda: self._prepare(body, told), blocks=chat)
-        request, jobs, usages, dialect = await in_time(told.terms.deadline_ms, prepare)
-        scope["state"]["model"] = request.model
+        prepared = await in_time(told.terms.deadline_ms, prepare)
+        scope["state"]["model"] = prepared.request.model
+        try:
+            await self._generated(prepared, scope, receive, send)
+        except BadRequest as error:
+            raise prepared.read.refusal(error) from error
+
+    async def _generated(self, prepared: Prepared, scope: Scope, receive: Receive, send: Send) -> None:
+        request, (_, jobs, usages, dialect) = prepared.request, prepared
         async with aclosing(self.generator.deltas(jobs, scope["state"]["arrived"])) as deltas:  # type: ignore[type-var]
             if request.stream:
-                events = EventStream(send, self.ping_after_s)
-                await _stream(dialect, usages, deltas, events, include_usage=request.include_usage)
+                await _stream(dialect, usages, deltas, EventStream(send, self.ping_after_s))
             else:
                 parts = await self._collect(jobs, usages, deltas)
                 size = _BYTES_PER_TOKEN * (usages.completion_tokens + (0 if request.prompt_logprobs is None else usages.prompt_tokens))
@@ -102,14 +120,11 @@ class Generate:
                 content = await self.admission.preparing.run(size, whole)
                 await Response(content, media_type=JSON)(scope, receive, send)
 
-    def _dialect(self, request: GenerationRequest, head: Head, *, formatted: bool) -> Dialect:
-        box = request.box if isinstance(request, ChatRequest) else None
-        return self.dialect(head) if box is None else ToolChat(head, tool_format(self.generator.text), box, formatted=formatted)
-
     def _head(self, request: GenerationRequest, request_id: str, jobs: Sequence[Submission], usages: Usages) -> Head:
         spell = self.generator.text.spell if request.listed is not None else None
         choices = sum(job.message.n for job in jobs)
-        head = Head(request_id, int(time.time()), request.model, request.include_usage, spell, self.fingerprint, choices)
+        common = (request_id, int(time.time()), request.model, request.include_usage, spell, self.fingerprint, choices)
+        head = Head(*common, reading=jobs[0].reading)
         return replace(head, so_far=usages.usage) if request.continuous_usage else head
 
     def _timing(self, request: GenerationRequest, request_id: str) -> Callable[[], Timing | UnsetType] | None:
@@ -136,14 +151,22 @@ class Generate:
             ]
         return dialect.whole(_best(answers, request.generated, request.n or 1), usages.usage())
 
+    def _read(self, body: bytes, ignored: list[str]) -> Read:
+        request = requests.parse(body, cast("type[GenerationRequest]", self.kind), ignored)
+        return Read(request, lambda head, _sampling: self.dialect(head))
+
     def _prepare(self, body: bytes, told: Told) -> Prepared:
         """All that takes longer the more the client wrote: looking into 8 MB of tools takes a second, in which no stream would move."""
-        request = requests.parse(body, self.kind, told.ignored)
-        limits = self.admission.limits_of(request.model, self.served_names)
-        jobs = stamped(submissions(request, told.request_id, self.generator.text, limits), request, told.terms)
-        usages = Usages(jobs, self._timing(request, told.request_id))
-        head, formatted = self._head(request, told.request_id, jobs, usages), jobs[0].message.grammar is not None
-        return Prepared(request, jobs, usages, self._dialect(request, head, formatted=formatted))
+        read = self._read(body, told.ignored)
+        limits = self.admission.limits_of(read.request.model, self.served_names)
+        try:
+            made = submissions(read.request, told.request_id, self.generator.text, limits)
+        except BadRequest as error:
+            raise read.refusal(error) from error
+        jobs = stamped(made, read.request, told.terms)
+        usages = Usages(jobs, self._timing(read.request, told.request_id))
+        head = self._head(read.request, told.request_id, jobs, usages)
+        return Prepared(read, jobs, usages, read.dialect(head, jobs[0].sampling))
 
 
 def _best(answers: list[Answer], generated: int, returned: int) -> list[Answer]:
@@ -164,23 +187,21 @@ def _answer(deltas: Sequence[Delta]) -> Answer:
     return Answer(piece, deltas[-1].finish_reason or "stop")
 
 
-async def _stream(
-    dialect: Dialect, usages: Usages, deltas: AsyncIterator[list[Delta]], events: EventStream, *, include_usage: bool
-) -> None:
-    opening = dialect.opening()
+async def _stream(dialect: Dialect, usages: Usages, deltas: AsyncIterator[list[Delta]], events: EventStream) -> None:
+    opened = False
     async with events:
         try:
             async for found in deltas:
+                opening, opened = b"" if opened else dialect.opening(), True
                 if (frames := opening + _frames(dialect, usages, found)) or not events.begun:
                     await events.write(frames)
-                opening = b""
         except DaemonError as error:
             if not events.begun:
                 raise
             log.warning("stream_failed", error=str(error), tokens=usages.completion_tokens)
-            await events.end(event(body_of(error)) + DONE)
+            await events.end(dialect.failed(error))
             return
-        await events.end((dialect.usage(usages.usage()) if include_usage else b"") + DONE)
+        await events.end(dialect.end(usages.usage()))
 
 
 def _frames(dialect: Dialect, usages: Usages, deltas: Sequence[Delta]) -> bytes:

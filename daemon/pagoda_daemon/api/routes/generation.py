@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from msgspec import structs
 
+from pagoda_daemon.api.openai.reading import PLAIN, Reading, reading_of, tool_form
 from pagoda_daemon.api.openai.requests import MAX_BODY, ChatRequest, GenerationRequest
 from pagoda_daemon.api.openai.sampling import Wished, sampling_of
 from pagoda_daemon.api.openai.structured import grammar_of
-from pagoda_daemon.api.openai.tool_formats import marks_and_grammar, tool_format
 from pagoda_daemon.api.openai.tools import Toolbox
 from pagoda_daemon.api.routes.ends import checked_reason
 from pagoda_daemon.engine.client import EngineLink
@@ -55,6 +55,7 @@ class Submission:
     first: int = 0
     skip_special: bool = True
     shows_stop: bool = False  # the stop string, or the text of the stop id, is part of the answer
+    reading: Reading = PLAIN
 
     @property
     def sampling(self) -> Sampling:
@@ -64,9 +65,8 @@ class Submission:
 def submissions(request: GenerationRequest, request_id: str, text: ModelText, limits: Ready) -> tuple[Submission, ...]:
     """One per prompt. Tokenises and checks against the engine's limits; BadRequest says by how many tokens it does not fit."""
     if isinstance(request, ChatRequest):
-        box = request.box
-        job = submission(request, request_id, chat_ids(request, box, text, _room(request, limits)), text, limits)
-        return (job if box is None else _with_tools(job, box, text),)
+        ids = chat_ids(request, request.box, text, _room(request, limits))
+        return (_read_by(request, submission(request, request_id, ids, text, limits), text),)
     given = request.prompts()
     found = []
     for number, prompt in enumerate(given):
@@ -96,14 +96,15 @@ def chat_ids(request: ChatRequest, box: Toolbox | None, text: ModelText, context
     """The prompt of a conversation with these tools: what is generated from, and what /tokenize counts."""
     if box is None:
         return text.encode_chat(request.turns(), context, request.shape)
-    tool_format(text)  # whose template knows no tools is told so, instead of leaving them out
+    tool_form(text)  # whose template knows no tools is told so, instead of leaving them out
     return text.encode_chat(request.turns(), context, request.shape, box.for_template())
 
 
-def _with_tools(job: Submission, box: Toolbox, text: ModelText) -> Submission:
-    """Of a chat whose answer may hold calls: their marks must not be left out of its text where they are special tokens."""
-    special, grammar = marks_and_grammar(box, tool_format(text), text, job.message.grammar)
-    return replace(job, message=structs.replace(job.message, grammar=grammar), skip_special=job.skip_special and not special)
+def _read_by(request: ChatRequest, job: Submission, text: ModelText) -> Submission:
+    """Marks that the parser needs must not be left out of the text if they are special tokens."""
+    reading = reading_of(request, job.message.prompt, job.message.grammar, text)
+    message = structs.replace(job.message, grammar=reading.grammar)
+    return replace(job, message=message, skip_special=job.skip_special and not reading.marks, reading=reading)
 
 
 def _room(request: GenerationRequest, limits: Ready) -> int:
@@ -242,8 +243,11 @@ class Generator:
         return found, None
 
     def _heard(self, choice: _Choice, row: RowOutput) -> Delta | None:
+        now = time.monotonic()
         if row.life is not None or row.finish_reason is not None:
-            self.counts.hear(choice.record, row, time.monotonic())
+            self.counts.hear(choice.record, row, now)
+        if row.token_ids:
+            choice.record.gaps.hear(choice.index, now)
         delta = choice.take(row)
         if delta is not None and delta.finish_reason is not None:
             choice.record.end(choice.index, delta.finish_reason, choice.tokens)

@@ -20,12 +20,16 @@ from pagoda_daemon.api.openai.replies import ChatChunk, ChatReply, TextReply
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest
 from pagoda_daemon.api.openai.sampling import RANGES
 from pagoda_daemon.api.openai.trace import TRACE_PATH, Trace
+from pagoda_daemon.api.responses.events import EVENTS
+from pagoda_daemon.api.responses.objects import Response
+from pagoda_daemon.api.responses.requests import ResponsesRequest
 from pagoda_daemon.api.routes.embeddings import EmbeddingReply, EmbeddingRequest
 from pagoda_daemon.api.routes.texts import DetokenizeReply, DetokenizeRequest, TokenizeReply, TokenizeRequest
 from pagoda_daemon.nouns.sampling import NUMBERS
 
 SSE: Final = "text/event-stream"
 TEXT: Final = "text/plain"
+HTML: Final = "text/html"
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -41,7 +45,8 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Operation(NamedTuple):
-    """One route. `chunk`: what each event of a streamed answer holds; `media` without a `reply` is an answer that is not JSON."""
+    """One route. `chunk`: what each event of a streamed answer holds; `media` without a `reply` is an answer that is not JSON. `events`:
+    what the events of a stream without [DONE] hold."""
 
     method: str
     path: str
@@ -50,6 +55,7 @@ class Operation(NamedTuple):
     reply: type[msgspec.Struct] | None = None
     chunk: type[msgspec.Struct] | None = None
     media: str | None = None
+    events: tuple[type[msgspec.Struct], ...] = ()
 
     @property
     def name(self) -> str:
@@ -60,6 +66,7 @@ class Operation(NamedTuple):
 OPERATIONS: Final = (
     Operation("post", "/v1/chat/completions", "Answer a conversation", ChatRequest, ChatReply, ChatChunk),
     Operation("post", "/v1/completions", "Continue prompts", CompletionRequest, TextReply, TextReply),
+    Operation("post", "/v1/responses", "Answer a conversation, in items; nothing is kept", ResponsesRequest, Response, events=EVENTS),
     Operation("post", "/tokenize", "Token ids of a prompt or a conversation", TokenizeRequest, TokenizeReply),
     Operation("post", "/detokenize", "Text of token ids", DetokenizeRequest, DetokenizeReply),
     Operation("post", "/v1/embeddings", "Vectors of inputs, from the decoder's own states", EmbeddingRequest, EmbeddingReply),
@@ -71,6 +78,7 @@ OPERATIONS: Final = (
     Operation("get", "/version", "This daemon's version", None, Version),
     Operation("get", "/metrics", "Prometheus exposition", media=TEXT),
     Operation("get", "/openapi.json", "This document", media=JSON),
+    Operation("get", "/docs", "This document as a page for people", media=HTML),
 )
 
 _ERRORS: Final[Mapping[str, str]] = {
@@ -93,18 +101,20 @@ _HINTS: Final = {
 }
 
 
-def document(version: str, operations: Iterable[Operation] = OPERATIONS) -> dict[str, Any]:
-    """The whole document, ready for JSON."""
+def document(version: str, operations: Iterable[Operation] = OPERATIONS, prefix: str = "") -> dict[str, Any]:
+    """The whole document, ready for JSON. `prefix`: the path under which a proxy offers the replica."""
     listed = tuple(operations)
-    kinds = [kind for operation in listed for kind in (operation.request, operation.reply, operation.chunk) if kind is not None]
+    kinds = [kind for one in listed for kind in (one.request, one.reply, one.chunk, *one.events) if kind is not None]
     _, schemas = msgspec.json.schema_components([*dict.fromkeys(kinds), ErrorReply], ref_template="#/components/schemas/{name}")
     for kind in {operation.request for operation in listed if operation.request is not None}:
         _refine(schemas[kind.__name__], served=kind in (ChatRequest, CompletionRequest))
     paths: dict[str, Any] = {}
     for operation in listed:
         paths.setdefault(operation.path, {})[operation.method] = _described(operation)
+    servers = {"servers": [{"url": prefix}]} if prefix else {}
     return {
         "openapi": "3.1.0",
+        **servers,
         "info": {"title": "Pagoda daemon", "version": version, "description": "One replica of a model, over the OpenAI API."},
         "paths": paths,
         "components": {"schemas": schemas},
@@ -139,6 +149,10 @@ def _success(operation: Operation) -> dict[str, Any]:
         answer["content"][SSE] = {
             "schema": {"type": "string", "description": said, "contentMediaType": SSE, "contentSchema": _ref(operation.chunk)}
         }
+    if operation.events:
+        said = "Each event is named by its type, which says what it holds"
+        schema = {"oneOf": [_ref(kind) for kind in operation.events]}
+        answer["content"][SSE] = {"schema": {"type": "string", "description": said, "contentMediaType": SSE, "contentSchema": schema}}
     return answer
 
 

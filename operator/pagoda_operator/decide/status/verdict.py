@@ -11,7 +11,6 @@ from pagoda_contracts.conditions.types import Reason
 from pagoda_contracts.names import EXIT_PERMANENT
 from pagoda_contracts.resources.scaling import ScalingSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
-from pagoda_contracts.resources.traffic import RoutingSpec
 
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.state import DEPLOYMENTS, Json, Observed
@@ -19,9 +18,9 @@ from pagoda_operator.decide.plan import Plan
 from pagoda_operator.decide.render.fetch import fetched, has_revisions
 from pagoda_operator.decide.replicas.replica import clean, stage
 
-_NOT_YET: Final = ("engine.kvCache.memoryFraction", "engine.kvCache.dtype", "engine.kvCache.cpuOffload")
+_NOT_YET: Final = ("engine.kvCache.memoryFraction", "engine.kvCache.dtype", "engine.kvCache.cpuOffload", "routing.hold", "routing.overflow")
 # Blocks, and the values of each that ask for what is done anyway; a block that is present asks for its defaults too.
-_BLOCKS: Final[Mapping[str, tuple[Any, ...]]] = {"adapters": (None,), "routing": (None, RoutingSpec(policy="LeastLoad"))}
+_BLOCKS: Final[Mapping[str, tuple[Any, ...]]] = {"adapters": (None,)}
 # Fields of `scaling` that a mode does not use: in Manual a person decides, in External another autoscaler does.
 _IDLE: Final[Mapping[str, tuple[str, ...]]] = {
     "Manual": ("min", "max", "targets", "idleAfter", "behavior", "schedules", "predictive"),

@@ -43,7 +43,7 @@ def test_vllms_flags_reach_their_fields(model, tmp_path):
     given = (
         "--served-model-name a b --max-model-len 4k --max-num-seqs 8 --max-num-batched-tokens 256 --block-size 32 --dtype float32 "
         "--device auto --kv-cache-memory-bytes 2Gi --quantization int8 --kv-cache-dtype auto "
-        "--tool-call-parser hermes --enable-auto-tool-choice "
+        "--gpu-memory-utilization 0.75 --tool-call-parser hermes --enable-auto-tool-choice "
         "--no-enable-prefix-caching --threads 2 --drain-timeout 5s --host ::1 --port 0"
     )
     made = config(model, *given.split(), "--chat-template", tmp_path / "t.jinja")
@@ -57,12 +57,28 @@ def test_vllms_flags_reach_their_fields(model, tmp_path):
         "dtype": "float32",
         "block_size": 32,
         "kv_bytes": 2 * 2**30,
+        "kv_memory_fraction": 0.75,
         "threads": 2,
         "quantization": "int8",
         "prefix_caching": False,
         "tool_parser": "hermes",
     }
     assert (made.listen.host, made.listen.http, made.drain_timeout) == ("::1", 0, "5s")
+
+
+def test_flags_for_browsers_proxies_and_tls_reach_their_fields(model):
+    given = "--ssl-certfile c.pem --ssl-keyfile k.pem --cors-origin https://a --cors-origin https://b --root-path /llm --seed 7"
+    made = config(model, *given.split())
+    assert made.listen.tls.model_dump() == {"cert_file": "c.pem", "key_file": "k.pem"}
+    assert (made.listen.cors_origins, made.listen.root_path, made.engine.seed) == (("https://a", "https://b"), "/llm", 7)
+
+
+def test_without_keys_only_names_of_this_daemon_are_answered(model, tmp_path):
+    assert config(model).listen.allowed_hosts == ("127.0.0.1",)
+    assert config(model, "--host", "laptop", "--allowed-host", "llm.lan").listen.allowed_hosts == ("llm.lan", "laptop")
+    assert config(model, "--api-key", "k").listen.allowed_hosts is None
+    assert config(model, "--api-key", "k", "--allowed-host", "a").listen.allowed_hosts == ("a",)
+    assert config(model, "--set", f"auth.keysFile={tmp_path}").listen.allowed_hosts is None
 
 
 def test_every_field_can_be_set_by_its_name(model):
@@ -107,7 +123,7 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(model, own_temporary_folde
     assert list(own_temporary_folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("flag", ["--seed 1", "--gpu-memory-utilization 0.9", "--gpu-memory-utilization=0.9", "--enable-lora"])
+@pytest.mark.parametrize("flag", ["--tensor-parallel-size 2", "--tensor-parallel-size=2", "--enable-lora"])
 def test_vllms_flags_that_have_no_effect_here_are_refused_by_name(model, capsys, flag):
     with pytest.raises(SystemExit):
         config(model, *flag.split())

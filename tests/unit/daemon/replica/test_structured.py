@@ -63,6 +63,23 @@ def test_parse_gives_a_pydantic_object(client):
     assert isinstance(answer.choices[0].message.parsed, Plan)
 
 
+def test_a_response_is_parsed_as_a_chat_is(client):
+    answer = client.responses.parse(model=NAME, input="hi", text_format=Plan, max_output_tokens=1500)
+    assert answer.status == "completed"
+    assert isinstance(answer.output_parsed, Plan)
+
+
+def test_a_response_that_must_call_is_nothing_but_calls_and_its_stream_the_same(client):
+    wanted = {"model": NAME, "input": "hi", "tools": [WEATHER["function"] | {"type": "function"}], "tool_choice": "required"}
+    with client.responses.stream(**wanted, max_output_tokens=1500) as stream:
+        final = stream.get_final_response()
+    assert {item.type for item in final.output} == {"function_call"}
+    for item in final.output:
+        jsonschema.validate(json.loads(item.arguments), PLACE)
+    whole = client.responses.create(**wanted, max_output_tokens=1500)
+    assert [item.arguments for item in whole.output] == [item.arguments for item in final.output]
+
+
 def test_a_stream_follows_its_schema(client):
     format_ = {"type": "json_schema", "json_schema": {"name": "place", "schema": PLACE, "strict": True}}
     chunks = list(chat(client, response_format=format_, stream=True))

@@ -54,6 +54,20 @@ def test_the_pool_is_half_of_what_a_shared_machine_has_left() -> None:
     assert kv_shape(engine(), MODEL, Memory(10**9, left, limited=False)) == KvShape(100, 1024)
 
 
+def test_a_share_that_was_asked_for_is_of_all_memory_and_all_of_it_is_used() -> None:
+    total = 2 * (6000 + 100 * BLOCK)
+    assert kv_shape(engine(kv_memory_fraction=0.5), MODEL, container(total)) == KvShape(100, 1024)
+    assert kv_shape(engine(kv_memory_fraction=0.5), MODEL, container(6000 + 70 * BLOCK, total)) == KvShape(70, 1024)
+    with pytest.raises(ConfigRejected, match="may use"):
+        kv_shape(engine(kv_memory_fraction=0.1, max_model_len=1024), MODEL, container(10 * 6000))
+
+
+@pytest.mark.parametrize("share", [0.0, -0.5, 1.1, float("nan")])
+def test_a_share_is_above_0_and_at_most_1(share: float) -> None:
+    with pytest.raises(ConfigRejected, match="kvMemoryFraction must be above 0 and at most 1, got"):
+        kv_shape(engine(kv_memory_fraction=share), MODEL, container(10**9))
+
+
 def test_the_pool_is_never_larger_than_full_rows_need() -> None:
     assert kv_shape(engine(max_model_len=100), MODEL, container(10**12)) == KvShape(4 * 7, 100)
 

@@ -12,6 +12,7 @@ from multidict import CIMultiDict
 from pagoda_contracts.names import HEADER_REQUEST_ID, HEADER_RETRY_AFTER, HEADER_ROUTE, HEADER_SHOULD_RETRY
 from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_gateway.proxy.headers import to_replica
+from pagoda_gateway.routing.request import RoutingRequest
 from support.servers.scripted_replica import Exchange
 
 URL = "/v1/chat/completions"
@@ -86,7 +87,11 @@ async def test_a_target_in_absolute_form_reaches_the_replica_as_a_path(bench, on
 
 
 def test_every_connection_header_names_what_stops_here():
-    kept = to_replica(CIMultiDict([("connection", "x-a, close"), ("Connection", "X-B"), ("x-a", "1"), ("x-b", "1"), ("x-c", "1")]), "id")
+    kept = to_replica(
+        CIMultiDict([("connection", "x-a, close"), ("Connection", "X-B"), ("x-a", "1"), ("x-b", "1"), ("x-c", "1")]),
+        "id",
+        RoutingRequest("m"),
+    )
     assert dict(kept) == {"x-c": "1", HEADER_REQUEST_ID: "id"}
 
 
@@ -191,7 +196,7 @@ async def test_models_lists_every_name_that_is_answered_to(bench, one):
 async def test_one_model_is_told_by_name(bench, one, path):
     async with bench.client.get(yarl.URL(f"{bench.gateway.url}/v1/models/{path}", encoded=True)) as answer:
         card = await answer.json()
-    assert card.keys() == {"id", "object", "created", "owned_by"}
+    assert card.keys() == {"id", "object", "created", "owned_by", "available"}
     assert (card["id"], card["object"], card["owned_by"]) == (path.replace("%2F", "/").replace("%3A", ":"), "model", bench.service)
 
 

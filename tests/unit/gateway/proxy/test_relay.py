@@ -3,6 +3,7 @@
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 from multidict import CIMultiDict
 from pagoda_gateway.proxy import relay
 from pagoda_gateway.requests.errors import Died, UpstreamDied
@@ -34,8 +35,8 @@ async def test_a_replica_that_dies_when_the_client_has_left_too_has_died(monkeyp
 
     monkeypatch.setattr(relay.web, "StreamResponse", Gone)
     monkeypatch.setattr(relay, "_read", read)
-    monkeypatch.setattr(relay, "_pass_on", dies)
+    monkeypatch.setattr(relay.Relay, "_pass_on", dies)
     answer = Answer()
     with pytest.raises(UpstreamDied):
-        await relay.Relay(None, None)._stream(answer, CIMultiDict(), lambda: None)
+        await relay.Relay(None, make_mocked_request("POST", "/v1/completions"), "id")._stream(answer, CIMultiDict(), lambda: None)
     assert answer.closed

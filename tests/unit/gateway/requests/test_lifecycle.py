@@ -12,6 +12,7 @@ from aiohttp.test_utils import make_mocked_request
 from multidict import CIMultiDict
 from pagoda_contracts.names import ERROR_DRAINING
 from pagoda_gateway.proxy import handlers
+from pagoda_gateway.proxy.authenticate import TENANT
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.handlers import Api
 from pagoda_gateway.requests.errors import Died, GatewayError, ShuttingDown
@@ -136,11 +137,11 @@ class World(GatewayWorld):
         super().__init__()
         self.service()
         self.synced()
-        self.api = Api(self.cache, self.in_flight, self.router, Upstream(*answers), LIMITS)
+        self.api = Api(self.cache, self.in_flight, self.router, Upstream(*answers), LIMITS, self.authenticate)
 
     def request(self):
         request = make_mocked_request("POST", "/v1/completions", payload=SimpleNamespace(readany=Body(b'{"model"', b': "m"}').readany))
-        request[handlers._REQUEST_ID] = "id"
+        request[handlers._REQUEST_ID], request[TENANT] = "id", ""
         return request
 
     async def ready(self):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from pagoda_gateway.requests.errors import AllOverloaded, Died, HoldTimeout, ModelNotFound, Overloaded, QueueFull, Refused
+from pagoda_gateway.requests.errors import AllOverloaded, Died, HoldTimeout, ModelNotFound, Overloaded, QueueFull, Refused, ServiceStalled
 from pagoda_gateway.routing.request import RoutingRequest
 from support.suite.profiles import examples
 from support.worlds.gateway import GatewayWorld
@@ -99,6 +99,58 @@ async def test_a_name_that_disappears_ends_the_wait():
     with pytest.raises(ModelNotFound):
         await task
     assert world.queue.total == 0
+
+
+async def test_a_name_lost_seconds_ago_may_come_back_and_one_lost_long_ago_does_not():
+    world = World()
+    discover(world)
+    world.cache.delete_service("ns/s")
+    for passed_ms, retried in ((29_999, True), (1, False)):
+        world.now_ms += passed_ms
+        with pytest.raises(ModelNotFound) as caught:
+            await world.request(0)
+        assert (caught.value.status, caught.value.should_retry) == (404, retried)
+    discover(world)
+    world.frame("ready")
+    await world.request("again")
+    assert world.served == ["again"]
+
+
+async def test_of_a_service_that_only_a_person_can_cure_nothing_is_held_and_what_was_is_told():
+    world = World()
+    discover(world)
+    held = world.start("held")
+    await turns()
+    world.service(stalled="ModelRejected: no safetensors")
+    with pytest.raises(ServiceStalled, match="ModelRejected: no safetensors") as caught:
+        await held
+    assert (caught.value.should_retry, world.queue.total) == (False, 0)
+    with pytest.raises(ServiceStalled):
+        await world.request("new")
+    world.service()
+    cured = world.start("cured")
+    await turns()
+    world.frame("ready")
+    await cured
+    assert world.served == ["cured"]
+
+
+async def test_a_stalled_service_serves_by_the_replicas_that_it_has():
+    """The new revision is refused; the old one has one replica, which refuses a request for the moment."""
+    world = World()
+    world.service(stalled="ModelRejected: no safetensors")
+    world.synced()
+    world.frame("ready")
+    await world.request("old")
+    assert world.router.why_not("ns/s") == ""
+    task = world.start("refused", failures=[Refused("draining")])
+    await turns()
+    assert world.queue.total == 1
+    world.frame("ready")
+    await task
+    assert world.served == ["old", "refused"]
+    world.cache.delete_replica("ns/a")
+    assert world.router.why_not("ns/s") == "ModelRejected: no safetensors"
 
 
 async def test_a_name_that_moves_takes_its_held_along():

@@ -5,9 +5,19 @@ from pathlib import Path
 import pytest
 from pagoda_gateway.serve.settings import OPTIONS, load
 
+SERVED = {"PAGODA_KEYS_NAMESPACE": "pagoda-system"}
+
+
+def test_a_gateway_that_would_serve_no_client_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        load([], {})
+    assert "keys-namespace" in capsys.readouterr().err
+    assert load(["--anonymous", "true"], {}).anonymous
+    assert not load([], SERVED).anonymous
+
 
 def test_defaults_are_complete_and_typed():
-    settings = load([], {})
+    settings = load([], SERVED)
     assert (settings.http_port, settings.metrics_port, settings.probes_port) == (8080, 9090, 8081)
     assert (settings.hold_timeout, settings.hold_limit, settings.body_limit, settings.drain_timeout) == (300.0, 1000, 16 * 2**20, 600.0)
     assert settings.body_budget == 256 * 2**20
@@ -16,13 +26,14 @@ def test_defaults_are_complete_and_typed():
 
 
 def test_a_flag_wins_over_its_variable():
-    environment = {"PAGODA_HOLD_TIMEOUT": "10s", "PAGODA_GRACE": "1s"}
+    environment = {"PAGODA_HOLD_TIMEOUT": "10s", "PAGODA_GRACE": "1s"} | SERVED
     settings = load(["--hold-timeout", "20s", "--fleet", "f.json"], environment)
     assert (settings.hold_timeout, settings.grace, settings.fleet) == (20.0, 1.0, Path("f.json"))
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("hold-timeout", "soon"), ("http-port", "70000"), ("hold-limit", "-1"), ("body-limit", "16 MB")]
+    ("name", "value"),
+    [("hold-timeout", "soon"), ("http-port", "70000"), ("hold-limit", "-1"), ("body-limit", "16 MB"), ("anonymous", "yes")],
 )
 def test_nonsense_is_refused_by_name_and_value(name, value, capsys):
     with pytest.raises(SystemExit) as caught:
@@ -39,4 +50,4 @@ def test_an_unknown_flag_is_refused():
 
 
 def test_every_option_is_a_setting():
-    assert {option.name for option in OPTIONS} == set(load([], {}).__slots__)
+    assert {option.name for option in OPTIONS} == set(load([], SERVED).__slots__)

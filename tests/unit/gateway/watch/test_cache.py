@@ -1,6 +1,6 @@
 """What the cache makes of events and frames: names to the oldest, ages by the sender's clock, replicas to their own service object."""
 
-from pagoda_gateway.routing.endpoint import Frame
+from pagoda_gateway.routing.endpoint import NO_CHANGE, Frame, PrefixChange
 from pagoda_gateway.routing.verdict import Verdict, judge
 from pagoda_gateway.watch.cache import EndpointCache
 from pagoda_gateway.watch.services import Replica, Service
@@ -116,3 +116,15 @@ def test_frames_of_a_deleted_replica_are_ignored():
         made.update_state("ns/a", READY, 0, 0)
         made.stream_lost("ns/a")
     assert made.endpoints(made.resolve("m")) == []
+
+
+def test_cached_beginnings_are_known_as_frames_tell_and_forgotten_at_a_reset():
+    made = cache(replica())
+    for change, resident in (
+        (PrefixChange(True, [b"1", b"2"], []), {b"1", b"2"}),
+        (PrefixChange(False, [b"3"], [b"1", b"9"]), {b"2", b"3"}),
+        (NO_CHANGE, {b"2", b"3"}),
+        (PrefixChange(True, [b"4"], []), {b"4"}),
+    ):
+        made.update_state("ns/a", READY, 0, 0, change)
+        assert only(made).resident == resident

@@ -56,6 +56,20 @@ def test_a_service_of_a_newer_version_is_read_as_far_as_it_is_known():
     assert msgspec.convert(document, ServiceObject).parsed().served_names == ("a", "b")
 
 
+@pytest.mark.parametrize(
+    ("condition", "stalled"),
+    [
+        ({"type": "Stalled", "status": "True", "reason": "ModelRejected"}, "ModelRejected: m"),
+        ({"type": "Stalled", "status": "False", "reason": "ModelRejected"}, ""),
+        ({"type": "Ready", "status": "False", "reason": "ModelRejected"}, ""),
+        ({"type": "Stalled", "status": "True", "reason": "OfANewerOperator"}, ""),
+    ],
+)
+def test_a_service_is_stalled_by_a_reason_that_only_a_person_ends(condition, stalled):
+    document = {"metadata": {"name": "s"}, "status": {"conditions": [condition | {"message": "m", "lastTransitionTime": "t"}]}}
+    assert msgspec.convert(document, ServiceObject).parsed().stalled == stalled
+
+
 def test_a_services_status_tells_the_weights_and_a_pods_annotation_that_its_device_is_faulty():
     revisions = [{"hash": "a", "replicas": 1, "readyReplicas": 1, "weight": 90}, {"hash": "b", "weight": 0}, {"hash": "c"}]
     body = {"metadata": {"name": "s", "namespace": "ns"}, "status": {"revisions": revisions}}

@@ -92,7 +92,7 @@ def test_the_tables_name_known_roles_only():
 
 def test_nobody_in_particular_gets_no_control():
     open_to_all = {name for name, roles in (ROUTES | METHODS).items() if roles == OPEN}
-    assert open_to_all == {"/health", "/version", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"}
+    assert open_to_all == {"/health", "/version", "/docs", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"}
     assert {name for name, roles in METHODS.items() if ROLE_CLIENT in roles} == set()
     assert {name.rpartition("/")[2] for name, roles in METHODS.items() if ROLE_ANYBODY not in roles and roles != OPEN} == {
         "SetState",

@@ -30,7 +30,7 @@ def test_a_load_is_told_by_tenths_and_its_end_once():
     for _ in range(3):
         replica.changed()
     assert len(lines) == 12
-    assert lines[-1].startswith("ready: model 'tiny', 1024 tokens of context, OpenAI API on http://127.0.0.1:8000/v1")
+    assert lines[-1].startswith("ready: Ctrl-C ends it\n  model        tiny\n")
 
 
 def test_a_load_that_was_over_before_anybody_listened_is_told_at_once():
@@ -61,14 +61,24 @@ def test_a_drain_counts_as_people_do(in_flight, line):
 
 
 def test_what_is_to_be_typed_is_a_request_whatever_the_name():
-    line = welcome(URL, 'it\'s "odd"', None).splitlines()[1]
+    line = welcome(URL, 'it\'s "odd"', None).splitlines()[-1]
     words = shlex.split(line)
     assert words[:3] == ["curl", "-N", f"{URL}/v1/chat/completions"]
     assert json.loads(words[-1])["model"] == 'it\'s "odd"'
+    encrypted = shlex.split(welcome(URL, "tiny", None, "my cert.pem").splitlines()[-1])
+    assert encrypted[:4] == ["curl", "-N", "--cacert", "my cert.pem"]
 
 
-def test_it_says_how_much_it_holds():
-    line = welcome(URL, "tiny", Ready(max_model_len=1024, vocab_size=8, block_size=16, blocks_total=4096, max_concurrency=8)).splitlines()[
-        1
-    ]
-    assert line == "  KV cache: 65,536 tokens, 64.0 requests at the whole context; at most 8 requests decode together"
+def test_it_says_what_it_is_and_how_much_it_holds():
+    limits = Ready(max_model_len=1024, vocab_size=8, block_size=16, blocks_total=4096, max_concurrency=8, computed_by="CPU, 2 threads")
+    first, *table, _ = welcome(URL, "tiny", limits).splitlines()
+    assert first == "ready: Ctrl-C ends it"
+    assert {row[2:14].strip(): row[15:] for row in table} == {
+        "model": "tiny",
+        "device": "CPU, 2 threads",
+        "context": "1,024 tokens",
+        "KV cache": "65,536 tokens",
+        "concurrency": "64.0 requests at the whole context; at most 8 requests decode together",
+        "OpenAI API": f"{URL}/v1",
+        "pages": f"{URL}/docs, {URL}/metrics",
+    }

@@ -35,6 +35,28 @@ def played(loop: Callable[[], asyncio.AbstractEventLoop], test: Callable[[], Awa
         runner.run(test())  # type: ignore[arg-type]
 
 
+class Held:
+    """A device that computes so many steps and then waits: what the client does meanwhile comes before the next token, on any machine."""
+
+    def __init__(self, steps: int) -> None:
+        self._left, self.reached, self.go_on = steps, asyncio.Event(), asyncio.Event()
+
+    async def step(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            self.reached.set()
+            await self.go_on.wait()
+
+
+async def shut_down(replica: LocalReplica, writer: asyncio.StreamWriter) -> None:
+    """Returns once the server has seen that the client sends no more: it has begun an answer, or closed."""
+    server, before = replica.front._server, replica.connections
+    assert server is not None
+    writer.write_eof()
+    connections = server.server_state.connections
+    await replica.until(lambda: len(connections) < before or any(getattr(each, "begun", False) for each in connections))
+
+
 def said(answer: bytes) -> Any:
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK\r\n"), answer
@@ -48,11 +70,13 @@ def test_who_reads_on_gets_the_whole_answer_and_then_the_end(loop: Any, stream: 
         async with one() as replica:
             as_ever = await replica.send(asked(stream=stream))
             reader, writer = await replica.connect()
+            await replica.at_rest()
+            held = Held(steps)
+            replica.engine.round_trip = held.step
             writer.write(asked(stream=stream))
-            await replica.until(lambda: len(replica.engine.submitted) == 2)
-            if steps:
-                await replica.engine.steps(steps)
-            writer.write_eof()
+            await held.reached.wait()
+            await shut_down(replica, writer)
+            held.go_on.set()
             answer = await read_answer(reader)
             assert said(answer) == said(as_ever)
             assert await reader.read() == b""
@@ -98,10 +122,12 @@ def test_who_is_gone_is_not_computed_for_whether_it_streams_or_not(loop: Any) ->
         async with one() as replica:
             for stream in (False, True):
                 _, writer = await replica.connect()
+                held = Held(3)
+                replica.engine.round_trip = held.step
                 writer.write(asked(stream=stream, max_tokens=400))
-                await replica.until(lambda: len(replica.engine.submitted) == 1 + len(replica.engine.aborted))
-                await replica.engine.steps(3)
+                await held.reached.wait()
                 writer.close()
+                held.go_on.set()
                 await replica.at_rest()
             assert len(replica.engine.aborted) == 2
             assert max(len(replica.engine.computed[message.request_id]) for message in replica.engine.submitted) < 100
@@ -133,9 +159,11 @@ def test_a_refusal_and_last_words_go_on_behind_what_is_written(loop: Any) -> Non
             writer.write_eof()
             assert (await read_answer(reader)).startswith(b"HTTP/1.1 400 Bad Request\r\n")
             reader, writer = await replica.connect()
-            writer.write(asked(max_tokens=400))
-            await replica.until(lambda: len(replica.engine.submitted) == 1)
-            writer.write_eof()
+            held = Held(0)
+            replica.engine.round_trip = held.step
+            writer.write(asked())
+            await held.reached.wait()
+            await shut_down(replica, writer)
             assert await reader.readexactly(len(BEGIN)) == BEGIN
             server = replica.front._server
             assert server is not None

@@ -34,8 +34,10 @@ class Transport:
     def get_write_buffer_size(self) -> int:
         return self.unsent
 
-    def get_extra_info(self, _name: str) -> socket.socket:
-        return self.raw
+    encrypted: bool = False
+
+    def get_extra_info(self, name: str) -> object:
+        return self.raw if name == "socket" else name if self.encrypted else None
 
 
 @dataclass
@@ -82,8 +84,8 @@ def test_a_request_sent_ahead_is_not_answered_in_the_midst_of_the_one_before_it(
     there.close()
 
 
-def test_everybody_is_told_but_who_is_gone_or_has_bytes_to_come():
-    pairs = [socket.socketpair() for _ in range(3)]
+def test_everybody_is_told_but_who_is_gone_or_has_bytes_to_come_or_reads_ciphertext():
+    pairs = [socket.socketpair() for _ in range(4)]
     gone = socket.socketpair()
     gone[0].close()
     connections = [
@@ -91,10 +93,11 @@ def test_everybody_is_told_but_who_is_gone_or_has_bytes_to_come():
         Connection(Cycle(), Transport(pairs[1][0], unsent=7)),
         Connection(None, Transport(pairs[2][0])),
         Connection(Cycle(), Transport(gone[0])),
+        Connection(Cycle(), Transport(pairs[3][0], encrypted=True)),
     ]
     assert last_words(connections, ERROR) == 1
     assert pairs[0][1].recv(12) == b"HTTP/1.1 503"
-    for one in (pairs[1][1], pairs[2][1]):
+    for one in (pairs[1][1], pairs[2][1], pairs[3][1]):
         one.setblocking(False)
         with pytest.raises(BlockingIOError):
             one.recv(1)

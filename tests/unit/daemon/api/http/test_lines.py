@@ -10,7 +10,7 @@ from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.nouns.messages import Stats
 from structlog.testing import capture_logs
 from support.judges.refusals import CHAT, COMPLETIONS, chat, completion
-from support.servers.local_replica import NAME, local_replica
+from support.servers.local_replica import NAME, local_replica, request
 
 SECRET = "a secret sentence"
 
@@ -33,6 +33,7 @@ async def test_a_request_that_ends_is_one_line_with_its_tokens_and_times(stream)
     assert second["cached_tokens"] > 0
     assert 0 <= first["queue_ms"] <= first["ttft_ms"] <= first["total_ms"]
     assert first["itl_ms"] >= 0
+    assert first["itl_p95_ms"] >= 0
     assert len(first["id"]) == 32
     assert SECRET not in json.dumps(found, default=str)
 
@@ -45,8 +46,34 @@ async def test_a_refusal_says_why_and_scrapes_say_nothing():
             await replica.get("/metrics")
             await replica.get("/none")
             await replica.until(lambda: len(request_lines(found)) == 3)
-    told = [(line["route"], line["status"], line.get("refusal")) for line in request_lines(found)]
-    assert told == [(CHAT, 400, "invalid_value"), (CHAT, 404, "model_not_found"), ("none", 404, None)]
+    told = [(line["route"], line["status"], line["refusal"], line.get("param")) for line in request_lines(found)]
+    assert told == [(CHAT, 400, "invalid_value", "temperature"), (CHAT, 404, "model_not_found", None), ("none", 404, "not_found", None)]
+    assert "another" not in json.dumps(found, default=str)
+
+
+async def test_what_another_time_or_replica_may_take_says_why_it_was_refused():
+    with capture_logs() as found:
+        async with local_replica() as replica:
+            replica.front.replica.in_flight += 256
+            await replica.post(CHAT, chat())
+            replica.front.replica.in_flight -= 256
+            await replica.send(request("POST", CHAT, content_length=str(2**30)).replace(b"content-length: 0\r\n", b""))
+            await replica.until(lambda: len(request_lines(found)) == 2)
+    told = [(line["status"], line["refusal"], line.get("why")) for line in request_lines(found)]
+    assert told == [
+        (503, "overloaded", "this replica holds 256 requests; at most 256 are allowed"),
+        (413, "request_too_large", None),
+    ]
+
+
+async def test_garbage_is_one_line_however_much_of_it_comes():
+    with capture_logs() as found:
+        async with local_replica() as replica:
+            for _ in range(5):
+                assert b" 400 " in await replica.send(b"garbage\r\n\r\n")
+    assert [line for line in found if line["event"] == "connections_refused"] == [
+        {"event": "connections_refused", "log_level": "warning", "malformed_http": 1}
+    ]
 
 
 def test_scrapes_that_went_well_are_not_logged():

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pagoda_daemon.api.openai.chat_replies import Chat
 from pagoda_daemon.api.openai.logprobs import PromptToken, prompt_logprobs
 from pagoda_daemon.api.openai.replies import (
-    Chat,
     ChatChunk,
     ChatDelta,
     ChunkChoice,
@@ -22,7 +22,7 @@ from pagoda_daemon.api.openai.replies import (
 from pagoda_daemon.nouns.messages import TokenLogprob
 from pagoda_daemon.text.answer import Piece
 
-TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 NAMES = st.sampled_from(["m", '"\0"', '{"text":"\0"}', "\\u0000"])  # what might be taken for the place of the text
 
 
@@ -44,7 +44,7 @@ def test_prompt_logprobs_list_as_many_as_were_asked_for_though_more_were_compute
 @pytest.mark.parametrize("dialect", [Chat, Completion])
 @given(texts=st.lists(st.tuples(TEXT, st.integers(0, 3)), min_size=1, max_size=5), usage=st.booleans(), name=NAMES)
 def test_events_of_text_are_what_the_encoder_writes(dialect, texts, usage, name):
-    head = Head("id", 7, name, usage, fingerprint=name)
+    head = Head("id", 7, name, usage, fingerprint=name, choices=4)
     written = dialect(head)
     for text, index in texts:
         assert written.text(Piece(text), index) == general(dialect, head, text, index)

@@ -11,12 +11,14 @@ import sys, threading
 from pagoda_daemon.api.routes import embeddings
 from pagoda_daemon.api.routes import completions
 from pagoda_daemon.api.openai import fields, requests
-from pagoda_daemon.api.routes import texts
+from pagoda_daemon.api.responses.requests import ResponsesRequest
+from pagoda_daemon.api.routes import responses, texts
 if "unlearned" in sys.argv:
     fields.learn = lambda kind: None
 made = (
     (completions.Generate(requests.ChatRequest, None, None, None, ()), b'{"model": "m", "messages": [{"role": "user", "content": "x"}]}'),
     (completions.Generate(requests.CompletionRequest, None, None, None, ()), b'{"model": "m", "prompt": "x"}'),
+    (responses.Respond(ResponsesRequest, None, None, None, ()), b'{"model": "m", "input": [{"role": "user", "content": "x"}]}'),
     (texts.TextRoute(texts.TokenizeRequest, None, None, None, ()), b'{"prompt": "x"}'),
     (embeddings.Embed(None, None, ()), b'{"model": "m", "input": "x"}'),
 )
@@ -39,4 +41,4 @@ print(len(parsed))
 @pytest.mark.deep
 def test_first_requests_on_threads_of_their_own_end_no_process():
     done = subprocess.run([sys.executable, "-P", "-c", FIRST], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "64\n"), done.stderr[-1000:]
+    assert (done.returncode, done.stdout) == (0, "80\n"), done.stderr[-1000:]

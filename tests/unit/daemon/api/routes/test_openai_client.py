@@ -8,56 +8,10 @@ from contextlib import aclosing
 
 import openai
 import pytest
-import uvicorn
-from pagoda_contracts.pb.daemon_pb2 import Phase
-from pagoda_daemon.api.http.app import Parts, application
-from pagoda_daemon.api.routes.admission import Admission
-from pagoda_daemon.api.routes.generation import Generator
-from pagoda_daemon.engine.stream import Stream
-from pagoda_daemon.health.replica import Replica
-from pagoda_daemon.metrics import Counts, Exposition
 from pagoda_daemon.nouns.errors import Draining
-from pagoda_daemon.nouns.messages import Ready, Refusal, RowOutput
-from pagoda_daemon.text.tokens import ModelText
-from support.engine.toy_model import tiny_model_dir
+from support.servers.told_replica import Engine, fails, ready_replica, refuses, says, told_replica
 
 HI = [{"role": "user", "content": "hi"}]
-
-
-class Engine:
-    """Answers the k-th submission with the k-th line of the script, the last one again and again; each line makes rows of an id."""
-
-    def __init__(self):
-        self.script = [says("hello")]
-        self.submitted = []
-        self.closed = asyncio.Queue()
-
-    def submit(self, message, joined=None):
-        line = self.script[min(len(self.submitted), len(self.script) - 1)]
-        self.submitted.append(message)
-        stream = joined or Stream(message.request_id)
-        for item in line(message.request_id):
-            stream.put(item)
-        return stream
-
-    def close_stream(self, request_id, *, finished):
-        self.closed.put_nowait((request_id, finished))
-
-
-def says(text, reason="stop"):
-    def line(request_id):
-        letters = [RowOutput(request_id, (byte,)) for byte in text.encode()]
-        return [*letters, RowOutput(request_id, (), reason)] if reason else letters
-
-    return line
-
-
-def refuses(reason, after_s=0.01):
-    return lambda request_id: [RowOutput(request_id, (), "refused", refusal=Refusal(reason, after_s, "not now"))]
-
-
-def fails(text=""):
-    return lambda request_id: [*says(text, None)(request_id), RowOutput(request_id, (), "error", "the device said no")]
 
 
 @pytest.fixture
@@ -67,22 +21,13 @@ async def engine():
 
 @pytest.fixture
 def replica():
-    return Replica(born=0.0, phase=Phase.PHASE_READY, limits=Ready(64, 1024, 16, 40, 8))
+    return ready_replica()
 
 
 @pytest.fixture
-async def base_url(engine, replica, tmp_path):
-    text = ModelText(tiny_model_dir(tmp_path))
-    await asyncio.to_thread(text.warm)
-    generator = Generator(engine, text, Counts())
-    app = application(Parts(replica, Admission(replica), generator, Exposition("m", replica, generator.counts), ("m",), "0"))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_config=None, ws="none"))
-    serving = asyncio.ensure_future(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.001)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
-    server.should_exit = True
-    await serving
+async def base_url(engine, replica):
+    async with told_replica(engine, replica) as url:
+        yield url
 
 
 @pytest.fixture

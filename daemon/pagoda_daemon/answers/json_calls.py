@@ -1,4 +1,4 @@
-"""Text of an answer, in any pieces → content and calls, as soon as each is certain. Pure; one answer's state. Called by `tool_replies`.
+"""Calls as JSON objects with a name and arguments, between marks or alone. Pure; one answer's state. `forms` has the forms.
 
 Nothing is lost: what begins like a call and is none comes out as content, marks and all. Once a call's name and the brace of its arguments
 are there it is a call, and what follows streams as its arguments, however the model goes on.
@@ -8,38 +8,29 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Final, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
-from pagoda_daemon.api.openai.tool_formats import ToolFormat
+from pagoda_daemon.answers.events import Arguments, Call, Content, Event
+from pagoda_daemon.answers.wishes import Wish
 from pagoda_daemon.text.stops import overlap
 
 _MAX_HEAD: Final = 512  # a name has 128 characters: who has not written it by then writes no call that can be streamed
 _NAME: Final = r'"(?:[^"\\]|\\.)+"'
 
 
-class Content(NamedTuple):
-    """Text for the reader."""
+@dataclass(frozen=True)
+class JsonForm:
+    """`begin` and `end` stand around calls, `between` between two of them; both are empty where a call is the whole answer. `arguments` is
+    the key that the model's template teaches. `listed`: the calls are a JSON array."""
 
-    text: str
-
-
-class Call(NamedTuple):
-    """A call begins."""
-
-    number: int
-    name: str
-
-
-class Arguments(NamedTuple):
-    """The next piece of a call's arguments."""
-
-    number: int
-    text: str
-
-
-Event = Content | Call | Arguments
+    begin: str
+    end: str
+    between: str
+    arguments: str
+    listed: bool = False
 
 
 class _Braces:
@@ -66,21 +57,17 @@ class _Braces:
         return None
 
 
-Shape = Literal["free", "calls", "either"]
-"""Of an answer: text and calls as the model likes, nothing but calls, or calls or else text of a format."""
+class JsonCalls:
+    """An answer that must be calls has no content, also if it is cut within a call."""
 
-
-class ToolParser:
-    """`most`: calls beyond so many are content. An answer that is nothing but calls has no content, also if it is cut within a call."""
-
-    def __init__(self, form: ToolFormat, most: int | None = None, shape: Shape = "free") -> None:
-        self._silent = shape == "calls"
+    def __init__(self, form: JsonForm, wish: Wish) -> None:
+        self._silent = wish.shape == "calls"
         self._form = form
-        self._most = most
+        self._most = wish.most
         self._head = re.compile(rf'\s*\{{\s*"name"\s*:\s*({_NAME})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)')
         self._text = ""
         self._raw = ""  # since the mark: what becomes content if it is no call
-        self._step = self._first if not form.begin else self._either if shape == "either" else self._content
+        self._step = self._first if not form.begin else self._either if wish.shape == "either" else self._content
         self._braces = _Braces()
         self._scanned = 0
         self._events: list[Event] = []

@@ -4,8 +4,9 @@ import codecs
 import json
 
 import pytest
-from pagoda_daemon.api.openai.tool_formats import FORMATS
-from pagoda_daemon.api.openai.tool_parser import Arguments, Call, Content, ToolParser
+from pagoda_daemon.answers.events import Arguments, Call, Content
+from pagoda_daemon.answers.forms import TOOL_FORMS
+from pagoda_daemon.answers.wishes import Wish
 
 ARGS = '{"city": "Köln \\"}{[", "n": [1, {"a": "\\\\"}]}'
 F = f'{{"name": "f", "arguments": {ARGS}}}'
@@ -67,7 +68,7 @@ SCRIPTS = {
 
 def heard(form, pieces, most=None, shape="free"):
     """Content, calls, and how many pieces the arguments came in."""
-    parser = ToolParser(FORMATS[form], most, shape)
+    parser = TOOL_FORMS[form].parser(Wish(most, shape))
     events = [event for piece in pieces for event in parser.push(piece)] + parser.finish()
     content = "".join(event.text for event in events if isinstance(event, Content))
     calls, pieces = [], 0
@@ -114,10 +115,10 @@ def test_arguments_stream_as_they_come():
 
 
 def test_content_is_held_back_only_while_it_may_be_a_call():
-    parser = ToolParser(FORMATS["hermes"])
+    parser = TOOL_FORMS["hermes"].parser(Wish())
     assert parser.push("Hello <tool") == [Content("Hello ")]
     assert parser.push("box>") == [Content("<toolbox>")]
-    assert ToolParser(FORMATS["llama3_json"]).push("Hello {") == [Content("Hello {")]
+    assert TOOL_FORMS["llama3_json"].parser(Wish()).push("Hello {") == [Content("Hello {")]
 
 
 def test_calls_beyond_those_asked_for_are_content():
@@ -127,7 +128,7 @@ def test_calls_beyond_those_asked_for_are_content():
 
 def test_long_answers_cost_no_more_per_character():
     """Characters looked at, not time: braces are counted once each."""
-    parser = ToolParser(FORMATS["hermes"])
+    parser = TOOL_FORMS["hermes"].parser(Wish())
     parser.push('<tool_call>{"arguments": {"a": "')
     for _ in range(2000):
         parser.push("x" * 50)
@@ -155,7 +156,7 @@ def test_an_answer_bound_by_a_grammar_is_understood_and_cut_anywhere_leaks_nothi
     for at in range(len(answer)):
         half, some, _ = heard(form, byte_by_byte(answer[:at]), shape=shape)
         assert [called for called, _ in some] == [called for called, _ in calls][: len(some)]
-        if shape == "calls" or (calls and FORMATS[form].begin and at >= len(FORMATS[form].begin)):
+        if shape == "calls" or (calls and TOOL_FORMS[form].json.begin and at >= len(TOOL_FORMS[form].json.begin)):
             assert half == "", answer[:at]
         elif not calls:
             assert half == answer[:at]

@@ -4,13 +4,15 @@ import json
 
 import pytest
 from llguidance import LLTokenizer
+from pagoda_daemon.answers.forms import TOOL_FORMS
 from pagoda_daemon.api.openai.requests import ChatRequest, parse
-from pagoda_daemon.api.openai.tool_formats import FORMATS, answer_grammar
+from pagoda_daemon.api.openai.tool_grammars import answer_grammar
 from pagoda_daemon.api.openai.tools import Function, Tool, Toolbox
 from pagoda_daemon.nouns.errors import BadRequest
 from pagoda_daemon.nouns.messages import Grammar
 from pagoda_daemon.structured.compile import matcher_of
 
+FORMATS = {name: form.json for name, form in TOOL_FORMS.items() if form.json}
 BYTES = LLTokenizer("byte")
 A = {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "required": ["a"], "additionalProperties": False}
 A |= {"$defs": {"a": {"type": "integer"}}, "x-guidance": {"whitespace_pattern": " *", "lenient": True}}

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API, as another form of a chat: requests are converted into chats, answers are written as items. It keeps nothing."""

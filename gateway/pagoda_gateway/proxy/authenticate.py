@@ -1,0 +1,57 @@
+"""Authenticate: refuses a request without a valid API key before its body is read, and names its tenant. A middleware of the API.
+
+Every path of port 8080 is behind it. What a client writes about its tenant never counts (proxy/headers.py drops it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from pagoda_gateway.access.credentials import shown_key
+from pagoda_gateway.access.keys import KeyRing, Refused
+from pagoda_gateway.requests.errors import NotSynced, Unauthenticated
+from pagoda_gateway.requests.metrics import Metrics
+
+TENANT: Final = web.RequestKey("tenant", str)
+_HOW: Final = "send it as `authorization: Bearer KEY`; `pagoda key create` makes one"
+
+
+@dataclass(frozen=True, slots=True)
+class Authenticate:
+    """`anonymous`: a request without a valid key is served too, for no tenant."""
+
+    ring: KeyRing
+    metrics: Metrics
+    clock: Callable[[], datetime]
+    anonymous: bool
+
+    def tenant(self, request: web.Request) -> str:
+        """Returns the tenant of a request, "" for an anonymous one; Unauthenticated if it has no valid key."""
+        key = shown_key(request.headers)
+        try:
+            if not key:
+                raise Refused("missing", f"this request has no API key; {_HOW}")
+            return self.ring.owner(key, self.clock()).tenant
+        except Refused as refused:
+            if self.anonymous:
+                return ""
+            if not self.ring.synced:
+                raise NotSynced("the gateway has not read the API keys yet") from refused
+            self.metrics.unauthenticated(refused.reason)
+            raise Unauthenticated(str(refused)) from refused
+
+    def middleware(self) -> Middleware:
+        """Returns it as aiohttp wants it."""
+
+        @web.middleware
+        async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
+            request[TENANT] = self.tenant(request)
+            return await handler(request)
+
+        return authenticate

@@ -1,0 +1,100 @@
+"""How each API writes errors: as a document, and as the last event of a stream. Pure; called by proxy/handlers.py and proxy/relay.py.
+
+OpenAI's completions end a stream by an error event and [DONE], its Responses API by an `error` event with a sequence number, and
+Anthropic's Messages by an `error` event. A client of each raises its own exception on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Final, NamedTuple
+
+import msgspec
+from pagoda_contracts.names import HEADER_RETRY_AFTER, HEADER_ROUTE, HEADER_SHOULD_RETRY
+
+from pagoda_gateway.requests.errors import GatewayError
+
+# Anthropic's own status for a server that has no room. Its clients retry it as they retry 503.
+_OVERLOADED: Final = 529
+# Anthropic names the kind of an error by its status.
+_ANTHROPIC: Final = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+}
+
+
+class Reply(NamedTuple):
+    """An error as HTTP."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class Dialect(NamedTuple):
+    """`document(error, request_id)`; `event(error, request_id, events)`, where `events` is how many events the stream had before;
+    `unavailable`: the status that stands for 503."""
+
+    document: Callable[[GatewayError, str], bytes]
+    event: Callable[[GatewayError, str, int], bytes]
+    unavailable: int = HTTPStatus.SERVICE_UNAVAILABLE
+
+    def reply(self, error: GatewayError, request_id: str) -> Reply:
+        """Returns an error as HTTP."""
+        headers = {"content-type": "application/json", HEADER_SHOULD_RETRY: "true" if error.should_retry else "false", **error.headers}
+        if error.retry_after is not None:
+            headers[HEADER_RETRY_AFTER] = str(error.retry_after)
+        if error.route is not None:
+            headers[HEADER_ROUTE] = error.route
+        status = self.unavailable if error.status == HTTPStatus.SERVICE_UNAVAILABLE else error.status
+        return Reply(status, headers, self.document(error, request_id))
+
+
+def _openai_document(error: GatewayError, _request_id: str) -> bytes:
+    return msgspec.json.encode({"error": {"message": str(error), "type": error.type, "param": error.param, "code": error.code}})
+
+
+def _openai_event(error: GatewayError, request_id: str, _events: int) -> bytes:
+    """The client raises on the event, and its parser stops at [DONE]."""
+    return b"data: " + _openai_document(error, request_id) + b"\n\ndata: [DONE]\n\n"
+
+
+def _responses_event(error: GatewayError, _request_id: str, events: int) -> bytes:
+    inner = {"type": "error", "sequence_number": events, "code": error.code, "message": str(error), "param": error.param}
+    return b"event: error\ndata: " + msgspec.json.encode(inner) + b"\n\n"
+
+
+def _anthropic_document(error: GatewayError, request_id: str) -> bytes:
+    kind = _ANTHROPIC.get(HTTPStatus(error.status)) or ("api_error" if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR else error.type)
+    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": str(error)}, "request_id": request_id})
+
+
+def _anthropic_event(error: GatewayError, request_id: str, _events: int) -> bytes:
+    return b"event: error\ndata: " + _anthropic_document(error, request_id) + b"\n\n"
+
+
+OPENAI: Final = Dialect(_openai_document, _openai_event)
+RESPONSES: Final = Dialect(_openai_document, _responses_event)
+ANTHROPIC: Final = Dialect(_anthropic_document, _anthropic_event, _OVERLOADED)
+
+# The endpoints of a replica whose body names a model.
+ENDPOINTS: Final = {
+    "/v1/chat/completions": OPENAI,
+    "/v1/completions": OPENAI,
+    "/v1/embeddings": OPENAI,
+    "/v1/responses": RESPONSES,
+    "/v1/messages": ANTHROPIC,
+    "/v1/messages/count_tokens": ANTHROPIC,
+    "/tokenize": OPENAI,
+    "/detokenize": OPENAI,
+}
+
+
+def dialect_of(path: str) -> Dialect:
+    """Returns the dialect of a path; OpenAI's if the path is unknown."""
+    return ENDPOINTS.get(path, OPENAI)

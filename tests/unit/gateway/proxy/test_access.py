@@ -1,0 +1,176 @@
+"""Who is served on port 8080: every path, however it is spelt, with every kind of credentials; and what a replica hears of the client."""
+
+import asyncio
+import json
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+
+import pytest
+from aiohttp import web
+from pagoda_contracts.names import HEADER_PREFIX_HASHES, HEADER_TENANT
+from pagoda_contracts.prefix import Scope, chat_text, from_header, text_hashes
+from pagoda_contracts.resources.apikeys import new_key
+from pagoda_gateway.access.keys import KeyRing
+from pagoda_gateway.proxy.authenticate import Authenticate
+from pagoda_gateway.proxy.body import Limits
+from pagoda_gateway.proxy.handlers import Api
+from pagoda_gateway.proxy.upstream import Upstream
+from pagoda_gateway.requests.dialects import ENDPOINTS
+from support.servers.scripted_replica import Replica, running
+from support.worlds.gateway import GatewayWorld
+
+NOW = datetime(2026, 11, 24, tzinfo=UTC)
+KEY, OLD, OTHER = new_key(b"k" * 32, NOW), new_key(b"o" * 32, NOW, expires=NOW), new_key(b"n" * 32, NOW)
+BODY = b'{"model": "m", "input": "x"}'
+REFUSED = {
+    "none": "",
+    "another scheme": f"authorization: Basic {KEY.text}\r\n",
+    "unknown": f"authorization: Bearer {OTHER.text}\r\n",
+    "expired": f"authorization: Bearer {OLD.text}\r\n",
+    "malformed": f"authorization: Bearer {'k' * 300}\r\n",
+    "the digest": f"x-api-key: {KEY.stored.sha256}\r\n",
+}
+ACCEPTED = {"bearer": f"Authorization: bearer {KEY.text}\r\n", "x-api-key": f"X-Api-Key: {KEY.text}\r\n"}
+READING = ("/v1/models", "/v1/models/m", "/v1/batches", "/v1/files/f", "/", "/metrics")
+
+
+def spellings(path: str) -> list[str]:
+    """Of one target; some are other paths, and none may pass without a key."""
+    name = path.lstrip("/") or "v1"
+    encoded = "".join(f"%{ord(letter):02x}" for letter in name)
+    return [
+        *(path, f"/{encoded}", f"/{name.upper()}", f"//{name}", f"/./{name}", f"/x/../{name}", f"{path}/", f"{path}?api_key={KEY.text}"),
+        *(f"{path};a=b", f"{path}%00", f"http://localhost{path}", f"http://localhost:9090{path}"),
+    ]
+
+
+@asynccontextmanager
+async def served(*, anonymous: bool = False, synced: bool = True):
+    """An API with one key of team-a, and one replica behind it."""
+    world, replica = GatewayWorld(), Replica("a")
+    world.service()
+    ring = KeyRing(synced=synced)
+    if synced:
+        ring.put("ns/keys", "team-a", {key.id: key.stored for key in (KEY, OLD)})
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(running(replica))
+        world.synced()
+        world.frame(address=replica.http)
+        upstream = Upstream(300.0)
+        stack.push_async_callback(upstream.close)
+        authenticate = Authenticate(ring, world.metrics, lambda: NOW, anonymous)
+        runner = web.AppRunner(Api(world.cache, world.in_flight, world.router, upstream, Limits(1 << 20, 300), authenticate).application())
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield world, replica, runner.addresses[0][1]
+
+
+class Connection:
+    """Raw requests, one after the other."""
+
+    def __init__(self, reader, writer) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def ask(self, method: str, target: str, lines: str, body: bytes = b"") -> tuple[int, dict[str, str], bytes]:
+        self.writer.write(f"{method} {target} HTTP/1.1\r\nhost: h\r\n{lines}content-length: {len(body)}\r\n\r\n".encode() + body)
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
+        headers = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:] if line)
+        content = await self.reader.readexactly(int(headers.get("content-length", 0)))
+        return int(head.split()[1]), headers, content
+
+
+@asynccontextmanager
+async def connected(port: int):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    yield Connection(reader, writer)
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_no_spelling_of_any_path_passes_without_a_valid_key():
+    async with served() as (_, replica, port), connected(port) as connection:
+        for path in (*ENDPOINTS, *READING):
+            for target in spellings(path):
+                for lines in REFUSED.values():
+                    method, body = ("POST", BODY) if path in ENDPOINTS else ("GET", b"")
+                    status, headers, _ = await connection.ask(method, target, lines, body)
+                    assert (status, headers.get("www-authenticate")) == (401, "bearer"), (target, lines)
+        assert replica.seen == []
+
+
+@pytest.mark.parametrize("lines", ACCEPTED.values(), ids=ACCEPTED)
+async def test_a_valid_key_opens_every_endpoint_and_the_replica_hears_its_tenant_and_not_the_key(lines):
+    async with served() as (_, replica, port), connected(port) as connection:
+        for path in ENDPOINTS:
+            status, _, _ = await connection.ask("POST", path, f"{lines}{HEADER_TENANT}: forged\r\ncookie: a=b\r\n", BODY)
+            assert status == 200, path
+        assert (await connection.ask("GET", "/v1/models", lines))[0] == 200
+        assert (await connection.ask("GET", "/v1/batches/b", lines))[0] == 501
+        heard = [exchange.headers for exchange in replica.seen]
+    assert [exchange.head.split()[1].decode() for exchange in replica.seen] == list(ENDPOINTS)
+    assert {headers[HEADER_TENANT] for headers in heard} == {"team-a"}
+    assert not any(KEY.text in str(headers) or "cookie" in headers for headers in heard)
+
+
+async def test_a_replica_hears_the_names_of_the_prompts_beginning_and_never_a_clients():
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 1200}]}).encode()
+    async with served() as (_, replica, port), connected(port) as connection:
+        await connection.ask("POST", "/v1/chat/completions", f"{ACCEPTED['bearer']}{HEADER_PREFIX_HASHES}: forged\r\n", body)
+        await connection.ask("POST", "/v1/chat/completions", f"{ACCEPTED['bearer']}{HEADER_PREFIX_HASHES}: forged\r\n", BODY)
+    first, second = (exchange.headers for exchange in replica.seen)
+    assert from_header(first[HEADER_PREFIX_HASHES]) == tuple(text_hashes(Scope("team-a", "m"), chat_text([("user", "x" * 1200)])))
+    assert HEADER_PREFIX_HASHES not in second
+
+
+async def test_refusals_are_counted_by_their_reason_and_say_what_to_do():
+    async with served() as (world, _, port), connected(port) as connection:
+        said = [json.loads((await connection.ask("GET", "/v1/models", lines))[2])["error"] for lines in REFUSED.values()]
+        counted = [
+            line for line in world.metrics.exposition().decode().splitlines() if line.startswith("pagoda_gateway_unauthenticated_total")
+        ]
+    assert {error["code"] for error in said} == {"invalid_api_key"}
+    assert "pagoda key create" in said[0]["message"]
+    assert not any(key.text in str(said) for key in (KEY, OLD, OTHER))
+    assert sorted(counted) == [
+        f'pagoda_gateway_unauthenticated_total{{reason="{reason}"}} {count}.0'
+        for reason, count in (("expired", 1), ("malformed", 1), ("missing", 2), ("unknown", 2))
+    ]
+
+
+async def test_each_api_gets_errors_in_its_own_shape():
+    async with served() as (_, _, port), connected(port) as connection:
+        lines = f"{REFUSED['unknown']}x-request-id: r1\r\n"
+        _, _, content = await connection.ask("POST", "/v1/messages", lines, BODY)
+        wrong = await connection.ask("POST", "/v1/messages/count_tokens", ACCEPTED["x-api-key"], b'{"model": "other"}')
+        openai = await connection.ask("POST", "/v1/responses", ACCEPTED["bearer"], b'{"model": "other"}')
+    assert json.loads(content) == {
+        "type": "error",
+        "error": {"type": "authentication_error", "message": "the API key is not valid here"},
+        "request_id": "r1",
+    }
+    assert (wrong[0], json.loads(wrong[2])["error"]["type"]) == (404, "not_found_error")
+    assert (openai[0], json.loads(openai[2])["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_the_list_of_models_marks_what_cannot_serve_until_a_person_acts():
+    async with served() as (world, _, port), connected(port) as connection:
+        world.service("ns/asleep", "asleep")
+        world.service("ns/broken", "broken", stalled="ModelRejected: no safetensors")
+        _, _, content = await connection.ask("GET", "/v1/models", ACCEPTED["bearer"])
+    cards = {card["id"]: (card["available"], card.get("unavailable_reason")) for card in json.loads(content)["data"]}
+    assert cards == {"m": (True, None), "asleep": (True, None), "broken": (False, "ModelRejected: no safetensors")}
+
+
+async def test_before_the_keys_are_read_no_key_is_called_wrong():
+    async with served(synced=False) as (_, _, port), connected(port) as connection:
+        status, headers, _ = await connection.ask("GET", "/v1/models", ACCEPTED["bearer"])
+    assert (status, headers["x-should-retry"]) == (503, "true")
+
+
+async def test_where_anonymous_clients_are_served_a_valid_key_still_names_its_tenant():
+    async with served(anonymous=True) as (_, replica, port), connected(port) as connection:
+        for lines in (*REFUSED.values(), ACCEPTED["bearer"]):
+            assert (await connection.ask("POST", "/v1/embeddings", lines, BODY))[0] == 200
+        tenants = [exchange.headers.get(HEADER_TENANT) for exchange in replica.seen]
+    assert tenants == [*[None] * len(REFUSED), "team-a"]

@@ -1,0 +1,82 @@
+"""What routing reads of a body: the conversation's key and the prompt's beginning, of each API; and what it makes of anything else."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pagoda_contracts.prefix import MAX_TEXT_HASHES, Scope, chat_text, text_hashes
+from pagoda_gateway.proxy.parse import routing_request
+from pagoda_gateway.requests.errors import BadRequest
+
+SYSTEM, FIRST = "You are an agent. " * 80, "What is in this folder? " * 40
+CHAT = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": FIRST}]
+ANSWER = {"role": "assistant", "content": "A file."}
+
+
+def read(headers=None, tenant="t", **fields):
+    return routing_request(json.dumps({"model": "m"} | fields).encode(), headers or {}, tenant)
+
+
+def test_the_names_are_the_daemons_own_and_belong_to_tenant_and_model():
+    text = chat_text([("system", SYSTEM), ("user", FIRST)])
+    assert read(messages=CHAT).prefix_hashes == tuple(text_hashes(Scope("t", "m"), text))
+    assert len(read(messages=CHAT).prefix_hashes) == len(text.encode()) // 512
+    assert read(messages=CHAT).prefix_hashes != read(messages=CHAT, tenant="u").prefix_hashes
+    assert read(messages=CHAT).prefix_hashes != read(messages=CHAT, model="n").prefix_hashes
+
+
+def test_of_every_api_the_beginning_is_read_and_grows_with_the_conversation():
+    parts = [{"type": "text", "text": FIRST[:100]}, {"type": "image_url"}, {"type": "text", "text": FIRST[100:]}]
+    wanted = read(messages=CHAT).prefix_hashes
+    assert read(messages=[CHAT[0], {"role": "user", "content": parts}]).prefix_hashes == wanted
+    assert read(system=SYSTEM, messages=CHAT[1:]).prefix_hashes == wanted
+    assert read(system=[{"type": "text", "text": SYSTEM}], messages=CHAT[1:]).prefix_hashes == wanted
+    assert read(instructions=SYSTEM, input=FIRST).prefix_hashes == wanted
+    assert read(instructions=SYSTEM, input=[{"type": "message", "role": "user", "content": parts}]).prefix_hashes == wanted
+    longer = read(messages=[*CHAT, ANSWER, {"role": "user", "content": FIRST}]).prefix_hashes
+    assert longer[: len(wanted) - 1] == wanted[:-1]
+    assert len(read(prompt=FIRST * 200).prefix_hashes) == MAX_TEXT_HASHES
+
+
+def test_a_first_turn_is_no_session_and_later_turns_are_one_by_what_they_begin_with():
+    second = [*CHAT, ANSWER, {"role": "user", "content": "And now?"}]
+    third = [*second, ANSWER, {"role": "user", "content": "And then?"}]
+    assert read(messages=CHAT).session == ""
+    assert read(messages=second).session == read(messages=third).session != ""
+    other = [CHAT[0], {"role": "user", "content": "Something else"}, ANSWER, {"role": "user", "content": "x"}]
+    assert read(messages=other).session not in ("", read(messages=second).session)
+    assert read(messages=second, tenant="u").session != read(messages=second).session
+
+
+@pytest.mark.parametrize("given", [{"prompt_cache_key": "k"}, {"session_id": "k"}, {"headers": {"x-session-id": "k"}}], ids=str)
+def test_an_id_that_the_client_sends_is_the_session_from_the_first_turn_on(given):
+    assert read(messages=CHAT, **given).session == read(messages=[*CHAT, ANSWER], **given).session
+    assert read(messages=CHAT, **given).session == read(prompt_cache_key="k").session
+    assert read(messages=CHAT, **given).session != read(messages=CHAT, **given, tenant="u").session
+    assert read(prompt_cache_key="session-1").session != read(prompt_cache_key="session-12").session
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content", "type", "text", "x"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["messages", "input", "prompt", "system", "instructions", "session_id", "prompt_cache_key"]), JSON))
+def test_whatever_the_other_fields_hold_the_request_goes_on(fields):
+    assert read(**fields).model == "m"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"model": 1}', b'{"model": ""}', b'{"model": "m", "messages": [}', b"\xff"])
+def test_a_body_that_names_no_model_is_refused(body):
+    with pytest.raises(BadRequest):
+        routing_request(body, {}, "")
+
+
+def test_a_body_too_large_to_be_read_goes_by_the_session_that_it_names():
+    large = read(prompt="x" * (2 << 20), prompt_cache_key="k")
+    assert (large.prefix_hashes, large.session) == ((), read(prompt_cache_key="k").session)
