@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 common=(--universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-emit-package pagoda --quiet)
 # Give e.g. --exclude-newer 2026-11-01 where an index offers versions that it does not serve yet.
 .venv/bin/uv pip compile pyproject.toml --upgrade --extra dev "${common[@]}" "$@" -o requirements/dev.txt
-for extra in daemon operator gateway fetch cli; do
+for extra in daemon bench operator gateway fetch cli; do
   .venv/bin/uv pip compile pyproject.toml --extra "$extra" "${common[@]}" -c requirements/dev.txt -o "requirements/$extra.txt"
 done
 # Each third-party suite has an environment of its own (tests/support/suite/environments.py). Torch, where a suite needs it, has the

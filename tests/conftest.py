@@ -43,8 +43,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Groups | 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """What takes minutes by itself is for `make test-full`."""
+    unit = {path: bool(UNIT & set(path.parents)) for path in {item.path for item in items}}
     for item in items:
-        if UNIT & set(item.path.parents) and not item.get_closest_marker("deep"):
+        if unit[item.path] and not item.get_closest_marker("deep"):
             item.add_marker(pytest.mark.unit)
         elif item.get_closest_marker("timeout") is None and config.getoption("timeout") is None:
             item.add_marker(pytest.mark.timeout(LONG_S))

@@ -29,6 +29,9 @@ def main() -> None:
     if sys.argv[1:2] == ["simulate"]:
         _simulate(sys.argv[2:])
         return
+    if sys.argv[1:2] == ["bench"]:
+        _bench(sys.argv[2:])
+        return
     try:
         from pagoda_daemon.api.front import process
         from pagoda_daemon.process import settings
@@ -63,6 +66,14 @@ def _simulate(argv: list[str]) -> None:
     except ModuleNotFoundError as missing:
         sys.exit(f"pagoda-daemon simulate: module {missing.name!r} is missing; install it with: pip install 'pagoda[daemon]'")
     simulate(argv)
+
+
+def _bench(argv: list[str]) -> None:
+    try:
+        from pagoda_daemon.bench.command import main as bench
+    except ModuleNotFoundError as missing:
+        sys.exit(f"pagoda-daemon bench: module {missing.name!r} is missing; install it with: pip install 'pagoda[bench]'")
+    bench(argv)
 
 
 def _log_to_stdout() -> None:

@@ -15,15 +15,25 @@ ROOT = Path(__file__).parents[2]
 UV = Path(sys.executable).parent / "uv"
 DOORS = {
     "daemon": ("pagoda-daemon", "pagoda_daemon.__main__", "pagoda_daemon.api"),
+    "bench": ("pagoda-daemon", "pagoda_daemon.__main__", "pagoda_daemon.bench.command"),
     "operator": ("pagoda-operator", "pagoda_operator.__main__", "pagoda_operator.serve.process"),
     "gateway": ("pagoda-gateway", "pagoda_gateway.__main__", "pagoda_gateway.serve.process"),
     "fetch": ("pagoda-fetch", "pagoda_fetch.__main__", "pagoda_fetch.serve.sidecar"),
     "cli": ("pagoda", "pagoda_cli.__main__", "pagoda_cli.commands"),
 }
 # Enough of a command line to pass the settings, which need no extra.
-ARGUMENTS = {"daemon": ["serve", "."], "operator": [], "gateway": [], "fetch": ["inspect", "pvc://x"], "cli": ["plan"]}
+ARGUMENTS = {
+    "daemon": ["serve", "."],
+    "bench": ["bench", "serve"],
+    "operator": [],
+    "gateway": ["--anonymous", "true"],
+    "fetch": ["inspect", "pvc://x"],
+    "cli": ["plan"],
+}
+COMMAND = {"bench": ("bench",)}
 STRANGERS = {
     "daemon": {"kubernetes", "kopf", "typer", "transformers"},
+    "bench": {"torch", "zmq", "starlette", "grpc", "kubernetes"},
     "operator": {"torch", "typer", "starlette"},
     "gateway": {"torch", "kopf", "typer"},
     "fetch": {"torch", "kubernetes", "kopf", "starlette", "aiohttp"},
@@ -73,7 +83,7 @@ def test_an_extra_alone_opens_its_door(extra, wheel, constraints, tmp_path):
     script, *modules = DOORS[extra]
     for module in modules:
         run(python, "-P", "-W", "error::ImportWarning", "-c", f"import {module}", cwd=tmp_path)
-    assert "usage" in run(python.parent / script, "--help", cwd=tmp_path).lower()
+    assert "usage" in run(python.parent / script, *COMMAND.get(extra, ()), "--help", cwd=tmp_path).lower()
     found = run(python, "-P", "-c", f"import importlib.util as u; print([n for n in {sorted(STRANGERS[extra])} if u.find_spec(n)])")
     assert found.strip() == "[]"
     run(UV, "pip", "check", "--python", python)

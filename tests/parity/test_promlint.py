@@ -51,9 +51,7 @@ def busy() -> bytes:
 
 def test_the_linter_finds_only_what_vllms_names_force(linter):
     found = problems(linter, busy())
-    assert sorted(found) == sorted(
-        [*(f"{written(metric)}: {COLON}" for metric in names.DAEMON_VLLM if metric not in WITHOUT_SERIES), SLIP]
-    )
+    assert sorted(found) == sorted([*(f"{written(metric)}: {COLON}" for metric in names.DAEMON_VLLM if metric not in WITHOUT_SERIES), SLIP])
 
 
 def written(metric: names.Metric) -> str:

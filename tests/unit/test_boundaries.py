@@ -18,6 +18,8 @@ CASES = [
     ("pagoda_daemon.__main__", CLUSTER | {"pagoda_operator", "pagoda_gateway", "pagoda_devcluster"}),
     ("pagoda_daemon.api.front.process", CLUSTER | {"opentelemetry"}),
     ("pagoda_daemon.engine.__main__", CLUSTER | {"torch", "transformers", "starlette", "uvicorn", "grpc"}),
+    ("pagoda_daemon.bench.command", CLUSTER | TORCH | {"starlette", "uvicorn", "zmq", "grpc"}),
+    ("pagoda_daemon.offline", CLUSTER | {"torch", "transformers", "uvicorn"}),
     ("pagoda_daemon.scheduler", CLUSTER | TORCH | HTTP),
     ("pagoda_daemon.kv", CLUSTER | TORCH | HTTP),
     ("pagoda_operator.__main__", TORCH | {"pagoda_daemon", "pagoda_gateway", "pagoda_devcluster"}),

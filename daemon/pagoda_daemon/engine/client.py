@@ -23,6 +23,7 @@ import zmq
 from pagoda_contracts.pb.daemon_pb2 import Phase
 
 from pagoda_daemon.engine.cause import cause_of
+from pagoda_daemon.engine.ended import end_of
 from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.metrics.tokens import TokenMeter
@@ -226,8 +227,7 @@ class EngineClient(EngineLink):
             socket.bind(address)
 
     async def run(self) -> None:
-        ended = asyncio.ensure_future(asyncio.to_thread(self._process.wait))
-        reading = self._listen()
+        ended, reading = end_of(self._process), self._listen()
         either: set[asyncio.Future[Any]] = {ended, reading}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

@@ -85,7 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="pagoda-daemon",
         description="Serves one large language model over the OpenAI API.",
-        epilog="`pagoda-daemon simulate --help`: a trace through the scheduler on a simulated device, without a model.",
+        epilog="`pagoda-daemon simulate --help`: a trace through the scheduler on a simulated device, without a model. "
+        "`pagoda-daemon bench serve --help`: load against an OpenAI endpoint.",
     )
     parser.add_argument("--version", action="store_true", help="tell the version, after reading the DaemonConfig where --config is given")
     parser.add_argument("--config", type=Path, help=f"DaemonConfig as JSON (default: {_DEFAULT})")

@@ -32,8 +32,6 @@ _SOURCE: Final = re.compile(r"(hf|s3|gs|oci)://.+|[\w.-]+/[\w.-]+")
 _KEYS: Final = "api-keys"
 # What people type who come from vLLM, and that has no effect here: said, not silently taken.
 _NOT_BUILT: Final = ("--tensor-parallel-size", "--enable-lora")
-
-
 _LISTS: Final = (
     ("--cors-origin", "ORIGIN", "origin of web pages that may read answers, such as https://chat.example.org; repeatable"),
     ("--allowed-host", "NAME", "host name under which clients without keys reach the daemon, * for any; repeatable"),
@@ -163,8 +161,8 @@ def _words(name: str, value: Any) -> list[str]:
 
 def config_of(arguments: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> DaemonConfig:
     """ConfigRejected names what cannot be; nothing is left behind then."""
-    folder = _model(arguments, environ)
-    names = arguments.served_model_name or [arguments.name or _name_of(arguments.model)]
+    folder = model_folder(arguments.model, arguments.revision, arguments.download_dir, environ)
+    names = arguments.served_model_name or [arguments.name or name_of(arguments.model)]
     tree: dict[str, Any] = {"model": {"path": str(folder), "servedNames": names}}
     _put(tree, "listen", {"host": "127.0.0.1", "http": PORT_DAEMON_HTTP, "grpc": 0, "probes": 0, "pingAfter": "15s"})
     for name, value in vars(arguments).items():
@@ -184,7 +182,7 @@ def config_of(arguments: argparse.Namespace, environ: Mapping[str, str] = os.env
         listen = tree["listen"]
         listen["allowedHosts"] = [*listen.get("allowedHosts", ()), str(listen.get("host"))]
     try:
-        return _checked(tree)
+        return checked(tree)
     except ConfigRejected:
         _remove(run_dir)
         raise
@@ -207,7 +205,8 @@ def _assignment(entry: str) -> tuple[str, Any]:
         raise ConfigRejected(f"--set {name}: {value[:200]!r} is not YAML") from error
 
 
-def _checked(tree: Mapping[str, Any]) -> DaemonConfig:
+def checked(tree: Mapping[str, Any]) -> DaemonConfig:
+    """ConfigRejected names the first field that is wrong or unknown."""
     try:
         config = DaemonConfig.model_validate(tree)
     except pydantic.ValidationError as error:
@@ -230,15 +229,15 @@ def _remove(run_dir: Path) -> None:
     run_dir.rmdir()
 
 
-def _name_of(model: str) -> str:
+def name_of(model: str) -> str:
     """org/name as clients of vLLM write it; else the last part."""
     if "://" not in model and not Path(model).is_dir():
         return model
     return model.partition("://")[2].rstrip("/") if "://" in model else Path(model).resolve().name
 
 
-def _model(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Path:
-    given: str = arguments.model
+def model_folder(given: str, revision: str | None = None, store: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
+    """A directory as it is; what org/name or an address names is fetched first, into `store` or the cache of this user."""
     folder = Path(given)
     if folder.is_dir():
         return folder.resolve()
@@ -246,7 +245,7 @@ def _model(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Path:
         raise ConfigRejected(f"{given} is not a directory")
     cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagoda" / "models"
     uri = given if "://" in given else f"hf://{given}"
-    return _fetched(uri, arguments.revision, arguments.download_dir or cache)
+    return _fetched(uri, revision, store or cache)
 
 
 def _fetched(uri: str, revision: str | None, store: Path) -> Path:

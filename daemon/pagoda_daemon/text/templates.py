@@ -110,7 +110,7 @@ class ChatTemplate:
         self._free: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
         for _ in range(_WORKERS):
             self._free.put(None)
-        weakref.finalize(self, _close, self._workers)
+        self.close = weakref.finalize(self, _close, self._workers)
 
     def check(self) -> None:
         """Compiles it; ModelRejected where that fails."""

@@ -96,6 +96,15 @@ class ModelText:
                 template.check()
             self._is_warm = True
 
+    def close(self) -> None:
+        """Ends the processes that render templates. Idempotent; no conversation can be written after it."""
+        for template in self._templates.values():
+            template.close()
+
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], context: int, shape: ChatShape = AS_A_QUESTION, tools: Tools = None) -> str:
+        """The text that `encode_chat` makes ids of."""
+        return self._rendered(messages, context, shape, tools)
+
     def _rendered(self, messages: Sequence[Mapping[str, Any]], context: int, shape: ChatShape, tools: Tools) -> str:
         """To continue the last message, a mark stands at its end, and the text is cut there. As in transformers, the space after the mark
         shows whether the template trims messages: then spaces before the cut go as well."""
@@ -140,6 +149,11 @@ class ModelText:
         found = self._tokenizer.token_to_id(token)
         added = self._tokenizer.get_added_tokens_decoder()
         return found if found in added and (added[found].special or (token[0] == "<" and token[-1] == ">")) else None
+
+    def named_id(self, name: str) -> int | None:
+        """The id of a token that the model has under a name such as bos_token; None where it has none."""
+        token = self._special.get(name)
+        return None if token is None else self._tokenizer.token_to_id(token)
 
     def word_ids(self, word: str) -> tuple[int, ...]:
         """Ids of a piece of text as it stands within another."""

@@ -78,8 +78,13 @@ def typed(body: bytes, kind: type[T], ignored: list[str], elsewhere: Mapping[str
     """The body of any endpoint, right in its names and types. `ignored` takes the paths of the fields that nobody knows. `elsewhere`: what
     stands in the place of fields that other endpoints have."""
     fields = _fields(body)
-    shape = _shape(kind)
     _refuse_others(fields, elsewhere)
+    return typed_fields(fields, kind, ignored)
+
+
+def typed_fields(fields: dict[str, Any], kind: type[T], ignored: list[str]) -> T:
+    """The same for a caller in this process, which has no body. Unknown fields are taken out of the dictionary."""
+    shape = _shape(kind)
     strangers = [name for name in sorted(fields.keys() - shape.names) if _is_unknown(name, fields.pop(name))]
     _check_spelling(strangers, tuple(shape.names))
     fields = {name: _whole_number(value) if name in shape.integers else value for name, value in fields.items()}

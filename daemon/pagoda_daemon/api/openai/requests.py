@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from pagoda_daemon.api.openai.fields import typed
+from pagoda_daemon.api.openai.fields import typed, typed_fields
 from pagoda_daemon.api.openai.messages import Message, check_messages, turns
 from pagoda_daemon.api.openai.sampling import MAX_CHOICES, MAX_LOGPROBS, check_sampling, in_range
 from pagoda_daemon.api.openai.structured import StructuredFields
@@ -156,6 +156,13 @@ GenerationRequest = ChatRequest | CompletionRequest
 def parse(body: bytes, kind: type[GenerationRequest], unknown: list[str]) -> GenerationRequest:
     """The typed request; BadRequest names the first field that is wrong."""
     request = typed(body, kind, unknown)
+    check(request, unknown)
+    return request
+
+
+def of_fields(fields: dict[str, Any], kind: type[GenerationRequest], unknown: list[str]) -> GenerationRequest:
+    """The same for a caller in this process, which has no body."""
+    request = typed_fields(fields, kind, unknown)
     check(request, unknown)
     return request
 

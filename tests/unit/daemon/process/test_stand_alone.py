@@ -160,5 +160,5 @@ def test_a_name_of_a_hub_is_fetched_by_pagoda_fetch(tmp_path, monkeypatch):
 
 
 def test_the_name_is_what_was_asked_for(model):
-    assert stand_alone._name_of(str(model)) == "llama"
-    assert stand_alone._name_of("oci://registry/repo") == "registry/repo"
+    assert stand_alone.name_of(str(model)) == "llama"
+    assert stand_alone.name_of("oci://registry/repo") == "registry/repo"
