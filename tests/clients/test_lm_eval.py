@@ -33,7 +33,7 @@ COMPLETIONS = {"max_length": WINDOW + 2, "tokenizer_backend": "huggingface", "nu
 OFFLINE = {"dtype": "float32", "max_model_len": WINDOW + 2, "threads": 1, "kv_bytes": 64 * 2**20}
 
 
-class Told(NamedTuple):
+class Evaluation(NamedTuple):
     """What one run of lm-eval says: the figures of each task, and of each of its documents what the model answered."""
 
     results: Mapping[str, Mapping[str, Any]]
@@ -55,38 +55,38 @@ def work(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="module")
-def judge(work: Work) -> Told:
+def judge(work: Work) -> Evaluation:
     return run(work, "hf", {"pretrained": str(tiny_model()), **HF}, (CHOICE, TEXT, ANSWER), "--device", "cpu", "--batch_size", "8")
 
 
 @pytest.fixture(scope="module")
-def by_completions(work: Work, trained: Replica) -> Told:
+def by_completions(work: Work, trained: Replica) -> Evaluation:
     arguments = {"model": TINY, "base_url": f"{api(trained)}/completions", "tokenizer": str(tiny_model()), **COMPLETIONS}
     return run(work, "local-completions", arguments, (CHOICE, TEXT, ANSWER), "--batch_size", "16")
 
 
 @pytest.fixture(scope="module")
-def by_engine(work: Work) -> Told:
+def by_engine(work: Work) -> Evaluation:
     return run(work, "pagoda", {"pretrained": str(tiny_model()), **OFFLINE}, (CHOICE, TEXT, ANSWER))
 
 
-def test_completions_score_and_answer_as_hf_does(by_completions: Told, judge: Told, work: Work) -> None:
+def test_completions_score_and_answer_as_hf_does(by_completions: Evaluation, judge: Evaluation, work: Work) -> None:
     same_scores(by_completions, judge, work)
     same_answers(by_completions, judge)
 
 
-def test_the_offline_engine_scores_and_answers_as_hf_does(by_engine: Told, judge: Told, work: Work) -> None:
+def test_the_offline_engine_scores_and_answers_as_hf_does(by_engine: Evaluation, judge: Evaluation, work: Work) -> None:
     same_scores(by_engine, judge, work)
     same_answers(by_engine, judge)
 
 
-def test_chat_completions_answer_as_hf_does(trained: Replica, judge: Told, work: Work) -> None:
+def test_chat_completions_answer_as_hf_does(trained: Replica, judge: Evaluation, work: Work) -> None:
     arguments = {"model": TINY, "base_url": f"{api(trained)}/chat/completions", "num_concurrent": 4}
     same_answers(run(work, "local-chat-completions", arguments, (ANSWER,)), judge)
 
 
-def same_scores(found: Told, judge: Told, work: Work) -> None:
-    ours, theirs = (told.answers[CHOICE] for told in (found, judge))
+def same_scores(found: Evaluation, judge: Evaluation, work: Work) -> None:
+    ours, theirs = (one.answers[CHOICE] for one in (found, judge))
     assert len(theirs) == work.items
     assert ours.keys() == theirs.keys()
     for number, scores in theirs.items():
@@ -103,12 +103,12 @@ def same_scores(found: Told, judge: Told, work: Work) -> None:
         assert math.isfinite(judge.results[TEXT][name])
 
 
-def same_answers(found: Told, judge: Told) -> None:
+def same_answers(found: Evaluation, judge: Evaluation) -> None:
     assert found.answers[ANSWER] == judge.answers[ANSWER]
     assert found.results[ANSWER]["exact_match,none"] == judge.results[ANSWER]["exact_match,none"] == 1.0
 
 
-def run(work: Work, model: str, arguments: Mapping[str, Any], tasks: tuple[str, ...], *more: str) -> Told:
+def run(work: Work, model: str, arguments: Mapping[str, Any], tasks: tuple[str, ...], *more: str) -> Evaluation:
     """By its own command line; ours adds the offline engine to it and nothing else."""
     module = "pagoda_daemon.offline.lm_eval" if model == "pagoda" else "lm_eval"
     out = work.folder / model
@@ -117,7 +117,7 @@ def run(work: Work, model: str, arguments: Mapping[str, Any], tasks: tuple[str, 
     argv += ["--include_path", str(work.folder), "--apply_chat_template", "--log_samples", "--output_path", str(out), "--seed", str(SEED)]
     run_in(SUITE, *argv, env=variables(work.folder))
     (figures,) = out.rglob("results_*.json")
-    return Told(json.loads(figures.read_text())["results"], {task: answers(out, task) for task in tasks})
+    return Evaluation(json.loads(figures.read_text())["results"], {task: answers(out, task) for task in tasks})
 
 
 def variables(folder: Path) -> dict[str, str]:

@@ -24,7 +24,7 @@ from support.clients import hostile_calls
 from support.clients.hostile_requests import KEY_CANARY, PROMPT_CANARY, Hostile, hostile_requests
 from support.engine.constrained import BOMBS, SLOW_BOMBS
 from support.engine.toy_model import VOCAB
-from support.judges.refusals import LEAK, error_of
+from support.judges.refusals import LEAK, error_of, message_error_of
 from support.servers.local_replica import texts
 from support.servers.real_replica import real_config
 from support.servers.replica import NAME, PATIENCE_S, Replica, replica_config, start_replica
@@ -64,7 +64,7 @@ def verdict(hostile: Hostile, answer: httpx.Response) -> str | None:
     if answer.status_code >= 500:
         return f"{answer.status_code} {answer.text}"
     if answer.status_code >= 400 and hostile.method != "HEAD":
-        error_of(answer.json())
+        (message_error_of if hostile.path.startswith("/v1/messages") else error_of)(answer.json())
     return leaks(hostile, answer)
 
 

@@ -57,7 +57,7 @@ async def bench(settings: Settings) -> dict[str, Any]:
         await load.run(opened, target, Load(warm, [0.0] * len(warm), given.max_concurrency), lambda: None)
         times = arrivals(len(samples), given.request_rate, given.burstiness, luck)
         run = await _measured(opened, target, Load(samples, times, given.max_concurrency), hidden=given.disable_tqdm)
-    return _told(settings, name, run)
+    return _report(settings, name, run)
 
 
 async def _measured(opened: aiohttp.ClientSession, target: Target, wanted: Load, *, hidden: bool) -> Run:
@@ -67,7 +67,7 @@ async def _measured(opened: aiohttp.ClientSession, target: Target, wanted: Load,
         return await load.run(opened, target, wanted, lambda: progress.advance(task))
 
 
-def _told(settings: Settings, name: str, run: Run) -> dict[str, Any]:
+def _report(settings: Settings, name: str, run: Run) -> dict[str, Any]:
     """To the terminal, and to a file where that is wanted."""
     given, wanted = settings.given, settings.wanted
     found = figures(run.outcomes, run.duration, wanted)

@@ -58,7 +58,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is told: latencies by name, percentiles, and limits in milliseconds that a good request keeps."""
+    """What is reported: latencies by name, percentiles, and limits in milliseconds that a good request keeps."""
 
     metrics: Sequence[str] = ("ttft", "tpot", "itl")
     percentiles: Sequence[float] = (99.0,)

@@ -14,14 +14,14 @@ def end_of(process: subprocess.Popen[bytes]) -> asyncio.Future[int]:
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[int] = loop.create_future()
 
-    def told(code: int) -> None:
+    def finish(code: int) -> None:
         if not ended.done():
             ended.set_result(code)
 
     def wait() -> None:
         code = process.wait()
         with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(told, code)
+            loop.call_soon_threadsafe(finish, code)
 
     threading.Thread(target=wait, name="engine-end", daemon=True).start()
     return ended

@@ -100,7 +100,7 @@ class Session:
             core = await self._open(link, replica, running, stopped)
             await self._while_alive(running, stopped)
             core.end(_why(running))
-            await self._while_alive(stopped)  # those who ask now are told why there is no engine
+            await self._while_alive(stopped)  # whoever asks now gets the reason why there is no engine
         finally:
             stopped.cancel()
             await _end(link, running)

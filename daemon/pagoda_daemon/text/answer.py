@@ -47,6 +47,11 @@ class AnswerText:
     def stopped(self) -> bool:
         return self._stops.stopped
 
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended the answer."""
+        return self._stops.matched
+
     def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> Piece:
         """What became final with these tokens; nothing once stopped."""
         if not logprobs and not self._stops.strings:  # as most are: nothing but the text is of interest

@@ -15,7 +15,11 @@ class StopMatcher:
         self._include = include
         self._pending = ""
         self._exempt = 0  # characters of `_pending` in which no stop string ends
-        self.stopped = False
+        self.matched: str | None = None  # the stop string that cut the text
+
+    @property
+    def stopped(self) -> bool:
+        return self.matched is not None
 
     def push(self, text: str, *, ends: bool = True) -> str:
         """Text that cannot belong to a stop string any more; nothing once stopped."""
@@ -25,10 +29,9 @@ class StopMatcher:
         if not ends:
             self._exempt = len(self._pending)
         starts = ((stop, max(0, self._exempt + 1 - len(stop))) for stop in self.strings)
-        found = [(at + len(stop), at) for stop, start in starts if (at := self._pending.find(stop, start)) >= 0]
+        found = [(at + len(stop), at, stop) for stop, start in starts if (at := self._pending.find(stop, start)) >= 0]
         if found:
-            self.stopped = True
-            end, start = min(found)
+            end, start, self.matched = min(found)
             keep = end if self._include else start
         else:
             keep = len(self._pending) - max((overlap(self._pending, stop) for stop in self.strings), default=0)

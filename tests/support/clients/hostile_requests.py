@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
+from pagoda_daemon.api.anthropic.requests import CountTokensRequest, MessagesRequest
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest
 from pagoda_daemon.api.responses.requests import ResponsesRequest
 from pagoda_daemon.api.routes.embeddings import EmbeddingRequest
@@ -28,6 +29,8 @@ SAMPLES: Final[dict[type[Any], dict[str, Any]]] = {
     TokenizeRequest: {"model": NAME, "prompt": PROMPT_CANARY},
     DetokenizeRequest: {"model": NAME, "tokens": [1, 2, 3]},
     EmbeddingRequest: {"model": NAME, "input": PROMPT_CANARY},
+    MessagesRequest: {"model": NAME, "max_tokens": 2, "messages": MESSAGES},
+    CountTokensRequest: {"model": NAME, "messages": MESSAGES},
 }
 BASES: Final[dict[str, tuple[dict[str, Any], tuple[str, ...]]]] = {
     one.path: (SAMPLES[one.request], one.request.__struct_fields__) for one in OPERATIONS if one.request is not None
@@ -161,7 +164,28 @@ def nested(luck: random.Random) -> Hostile:
     tool = {"type": "function", "function": {"name": value(luck), "parameters": value(luck)}}
     schema = {"type": "json_schema", "json_schema": {"name": value(luck), "schema": value(luck), "strict": value(luck)}}
     changes = ({"messages": [message]}, {"messages": [{"role": "user", "content": [part]}]}, {"tools": [tool]}, {"response_format": schema})
+    if luck.random() < 0.5:
+        return _nested_block(luck)
     return _post(luck, "/v1/chat/completions", BASES["/v1/chat/completions"][0] | luck.choice(changes))
+
+
+def _nested_block(luck: random.Random) -> Hostile:
+    """Wrong in the midst of a message of Anthropic's API."""
+    names = ("text", "id", "name", "input", "tool_use_id", "content", "is_error", "thinking", "data", "cache_control", "citations")
+    kinds = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking", "image", "document", "x")
+    block = {"type": luck.choice(kinds), "text": "x", "id": "t", "name": "f", "input": {}, "tool_use_id": "t"}
+    turn = {"role": luck.choice(("user", "assistant", "system")), "content": [block | {luck.choice(names): value(luck)}]}
+    tool = {"name": value(luck), "input_schema": value(luck), "type": luck.choice(("custom", "bash_20250124", None))}
+    output = {"format": {"type": "json_schema", "schema": value(luck)}, "effort": value(luck)}
+    changes = (
+        {"messages": [turn]},
+        {"messages": [{"role": "user", "content": "x"}, turn, {"role": "user", "content": "y"}]},
+        {"tools": [tool], "tool_choice": {"type": luck.choice(("any", "auto", "tool", "none")), "name": value(luck)}},
+        {"output_config": output},
+        {"thinking": {"type": luck.choice(("enabled", "disabled", "adaptive")), "budget_tokens": value(luck)}},
+    )
+    path = luck.choice(("/v1/messages", "/v1/messages/count_tokens"))
+    return _post(luck, path, BASES[path][0] | luck.choice(changes))
 
 
 def nested_items(luck: random.Random) -> Hostile:

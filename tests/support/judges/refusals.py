@@ -37,6 +37,17 @@ def error_of(answer: Any) -> dict[str, Any]:
     return error
 
 
+def message_error_of(answer: Any) -> dict[str, Any]:
+    """The error object, whose form is Anthropic's."""
+    assert isinstance(answer, dict), answer
+    assert set(answer) == {"type", "error", "request_id"}, answer
+    assert (answer["type"], bool(answer["request_id"])) == ("error", True), answer
+    error = answer["error"]
+    assert {"type", "message"} <= set(error) <= {"type", "message", "details"}, error
+    assert isinstance(error["message"], str), error
+    return error
+
+
 async def refused(replica: LocalReplica, body: Any, path: str = COMPLETIONS, **headers: str) -> dict[str, Any]:
     """A 4xx before anything reached the engine; its error."""
     begun = len(replica.engine.submitted)

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import uvicorn
 from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_daemon.api.http.app import Parts, application
@@ -18,7 +19,7 @@ from pagoda_daemon.api.routes.generation import Generator
 from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.metrics import Counts, Exposition
-from pagoda_daemon.nouns.messages import Ready, Refusal, RowOutput, TokenLogprob
+from pagoda_daemon.nouns.messages import Life, Ready, Refusal, RowOutput, TokenLogprob
 from pagoda_daemon.text.tokens import ModelText
 from support.engine.toy_model import tiny_model_dir
 
@@ -31,12 +32,14 @@ class Engine:
     def __init__(self) -> None:
         self.script: list[Line] = [says("hello")]
         self.submitted: list[Any] = []
+        self.streams: list[Stream] = []
         self.closed: asyncio.Queue[tuple[str, bool]] = asyncio.Queue()
 
     def submit(self, message: Any, joined: Stream | None = None) -> Stream:
         line = self.script[min(len(self.submitted), len(self.script) - 1)]
         self.submitted.append(message)
         stream = joined or Stream(message.request_id)
+        self.streams.append(stream)
         for item in line(message.request_id):
             stream.put(item)
         return stream
@@ -45,11 +48,13 @@ class Engine:
         self.closed.put_nowait((request_id, finished))
 
 
-def says(text: str, reason: str | None = "stop", *, scored: bool = False) -> Line:
-    """A token for each byte; `scored`: with its log-probability, and the best beside it."""
+def says(text: str, reason: str | None = "stop", *, scored: bool = False, cached: int = 0) -> Line:
+    """A token for each byte; `scored`: with its log-probability, and the best beside it. `cached`: tokens of the prompt that were known."""
 
     def line(request_id: str) -> list[RowOutput]:
         letters = [RowOutput(request_id, (byte,), logprobs=_scores(byte) if scored else ()) for byte in text.encode()]
+        if cached:
+            letters[0] = msgspec.structs.replace(letters[0], life=Life(cached_tokens=cached))
         return [*letters, RowOutput(request_id, (), reason)] if reason else letters
 
     return line
@@ -84,11 +89,12 @@ def _text(template: str | None) -> ModelText:
 
 
 @asynccontextmanager
-async def told_replica(engine: Any, replica: Replica, template: str | None = None) -> AsyncIterator[str]:
-    """Its URL. `template` replaces the toy model's."""
+async def told_replica(engine: Any, replica: Replica, template: str | None = None, **parts: Any) -> AsyncIterator[str]:
+    """Its URL. `template` replaces the toy model's, `parts` are further fields of the application's."""
     text = await asyncio.to_thread(_text, template)
     generator = Generator(engine, text, Counts())
-    app = application(Parts(replica, Admission(replica), generator, Exposition("m", replica, generator.counts), ("m",), "0"))
+    exposition = Exposition("m", replica, generator.counts)
+    app = application(Parts(replica, Admission(replica), generator, exposition, ("m",), "0", **parts))
     server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_config=None, ws="none"))
     serving = asyncio.ensure_future(server.serve())
     while not server.started:

@@ -1,4 +1,4 @@
-"""Routes of OpenAI's API that this daemon knows and does not serve: what each would be. The only such table; data alone.
+"""Routes of OpenAI's and Anthropic's APIs that this daemon knows and does not serve: what each would be. The only such table; data alone.
 
 They are 501, not 404: clients of a longer API can tell "not built" from a misspelt path, and `x-should-retry: false` keeps OpenAI's clients
 from trying again, which they else do after any 5xx. A stored response is 404, as OpenAI says it of one that is gone.
@@ -25,6 +25,8 @@ _TREES: Final[Mapping[str, str]] = {
 NOT_BUILT: Final[Mapping[str, str]] = {
     "/v1/responses/input_tokens": "counting a response's input; POST /tokenize counts a chat's",
     "/v1/responses/compact": "compaction of conversations",
+    "/v1/messages/batches": "batches of messages",
+    "/v1/messages/batches/{rest:path}": "batches of messages",
     **{f"{root}{more}": what for root, what in _TREES.items() for more in ("", "/{rest:path}")},
 }
 """By path pattern, in the order in which routes are tried."""

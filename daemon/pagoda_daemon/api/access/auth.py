@@ -21,7 +21,7 @@ from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pagoda_daemon.api.access.caller import ANYBODY, Principal, caller
+from pagoda_daemon.api.access.caller import ANYBODY, Principal, authorization, caller
 from pagoda_daemon.api.access.jwks import Proof, Tokens
 from pagoda_daemon.api.access.keys import Keys
 from pagoda_daemon.api.access.roles import NOBODY, OPEN, PEER_ROUTES, ROUTES, Roles
@@ -65,7 +65,7 @@ class Guard:
         scheme, _, secret = (authorization or "").partition(" ")
         secret = secret.strip()
         if scheme.lower() != "bearer" or not secret or not secret.isascii():
-            raise Unauthenticated("no key was given; send the header `Authorization: Bearer KEY`")
+            raise Unauthenticated("no key was given; send the header `Authorization: Bearer KEY` or `x-api-key: KEY`")
         if len(secret) > MAX_TOKEN:
             raise Unauthenticated(f"the key must have at most {MAX_TOKEN} characters, got {len(secret)}")
         return self._remembered(hashlib.sha256(secret.encode()).digest(), secret)
@@ -122,7 +122,7 @@ class Guarded:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state, headers = scope["state"], Headers(scope=scope)
-        principal = ANYBODY if self._from_peer(scope) else self._guard.allow(self._roles, headers.get("authorization"))
+        principal = ANYBODY if self._from_peer(scope) else self._guard.allow(self._roles, authorization(headers))
         state["caller"] = caller(principal, headers, state["arrived"])
         await self._app(scope, receive, send)
 

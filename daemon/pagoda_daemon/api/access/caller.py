@@ -42,6 +42,7 @@ MAX_TENANT: Final = 253  # a namespace or a key's name
 MAX_SALT: Final = 128
 MAX_WEIGHT: Final = 1e6
 MAX_DEADLINE_MS: Final = 7 * 24 * 3600 * 1000
+HEADER_API_KEY: Final = "x-api-key"  # of Anthropic's clients
 _NAME: Final = re.compile(r"[A-Za-z0-9._:/@=+-]*")
 
 
@@ -116,6 +117,13 @@ def caller(principal: Principal, headers: Mapping[str, str], arrived_s: float) -
         prefixes=_prefixes(headers.get(HEADER_PREFIX_HASHES, "")),
     )
     return Caller(principal, terms)
+
+
+def authorization(headers: Mapping[str, str]) -> str | None:
+    """Returns the value of the header Authorization, or what it would be for the key in Anthropic's header. If both are there, the first
+    one counts, so that no request is tried with two keys."""
+    given, key = headers.get("authorization"), headers.get(HEADER_API_KEY)
+    return f"Bearer {key}" if given is None and key is not None else given
 
 
 def own_terms(principal: Principal, deadline_ms: int | None) -> Terms:

@@ -39,6 +39,8 @@ ROUTES: Final[Mapping[str, Roles]] = {
     "/v1/chat/completions": _OPENAI,
     "/v1/completions": _OPENAI,
     "/v1/responses": _OPENAI,
+    "/v1/messages": _OPENAI,
+    "/v1/messages/count_tokens": _OPENAI,
     "/v1/embeddings": _OPENAI,
     "/v1/models": _OPENAI,
     "/v1/models/{name:path}": _OPENAI,

@@ -21,12 +21,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagoda_daemon.api.access.auth import Guard, guarded
+from pagoda_daemon.api.anthropic.dialect import Messages
+from pagoda_daemon.api.anthropic.requests import CountTokensRequest, MessagesRequest
 from pagoda_daemon.api.http.measured import Measured, patterns
+from pagoda_daemon.api.http.refusals import NamedMessages, on_bug, on_daemon_error, on_http_error, response_of
 from pagoda_daemon.api.http.spans import Ended
 from pagoda_daemon.api.http.web import Web
 from pagoda_daemon.api.openai import requests
 from pagoda_daemon.api.openai.chat_replies import Chat
-from pagoda_daemon.api.openai.errors import JSON, TOO_LARGE, on_bug, on_daemon_error, on_http_error, response_of
+from pagoda_daemon.api.openai.errors import JSON, TOO_LARGE
 from pagoda_daemon.api.openai.models import ModelCard, ModelList
 from pagoda_daemon.api.openai.replies import Completion
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest
@@ -39,6 +42,7 @@ from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.completions import Generate
 from pagoda_daemon.api.routes.embeddings import Embed
 from pagoda_daemon.api.routes.generation import Generator
+from pagoda_daemon.api.routes.messages import CreateMessage, count_tokens
 from pagoda_daemon.api.routes.openapi import HTML, Load, Version, document
 from pagoda_daemon.api.routes.responses import Respond
 from pagoda_daemon.api.routes.texts import DetokenizeRequest, TextRoute, TokenizeRequest, detokenize, tokenize
@@ -78,6 +82,8 @@ def application(parts: Parts) -> ASGIApp:
         Route("/v1/responses", Respond(ResponsesRequest, Responses, *shared), methods=["POST"]),
         Route("/tokenize", TextRoute(TokenizeRequest, tokenize, *texts), methods=["POST"]),
         Route("/detokenize", TextRoute(DetokenizeRequest, detokenize, *texts), methods=["POST"]),
+        Route("/v1/messages", CreateMessage(MessagesRequest, Messages, *shared), methods=["POST"]),
+        Route("/v1/messages/count_tokens", TextRoute(CountTokensRequest, count_tokens, *texts), methods=["POST"]),
         Route("/v1/embeddings", Embed(parts.admission, parts.generator, parts.served_names), methods=["POST"]),
         Route("/v1/models", info.models),
         Route("/v1/models/{name:path}", info.model),
@@ -93,7 +99,8 @@ def application(parts: Parts) -> ASGIApp:
     handlers = {DaemonError: on_daemon_error, HTTPException: on_http_error, Exception: on_bug}
     app = Starlette(routes=guarded(routes, parts.guard), exception_handlers=handlers)
     app.router.redirect_slashes = False  # the redirect would name whatever host the client wrote
-    inner = Measured(parts.web.around(Sized(app)), patterns(routes), parts.exposition.http, parts.generator.counts.recent, parts.tell)
+    wrapped = parts.web.around(NamedMessages(Sized(app)))
+    inner = Measured(wrapped, patterns(routes), parts.exposition.http, parts.generator.counts.recent, parts.tell)
     return Outermost(inner, parts.replica)
 
 
@@ -189,6 +196,6 @@ class Sized:
         if length.isdecimal() and int(length) > requests.MAX_BODY:
             scope["state"]["refusal"] = TOO_LARGE
             too_large = BadRequest(f"the body must have at most {requests.MAX_BODY} bytes, got {shown(int(length))}", None, TOO_LARGE)
-            await response_of(too_large)(scope, receive, send)
+            await response_of(scope, too_large)(scope, receive, send)
             return
         await self._app(scope, receive, send)

@@ -10,14 +10,13 @@ import os
 import socket
 from collections.abc import Iterable
 from contextlib import suppress
-from http import HTTPStatus
 from typing import Any, Protocol
 
 import structlog
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from pagoda_daemon.api.http.half_closed import BEGIN
-from pagoda_daemon.api.openai.errors import body_of, response_of
-from pagoda_daemon.api.openai.replies import DONE, event
+from pagoda_daemon.api.http.refusals import farewell_of, response_of
 from pagoda_daemon.nouns.errors import DaemonError
 
 log = structlog.get_logger()
@@ -26,6 +25,7 @@ log = structlog.get_logger()
 class Cycle(Protocol):
     """What uvicorn knows of the answer under way on a connection."""
 
+    scope: Any
     response_started: bool
     response_complete: bool
     chunked_encoding: bool | None
@@ -49,16 +49,16 @@ def farewell(cycle: Cycle | None, error: DaemonError) -> bytes | None:
     if cycle is None or cycle.response_complete:
         return None
     if not cycle.response_started:
-        return _whole(error)
+        return _whole(cycle, error)
     if cycle.chunked_encoding:
-        tail = event(body_of(error)) + DONE
+        tail = farewell_of(cycle.scope, error)
         return b"%x\r\n%b\r\n0\r\n\r\n" % (len(tail), tail)
     return None
 
 
-def _whole(error: DaemonError) -> bytes:
-    response = response_of(error)
-    head = [f"HTTP/1.1 {response.status_code} {HTTPStatus(response.status_code).phrase}".encode()]
+def _whole(cycle: Cycle, error: DaemonError) -> bytes:
+    response = response_of(cycle.scope, error)
+    head = [STATUS_LINE[response.status_code].removesuffix(b"\r\n")]
     head += [name + b": " + value for name, value in response.raw_headers]
     return b"\r\n".join([*head, b"connection: close", b"", bytes(response.body)])
 

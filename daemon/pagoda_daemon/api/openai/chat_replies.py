@@ -58,7 +58,7 @@ class Chat(EndedByDone):
         self._ids[index] += piece.token_ids
         return self._written(self._parsers[index].push(piece.text), index)
 
-    def finish(self, reason: str, index: int = 0) -> bytes:
+    def finish(self, reason: str, index: int = 0, _stop: str | None = None) -> bytes:
         rest = self._written(self._parsers[index].finish(), index)
         if self._scored[index] or self._ids[index]:
             rest += self._part(ChatDelta(content=""), index)

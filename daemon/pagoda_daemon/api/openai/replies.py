@@ -22,6 +22,7 @@ SSE_HEADERS: Final = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
+PING: Final = b": ping\n\n"
 DONE: Final = b"data: [DONE]\n\n"
 Ids = tuple[int, ...]  # of tokens
 _MARK: Final = "\0"
@@ -145,6 +146,10 @@ class TextReply(_Envelope, frozen=True, kw_only=True):
     object: Literal["text_completion"] = "text_completion"
 
 
+def _nothing() -> Usage:
+    return Usage(0, 0, 0)
+
+
 @dataclass(frozen=True)
 class Head:
     """What all chunks of an answer share. `spell` is there where log-probabilities are wanted. `prompts`: the prompt's ids of each choice,
@@ -160,6 +165,7 @@ class Head:
     so_far: Callable[[], Usage] | None = None  # the usage that every chunk has
     reading: Reading = PLAIN
     prompts: tuple[Ids, ...] = ()
+    used: Callable[[], Usage] = _nothing  # so far
 
     @property
     def plain(self) -> bool:
@@ -189,12 +195,14 @@ class Head:
 
 
 class Answer(NamedTuple):
-    """One choice at once; `prompt_logprobs` where they were asked for by that name, the prompt's ids where ids were."""
+    """One choice at once; `prompt_logprobs` where they were asked for by that name, the prompt's ids where ids were. `stop` is the
+    stop string that ended it."""
 
     piece: Piece
     reason: str
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_ids: Ids | UnsetType = UNSET
+    stop: str | None = None
 
 
 class TextEvents:
@@ -215,11 +223,13 @@ class TextEvents:
 
 
 class Dialect(Protocol):
-    """How an endpoint writes its answers; `index` is the choice's."""
+    """How an endpoint writes its answers. `index` is the choice's, `stop` the stop string that ended it; `ping` fills silence."""
 
+    @property
+    def ping(self) -> bytes: ...
     def opening(self) -> bytes: ...
     def text(self, piece: Piece, index: int = 0) -> bytes: ...
-    def finish(self, reason: str, index: int = 0) -> bytes: ...
+    def finish(self, reason: str, index: int = 0, stop: str | None = None) -> bytes: ...
     def end(self, usage: Usage) -> bytes: ...
     def failed(self, error: DaemonError) -> bytes: ...
     def whole(self, answers: Sequence[Answer], usage: Usage) -> bytes: ...
@@ -228,6 +238,7 @@ class Dialect(Protocol):
 class EndedByDone:
     """How the streams of both completions end: with the usage, if it was asked for, or an error, and always with [DONE]."""
 
+    ping = PING
     _head: Head
 
     def usage(self, usage: Usage) -> bytes:
@@ -257,7 +268,7 @@ class Completion(EndedByDone):
             return self._texts.event(piece.text, index)
         return self._chunk(self._choice(piece, None, index, prompt_ids=self._prompts.pop(index, UNSET)))
 
-    def finish(self, reason: str, index: int = 0) -> bytes:
+    def finish(self, reason: str, index: int = 0, _stop: str | None = None) -> bytes:
         return self._chunk(TextChoice("", reason, index))
 
     def usage(self, usage: Usage) -> bytes:

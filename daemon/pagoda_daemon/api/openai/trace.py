@@ -21,7 +21,7 @@ from pagoda_daemon.nouns.errors import RequestNotFound, shown
 
 TRACE_PATH: Final = "/v1/requests/{id}/trace"
 # As the body says it, or as the header does where a client wished for none.
-_ID: Final = re.compile(r"(?:chatcmpl-|cmpl-|resp_)?([0-9a-f]{32})")
+_ID: Final = re.compile(r"(?:chatcmpl-|cmpl-|resp_|msg_)?([0-9a-f]{32})")
 
 
 class Timing(msgspec.Struct, frozen=True):

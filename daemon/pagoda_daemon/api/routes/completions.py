@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, cast
 
 import msgspec
 import structlog
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -59,11 +59,13 @@ class Told(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A body as the request that it is, what writes its answers, and how a refusal of it is told."""
+    """A body as the request that it is, what writes its answers, and how a refusal of it is told. `most`: tokens of an answer, of which the
+    context may hold fewer."""
 
     request: GenerationRequest
     dialect: Callable[[Head, Sampling], Dialect]
     refusal: Callable[[BadRequest], BadRequest] = lambda error: error
+    most: int | None = None
 
 
 class Prepared(NamedTuple):
@@ -112,7 +114,7 @@ class Generate:
         request, (_, jobs, usages, dialect) = prepared.request, prepared
         async with aclosing(self.generator.deltas(jobs, scope["state"]["arrived"])) as deltas:  # type: ignore[type-var]
             if request.stream:
-                await _stream(dialect, usages, deltas, EventStream(send, self.ping_after_s))
+                await _stream(dialect, usages, deltas, EventStream(send, self.ping_after_s, ping=dialect.ping))
             else:
                 parts = await self._collect(jobs, usages, deltas)
                 size = _BYTES_PER_TOKEN * (usages.completion_tokens + (usages.prompt_tokens if _shows_prompt(request) else 0))
@@ -125,7 +127,7 @@ class Generate:
         choices = sum(job.message.n for job in jobs)
         common = (request_id, int(time.time()), request.model, request.include_usage, spell, self.fingerprint, choices)
         prompts = _prompts(jobs) if request.return_token_ids else ()
-        head = Head(*common, reading=jobs[0].reading, prompts=prompts)
+        head = Head(*common, reading=jobs[0].reading, prompts=prompts, used=usages.usage)
         return replace(head, so_far=usages.usage) if request.continuous_usage else head
 
     def _timing(self, request: GenerationRequest, request_id: str) -> Callable[[], Timing | UnsetType] | None:
@@ -165,10 +167,17 @@ class Generate:
             made = submissions(read.request, told.request_id, self.generator.text, limits)
         except BadRequest as error:
             raise read.refusal(error) from error
-        jobs = stamped(made, read.request, told.terms)
+        most = read.most
+        jobs = stamped(made if most is None else [limited(job, most) for job in made], read.request, told.terms)
         usages = Usages(jobs, self._timing(read.request, told.request_id))
         head = self._head(read.request, told.request_id, jobs, usages)
         return Prepared(read, jobs, usages, read.dialect(head, jobs[0].sampling))
+
+
+def limited(job: Submission, most: int) -> Submission:
+    """The submission for at most so many tokens."""
+    sampling = structs.replace(job.sampling, max_tokens=min(most, job.sampling.max_tokens))
+    return replace(job, message=structs.replace(job.message, sampling=sampling))
 
 
 def _shows_prompt(request: GenerationRequest) -> bool:
@@ -197,7 +206,8 @@ def _answer(deltas: Sequence[Delta]) -> Answer:
     pieces = [delta.piece for delta in deltas]
     scored = tuple(scored for piece in pieces for scored in piece.scored)
     ids = tuple(token for piece in pieces for token in piece.token_ids)
-    return Answer(Piece("".join(piece.text for piece in pieces), scored, ids), deltas[-1].finish_reason or "stop")
+    piece = Piece("".join(piece.text for piece in pieces), scored, ids)
+    return Answer(piece, deltas[-1].finish_reason or "stop", stop=deltas[-1].stop)
 
 
 async def _stream(dialect: Dialect, usages: Usages, deltas: AsyncIterator[list[Delta]], events: EventStream) -> None:
@@ -225,5 +235,5 @@ def _frames(dialect: Dialect, usages: Usages, deltas: Sequence[Delta]) -> bytes:
         if delta.piece.text or delta.piece.scored or delta.piece.token_ids:
             out += dialect.text(delta.piece, delta.choice)
         if delta.finish_reason:
-            out += dialect.finish(delta.finish_reason, delta.choice)
+            out += dialect.finish(delta.finish_reason, delta.choice, delta.stop)
     return out

@@ -12,19 +12,19 @@ from typing import Final, Self
 
 from starlette.types import Send
 
-from pagoda_daemon.api.openai.replies import SSE_HEADERS
+from pagoda_daemon.api.openai.replies import PING, SSE_HEADERS
 
-PING: Final = b": ping\n\n"
 PING_EVERY_S: Final = 15.0  # proxies give up on 60 s of silence, some on 30
 
 
 class EventStream:
-    """`before_s`: how much silence before the first write is too much; None: none is."""
+    """`before_s`: how much silence before the first write is too much; None: none is. `ping` is written into it."""
 
-    def __init__(self, send: Send, before_s: float | None = None, every_s: float = PING_EVERY_S) -> None:
+    def __init__(self, send: Send, before_s: float | None = None, every_s: float = PING_EVERY_S, ping: bytes = PING) -> None:
         self._send = send
         self._before_s = before_s
         self._every_s = every_s
+        self._ping_frame = ping
         self._clock = asyncio.get_running_loop().time
         self._written = self._clock()
         self._begun = asyncio.Event()
@@ -64,4 +64,4 @@ class EventStream:
             if left > 0:
                 await asyncio.sleep(left)
             else:
-                await self.write(PING)
+                await self.write(self._ping_frame)

@@ -34,8 +34,8 @@ from pagoda_daemon.text.tokens import ModelText
 
 
 class Delta(NamedTuple):
-    """What is new of a choice, all tokens generated for it so far, and at its end the reason. The prompt's scores come with its first.
-    `reasoning_tokens`: those of its tokens that are reasoning."""
+    """What is new of a choice, all its tokens so far, how many of them are reasoning, and at its end the reason and the stop string. The
+    prompt's scores come with its first."""
 
     piece: Piece
     completion_tokens: int
@@ -45,6 +45,7 @@ class Delta(NamedTuple):
     life: Life | None = None
     embedding: bytes = b""
     reasoning_tokens: int = 0
+    stop: str | None = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,8 @@ class _Choice:
             if self.job.echo is not None:
                 piece = _joined(echo(self.job.echo, self.job.message.prompt, scores, self._detokenizer()), piece)
         tokens, thought = (self.tokens, self._thought_tokens(row, reason)) if self.job.answers else (0, 0)
-        return Delta(piece, tokens, reason, scores, self.job.first + self.index, row.life, row.embedding, thought)
+        choice, stop = self.job.first + self.index, self._answer.stop
+        return Delta(piece, tokens, reason, scores, choice, row.life, row.embedding, thought, stop)
 
     def _thought_tokens(self, row: RowOutput, reason: str | None) -> int:
         """A stop id is no part of the reasoning that it ends."""

@@ -13,6 +13,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from pagoda_contracts.names import HEADER_RETRY_AFTER, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY
 
+from pagoda_daemon.api.anthropic.errors import MessageErrorReply
+from pagoda_daemon.api.anthropic.replies import MESSAGE_EVENTS, CountTokensReply, MessageReply
+from pagoda_daemon.api.anthropic.requests import CountTokensRequest, MessagesRequest
 from pagoda_daemon.api.openai.errors import JSON, ErrorReply
 from pagoda_daemon.api.openai.fields import foreign
 from pagoda_daemon.api.openai.models import ModelCard, ModelList
@@ -46,7 +49,7 @@ class Load(msgspec.Struct, frozen=True):
 
 class Operation(NamedTuple):
     """One route. `chunk`: what each event of a streamed answer holds; `media` without a `reply` is an answer that is not JSON. `events`:
-    what the events of a stream without [DONE] hold."""
+    what the events of a stream without [DONE] hold; `error`: what a refusal holds."""
 
     method: str
     path: str
@@ -56,6 +59,7 @@ class Operation(NamedTuple):
     chunk: type[msgspec.Struct] | None = None
     media: str | None = None
     events: tuple[type[msgspec.Struct], ...] = ()
+    error: type[msgspec.Struct] = ErrorReply
 
     @property
     def name(self) -> str:
@@ -67,6 +71,15 @@ OPERATIONS: Final = (
     Operation("post", "/v1/chat/completions", "Answer a conversation", ChatRequest, ChatReply, ChatChunk),
     Operation("post", "/v1/completions", "Continue prompts", CompletionRequest, TextReply, TextReply),
     Operation("post", "/v1/responses", "Answer a conversation, in items; nothing is kept", ResponsesRequest, Response, events=EVENTS),
+    Operation(
+        *("post", "/v1/messages", "Answer a conversation, over Anthropic's API", MessagesRequest, MessageReply),
+        events=MESSAGE_EVENTS,
+        error=MessageErrorReply,
+    ),
+    Operation(
+        *("post", "/v1/messages/count_tokens", "Tokens of a message's prompt", CountTokensRequest, CountTokensReply),
+        error=MessageErrorReply,
+    ),
     Operation("post", "/tokenize", "Token ids of a prompt or a conversation", TokenizeRequest, TokenizeReply),
     Operation("post", "/detokenize", "Text of token ids", DetokenizeRequest, DetokenizeReply),
     Operation("post", "/v1/embeddings", "Vectors of inputs, from the decoder's own states", EmbeddingRequest, EmbeddingReply),
@@ -94,6 +107,7 @@ _ERRORS: Final[Mapping[str, str]] = {
     "500": "This one request failed",
     "503": "Not now: loading, draining, or without memory or time for this request",
 }
+_OF_MESSAGES: Final[Mapping[str, str]] = {"504": "The request's own deadline passed", "529": "Not now, as 503 elsewhere"}
 _HINTS: Final = {
     HEADER_RETRY_AFTER: {"description": "Seconds, at most 120", "schema": {"type": "integer"}},
     HEADER_RETRY_AFTER_MS: {"description": "The same in milliseconds", "schema": {"type": "integer"}},
@@ -104,8 +118,8 @@ _HINTS: Final = {
 def document(version: str, operations: Iterable[Operation] = OPERATIONS, prefix: str = "") -> dict[str, Any]:
     """The whole document, ready for JSON. `prefix`: the path under which a proxy offers the replica."""
     listed = tuple(operations)
-    kinds = [kind for one in listed for kind in (one.request, one.reply, one.chunk, *one.events) if kind is not None]
-    _, schemas = msgspec.json.schema_components([*dict.fromkeys(kinds), ErrorReply], ref_template="#/components/schemas/{name}")
+    kinds = [kind for one in listed for kind in (one.request, one.reply, one.chunk, *one.events, one.error) if kind is not None]
+    _, schemas = msgspec.json.schema_components([*dict.fromkeys(kinds)], ref_template="#/components/schemas/{name}")
     for kind in {operation.request for operation in listed if operation.request is not None}:
         _refine(schemas[kind.__name__], served=kind in (ChatRequest, CompletionRequest))
     paths: dict[str, Any] = {}
@@ -122,8 +136,9 @@ def document(version: str, operations: Iterable[Operation] = OPERATIONS, prefix:
 
 
 def _described(operation: Operation) -> dict[str, Any]:
-    errors = {status: _answer(said, {JSON: ErrorReply}) for status, said in _ERRORS.items()}
-    for status in ("429", "503"):
+    told = _ERRORS if operation.error is ErrorReply else {**_ERRORS, **_OF_MESSAGES}
+    errors = {status: _answer(said, {JSON: operation.error}) for status, said in told.items()}
+    for status in told.keys() & {"429", "503", "529"}:
         errors[status]["headers"] = _HINTS
     if operation.path == "/health":
         errors["503"] = {"description": "Not accepting"}
@@ -150,7 +165,7 @@ def _success(operation: Operation) -> dict[str, Any]:
             "schema": {"type": "string", "description": said, "contentMediaType": SSE, "contentSchema": _ref(operation.chunk)}
         }
     if operation.events:
-        said = "Each event is named by its type, which says what it holds"
+        said = "Each event is named by its type, which says what it holds; an error is the last one"
         schema = {"oneOf": [_ref(kind) for kind in operation.events]}
         answer["content"][SSE] = {"schema": {"type": "string", "description": said, "contentMediaType": SSE, "contentSchema": schema}}
     return answer

@@ -50,6 +50,7 @@ def test_text_is_cut_before_the_first_stop_string_however_it_is_pushed(parts, st
     assert matcher.stopped == any(stop in whole for stop in stops)
     ends = [(at + len(stop), at) for stop in stops for at in range(len(whole)) if whole.startswith(stop, at)]
     assert out == whole[: min(ends)[1] if ends else len(whole)]
+    assert matcher.matched == (whole[min(ends)[1] : min(ends)[0]] if ends else None)
     including = StopMatcher(stops, include=True)
     assert "".join(including.push(part) for part in parts) + including.flush() == whole[: min(ends)[0] if ends else len(whole)]
 

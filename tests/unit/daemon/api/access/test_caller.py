@@ -12,7 +12,7 @@ from pagoda_contracts.names import (
     ROLE_GATEWAY,
 )
 from pagoda_contracts.prefix import MAX_TEXT_HASHES, to_header
-from pagoda_daemon.api.access.caller import ANYBODY, MAX_DEADLINE_MS, ROLE_CLIENT, Principal, Terms, caller, located
+from pagoda_daemon.api.access.caller import ANYBODY, MAX_DEADLINE_MS, ROLE_CLIENT, Principal, Terms, authorization, caller, located
 from pagoda_daemon.nouns.errors import BadRequest
 from pagoda_daemon.nouns.messages import Prefix, Submit
 from pagoda_daemon.nouns.sampling import Sampling
@@ -102,3 +102,17 @@ def test_where_the_text_is_unknown_the_last_prefix_stands_for_the_whole_prompt()
 def test_terms_leave_the_rest_of_the_request_alone():
     message = Submit("r", (1, 2), Sampling(max_tokens=3), n=2)
     assert Terms().stamp(message) == message
+
+
+@pytest.mark.parametrize(
+    ("headers", "value"),
+    [
+        ({}, None),
+        ({"authorization": "Bearer a"}, "Bearer a"),
+        ({"x-api-key": "b"}, "Bearer b"),
+        ({"authorization": "Bearer a", "x-api-key": "b"}, "Bearer a"),
+        ({"authorization": "", "x-api-key": "b"}, ""),
+    ],
+)
+def test_a_key_is_read_from_one_header_only(headers, value):
+    assert authorization(headers) == value

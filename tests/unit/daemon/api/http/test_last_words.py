@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -22,6 +22,10 @@ class Cycle:
     response_started: bool = False
     response_complete: bool = False
     chunked_encoding: bool | None = None
+    scope: dict[str, Any] = field(default_factory=lambda: {"path": "/v1/completions"})
+
+
+OF_A_MESSAGE = {"path": "/v1/messages", "state": {"request_id": "r1"}}
 
 
 @dataclass
@@ -68,6 +72,20 @@ def test_a_stream_gets_one_error_event_and_its_end():
     event, done, _ = chunk.split(b"\n\n")
     assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == ERROR_ENGINE_DIED
     assert done == b"data: [DONE]"
+
+
+def test_a_message_gets_an_error_in_the_shape_of_its_own_api():
+    said = farewell(Cycle(scope=OF_A_MESSAGE), ERROR)
+    assert said is not None
+    head, _, body = said.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 529 \r\n")
+    assert b"x-should-retry: true" in head
+    error = {"type": "error", "error": {"type": "overloaded_error", "message": str(ERROR)}, "request_id": "r1"}
+    assert json.loads(body) == error
+    said = farewell(Cycle(response_started=True, chunked_encoding=True, scope=OF_A_MESSAGE), ERROR)
+    assert said is not None
+    name, data = said.split(b"\r\n")[1].removesuffix(b"\n\n").split(b"\n")
+    assert (name, json.loads(data.removeprefix(b"data: "))) == (b"event: error", error)
 
 
 @pytest.mark.parametrize("cycle", [None, Cycle(True, True, True), Cycle(response_started=True, chunked_encoding=False)])

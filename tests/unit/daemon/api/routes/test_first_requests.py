@@ -9,7 +9,7 @@ import pytest
 FIRST = """
 import sys, threading
 from pagoda_daemon.api.routes import embeddings
-from pagoda_daemon.api.routes import completions
+from pagoda_daemon.api.routes import completions, messages
 from pagoda_daemon.api.openai import fields, requests
 from pagoda_daemon.api.responses.requests import ResponsesRequest
 from pagoda_daemon.api.routes import responses, texts
@@ -21,6 +21,7 @@ made = (
     (responses.Respond(ResponsesRequest, None, None, None, ()), b'{"model": "m", "input": [{"role": "user", "content": "x"}]}'),
     (texts.TextRoute(texts.TokenizeRequest, None, None, None, ()), b'{"prompt": "x"}'),
     (embeddings.Embed(None, None, ()), b'{"model": "m", "input": "x"}'),
+    (messages.CreateMessage(messages.MessagesRequest, None, None, None, ()), b'{"model": "m", "max_tokens": 1, "messages": []}'),
 )
 start, parsed = threading.Barrier(16), []
 def ask(body, kind):
@@ -41,4 +42,4 @@ print(len(parsed))
 @pytest.mark.deep
 def test_first_requests_on_threads_of_their_own_end_no_process():
     done = subprocess.run([sys.executable, "-P", "-c", FIRST], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "80\n"), done.stderr[-1000:]
+    assert (done.returncode, done.stdout) == (0, "96\n"), done.stderr[-1000:]

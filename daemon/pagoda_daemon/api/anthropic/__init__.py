@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: its requests become chat requests, and answers are written in its shapes."""
