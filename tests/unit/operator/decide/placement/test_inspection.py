@@ -100,22 +100,6 @@ def test_a_credential_is_mounted_by_its_name():
     assert spec["containers"][0]["args"][-2:] == ["--credential", "hub"]
 
 
-def test_permanent_failure_stalls_with_its_message():
-    made = world()
-    ends(made, code=78, message="NotFound: pvc://models/tiny: no such folder")
-    assert (made.reason(), made.conditions()["Stalled"]["status"]) == ("ModelRejected", "True")
-    assert "no such folder" in made.conditions()["Stalled"]["message"]
-    ends(made)
-    assert placement(made)["chosen"] == "mig[0]"
-
-
-def test_temporary_failure_is_reported_and_repeated():
-    made = world()
-    ends(made, code=1, message="Unreachable: 503")
-    assert made.reason() == "InspectingModel"
-    assert "the last attempt failed and will be repeated: Unreachable: 503" in made.conditions()["Reconciling"]["message"]
-
-
 def test_a_model_that_cannot_be_sized_runs_on_cpu_only():
     made = world(gpu("H100"), CPU)
     ends(made, message=json.dumps({"config": {"model_type": "novel"}}))

@@ -13,7 +13,7 @@ from pagoda_operator.inventory.fit import from_report
 from pagoda_sizing.families import parse_model
 from support.clients.fetching import model_files
 from support.servers.fetch_hub import COMMIT, running_hub
-from support.worlds.fleets import CPU, fleet, gpu, mig
+from support.worlds.fleets import fleet, gpu, mig
 from support.worlds.placing import ENGINE, LLAMA_CONFIG, MIXED, placement
 from support.worlds.world import World
 
@@ -128,14 +128,6 @@ def test_a_hub_that_is_away_is_waited_for(hub, fetch):
     hub.status = None
     assert fetch(made) == 0
     assert placement(made)["chosen"] == "mig[0]"
-
-
-def test_a_model_that_no_arithmetic_knows_runs_on_cores_only(hub, fetch):
-    hub.files["config.json"] = json.dumps({"model_type": "novel", "hidden_size": 64}).encode()
-    made = world(hub, gpu("H100"), CPU)
-    assert fetch(made) == 0
-    assert placement(made)["chosen"] == "cpu[1]"
-    assert "model_type 'novel'" in placement(made)["rejected"][0]["why"]
 
 
 def test_an_adapter_is_no_model(hub, fetch):

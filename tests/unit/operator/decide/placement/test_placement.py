@@ -28,14 +28,6 @@ def test_entries_that_no_node_offers_are_rejected_with_a_reason_and_the_next_is_
     assert world.reason() == "Available"
 
 
-def test_without_an_entry_that_can_be_taken_the_service_stalls_and_nothing_is_made():
-    world = World(accelerators=[GPU])
-    world.settle()
-    assert world.conditions()["Stalled"]["status"] == "True"
-    assert (world.reason(), world.names(DEPLOYMENTS)) == ("NoAccelerator", [])
-    assert "gpu[0]: no node offers a whole GPU H100; offered: nothing" in world.conditions()["Ready"]["message"]
-
-
 def test_a_service_that_runs_goes_on_while_its_new_accelerators_cannot_be_had():
     world = World()
     world.settle()

@@ -84,18 +84,6 @@ def test_pod_with_a_scheduling_gate_was_not_refused():
     assert (placement(made)["chosen"], "waiting" in placement(made)) == ("gpu[0]", False)
 
 
-def test_unscheduled_additional_replica_moves_no_running_service():
-    made = world(gpu("H100", fallbackAfter="1m"), CPU, there=EMPTY)
-    made.settle()
-    bind(made)
-    made.edit(replicas=2)
-    made.settle()
-    refuse(made)
-    made.later += timedelta(hours=1)
-    made.settle()
-    assert (placement(made)["chosen"], "waiting" in placement(made)) == ("gpu[0]", False)
-
-
 ONE = node("a", H100, whole(1)), node("b", H200, whole(8))
 
 
