@@ -71,7 +71,9 @@ class EngineConfig(_Section):
     quantization: Literal["fp8", "int8", "int4", "nvfp4"] | None = Field(
         default=None, description="Type of the weights' matrices; the model's own where absent. int8 is built, the others are refused."
     )
-    deterministic: bool | None = Field(default=None, description="Same answer whatever else is in the batch.")
+    deterministic: bool | None = Field(
+        default=None, description="The same request gets the same answer, whatever other requests are in the batch."
+    )
     prefix_caching: bool | None = Field(default=None, description="Whether blocks of equal beginnings are shared; true where absent.")
     seed: int | None = Field(
         default=None,
@@ -97,7 +99,7 @@ class AdaptersConfig(_Section):
     """LoRA adapters; the catalogue itself comes by SetAdapters."""
 
     max_loaded: int = Field(default=8, ge=1, description="Adapters resident at the same time.")
-    max_rank: int = Field(default=64, ge=1, description="Largest rank taken.")
+    max_rank: int = Field(default=64, ge=1, description="Largest rank of an adapter.")
 
 
 class HealthConfig(_Section):
@@ -109,7 +111,7 @@ class HealthConfig(_Section):
 
 
 class SloConfig(_Section):
-    """What clients are promised; goodput counts the answers that kept to it."""
+    """The latency that clients are promised. Goodput counts the answers that met it."""
 
     ttft: Duration | None = Field(default=None, description="Arrival to first token.")
     itl: Duration | None = Field(default=None, description="Mean time per token after the first, of an answer.")

@@ -32,7 +32,9 @@ class ServiceRef(Model):
 
     name: Subdomain = Field(description="The InferenceService's name.")
     namespace: DnsName | None = Field(
-        default=None, description="Its namespace; the adapter's own where absent. Another one must allow it (spec.adapters.allowFrom)."
+        default=None,
+        description="The service's namespace; the adapter's own if absent. A service of another namespace must allow it "
+        "(spec.adapters.allowFrom).",
     )
 
 
@@ -40,7 +42,9 @@ class AdapterSource(Model):
     """Where the adapter's files come from."""
 
     uri: ModelUri = Field(description="Where the files are: pvc://<claim>/<path>, hf, s3, gs, az, oci or https.")
-    digest: Digest | None = Field(default=None, description="Digest of the files, sha256:<64 hex digits>; what is fetched must have it.")
+    digest: Digest | None = Field(
+        default=None, description="Digest of the files, sha256:<64 hex digits>. Fetched files must have this digest."
+    )
     credential: DnsName | None = Field(default=None, description="One of the service's spec.credentials.")
 
 
@@ -48,10 +52,11 @@ class Placement(Model):
     """On which replicas the adapter is resident."""
 
     mode: Literal["OnDemand", "Eager", "Replicas"] = Field(
-        default="OnDemand", description="OnDemand: where requests bring it. Eager: on all replicas. Replicas: on `replicas` of them."
+        default="OnDemand",
+        description="OnDemand: on replicas that get requests for it. Eager: on all replicas. Replicas: on `replicas` of them.",
     )
     replicas: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        default=None, description="On how many replicas; with mode Replicas only."
+        default=None, description="The number of replicas that load it; with mode Replicas only."
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -70,7 +75,7 @@ class LoraAdapterSpec(Model):
     service_ref: ServiceRef = Field(description="The service whose model it adapts. Immutable: make another adapter.")
     source: AdapterSource = Field(description="Where its files come from.")
     model_name: ServedName | None = Field(
-        default=None, description="The name that clients put into `model`; the adapter's own name where absent. Immutable."
+        default=None, description="The name that clients put into `model`; the adapter's own name if absent. Immutable."
     )
     placement: Placement = Field(default=Placement(), description="On which replicas it is resident.")
     pinned: bool = Field(default=False, description="Never evicted for another adapter.")
@@ -95,14 +100,14 @@ class EndpointAdapter(Model):
     """The adapter on one replica."""
 
     pod: Annotated[str, StringConstraints(max_length=253)] = Field(description="The replica.")
-    state: Literal["Pending", "Fetching", "Loaded", "Evicted", "Failed"] = Field(description="Where it is on the way.")
-    reason: Annotated[str, _LINE] | None = Field(default=None, description="Why, where it failed.")
+    state: Literal["Pending", "Fetching", "Loaded", "Evicted", "Failed"] = Field(description="The phase of the rollout.")
+    reason: Annotated[str, _LINE] | None = Field(default=None, description="Why it failed.")
 
 
 class LoraAdapterStatus(Model):
     """What is. Written by the operator alone; nothing writes it yet."""
 
-    observed_generation: int | None = Field(default=None, ge=0, description="metadata.generation this status speaks of.")
+    observed_generation: int | None = Field(default=None, ge=0, description="The metadata.generation that this status is about.")
     conditions: Annotated[tuple[Condition, ...], Field(max_length=8)] = CONDITIONS
     digest: Digest | None = Field(default=None, description="Digest of the files that are served.")
     loaded: int | None = Field(default=None, ge=0, description="Replicas on which it is resident.")
@@ -117,8 +122,8 @@ class LoraAdapter(Model):
     api_version: ApiVersion = API_VERSION
     kind: Literal["LoraAdapter"] = "LoraAdapter"
     metadata: ObjectMeta = ObjectMeta()
-    spec: LoraAdapterSpec = Field(description="What is wanted. Nothing acts on it yet.")
-    status: LoraAdapterStatus | None = Field(default=None, description="What is; written by the operator alone.")
+    spec: LoraAdapterSpec = Field(description="The desired state. Nothing acts on it yet.")
+    status: LoraAdapterStatus | None = Field(default=None, description="The observed state. Only the operator writes it.")
 
     @property
     def served_name(self) -> str:
@@ -132,7 +137,7 @@ LORA_ADAPTER = Kind(
     scope="Namespaced",
     model=LoraAdapter,
     columns=(
-        Column("Service", "string", ".spec.serviceRef.name", "Whose model it adapts"),
+        Column("Service", "string", ".spec.serviceRef.name", "The service whose model it adapts"),
         Column("Placement", "string", ".spec.placement.mode", "On which replicas"),
         Column("Ready", "string", ".status.conditions[?(@.type=='Ready')].status", "Serving"),
         Column("Loaded", "integer", ".status.loaded", "Replicas on which it is resident"),

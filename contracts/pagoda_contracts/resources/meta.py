@@ -16,7 +16,7 @@ from pagoda_contracts.names import API_VERSION
 class Rule(NamedTuple):
     """A cross-field rule, declared once: CEL for the API server, `holds` for Python, so that verdicts cannot drift.
 
-    `field` is the wire name of the field that the refusal points at; the object itself where empty.
+    `field` is the wire name of the field that the refusal points at; the object itself if empty.
     """
 
     cel: str
@@ -131,9 +131,9 @@ class Condition(Model):
     status: Literal["True", "False", "Unknown"] = Field(description="True, False or Unknown.")
     reason: Annotated[str, StringConstraints(min_length=1, max_length=128)] = Field(description="One CamelCase word, for machines.")
     message: Annotated[str, StringConstraints(max_length=4096)] = Field(description="One sentence, for people.")
-    observed_generation: int = Field(ge=0, description="metadata.generation this line speaks of.")
+    observed_generation: int = Field(ge=0, description="The metadata.generation that this condition is about.")
     last_transition_time: Annotated[str, StringConstraints(max_length=64)] = Field(
-        description="When status last flipped.", json_schema_extra={"format": "date-time"}
+        description="When the status last changed.", json_schema_extra={"format": "date-time"}
     )
 
 

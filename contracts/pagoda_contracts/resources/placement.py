@@ -28,7 +28,8 @@ class GpuAccelerator(Model):
     """Whole GPUs."""
 
     product: Product | None = Field(
-        default=None, description="GPU product, the label value nvidia.com/gpu.product or a word of it, such as H100; any where absent."
+        default=None,
+        description="GPU product: the value of the label nvidia.com/gpu.product or a word of it, such as H100. If absent, any product.",
     )
     count: int = Field(default=1, ge=1, le=16, description="GPUs per replica.")
 
@@ -38,7 +39,7 @@ class MigAccelerator(Model):
 
     profile: MigProfile | None = Field(default=None, description="The MIG profile, such as 3g.40gb.")
     min_memory: Quantity | None = Field(
-        default=None, description="Instead of a profile: the smallest one with this much memory, a quantity such as 40Gi."
+        default=None, description="The smallest profile with at least this much memory, a quantity such as 40Gi. Instead of `profile`."
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -69,7 +70,7 @@ class Accelerator(Model):
     cpu: CpuAccelerator | None = Field(default=None, description="CPU cores instead of a device.")
     fallback_after: Duration | None = Field(
         default=None,
-        description="How long to wait for devices that are all in use before the next entry is taken; for ever where absent.",
+        description="How long to wait for devices that are all in use before the next entry is chosen. If absent, the wait has no end.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

@@ -31,16 +31,16 @@ class Images(Model):
     """Images of a replica's pod."""
 
     daemon: Image = Field(description="The inference daemon.")
-    fetch: Image | None = Field(default=None, description="The sidecar that brings models; needed for models that are not on a claim.")
+    fetch: Image | None = Field(default=None, description="The sidecar that fetches models; needed for models that are not on a claim.")
 
 
 class Toleration(Model):
-    """A taint that replicas bear, as in a pod."""
+    """A taint that replicas tolerate, as in a pod."""
 
-    key: Annotated[str, StringConstraints(max_length=317)] | None = Field(default=None, description="The taint's key; any where absent.")
+    key: Annotated[str, StringConstraints(max_length=317)] | None = Field(default=None, description="The taint's key; any if absent.")
     operator: Literal["Exists", "Equal"] = Field(default="Equal", description="Exists or Equal.")
     value: LabelValue | None = Field(default=None, description="The taint's value; with Equal only.")
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(default=None, description="The effect; all where absent.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(default=None, description="The effect; all if absent.")
     toleration_seconds: Annotated[int, Field(ge=0, le=2_147_483_647)] | None = Field(
         default=None, description="Seconds until eviction; with NoExecute only."
     )
@@ -91,10 +91,10 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class Egress(Model):
-    """Where a replica may connect to, by TCP."""
+    """Addresses to which a replica may connect, by TCP."""
 
     cidr: Cidr | None = Field(default=None, description="A network, such as 10.20.0.0/16 or ::/0.")
-    namespace: DnsName | None = Field(default=None, description="Instead of a network: all pods of a namespace.")
+    namespace: DnsName | None = Field(default=None, description="All pods of a namespace, instead of a network.")
     ports: Annotated[tuple[Port, ...], Field(min_length=1, max_length=16)] = Field(default=(443,), description="Its ports.")
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -113,13 +113,13 @@ class Egress(Model):
 
 
 class ServingProfileSpec(Model):
-    """How replicas' pods look."""
+    """The template of the replicas' pods."""
 
     images: Images = Field(description="Images of a replica's pod.")
     args: Annotated[tuple[Argument, ...], Field(max_length=32)] = Field(
         default=(), description="Further arguments of the daemon, after the operator's own."
     )
-    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32)] = Field(default=(), description="Taints that replicas bear.")
+    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32)] = Field(default=(), description="Taints that replicas tolerate.")
     node_selector: Labels | None = Field(default=None, description="Labels of the nodes that replicas may use.")
     priority_class_name: Subdomain | None = Field(default=None, description="Priority class of replicas.")
     runtime_class_name: Subdomain | None = Field(default=None, description="Runtime class of replicas, such as nvidia.")
@@ -127,12 +127,13 @@ class ServingProfileSpec(Model):
         default=(), description="Secrets for pulling the images.", json_schema_extra=MAP_BY_NAME
     )
     min_cuda: CudaVersion | None = Field(
-        default=None, description=f"CUDA version that a node's driver must offer the daemon's image; {DAEMON_CUDA} where absent."
+        default=None, description=f"CUDA version that a node's driver must offer the daemon's image; {DAEMON_CUDA} if absent."
     )
-    shared_memory: Quantity | None = Field(default=None, description="Size of /dev/shm, such as 8Gi; the runtime's 64Mi where absent.")
+    shared_memory: Quantity | None = Field(default=None, description="Size of /dev/shm, such as 8Gi; the runtime's 64Mi if absent.")
     pod_template: dict[str, Any] | None = Field(
         default=None,
-        description="Pod template (metadata, spec) under every replica, for what has no field of its own; laid over the fields above.",
+        description="Pod template (metadata, spec) of every replica, for settings that have no field of their own. It is "
+        "laid over the fields above.",
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
     )
     egress: Annotated[tuple[Egress, ...], Field(max_length=64)] = Field(
@@ -152,7 +153,7 @@ class ServingProfile(Model):
     api_version: ApiVersion = API_VERSION
     kind: Literal["ServingProfile"] = "ServingProfile"
     metadata: ObjectMeta = ObjectMeta()
-    spec: ServingProfileSpec = Field(description="How replicas' pods look.")
+    spec: ServingProfileSpec = Field(description="The template of the replicas' pods.")
 
 
 SERVING_PROFILE = Kind(

@@ -24,7 +24,7 @@ class ScalingTargets(Model):
         default=None, description="Waiting requests that each replica may have."
     )
     kv_utilization: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        default=None, description="KV blocks in use over all blocks of a replica, above 0 up to 1; 0.9 where absent."
+        default=None, description="KV blocks in use over all blocks of a replica, above 0 up to 1; 0.9 if absent."
     )
     ttft_p95: Duration | None = Field(
         default=None, alias="ttftP95", description="95th percentile of the time to first token, a duration such as 800ms."
@@ -33,7 +33,7 @@ class ScalingTargets(Model):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "!has(self.kvUtilization) || self.kvUtilization > 0.0",
-            "targets.kvUtilization: above 0 up to 1",
+            "targets.kvUtilization must be above 0 and at most 1",
             lambda t: t.kv_utilization is None or t.kv_utilization > 0,
             "kvUtilization",
         ),
@@ -41,7 +41,7 @@ class ScalingTargets(Model):
 
 
 class ScalingPolicy(Model):
-    """A limit on how fast, as in HorizontalPodAutoscaler v2."""
+    """A limit on the speed of scaling, as in HorizontalPodAutoscaler v2."""
 
     type: Literal["Pods", "Percent"] = Field(description="What `value` counts: Pods or Percent of the present replicas.")
     value: int = Field(ge=1, le=10_000, description="Change allowed within the period.")
@@ -52,30 +52,31 @@ class ScalingRules(Model):
     """One direction, as in HorizontalPodAutoscaler v2."""
 
     stabilization_window_seconds: Annotated[int, Field(ge=0, le=3600)] | None = Field(
-        default=None, description="Seconds of past recommendations of which the safest counts; 0 up, 300 down where absent."
+        default=None,
+        description="Seconds of past recommendations, of which the safest counts. If absent: 0 for scaling up, 300 for scaling down.",
     )
     select_policy: Literal["Max", "Min", "Disabled"] = Field(default="Max", description="Which policy counts: Max, Min or Disabled.")
     policies: Annotated[tuple[ScalingPolicy, ...], Field(max_length=8)] = Field(
-        default=(), description="Limits on how fast; none where absent."
+        default=(), description="Limits on the speed; none if absent."
     )
 
 
 class ScalingBehavior(Model):
     """How fast up and down, in the shape of HorizontalPodAutoscaler v2."""
 
-    scale_up: ScalingRules | None = Field(default=None, description="On the way up.")
-    scale_down: ScalingRules | None = Field(default=None, description="On the way down.")
+    scale_up: ScalingRules | None = Field(default=None, description="Limits for scaling up.")
+    scale_down: ScalingRules | None = Field(default=None, description="Limits for scaling down.")
 
 
 class Schedule(Model):
-    """Other bounds at certain times."""
+    """Other values of min and max at certain times."""
 
-    name: DnsName = Field(description="The schedule's name, said in decisions.")
+    name: DnsName = Field(description="The schedule's name, which decisions quote.")
     start: Cron = Field(description="When it begins: five cron fields, such as 0 8 * * 1-5.")
     duration: Duration = Field(description="How long it lasts, such as 10h.")
     time_zone: TimeZone = Field(default="Etc/UTC", description="IANA time zone of `start`, such as Europe/Berlin.")
-    min: Replicas = Field(description="Fewest replicas meanwhile.")
-    max: Replicas | None = Field(default=None, description="Most replicas meanwhile; scaling.max where absent.")
+    min: Replicas = Field(description="Fewest replicas during this time.")
+    max: Replicas | None = Field(default=None, description="Most replicas during this time; scaling.max if absent.")
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -91,7 +92,9 @@ class Predictive(Model):
     """Scaling ahead of demand."""
 
     enabled: bool = Field(default=False, description="Whether the same hour of previous days and the trend count.")
-    horizon: Horizon = Field(default="startupTime", description="How far ahead: startupTime (what a start took), or a duration such as 5m.")
+    horizon: Horizon = Field(
+        default="startupTime", description="How far to look ahead: startupTime (the time that starts took), or a duration such as 5m."
+    )
 
 
 class ScalingSpec(Model):
@@ -104,14 +107,14 @@ class ScalingSpec(Model):
     )
     min: Replicas = Field(default=1, description="Fewest replicas in Auto; 0 allows scale to zero.")
     max: Replicas | None = Field(default=None, description="Most replicas in Auto.")
-    targets: ScalingTargets | None = Field(default=None, description="What a replica should bear.")
+    targets: ScalingTargets | None = Field(default=None, description="The load that a replica should have at most.")
     idle_after: Duration | None = Field(
-        default=None, description="Without requests for this long, scale to zero; needs min 0; 5m where absent."
+        default=None, description="Scale to zero after this time without requests. Needs min 0. 5m if absent."
     )
-    behavior: ScalingBehavior | None = Field(default=None, description="How fast up and down.")
+    behavior: ScalingBehavior | None = Field(default=None, description="How fast the service scales up and down.")
     schedules: Annotated[tuple[Schedule, ...], Field(max_length=16)] = Field(
         default=(),
-        description="Other bounds at certain times.",
+        description="Other values of min and max at certain times.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     predictive: Predictive | None = Field(default=None, description="Scaling ahead of demand.")

@@ -62,7 +62,7 @@ class CacheSpec(Model):
 
 
 class ModelSpec(Model):
-    """What is served, and under which names."""
+    """The model to serve, and its names."""
 
     uri: ModelUri = Field(
         description="Where the model's files are: pvc://<claim>[/<path>], a claim in the service's namespace; hf://<org>/<name>, "
@@ -76,12 +76,12 @@ class ModelSpec(Model):
     )
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16)] = Field(
         default=(),
-        description="Names that clients put into `model`; the service's own name where empty.",
+        description="Names that clients put into `model`; the service's own name if empty.",
         json_schema_extra={"x-kubernetes-list-type": "set"},
     )
-    credential: DnsName | None = Field(default=None, description="One of spec.credentials, for fetching.")
+    credential: DnsName | None = Field(default=None, description="The entry of spec.credentials that fetches it.")
     cache: CacheSpec | None = Field(
-        default=None, description="Where fetched files are kept between pods; each pod's own volume where absent."
+        default=None, description="Where fetched files are kept between pods. If absent, each pod has a volume of its own."
     )
 
 
@@ -101,7 +101,9 @@ class Credential(Model):
 class KvCacheSpec(Model):
     """The paged KV cache of a replica."""
 
-    size: Quantity | None = Field(default=None, description="Bytes for KV blocks, such as 512Mi; sized from memory where absent.")
+    size: Quantity | None = Field(
+        default=None, description="Bytes for KV blocks, such as 512Mi. If absent, the daemon computes it from the free memory."
+    )
     block_size: Literal[16, 32, 64] = Field(default=16, description="Tokens per KV block.")
     memory_fraction: Annotated[float, Field(ge=0, le=1)] | None = Field(
         default=None, description="Share of the device's memory that weights and KV may take, above 0 up to 1. Not acted on yet."
@@ -121,7 +123,7 @@ class KvCacheSpec(Model):
         ),
         Rule(
             "!has(self.memoryFraction) || self.memoryFraction > 0.0",
-            "kvCache.memoryFraction: above 0 up to 1",
+            "kvCache.memoryFraction must be above 0 and at most 1",
             lambda k: k.memory_fraction is None or k.memory_fraction > 0,
             "memoryFraction",
         ),
@@ -132,7 +134,7 @@ class EngineSpec(Model):
     """Limits and numerics of a replica's engine."""
 
     max_model_len: Annotated[int, Field(ge=16, le=1_048_576)] | None = Field(
-        default=None, description="Longest prompt plus answer, in tokens; the model's own limit where absent."
+        default=None, description="Longest prompt plus answer, in tokens; the model's own limit if absent."
     )
     max_concurrency: int = Field(default=64, ge=1, le=1024, description="Requests that decode at the same time in one replica.")
     dtype: Literal["auto", "bfloat16", "float32"] = Field(default="auto", description="Weights and activations; auto is bfloat16.")
@@ -140,7 +142,9 @@ class EngineSpec(Model):
     quantization: Literal["none", "fp8", "int8", "int4", "nvfp4"] = Field(
         default="none", description="Type of the weights' matrices. int8 is built for CPU; the daemon refuses the others."
     )
-    deterministic: bool = Field(default=False, description="Same answer whatever else is in the batch.")
+    deterministic: bool = Field(
+        default=False, description="The same request gets the same answer, whatever other requests are in the batch."
+    )
 
 
 class LabelSelector(Model):
@@ -150,7 +154,7 @@ class LabelSelector(Model):
 
 
 class AllowFrom(Model):
-    """Whose adapters are taken."""
+    """The namespaces from which adapters are accepted."""
 
     namespaces: Literal["Same", "Selector"] = Field(
         default="Same", description="Same: this namespace. Selector: those that `selector` matches."
@@ -171,8 +175,8 @@ class AdaptersSpec(Model):
     """LoRA adapters beside the model. Not acted on yet."""
 
     max_loaded: int = Field(default=8, ge=1, le=1024, description="Adapters resident at the same time in one replica.")
-    max_rank: Literal[8, 16, 32, 64, 128, 256] = Field(default=64, description="Largest rank taken.")
-    allow_from: AllowFrom = Field(default=AllowFrom(), description="Whose adapters are taken.")
+    max_rank: Literal[8, 16, 32, 64, 128, 256] = Field(default=64, description="Largest rank of an adapter.")
+    allow_from: AllowFrom = Field(default=AllowFrom(), description="The namespaces from which adapters are accepted.")
 
 
 class ProfileRef(Model):
@@ -195,8 +199,8 @@ def _credential_known(spec: Any) -> bool:
 class InferenceServiceSpec(Model):
     """What the developer wants."""
 
-    replicas: int = Field(default=1, ge=0, le=1024, description="How many replicas serve; in scaling mode Auto only where it begins.")
-    model: ModelSpec = Field(description="What is served, and under which names.")
+    replicas: int = Field(default=1, ge=0, le=1024, description="How many replicas serve. In scaling mode Auto, only the starting value.")
+    model: ModelSpec = Field(description="The model to serve, and its names.")
     credentials: Annotated[tuple[Credential, ...], Field(max_length=8)] = Field(
         default=(), description="Secrets for fetching, by name.", json_schema_extra=MAP_BY_NAME
     )
@@ -204,12 +208,16 @@ class InferenceServiceSpec(Model):
         description="Ordered alternatives to run on."
     )
     engine: EngineSpec = Field(default=EngineSpec(), description="Limits and numerics of the engine.")
-    adapters: AdaptersSpec | None = Field(default=None, description="LoRA adapters beside the model; none where absent. Not acted on yet.")
-    scaling: ScalingSpec | None = Field(default=None, description="What decides the number of replicas. Absent: you do, by spec.replicas.")
-    slo: SloSpec | None = Field(default=None, description="What clients are promised; goodput counts the answers that kept to it.")
+    adapters: AdaptersSpec | None = Field(default=None, description="LoRA adapters beside the model; none if absent. Not acted on yet.")
+    scaling: ScalingSpec | None = Field(
+        default=None, description="How the number of replicas is decided. If absent, spec.replicas is the number."
+    )
+    slo: SloSpec | None = Field(default=None, description="The latency that clients are promised. Goodput counts the answers that met it.")
     rollout: RolloutSpec | None = Field(default=None, description="How a new revision takes over.")
-    drain: DrainSpec = Field(default=DrainSpec(), description="How a replica goes.")
-    health: HealthSpec | None = Field(default=None, description="When a replica counts as broken: it gets no request, and is replaced.")
+    drain: DrainSpec = Field(default=DrainSpec(), description="How a replica is removed.")
+    health: HealthSpec | None = Field(
+        default=None, description="When a replica counts as unhealthy. It then gets no new requests and is replaced."
+    )
     routing: RoutingSpec | None = Field(default=None, description="How the gateway picks a replica.")
     profile_ref: ProfileRef = Field(default=ProfileRef(), description="The administrator's template for the pods.")
     pod_template: dict[str, Any] | None = Field(
@@ -237,13 +245,13 @@ class InferenceService(Model):
     api_version: ApiVersion = API_VERSION
     kind: Literal["InferenceService"] = "InferenceService"
     metadata: ObjectMeta = ObjectMeta()
-    spec: InferenceServiceSpec = Field(description="What is wanted.")
-    status: InferenceServiceStatus | None = Field(default=None, description="What is; written by the operator alone.")
+    spec: InferenceServiceSpec = Field(description="The desired state.")
+    status: InferenceServiceStatus | None = Field(default=None, description="The observed state. Only the operator writes it.")
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             f"size(self.metadata.name) <= {MAX_SERVICE_NAME}",
-            f"metadata.name: at most {MAX_SERVICE_NAME} characters, so that children's names fit",
+            f"metadata.name: must have at most {MAX_SERVICE_NAME} characters, so that children's names fit",
             lambda s: len(s.metadata.name) <= MAX_SERVICE_NAME,
         ),
         Rule(
@@ -271,7 +279,7 @@ INFERENCE_SERVICE = Kind(
         Column("Desired", "integer", ".status.scaling.desired", "Replicas wanted"),
         Column("Accelerator", "string", ".status.placement.chosen", "Entry of spec.accelerators in use"),
         Column("Model", "string", ".spec.model.uri", "Where the model comes from", 1),
-        Column("Expected", "string", ".status.readyExpectedAt", "When those under way should be ready", 1),
+        Column("Expected", "string", ".status.readyExpectedAt", "When starting replicas should be ready", 1),
         Column("Outdated", "string", ".status.outdated", "Where replicas are rendered otherwise than they would be now", 1),
         Column("Message", "string", ".status.conditions[?(@.type=='Ready')].message", "In a sentence", 1),
         Column("Age", "date", ".metadata.creationTimestamp", "Age"),

@@ -10,36 +10,39 @@ from pagoda_contracts.resources.meta import CONDITIONS, Condition, Model, Served
 
 
 class RejectedAccelerator(Model):
-    """Why an accelerator was not taken."""
+    """Why an accelerator was not chosen."""
 
     accelerator: Annotated[str, StringConstraints(max_length=128)] = Field(description="The entry, such as cpu[0].")
-    why: Annotated[str, StringConstraints(max_length=1024)] = Field(description="One readable reason.")
+    why: Annotated[str, StringConstraints(max_length=1024)] = Field(description="One reason, as a sentence.")
 
 
 class WaitingAccelerator(Model):
     """Since when devices are waited for that are all in use."""
 
     accelerator: Annotated[str, StringConstraints(max_length=128)] = Field(description="The entry, such as gpu[0].")
-    entry: Annotated[str, StringConstraints(max_length=64)] = Field(description="Hash of the entry: another one is waited for anew.")
+    entry: Annotated[str, StringConstraints(max_length=64)] = Field(
+        description="Hash of the entry. If the entry changes, the wait begins again."
+    )
     since: Annotated[str, StringConstraints(max_length=64)] = Field(description="Since when.", json_schema_extra={"format": "date-time"})
-    why: Annotated[str, StringConstraints(max_length=1024)] = Field(description="What is in the way, in a sentence.")
+    why: Annotated[str, StringConstraints(max_length=1024)] = Field(description="The problem, as a sentence.")
 
 
 class PlacementStatus(Model):
     """Where replicas run, and why not elsewhere."""
 
     chosen: Annotated[str, StringConstraints(max_length=128)] | None = Field(
-        default=None, description="The accelerator in use, or waited for."
+        default=None, description="The accelerator that is in use, or for which the service waits."
     )
     device: Annotated[str, StringConstraints(max_length=256)] | None = Field(
-        default=None, description="What it came down to, such as mig-1g.10gb; absent on CPU."
+        default=None, description="The resource that was chosen, such as mig-1g.10gb; absent on CPU."
     )
     rejected: Annotated[tuple[RejectedAccelerator, ...], Field(max_length=32)] = Field(
-        default=(), description="Accelerators not taken, with reasons, as they were when the chosen one was taken."
+        default=(), description="Accelerators that were not chosen, with the reasons at the time of the decision."
     )
-    waiting: WaitingAccelerator | None = Field(default=None, description="Devices that would do and are all in use.")
+    waiting: WaitingAccelerator | None = Field(default=None, description="Devices that fit and are all in use.")
     warnings: Annotated[tuple[Annotated[str, StringConstraints(max_length=512)], ...], Field(max_length=9)] = Field(
-        default=(), description="Devices of the cluster that cannot be used: stranded by MIG, unhealthy, being partitioned for long."
+        default=(),
+        description="Devices of the cluster that cannot be used: unhealthy, without partitions under MIG, or partitioned for too long.",
     )
 
 
@@ -59,19 +62,20 @@ class RolloutStatus(Model):
 
     revision: Annotated[str, StringConstraints(max_length=64)] = Field(description="The new revision.")
     replaces: Annotated[str, StringConstraints(max_length=64)] = Field(description="The revision that served before.")
-    strategy: Literal["Surge", "Replace"] = Field(description="How it goes; what Auto came to.")
+    strategy: Literal["Surge", "Replace"] = Field(description="The strategy in use. For Auto, what it chose.")
     phase: Literal["Progressing", "Retiring", "RolledBack"] = Field(
-        description="Retiring: the new revision serves and the old one drains. RolledBack: the old one serves until the spec changes."
+        description="Progressing: the new revision starts. Retiring: it serves and the old one drains. RolledBack: the "
+        "old one serves until the spec changes."
     )
     step: Annotated[int, Field(ge=0, le=16)] | None = Field(
-        default=None, description="Which canary step, from 0; their number once all are passed; absent without a canary."
+        default=None, description="The canary step under way, from 0. After the last step, the number of steps. Absent without a canary."
     )
     since: Annotated[str, StringConstraints(max_length=64)] | None = Field(
         default=None,
-        description="When that step's replicas were ready; under Replace, since when a trial finds no place.",
+        description="When the replicas of the step became ready. Under Replace, since when a trial finds no place.",
         json_schema_extra={"format": "date-time"},
     )
-    reason: Annotated[str, StringConstraints(max_length=512)] | None = Field(default=None, description="Why it was turned back.")
+    reason: Annotated[str, StringConstraints(max_length=512)] | None = Field(default=None, description="Why it was rolled back.")
 
 
 class Replacement(Model):
@@ -80,7 +84,7 @@ class Replacement(Model):
     pod: Annotated[str, StringConstraints(max_length=253)] = Field(description="The replica.")
     uid: Annotated[str, StringConstraints(max_length=64)] = Field(description="Which pod of that name.")
     time: Annotated[str, StringConstraints(max_length=64)] = Field(description="When.", json_schema_extra={"format": "date-time"})
-    why: Annotated[str, StringConstraints(max_length=512)] = Field(description="What was wrong with it, in a sentence.")
+    why: Annotated[str, StringConstraints(max_length=512)] = Field(description="The problem of the replica, as a sentence.")
 
 
 class HealthStatus(Model):
@@ -99,17 +103,17 @@ class ScalingDecision(Model):
     """One change of the number of replicas, and why."""
 
     time: Annotated[str, StringConstraints(max_length=64)] = Field(description="When.", json_schema_extra={"format": "date-time"})
-    before: Annotated[int, Field(ge=0)] | None = Field(default=None, alias="from", description="Replicas wanted until then.")
-    desired: int = Field(ge=0, description="Replicas wanted from then on.")
-    reason: Annotated[str, StringConstraints(max_length=512)] = Field(description="Why, in a sentence.")
+    before: Annotated[int, Field(ge=0)] | None = Field(default=None, alias="from", description="Replicas wanted before the change.")
+    desired: int = Field(ge=0, description="Replicas wanted after the change.")
+    reason: Annotated[str, StringConstraints(max_length=512)] = Field(description="The reason, as a sentence.")
 
 
 class ScalingStatus(Model):
-    """How many replicas are wanted, and, where scaling decides, why."""
+    """How many replicas are wanted. In modes Auto and External, also why."""
 
     desired: int | None = Field(default=None, ge=0, description="Replicas wanted.")
     reason: Annotated[str, StringConstraints(max_length=512)] | None = Field(
-        default=None, description="Why, in a sentence; its numbers are those of the moment it was decided."
+        default=None, description="The reason, as a sentence. Its numbers are those of the moment of the decision."
     )
     last_decisions: Annotated[tuple[ScalingDecision, ...], Field(max_length=5)] = Field(default=(), description="The last changes.")
 
@@ -117,31 +121,31 @@ class ScalingStatus(Model):
 class InferenceServiceStatus(Model):
     """What is. Written by the operator alone."""
 
-    observed_generation: int | None = Field(default=None, ge=0, description="metadata.generation this status speaks of.")
+    observed_generation: int | None = Field(default=None, ge=0, description="The metadata.generation that this status is about.")
     conditions: Annotated[tuple[Condition, ...], Field(max_length=8)] = CONDITIONS
     replicas: int | None = Field(default=None, ge=0, description="Pods that exist.")
-    ready_replicas: int | None = Field(default=None, ge=0, description="Pods that serve.")
+    ready_replicas: int | None = Field(default=None, ge=0, description="Pods that are Ready.")
     selector: Annotated[str, StringConstraints(max_length=512)] | None = Field(
         default=None, description="Label selector of the pods, for the scale subresource."
     )
     url: Annotated[str, StringConstraints(max_length=512)] | None = Field(
-        default=None, description="Where the gateway serves this service inside the cluster."
+        default=None, description="The address at which the gateway serves this service inside the cluster."
     )
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16)] = Field(
         default=(), description="The served names that the service holds. Another service that asks for one of them does not get it."
     )
     ready_expected_at: Annotated[str, StringConstraints(max_length=64)] | None = Field(
         default=None,
-        description="When the replicas under way are expected to be ready, from how long others took; absent where nothing is known.",
+        description="When the starting replicas are expected to be ready, by the time that others took. Absent if nothing is known.",
         json_schema_extra={"format": "date-time"},
     )
     model_digest: Annotated[str, StringConstraints(max_length=128)] | None = Field(
         default=None, description="Digest of the model's files. Not written yet."
     )
-    scaling: ScalingStatus | None = Field(default=None, description="How many replicas are wanted, and, where scaling decides, why.")
+    scaling: ScalingStatus | None = Field(default=None, description="How many replicas are wanted. In modes Auto and External, also why.")
     placement: PlacementStatus | None = Field(default=None, description="Where replicas run, and why not elsewhere.")
-    rollout: RolloutStatus | None = Field(default=None, description="A change of revision under way, or turned back.")
-    health: HealthStatus | None = Field(default=None, description="What was done about sick replicas.")
+    rollout: RolloutStatus | None = Field(default=None, description="The rollout that is under way or was rolled back.")
+    health: HealthStatus | None = Field(default=None, description="What the operator did about unhealthy replicas.")
     revisions: Annotated[tuple[RevisionStatus, ...], Field(max_length=16)] = Field(default=(), description="Revisions with replicas.")
     outdated: Annotated[str, StringConstraints(max_length=512)] | None = Field(
         default=None,

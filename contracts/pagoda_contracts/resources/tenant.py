@@ -111,11 +111,11 @@ class TenantQuotaSpec(Model):
 
     subjects: Subjects = Field(description="What identifies the tenant.")
     models: Annotated[tuple[ServedName, ...], Field(max_length=256)] = Field(
-        default=(), description="Served names the tenant may use; all where empty.", json_schema_extra={"x-kubernetes-list-type": "set"}
+        default=(), description="Served names that the tenant may use; all if empty.", json_schema_extra={"x-kubernetes-list-type": "set"}
     )
     limits: Annotated[tuple[WindowLimit, ...], Field(max_length=8)] = Field(
         default=(),
-        description="Requests and tokens per window of time; all must hold.",
+        description="Requests and tokens per window of time. All entries apply.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["window"]},
     )
     max_concurrency: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(default=None, description="Requests at the same time.")
@@ -126,10 +126,10 @@ class TenantQuotaSpec(Model):
         default=None, description="Answer of one request, in tokens."
     )
     default_max_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = Field(
-        default=None, description="max_tokens of a request that says none: what is reserved for it."
+        default=None, description="max_tokens of a request that sets none, and what is reserved for it."
     )
     devices: DeviceCaps | None = Field(
-        default=None, description="GPUs and MIG slices of the tenant's replicas. Where several quotas count a namespace, all must hold."
+        default=None, description="GPUs and MIG slices of the tenant's replicas. If several quotas count a namespace, all of them apply."
     )
     weight: int = Field(default=1, ge=1, le=1000, description="Share among tenants that wait, relative to the others' weights.")
     priority: int = Field(default=0, ge=-1000, le=1000, description="Higher goes first; equal ones share by weight.")
@@ -161,7 +161,7 @@ class WindowUsage(Model):
 class Usage(Model):
     """What the tenant uses."""
 
-    windows: Annotated[tuple[WindowUsage, ...], Field(max_length=8)] = Field(default=(), description="By window.")
+    windows: Annotated[tuple[WindowUsage, ...], Field(max_length=8)] = Field(default=(), description="Usage for each window.")
     gpus: int | None = Field(default=None, ge=0, description="Whole GPUs in use.")
     mig_slices: Annotated[tuple[MigSlices, ...], Field(max_length=32)] = Field(default=(), description="MIG slices in use, by profile.")
 
@@ -169,7 +169,7 @@ class Usage(Model):
 class TenantQuotaStatus(Model):
     """What is. Written by the operator alone."""
 
-    observed_generation: int | None = Field(default=None, ge=0, description="metadata.generation this status speaks of.")
+    observed_generation: int | None = Field(default=None, ge=0, description="The metadata.generation that this status is about.")
     conditions: Annotated[tuple[Condition, ...], Field(max_length=8)] = CONDITIONS
     usage: Usage | None = Field(default=None, description="What the tenant uses.")
 
@@ -181,7 +181,7 @@ class TenantQuota(Model):
     kind: Literal["TenantQuota"] = "TenantQuota"
     metadata: ObjectMeta = ObjectMeta()
     spec: TenantQuotaSpec = Field(description="The tenant and its limits. Only subjects.namespaces and devices are acted on yet.")
-    status: TenantQuotaStatus | None = Field(default=None, description="What is; written by the operator alone.")
+    status: TenantQuotaStatus | None = Field(default=None, description="The observed state. Only the operator writes it.")
 
 
 TENANT_QUOTA = Kind(

@@ -14,14 +14,14 @@ RatioOrDuration = Annotated[str, StringConstraints(max_length=48, pattern=rf"^[0
 
 
 class SloSpec(Model):
-    """What clients are promised; goodput counts the answers that kept to it."""
+    """The latency that clients are promised. Goodput counts the answers that met it."""
 
     ttft: Duration | None = Field(default=None, description="Time to first token, a duration such as 800ms.")
     itl: Duration | None = Field(default=None, description="Time between tokens, a duration such as 50ms.")
 
 
 class CanaryStep(Model):
-    """One share of traffic for one while."""
+    """One share of traffic, for a time."""
 
     weight: int = Field(ge=1, le=100, description="Percent of requests that the new revision gets.")
     hold: Duration = Field(description="How long before the next step, such as 10m.")
@@ -34,15 +34,16 @@ class AbortOn(Model):
     ttft_p95: RatioOrDuration | None = Field(
         default=None,
         alias="ttftP95",
-        description="95th percentile of the time to first token: of the old one's, such as 2x, or a duration.",
+        description="Limit for the 95th percentile of the time to first token: a multiple of the old revision's, such as "
+        "2x, or a duration.",
     )
 
 
 class CanarySpec(Model):
     """Traffic to a new revision in steps."""
 
-    steps: Annotated[tuple[CanaryStep, ...], Field(min_length=1, max_length=16)] = Field(description="Shares in the order they are taken.")
-    abort_on: AbortOn | None = Field(default=None, description="What ends it.")
+    steps: Annotated[tuple[CanaryStep, ...], Field(min_length=1, max_length=16)] = Field(description="The steps, in order.")
+    abort_on: AbortOn | None = Field(default=None, description="Limits that end the canary and roll back.")
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -58,7 +59,8 @@ class RolloutSpec(Model):
     """How a new revision takes over."""
 
     strategy: Literal["Auto", "Surge", "Replace"] = Field(
-        default="Auto", description="Surge: new before old. Replace: old before new. Auto: by free capacity."
+        default="Auto",
+        description="Surge: new replicas start before old ones drain. Replace: old ones drain first. Auto: chosen by free capacity.",
     )
     canary: CanarySpec | None = Field(default=None, description="Traffic to a new revision in steps.")
 
@@ -73,14 +75,14 @@ class RolloutSpec(Model):
 
 
 class DrainSpec(Model):
-    """How a replica goes."""
+    """How a replica is removed."""
 
-    timeout: Duration = Field(default="30s", description="How long running requests may finish after a replica is told to go.")
+    timeout: Duration = Field(default="30s", description="How long requests may go on after the operator orders a replica to drain.")
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "duration(self.timeout) <= duration('1h')",
-            "drain.timeout: at most 1h",
+            "drain.timeout must be at most 1h",
             lambda d: parse_duration(d.timeout) <= 3600,
             "timeout",
         ),
@@ -88,7 +90,7 @@ class DrainSpec(Model):
 
 
 class HealthSpec(Model):
-    """When a replica counts as broken: it gets no request, and is replaced."""
+    """When a replica counts as unhealthy. It then gets no new requests and is replaced."""
 
     progress_timeout: Duration = Field(default="120s", description="A step that makes no progress for this long is a hang, 1s to 1h.")
     deep_probe_every: Duration = Field(
@@ -98,13 +100,13 @@ class HealthSpec(Model):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "duration(self.progressTimeout) >= duration('1s') && duration(self.progressTimeout) <= duration('1h')",
-            "health.progressTimeout: 1s to 1h",
+            "health.progressTimeout must be 1s to 1h",
             lambda h: 1 <= parse_duration(h.progress_timeout) <= 3600,
             "progressTimeout",
         ),
         Rule(
             "duration(self.deepProbeEvery) >= duration('1s') && duration(self.deepProbeEvery) <= duration('1h')",
-            "health.deepProbeEvery: 1s to 1h",
+            "health.deepProbeEvery must be 1s to 1h",
             lambda h: 1 <= parse_duration(h.deep_probe_every) <= 3600,
             "deepProbeEvery",
         ),
@@ -114,17 +116,17 @@ class HealthSpec(Model):
 class HoldSpec(Model):
     """Requests that wait at the gateway for a replica."""
 
-    timeout: Duration | None = Field(default=None, description="Longest wait, such as 10m; the gateway's own limit where absent.")
+    timeout: Duration | None = Field(default=None, description="Longest wait, such as 10m; the gateway's own limit if absent.")
     max_requests: Annotated[int, Field(ge=0, le=100_000)] | None = Field(
-        default=None, description="Most requests that wait per gateway; the gateway's own limit where absent, none with 0."
+        default=None, description="Most requests that wait in each gateway; the gateway's own limit if absent. 0: no request waits."
     )
 
 
 class OverflowSpec(Model):
-    """Where requests go that this service cannot bear."""
+    """Where requests go if this service is overloaded."""
 
-    service: DnsName = Field(description="Another InferenceService of this namespace that answers instead.")
-    queue_depth: int = Field(default=16, ge=0, le=10_000, description="Waiting requests per replica from which requests overflow.")
+    service: DnsName = Field(description="Another InferenceService of this namespace, which answers instead.")
+    queue_depth: int = Field(default=16, ge=0, le=10_000, description="Requests overflow if more than this number wait per replica.")
 
 
 class RoutingSpec(Model):
@@ -132,8 +134,8 @@ class RoutingSpec(Model):
 
     policy: Literal["PrefixAware", "LeastLoad"] = Field(
         default="PrefixAware",
-        description="PrefixAware: the replica that has the conversation, or the prompt's beginning, within a bound of load. LeastLoad: the "
-        "one with the fewest requests.",
+        description="PrefixAware: the replica that has the conversation or the prompt's beginning, unless it is overloaded. "
+        "LeastLoad: the replica with the fewest requests.",
     )
     hold: HoldSpec | None = Field(default=None, description="Requests that wait for a replica.")
-    overflow: OverflowSpec | None = Field(default=None, description="Where requests go that this service cannot bear.")
+    overflow: OverflowSpec | None = Field(default=None, description="Where requests go if this service is overloaded.")

@@ -32,8 +32,6 @@ _SOURCE: Final = re.compile(r"(hf|s3|gs|oci)://.+|[\w.-]+/[\w.-]+")
 _KEYS: Final = "api-keys"
 # What people type who come from vLLM, and that has no effect here: said, not silently taken.
 _NOT_BUILT: Final = ("--tensor-parallel-size", "--enable-lora")
-
-
 _LISTS: Final = (
     ("--cors-origin", "ORIGIN", "origin of web pages that may read answers, such as https://chat.example.org; repeatable"),
     ("--allowed-host", "NAME", "host name under which clients without keys reach the daemon, * for any; repeatable"),

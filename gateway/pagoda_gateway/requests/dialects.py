@@ -55,8 +55,12 @@ class Dialect(NamedTuple):
         return Reply(status, headers, self.document(error, request_id))
 
 
+def _openai_error(error: GatewayError) -> dict[str, str | None]:
+    return {"message": str(error), "type": error.type, "param": error.param, "code": error.code}
+
+
 def _openai_document(error: GatewayError, _request_id: str) -> bytes:
-    return msgspec.json.encode({"error": {"message": str(error), "type": error.type, "param": error.param, "code": error.code}})
+    return msgspec.json.encode({"error": _openai_error(error)})
 
 
 def _openai_event(error: GatewayError, request_id: str, _events: int) -> bytes:
@@ -65,7 +69,9 @@ def _openai_event(error: GatewayError, request_id: str, _events: int) -> bytes:
 
 
 def _responses_event(error: GatewayError, _request_id: str, events: int) -> bytes:
+    """OpenAI documents the flat fields. Its clients raise on the object `error` alone, and would take the stream for whole without it."""
     inner = {"type": "error", "sequence_number": events, "code": error.code, "message": str(error), "param": error.param}
+    inner["error"] = _openai_error(error)
     return b"event: error\ndata: " + msgspec.json.encode(inner) + b"\n\n"
 
 

@@ -176,7 +176,7 @@ def test_every_rule_of_a_model_reaches_the_schema():
     schema = structural(InferenceService)
     spec = schema["properties"]["spec"]["properties"]
     assert schema["x-kubernetes-validations"][0]["rule"].startswith("size(self.metadata.name)")
-    assert spec["drain"]["x-kubernetes-validations"][0]["message"] == "drain.timeout: at most 1h"
+    assert spec["drain"]["x-kubernetes-validations"][0]["message"] == "drain.timeout must be at most 1h"
     assert "exactly one kind" in spec["accelerators"]["items"]["x-kubernetes-validations"][0]["message"]
     assert spec["replicas"]["default"] == 1
 

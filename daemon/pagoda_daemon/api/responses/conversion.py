@@ -12,33 +12,31 @@ from pagoda_daemon.api.openai.structured import NamedSchema, ObjectFormat, Respo
 from pagoda_daemon.api.responses.inputs import conversation
 from pagoda_daemon.api.responses.names import refusal, renamed
 from pagoda_daemon.api.responses.requests import JsonSchemaFormat, ResponsesRequest, parse
-from pagoda_daemon.api.responses.tools import Offered, offered
+from pagoda_daemon.api.responses.tools import choice_of, tools_of
 from pagoda_daemon.nouns.errors import BadRequest
 
 
 class Converted(NamedTuple):
-    """What was asked, the chat that answers it, and which of the request's tools the chat has."""
+    """What was asked, and the chat that answers it."""
 
     asked: ResponsesRequest
     chat: ChatRequest
-    kept: tuple[int, ...]
 
 
 def read(body: bytes, ignored: list[str]) -> Converted:
     """BadRequest names the first field that is wrong, as this API calls it."""
     asked = parse(body, ignored)
-    tools = offered(asked)
-    chat = converted(asked, tools)
+    chat = converted(asked)
     places: list[str] = []
     try:
         requests.check(chat, places)
     except BadRequest as error:
-        raise refusal(error, tools.kept) from error
-    ignored += [renamed(place, tools.kept) for place in places]
-    return Converted(asked, chat, tools.kept)
+        raise refusal(error) from error
+    ignored += [renamed(place) for place in places]
+    return Converted(asked, chat)
 
 
-def converted(asked: ResponsesRequest, tools: Offered) -> ChatRequest:
+def converted(asked: ResponsesRequest) -> ChatRequest:
     """The same wishes, as a chat says them."""
     sampling = {name: getattr(asked, name) for name in SamplingFields.__struct_fields__}
     return ChatRequest(
@@ -49,8 +47,8 @@ def converted(asked: ResponsesRequest, tools: Offered) -> ChatRequest:
         stream=asked.stream,
         logprobs=asked.wants_logprobs or None,
         top_logprobs=asked.top_logprobs if asked.wants_logprobs else None,
-        tools=tools.tools,
-        tool_choice=tools.choice,
+        tools=tools_of(asked),
+        tool_choice=choice_of(asked),
         parallel_tool_calls=asked.parallel_tool_calls,
         response_format=_format(asked),
         reasoning_effort=asked.reasoning.effort if asked.reasoning is not None else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import msgspec
 from msgspec import UNSET, structs
@@ -13,7 +14,6 @@ from pagoda_daemon.api.openai.errors import body_of
 from pagoda_daemon.api.openai.logprobs import ChatToken, chat_logprobs
 from pagoda_daemon.api.openai.replies import PING, Answer, Head, Usage
 from pagoda_daemon.api.openai.structured import TextFormat
-from pagoda_daemon.api.responses.conversion import Converted
 from pagoda_daemon.api.responses.events import (
     ResponseCompleted,
     ResponseCreated,
@@ -37,7 +37,7 @@ from pagoda_daemon.api.responses.objects import (
     Status,
 )
 from pagoda_daemon.api.responses.requests import ChosenTools, ReasoningSettings, ResponsesRequest, TextSettings
-from pagoda_daemon.api.responses.writer import Numbers, Writer
+from pagoda_daemon.api.responses.writer import Writer
 from pagoda_daemon.nouns.errors import BadRequest, DaemonError, Overloaded
 from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.text.answer import Piece, Scored
@@ -48,7 +48,7 @@ class Terms:
     """What a response is written from beside its answer. `clock` gives Unix seconds."""
 
     head: Head
-    converted: Converted
+    asked: ResponsesRequest
     sampling: Sampling
     clock: Callable[[], float]
 
@@ -62,13 +62,13 @@ class Responses:
         self._head = terms.head
         self._terms = terms
         self._parser = terms.head.reading.parser()
-        self._number = Numbers().take
+        self._number = count().__next__
         self._writer = Writer(terms.head.request_id, self._number)
-        self._scored: tuple[Scored, ...] = ()
+        self._waiting: list[Piece] = []  # tokens with log-probabilities whose text is not yet read as text, thinking or a call
         self._at = 0  # characters of the answer that were read
         self._reason = "stop"
         self._opened = False
-        begun = structs.asdict(settings_of(terms.converted.asked, terms.sampling))
+        begun = structs.asdict(settings_of(terms.asked, terms.sampling))
         self._begun = Response(**begun, id=f"resp_{terms.head.request_id}", created_at=terms.head.created, status="in_progress")
 
     def opening(self) -> bytes:
@@ -78,7 +78,16 @@ class Responses:
 
     def text(self, piece: Piece, index: int = 0) -> bytes:
         del index  # a response is one answer
-        return _frames(self._read(piece))
+        if piece.scored or self._waiting:
+            return _frames(self._read(piece))
+        self._at += len(piece.text)
+        return b"".join(map(self._sent, self._parser.push(piece.text)))
+
+    def _sent(self, one: Event) -> bytes:
+        """As it is sent. More text of a message is by far the most frequent event."""
+        if isinstance(one, Content) and (saying := self._writer.saying) is not None:
+            return saying.framed(one.text)
+        return _frames(self._event(one))
 
     def finish(self, reason: str, index: int = 0, stop: str | None = None) -> bytes:
         del index, stop  # a response has no stop strings
@@ -94,7 +103,7 @@ class Responses:
         """The last two events of an answer that failed: the first ends the response, the second is what official clients raise. A stream
         that began with a comment alone gets its first events too."""
         opening = b"" if self._opened else self.opening()
-        told = body_of(refusal(error, self._terms.converted.kept) if isinstance(error, BadRequest) else error).error
+        told = body_of(refusal(error) if isinstance(error, BadRequest) else error).error
         failure = ResponseFailure(_failure_code(error), told.message)
         response = structs.replace(self._begun, status="failed", output=self._writer.output(), error=failure)
         failed = ResponseFailed(sequence_number=self._number(), response=response)
@@ -112,18 +121,19 @@ class Responses:
         """Token by token if they have log-probabilities, so that each is where its text is, in whatever pieces the text came."""
         events: list[ResponseEvent] = []
         for part in _apart(piece, self._at):
-            self._scored += part.scored
+            self._waiting += (part,) if part.scored else ()
             events += self._written(self._parser.push(part.text))
         self._at += len(piece.text)
         return events
 
     def _finished(self, reason: str) -> list[ResponseEvent]:
-        """An answer without anything is an empty message."""
+        """An answer without anything is an empty message. The token that ends a message shows no text."""
         self._reason = reason
         events = self._written(self._parser.finish())
         empty = not self._writer.begun and not self._head.reading.must
-        if empty or (self._scored and self._writer.is_saying):
-            events += self._writer.says("", self._tokens())
+        if empty or (self._waiting and self._writer.saying):
+            self._waiting = [part for part in self._waiting if not part.text]
+            events += self._writer.says("", self._tokens(""))
         return events + self._writer.end(self._status)
 
     @property
@@ -132,14 +142,14 @@ class Responses:
 
     def _written(self, events: Sequence[Event]) -> list[ResponseEvent]:
         """Log-probabilities belong to text: those of thinking and calls are in no response."""
-        if self._scored and events and not any(isinstance(one, Content) for one in events):
-            self._scored = ()
-        return [made for one in events for made in self._event(one)]
+        if events and not any(isinstance(one, Content) for one in events):
+            self._waiting.clear()
+        return [made for one in (_merged(events) if self._waiting else events) for made in self._event(one)]
 
     def _event(self, one: Event) -> list[ResponseEvent]:
         match one:
             case Content(text):
-                return self._writer.says(text, self._tokens())
+                return self._writer.says(text, self._tokens(text))
             case Reasoning(text):
                 return self._writer.thinks(text)
             case Call(number, name):
@@ -147,10 +157,13 @@ class Responses:
             case Arguments(_, text):
                 return self._writer.arguments(text)
 
-    def _tokens(self) -> Sequence[ChatToken]:
-        """Those that came since the text before."""
-        scored, self._scored = self._scored, ()
-        return chat_logprobs(scored, self._head.spell).content if scored and self._head.spell is not None else ()
+    def _tokens(self, text: str) -> Sequence[ChatToken]:
+        """The last ones that came, as many as `text` is made of: marks and blanks before it were read as something else."""
+        if not self._waiting or self._head.spell is None:
+            return ()
+        scored = _last(self._waiting, len(text))
+        self._waiting.clear()
+        return chat_logprobs(scored, self._head.spell).content
 
     def _ended(self, usage: Usage) -> Response:
         cut = IncompleteDetails("max_output_tokens") if self._status == "incomplete" else None
@@ -166,6 +179,26 @@ def _apart(piece: Piece, at: int) -> Iterable[Piece]:
     ends = [*(scored.offset - at for scored in piece.scored[1:]), len(piece.text)]
     begins = [0, *ends]
     return [Piece(piece.text[begin:end], (scored,)) for begin, end, scored in zip(begins, ends, piece.scored, strict=False)]
+
+
+def _merged(events: Sequence[Event]) -> list[Event]:
+    """Text that became certain at once is one piece, whose tokens came together."""
+    found: list[Event] = []
+    for one in events:
+        if isinstance(one, Content) and found and isinstance(last := found[-1], Content):
+            found[-1] = Content(last.text + one.text)
+        else:
+            found.append(one)
+    return found
+
+
+def _last(waiting: Sequence[Piece], length: int) -> list[Scored]:
+    """Tokens of the last `length` characters, with those before them that are a character's beginning and show nothing yet."""
+    begin, found = len(waiting), 0
+    while begin and (found < length or not waiting[begin - 1].text):
+        begin -= 1
+        found += len(waiting[begin].text)
+    return [scored for part in waiting[begin:] for scored in part.scored]
 
 
 def _frames(events: Iterable[ResponseEvent]) -> bytes:

@@ -13,7 +13,7 @@ import msgspec
 
 from pagoda_daemon.api.openai.messages import Message
 from pagoda_daemon.api.openai.tools import CalledFunction, CalledTool, arguments_of
-from pagoda_daemon.api.responses.requests import UNSUPPORTED, InputItem, InputPart
+from pagoda_daemon.api.responses.requests import NO_STORE, UNSUPPORTED, InputItem, InputPart
 from pagoda_daemon.nouns.errors import BadRequest, shown
 
 Role = Literal["system", "developer", "user", "assistant"]
@@ -51,8 +51,8 @@ class Conversation:
         kind = item.type or "message"
         read = _KINDS.get(kind)
         if read is None:
-            accepted = ", ".join(_KINDS)
-            raise BadRequest(f"{where}.type {shown(kind)} is not supported; accepted: {accepted}", f"{where}.type", UNSUPPORTED)
+            why = f": {NO_STORE}" if kind == "item_reference" else f"; accepted: {', '.join(_KINDS)}"
+            raise BadRequest(f"{where}.type {shown(kind)} is not supported{why}", f"{where}.type", UNSUPPORTED)
         read(self, item, where)
 
     def end(self) -> None:

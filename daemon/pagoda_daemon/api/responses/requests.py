@@ -21,7 +21,7 @@ LOGPROBS: Final = "message.output_text.logprobs"
 ENCRYPTED: Final = "reasoning.encrypted_content"
 _MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512  # of metadata, OpenAI's numbers
 _MAX_NAME: Final = 512  # of what is echoed and means nothing here
-_NO_STORE: Final = "this replica keeps no responses; send the whole conversation in input"
+NO_STORE: Final = "this replica keeps no responses; send the whole conversation in input"
 
 
 class InputPart(msgspec.Struct, frozen=True):
@@ -174,10 +174,10 @@ def _refuse_stored(request: ResponsesRequest) -> None:
     """What names something that an earlier request would have left here."""
     if request.previous_response_id is not None:
         given = shown(request.previous_response_id)
-        raise BadRequest(f"previous_response_id {given} was not found: {_NO_STORE}", "previous_response_id", "previous_response_not_found")
+        raise BadRequest(f"previous_response_id {given} was not found: {NO_STORE}", "previous_response_id", "previous_response_not_found")
     for name in ("conversation", "prompt"):
         if getattr(request, name) is not None:
-            raise BadRequest(f"{name} is not supported: {_NO_STORE}", name, UNSUPPORTED)
+            raise BadRequest(f"{name} is not supported: {NO_STORE}", name, UNSUPPORTED)
     if request.background:
         raise BadRequest("background must be false: this replica keeps no response to ask for later", "background", UNSUPPORTED)
 

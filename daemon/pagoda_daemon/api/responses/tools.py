@@ -2,60 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
-from pagoda_daemon.api.openai.tools import Function, NamedFunction, NamedTool, Tool, ToolChoice, toolbox
+from pagoda_daemon.api.openai.tools import Allowed, AllowedTools, Function, NamedFunction, NamedTool, Tool, ToolChoice
 from pagoda_daemon.api.responses.requests import UNSUPPORTED, AllowedTool, ChosenTools, FunctionTool, ResponsesRequest
 from pagoda_daemon.nouns.errors import BadRequest, shown
 
 
-class Offered(NamedTuple):
-    """What the model is offered. `kept`: which of the request's tools these are."""
-
-    tools: list[Tool] | None
-    choice: ToolChoice | None
-    kept: tuple[int, ...]
+def tools_of(request: ResponsesRequest) -> list[Tool] | None:
+    """BadRequest names the first one that is no function."""
+    return [_function(tool, f"tools[{at}]") for at, tool in enumerate(request.tools or ())] or None
 
 
-def offered(request: ResponsesRequest) -> Offered:
-    """BadRequest names the first tool, or choice, that is not served."""
-    tools = [_function(tool, f"tools[{at}]") for at, tool in enumerate(request.tools or ())]
+def choice_of(request: ResponsesRequest) -> ToolChoice | None:
+    """BadRequest names a choice that is not served."""
     chosen = request.tool_choice
-    everything = tuple(range(len(tools)))
     if not isinstance(chosen, ChosenTools):
-        return Offered(tools or None, chosen, everything)
+        return chosen
     if chosen.type == "function":
-        return Offered(tools or None, NamedTool(NamedFunction(_name(chosen.name, "tool_choice"))), everything)
+        return NamedTool(NamedFunction(_name(chosen.name, "tool_choice")))
     if chosen.type == "allowed_tools":
-        return _allowed(tools, chosen)
+        named = [_allowed(one, f"tool_choice.tools[{at}]") for at, one in enumerate(chosen.tools or ())]
+        return AllowedTools(Allowed(chosen.mode or "auto", named))
     said = f"tool_choice.type {shown(chosen.type)} is not supported; accepted: function, allowed_tools"
     raise BadRequest(said, "tool_choice.type", UNSUPPORTED)
 
 
-def _allowed(tools: Sequence[Tool], chosen: ChosenTools) -> Offered:
-    """Only the allowed ones are shown to the model, so that it cannot call another one."""
-    toolbox(tools, None, parallel=None)  # all of them are checked, by their places in the request
-    wanted = [_allowed_name(one, f"tool_choice.tools[{at}]") for at, one in enumerate(chosen.tools or ())]
-    names = [tool.function.name for tool in tools]
-    if not wanted:
-        raise BadRequest('tool_choice.tools is empty; name a tool, or use tool_choice "none"', "tool_choice.tools")
-    if stranger := next((name for name in wanted if name not in names), None):
-        raise BadRequest(f"tool_choice allows {shown(stranger)}, the names of tools are {shown(', '.join(names))}", "tool_choice.tools")
-    kept = tuple(at for at, name in enumerate(names) if name in wanted)
-    return Offered([tools[at] for at in kept], chosen.mode or "auto", kept)
-
-
-def _allowed_name(one: AllowedTool, where: str) -> str:
-    if one.type != "function":
-        raise BadRequest(f"{where}.type {shown(one.type)} is not supported; accepted: function", f"{where}.type", UNSUPPORTED)
-    return _name(one.name, where)
+def _allowed(one: AllowedTool, where: str) -> NamedTool:
+    _check_type(one.type, where)
+    return NamedTool(NamedFunction(_name(one.name, where)))
 
 
 def _function(tool: FunctionTool, where: str) -> Tool:
-    if tool.type != "function":
-        raise BadRequest(f"{where}.type {shown(tool.type)} is not supported; accepted: function", f"{where}.type", UNSUPPORTED)
+    _check_type(tool.type, where)
     return Tool("function", Function(_name(tool.name, where), tool.description, tool.parameters, tool.strict))
+
+
+def _check_type(kind: str, where: str) -> None:
+    if kind != "function":
+        raise BadRequest(f"{where}.type {shown(kind)} is not supported; accepted: function", f"{where}.type", UNSUPPORTED)
 
 
 def _name(name: str | None, where: str) -> str:

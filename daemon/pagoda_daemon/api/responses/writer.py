@@ -23,6 +23,7 @@ from pagoda_daemon.api.responses.events import (
     ReasoningTextDelta,
     ReasoningTextDone,
     ResponseEvent,
+    TextDeltas,
 )
 from pagoda_daemon.api.responses.objects import (
     FunctionCallItem,
@@ -33,17 +34,6 @@ from pagoda_daemon.api.responses.objects import (
     ReasoningText,
     Status,
 )
-
-
-class Numbers:
-    """Each event's number is one more than that of the event before."""
-
-    def __init__(self) -> None:
-        self._next = 0
-
-    def take(self) -> int:
-        self._next += 1
-        return self._next - 1
 
 
 class _Open(Protocol):
@@ -84,6 +74,7 @@ class Saying(_Item):
     def __init__(self, item_id: str, index: int, number: Callable[[], int]) -> None:
         super().__init__(item_id, index, number)
         self._tokens: list[ChatToken] = []
+        self._deltas = TextDeltas(item_id, index)
 
     def begin(self) -> list[ResponseEvent]:
         return [self.added(OutputMessage(self.id, "in_progress")), self.part_added(OutputText(""))]
@@ -93,6 +84,11 @@ class Saying(_Item):
         self._tokens += tokens
         number, logprobs = self.number(), _briefly(tokens)
         return OutputTextDelta(sequence_number=number, item_id=self.id, output_index=self.index, delta=text, logprobs=logprobs)
+
+    def framed(self, text: str) -> bytes:
+        """As `more`, for text without log-probabilities, as it is sent."""
+        self._pieces.append(text)
+        return self._deltas.framed(self.number(), text)
 
     def item(self, status: Status) -> OutputMessage:
         return OutputMessage(self.id, status, [OutputText(self.text, logprobs=self._tokens)])
@@ -160,8 +156,9 @@ class Writer:
         return bool(self._items) or self._open is not None
 
     @property
-    def is_saying(self) -> bool:
-        return isinstance(self._open, Saying)
+    def saying(self) -> Saying | None:
+        """The message under way."""
+        return self._open if isinstance(self._open, Saying) else None
 
     def says(self, text: str, tokens: Sequence[ChatToken] = ()) -> list[ResponseEvent]:
         """More of the answer's text."""

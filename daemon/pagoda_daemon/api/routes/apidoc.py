@@ -27,8 +27,14 @@ def tables() -> str:
     apart = foreign()
     routes = [f"| `{one.method.upper()} {one.path}` | {one.summary} | {_named(one.request)} | {_named(one.reply)} |" for one in OPERATIONS]
     parts = ["## Routes", "", "| route | what | body | answer |", "|---|---|---|---|", *routes]
-    parts += ["", "### Routes that are known and not built", "", f"Each is 501 `{ERROR_UNSUPPORTED_ENDPOINT}`.", ""]
-    parts += [f"- `{path}`: {what}" for path, what in NOT_BUILT.items()]
+    parts += [
+        "",
+        "### Routes that are known and not built",
+        "",
+        f"Each is 501 `{ERROR_UNSUPPORTED_ENDPOINT}`, and so is what is below it.",
+        "",
+    ]
+    parts += [f"- `{path}`: {what}" for path, what in NOT_BUILT.items() if "{" not in path]
     skipped = apart.harmless | apart.neutral.keys()
     for name, schema in sorted(schemas.items()):
         parts += ["", f"### {name.lstrip('_')}", "", schema.get("description", ""), "", "| field | type | |", "|---|---|---|"]

@@ -19,6 +19,6 @@ class Respond(Generate):
         converted = read(body, ignored)
 
         def dialect(head: Head, sampling: Sampling) -> Dialect:
-            return self.dialect(Terms(head, converted, sampling, time.time))
+            return self.dialect(Terms(head, converted.asked, sampling, time.time))
 
-        return Read(converted.chat, dialect, lambda error: refusal(error, converted.kept))
+        return Read(converted.chat, dialect, refusal)

@@ -2,6 +2,8 @@
 
 import json
 
+import httpx
+import openai
 import pytest
 from openai.types.responses import ResponseErrorEvent
 from pagoda_gateway.requests.dialects import ANTHROPIC, OPENAI, RESPONSES, dialect_of
@@ -37,6 +39,16 @@ def test_a_stream_ends_as_its_own_api_ends_it():
     assert (name, event.sequence_number, event.code) == ("event: error", 7, "upstream_died")
     name, data, *_ = ANTHROPIC.event(error, "r1", 7).decode().split("\n")
     assert (name, json.loads(data.removeprefix("data: "))["error"]) == ("event: error", {"type": "api_error", "message": "gone"})
+
+
+async def test_openais_client_raises_on_a_response_that_broke():
+    stream = RESPONSES.event(UpstreamDied("gone"), "r1", 0)
+    answer = httpx.Response(200, headers={"content-type": "text/event-stream"}, content=stream)
+    http = httpx.AsyncClient(transport=httpx.MockTransport(lambda _request: answer))
+    async with openai.AsyncOpenAI(base_url="http://gateway/v1", api_key="none", max_retries=0, http_client=http) as client:
+        with pytest.raises(openai.APIError, match="gone") as caught:
+            [event async for event in await client.responses.create(model="m", input="hi", stream=True)]
+    assert caught.value.code == "upstream_died"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 FLAT = {"type": "function", "name": "f", "description": "d", "parameters": SCHEMA, "strict": True}
 NESTED = {"type": "function", "function": {"name": "f", "description": "d", "parameters": SCHEMA, "strict": True}}
 OTHER = {"type": "function", "name": "g"}
+BOTH = {"tools": [{"type": "function", "function": {"name": "g"}}, NESTED]}
+CHOICE = {"type": "function", "function": {"name": "f"}}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "rain"}
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
@@ -72,6 +74,14 @@ def chat(**fields: Any) -> ChatRequest:
             ],
         ),
         (
+            [HI, SAID, CALL, SAID, OUTPUT],
+            [
+                HI,
+                {"role": "assistant", "content": "okok", "tool_calls": [TOOL_CALL]},
+                {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+            ],
+        ),
+        (
             [HI, CALL, SAID, OUTPUT],
             [
                 HI,
@@ -110,21 +120,18 @@ def test_items_are_the_messages_of_a_chat(items: Any, messages: list[Any]) -> No
         ({"tools": [FLAT], "parallel_tool_calls": False}, {"tools": [NESTED], "parallel_tool_calls": False}),
         (
             {"tools": [OTHER, FLAT], "tool_choice": {"type": "function", "name": "f"}},
-            {
-                "tools": [{"type": "function", "function": {"name": "g"}}, NESTED],
-                "tool_choice": {"type": "function", "function": {"name": "f"}},
-            },
+            BOTH | {"tool_choice": CHOICE},
         ),
         (
             {
                 "tools": [OTHER, FLAT],
                 "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]},
             },
-            {"tools": [NESTED], "tool_choice": "required"},
+            BOTH | {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [CHOICE]}}},
         ),
         (
             {"tools": [OTHER, FLAT], "tool_choice": {"type": "allowed_tools", "tools": [{"type": "function", "name": "f"}]}},
-            {"tools": [NESTED], "tool_choice": "auto"},
+            BOTH | {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [CHOICE]}}},
         ),
         (
             {
@@ -252,9 +259,9 @@ def test_what_is_refused_is_named_as_it_was_sent(fields: dict[str, Any], param: 
 
 
 def test_the_store_that_there_is_not_is_told() -> None:
-    for field in ("previous_response_id", "conversation", "prompt"):
+    for field in ("previous_response_id", "conversation", "prompt", "input"):
         with pytest.raises(BadRequest, match="keeps no responses; send the whole conversation in input"):
-            read(body(**{field: "x"}), [])
+            read(body(**{field: [{"type": "item_reference", "id": "msg_1"}]}), [])
 
 
 @pytest.mark.parametrize(
@@ -284,6 +291,6 @@ def test_a_clients_own_words_are_not_renamed() -> None:
     said = (
         "This model's maximum is 4; messages has 5, tool_choice names 'messages', tools[1].function.name must be, got \"response_format\""
     )
-    assert renamed(said, (0, 3)) == (
-        "This model's maximum is 4; input has 5, tool_choice names 'messages', tools[3].name must be, got \"response_format\""
+    assert renamed(said) == (
+        "This model's maximum is 4; input has 5, tool_choice names 'messages', tools[1].name must be, got \"response_format\""
     )

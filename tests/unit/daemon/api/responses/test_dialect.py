@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,10 +18,12 @@ from pagoda_daemon.api.openai.reading import Reading
 from pagoda_daemon.api.openai.replies import Answer, CompletionDetails, Head, PromptDetails, Usage
 from pagoda_daemon.api.responses.conversion import read
 from pagoda_daemon.api.responses.dialect import Responses, Terms
+from pagoda_daemon.api.responses.events import OutputTextDelta, TextDeltas, framed
 from pagoda_daemon.nouns.errors import BadRequest, DaemonError, DeadlineExceeded, Draining, EngineDied, RequestFailed, TooMany
 from pagoda_daemon.nouns.messages import TokenLogprob
 from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.text.answer import Piece, Scored
+from support.clients.hostile_requests import BASES, NUMBERS, OTHERS, TEXTS, nested_items
 from support.judges import openai_types
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
@@ -32,11 +37,12 @@ def parser() -> AnswerParser:
     return ReasoningParser(REASONING_FORMS["qwen3"], "open", TOOL_FORMS["hermes"].parser(Wish()))
 
 
-def dialect(*, scored: bool = False, must: bool = False, **fields: Any) -> Responses:
+def dialect(*, scored: bool = False, must: bool = False, form: str = "", **fields: Any) -> Responses:
     converted = read(json.dumps({"model": "m", "input": "hi"} | fields).encode(), [])
-    reading = Reading(parser, TOOL_FORMS["hermes"], must=must)
+    reads = partial(TOOL_FORMS[form].parser, Wish(parameters={"f": {"properties": {"n": {"type": "integer"}}}})) if form else parser
+    reading = Reading(reads, TOOL_FORMS[form or "hermes"], must=must)
     head = Head(ID, 1000, "m", include_usage=False, spell=(lambda token: bytes([token])) if scored else None, reading=reading)
-    return Responses(Terms(head, converted, Sampling(9, temperature=0.5), lambda: 1002.7))
+    return Responses(Terms(head, converted.asked, Sampling(9, temperature=0.5), lambda: 1002.7))
 
 
 def pieces(text: str, size: int, *, scored: bool) -> Iterator[Piece]:
@@ -114,6 +120,41 @@ def test_the_pieces_of_a_text_change_nothing_but_the_deltas(reason, scored):
             tokens = [token["token"] for one in said for token in one]
             parts = [part for item in whole["output"] if item["type"] == "message" for part in item["content"]]
             assert tokens == [token["token"] for part in parts for token in part["logprobs"]]
+            assert [len(part["logprobs"]) for part in parts] == [len(part["text"]) if scored else 0 for part in parts]
+
+
+ONE_CALL = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": {"n": 1}}\n</tool_call>',
+    "llama3_json": '{"name": "f", "parameters": {"n": 1}}',
+    "pythonic": "[f(n=1)]",
+    "mistral": '[TOOL_CALLS]f[ARGS]{"n": 1}',
+    "granite": '<|tool_call|>[{"name": "f", "arguments": {"n": 1}}]',
+    "phi4_mini_json": 'functools[{"name": "f", "arguments": {"n": 1}}]',
+    "deepseek_v31": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"n": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>",
+    "glm45": "<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+    "openai": "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+    '{"n": 1}',
+}
+
+
+@pytest.mark.parametrize(("form", "text"), ONE_CALL.items())
+def test_calls_of_every_form_are_items(form, text):
+    whole = at_once(text, form=form)
+    call = whole["output"][-1]
+    assert (call["type"], call["name"], json.loads(call["arguments"])) == ("function_call", "f", {"n": 1})
+    assert [item["type"] for item in whole["output"][:-1]] == (["reasoning"] if form == "openai" else [])
+    for size in (1, JUDGED):
+        found = streamed(text, size, form=form)
+        assert found[-1]["response"] == whole
+        assert played(found) == whole["output"]
+
+
+def test_a_frame_of_text_is_written_as_its_event_is():
+    for text in ("a", "", '"\\', "\0\u2028", 'sequence_number":0', "é\U0001f600"):
+        for number in (0, 7, 12345):
+            event = OutputTextDelta(sequence_number=number, item_id="msg_1", output_index=3, delta=text)
+            assert TextDeltas("msg_1", 3).framed(number, text) == framed(event)
 
 
 def test_an_answer_that_is_whole_and_one_that_is_cut():
@@ -171,3 +212,23 @@ def test_a_failure_ends_the_response_and_then_the_stream(error: DaemonError, cod
     assert last["error"]["code"] == ours
     if isinstance(error, BadRequest):
         assert (last["param"], last["message"]) == ("text.format", "text.format leaves no token")
+
+
+@pytest.mark.deep
+def test_hostile_requests_are_refused_or_repeated_in_a_form_that_the_client_knows():
+    """Every field with every wrong value, and items that are wrong inside."""
+    luck, outcomes = random.Random(5), Counter()
+    base, names = BASES["/v1/responses"]
+    bodies = [json.dumps(base | {name: wrong}).encode() for name in names for wrong in (*NUMBERS, *TEXTS, *OTHERS)]
+    for body in [*bodies, *(nested_items(luck).body for _ in range(3000))]:
+        try:
+            converted = read(body, [])
+            converted.chat.turns()
+        except BadRequest:
+            outcomes["refused"] += 1
+            continue
+        head = Head(ID, 1000, "m", include_usage=False)
+        whole = Responses(Terms(head, converted.asked, Sampling(9), lambda: 1.0)).whole([Answer(Piece("x"), "stop")], USAGE)
+        openai_types.response(json.loads(whole))
+        outcomes["answered"] += 1
+    assert min(outcomes["refused"], outcomes["answered"]) > 300

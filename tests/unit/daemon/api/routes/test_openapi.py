@@ -7,6 +7,8 @@ import pytest
 from pagoda_daemon.api.http.app import Parts, application
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest, parse
 from pagoda_daemon.api.openai.sampling import RANGES
+from pagoda_daemon.api.responses.conversion import read
+from pagoda_daemon.api.responses.requests import ResponsesRequest
 from pagoda_daemon.api.routes import apidoc
 from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.generation import Generator
@@ -21,7 +23,11 @@ from support.engine.toy_model import tiny_model_dir
 
 ROOT = Path(__file__).parents[5]
 DOCUMENT = document("1.2.3")
-MINIMAL = {ChatRequest: {"messages": [{"role": "user", "content": "x"}]}, CompletionRequest: {"prompt": "x"}}
+MINIMAL = {
+    ChatRequest: {"messages": [{"role": "user", "content": "x"}]},
+    CompletionRequest: {"prompt": "x"},
+    ResponsesRequest: {"input": "x", "include": ["message.output_text.logprobs"]},
+}
 # Where one field needs another.
 WITH = {"top_logprobs": {"logprobs": True}, "min_tokens": {"max_tokens": 2**31 - 1}, "max_tokens": {"echo": True}}
 
@@ -61,17 +67,19 @@ def test_every_reference_leads_somewhere():
 
 def refused(kind, name, value):
     """Which field the refusal names; None where there is none."""
-    fields = {"model": "m", **MINIMAL[kind], **WITH.get(name, {}), name: value}
+    needed = {} if kind is ResponsesRequest else WITH.get(name, {})
+    fields = {"model": "m", **MINIMAL[kind], **needed, name: value}
     if name == "max_tokens" and kind is ChatRequest:
         del fields["echo"]
+    body = json.dumps(fields).encode()
     try:
-        parse(json.dumps(fields).encode(), kind, [])
+        read(body, []) if kind is ResponsesRequest else parse(body, kind, [])
     except BadRequest as error:
         return error.param
     return None
 
 
-@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
+@pytest.mark.parametrize("kind", MINIMAL)
 def test_ranges_in_the_document_are_those_that_are_enforced(kind):
     properties = DOCUMENT["components"]["schemas"][kind.__name__]["properties"]
     seen = set()

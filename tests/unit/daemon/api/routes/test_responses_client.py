@@ -227,7 +227,7 @@ async def test_log_probabilities_are_those_of_a_chat(client, engine):
 async def test_log_probabilities_of_thinking_and_calls_are_not_the_texts(base_url, engine):
     engine.script = [says(FULL, scored=True)]
     one = await whole(base_url, tools=[WEATHER], include=LOGPROBS)
-    assert "".join(token["token"] for token in one["output"][1]["content"][0]["logprobs"]).endswith("I ask.")
+    assert "".join(token["token"] for token in one["output"][1]["content"][0]["logprobs"]) == "I ask."
 
 
 async def test_what_was_asked_is_repeated_and_nothing_is_stored(base_url):
@@ -256,11 +256,13 @@ async def test_what_was_asked_is_repeated_and_nothing_is_stored(base_url):
     assert plain["text"] == {"format": {"type": "text"}, "verbosity": "medium"}
 
 
-async def test_tokens_are_counted_as_for_a_chat(client):
+async def test_tokens_are_counted_as_for_a_chat(client, engine):
+    engine.script = [says(FULL)]
     chat = (await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])).usage
     found = (await client.responses.create(model="m", input="hi")).usage
     assert (found.input_tokens, found.output_tokens, found.total_tokens) == (chat.prompt_tokens, chat.completion_tokens, chat.total_tokens)
-    assert (found.input_tokens_details.cached_tokens, found.output_tokens_details.reasoning_tokens) == (0, 0)
+    assert found.output_tokens_details.reasoning_tokens == chat.completion_tokens_details.reasoning_tokens == len("hm, well")
+    assert found.input_tokens_details.cached_tokens == 0
 
 
 async def test_a_failure_in_mid_stream_ends_the_response_and_is_raised_by_the_client(client, base_url, engine):
