@@ -59,7 +59,7 @@ test-ci: setup  ## Each extra alone in a clean environment; third-party clients;
 	$(POOL) -m "extras or sweep or clients" --budget "make test-ci=900" tests/extras tests/clients tests/sweeps tests/faults
 
 test-full: SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
-test-full: setup  ## Planted faults; properties on ten times as many new examples; sweeps at full size; every third-party client (hours)
+test-full: setup  ## Planted faults; properties on ten times as many new examples; sweeps at full size; every third-party client; every hostile request at a real model (hours)
 	@echo "Properties are tried on the examples of SEED=$(SEED); make test-full SEED=$(SEED) draws the same."
 	$(MAKE) -k --no-print-directory SEED=$(SEED) full-planted full-properties full-sweeps full-clients
 
@@ -73,7 +73,7 @@ full-sweeps:
 	$(PYTEST) -m sweep tests/faults tests/sweeps tests/controlplane/operator/test_bad_objects.py tests/e2e/devcluster --all
 
 full-clients:
-	$(PYTEST) -m clients tests/clients --all
+	$(PYTEST) -m "clients or deep" tests/clients tests/security/test_hostile.py --all
 
 demo: setup  ## A cluster, an install, a model and a chat (root)
 	$(BIN)/pagoda-demo up

@@ -103,7 +103,7 @@ def report(runs: dict[str, list[Run]], floor: float, reads: list[float], weight_
 def peer(text: str) -> tuple[str, str]:
     name, _, python = text.partition("=")
     if name not in ("vllm", "llama.cpp") or not python:
-        raise argparse.ArgumentTypeError(f"{text!r}: accepted are vllm=PYTHON and llama.cpp=PYTHON")
+        raise argparse.ArgumentTypeError(f"{text!r}: must be vllm=PYTHON or llama.cpp=PYTHON")
     return name, python
 
 

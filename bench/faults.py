@@ -131,7 +131,7 @@ def judged(case: Fatal | Local, threshold_s: float, runs: Sequence[Run]) -> dict
 
 
 async def disk_full(threshold_s: float, folder: Path) -> dict[str, Any]:
-    """Nobody is to be told anything."""
+    """No requests wait, so no Event is due."""
 
     def play(process: subprocess.Popen[bytes], told: list[Told]) -> dict[str, Any]:
         process.send_signal(signal.SIGTERM)

@@ -201,7 +201,7 @@ def front_figures(run: dict[str, Any], rows: int) -> dict[str, Any]:
 def peer(text: str) -> tuple[str, str]:
     name, _, python = text.partition("=")
     if name != "vllm" or not python:
-        raise argparse.ArgumentTypeError(f"{text!r}: accepted is vllm=PYTHON")
+        raise argparse.ArgumentTypeError(f"{text!r} must be vllm=PYTHON")
     return name, python
 
 

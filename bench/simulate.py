@@ -60,7 +60,7 @@ def load(requests: int, rows: int) -> dict[str, Any]:
     config = llama()
     pace = Pace(parse_model(config), find("h100"), config["vocab_size"])
     worker = Metronome(pace.limits(16, 8192), pace.milliseconds)
-    # Nobody is refused: each job is to be computed.
+    # No job is refused: each one must be computed.
     limits = replace(Limits.of(worker.limits, rows, 2048), queue_tokens=1 << 40, committed_blocks=1 << 40)
     meter = Meter(256)
     outcome = Simulation(drawn(requests, 65.0, seed=1), worker, limits, watch=meter).run()

@@ -14,6 +14,7 @@ done
 pins=$(mktemp)
 trap 'rm -f "$pins"' EXIT
 sed -nE 's/ *\\$//; /^(torch|triton|cuda-|nvidia-)[a-z0-9-]*==/p' requirements/dev.txt > "$pins"
+npm install --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund --prefix requirements/clients/openai-node
 for suite in requirements/clients/*.in; do
   .venv/bin/uv pip compile "$suite" --upgrade "${common[@]}" "$@" -c "$pins" -o "${suite%.in}.txt"
 done

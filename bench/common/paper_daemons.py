@@ -1,5 +1,5 @@
 """Daemons for pods that only pretend, for bench/operator.py: every address of the pod network is this machine's, and one server there obeys
-the operator's orders as an idle replica does. Without them what is measured is how soon the machine's network says that nobody is there."""
+the operator's orders as an idle replica does. Without them what is measured is how soon the machine's network refuses the connection."""
 
 from __future__ import annotations
 

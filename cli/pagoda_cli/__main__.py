@@ -1,4 +1,4 @@
-"""The door: registers one module per command, runs it, and turns what is refused into one line on stderr and exit code 2."""
+"""The entry point: registers one module per command, runs it, and turns what is refused into one line on stderr and exit code 2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All commands under one name. A new command is a module with a typer function and one line here. Called by the door."""
+"""All commands under one name. A new command is a module with a typer function and one line here. Called by `__main__`."""
 
 from __future__ import annotations
 

@@ -52,5 +52,5 @@ def line(reason: Reason) -> str:
 
 
 def _plain(reason: Reason) -> dict[str, Any]:
-    told = asdict(reason) | {"condition": reason.condition.name}
-    return {"personOnly" if name == "person_only" else name: value for name, value in told.items()}
+    fields = asdict(reason) | {"condition": reason.condition.name}
+    return {"personOnly" if name == "person_only" else name: value for name, value in fields.items()}

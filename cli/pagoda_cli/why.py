@@ -1,6 +1,6 @@
 """`pagoda why service/NAME`: everything that the operator says of a service, in one page: conditions, placement, scaling, revisions, quota.
 
-Reads the objects' status and prints it; decides nothing and asks nobody but the API server (by `kubectl`). Rendering is in `why_text`.
+Reads the objects' status and prints it; decides nothing and asks only the API server (by `kubectl`). Rendering is in `why_text`.
 """
 
 from __future__ import annotations

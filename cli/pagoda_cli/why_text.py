@@ -96,8 +96,8 @@ def _quotas(answer: Json) -> Iterator[str]:
 
 
 def _usage(usage: Json) -> str:
-    told = [f"{name} {value}" for name, value in _flat(usage)]
-    return ", ".join(told) or "no usage reported"
+    words = [f"{name} {value}" for name, value in _flat(usage)]
+    return ", ".join(words) or "no usage reported"
 
 
 def _flat(usage: Json, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,7 +1,7 @@
 """The token that one of our processes shows of itself: which of two, while the cluster's signing key rotates. Pure; nothing is verified.
 
 Used by gateway and operator, which read the file that kubelet projects. The first token by a new key comes at once; the public key reaches
-the callees through a ConfigMap, up to two minutes later. So a token by an unknown key is held back as long as the one before it is good.
+the callees through a ConfigMap, up to two minutes later. So a token by an unknown key is not used while the one before it is valid.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any, Final, NamedTuple
 AUTHORIZATION: Final = "authorization"
 # The operator looks for keys every 10 s, kubelet renews mounted ConfigMaps within 90 s; twice that.
 SETTLE_S: Final = 180.0
-# Kubelet renews a token when a fifth of its hour is left: there are 12 minutes to settle in. In the last one nothing is held back.
+# Kubelet renews a token when a fifth of its hour is left: there are 12 minutes to settle in. In the last one the new token is used in any
+# case.
 _LAST_S: Final = 60.0
 
 

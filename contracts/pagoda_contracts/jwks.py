@@ -48,7 +48,7 @@ class BadToken(Exception):
 
 
 class Claims(NamedTuple):
-    """Whom the cluster says the bearer to be, and until when (Unix seconds)."""
+    """The account that the token is for, and until when it is valid (Unix seconds)."""
 
     subject: str
     until: float

@@ -104,7 +104,7 @@ class HealthConfig(_Section):
     """When the replica calls itself broken."""
 
     progress_timeout: Duration = Field(default="120s", description="A loop or a step without progress for this long is a hang.")
-    deep_probe_every: Duration = Field(default="30s", description="Time between two canary tokens; one that takes longer is late.")
+    deep_probe_every: Duration = Field(default="30s", description="Time between two deep checks; an answer that takes longer is late.")
     load_timeout: Duration = Field(default="300s", description="A load that has not moved for this long is stuck.")
 
 
@@ -137,7 +137,7 @@ class Listen(_Section):
     )
     allowed_hosts: tuple[str, ...] | None = Field(
         default=None,
-        description="Names in `Host` that are answered, beside localhost and addresses. Any where absent. `serve` without keys sets it.",
+        description="Names in `Host` and `Origin` that are answered, beside localhost and addresses; any where absent. `serve` sets it.",
     )
     root_path: str | None = Field(
         default=None, description="Prefix such as /llm under which a proxy offers this replica, whether the proxy removes it or not."
@@ -223,7 +223,7 @@ class TestingConfig(_Section):
 class DaemonConfig(_Section):
     """What one replica runs."""
 
-    version: Literal[1] = Field(default=1, description="Of this format.")
+    version: Literal[1] = Field(default=1, description="The version of this format.")
     service: str = Field(default="", description="namespace/name of the service; empty when stand-alone.")
     revision: str = Field(default="", description="Hash of what this replica runs.")
     model: ModelConfig = Field(description="The model.")

@@ -1,5 +1,5 @@
-"""Pages with a generated part between two marks: how the part is renewed, and the door of what renews it. Called by the generators of
-docs/sizing.md and docs/api.md."""
+"""Pages with a generated part between two marks: renews the part, and is the command line of the generators
+of docs/sizing.md and docs/api.md."""
 
 from __future__ import annotations
 

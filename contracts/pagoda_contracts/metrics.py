@@ -1,6 +1,6 @@
 """Metric names, types, labels and buckets. The `vllm:*` twins are those existing dashboards, HPAs and pickers read.
 
-Holds descriptions only; a door builds its own registry from them.
+Descriptions only; a component builds its own registry from them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _FINE_WAIT: Final = (
 
 REQUESTS_RUNNING: Final = _gauge("vllm:num_requests_running", "Requests with a row on the device")
 REQUESTS_WAITING: Final = _gauge(
-    "vllm:num_requests_waiting", "Requests waiting for a row, those held for a shared prompt or for their grammar included"
+    "vllm:num_requests_waiting", "Requests waiting for a row, those that wait for a shared prompt or for their grammar included"
 )
 WAITING_BY_REASON: Final = _gauge(
     "vllm:num_requests_waiting_by_reason",
@@ -79,6 +79,11 @@ LORA_INFO: Final = Metric(
 )
 PROMPT_TOKENS: Final = _counter("vllm:prompt_tokens", "Prompt tokens of requests that gave a first token")
 PROMPT_TOKENS_CACHED: Final = _counter("vllm:prompt_tokens_cached", "Prompt tokens that were known from an equal beginning")
+CACHED_BY_SOURCE: Final = _counter(
+    "vllm:prompt_tokens_cached_by_source",
+    "Prompt tokens that were known, by where their KV lay: on the device; there is no other place yet",
+    "source",
+)
 PROMPT_TOKENS_BY_SOURCE: Final = _counter("vllm:prompt_tokens_by_source", "Prompt tokens by where their KV came from", "source")
 GENERATION_TOKENS: Final = _counter("vllm:generation_tokens", "Tokens generated")
 REQUEST_SUCCESS: Final = _counter("vllm:request_success", "Answers that ended, by why", "finished_reason")
@@ -88,6 +93,22 @@ PREFIX_HITS: Final = _counter("vllm:prefix_cache_hits", "Prompt tokens found in 
 EXTERNAL_QUERIES: Final = _counter("vllm:external_prefix_cache_queries", "Prompt tokens looked up in another replica's cache: none yet")
 EXTERNAL_HITS: Final = _counter("vllm:external_prefix_cache_hits", "Prompt tokens found in another replica's cache: none yet")
 CORRUPTED: Final = _counter("vllm:corrupted_requests", "Requests ended because the model's output was not finite")
+ADMISSION_REJECTIONS: Final = _counter(
+    "vllm:admission_rejections",
+    "Requests refused because too much waits here: too many requests or bytes are held, or too many prompt tokens wait",
+    "reason",
+)
+MM_QUERIES: Final = _counter("vllm:mm_cache_queries", "Images looked up in a cache: none, models are text only")
+MM_HITS: Final = _counter("vllm:mm_cache_hits", "Images found in a cache: none, models are text only")
+ESTIMATED_FLOPS: Final = _counter(
+    "vllm:estimated_flops_per_gpu", "Estimated floating-point operations per device; no series if the model's size is not known"
+)
+ESTIMATED_READS: Final = _counter(
+    "vllm:estimated_read_bytes_per_gpu", "Estimated bytes of weights and KV that a device read; no series if the model's size is not known"
+)
+ESTIMATED_WRITES: Final = _counter(
+    "vllm:estimated_write_bytes_per_gpu", "Estimated bytes of KV that a device wrote; no series if the model's size is not known"
+)
 DRAFTS: Final = _counter("vllm:spec_decode_num_drafts", "Drafts verified: none, speculation is not built")
 DRAFT_TOKENS: Final = _counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted: none, speculation is not built")
 ACCEPTED_TOKENS: Final = _counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens accepted: none, speculation is not built")
@@ -121,6 +142,14 @@ BLOCK_REUSE_GAP: Final = _histogram("vllm:kv_block_reuse_gap_seconds", "Time bet
 # As prometheus-fastapi-instrumentator names them; `status` is a class such as 2xx, `handler` a route's pattern or "none".
 HTTP_REQUESTS: Final = Metric("http_requests", "counter", "Requests answered", ("handler", "method", "status"))
 HTTP_SECONDS: Final = Metric("http_request_duration_seconds", "histogram", "Arrival to last byte", ("handler", "method"), (0.1, 0.5, 1.0))
+
+# As every Prometheus client library names them; of the front process, which answers /metrics.
+PROCESS_CPU: Final = Metric("process_cpu_seconds", "counter", "CPU time of the front process")
+PROCESS_OPEN_FDS: Final = Metric("process_open_fds", "gauge", "Open file descriptors of the front process")
+PROCESS_MAX_FDS: Final = Metric("process_max_fds", "gauge", "Most file descriptors that the front process may open")
+PROCESS_VIRTUAL: Final = Metric("process_virtual_memory_bytes", "gauge", "Virtual memory of the front process")
+PROCESS_RESIDENT: Final = Metric("process_resident_memory_bytes", "gauge", "Resident memory of the front process")
+PROCESS_START: Final = Metric("process_start_time_seconds", "gauge", "When the front process started, as a Unix time")
 
 FINE_FIRST_TOKEN: Final = _histogram("pagoda_daemon_time_to_first_token_seconds", "Arrival to first token", _FINE_WAIT)
 FINE_INTER_TOKEN: Final = _histogram("pagoda_daemon_inter_token_latency_seconds", "Time between two outputs of one answer", _FINE)
@@ -161,14 +190,15 @@ STEPS: Final = _counter("pagoda_daemon_steps", "Steps of the engine")
 LOAD_PROGRESS: Final = _gauge("pagoda_daemon_load_progress_ratio", "How much of the model is loaded, 0..1")
 ENGINE_HEARTBEAT_AGE: Final = _gauge("pagoda_daemon_engine_heartbeat_age_seconds", "Age of the engine's heartbeat")
 STEP_AGE_RATIO: Final = _gauge("pagoda_daemon_step_age_ratio", "Age of the step under way over its predicted length, 0 when idle")
-DEEP_CHECKS: Final = _counter("pagoda_daemon_deep_checks", "Canary tokens by what came of them: right, wrong, late, error", "outcome")
+DEEP_CHECKS: Final = _counter("pagoda_daemon_deep_checks", "Deep checks by outcome: right, wrong, late, error", "outcome")
 BUILD_INFO: Final = Metric("pagoda_daemon_build_info", "gauge", "What this replica runs; always 1", ("version", "revision"))
 
 # What a replica exports, in this order.
 DAEMON_VLLM: Final = (
     *(REQUESTS_RUNNING, REQUESTS_WAITING, WAITING_BY_REASON, KV_USAGE, CACHE_CONFIG, SLEEP_STATE, LORA_INFO),
-    *(PROMPT_TOKENS, PROMPT_TOKENS_CACHED, PROMPT_TOKENS_BY_SOURCE, GENERATION_TOKENS, REQUEST_SUCCESS, PREEMPTIONS),
-    *(PREFIX_QUERIES, PREFIX_HITS, EXTERNAL_QUERIES, EXTERNAL_HITS, CORRUPTED),
+    *(PROMPT_TOKENS, PROMPT_TOKENS_CACHED, CACHED_BY_SOURCE, PROMPT_TOKENS_BY_SOURCE, GENERATION_TOKENS, REQUEST_SUCCESS, PREEMPTIONS),
+    *(PREFIX_QUERIES, PREFIX_HITS, EXTERNAL_QUERIES, EXTERNAL_HITS, CORRUPTED, ADMISSION_REJECTIONS),
+    *(MM_QUERIES, MM_HITS, ESTIMATED_FLOPS, ESTIMATED_READS, ESTIMATED_WRITES),
     *(DRAFTS, DRAFT_TOKENS, ACCEPTED_TOKENS, ACCEPTED_PER_POSITION),
     *(TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY, TIME_PER_OUTPUT_TOKEN, E2E_LATENCY),
     *(QUEUE_TIME, INFERENCE_TIME, PREFILL_TIME, DECODE_TIME, ITERATION_TOKENS),
@@ -182,7 +212,8 @@ DAEMON_OWN: Final = (
     *(PHASE, IN_FLIGHT, PREPARING, WAITING_TOKENS, KV_BLOCKS, STEPS, LOAD_PROGRESS, ENGINE_HEARTBEAT_AGE, STEP_AGE_RATIO),
     *(DEEP_CHECKS, BUILD_INFO),
 )
-DAEMON: Final = (*DAEMON_VLLM, *DAEMON_HTTP, *DAEMON_OWN)
+DAEMON_PROCESS: Final = (PROCESS_CPU, PROCESS_OPEN_FDS, PROCESS_MAX_FDS, PROCESS_VIRTUAL, PROCESS_RESIDENT, PROCESS_START)
+DAEMON: Final = (*DAEMON_VLLM, *DAEMON_HTTP, *DAEMON_PROCESS, *DAEMON_OWN)
 
 GATEWAY_REQUESTS: Final = Metric("pagoda_gateway_requests", "counter", "Requests answered", ("service", "code"))
 GATEWAY_UNAUTHENTICATED: Final = Metric(

@@ -44,7 +44,7 @@ ANNOTATION_WITH_SUCCESSOR: Final = f"{GROUP}/with-successor"
 # Kubernetes' own: of pods that are alike otherwise the ReplicaSet removes the cheapest first; and the lowest cost there is.
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 LOWEST_DELETION_COST: Final = -(2**31)
-# Why a replica's device is not to be trusted ("Xid 79 on GPU 3"): on a pod by the operator or whoever watches devices, on a node by
+# Why a replica's device is not to be trusted ("Xid 79 on GPU 3"): on a pod by the operator or a device monitor, on a node by
 # the latter. A replica that has it takes no new request.
 ANNOTATION_DEVICE_FAULT: Final = f"{GROUP}/device-fault"
 
@@ -71,11 +71,11 @@ HEADER_PRIORITY: Final = "x-pagoda-priority"
 HEADER_CACHE_SALT: Final = "x-pagoda-cache-salt"
 HEADER_WEIGHT: Final = "x-pagoda-weight"
 HEADER_TIER: Final = "x-pagoda-tier"
-# Milliseconds from the request's arrival after which nobody wants its answer any more. Believed from anybody: it only shortens.
+# Milliseconds from the request's arrival after which its answer is not wanted any more. Believed from every caller, since it only shortens.
 HEADER_DEADLINE: Final = "x-pagoda-deadline-ms"
 HEADER_ROUTE: Final = "x-pagoda-route"
 HEADER_REQUEST_ID: Final = "x-request-id"
-# Of an answer: fields of the request that nobody here knows.
+# In an answer: fields of the request that the daemon does not know.
 HEADER_IGNORED: Final = "x-pagoda-ignored"
 # Of a replica's refusal: the error's code, for gateways. Bodies differ by API, and Anthropic's has no code.
 HEADER_ERROR_CODE: Final = "x-pagoda-error-code"
@@ -122,7 +122,7 @@ CLAIMS_MOUNT: Final = "/claims"
 # Exit code of a daemon or fetch sidecar whose fault no restart can cure (EX_CONFIG of sysexits.h); its termination message says why.
 EXIT_PERMANENT: Final = 78
 
-# gRPC methods of pagoda.v1: doors register typed generic handlers from these.
+# gRPC methods of pagoda.v1: components register typed generic handlers from these.
 GRPC_DAEMON: Final = "pagoda.v1.Daemon"
 GRPC_WATCH_STATE: Final = f"/{GRPC_DAEMON}/WatchState"
 GRPC_SET_STATE: Final = f"/{GRPC_DAEMON}/SetState"

@@ -37,7 +37,7 @@ _SUFFIXES: Final = _SCALE | {
     "Pi": Decimal(2) ** 50,
     "Ei": Decimal(2) ** 60,
 }
-# Longer ones are no quantities: nobody's object makes us count to 10 to the billionth.
+# Longer texts are refused, so that no object makes us count to 10 to the billionth.
 _ANY_QUANTITY: Final = re.compile(
     r"^([+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40}))(?:[eE]([+-]?[0-9]{1,2})|([numkMGTPE]|[KMGTPE]i)?)$", re.ASCII
 )

@@ -1,4 +1,4 @@
-"""The door: parses the command line, calls one function, prints. Errors end here, as one line and an exit code."""
+"""The entry point: parses the command line, calls one function, prints. Errors end here, as one line and an exit code."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The commands that look at what is there and tidy it up: `audit`, `logs`, `prune`. Called by the door, which registers them."""
+"""The commands that look at what is there and tidy it up: `audit`, `logs`, `prune`. Called by `__main__`, which registers them."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def show_logs(
         return
     names = [one.name for one in all_processes(spec)]
     if process not in names:
-        raise UsageError(f"{name} has no process {process!r}: accepted are {', '.join(names)}")
+        raise UsageError(f"{name} has no process {process!r}. Its processes are {', '.join(names)}")
     file = spec.paths.log(process)
     if not file.exists():
         raise NotRunningError(f"{process} of {name} has not been started: there is no {file}")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 BOS, USER, ASSISTANT, END = SPECIAL = ("<|bos|>", "<|user|>", "<|assistant|>", "<|end|>")
 VOCAB = 2048
-# Two shards, so that whoever loads the model has to read the index.
+# Two shards, so that a loader has to read the index.
 SHARDS = 2
 
 CHAT_TEMPLATE = (

@@ -10,12 +10,13 @@ import logging
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TextIO, cast
 
 import structlog
 from pagoda_contracts.names import EXIT_PERMANENT
 
 from pagoda_fetch.nouns.errors import FetchError, Permanent
+from pagoda_fetch.serve.shown import StandardError
 
 if TYPE_CHECKING:
     from pagoda_fetch.serve.settings import Settings
@@ -33,7 +34,7 @@ def main() -> None:
         sys.exit(f"pagoda-fetch: module {missing.name!r} is missing; install it with: pip install 'pagoda[fetch]'")
     message = settings.termination_log()
     try:
-        told = asyncio.run(_run(settings.resolve(sys.argv[1:])))
+        output = asyncio.run(_run(settings.resolve(sys.argv[1:])))
     except FetchError as error:
         line = f"{error.reason}: {' '.join(str(error).split())}"
         log.error("failed", reason=error.reason, message=str(error))
@@ -41,14 +42,14 @@ def main() -> None:
         sys.exit(EXIT_PERMANENT if isinstance(error, Permanent) else 1)
     except KeyboardInterrupt:
         sys.exit(130)
-    if told:
-        sys.stdout.write(f"{told}\n")
+    if output:
+        sys.stdout.write(f"{output}\n")
 
 
 async def _run(chosen: Settings) -> str:
     """What the command prints."""
     from pagoda_fetch.download import inspecting
-    from pagoda_fetch.serve import sidecar
+    from pagoda_fetch.serve import shown, sidecar
     from pagoda_fetch.serve.service import Fetches
     from pagoda_fetch.volume.lock import myself
     from pagoda_fetch.volume.store import Store, point
@@ -57,11 +58,13 @@ async def _run(chosen: Settings) -> str:
         await sidecar.run(chosen)
         return ""
     if chosen.command == "inspect":
-        told = inspecting.line(await inspecting.inspect(chosen.order, chosen.around))
-        _leave(chosen.message_file, told.encode())
-        return told
+        output = inspecting.line(await inspecting.inspect(chosen.order, chosen.around))
+        _leave(chosen.message_file, output.encode())
+        return output
     fetches = Fetches(Store(chosen.root, chosen.limits.reserve), chosen.around, myself(chosen.pod))
-    done = await fetches.result(chosen.order)
+    moments, name, console = fetches.watch(chosen.order), chosen.order.address.uri, shown.terminal()
+    clock = asyncio.get_running_loop().time
+    done = await (shown.in_log(moments, name, clock) if console is None else shown.on_terminal(moments, name, console))
     if chosen.link is not None:
         point(chosen.link, Path(done.path))
     return done.path
@@ -81,7 +84,7 @@ def _log_to_stderr() -> None:
         structlog.processors.add_log_level,
         structlog.processors.format_exc_info,
     ]
-    structlog.configure(processors=[*stamps, renderer], logger_factory=structlog.WriteLoggerFactory(sys.stderr))
+    structlog.configure(processors=[*stamps, renderer], logger_factory=structlog.WriteLoggerFactory(cast("TextIO", StandardError())))
     # Libraries' own lines may hold addresses with signatures in their query.
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
 

@@ -97,7 +97,7 @@ class Cache(Generic[V]):
 
     def take_list(self, items: Iterable[Item[V]], version: str, since: int, among: Iterable[Key] | None = None) -> int:
         """Takes a list by a quorum read, with the list's own version. `since`: `newest` before it was asked for. `among`: what a list of
-        some objects would have held; None for a list of all. Returns how many objects it changed."""
+        some objects would have had; None for a list of all. Returns how many objects it changed."""
         listed = as_number(version)
         if listed is not None and listed < since:
             self._ended.clear()

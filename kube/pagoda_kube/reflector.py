@@ -89,7 +89,7 @@ class Reflector(Generic[V]):
             both.create_task(self.run_lists())
 
     async def run_lists(self) -> None:
-        """Lists from time to time, beside a watch of ours or of somebody else's; until it is cancelled."""
+        """Lists from time to time, beside a watch of ours or of Kopf's; until it is cancelled."""
         await asyncio.sleep(_some(self._every_s))
         await self._forever(self._list_and_wait)
 

@@ -1,6 +1,6 @@
 """The catalogue: GPUs, their MIG profiles and a CPU, each number with the page it was read from (data/devices.json).
 
-Called by whoever places or plans. Memory is the datasheet's decimal GB, a few percent below what NVML reports: a plan that fits here
+Called by placement and by `pagoda plan`. Memory is the datasheet's decimal GB, a few percent below what NVML reports: a plan that fits here
 fits there. Slices get their fraction of memory and bandwidth from NVIDIA's table and their share of SMs.
 """
 

@@ -1,6 +1,6 @@
 """Which tensors an architecture has: config.json to `Model`. One table of decoder families; MLA, GPT-2 and BERT have their own count.
 
-Called by whoever has a config.json. Every row is held against the published count of real models and, tensor by tensor, against
+Called with a config.json. Every row is checked against the published count of real models and, tensor by tensor, against
 transformers in tests/parity.
 """
 

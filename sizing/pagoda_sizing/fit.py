@@ -91,7 +91,7 @@ def fit(model: Model, device: Device, demand: Demand, degree: int = 1) -> Fit:
 
 
 def kv_bytes_per_rank(model: Model, demand: Demand, degree: int) -> int:
-    """Key and value heads are split while there are any to split; a latent (MLA) is held by every rank."""
+    """Key and value heads are split while there are any to split; a latent (MLA) is on every rank."""
     whole = model.kv_bytes(demand.context, demand.kv_dtype)
     split = 1 if model.attention.latent is not None else min(degree, model.attention.kv_heads)
     return -(-whole // split)

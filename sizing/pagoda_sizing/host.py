@@ -14,9 +14,9 @@ from pagoda_sizing.model import Model
 from pagoda_sizing.quant import weight_format
 
 LEAST_CONTEXT: Final = 2048
-"""What a daemon whose context nobody set must at least hold."""
+"""The least context of a daemon for which none is set."""
 KV_SHARE: Final = 0.8
-"""Of what is left beside weights and a step, where nobody gave the cache a size."""
+"""Of what is left beside weights and a step, if the cache has no configured size."""
 _STEP_FLOOR: Final = 32 << 20
 _SAMPLER_BYTES: Final = 96  # per logit of a row
 _SCORED_BYTES: Final = 24  # per logit of a slice
@@ -28,7 +28,7 @@ _WINDOW_WHERE_ABSENT: Final = ("mistral", "qwen2", "qwen3", "qwen3_moe")
 
 @dataclass(frozen=True)
 class Launch:
-    """What a daemon is started with. `context`, `cache_bytes`: None where nobody set them; `tokens`: most of a step."""
+    """What a daemon is started with. `context`, `cache_bytes`: None if they are not set; `tokens`: most of a step."""
 
     quantisation: str = "bf16"
     item_bytes: int = 2

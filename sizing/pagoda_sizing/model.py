@@ -114,6 +114,6 @@ class Model:
 
 
 def unshared_prefix_bytes(model: Model, prefix: int, users: int, dtype: str = "bf16") -> int:
-    """KV bytes of one prefix held once per user: what prefix sharing saves, less one copy."""
+    """KV bytes of one prefix stored once per user: what prefix sharing saves, less one copy."""
     positive("users", users)
     return users * model.kv_bytes(prefix, dtype)

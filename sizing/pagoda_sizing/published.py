@@ -1,4 +1,4 @@
-"""Real models with the parameter counts that their authors publish (data/models.json): what the arithmetic is held against.
+"""Real models with the parameter counts that their authors publish (data/models.json): what the arithmetic is checked against.
 
 Called by `tables` and the tests; no decision reads it.
 """

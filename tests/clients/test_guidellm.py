@@ -51,4 +51,5 @@ def test_guidellm_measures_a_replica_without_an_error(kind: str, trained: Replic
     assert metrics["prompt_token_count"]["successful"]["mean"] * REQUESTS == counter(trained, "vllm:prompt_tokens") - before
     assert metrics["time_to_first_token_ms"]["successful"]["min"] > 0
     assert metrics["inter_token_latency_ms"]["successful"]["max"] > 0
+    assert counter(trained, "vllm:estimated_flops_per_gpu") > 1e6 * REQUESTS * OUTPUT, "of a real model: 2 operations for each parameter"
     assert min(one["info"]["timings"]["token_iterations"] for one in run["requests"]["successful"]) > 1

@@ -155,16 +155,19 @@ def test_thousands_of_hostile_requests_leave_a_replica_as_it_was(tmp_path: Path,
 
 
 @pytest.mark.deep
-def test_a_real_model_under_hostile_requests_fails_at_nothing_that_a_client_did(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The simulated device computes no logits: what only a sampler refuses shows here."""
+def test_a_real_model_under_hostile_requests_fails_at_nothing_that_a_client_did(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], pytestconfig: pytest.Config
+) -> None:
+    """The simulated device computes no logits: what only a sampler refuses shows here. With --all every request is sent."""
+    most, others = (None, OTHERS) if pytestconfig.getoption("--all") else (AT_A_REAL_ONE, 50)
     with start_replica(real_config(tmp_path)) as replica:
         base_url, engine, logged = f"http://{replica.http}", replica.engine_pid(), len(replica.lines)
-        statuses, routes, wrong = asyncio.run(attack(base_url, OTHERS, AT_A_REAL_ONE))
+        statuses, routes, wrong = asyncio.run(attack(base_url, OTHERS, most))
         assert wrong == []
-        assert sum(statuses.values()) == AT_A_REAL_ONE
+        assert sum(statuses.values()) >= (most or LEAST)
         assert routes.keys() >= endpoints(base_url)
         assert min(statuses[200], statuses[400]) > AT_A_REAL_ONE / 40
-        ends, faults = asyncio.run(hostile_calls.attack(replica.grpc, 50, SEED))
+        ends, faults = asyncio.run(hostile_calls.attack(replica.grpc, others, SEED))
         assert faults == []
         assert ends["OK"] > 100
         for fields, named in CONTRADICTIONS:

@@ -104,7 +104,7 @@ async def test_a_batch_by_address_is_not_fetched() -> None:
     async with listener() as (port, visits), local_replica() as replica:
         for path in ("/v1/batches", "/v1/files", "/v1/chat/completions/batch"):
             status, answer = await replica.post(path, {"input_file_id": f"http://127.0.0.1:{port}", "url": f"http://127.0.0.1:{port}"})
-            assert status == 404
+            assert status in (404, 501)  # not a path, or one that is not built
             error_of(answer)
         status, answer = await replica.post(COMPLETIONS, completion(prompt=f"http://127.0.0.1:{port}/prompts.jsonl"))
         assert status == 200

@@ -16,6 +16,7 @@ HTTP = {"starlette", "uvicorn", "aiohttp", "zmq", "grpc"}
 
 CASES = [
     ("pagoda_daemon.__main__", CLUSTER | {"pagoda_operator", "pagoda_gateway", "pagoda_devcluster"}),
+    ("pagoda_daemon.api.front.process", CLUSTER | {"opentelemetry"}),
     ("pagoda_daemon.engine.__main__", CLUSTER | {"torch", "transformers", "starlette", "uvicorn", "grpc"}),
     ("pagoda_daemon.scheduler", CLUSTER | TORCH | HTTP),
     ("pagoda_daemon.kv", CLUSTER | TORCH | HTTP),

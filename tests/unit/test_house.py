@@ -14,6 +14,7 @@ COMPONENTS = ("contracts", "kube", "sizing", "kernels", "daemon", "operator", "g
 MAX_FUNCTION, P90_FUNCTION, MEDIAN_FUNCTION, MAX_FILE = 60, 30, 10, 300
 MAX_FOLDER = 25
 PACKAGES = tuple(f"{component}/pagoda_{component}" for component in COMPONENTS)
+TREES = (*PACKAGES, "tests/support", "bench", "examples")
 
 
 @cache
@@ -46,14 +47,14 @@ def test_functions_stay_short():
     assert counts[int(len(counts) * 0.9)] <= P90_FUNCTION
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", TREES)
 def test_no_two_folders_import_each_other(package):
     """The package's own top level counts as a folder: what stands beside `__main__` is imported by nothing in a folder."""
     found = folder_imports(package)
     assert sorted((one, other) for one, other in found if one < other and (other, one) in found) == []
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", TREES)
 def test_folders_stay_small(package):
     files = Counter(folder_of(*module) for module in modules_of(package).items())
     assert {folder: count for folder, count in files.items() if count > MAX_FOLDER} == {}

@@ -15,7 +15,7 @@ DEVICE_FAULT: Final = Reason(
 DEEP_CHECK_FAILED: Final = Reason(
     "DeepCheckFailed",
     DEGRADED,
-    "A replica gives a wrong or late answer to its canary prompt. The operator starts a successor.",
+    "A replica gives a wrong or late answer to its deep check. The operator starts a successor.",
     "If it comes back on the same device, check that device.",
 )
 SILENT: Final = Reason(
@@ -30,8 +30,8 @@ STUCK: Final = Reason(
     "A replica answers and makes no progress: its engine or its device hangs. The operator starts a successor.",
     "If it comes back on the same device, check that device.",
 )
-REPLACEMENT_HELD: Final = Reason(
-    "ReplacementHeld",
+REPLACEMENT_DELAYED: Final = Reason(
+    "ReplacementDelayed",
     DEGRADED,
     "Replicas are unhealthy, and the operator does not replace them now. The message says why: "
     "a quota, a missing node, or a successor that is unhealthy too.",

@@ -52,8 +52,8 @@ def _rules_by_model(model: type[BaseModel]) -> dict[str, list[dict[str, str]]]:
 
 
 def _validation(rule: Rule | Transition) -> dict[str, str]:
-    told = {"rule": rule.cel, "message": rule.message}
-    return {**told, "fieldPath": f".{rule.field}"} if rule.field else told
+    found = {"rule": rule.cel, "message": rule.message}
+    return {**found, "fieldPath": f".{rule.field}"} if rule.field else found
 
 
 def _models(model: type[BaseModel], seen: set[type[BaseModel]]) -> Iterator[type[BaseModel]]:

@@ -43,10 +43,10 @@ def is_ours(document: Any) -> bool:
 def judge(document: Mapping[str, Any]) -> tuple[Problem, ...]:
     """Every reason for which the API server refuses to create the object; none where it takes it."""
     if document.get("apiVersion") != API_VERSION:
-        return (Problem(("apiVersion",), f"{_shown(document.get('apiVersion'))}: accepted is {API_VERSION}"),)
+        return (Problem(("apiVersion",), f"must be {API_VERSION}, got {_shown(document.get('apiVersion'))}"),)
     model = _MODELS.get(str(document.get("kind")))
     if model is None:
-        return (Problem(("kind",), f"{_shown(document.get('kind'))}: accepted are {', '.join(sorted(_MODELS))}"),)
+        return (Problem(("kind",), f"must be one of {', '.join(sorted(_MODELS))}, got {_shown(document.get('kind'))}"),)
     metadata: Any = document.get("metadata")
     named = tuple(_name(metadata))
     return named or _fields(model, {**document, "metadata": {**metadata, "name": _whole_name(metadata)}})

@@ -1,6 +1,6 @@
 """A YAML writer for generated files: block style, insertion order, JSON-quoted strings where plain ones could be misread.
 
-Contracts carry no YAML library (every door imports contracts), and JSON scalars are YAML scalars, so forty lines suffice.
+Contracts carry no YAML library (every component imports contracts), and JSON scalars are YAML scalars, so forty lines suffice.
 """
 
 from __future__ import annotations

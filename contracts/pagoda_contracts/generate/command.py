@@ -19,7 +19,7 @@ PB_DIR = "contracts/pagoda_contracts/pb"
 
 
 def protobuf_files(root: Path) -> dict[str, str]:
-    """Path below the root → generated protobuf code; messages only, doors register typed handlers themselves."""
+    """Path below the root → generated protobuf code; messages only, the components register typed handlers themselves."""
     from grpc_tools import protoc  # a development dependency
 
     sources = sorted((root / PROTO_DIR).glob("*.proto"))

@@ -38,6 +38,7 @@ def text() -> str:
     parts = (
         ("Replica: vLLM's names", metrics.DAEMON_VLLM),
         ("Replica: HTTP", metrics.DAEMON_HTTP),
+        ("Replica: its front process", metrics.DAEMON_PROCESS),
         ("Replica: our own", metrics.DAEMON_OWN),
         ("Gateway", metrics.GATEWAY),
         ("Operator", metrics.OPERATOR),

@@ -128,7 +128,7 @@ class InferenceServiceStatus(Model):
         default=None, description="Where the gateway serves this service inside the cluster."
     )
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16)] = Field(
-        default=(), description="The served names that the service holds. A claim of another service takes none of them away."
+        default=(), description="The served names that the service holds. Another service that asks for one of them does not get it."
     )
     ready_expected_at: Annotated[str, StringConstraints(max_length=64)] | None = Field(
         default=None,

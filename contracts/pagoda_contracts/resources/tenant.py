@@ -1,6 +1,6 @@
 """TenantQuota: who pays, and how much they may use. Cluster-wide, not writable by tenants.
 
-The operator acts on `devices` (docs/quota.md), nobody on the rest yet (docs/roadmap.md).
+The operator acts on `devices` (docs/quota.md). Nothing acts on the rest yet (docs/roadmap.md).
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ class Usage(Model):
     """What the tenant uses."""
 
     windows: Annotated[tuple[WindowUsage, ...], Field(max_length=8)] = Field(default=(), description="By window.")
-    gpus: int | None = Field(default=None, ge=0, description="Whole GPUs held.")
-    mig_slices: Annotated[tuple[MigSlices, ...], Field(max_length=32)] = Field(default=(), description="MIG slices held, by profile.")
+    gpus: int | None = Field(default=None, ge=0, description="Whole GPUs in use.")
+    mig_slices: Annotated[tuple[MigSlices, ...], Field(max_length=32)] = Field(default=(), description="MIG slices in use, by profile.")
 
 
 class TenantQuotaStatus(Model):

@@ -91,7 +91,9 @@ class HealthSpec(Model):
     """When a replica counts as broken: it gets no request, and is replaced."""
 
     progress_timeout: Duration = Field(default="120s", description="A step that makes no progress for this long is a hang, 1s to 1h.")
-    deep_probe_every: Duration = Field(default="30s", description="How often a canary token with a known answer is asked for, 1s to 1h.")
+    deep_probe_every: Duration = Field(
+        default="30s", description="How often a replica computes a token whose value is known (deep check), 1s to 1h."
+    )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

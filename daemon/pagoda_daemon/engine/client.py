@@ -29,8 +29,8 @@ from pagoda_daemon.metrics.tokens import TokenMeter
 from pagoda_daemon.nouns.errors import ConfigRejected, DaemonError, EngineDied, NotRead
 from pagoda_daemon.nouns.messages import (
     Abort,
-    Canary,
-    CanaryAnswer,
+    DeepCheckAnswer,
+    DeepCheckPrompt,
     Failed,
     FromEngine,
     Heartbeat,
@@ -97,8 +97,8 @@ class EngineLink(ABC):
         self._replica = replica
         self.meter = TokenMeter()
         self._streams: dict[str, Stream] = {}
-        self._canary_id = 0
-        self._canaries: dict[int, asyncio.Future[CanaryAnswer]] = {}
+        self._check_id = 0
+        self._deep_checks: dict[int, asyncio.Future[DeepCheckAnswer]] = {}
         self._failed: Failed | None = None
         self._stopping = False
 
@@ -119,19 +119,19 @@ class EngineLink(ABC):
         """Whether anybody is there to read it. Never blocks."""
 
     def submit(self, message: Submit, joined: Stream | None = None) -> Stream:
-        """Opens a stream, or sends the outputs down one that is open; EngineDied where nobody reads the wire."""
+        """Opens a stream, or sends the outputs down one that is open; EngineDied if no engine reads the wire."""
         stream = self._streams[message.request_id] = joined or Stream(message.request_id)
         if not self._send(message):
             del self._streams[message.request_id]
             raise EngineDied("the engine process does not read its wire")
         return stream
 
-    def sing(self, prompt: tuple[int, ...], *, margin: bool = False) -> asyncio.Future[CanaryAnswer]:
-        """Sends a canary; its answer comes when it comes. EngineDied where nobody reads the wire."""
-        self._canary_id += 1
-        answer = self._canaries[self._canary_id] = asyncio.get_running_loop().create_future()
-        if not self._send(Canary(self._canary_id, prompt, margin)):
-            del self._canaries[self._canary_id]
+    def deep_check(self, prompt: tuple[int, ...], *, margin: bool = False) -> asyncio.Future[DeepCheckAnswer]:
+        """Sends the prompt of a deep check; the future is set when its answer comes. EngineDied if no engine reads the wire."""
+        self._check_id += 1
+        answer = self._deep_checks[self._check_id] = asyncio.get_running_loop().create_future()
+        if not self._send(DeepCheckPrompt(self._check_id, prompt, margin)):
+            del self._deep_checks[self._check_id]
             raise EngineDied("the engine process does not read its wire")
         return answer
 
@@ -174,8 +174,8 @@ class EngineLink(ABC):
                 self.meter.step(message.outputs, time.monotonic())
                 self._hand_out(message.outputs)
                 replica.heard(message.stats, time.monotonic())
-            case CanaryAnswer():
-                self._take_canary(message)
+            case DeepCheckAnswer():
+                self._take_deep_check(message)
             case Heartbeat():
                 replica.engine_beat = message.sent_at_ms / 1000
                 replica.step_started = message.step_started_ms / 1000
@@ -195,8 +195,8 @@ class EngineLink(ABC):
             case Failed():
                 self._failed = message
 
-    def _take_canary(self, message: CanaryAnswer) -> None:
-        answer = self._canaries.pop(message.canary_id, None)
+    def _take_deep_check(self, message: DeepCheckAnswer) -> None:
+        answer = self._deep_checks.pop(message.check_id, None)
         if answer is not None and not answer.done():
             answer.set_result(message)
 

@@ -85,13 +85,13 @@ class Device:
         try:
             worker = build()
         except Exception as error:  # noqa: BLE001  any failure to load is the loop's to report
-            self._tell(LoadFailed(error))
+            self._report(LoadFailed(error))
             return
-        self._tell(Loaded(worker.limits))
+        self._report(Loaded(worker.limits))
         while (plan := self._jobs.get()) is not None:
-            self._tell(_attempt(worker, plan))
+            self._report(_attempt(worker, plan))
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _report(self, outcome: Outcome) -> None:
         self._outcomes.put(outcome)
         self._ring(self._ended, 1)
 

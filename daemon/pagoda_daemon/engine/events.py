@@ -1,11 +1,11 @@
-"""KvEvents: publishes what becomes of KV blocks over ZMQ, in vLLM's wire format. Opened by whoever makes an engine, fed by its loop.
+"""KvEvents: publishes what becomes of KV blocks over ZMQ, in vLLM's wire format. Opened with an engine, fed by its loop.
 
 PUB: [topic, sequence as 8 bytes big-endian, msgpack]. The msgpack is an array [time, [event, …], rank], an event an array that begins with
 its kind: ["BlockStored", hashes, parent, token ids, block size, adapter id, medium, adapter name], ["BlockRemoved", hashes, medium],
 ["AllBlocksCleared"]. ROUTER: who sends a sequence number gets every batch kept from there on as [sequence, msgpack], and then
 [-1, nothing].
 
-Nobody can slow the engine: a reader that does not read loses batches, sees the gap in the sequence, and asks for them. What is kept is
+No reader can slow the engine: one that does not read loses batches, sees the gap in the sequence, and asks for them. What is kept is
 bounded. Events hold token ids of tenants; nothing is published unless the configuration asks for it.
 """
 
@@ -79,11 +79,11 @@ class KvEvents:
         return socket, int(socket.getsockopt(zmq.LAST_ENDPOINT).rpartition(b":")[2].rstrip(b"\0"))
 
     def begin(self, state: State) -> None:
-        """The cache is empty: whoever knew an earlier one of ours forgets it."""
+        """The cache is empty: a reader of an earlier one forgets it."""
         state.kv.ledger = BlockLedger(state.kv.block_size)
         self.publish([CLEARED], state.kv.block_size, time.time())
 
-    def tell(self, state: State) -> None:
+    def publish_changes(self, state: State) -> None:
         """What the ledger wrote down since it was last read."""
         events = state.kv.ledger.take() if state.kv.ledger is not None else []
         if events:

@@ -84,7 +84,7 @@ class Grammars:
                     self._pool.open(request.key, request.grammar, now_ms)
             self._pool.push(now_ms)
 
-    def told(self, outputs: Iterable[RowOutput], now_ms: float) -> None:
+    def advance(self, outputs: Iterable[RowOutput], now_ms: float) -> None:
         """What the front is told of, the matchers are."""
         pool = self._pool
         if pool is None:
@@ -118,7 +118,7 @@ class Grammars:
         return passed, outputs
 
     def _outcomes(self, now_ms: float) -> Iterator[Outcome]:
-        """Also those of what is given to the pool meanwhile: a trial that cannot begin wakes nobody."""
+        """Also those of what is given to the pool meanwhile: a trial that cannot begin wakes nothing."""
         found = self._pool.outcomes(now_ms) if self._pool is not None else []
         while found and self._pool is not None:
             yield from found

@@ -24,8 +24,8 @@ from pagoda_daemon.nouns.batch import StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.nouns.errors import PermanentError
 from pagoda_daemon.nouns.messages import (
     Abort,
-    Canary,
-    CanaryAnswer,
+    DeepCheckAnswer,
+    DeepCheckPrompt,
     Failed,
     FromEngine,
     Heartbeat,
@@ -43,8 +43,8 @@ from pagoda_daemon.nouns.messages import (
 )
 from pagoda_daemon.runner.worker import Worker
 from pagoda_daemon.scheduler.admission import Arrival, abort, expire, knows, submit
-from pagoda_daemon.scheduler.canary import take_in
 from pagoda_daemon.scheduler.commit import commit, fail_step
+from pagoda_daemon.scheduler.deep_check import take_in
 from pagoda_daemon.scheduler.grammars import wait_ms
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.plan import may_plan_ahead, plan
@@ -67,7 +67,7 @@ class CacheEvents(Protocol):
         """Before the first block is used."""
         ...
 
-    def tell(self, state: State) -> None:
+    def publish_changes(self, state: State) -> None:
         """What happened since it was last asked. Never blocks."""
         ...
 
@@ -94,7 +94,7 @@ class Engine:
         self._exit: int | None = None
         self._stopping = False
         self._seeds = secrets.SystemRandom() if config.seed is None else random.Random(config.seed)  # noqa: S311  asked for
-        self._luck = random.Random(secrets.randbits(64))  # noqa: S311  who is shed is no secret
+        self._luck = random.Random(secrets.randbits(64))  # noqa: S311  which request is shed is not secret
         self._device = Device(lambda: build(self._note_progress))
         self._grammars = Grammars(make_pool, wire.watch)
         self._masks_due_ms = math.inf
@@ -136,14 +136,14 @@ class Engine:
                 self._stopping = True
                 if self._state is not None:
                     self._state.draining = True
-            case Submit() | Abort() | Canary() if self._state is None:
+            case Submit() | Abort() | DeepCheckPrompt() if self._state is None:
                 self._early.append(message)
-            case Canary():
-                self._sound(take_in(self._state, message))
+            case DeepCheckPrompt():
+                self._send_deep_check_answer(take_in(self._state, message))
             case Submit():
                 self._submit(self._state, message)
             case Abort():
-                self._tell(self._state, abort(self._state, message.request_id, message.index))
+                self._send_outputs(self._state, abort(self._state, message.request_id, message.index))
             case _:
                 assert_never(message)
 
@@ -154,18 +154,18 @@ class Engine:
         refused = self._grammars.refusal(state, message, self._clock_ms())
         if refused is None and not self._grammars.take(state, message, self._clock_ms()):
             self._admit(state, message)
-        self._tell(state, [refused] if refused else [])
+        self._send_outputs(state, [refused] if refused else [])
 
     def _admit(self, state: State, message: Submit) -> None:
         refused = submit(state, message, Arrival(self._clock_ms(), self._seeds.getrandbits(64), self._luck.random()))
-        self._tell(state, [refused] if refused else [])
+        self._send_outputs(state, [refused] if refused else [])
 
     def _constrain(self, state: State) -> None:
         """Verdicts and masks that came."""
         passed, outputs = self._grammars.hear(state, self._clock_ms())
         for message in passed:
             self._admit(state, message)
-        self._tell(state, outputs)
+        self._send_outputs(state, outputs)
 
     def _take(self, outcome: Outcome) -> None:
         match outcome:
@@ -195,12 +195,12 @@ class Engine:
     def _commit(self, state: State, result: StepResult) -> None:
         outputs = commit(state, result, self._clock_ms())
         self._landed(state)
-        self._tell(state, outputs)
+        self._send_outputs(state, outputs)
         if (slow := state.slow.take(self._clock_ms())) is not None:
             _log.warning("slow_step", **slow)
         if self._events is not None:
-            self._events.tell(state)
-        self._sound(state.take_sung())
+            self._events.publish_changes(state)
+        self._send_deep_check_answer(state.take_deep_check_answer())
         if state.idle:
             # Off anyone's critical path, and a leak shows at the first pause instead of hours later as a full pool.
             state.check()
@@ -211,8 +211,8 @@ class Engine:
         self._landed(state)
         what = f"{type(failed.error).__name__}: {failed.error}"
         _log.error("step failed", error=what, alive=failed.alive, requests=[row.request_id for row in ended], exc_info=failed.error)
-        self._tell(state, ended)
-        self._sound(state.take_sung())
+        self._send_outputs(state, ended)
+        self._send_deep_check_answer(state.take_deep_check_answer())
         if not failed.alive:
             self._fail(RuntimeError(f"the worker fails its probe after: {what}"))
 
@@ -227,7 +227,7 @@ class Engine:
             self._exit = EXIT_OK if self._exit is None else self._exit
         if state is None or self._stopping or self._exit is not None:
             return
-        self._tell(state, expire(state, self._clock_ms()))
+        self._send_outputs(state, expire(state, self._clock_ms()))
         if (left := wait_ms(state, self._clock_ms())) > 0:
             self._masks_due_ms = left
             return
@@ -246,12 +246,12 @@ class Engine:
         if self._clock_ms() - self._beat_ms >= BUSY_BEAT_MS:
             self._beat()
 
-    def _tell(self, state: State, outputs: list[RowOutput]) -> None:
+    def _send_outputs(self, state: State, outputs: list[RowOutput]) -> None:
         if outputs:
             self._wire.send(StepOutput(tuple(outputs), state.stats()))
-            self._grammars.told(outputs, self._clock_ms())
+            self._grammars.advance(outputs, self._clock_ms())
 
-    def _sound(self, answer: CanaryAnswer | None) -> None:
+    def _send_deep_check_answer(self, answer: DeepCheckAnswer | None) -> None:
         if answer is not None:
             self._wire.send(answer)
 
@@ -267,12 +267,12 @@ class Engine:
         self._wire.send(Heartbeat(int(self._beat_ms), int(self._step_started_ms), predicted, stats, tally, cost))
 
     def _tell_cache(self, state: State) -> None:
-        """What the cache has and lost since the last beat. Nothing is done where nobody asked."""
-        resident, evicted = state.kv.ties.take()
+        """What the cache has and lost since the last beat. Nothing is done if no reader asked."""
+        resident, evicted = state.kv.text_prefixes.take()
         if resident or evicted:
             self._wire.send(Prefixes(resident, evicted))
         if self._events is not None:
-            self._events.tell(state)
+            self._events.publish_changes(state)
 
     def _fail(self, error: Exception) -> None:
         message = failure(error)

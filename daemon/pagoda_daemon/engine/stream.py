@@ -1,4 +1,4 @@
-"""Stream: one request's outputs on their way from the engine's wire to whoever reads them. Filled by `client`, read by `api`."""
+"""Stream: one request's outputs on their way from the engine's wire to their reader. Filled by `client`, read by `api`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Stream:
 
     @property
     def behind(self) -> int:
-        """Outputs that nobody has taken yet."""
+        """Outputs that were not taken yet."""
         return len(self._rows)
 
     async def take(self) -> list[RowOutput]:

@@ -31,14 +31,14 @@ class Drain:
     epoch: int = 0
 
     def begin(self, until: Until, epoch: int) -> Self:
-        """An order to drain; StaleOrder from somebody who leads no more. Drained already, the first deadline holds."""
+        """An order to drain; StaleOrder from an operator that leads no more. If it drains already, the first deadline stays."""
         self._fence(epoch)
         if self.draining:
             return replace(self, epoch=epoch)
         return replace(self, draining=True, until=until, epoch=epoch)
 
     def turn_back(self, epoch: int) -> Self:
-        """An order to serve; StaleOrder from somebody who leads no more, or after SIGTERM: kubelet will not wait for us again."""
+        """An order to serve; StaleOrder from an operator that leads no more, or after SIGTERM: kubelet will not wait for us again."""
         self._fence(epoch)
         if self.final:
             raise StaleOrder("this replica was told to end (SIGTERM), which is not turned back")

@@ -58,7 +58,7 @@ OUTCOMES: Final = ("right", "wrong", "late", "error")
 
 @dataclass
 class DeepCheck:
-    """What the canary (`canary.py`) found: when it was last right (0: never yet), whether the last one was not, and counts of OUTCOMES."""
+    """What the deep check (`deep_check.py`) found: when it was last right (0: never), whether it failed last, and counts of OUTCOMES."""
 
     good_at: float = 0.0
     failed: bool = False
@@ -81,6 +81,7 @@ class Replica:
     phase: Phase = Phase.PHASE_STARTING
     listening: bool = True
     in_flight: int = 0
+    turned_away: int = 0  # before the engine heard of them: too many requests, or too many bytes of them, were held
     preparations: Preparations = field(default_factory=Preparations)
     loop_beat: float = 0.0
     engine_beat: float = 0.0
@@ -107,7 +108,7 @@ class Replica:
             listener()
 
     def heard(self, stats: Stats, now: float) -> None:
-        """What the engine counts. Progress is a step landed, or nobody who waits for one."""
+        """What the engine counts. Progress is a finished step, or no request that waits for one."""
         if stats.steps != self.stats.steps or not stats.waiting:
             self.stepped = now
         if stats != self.stats:
@@ -147,7 +148,7 @@ def live(replica: Replica, now: float, limits: Limits) -> Verdict:
         return Verdict(False, f"the front's loop has not turned for {front:.1f} s")
     if replica.limits is None:
         return started(replica, now, limits)
-    # What the loop has not read since it last turned is not held against the engine: it said so of one whose front was stuck.
+    # What the loop has not read since it last turned does not count against the engine: it said so of one whose front was stuck.
     heard = replica.loop_beat
     engine = heard - replica.engine_beat
     if engine > limits.heartbeat:

@@ -51,7 +51,7 @@ class Watchdog:
         self._thread.start()
 
     def close(self) -> None:
-        """The end has begun in an orderly way: nobody is to hurry it."""
+        """The end has begun in an orderly way, and must not be cut short."""
         self._closed.set()
         self._thread.join()
 
@@ -70,7 +70,7 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
 
     def _see_it_end(self) -> None:
-        """An engine that has gone beats no more, and that is nobody's fault now."""
+        """An engine that has ended beats no more, which is not a fault then."""
         faulthandler.dump_traceback_later(_ENDING_S, exit=True)
         if not self._closed.wait(_ENDING_S * 0.75):
             self._ends.abrupt("the end takes too long")

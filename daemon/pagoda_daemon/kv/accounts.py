@@ -1,7 +1,7 @@
-"""KvAccounts: blocks of rows, shared where beginnings are equal. The scheduler's only door to `kv`; pure.
+"""KvAccounts: blocks of rows, shared where beginnings are equal. The scheduler's only interface to `kv`; pure.
 
 A row opens with what is already known of its tokens (another request's blocks, held or still kept), grows block by block as it is fed,
-and leaves its content behind when it closes. Only landed tokens are registered: what a step has yet to write is nobody else's.
+and leaves its content behind when it closes. Only landed tokens are registered: what a step has yet to write is shared with no other row.
 
 Blocks may be freed, and taken again, while a step that reads or writes them is under way, because steps run in order on the device: the
 new owner's first write comes in a later step. `copies` of one plan read all their sources before they write.
@@ -18,7 +18,7 @@ from pagoda_daemon.kv.index import Match, PrefixIndex
 from pagoda_daemon.kv.ledger import BlockLedger
 from pagoda_daemon.kv.pool import BlockPool
 from pagoda_daemon.kv.tables import BlockTables
-from pagoda_daemon.kv.ties import PrefixTies
+from pagoda_daemon.kv.text_prefixes import TextPrefixes
 from pagoda_daemon.nouns.arrays import Ints
 from pagoda_daemon.nouns.batch import WorkerLimits
 
@@ -36,7 +36,7 @@ class KvAccounts:
         size = worker.block_size
         self.index = PrefixIndex(worker.blocks_total, size)
         self.pool = BlockPool(worker.blocks_total, self._forget)
-        self.ties = PrefixTies()
+        self.text_prefixes = TextPrefixes()
         self.ledger: BlockLedger | None = None
         self.tables = BlockTables(self.pool, rows, -(-worker.max_model_len // size), size)
         self.caching = caching
@@ -62,8 +62,8 @@ class KvAccounts:
         self.pool.hold(match.blocks)
         self.tables.append(row, match.blocks)
         self._filed[row] = len(match.blocks)
-        if chain.ties:
-            self.ties.settle(chain, match.blocks, 0)
+        if chain.text_prefixes:
+            self.text_prefixes.settle(chain, match.blocks, 0)
         known = len(match.blocks) * self.block_size
         return known + self._copy_tail(row, match.tail, match.tail_tokens)
 
@@ -138,15 +138,15 @@ class KvAccounts:
                 blocks[place] = known
         self.pool.keep(blocks)
         full = blocks[: tokens.size // size - first]
-        if chain.ties:
-            self.ties.settle(chain, full, first)
+        if chain.text_prefixes:
+            self.text_prefixes.settle(chain, full, first)
         if self.ledger is not None:
             self.ledger.stored(chain, full, first, tokens)
 
     def _forget(self, blocks: Sequence[int]) -> None:
         """`blocks` are taken for other content."""
         self.index.forget(blocks)
-        self.ties.lost(blocks)
+        self.text_prefixes.lost(blocks)
         if self.ledger is not None:
             self.ledger.removed(blocks)
 
@@ -160,7 +160,7 @@ class KvAccounts:
         self._filed[row] = 0
 
     def spoil(self, row: int) -> None:
-        """What `row` read or wrote is not to be trusted: nobody shall find it again."""
+        """What `row` read or wrote is not to be trusted: no request may find it again."""
         for block in reversed(self.tables.blocks(row)):
             if block in self.index:
                 self._forget((block,))

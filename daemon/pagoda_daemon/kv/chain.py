@@ -12,12 +12,14 @@ from pagoda_daemon.nouns.arrays import Ints
 class Chain:
     """The names of one request's blocks, made when first wanted. Survives preemption with the request."""
 
-    __slots__ = ("_block_size", "names", "root", "ties")
+    __slots__ = ("_block_size", "names", "root", "text_prefixes")
 
     def __init__(self, root: bytes, block_size: int) -> None:
         self.root = root
         self.names: list[bytes] = []
-        self.ties: tuple[tuple[int, bytes], ...] = ()  # what `kv.ties` has yet to tie: (block number, name of a text), by number
+        self.text_prefixes: tuple[
+            tuple[int, bytes], ...
+        ] = ()  # what `kv.text_prefixes` will enter: (block number, name of a text), by number
         self._block_size = block_size
 
     @classmethod

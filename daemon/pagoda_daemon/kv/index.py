@@ -5,7 +5,7 @@ a half-filled one has no name and is known only as a child of the block before i
 beginning in the middle of a block: the common part is copied (copy-on-write), the rest computed.
 
 Names are made when they tell something apart. What a request computed is filed as a *run*: only its first block can be looked up, by the
-block before it and its first tokens; the others follow it without a name. As soon as somebody looks for that beginning, or files another
+block before it and its first tokens; the others follow it without a name. As soon as a request looks for that beginning, or files another
 one like it, as much of the run is named as both have in common. Most runs are never looked up again and go as they came: naming all of
 them took a fifth of the core's time.
 """
@@ -213,7 +213,7 @@ class PrefixIndex:
             if run is None:
                 self._forget_filed(block)
             elif run[-1] != block:
-                self._name_through(run, block)  # what follows may still be found, once somebody has computed this one again
+                self._name_through(run, block)  # what follows may still be found, once this one was computed again
                 self._forget_filed(block)
             else:
                 run.pop()

@@ -77,7 +77,7 @@ class BlockLedger:
             self._events.append(Removed(tuple(gone)))
 
     def take(self) -> list[Stored | Removed]:
-        """Whoever is to read them has them from here on."""
+        """The reader has them from here on."""
         events, self._events = self._events, []
         return events
 

@@ -1,8 +1,8 @@
 """BlockPool: which KV blocks are free and how often each is used. Pure accounts; the bytes are the runner's.
 
 Called by `kv.tables` and `kv.accounts`. A block with more than one reference is shared (prefix reuse, forks); it is free again when the
-last one goes. A free block may still be *kept*: it holds content that somebody may want again, so it waits at the end of the queue and
-can be held once more; taking it for other content evicts it.
+last one goes. A free block may still be *kept*: it has content that may be wanted again, so it waits at the end of the queue and
+can be shared once more; taking it for other content evicts it.
 
 The queue is a doubly linked ring in two arrays: taking, releasing and pulling a kept block out of its middle cost the same whatever the
 pool's size. `array` and not numpy: reading one element costs 30 ns instead of 100.
@@ -27,7 +27,7 @@ class BlockPool:
     def __init__(self, total: int, evict: Callable[[list[int]], None] | None = None) -> None:
         self.total = total
         self.kept = 0
-        self.resting = 0  # kept ones that nobody holds
+        self.resting = 0  # kept ones without references
         self._evict = evict or _nobody
         self._refs = array("i", bytes(4 * total))
         self._is_kept = bytearray(total)
@@ -38,7 +38,7 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Blocks that nobody holds, kept or not."""
+        """Blocks without references, kept or not."""
         return self._free
 
     @property
@@ -46,7 +46,7 @@ class BlockPool:
         return self.total - self._free
 
     def refs(self, block: int) -> int:
-        """How often `block` is held."""
+        """How many references `block` has."""
         return self._refs[block]
 
     def take(self, count: int) -> list[int]:
@@ -77,12 +77,12 @@ class BlockPool:
 
     def hold(self, blocks: Iterable[int]) -> None:
         """One more reference to each of `blocks`, which are in use or kept."""
-        refs, held = self._refs, list(blocks)
-        for block in held:
+        refs, taken = self._refs, list(blocks)
+        for block in taken:
             if refs[block] == 0:
                 self._revive(block)
             refs[block] += 1
-        self.residency.held(held)
+        self.residency.taken_up(taken)
 
     def release(self, blocks: Iterable[int]) -> None:
         """One reference less to each of `blocks`; a chain's last block first, so that it is also evicted first."""
@@ -119,7 +119,7 @@ class BlockPool:
 
     def _revive(self, block: int) -> None:
         if not self._is_kept[block]:
-            raise BrokenAccountsError(f"block {block} is free and without content, yet somebody wants to share it")
+            raise BrokenAccountsError(f"block {block} is free and without content, but a request is about to share it")
         before, after = self._prev[block], self._next[block]
         self._next[before] = after
         self._prev[after] = before
@@ -135,12 +135,12 @@ class BlockPool:
             block = self._next[block]
         return found
 
-    def check(self, held: Sequence[int]) -> None:
-        """Raise unless each block is held as often as `held` says and the others are queued as free, exactly once."""
+    def check(self, counted: Sequence[int]) -> None:
+        """Raise unless each block has as many references as `counted` says and the others are queued as free, exactly once."""
         queued = self.queue()
-        if list(held) != list(self._refs):
-            wrong = [(b, self._refs[b], held[b]) for b in range(self.total) if self._refs[b] != held[b]]
-            raise BrokenAccountsError(f"blocks (number, counted, held): {wrong[:8]}")
+        if list(counted) != list(self._refs):
+            wrong = [(b, self._refs[b], counted[b]) for b in range(self.total) if self._refs[b] != counted[b]]
+            raise BrokenAccountsError(f"blocks (number, references, found): {wrong[:8]}")
         if len(queued) != self._free or set(queued) != {b for b in range(self.total) if not self._refs[b]}:
             raise BrokenAccountsError(f"{len(queued)} blocks are queued, {self._free} are counted as free")
 

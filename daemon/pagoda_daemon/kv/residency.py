@@ -1,5 +1,5 @@
 """Residency: how long KV blocks hold one content, how long it lay unused before it went, and how soon it was wanted again. Pure accounts
-for the metrics; owned by `kv.pool`, which tells it, and told with each heartbeat.
+for the metrics; owned by `kv.pool`; each heartbeat carries its totals.
 
 About a thousand blocks stand for all, so that a pool of any size costs the same: 25 ns per block taken.
 """
@@ -30,12 +30,12 @@ class _Spans:
         self._counts[bisect_left(self._bounds, seconds)] += 1
         self._sum += seconds
 
-    def told(self) -> tuple[tuple[int, ...], float]:
+    def totals(self) -> tuple[tuple[int, ...], float]:
         return tuple(self._counts), self._sum
 
 
 class Residency:
-    """`now_ms` is set by whoever knows the time, before blocks move. Every `stride`-th block is watched."""
+    """The caller sets `now_ms` before blocks move. Every `stride`-th block is watched."""
 
     def __init__(self, total: int) -> None:
         self.now_ms = 0.0
@@ -45,7 +45,7 @@ class Residency:
         self._lifetime, self._idle, self._gap = (_Spans(metric.buckets) for metric in (BLOCK_LIFETIME, BLOCK_IDLE, BLOCK_REUSE_GAP))
 
     def evicted(self, blocks: Iterable[int]) -> None:
-        """Their content is gone; a block without content that is taken again was nobody's loss."""
+        """Their content is gone; a block without content that is taken again does not count."""
         for block in blocks:
             if block % self.stride == 0 and block in self._born:
                 self._lifetime.add(self.now_ms - self._born.pop(block))
@@ -57,12 +57,12 @@ class Residency:
             if block % self.stride == 0:
                 self._born[block] = self._used[block] = self.now_ms
 
-    def held(self, blocks: Iterable[int]) -> None:
+    def taken_up(self, blocks: Iterable[int]) -> None:
         """What they hold is wanted once more."""
         for block in blocks:
             if block % self.stride == 0 and block in self._used:
                 self._gap.add(self.now_ms - self._used[block])
                 self._used[block] = self.now_ms
 
-    def told(self) -> Residence:
-        return Residence(*self._lifetime.told(), *self._idle.told(), *self._gap.told())
+    def totals(self) -> Residence:
+        return Residence(*self._lifetime.totals(), *self._idle.totals(), *self._gap.totals())

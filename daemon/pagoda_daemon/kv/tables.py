@@ -34,8 +34,8 @@ class BlockTables:
     def blocks(self, row: int, start: int = 0, end: int | None = None) -> list[int]:
         """The blocks that `row` holds, in order, those from `start` to `end` where given."""
         first, last = max(start, int(self.gone[row])), int(self.counts[row]) if end is None else end
-        held: list[int] = self._table[row, first:last].tolist()
-        return held
+        blocks: list[int] = self._table[row, first:last].tolist()
+        return blocks
 
     def block(self, row: int, number: int) -> int:
         """Block number `number` of `row`, which holds it."""
@@ -67,7 +67,7 @@ class BlockTables:
         return True
 
     def append(self, row: int, blocks: Sequence[int]) -> None:
-        """`blocks`, already held, come next in `row`."""
+        """`blocks`, already referenced, come next in `row`."""
         self.version += 1
         have = int(self.counts[row])
         self._table[row, have : have + len(blocks)] = blocks
@@ -82,7 +82,7 @@ class BlockTables:
         self.pool.release((old,))
 
     def slide(self, row: int, first: int) -> None:
-        """Give back the blocks before number `first`. Their entries name the oldest block still held: nobody reads them, and a
+        """Give back the blocks before number `first`. Their entries name the oldest block that is still used. Nothing reads them, and a
         gather that ignores windows finds the row's own finite numbers there."""
         gone = int(self.gone[row])
         if first > gone:
@@ -105,5 +105,5 @@ class BlockTables:
 
     def check(self) -> None:
         """Raise unless the tables' entries are exactly the pool's references."""
-        held = [block for row in range(self.counts.size) for block in self.blocks(row)]
-        self.pool.check(np.bincount(held, minlength=self.pool.total).tolist())
+        blocks = [block for row in range(self.counts.size) for block in self.blocks(row)]
+        self.pool.check(np.bincount(blocks, minlength=self.pool.total).tolist())

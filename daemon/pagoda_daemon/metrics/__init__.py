@@ -3,5 +3,6 @@
 
 from pagoda_daemon.metrics.counts import Counts, Slo
 from pagoda_daemon.metrics.exposition import Build, Exposition
+from pagoda_daemon.metrics.work import ModelWork
 
-__all__ = ["Build", "Counts", "Exposition", "Slo"]
+__all__ = ["Build", "Counts", "Exposition", "ModelWork", "Slo"]

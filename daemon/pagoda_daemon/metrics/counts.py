@@ -76,7 +76,7 @@ class Counts:
         return self._first_tokens.p95(now)
 
     def tokens_per_second(self, now: float) -> float:
-        """Generated, over the last 10 s in which somebody asked."""
+        """Generated, over the last 10 s in which a reader asked."""
         return self._rate.per_second(self.meter.tokens, now)
 
     def open(self, message: Submit, arrived: float, sent: float) -> Record:

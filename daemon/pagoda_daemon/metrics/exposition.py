@@ -13,15 +13,30 @@ from pagoda_daemon.health.replica import OUTCOMES, Replica
 from pagoda_daemon.metrics.counts import FINISHED, Counts
 from pagoda_daemon.metrics.histogram import Histogram
 from pagoda_daemon.metrics.http import HttpCounts
+from pagoda_daemon.metrics.process import ProcessUse
 from pagoda_daemon.metrics.text import Values, family, histogram, values
+from pagoda_daemon.metrics.work import ModelWork
 
 _ENGINE: Final = "0"  # one engine per replica
 _REFUSALS: Final = ("queue_full", "memory_pressure", "load_shed", "deadline", "draining", "expired")
+_CROWDED: Final = ("queue_full", "load_shed")
+_SOURCES: Final = ("device", "host", "p2p", "disk", "external_unspecified")
+_NEVER: Final = (
+    *(names.EXTERNAL_QUERIES, names.EXTERNAL_HITS, names.MM_QUERIES, names.MM_HITS),
+    *(names.DRAFTS, names.DRAFT_TOKENS, names.ACCEPTED_TOKENS),
+)
+_ESTIMATES: Final = (names.ESTIMATED_FLOPS, names.ESTIMATED_READS, names.ESTIMATED_WRITES)
 _SLEEP: Final = ("awake", "weights_offloaded", "discard_all")
 
 _ENGINES: Final = (names.ITERATION_TOKENS, names.STEP_SECONDS, names.BLOCK_LIFETIME, names.BLOCK_IDLE, names.BLOCK_REUSE_GAP)
 
+WorkOf = Callable[[], ModelWork | None]
 Scalars = dict[Metric, float | Mapping[Any, float]]
+
+
+def no_work() -> ModelWork | None:
+    """For a model that is computed by nothing."""
+    return None
 
 
 class Build(NamedTuple):
@@ -35,12 +50,15 @@ class Exposition:
     """The text of /metrics. `model_name` is the first served name, whichever a client used; `http` is for who sees the answers; `more` are
     asked too: families of parts that are not named here."""
 
-    def __init__(self, model_name: str, replica: Replica, counts: Counts, build: Build = Build()) -> None:  # noqa: B008  it is frozen
+    def __init__(self, model_name: str, replica: Replica, counts: Counts, build: Build = Build(), work: WorkOf = no_work) -> None:  # noqa: B008  frozen
+        self._work_of = work
+        self._work: ModelWork | None = None
         self._labels = (model_name, _ENGINE)
         self._build = build
         self._replica = replica
         self._counts = counts
         self._steps = {metric: Histogram(metric) for metric in _ENGINES}
+        self._process = ProcessUse()
         self.http = HttpCounts()
         self.more: list[Callable[[], Scalars]] = []
 
@@ -50,7 +68,8 @@ class Exposition:
 
     def _families(self, now: float, unix: float) -> Iterator[str]:
         replica, counts, http = self._replica, self._counts, self.http
-        scalars = _engine(replica) | _front(replica, now) | _requests(counts) | self._told(unix)
+        scalars = _engine(replica) | _front(replica, now) | _requests(counts) | _refused(replica, counts) | self._process_values(unix)
+        scalars |= self._estimated() | self._process.at(now)
         for source in self.more:
             scalars |= source()
         for metric, value in scalars.items():
@@ -59,7 +78,15 @@ class Exposition:
         seconds = (line for labels, one in http.seconds.items() for line in histogram(names.HTTP_SECONDS, labels, one))
         yield family(names.HTTP_SECONDS, seconds)
 
-    def _told(self, unix: float) -> Scalars:
+    def _estimated(self) -> Scalars:
+        """The config is read once the engine has loaded the model: until then nobody has bounded its numbers."""
+        if self._work is None and self._replica.limits is not None:
+            self._work, self._work_of = self._work_of(), no_work
+        if self._work is None:
+            return {metric: {} for metric in _ESTIMATES}
+        return dict(zip(_ESTIMATES, self._work.estimate(self._replica.tally.computed, self._replica.stats.steps), strict=True))
+
+    def _process_values(self, unix: float) -> Scalars:
         return {
             names.BUILD_INFO: {self._build: 1},
             names.LORA_INFO: {("0", "", ""): unix},
@@ -105,8 +132,17 @@ def _engine(replica: Replica) -> Scalars:
         names.KV_BLOCKS: {("used",): stats.blocks_used, ("free",): stats.blocks_free},
         names.STEPS: stats.steps,
         # What is not built has happened never: zero is the truth, and what reads these names finds them.
-        **dict.fromkeys((names.EXTERNAL_QUERIES, names.EXTERNAL_HITS, names.DRAFTS, names.DRAFT_TOKENS, names.ACCEPTED_TOKENS), 0),
+        **dict.fromkeys(_NEVER, 0),
         names.ACCEPTED_PER_POSITION: {},
+    }
+
+
+def _refused(replica: Replica, counts: Counts) -> Scalars:
+    """By vLLM's reasons: the number of requests here, and the tokens that they wait with. `REFUSALS` has all of the engine's."""
+    reasons = {"max_num_queued_reqs": replica.turned_away, "max_num_queued_tokens": sum(counts.refused[reason] for reason in _CROWDED)}
+    return {
+        names.ADMISSION_REJECTIONS: {(reason,): count for reason, count in reasons.items()},
+        names.REFUSALS: {(reason,): counts.refused[reason] for reason in _REFUSALS},
     }
 
 
@@ -130,10 +166,10 @@ def _requests(counts: Counts) -> Scalars:
     return {
         names.PROMPT_TOKENS: counts.prompt_tokens,
         names.PROMPT_TOKENS_CACHED: cached,
+        names.CACHED_BY_SOURCE: {(source,): cached if source == "device" else 0 for source in _SOURCES},
         names.PROMPT_TOKENS_BY_SOURCE: {(source,): tokens for source, tokens in by_source.items()},
         names.GENERATION_TOKENS: counts.generation_tokens,
         names.REQUEST_SUCCESS: {(reason,): counts.finished[reason] for reason in FINISHED},
-        names.REFUSALS: {(reason,): counts.refused[reason] for reason in _REFUSALS},
         names.SLO_TARGET: {labels: target for labels, target in targets.items() if target is not None},
         names.SLO_REQUESTS: counts.verdicts,
         names.GOODPUT_TOKENS: counts.goodput_tokens,

@@ -6,13 +6,11 @@ A histogram whose buckets grow by a fifth, from half a millisecond to two minute
 from __future__ import annotations
 
 import math
-from collections import Counter
+from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Final, Self
 
-_LEAST: Final = 0.0005
-_PER_OCTAVE: Final = 4
-_LAST: Final = 72  # without a bound
+_BOUNDS: Final = tuple(0.0005 * 2 ** (step / 4) for step in range(72))
 
 
 class Gaps:
@@ -21,7 +19,7 @@ class Gaps:
     __slots__ = ("_heard", "counts", "longest")
 
     def __init__(self) -> None:
-        self.counts: Counter[int] = Counter()
+        self.counts: dict[int, int] = {}
         self.longest = 0.0
         self._heard: dict[int, float] = {}
 
@@ -29,17 +27,21 @@ class Gaps:
         """Answer number `answer` said something. Its first output has no gap."""
         before = self._heard.get(answer)
         self._heard[answer] = now
-        if before is not None:
-            self.counts[_bucket(now - before)] += 1
-            self.longest = max(self.longest, now - before)
+        if before is None:
+            return
+        gap = now - before
+        bucket = bisect_left(_BOUNDS, gap)
+        self.counts[bucket] = self.counts.get(bucket, 0) + 1
+        if gap > self.longest:
+            self.longest = gap
 
     def p95(self) -> float | None:
         """What 95 % do not exceed; None where there is no gap."""
-        left = math.ceil(0.95 * self.counts.total())
+        left = math.ceil(0.95 * sum(self.counts.values()))
         for bucket, count in sorted(self.counts.items()):
             left -= count
             if left <= 0:
-                return self.longest if bucket == _LAST else min(self.longest, _LEAST * 2 ** (bucket / _PER_OCTAVE))
+                return self.longest if bucket == len(_BOUNDS) else min(self.longest, _BOUNDS[bucket])
         return None
 
     @classmethod
@@ -47,11 +49,7 @@ class Gaps:
         """All of them together."""
         whole = cls()
         for one in several:
-            whole.counts.update(one.counts)
+            for bucket, count in one.counts.items():
+                whole.counts[bucket] = whole.counts.get(bucket, 0) + count
             whole.longest = max(whole.longest, one.longest)
         return whole
-
-
-def _bucket(gap: float) -> int:
-    """Bucket i holds what is over the bound of i - 1 and up to its own, which is _LEAST times 2 to the power of i / _PER_OCTAVE."""
-    return 0 if gap <= _LEAST else min(_LAST, math.ceil(_PER_OCTAVE * math.log2(gap / _LEAST)))

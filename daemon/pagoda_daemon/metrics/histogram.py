@@ -26,7 +26,7 @@ class Histogram:
         self.sum += value * times
 
     def take(self, counts: Sequence[int], total: float) -> None:
-        """What somebody else counted so far, in the same buckets; nothing yet where it is empty."""
+        """Counts of another process so far, in the same buckets; empty if it has none yet."""
         if counts:
             self.counts[:] = counts
             self.sum = total
@@ -59,7 +59,7 @@ class Recent:
 
 
 class Rate:
-    """How fast a counter grew over the last seconds, as seen by whoever asks: asking is what takes the samples."""
+    """How fast a counter grew over the last seconds, as seen by its reader: each read takes a sample."""
 
     def __init__(self, seconds: float = 10.0, apart: float = 0.5) -> None:
         self._seconds = seconds

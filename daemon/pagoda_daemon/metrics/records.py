@@ -20,7 +20,7 @@ REFUSED: Final = "refused"
 @dataclass(slots=True)
 class Record:
     """Times are seconds of the monotonic clock. `ends` and `lives` by answer; an answer without an end has ended for `reason`, which is
-    "abort" unless somebody says otherwise: who leaves does not say goodbye. `tenant` is who may read it."""
+    "abort" unless something else is set, because a client that leaves sends nothing. `tenant`: only it may read the record."""
 
     request_id: str
     arrived: float

@@ -5,7 +5,7 @@ slots; measured at 1 thread, gather plus `scaled_dot_product_attention` with the
 dimension is 5 times faster at 32 rows than matmul and softmax by hand, and in fp32 a fifth faster than `enable_gqa`.
 
 A layer with a sliding window gathers only what its window holds: entries of a block table that lie wholly behind it are never looked
-at, so whoever owns the blocks may take them back.
+at, so their owner may take the blocks back.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """One step: where each token's keys and values go, and, by the window of a layer, who is attended with whom."""
+    """One step: where each token's keys and values go, and, by the window of a layer, which tokens attend to which."""
 
     written: Tensor
     groups: Mapping[int | None, tuple[Group, ...]]

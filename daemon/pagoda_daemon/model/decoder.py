@@ -30,7 +30,7 @@ class Flat:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a layer needs besides its input: the tokens' cosines and sines, whom they see, and the layer's keys and values."""
+    """What a layer needs besides its input: the tokens' cosines and sines, which tokens they see, and the layer's keys and values."""
 
     turn: tuple[Tensor, Tensor]
     batch: AttentionBatch
@@ -63,7 +63,7 @@ class Decoder:
             place = Place(turn, flat.attention, kv.data[index], self.spec.windows[index])
             hidden = hidden + self._attention(layer, self._head_norms[index], hidden, place)
             if layer is self.weights.layers[-1]:
-                hidden = hidden[flat.wanted]  # nobody reads what the last MLP makes of the others: a prompt's tokens but one
+                hidden = hidden[flat.wanted]  # nothing reads what the last MLP makes of the others: a prompt's tokens but one
             hidden = hidden + self._mlp(layer, hidden)
         return rms_norm(hidden, self.weights.norm, self.spec.norm_eps)
 

@@ -1,7 +1,7 @@
 """fingerprint: a name for the weights in a directory, from their files' sizes, headers and samples of their bytes. Called by `runner.load`.
 
 Block names must not be shared by models that compute other keys and values. A digest of every byte would read gigabytes for that; two
-models of one shape differ nearly everywhere, so a few pages of each file tell them apart. No proof against somebody who crafts files.
+models of one shape differ nearly everywhere, so a few pages of each file tell them apart. It does not protect against crafted files.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Masks(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplingRows:
-    """What is not greedy in a step. Index i means the i-th row that samples. What nobody in the step uses is absent and costs nothing.
+    """What is not greedy in a step. Index i means the i-th row that samples. What no row of the step uses is absent and costs nothing.
 
     `top_logprobs[i]` is -1 where no log-probability is wanted, else how many of the best are listed beside the chosen token.
     """

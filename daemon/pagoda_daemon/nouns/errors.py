@@ -14,7 +14,7 @@ DaemonError
     ├── ModelNotFound         `model` is none of the served names
     ├── RequestNotFound       no request of that id, or another tenant's
     ├── ResponseNotFound      responses are not kept
-    ├── DeadlineExceeded      its own deadline passed: nobody waits for the answer any more
+    ├── DeadlineExceeded      its own deadline passed: no client waits for the answer any more
     ├── Draining              accepted no more: try another replica
     ├── NotReady              still loading
     ├── StaleOrder            an order of control that no longer holds
@@ -57,7 +57,7 @@ def shown(value: object) -> str:
 
 
 def clipped(sentence: str) -> str:
-    """Somebody else's sentence, the values that it quotes cut as `shown` cuts them."""
+    """A library's sentence; the values that it quotes are cut as `shown` cuts them."""
     return _QUOTED.sub(lambda found: f"{found[1]}{found[2]}…{found[1]}", sentence)
 
 

@@ -74,16 +74,16 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Finish the step under way and exit 0."""
 
 
-class Canary(msgspec.Struct, frozen=True, tag="canary"):
+class DeepCheckPrompt(msgspec.Struct, frozen=True, tag="deep_check"):
     """Compute the greedy token after `prompt` (at most a block of ids) beside whatever else there is: it has a row and a block of its own,
     waits in no queue and is counted nowhere. `margin` asks how far the token is ahead of the next best."""
 
-    canary_id: int
+    check_id: int
     prompt: tuple[int, ...]
     margin: bool = False
 
 
-ToEngine = Submit | Abort | Shutdown | Canary
+ToEngine = Submit | Abort | Shutdown | DeepCheckPrompt
 
 
 class Stats(msgspec.Struct, frozen=True):
@@ -116,6 +116,15 @@ class Residence(msgspec.Struct, frozen=True, array_like=True):
     gap_sum: float = 0.0
 
 
+class Computed(msgspec.Struct, frozen=True, array_like=True):
+    """What all steps computed: tokens fed, tokens sampled, tokens of KV that rows looked back at, and pairs of query and key."""
+
+    tokens: int = 0
+    sampled: int = 0
+    read: int = 0
+    pairs: int = 0
+
+
 class Tally(msgspec.Struct, frozen=True, array_like=True):
     """What the engine counted since it began, by the buckets of the contracts' metrics of these names; empty: nothing yet. `deferred` is
     of now: answers that wait for the prompt which another one of their request computes."""
@@ -127,6 +136,7 @@ class Tally(msgspec.Struct, frozen=True, array_like=True):
     corrupted: int = 0
     deferred: int = 0
     residence: Residence = Residence()
+    computed: Computed = Computed()
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
@@ -191,8 +201,8 @@ class RowOutput(msgspec.Struct, frozen=True, gc=False):
 
     `embedding`, little-endian fp32 of length 1, comes with the end of a prompt that is pooled.
 
-    `life` comes with the first token, with the first one after each preemption, and with the end of whoever had a row: whenever the
-    front ends an answer itself (a stop string), what it heard last is true.
+    `life` comes with the first token, with the first one after each preemption, and with the end of every request that had a row:
+    whenever the front ends an answer itself (a stop string), what it heard last is true.
     """
 
     request_id: str
@@ -214,10 +224,10 @@ class StepOutput(msgspec.Struct, frozen=True, tag="step"):
     stats: Stats
 
 
-class CanaryAnswer(msgspec.Struct, frozen=True, tag="canary_answer"):
-    """The token after a canary's prompt, with its lead in log-probability where it was asked for; or why there is none."""
+class DeepCheckAnswer(msgspec.Struct, frozen=True, tag="deep_check_answer"):
+    """The token after a deep check's prompt, with its lead in log-probability if asked for; or why there is none."""
 
-    canary_id: int
+    check_id: int
     token_id: int | None
     margin: float | None = None
     error: str | None = None
@@ -251,4 +261,4 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     permanent: bool
 
 
-FromEngine = Loading | Ready | StepOutput | CanaryAnswer | Heartbeat | Prefixes | Failed
+FromEngine = Loading | Ready | StepOutput | DeepCheckAnswer | Heartbeat | Prefixes | Failed

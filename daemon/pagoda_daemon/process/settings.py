@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 import pydantic
-from pagoda_contracts.launch import DaemonConfig
+from pagoda_contracts.launch import DaemonConfig, TracingConfig
 from pagoda_contracts.names import DAEMON_CONFIG_DIR, DAEMON_CONFIG_KEY, ENV_POD_UID
 from pagoda_contracts.units import parse_duration
 
@@ -27,6 +27,7 @@ from pagoda_daemon.process import stand_alone
 
 VERSION: Final = version("pagoda")
 SIMULATE_FRONTS: Final = "simulate-fronts"  # a door of its own: simulated/fleet/fronts.py
+_COLLECTOR: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _DEFAULT: Final = Path(DAEMON_CONFIG_DIR) / DAEMON_CONFIG_KEY
 _TERMINATION_LOG: Final = "/dev/termination-log"  # where kubelet mounts a pod's terminationMessagePath by default
 
@@ -34,7 +35,7 @@ _TERMINATION_LOG: Final = "/dev/termination-log"  # where kubelet mounts a pod's
 @dataclass(frozen=True)
 class Settings:
     """Everything the front needs to start. `config_path` is what the engine reads; `human`: started by a person, not in a pod; `pod_uid`:
-    our own pod's, where it says so."""
+    our own pod's, where it says so; `tracing`: where spans go, by the configuration or by OpenTelemetry's own variables."""
 
     config: DaemonConfig
     config_path: Path
@@ -42,6 +43,7 @@ class Settings:
     human: bool = False
     version: str = VERSION
     pod_uid: str = ""
+    tracing: TracingConfig | None = None
 
     @property
     def ping_after_s(self) -> float | None:
@@ -68,7 +70,15 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Set
         path = arguments.config or _DEFAULT
         config = _read(path)
     human, uid = arguments.command == "serve", environ.get(ENV_POD_UID, "")
-    return Settings(config, path, parse_duration(config.drain_timeout), human=human, pod_uid=uid)
+    return Settings(config, path, parse_duration(config.drain_timeout), human=human, pod_uid=uid, tracing=_tracing(config, environ))
+
+
+def _tracing(config: DaemonConfig, environ: Mapping[str, str]) -> TracingConfig | None:
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    if config.tracing is None and any(environ.get(name) for name in _COLLECTOR):
+        return TracingConfig()
+    return config.tracing
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -34,7 +34,7 @@ _KNOWN_BY: Final = 16
 
 
 class FaultyWorker:
-    """Counts the steps in which a request is computed; `hang` never returns. A step of nothing but the canary is not counted, so that a
+    """Counts the steps in which a request is computed; `hang` never returns. A step of nothing but a deep check is not counted, so that a
     fault comes where a test wants it."""
 
     def __init__(self, worker: Worker, faults: Iterable[Fault]) -> None:

@@ -20,7 +20,7 @@ from pagoda_daemon.runner.host import Memory
 from pagoda_daemon.runner.logprobs import SLICE
 
 LEAST_CONTEXT: Final = 2048
-"""A context that nobody asked for may be cut to the memory there is, not below this: a service that refuses every prompt is no service."""
+"""A context that was not configured may be cut to the memory there is, but not below this: a service must not refuse every prompt."""
 _STEP_FLOOR: Final = 32 * 2**20  # allocator, code pages of the first step, index tensors
 _SAMPLER_BYTES: Final = 96  # per logit, measured 91: noise in int64 and fp64, a sort's values and indices
 _SCORED_BYTES: Final = 24  # per logit of a slice, measured 20

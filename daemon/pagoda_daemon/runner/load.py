@@ -77,7 +77,7 @@ def load_forward(directory: Path, engine: EngineConfig, host: Host, progress: Pr
 
 def _torch(spec: ModelSpec, weights: Weights, shape: KvShape, engine: EngineConfig, place: torch.device) -> TorchForward:
     with place:
-        # A deterministic one pads with a block of its own: the spare one may be the canary's in the same pass.
+        # A deterministic one pads with a block of its own: the spare one may be the deep check's in the same pass.
         kv = KvCache(spec, shape.blocks + (2 if engine.deterministic else 1), engine.block_size, DTYPES[engine.dtype])
         return TorchForward(Decoder(spec, weights, shape.max_model_len), kv, shape.blocks + 1 if engine.deterministic else None)
 

@@ -14,11 +14,11 @@ from msgspec import structs
 from pagoda_contracts.prefix import Scope
 
 from pagoda_daemon.kv.chain import Chain
-from pagoda_daemon.kv.ties import ties_of
+from pagoda_daemon.kv.text_prefixes import block_ends
 from pagoda_daemon.nouns.arrays import Ints
 from pagoda_daemon.nouns.messages import Refusal, RowOutput, Submit
-from pagoda_daemon.scheduler.door import logprob_bytes, refuse, worst_blocks
 from pagoda_daemon.scheduler.limits import Limits
+from pagoda_daemon.scheduler.overload import logprob_bytes, refuse, worst_blocks
 from pagoda_daemon.scheduler.request import MAX_PRIORITY, Course, Request, choice_key, rank_of
 from pagoda_daemon.scheduler.sampling import sampling_refusal
 from pagoda_daemon.scheduler.state import State
@@ -110,7 +110,7 @@ def _requests(state: State, message: Submit, known: Ints, arrival: Arrival) -> l
     limits, sampling = state.limits, message.sampling
     twin = structs.replace(sampling, prompt_logprobs=None) if message.n > 1 else sampling
     chain = Chain.of(Scope(message.cache_salt or message.tenant, limits.worker.model, message.adapter), limits.worker.block_size)
-    chain.ties = ties_of(((prefix.hash, prefix.tokens) for prefix in message.prefixes), limits.worker.block_size)
+    chain.text_prefixes = block_ends(((prefix.hash, prefix.tokens) for prefix in message.prefixes), limits.worker.block_size)
     seed = arrival.seed if sampling.seed is None else sampling.seed
     slot = state.virtual.slot(message.tenant, message.weight)
     return [
@@ -171,14 +171,14 @@ def _late(ended: Request) -> RowOutput:
 def _remove(state: State, request_id: str, deadline: float | None = None) -> list[Request]:
     """Take every answer of the request out; with `deadline`, only if it is this request's: an id may have come again."""
     keys = state.groups.get(request_id, [request_id])
-    held = state.twins.get(request_id, [])
+    twins = state.twins.get(request_id, [])
     found = [request for key in keys if (request := _find(state, key)) is not None]
     if deadline is not None and any(request.deadline_ms != deadline for request in found):
         return []
     state.twins.pop(request_id, None)
     for request in found:
         _take_out(state, request)
-    return [state.leave(request) for request in (*found, *held)]
+    return [state.leave(request) for request in (*found, *twins)]
 
 
 def _remove_one(state: State, key: str) -> list[Request]:

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from pagoda_daemon.nouns.arrays import Bools, Ints
 from pagoda_daemon.nouns.batch import NOT_FINITE, NOTHING_LEFT, StepResult
 from pagoda_daemon.nouns.messages import Refusal, RowOutput
-from pagoda_daemon.scheduler.canary import come_back, lost
 from pagoda_daemon.scheduler.conflict import conflict
+from pagoda_daemon.scheduler.deep_check import lost, taken_out
 from pagoda_daemon.scheduler.grammars import spend
 from pagoda_daemon.scheduler.logprobs import logprobs_by_row, score, with_logprobs
 from pagoda_daemon.scheduler.pooling import embedding, gather
@@ -27,7 +27,7 @@ _NONE = -1
 def commit(state: State, result: StepResult, now_ms: float) -> list[RowOutput]:
     """Take over the oldest step's tokens; the outputs of the rows that sampled, ended or had prompt tokens scored."""
     flight = state.land(now_ms)
-    result = come_back(state, flight, result)
+    result = taken_out(state, flight, result)
     rows = state.rows
     current = rows.epoch[flight.plan.rows] == flight.epochs
     landed = flight.plan.rows[current]
@@ -53,12 +53,12 @@ def commit(state: State, result: StepResult, now_ms: float) -> list[RowOutput]:
 
 
 def fail_step(state: State, message: str, refusal: Refusal | None = None) -> list[RowOutput]:
-    """The oldest step raised. Whoever was alone in it ends with `message` (clients read it), or with `refusal` where there was no memory;
-    several are tried again one by one (`quarantine`)."""
+    """The oldest step raised. A request that was alone in it ends with `message` (clients read it), or with `refusal` where there was no
+    memory; several are tried again one by one (`quarantine`)."""
     flight = state.lose()
     current = flight.plan.rows[state.rows.epoch[flight.plan.rows] == flight.epochs]
     lost(state, flight)
-    guilty = current if flight.plan.rows.size == 1 and flight.canary is None else suspect(state, flight, current)
+    guilty = current if flight.plan.rows.size == 1 and flight.deep_check is None else suspect(state, flight, current)
     outputs = [_blamed(_spoil(state, row, message), refusal) for row in guilty.tolist()]
     keep_copies(state, flight)
     state.release_twins()
@@ -70,7 +70,7 @@ def _blamed(ended: RowOutput, refusal: Refusal | None) -> RowOutput:
 
 
 def _speakers(state: State, result: StepResult, landed: Ints) -> dict[int, Request]:
-    """Who is answered with log-probabilities; nobody in nearly every step."""
+    """The rows that get log-probabilities; none in nearly every step."""
     if result.logprobs is None and result.prompt_logprobs is None:
         return {}
     return {row: state.request(row) for row in landed.tolist()}

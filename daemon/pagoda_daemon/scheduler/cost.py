@@ -37,7 +37,7 @@ class StepCost:
 
     @property
     def known(self) -> bool:
-        """Enough was seen to refuse somebody by it."""
+        """Enough was seen to refuse requests by it."""
         return self._steps >= _TRUST
 
     def observe(self, tokens: int, context: int, took_ms: float) -> None:

@@ -1,7 +1,7 @@
-"""A row that no request has, behind all others of a step: how the canary gets into the arrays of a plan and out of those of a result.
+"""A row that no request has, behind all others of a step. With it a deep check gets into the arrays of a plan, and its answer out of those
+of a result. Called by `state` and `deep_check`; pure.
 
-Called by `state` and `canary`; pure. Being last it moves nobody's index. Its block is the one that the pool does not know: every worker
-has one more than `blocks_total`.
+It is last, so it moves no other index. Its block is the one that the pool does not know: every worker has one more than `blocks_total`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from pagoda_daemon.nouns.arrays import Ints
 from pagoda_daemon.nouns.batch import GREEDY, Logprobs, SamplingRows, StepPlan, StepResult
-from pagoda_daemon.nouns.messages import Canary
+from pagoda_daemon.nouns.messages import DeepCheckPrompt
 from pagoda_daemon.nouns.sampling import Sampling, draw_of
 from pagoda_daemon.scheduler.limits import Limits
 
@@ -21,7 +21,7 @@ _TWO_BEST = 2
 _GREEDY_DRAW = draw_of(Sampling(max_tokens=1), seed=0)
 
 
-class Song(NamedTuple):
+class ExtraAnswer(NamedTuple):
     """What the device said of the extra row; `token` None and `error` where it could not."""
 
     token: int | None
@@ -30,14 +30,14 @@ class Song(NamedTuple):
 
 
 def empty_plan(step: int) -> StepPlan:
-    """Nobody's."""
+    """Without any request."""
     none = np.zeros(0, np.int32)
     return StepPlan(step, none, np.zeros(1, np.int32), none, none, np.zeros((0, 1), np.int32), np.zeros(0, np.bool_))
 
 
-def aboard(plan: StepPlan, canary: Canary, limits: Limits) -> StepPlan:
-    """`plan` with the canary's whole prompt, which fits into one block."""
-    prompt = np.asarray(canary.prompt, np.int32)
+def with_extra_row(plan: StepPlan, check: DeepCheckPrompt, limits: Limits) -> StepPlan:
+    """`plan` with the check's whole prompt, which fits into one block."""
+    prompt = np.asarray(check.prompt, np.int32)
     table = np.zeros((1, max(1, plan.block_tables.shape[1])), np.int32)
     table[0, 0] = limits.worker.blocks_total
     tables = np.concatenate([plan.block_tables.reshape(plan.rows.size, -1), table]) if plan.rows.size else table
@@ -49,19 +49,21 @@ def aboard(plan: StepPlan, canary: Canary, limits: Limits) -> StepPlan:
         positions=np.concatenate([plan.positions, np.arange(prompt.size, dtype=np.int32)]),
         block_tables=tables,
         sample=np.append(plan.sample, True),
-        sampling=_greedy_too(plan.sampling, int(plan.sample.sum()), margin=canary.margin),
+        sampling=_greedy_too(plan.sampling, int(plan.sample.sum()), margin=check.margin),
     )
 
 
-def ashore(result: StepResult, row: int) -> tuple[StepResult, Song]:
+def without_extra_row(result: StepResult, row: int) -> tuple[StepResult, ExtraAnswer]:
     """The others' result, and what became of `row`."""
     mine = np.flatnonzero(result.rows == row)
     errors = [why for at, why in result.errors if at == row]
-    song = Song(int(result.token_ids[mine[0]]) if mine.size else None, _margin(result.logprobs, row), errors[0] if errors else None)
+    answer = ExtraAnswer(
+        int(result.token_ids[mine[0]]) if mine.size else None, _margin(result.logprobs, row), errors[0] if errors else None
+    )
     kept = result.rows != row
     logprobs = None if result.logprobs is None else _without(result.logprobs, row)
     others = tuple(error for error in result.errors if error.row != row)
-    return replace(result, rows=result.rows[kept], token_ids=result.token_ids[kept], errors=others, logprobs=logprobs), song
+    return replace(result, rows=result.rows[kept], token_ids=result.token_ids[kept], errors=others, logprobs=logprobs), answer
 
 
 def _greedy_too(sampling: SamplingRows, rows: int, *, margin: bool) -> SamplingRows:

@@ -1,4 +1,4 @@
-"""Forecast: when a request that comes now would get its first token. Read by `scheduler.door`; fed by `commit` and `plan`; pure.
+"""Forecast: when a request that comes now would get its first token. Read by `scheduler.overload`; fed by `commit` and `plan`; pure.
 
 Three things may have to happen first: the prompts that would be served before it are computed, a row becomes free, blocks become free.
 The first is tokens over what a step leaves for prompts; the others are a number of answers that must end, which end at the rate at which
@@ -22,7 +22,7 @@ class Ahead(NamedTuple):
 
 def ahead(state: State, rank: int, slot: int, prompt: int) -> Ahead:
     """Better classes go first whole; of other tenants in the same class, as much as the newcomer and its own tenant's queue ask for:
-    fair queueing lets nobody go further."""
+    fair queueing lets no request go further."""
     backlog = state.waiting.backlog
     own = backlog.get((rank, slot), (0, 0))
     tokens, requests = 0.0, 0.0

@@ -13,7 +13,7 @@ import numpy as np
 
 from pagoda_daemon.nouns.arrays import Ints
 from pagoda_daemon.nouns.messages import Grammar, Refusal, RowOutput, Submit
-from pagoda_daemon.scheduler.door import late
+from pagoda_daemon.scheduler.overload import late
 from pagoda_daemon.scheduler.request import Request
 from pagoda_daemon.scheduler.state import State
 
@@ -65,10 +65,10 @@ def _write(mask: Ints, ids: Iterable[int], *, allowed: bool) -> None:
 
 
 def wait_ms(state: State, now_ms: float) -> float:
-    """How much longer not to plan, for the sake of masks: whoever is left out of a step loses all of it, and rows that are ready one by one
-    would take turns in steps of their own for ever (8 rows in steps of 5 ms: 18 ms a token instead of 6). While only constrained rows
-    decode none of them is planned ahead. An idle device waits a twentieth of a step at most where it has others to serve, and not at all
-    for less than a millisecond; while a step is under way waiting for half of it costs nobody anything."""
+    """How much longer not to plan, for the sake of masks: a row that is left out of a step loses all of it, and rows that are ready one
+    by one would take turns in steps of their own for ever (8 rows in steps of 5 ms: 18 ms a token instead of 6). While only constrained
+    rows decode none of them is planned ahead. An idle device waits a twentieth of a step at most where it has others to serve, and not at
+    all for less than a millisecond; while a step is under way waiting for half of it costs nothing."""
     rows = state.rows
     if not rows.waits.any():
         return 0.0

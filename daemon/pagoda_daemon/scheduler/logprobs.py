@@ -12,7 +12,7 @@ Said = tuple[TokenLogprob, ...]
 
 
 def logprobs_by_row(given: Logprobs | None) -> dict[int, Said]:
-    """Each row's entries in the plan's order; empty where nobody asked."""
+    """Each row's entries in the plan's order; empty if no row asked."""
     if given is None:
         return {}
     found: dict[int, list[TokenLogprob]] = {}

@@ -1,4 +1,4 @@
-"""Who is next: classes first, tenants fairly within a class, arrival within a tenant. Called by `scheduler.state`; pure.
+"""Which request is next: classes first, tenants fairly within a class, arrival within a tenant. Called by `scheduler.state`; pure.
 
 Fairness is the Virtual Token Counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024): each tenant has a counter of
 the service it received, in tokens weighted by what they cost (1 for an input, 2 for an output) and divided by the tenant's weight; the

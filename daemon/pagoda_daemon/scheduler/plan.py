@@ -7,7 +7,7 @@ one behind it, and loses at most half of its speed to them.
 
 When blocks run out for a decode, the least deserving request gives up its row and waits at the head of its queue with all its tokens; its
 blocks stay known, so what is not overwritten need not be computed again. A request is admitted only when every row could still grow by a
-block: whoever got a row runs for at least a block's worth of steps before anyone is preempted, so there is no thrash.
+block: a request that got a row runs for at least a block's worth of steps before anyone is preempted, so there is no thrash.
 
 The plan may be made while earlier ones are on their way: a token that is being sampled stands in it as LAST_SAMPLED.
 """
@@ -21,7 +21,7 @@ from pagoda_daemon.kv.index import Match
 from pagoda_daemon.kv.pool import BrokenAccountsError
 from pagoda_daemon.nouns.arrays import Bools, Ints
 from pagoda_daemon.nouns.batch import LAST_SAMPLED, StepPlan
-from pagoda_daemon.scheduler.canary import alone
+from pagoda_daemon.scheduler.deep_check import alone
 from pagoda_daemon.scheduler.draws import sampling_rows
 from pagoda_daemon.scheduler.request import FIRST_BATCH, Request
 from pagoda_daemon.scheduler.state import Flight, State
@@ -85,7 +85,7 @@ def plan(state: State, now_ms: float) -> StepPlan | None:
 
 
 def _trial(state: State) -> _Draft | None:
-    """One suspect of a step that raised, alone; None when there are no more. Whoever finds no room for it is let off: it waits, and is
+    """One suspect of a step that raised, alone; None when there are no more. One that finds no room is let off: it waits, and is
     suspected again should its next step raise."""
     for key in list(state.suspects):
         draft, row = _Draft(state.limits.token_budget, np.zeros(0, np.int32)), state.row_of.get(key)
@@ -99,7 +99,7 @@ def _trial(state: State) -> _Draft | None:
 
 
 def may_plan_ahead(state: State) -> bool:
-    """Whether to plan the next step while one is on its way: steps are short, and nobody waits who could start in it."""
+    """Whether to plan the next step while one is on its way: steps are short, and no request waits that could start in it."""
     return not state.waiting and state.step_cost.milliseconds(state.in_flight[-1].tokens) < _WORTH_AHEAD_MS
 
 

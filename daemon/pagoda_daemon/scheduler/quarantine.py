@@ -2,7 +2,7 @@
 
 A step that raises has written nothing that counts: its rows go back to what had landed, keep their blocks, and feed the same tokens again,
 alone. So one request's fault ends that request, at the price of one small step for each of its companions; a fault that does not come
-again ends nobody who was in company.
+again ends no request that was in company.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from pagoda_daemon.scheduler.state import Flight, State
 
 
 def suspect(state: State, flight: Flight, rows: Ints) -> Ints:
-    """Set `rows`, those of `flight` that still serve whom it was planned for, back before it. Whose block was to be copied begins anew:
-    the step after this one, already under way, may have overwritten the source. Returns those to whom that happens a second time."""
+    """Set `rows`, those of `flight` that still serve the request that it was planned for, back before it. Whose block was to be copied
+    begins anew: the step after this one, already under way, may have overwritten the source. Returns those to which that happens a second
+    time."""
     lost = _copied_to(state, flight, rows) if state.in_flight else rows[:0]
     back = rows[~np.isin(rows, lost)]
     counts = dict(zip(flight.plan.rows.tolist(), flight.counts.tolist(), strict=True))
@@ -41,7 +42,7 @@ def _begin_anew(state: State, row: int) -> bool:
 
 
 def acquit(state: State) -> None:
-    """Let off whoever has got past the place where the step raised, or is gone."""
+    """Let off the requests that have passed the place where the step raised, or are gone."""
     for key, place in list(state.suspects.items()):
         row = state.row_of.get(key)
         if row is None or state.rows.computed[row] >= place:
@@ -52,8 +53,8 @@ def keep_copies(state: State, flight: Flight) -> None:
     """What the step should have copied for those who are tried again comes with the first of their steps."""
     if flight.plan.copies.size and not state.in_flight:
         mine = [row for key in state.suspects if (row := state.row_of.get(key)) is not None]
-        held = [block for row in mine for block in state.kv.tables.blocks(row)]
-        state.kv.give_copies_back(flight.plan.copies[np.isin(flight.plan.copies[:, 1], held)])
+        blocks = [block for row in mine for block in state.kv.tables.blocks(row)]
+        state.kv.give_copies_back(flight.plan.copies[np.isin(flight.plan.copies[:, 1], blocks)])
 
 
 def _copied_to(state: State, flight: Flight, rows: Ints) -> Ints:

@@ -1,6 +1,6 @@
 """What each row's request says of sampling, as arrays: filled when a row is seated, gathered by `draws` for a plan. Pure.
 
-`features` tells in one byte what a row uses, so that a step in which nobody uses anything gathers that byte and nothing else.
+`features` tells in one byte what a row uses, so that a step in which no row uses anything gathers that byte and nothing else.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class SlowStep(NamedTuple):
     prompts: int
     prompt_tokens: int
     context: int
-    canary: bool
+    deep_check: bool
 
 
 class SlowSteps:

@@ -16,10 +16,10 @@ from pagoda_daemon.kv.index import Match
 from pagoda_daemon.kv.pool import BrokenAccountsError
 from pagoda_daemon.nouns.arrays import Ints
 from pagoda_daemon.nouns.batch import StepPlan
-from pagoda_daemon.nouns.messages import Canary, CanaryAnswer, Stats, Tally
+from pagoda_daemon.nouns.messages import DeepCheckAnswer, DeepCheckPrompt, Stats, Tally
 from pagoda_daemon.scheduler.compilations import Compilations
 from pagoda_daemon.scheduler.cost import StepCost
-from pagoda_daemon.scheduler.extra_row import aboard
+from pagoda_daemon.scheduler.extra_row import with_extra_row
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.order import VirtualTokens, WaitingQueue
 from pagoda_daemon.scheduler.request import Request
@@ -32,19 +32,19 @@ _HABIT = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A plan on its way; `epochs` tell whether a row still serves whom it was planned for."""
+    """A plan on its way; `epochs` tell whether a row still serves the request that it was planned for."""
 
     plan: StepPlan
     counts: Ints
     epochs: Ints
     context: int
     planned_ms: float
-    canary: Canary | None = None
+    deep_check: DeepCheckPrompt | None = None
 
     @property
     def tokens(self) -> int:
         """That the device computes."""
-        return self.plan.tokens + (0 if self.canary is None else len(self.canary.prompt))
+        return self.plan.tokens + (0 if self.deep_check is None else len(self.deep_check.prompt))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Steady:
 
 @dataclass(slots=True)
 class Habits:
-    """What answers were like when they ended: running averages of tokens generated and blocks held. The first guess is soon forgotten."""
+    """What answers were like when they ended: running averages of tokens generated and blocks used. The first guess is soon forgotten."""
 
     generated: float = 64.0
     blocks: float = 16.0
@@ -108,8 +108,8 @@ class State:
         self.landed_ms = 0.0
         self.draining = False
         self.suspects: dict[str, int] = {}
-        self.canary: Canary | None = None
-        self.sung: CanaryAnswer | None = None
+        self.deep_check: DeepCheckPrompt | None = None
+        self.deep_check_answer: DeepCheckAnswer | None = None
         self.unwatched: list[Request] = []
         self.compilations = Compilations()
         self.slow = SlowSteps()
@@ -141,7 +141,7 @@ class State:
         )
 
     def tally(self) -> Tally:
-        return self.steps.tally(sum(map(len, self.twins.values())), self.kv.pool.residency.told())
+        return self.steps.tally(sum(map(len, self.twins.values())), self.kv.pool.residency.totals())
 
     def request(self, row: int) -> Request:
         """The request that holds `row`."""
@@ -236,19 +236,19 @@ class State:
         return request
 
     def fly(self, flight: Flight) -> StepPlan:
-        """What the device is to compute: the flight's plan, and a canary that waits. None rides with suspects: it is not to be blamed."""
-        canary = None if self.suspects else self.canary
-        if canary is None:
+        """What the device is to compute: the flight's plan, and a deep check that waits. None goes with suspects, lest it is blamed."""
+        check = None if self.suspects else self.deep_check
+        if check is None:
             self.in_flight.append(flight)
             return flight.plan
-        self.canary = None
-        self.in_flight.append(replace(flight, canary=canary))
-        return aboard(flight.plan, canary, self.limits)
+        self.deep_check = None
+        self.in_flight.append(replace(flight, deep_check=check))
+        return with_extra_row(flight.plan, check, self.limits)
 
-    def take_sung(self) -> CanaryAnswer | None:
-        """What a canary brought back since it was last asked for."""
-        sung, self.sung = self.sung, None
-        return sung
+    def take_deep_check_answer(self) -> DeepCheckAnswer | None:
+        """The answer of a deep check since the last call."""
+        deep_check_answer, self.deep_check_answer = self.deep_check_answer, None
+        return deep_check_answer
 
     def land(self, now_ms: float) -> Flight:
         """The oldest plan is done. It began when it was planned or when the one before landed."""
@@ -258,7 +258,7 @@ class State:
             self.slow.add(self._slow(flight, took_ms))
         self.step_cost.observe(flight.tokens, flight.context, took_ms)
         if flight.plan.rows.size:
-            self.steps.add(flight.plan.tokens, took_ms / 1000)
+            self.steps.add(flight.plan, flight.context, took_ms / 1000)
         self.landed_ms = now_ms
         return flight
 
@@ -266,14 +266,14 @@ class State:
         predicted = self.step_cost.milliseconds(flight.tokens, flight.context)
         prompts = flight.counts[flight.counts > 1]
         held = (int(flight.plan.rows.size), int(prompts.size), int(prompts.sum()), flight.context)
-        return SlowStep(took_ms, predicted, *held, flight.canary is not None)
+        return SlowStep(took_ms, predicted, *held, flight.deep_check is not None)
 
     def lose(self) -> Flight:
         """The oldest plan is over, and how long it took means nothing."""
         if not self.in_flight:
             raise BrokenAccountsError("a result came without a plan")
         flight = self.in_flight.popleft()
-        self.totals.steps += flight.plan.rows.size > 0  # a lone canary is no progress of anybody who waits
+        self.totals.steps += flight.plan.rows.size > 0  # a lone deep check is no progress for a request that waits
         return flight
 
     def predicted_step_ms(self) -> int:
@@ -288,6 +288,8 @@ class State:
         if live != len(self.row_of) or live + len(self._free_rows) != self.limits.max_concurrency or (self.idle and self.kv.pool.used):
             raise BrokenAccountsError(f"{live} rows live for {len(self.row_of)} requests, {self.stats()}")
         if live + len(self.waiting) == 0 and (self.groups or self.present or self.committed_blocks or self.committed_bytes):
-            raise BrokenAccountsError(f"nobody is here, yet {self.present} are, with {self.committed_blocks} blocks, groups {self.groups}")
+            raise BrokenAccountsError(
+                f"no request runs or waits, but {self.present} are counted, with {self.committed_blocks} blocks, groups {self.groups}"
+            )
         if np.any(self.rows.need()[~self.rows.live]):
             raise BrokenAccountsError("a row without a request needs tokens")

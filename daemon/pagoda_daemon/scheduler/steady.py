@@ -1,6 +1,6 @@
 """steady: the next plan where the last one only decoded and nothing has happened since: the same rows, each one position further.
 
-Called by `plan` and nobody else. Most steps are of this kind, and to plan one anew takes 50 calls of numpy however few its rows are: 100 us
+Called by `plan` only. Most steps are of this kind, and to plan one anew takes 50 calls of numpy however few its rows are: 100 us
 of a step that takes 800 us on a small model, on the cores that compute it.
 """
 
@@ -20,13 +20,13 @@ def note(state: State, flight: Flight) -> None:
     if plan.rows.size != len(state.row_of) or each_differs or plan.copies.size:
         state.steady = None
         return
-    fed, held = rows.fed[plan.rows], state.kv.tables.capacity(plan.rows)
-    left = int((np.minimum(held, rows.last[plan.rows] - 1) - fed).min())
+    fed, capacity = rows.fed[plan.rows], state.kv.tables.capacity(plan.rows)
+    left = int((np.minimum(capacity, rows.last[plan.rows] - 1) - fed).min())
     state.steady = Steady(flight, state.kv.tables.version, left)
 
 
 def repeat(state: State, now_ms: float) -> StepPlan | None:
-    """The last plan once more, one position on; None where a new plan would say something else: somebody waits, came, left, got a block
+    """The last plan once more, one position on; None if a new plan would differ: a request waits, came, left, got a block
     or needs one."""
     steady = state.steady
     if steady is None or steady.left < 1 or state.waiting or steady.tables != state.kv.tables.version:

@@ -12,8 +12,8 @@ LOST: Final = "its worker was lost"
 
 
 def blame(code: int, *, late: bool, trial: bool = False) -> str | None:
-    """Why a process that exited with `code`, or was `late`, did so, in words for whom it worked for last; None where that one is not to be
-    blamed."""
+    """Why a process that exited with `code`, or was `late`, did so, in words for the request that it worked for last; None if that one is
+    not to be blamed."""
     if late:
         return f"it is not understood within {limits.PATIENCE_S:g} s"
     if code in BY_MISTAKE:

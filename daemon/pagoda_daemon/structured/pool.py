@@ -2,7 +2,8 @@
 
 A grammar that was not seen before is tried on a worker of its own, where only other newcomers wait behind it (the engine gives one at a
 time); the matchers of running answers live on the others, and are opened there only for a grammar that passed. A worker that dies takes
-nobody along but the one whose job it was doing: every matcher is a grammar and the tokens it was fed, and is made anew on the next worker.
+no other request along, only the one whose job it was doing: every matcher is a grammar and the tokens it was fed, and is made anew on the
+next worker.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pagoda_daemon.structured.protocol import Advance, Answer, Close, Hello, Mas
 from pagoda_daemon.structured.verdicts import Verdicts
 
 _REPLAY: Final = 8192  # tokens fed at once to a matcher that is made anew
-_SECOND_CHANCES: Final = 3  # somebody else may kill a worker
+_SECOND_CHANCES: Final = 3  # another grammar may kill a worker
 _UNFIT: Final = "this replica cannot use grammars"
 _OURS: Final = (LOST, _UNFIT)  # no fault of the grammar's: it may be tried again
 # What a grammar does to a worker alone. Memory is not: the answers of a worker share 1 GiB.
@@ -65,7 +66,7 @@ Outcome = Tried | Mask | Broken
 
 @dataclass(slots=True)
 class _Matcher:
-    """One grammar at work: on trial without a slot, else for an answer. `told`: tokens whose mask was handed out."""
+    """One grammar at work: on trial without a slot, else for an answer. `masked`: tokens whose mask was handed out."""
 
     name: str
     grammar: Grammar
@@ -73,12 +74,12 @@ class _Matcher:
     slot: int
     trial: bool
     tokens: list[int] = field(default_factory=list)
-    told: int = -1
+    masked: int = -1
     deaths: int = 0
 
 
 class Pool:
-    """`serving` workers for answers and one for trials, none of them started before somebody needs it; `slots` answers at a time."""
+    """`serving` workers for answers and one for trials, none of them started before it is needed; `slots` answers at a time."""
 
     def __init__(self, tokenizer: Path, vocab_size: int, serving: int, slots: int) -> None:
         words = mask_words(vocab_size)
@@ -241,8 +242,8 @@ class Pool:
         matcher = self._matchers[number]
         if matcher.trial:
             self._end(number, "it allows the empty text only" if standing == "complete" else None)
-        elif consumed == len(matcher.tokens) and consumed > matcher.told:  # made anew, it says again what is known
-            matcher.told = consumed
+        elif consumed == len(matcher.tokens) and consumed > matcher.masked:  # made anew, it says again what is known
+            matcher.masked = consumed
             self._outcomes.append(Mask(matcher.name, consumed, self._masks[matcher.slot].copy(), standing))
 
     def _end(self, number: int, why: str | None, *, ours: bool = False) -> None:
@@ -256,7 +257,7 @@ class Pool:
             self.verdicts.note(matcher.grammar.digest, why)
 
     def _replace(self, place: int, worker: WorkerProcess, unfit: str | None, now_ms: float) -> None:
-        """The worker is gone: who is to blame ends, the others begin anew on its successor."""
+        """The worker is gone: the request that caused it ends, the others begin anew on its successor."""
         late = worker.overdue(now_ms)
         self._poll.unregister(worker.fileno())
         code = worker.bury()

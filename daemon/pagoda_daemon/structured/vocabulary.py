@@ -1,7 +1,7 @@
 """A model's tokenizer.json → what llguidance matches by: the bytes of every id below the model's vocabulary, and one id more, which stands
 for "the text may end". Called by `worker`.
 
-The model's own end tokens are of no interest here: whoever uses the masks knows them, and whether they count (ignore_eos, stop ids).
+The model's own end tokens are of no interest here: the user of the masks knows them, and whether they count (ignore_eos, stop ids).
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class _Unmasked(ValueError):
 
 
 @dataclass(slots=True)
-class _Held:
+class _Matcher:
     """A matcher, where its masks go, and what its grammar has used so far."""
 
     matcher: LLMatcher
@@ -87,7 +87,7 @@ class Matchers:
         self._memory = memory
         self._bytes = words * 4
         self._end_byte, self._end_bit = divmod(tokenizer.vocab_size - 1, 8)
-        self._held: dict[int, _Held] = {}
+        self._matchers: dict[int, _Matcher] = {}
         self._fresh: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
         self._meter = _Meter()
 
@@ -105,10 +105,10 @@ class Matchers:
 
     def answer(self, job: Open | Advance) -> Answer:
         """Do the job within its grammar's limits, or not survive it."""
-        held = self._held.get(job.matcher)
-        cpu, grown = (held.cpu_s, held.grown) if held else (0.0, 0)
+        state = self._matchers.get(job.matcher)
+        cpu, grown = (state.cpu_s, state.grown) if state else (0.0, 0)
         allowed = limits.COMPILE_CPU_S if isinstance(job, Open) and job.trial else limits.CPU_S
-        allowed += limits.CPU_PER_TOKEN_S * (held.consumed if held else 0)
+        allowed += limits.CPU_PER_TOKEN_S * (state.consumed if state else 0)
         began, before = time.process_time(), self._meter.size()
         self._meter.bound(allowed - cpu, min(limits.MEMORY_BYTES - grown, limits.WORKER_BYTES - self._meter.grown))
         try:
@@ -120,18 +120,18 @@ class Matchers:
             self._meter.unbound()
         if isinstance(answer, Refused):
             self.close(job.matcher)
-        elif held := self._held.get(job.matcher):
-            held.cpu_s += time.process_time() - began
-            held.grown += max(0, self._meter.size() - before)
+        elif state := self._matchers.get(job.matcher):
+            state.cpu_s += time.process_time() - began
+            state.grown += max(0, self._meter.size() - before)
         return answer
 
     def close(self, matcher: int) -> None:
-        self._held.pop(matcher, None)
+        self._matchers.pop(matcher, None)
 
     @property
     def bloated(self) -> bool:
-        """Nobody is here, yet memory did not go back."""
-        return not self._held and self._meter.grown > limits.MEMORY_BYTES
+        """It has no grammars, yet its memory did not shrink."""
+        return not self._matchers and self._meter.grown > limits.MEMORY_BYTES
 
     def _open(self, job: Open) -> Answer:
         key = (job.kind, job.text)
@@ -148,34 +148,34 @@ class Matchers:
             self._fresh.move_to_end(key)
         while len(self._fresh) > _KEPT:
             self._fresh.popitem(last=False)
-        held = self._held[job.matcher] = _Held(fresh.deep_copy(), job.slot)
-        return self._masked(job.matcher, held)
+        state = self._matchers[job.matcher] = _Matcher(fresh.deep_copy(), job.slot)
+        return self._masked(job.matcher, state)
 
     def _advance(self, job: Advance) -> Answer:
-        held = self._held.get(job.matcher)
-        if held is None:
+        state = self._matchers.get(job.matcher)
+        if state is None:
             raise _Unmasked("its matcher was closed")
-        if not held.matcher.consume_tokens(list(job.tokens)):
-            raise (ValueError if self._allowed(held, job.tokens[0]) else _Unmasked)(held.matcher.get_error())
-        held.consumed += len(job.tokens)
-        return self._masked(job.matcher, held)
+        if not state.matcher.consume_tokens(list(job.tokens)):
+            raise (ValueError if self._allowed(state, job.tokens[0]) else _Unmasked)(state.matcher.get_error())
+        state.consumed += len(job.tokens)
+        return self._masked(job.matcher, state)
 
-    def _allowed(self, held: _Held, token: int) -> bool:
+    def _allowed(self, state: _Matcher, token: int) -> bool:
         """By the mask that was handed out last."""
-        return bool(self._memory[held.slot * self._bytes + token // 8] >> token % 8 & 1)
+        return bool(self._memory[state.slot * self._bytes + token // 8] >> token % 8 & 1)
 
-    def _masked(self, number: int, held: _Held) -> Answer:
-        mask = bytearray(held.matcher.compute_bitmask())
-        if held.matcher.is_error():
-            raise ValueError(held.matcher.get_error())
+    def _masked(self, number: int, state: _Matcher) -> Answer:
+        mask = bytearray(state.matcher.compute_bitmask())
+        if state.matcher.is_error():
+            raise ValueError(state.matcher.get_error())
         ends = bool(mask[self._end_byte] >> self._end_bit & 1)
         mask[self._end_byte] &= ~(1 << self._end_bit) & 0xFF
-        complete = held.matcher.is_stopped() or mask.count(0) == len(mask)
-        if complete and not ends and not held.matcher.is_accepting():
+        complete = state.matcher.is_stopped() or mask.count(0) == len(mask)
+        if complete and not ends and not state.matcher.is_accepting():
             raise ValueError("no token of this model can go on in this grammar")
-        self._memory[held.slot * self._bytes : held.slot * self._bytes + len(mask)] = bytes(mask)
+        self._memory[state.slot * self._bytes : state.slot * self._bytes + len(mask)] = bytes(mask)
         standing: Standing = "complete" if complete else "accepting" if ends else "open"
-        return Masked(number, held.consumed, standing)
+        return Masked(number, state.consumed, standing)
 
 
 def _sentence(why: str) -> str:

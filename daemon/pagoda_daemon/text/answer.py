@@ -1,6 +1,6 @@
 """AnswerText: one request's tokens → text that may be sent, with the log-probabilities of exactly that text. Pure; no HTTP.
 
-Called by `generation`. What may yet become a stop string is held back, and so are the log-probabilities of its tokens: they spell it too.
+Called by `generation`. What may yet become a stop string is kept back, and so are the log-probabilities of its tokens: they spell it too.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ class Scored(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Text that is final, and the tokens that it is made of where log-probabilities are wanted."""
+    """Text that is final, and the tokens that it is made of where log-probabilities are wanted. `token_ids` are those that came with it,
+    if the request asks for ids."""
 
     text: str
     scored: tuple[Scored, ...] = ()
+    token_ids: tuple[int, ...] = ()
 
 
 class AnswerText:

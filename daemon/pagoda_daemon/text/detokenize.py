@@ -34,7 +34,7 @@ class Detokenizer(Protocol):
         ...
 
     def flush(self) -> str:
-        """What is still held back, at the end of the answer."""
+        """What is still kept back, at the end of the answer."""
         ...
 
 

@@ -13,32 +13,32 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self.strings = tuple(stops)
         self._include = include
-        self._held = ""
-        self._exempt = 0  # characters of `_held` in which no stop string ends
+        self._pending = ""
+        self._exempt = 0  # characters of `_pending` in which no stop string ends
         self.stopped = False
 
     def push(self, text: str, *, ends: bool = True) -> str:
         """Text that cannot belong to a stop string any more; nothing once stopped."""
         if self.stopped:
             return ""
-        self._held += text
+        self._pending += text
         if not ends:
-            self._exempt = len(self._held)
+            self._exempt = len(self._pending)
         starts = ((stop, max(0, self._exempt + 1 - len(stop))) for stop in self.strings)
-        found = [(at + len(stop), at) for stop, start in starts if (at := self._held.find(stop, start)) >= 0]
+        found = [(at + len(stop), at) for stop, start in starts if (at := self._pending.find(stop, start)) >= 0]
         if found:
             self.stopped = True
             end, start = min(found)
             keep = end if self._include else start
         else:
-            keep = len(self._held) - max((overlap(self._held, stop) for stop in self.strings), default=0)
-        out, self._held = self._held[:keep], self._held[keep:]
+            keep = len(self._pending) - max((overlap(self._pending, stop) for stop in self.strings), default=0)
+        out, self._pending = self._pending[:keep], self._pending[keep:]
         self._exempt = max(0, self._exempt - keep)
         return out
 
     def flush(self) -> str:
-        """What was held back and did not become a stop string."""
-        out, self._held = ("" if self.stopped else self._held), ""
+        """What was kept back and did not become a stop string."""
+        out, self._pending = ("" if self.stopped else self._pending), ""
         return out
 
 

@@ -89,7 +89,7 @@ class ModelText:
         return self._ids(self._rendered(messages, context, shape, tools), context, "messages", special=shape.special)
 
     def warm(self) -> None:
-        """Compiles the chat template; ModelRejected where it does not compile. Once: whoever comes meanwhile waits until it is done. Of
+        """Compiles the chat template; ModelRejected where it does not compile. Once: requests that come meanwhile wait until it is done. Of
         many fronts of one text some were refused otherwise, as conversations are that wait too long, and had failed for good."""
         with self._warming:
             for template in () if self._is_warm else self._templates.values():

@@ -40,7 +40,7 @@ def ensure(recipe: Recipe, binaries: Path, console: Console, wanted: list[Binary
 
 
 def alone(binaries: Path, console: Console) -> AbstractContextManager[None]:
-    """Nobody else compiles into this folder, or removes from it."""
+    """No other process compiles into this folder, or removes from it."""
     return exclusive(binaries / "build.lock", lambda: console.print("another build is running: waiting for it"))
 
 
@@ -74,7 +74,7 @@ class Bar:
         self._progress = progress
         self._all: set[str] = set()
         self._done: set[str] = set()
-        # Without a total the bar only moves: modules are being fetched, and how much that is nobody knows.
+        # Without a total the bar only moves: modules are being fetched, and their size is unknown.
         self._task: TaskID = progress.add_task("build", total=None, package="fetching modules")
         self._lap = time.monotonic()
 
@@ -108,7 +108,7 @@ def build_one(recipe: Recipe, binary: Binary, target: Path, on_package: Callable
                 if PACKAGE_LINE.fullmatch(line.strip()):
                     on_package(line.strip())
         except BaseException:
-            # Ctrl-C: the compiler must not go on without anybody who waits for it.
+            # Ctrl-C: the compiler must not go on if no process waits for it.
             compiler.kill()
             part.unlink(missing_ok=True)
             raise

@@ -71,9 +71,9 @@ def parse_verbs(text: str) -> str | frozenset[str]:
         return text
     named = frozenset(filter(None, text.split(",")))
     if unknown := sorted(named - WRITES - READS):
-        raise UsageError(f"--verbs {', '.join(unknown)}: accepted are {', '.join(WORDS)}, or of {', '.join(sorted(WRITES | READS))}")
+        raise UsageError(f"--verbs must be {', '.join(WORDS)}, or some of {', '.join(sorted(WRITES | READS))}, got {', '.join(unknown)}")
     if not named:
-        raise UsageError(f"--verbs is empty: accepted are {', '.join(WORDS)}, or verbs with commas between")
+        raise UsageError(f"--verbs is empty. It must be {', '.join(WORDS)}, or verbs separated by commas")
     return named
 
 

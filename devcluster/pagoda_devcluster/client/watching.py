@@ -31,8 +31,8 @@ class Event(NamedTuple):
 
 
 async def insist(what: Callable[[], Awaitable[T]]) -> T:
-    """Until it is done. A server that has just begun, or that is too busy for our patience, must not end whoever plays nodes: at a start
-    there is nobody yet who would try again, and nobody starts the process anew."""
+    """Until it is done. A server that has just begun, or that is too busy for our patience, must not end the process that plays nodes: at a
+    start nothing else would try again, and nothing starts the process anew."""
     while True:
         try:
             return await what()

@@ -48,7 +48,7 @@ class ApiError(DevClusterError):
 
 
 class StoppedError(DevClusterError):
-    """Somebody pressed Ctrl-C; the text says what is left."""
+    """A person pressed Ctrl-C; the text says what is left."""
 
 
 def exit_code(error: DevClusterError) -> int:

@@ -10,7 +10,7 @@ from typing import IO
 
 @contextmanager
 def exclusive(path: Path, on_wait: Callable[[], None], remove: bool = False) -> Iterator[None]:
-    """Hold `path` locked; `on_wait` is called once when somebody else has it, `remove` takes the file away at the end."""
+    """Hold `path` locked; `on_wait` is called once if another process has it; `remove` deletes the file at the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = _acquire(path, on_wait)
     try:
@@ -22,7 +22,7 @@ def exclusive(path: Path, on_wait: Callable[[], None], remove: bool = False) -> 
 
 
 def is_held(path: Path) -> bool:
-    """Whether somebody has it just now; a file that nobody made is nobody's."""
+    """Whether a process has it now; a file that does not exist has no owner."""
     # Not made by looking: its holder may remove it at any moment.
     with suppress(FileNotFoundError), path.open() as handle:
         try:
@@ -33,7 +33,7 @@ def is_held(path: Path) -> bool:
 
 
 def _acquire(path: Path, on_wait: Callable[[], None]) -> IO[str]:
-    """A holder may have removed the file while we waited for it: then the lock we got is on a file that nobody else will look at."""
+    """A holder may have removed the file while we waited for it: then the lock we got is on a file that no other process will open."""
     while True:
         handle = path.open("a")
         try:

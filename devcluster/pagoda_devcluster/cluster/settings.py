@@ -9,7 +9,7 @@ from pagoda_devcluster.cluster.spec import check_name
 
 @dataclass(frozen=True)
 class Settings:
-    """Resolved once at the door."""
+    """Resolved once, at the start."""
 
     home: Path
     is_root: bool

@@ -114,7 +114,7 @@ class Layout:
 
     @property
     def fronts(self) -> Path:
-        """The socket of the process that answers for fake nodes' pods, in a folder that nobody else may enter: it runs as root."""
+        """The socket of the process that answers for fake nodes' pods, in a folder that no other user may enter: it runs as root."""
         return self.root / "fronts" / "socket"
 
     @property
@@ -198,7 +198,7 @@ def parse_nodes(text: str) -> tuple[Nodes, int]:
         return Nodes.FAKE, int(count)
     if not colon and kind in (Nodes.CONTROL_PLANE.value, Nodes.KUBELET.value):
         return Nodes(kind), 0
-    raise UsageError(f"--nodes {text!r}: accepted are control-plane, kubelet and fake:N with N from 1 to {MOST_FAKES}")
+    raise UsageError(f"--nodes must be control-plane, kubelet or fake:N with N from 1 to {MOST_FAKES}, got {text!r}")
 
 
 def context_name(name: str) -> str:

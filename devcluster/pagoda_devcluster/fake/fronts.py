@@ -123,11 +123,11 @@ class Fronts:
     async def _start(self, pod: Object, source: Source, scene: Scene) -> str:
         """What is wrong with its configuration, if anything. An address whose last holder still closes is an error to try again."""
         namespace, uid = pod["metadata"]["namespace"], pod["metadata"]["uid"]
-        held = await self._api.get(f"/api/v1/namespaces/{namespace}/configmaps/{source.config_map}")
-        if held is None:
+        found = await self._api.get(f"/api/v1/namespaces/{namespace}/configmaps/{source.config_map}")
+        if found is None:
             raise ApiError(f"configmap {namespace}/{source.config_map} is not there yet", CONFLICT)
         try:
-            config = json.loads(held.get("data", {})[source.key])
+            config = json.loads(found.get("data", {})[source.key])
         except (KeyError, ValueError) as error:
             return f"configmap {source.config_map}, key {source.key}: {type(error).__name__}: {error}"
         order = {"address": scene.ip, "config": config, "load_s": scene.ready_after}

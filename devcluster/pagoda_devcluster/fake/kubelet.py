@@ -62,23 +62,23 @@ class Addresses:
     """Which pod has which of its node's addresses."""
 
     def __init__(self) -> None:
-        self._held: dict[str, dict[int, Key]] = {}
+        self._addresses: dict[str, dict[int, Key]] = {}
 
     def of(self, node: FakeNode, key: Key, known: str) -> str:
         """The one the pod's status has, after a start of this process; else the lowest that is free."""
-        held = self._held.setdefault(node.name, {})
-        number = next((number for number, holder in held.items() if holder == key), None)
+        taken = self._addresses.setdefault(node.name, {})
+        number = next((number for number, holder in taken.items() if holder == key), None)
         if number is None:
             number = node.number_of(known)
         if number is None:
-            number = next(number for number in range(len(held) + 1) if number not in held)
-        held[number] = key
+            number = next(number for number in range(len(taken) + 1) if number not in taken)
+        taken[number] = key
         return node.pod_address(number)
 
     def free(self, key: Key) -> None:
-        for held in self._held.values():
-            for number in [number for number, holder in held.items() if holder == key]:
-                del held[number]
+        for taken in self._addresses.values():
+            for number in [number for number, holder in taken.items() if holder == key]:
+                del taken[number]
 
 
 class FakeKubelets:
@@ -221,7 +221,7 @@ class FakeKubelets:
         return plays.scene_of(pod, found, plays.drawn(self._layout.seed, pod, self._layout.ready_seconds), addresses)
 
     def _address(self, key: Key, pod: Object, node: FakeNode) -> str:
-        """A pod that has ended gives its own back, as it gives back its place: Jobs that nobody removes would use up the node's 253."""
+        """A pod that has ended gives its own back, as it gives back its place: Jobs that are not removed would use up the node's 253."""
         known: str = pod.get("status", {}).get("podIP", "")
         if pods.has_ended(pod):
             self._addresses.free(key)
@@ -231,7 +231,7 @@ class FakeKubelets:
 
 def keep(cache: dict[K, Object], key: K, answer: Object | None) -> None:
     """The answer is newer than what the watch told so far; deciding again from the older one would write twice. What the watch told
-    to be gone meanwhile stays gone: nobody would say so again, and its front and its address would be kept for ever."""
+    to be gone meanwhile stays gone: no event would say so again, and its front and its address would be kept for ever."""
     if answer and key in cache and newer(answer, cache[key]):
         cache[key] = answer
 

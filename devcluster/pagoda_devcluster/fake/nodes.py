@@ -104,11 +104,11 @@ def conditions(found: Object, plays: frozenset[str], now: datetime) -> list[Obje
     healthy = {kind: ("False", *words) for kind, words in PRESSURES.items()}
     healthy["Ready"] = ("True", "KubeletReady", complaint or "kubelet is posting ready status")
     down = NodePlay.NOT_READY.value in plays
-    return [condition(before, kind, SILENT if down else told, now) for kind, told in healthy.items()]
+    return [condition(before, kind, SILENT if down else words, now) for kind, words in healthy.items()]
 
 
-def condition(before: list[Object], kind: str, told: tuple[str, str, str], now: datetime) -> Object:
-    status, reason, message = told
+def condition(before: list[Object], kind: str, words: tuple[str, str, str], now: datetime) -> Object:
+    status, reason, message = words
     same = next((entry for entry in before if entry["type"] == kind and entry["status"] == status), None)
     times = same or {"lastTransitionTime": write_time(now), "lastHeartbeatTime": write_time(now)}
     kept = {key: times[key] for key in ("lastTransitionTime", "lastHeartbeatTime")}

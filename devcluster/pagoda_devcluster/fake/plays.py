@@ -70,7 +70,7 @@ def complaint_of(plays: frozenset[str], accepted: type[StrEnum]) -> str:
     """Empty where every word is known."""
     known = [play.value for play in accepted]
     unknown = sorted(plays - set(known))
-    return f"unknown play {', '.join(unknown)}: accepted are {', '.join(known)}" if unknown else ""
+    return f"unknown play {', '.join(unknown)}: it must be one of {', '.join(known)}" if unknown else ""
 
 
 def drawn(seed: int, pod: Object, span: tuple[float, float]) -> float:
@@ -88,7 +88,7 @@ def seconds(pod: Object, name: str, otherwise: float) -> tuple[float, str]:
         number = float(text)
     except ValueError:
         number = -1
-    return (number, "") if 0 <= number < float("inf") else (otherwise, f"{name}: {text!r} is no number of seconds")
+    return (number, "") if 0 <= number < float("inf") else (otherwise, f"{name} must be a number of seconds, got {text!r}")
 
 
 def tells_version(pod: Object) -> bool:

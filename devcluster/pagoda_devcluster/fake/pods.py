@@ -114,10 +114,10 @@ def container(named: tuple[str, str], state: Object, before: Object, ready: bool
 
 
 def waiting(pod: Object, reason: str, message: str) -> Act:
-    def told(image: str) -> Object:
+    def container_state(image: str) -> Object:
         return {"waiting": {"reason": reason, "message": message.replace("{image}", image)}}
 
-    return Act("Pending", [container(named, told(named[1]), previous(pod, named[0])) for named in names(pod)])
+    return Act("Pending", [container(named, container_state(named[1]), previous(pod, named[0])) for named in names(pod)])
 
 
 def dying(pod: Object, death: tuple[str, int], now: datetime) -> Act:

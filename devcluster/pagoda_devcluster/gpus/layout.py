@@ -115,10 +115,10 @@ class Layout(_Frozen):
         if len(set(names)) != len(names):
             raise ValueError(f"class names repeat: {', '.join(names)}")
         if self.kubelet and self.kubelet not in names:
-            raise ValueError(f"kubelet: {self.kubelet!r} is no class: accepted are {', '.join(names)}")
+            raise ValueError(f"kubelet must be one of the classes {', '.join(names)}, got {self.kubelet!r}")
         low, high = self.ready_seconds
         if not 0 <= low <= high:
-            raise ValueError(f"ready_seconds: [{low}, {high}] is no span: write [least, most]")
+            raise ValueError(f"ready_seconds must be [least, most], got [{low}, {high}]")
         return self
 
     @property
@@ -155,7 +155,7 @@ def refuse_group(node: NodeClass, group: Group) -> str | None:
     if group.mig is None:
         return "mig_strategy single needs `mig` on every group; use mixed" if node.mig_strategy == "single" else None
     if node.mig_strategy == "none":
-        return "mig_strategy none and `mig` contradict each other: accepted are single, mixed"
+        return "mig_strategy none and `mig` contradict each other: mig_strategy must be single or mixed"
     if node.mig_strategy == "single" and len(group.mig) != 1:
         return "mig_strategy single needs exactly one profile on every group; use mixed"
     return refuse_partitions(node.gpu.mig_profiles if node.gpu else {}, group.mig)
@@ -166,7 +166,7 @@ def refuse_partitions(known: dict[str, Profile], wanted: dict[str, int]) -> str 
         if not PROFILE.fullmatch(name):
             return f"MIG profile {name!r}: write it as 3g.40gb or 1g.10gb+me"
         if name not in known:
-            return f"MIG profile {name!r} is not among mig_profiles: accepted are {', '.join(known) or 'none, list them there'}"
+            return f"MIG profile {name!r} is not among mig_profiles: {', '.join(known) or 'the list is empty'}"
         if count < 1:
             return f"MIG profile {name!r}: {count} of it; at least 1"
     compute = sum(slices_of(name) * count for name, count in wanted.items())
@@ -186,7 +186,7 @@ def parse(text: str, origin: str) -> Layout:
     except yaml.YAMLError as error:
         raise UsageError(f"{origin} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(raw, dict):
-        raise UsageError(f"{origin} is no GPU layout: it needs `classes`, see devcluster/layouts/")
+        raise UsageError(f"{origin} is not a GPU layout: it needs `classes`, see devcluster/layouts/")
     try:
         return Layout.model_validate(raw)
     except ValidationError as error:

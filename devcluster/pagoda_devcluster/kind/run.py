@@ -1,6 +1,6 @@
 """Runs what `render.py` renders: the kind provider's part of `up`, `down`, `status` and `load-image`. Unproven on a real engine.
 
-Called by `providers.py`, `native.clear`, `status.py` and the door. kind is compiled like every other binary, and only here.
+Called by `providers/` and `__main__`. kind is compiled like every other binary, and only here.
 """
 
 import json

@@ -36,7 +36,8 @@ def connect(spec: ClusterSpec, init: int) -> None:
 
 
 def serve_route(spec: ClusterSpec) -> str:
-    """Every address of the pod network is this machine's own: a process can listen on it, and whoever dials it reaches that process."""
+    """Every address of the pod network is this machine's own: a process can listen on it, and a client that dials it reaches that
+    process."""
     return f"local {spec.net.pod_cidr} dev lo"
 
 

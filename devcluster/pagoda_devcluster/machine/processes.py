@@ -17,7 +17,7 @@ from pagoda_devcluster.cluster.spec import ClusterSpec
 
 PROC = Path("/proc")
 LOG_LINES = 2
-# Whoever is waited for is in an execve, which a slow disk or a busy machine may hold up for seconds.
+# The process that is waited for is in an execve, which a slow disk or a busy machine may hold up for seconds.
 EXEC_SECONDS = 5.0
 COMPLAINT = re.compile(r'^[EF]\d{4} |level=(error|fatal)|"level":"(error|fatal)"|^(panic|Error):')
 
@@ -135,7 +135,7 @@ def init_of(running: Iterable[Running]) -> int | None:
 
 
 def end_all(pids: Iterable[int], seconds: float = 20) -> list[int]:
-    """Kill all, in their order, then wait for the end of each. Returns who is left, which takes a process stuck in the kernel.
+    """Kill all, in their order, then wait for the end of each. Returns the processes that are left: those stuck in the kernel.
 
     Not one after the other: process 1 of a namespace ends only once the parents of those inside have asked for them, and a parent that
     is stopped (an nsenter stops with its child) asks for nothing until it is killed itself.

@@ -130,21 +130,21 @@ def half_removed(name: str) -> StoppedError:
 
 
 def down_if_dead(settings: Settings, name: str, console: Console) -> list[str]:
-    """For `prune`: looks again under the lock, because somebody may have started it since."""
+    """For `prune`: looks again under the lock, because it may have been started since."""
     with _locked(settings, name, console, remove=True):
         alive = processes.of_cluster(settings.cluster(name)) or lives_elsewhere(load_spec(settings.cluster(name)))
         return [] if alive else native.clear(settings, name)
 
 
 def lives_elsewhere(spec: ClusterSpec | None) -> bool:
-    """A kind cluster has no process that carries a mark. While no engine answers nobody knows, and what nobody knows is left alone."""
+    """A kind cluster has no process that carries a mark. While no engine answers, its state is unknown, and it is left alone."""
     if spec is None or spec.provider != KIND:
         return False
     return not kind.engine() or None not in kind.look(spec).pids.values()
 
 
 def refuse_another(found: Status, request: Request, provider: str) -> None:
-    """Somebody works with what runs: it is not replaced by something else of that name."""
+    """A cluster that runs may be in use: another one of that name does not replace it."""
     if found.spec is None:
         return
     runs = ""

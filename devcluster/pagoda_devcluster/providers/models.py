@@ -66,7 +66,7 @@ def parse_claim(text: str) -> Claim:
 
 
 def survey(folder: Path) -> Survey:
-    """By mode bits, because a root's own look says nothing about a pod that runs as somebody else."""
+    """By mode bits, because root can read files that a pod of another user cannot."""
     found = Survey()
     for path, mode in walk(folder):
         found.files += 1

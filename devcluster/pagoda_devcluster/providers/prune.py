@@ -1,6 +1,6 @@
 """What a home has that nothing needs: dead clusters and binaries of older recipes. Deciding is pure; removing goes the way of `down`.
 
-A cluster is dead when no process of it lives. One that another command works on (its lock is held) is left alone, and so are binaries
+A cluster is dead when no process of it lives. One that another command works on (its lock is taken) is left alone, and so are binaries
 that any cluster of this home was started from.
 """
 
@@ -70,7 +70,7 @@ def _folders(parent: Path) -> Iterable[Path]:
 
 
 def remove(settings: Settings, prunable: Prunable, console: Console) -> Prunable:
-    """What went. Under each cluster's own lock, and under the build's, so that nothing is taken from somebody who just came."""
+    """What went. Under each cluster's own lock, and under the build's, so that nothing is taken from a process that just began."""
     clusters = tuple(name for name in prunable.clusters if providers.down_if_dead(settings, name, console))
     if not prunable.binaries:
         return Prunable(clusters, ())

@@ -148,7 +148,7 @@ class Starter:
         return f"{processes.log_tail(self.spec, process)} (see {self.spec.paths.log(process)})"
 
     def enter(self, phase: str) -> None:
-        """Said before it begins: whoever stops it there, or sees it hang, knows where."""
+        """Printed before it begins: a person who stops it there, or sees it hang, knows where."""
         self.console.print(f"  {phase} …")
 
     def say(self, what: str) -> None:

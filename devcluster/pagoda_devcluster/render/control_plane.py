@@ -49,7 +49,7 @@ def apiserver(spec: ClusterSpec) -> Process:
 
 def api_identity(spec: ClusterSpec) -> dict[str, object]:
     pki = spec.paths.pki
-    # An endpoint of the Service `kubernetes` may not be a loopback address; without a node nobody looks for it.
+    # An endpoint of the Service `kubernetes` may not be a loopback address; without a node nothing uses it.
     reconciler = {} if spec.has_node else {"endpoint-reconciler-type": "none"}
     return {
         "bind-address": spec.api_address,
@@ -131,7 +131,7 @@ def controller_manager(spec: ClusterSpec) -> Process:
 
 
 def fleet_patience(spec: ClusterSpec) -> dict[str, object]:
-    """Fake nodes send no heartbeats (100 would be 10 writes a second), so nobody may miss them."""
+    """Fake nodes send no heartbeats (100 would be 10 writes a second), so their absence must not count."""
     return {"node-monitor-grace-period": "24h", "node-startup-grace-period": "24h"} if spec.fakes else {}
 
 
@@ -140,7 +140,7 @@ def fake_kubelet(spec: ClusterSpec) -> Process:
 
 
 def fronts(spec: ClusterSpec) -> Process:
-    """The product's own door: the dev cluster imports nothing of it."""
+    """A command of the product: the dev cluster imports nothing of it."""
     argv = [spec.python, "-P", "-m", "pagoda_daemon", "simulate-fronts", "--control", str(spec.paths.fronts)]
     return Process("fronts", argv)
 

@@ -8,7 +8,7 @@ from pagoda_devcluster.gpus.layout import Layout
 
 @dataclass(frozen=True)
 class Request:
-    """Parsed at the door."""
+    """Parsed once, by `__main__`."""
 
     name: str
     nodes: Nodes

@@ -35,7 +35,7 @@ async def inspect(order: Order, around: Surroundings) -> dict[str, Any]:
     origin = source(order.address, order.credential, around)
     try:
         listing = await resolve(origin, around.limits)
-        return _told(listing, await _config(origin, listing))
+        return _summary(listing, await _config(origin, listing))
     finally:
         await origin.close()
 
@@ -54,18 +54,20 @@ async def _config(origin: Source, listing: Listing) -> dict[str, Any]:
     return config
 
 
-def _told(listing: Listing, config: dict[str, Any]) -> dict[str, Any]:
-    told: dict[str, Any] = {
+def _summary(listing: Listing, config: dict[str, Any]) -> dict[str, Any]:
+    summary: dict[str, Any] = {
         "config": compact(config),
         "weightBytes": listing.weight_bytes,
         "bytes": listing.size,
         "files": len(listing.files),
     }
-    told |= {"revision": listing.revision} if listing.revision else {}
-    told |= {"digest": listing.digest} if listing.digest else {}
-    if len(line(told).encode()) > LIMIT:
-        raise Refused(f"config.json is {len(line(told['config']))} characters long even without what sizing does not read; at most {LIMIT}")
-    return told
+    summary |= {"revision": listing.revision} if listing.revision else {}
+    summary |= {"digest": listing.digest} if listing.digest else {}
+    if len(line(summary).encode()) > LIMIT:
+        raise Refused(
+            f"config.json is {len(line(summary['config']))} characters long even without what sizing does not read; at most {LIMIT}"
+        )
+    return summary
 
 
 def line(value: Any) -> str:

@@ -1,6 +1,6 @@
 """One fetch, from address to finished tree: known already → listing → lock → room → files → digest → publish. The route of this component.
 
-Called by the door (`fetch`, `serve`) and by the gRPC service.
+Called by `__main__` (`fetch`), the sidecar and the gRPC service.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pagoda_fetch.nouns.names import WEIGHTS
 from pagoda_fetch.nouns.progress import Phase, Progress
 from pagoda_fetch.sources.base import Source
 from pagoda_fetch.sources.choose import Surroundings, source
-from pagoda_fetch.volume.lock import Held, Holder, locked
+from pagoda_fetch.volume.lock import Holder, OwnedLock, locked
 from pagoda_fetch.volume.store import Store, discard, disk_error, staged_bytes
 
 log = structlog.get_logger()
@@ -40,9 +40,9 @@ class Order:
 
 @dataclass
 class Meter:
-    """Counts bytes and tells whoever looks."""
+    """Counts bytes and reports them."""
 
-    tell: Callable[[Progress], None]
+    report: Callable[[Progress], None]
     total: int = 0
     done: int = 0
     digest: str = ""
@@ -54,7 +54,7 @@ class Meter:
 
     def say(self, phase: Phase, path: str = "") -> None:
         """Where it stands."""
-        self.tell(Progress(phase, self.done, self.total, self.digest, path))
+        self.report(Progress(phase, self.done, self.total, self.digest, path))
 
 
 @dataclass
@@ -74,11 +74,11 @@ class Room:
             self.store.check_room(max(0, self.left))
 
 
-async def fetch(order: Order, store: Store, around: Surroundings, me: Holder, tell: Callable[[Progress], None]) -> Progress:
+async def fetch(order: Order, store: Store, around: Surroundings, me: Holder, report: Callable[[Progress], None]) -> Progress:
     """The finished tree's digest and place. Raises FetchError; what a transient one leaves is where the next try begins."""
     await asyncio.to_thread(store.prepare)
     try:
-        return await _fetch(order, store, around, me, Meter(tell))
+        return await _fetch(order, store, around, me, Meter(report))
     except OSError as error:  # the volume: sources speak in errors of the tree
         raise disk_error(error, store.root) from None
 
@@ -95,7 +95,7 @@ async def _fetch(order: Order, store: Store, around: Surroundings, me: Holder, m
             await origin.close()
     _expect(order, known)
     done = Progress("done", meter.done, meter.total, known, str(store.place(known)))
-    meter.tell(done)
+    meter.report(done)
     return done
 
 
@@ -109,10 +109,10 @@ async def _from_source(order: Order, store: Store, means: tuple[Source, Limits, 
     key = order.address.key
     if known := _present(store, key, listing):
         return known
-    async with locked(store.locks, key, me, limits, lambda: meter.say("waiting")) as held:
+    async with locked(store.locks, key, me, limits, lambda: meter.say("waiting")) as lock:
         if known := _present(store, key, listing):
             return known
-        return await _download(order, store, (origin, limits, held), listing, meter)
+        return await _download(order, store, (origin, limits, lock), listing, meter)
 
 
 async def resolve(origin: Source, limits: Limits) -> Listing:
@@ -135,8 +135,8 @@ def _present(store: Store, address: str, listing: Listing) -> str:
     return store.known(address, listing.key)
 
 
-async def _download(order: Order, store: Store, means: tuple[Source, Limits, Held], listing: Listing, meter: Meter) -> str:
-    origin, limits, held = means
+async def _download(order: Order, store: Store, means: tuple[Source, Limits, OwnedLock], listing: Listing, meter: Meter) -> str:
+    origin, limits, lock = means
     staging = await asyncio.to_thread(store.staging, order.address.key, listing.key)
     try:
         missing = max(0, listing.size - await asyncio.to_thread(staged_bytes, staging))
@@ -147,9 +147,9 @@ async def _download(order: Order, store: Store, means: tuple[Source, Limits, Hel
             meter.moved(count)
             room.moved(count)
 
-        found = await _all_files(Work(origin, staging, limits, moved, held.check), listing, limits.parallel)
+        found = await _all_files(Work(origin, staging, limits, moved, lock.check), listing, limits.parallel)
         meter.say("verifying")
-        held.check()
+        lock.check()
         _expect(order, tree_digest(found))
         sizes = {file.name: (file.size, found[file.name]) for file in listing.files}
         return await asyncio.to_thread(store.publish, staging, sizes, order.address.key, listing.key)
@@ -157,10 +157,10 @@ async def _download(order: Order, store: Store, means: tuple[Source, Limits, Hel
         await asyncio.to_thread(discard, staging)
         raise
     except OSError as error:
-        told = disk_error(error, store.root)
-        if isinstance(told, Permanent | NoRoom):
+        size_text = disk_error(error, store.root)
+        if isinstance(size_text, Permanent | NoRoom):
             await asyncio.to_thread(discard, staging)
-        raise told from None
+        raise size_text from None
 
 
 async def _all_files(work: Work, listing: Listing, parallel: int) -> dict[str, str]:
@@ -183,8 +183,8 @@ async def _all_files(work: Work, listing: Listing, parallel: int) -> dict[str, s
 
 def _first(many: BaseExceptionGroup[BaseException]) -> BaseException:
     """The one that says most: a permanent fault before a transient one."""
-    told = [error for error in many.exceptions if isinstance(error, FetchError)]
-    return min(told, key=lambda error: not isinstance(error, Permanent), default=many.exceptions[0])
+    size_text = [error for error in many.exceptions if isinstance(error, FetchError)]
+    return min(size_text, key=lambda error: not isinstance(error, Permanent), default=many.exceptions[0])
 
 
 def _expect(order: Order, digest: str) -> None:
@@ -194,10 +194,10 @@ def _expect(order: Order, digest: str) -> None:
 
 async def read_small(origin: Source, file: RemoteFile, limit: int) -> bytes:
     """A small file's content, without a disk."""
-    held = bytearray()
+    buffer = bytearray()
     async with aclosing(origin.read(file, 0)) as chunks:
         async for chunk in chunks:
-            held += chunk
-            if len(held) > min(limit, file.size):
+            buffer += chunk
+            if len(buffer) > min(limit, file.size):
                 raise Mismatch(f"{file.name}: more than {min(limit, file.size)} bytes")
-    return bytes(held)
+    return bytes(buffer)

@@ -94,24 +94,24 @@ async def _once(work: Work, file: RemoteFile, sink: Sink) -> None:
     """One request, as far as it gets; what came is written in any case."""
     if sink.whole:
         return
-    held = bytearray()
+    buffer = bytearray()
     try:
         async with aclosing(steady(work.source.read(file, sink.offset), work.limits, file.name)) as chunks:
             async for chunk in chunks:
-                held += chunk
-                if len(held) >= _BATCH:
-                    await _flush(work, sink, held)
+                buffer += chunk
+                if len(buffer) >= _BATCH:
+                    await _flush(work, sink, buffer)
     except FetchError:
-        await _flush(work, sink, held)
+        await _flush(work, sink, buffer)
         raise
-    await _flush(work, sink, held)
+    await _flush(work, sink, buffer)
 
 
-async def _flush(work: Work, sink: Sink, held: bytearray) -> None:
-    if not held:
+async def _flush(work: Work, sink: Sink, buffer: bytearray) -> None:
+    if not buffer:
         return
     work.guard()
-    data = bytes(held)
-    held.clear()
+    data = bytes(buffer)
+    buffer.clear()
     await finished(sink.write, data)
     work.moved(len(data))

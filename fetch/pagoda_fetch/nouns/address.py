@@ -36,7 +36,7 @@ class Address(NamedTuple):
 
     @property
     def immutable(self) -> bool:
-        """Whether the revision names a content for ever: then nobody need be asked for what is in the store already."""
+        """Whether the revision names a content for ever: then the source need not be asked for what is in the store already."""
         return (self.scheme == "hf" and _COMMIT.fullmatch(self.revision) is not None) or (
             self.scheme == "oci" and _DIGEST.fullmatch(self.revision) is not None
         )

@@ -28,7 +28,7 @@ _ALIASES: Final = {"token": "HF_TOKEN", "username": "OCI_USERNAME", "password": 
 
 @dataclass(frozen=True)
 class Credential:
-    """What proves who we are; empty for nobody. Its text form shows no value."""
+    """What proves our identity; empty for anonymous access. Its text form shows no value."""
 
     words: Mapping[str, str] = field(default_factory=dict, repr=False)
     registries: Mapping[str, tuple[str, str]] = field(default_factory=dict, repr=False)

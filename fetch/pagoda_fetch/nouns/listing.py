@@ -76,7 +76,7 @@ def select(files: Sequence[RemoteFile], limits: Limits, *, prefix: str = "", rev
     if len(listing.files) > limits.max_files:
         raise Refused(f"{len(listing.files)} files: at most {limits.max_files} are taken")
     if any(file.size < 0 for file in listing.files) or listing.size > limits.max_bytes:
-        raise Refused(f"{told(listing.size)}: at most {told(limits.max_bytes)} are taken")
+        raise Refused(f"{size_text(listing.size)}: at most {size_text(limits.max_bytes)} are taken")
     return listing
 
 
@@ -91,7 +91,7 @@ def folder(digest: str) -> str:
     return digest.replace(":", "-")
 
 
-def told(size: float) -> str:
+def size_text(size: float) -> str:
     """Bytes as people read them."""
     for unit in _UNITS[:-1]:
         if size < _KILO:

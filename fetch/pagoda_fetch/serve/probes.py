@@ -12,7 +12,7 @@ from typing import Final
 
 from pagoda_contracts.names import PATH_LIVE, PATH_READY, PATH_STARTUP
 
-from pagoda_fetch.nouns.listing import told
+from pagoda_fetch.nouns.listing import size_text
 from pagoda_fetch.nouns.progress import Progress
 
 BEAT: Final = 1.0
@@ -34,7 +34,7 @@ class Vitals:
     def unready(self, _now: float) -> str | None:
         """How far the model is; None once it is complete."""
         seen = self.progress
-        return None if self.complete else f"{seen.phase} {told(max(0, seen.done))} of {told(seen.total) if seen.total else '?'}"
+        return None if self.complete else f"{seen.phase} {size_text(max(0, seen.done))} of {size_text(seen.total) if seen.total else '?'}"
 
     def ailment(self, now: float) -> str | None:
         """Why the process should be restarted; None while it is well."""

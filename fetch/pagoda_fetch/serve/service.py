@@ -1,6 +1,6 @@
 """gRPC `pagoda.v1.Fetch` on the pod's loopback: an order in, its progress out. Equal orders join the fetch under way.
 
-Who calls is the daemon of the same pod: nobody else reaches the address. A caller who leaves does not stop the fetch.
+The caller is the daemon of the same pod: no other process reaches the address. A caller who leaves does not stop the fetch.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class Context(Protocol):
 
 @dataclass
 class _Job:
-    """A fetch under way: its last word, and who waits for the next."""
+    """A fetch under way: its last progress, and the callers that wait for the next."""
 
     latest: Progress = field(default_factory=lambda: Progress("resolving"))
     error: FetchError | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def tell(self, progress: Progress) -> None:
+    def report(self, progress: Progress) -> None:
         self.latest = progress
         self.wake()
 
@@ -113,7 +113,7 @@ class Fetches:
 
     async def _run(self, order: Order, job: _Job) -> None:
         try:
-            await fetch(order, self._store, self._around, self._me, job.tell)
+            await fetch(order, self._store, self._around, self._me, job.report)
         except FetchError as error:
             job.error = error
         except Exception as error:  # a bug ends one fetch, and says so
@@ -139,8 +139,8 @@ async def answer(fetches: Fetches, request: FetchRequest, context: Context) -> N
             if progress.phase != "done":
                 await asyncio.sleep(_FLOOR)
     except FetchError as error:
-        told = f"{error.reason}: {error}"
-        await context.write(FetchProgress(phase=FETCH_PHASE_FAILED, error=told, retryable=isinstance(error, Transient)))
+        size_text = f"{error.reason}: {error}"
+        await context.write(FetchProgress(phase=FETCH_PHASE_FAILED, error=size_text, retryable=isinstance(error, Transient)))
 
 
 def message(progress: Progress) -> FetchProgress:

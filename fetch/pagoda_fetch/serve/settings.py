@@ -48,7 +48,7 @@ class Settings:
 
 
 def termination_log(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """The file for the last word: kubelet creates it, so where it is absent nobody will read it."""
+    """The file for the last word: kubelet creates it, so an absent one is not read."""
     path = Path(environment.get("PAGODA_TERMINATION_LOG", _TERMINATION_LOG))
     return path if path.is_file() else None
 

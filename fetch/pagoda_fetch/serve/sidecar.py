@@ -1,6 +1,6 @@
 """`serve`: probes and gRPC at once, the service's model first, then whatever the daemon asks for, until SIGTERM.
 
-Ends with what keeps the model from coming: the door writes it where the operator reads it, and the kubelet starts the container anew.
+Ends with what keeps the model from coming: `__main__` writes it where the operator reads it, and the kubelet starts the container anew.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ async def _own_model(settings: Settings, fetches: Fetches, vitals: Vitals) -> No
 
 
 async def _bring(settings: Settings, order: Order, fetches: Fetches, vitals: Vitals) -> None:
-    clock, told = asyncio.get_running_loop().time, 0.0
+    clock, size_text = asyncio.get_running_loop().time, 0.0
     async for progress in fetches.watch(order):
         vitals.progress = progress
-        if clock() - told >= _LOG_EVERY:
-            told = clock()
+        if clock() - size_text >= _LOG_EVERY:
+            size_text = clock()
             log.info(progress.phase, uri=order.address.uri, done=progress.done, total=progress.total)
     log.info("complete", uri=order.address.uri, digest=vitals.progress.digest, bytes=vitals.progress.total)
     if settings.link is not None:

@@ -55,10 +55,10 @@ class Hub:
         try:
             return api.model_info(self._repository, revision=self._revision, files_metadata=True, timeout=self._limits.silence)
         except (HfHubHTTPError, HFValidationError, httpx2.HTTPError, OSError, ValueError) as error:
-            raise self._told(error) from None
+            raise self._as_fetch_error(error) from None
 
-    def _told(self, error: Exception) -> FetchError:
-        """The library's error as ours. A hub says 401 for what it does not show: it may be there for somebody else."""
+    def _as_fetch_error(self, error: Exception) -> FetchError:
+        """The library's error as ours. A hub says 401 for what it does not show: it may exist for another account."""
         where = f"{self._repository} at {self._endpoint}"
         revision = f"revision {self._revision or 'main'} of {where}"
         if isinstance(error, RevisionNotFoundError):

@@ -50,7 +50,7 @@ class Objects:
                 if len(found) > _MAX_OBJECTS:
                     raise Refused(f"{self._uri}: more than {_MAX_OBJECTS} objects; name the model's own prefix")
         except (BaseError, OSError) as error:
-            raise self._told(error) from None
+            raise self._as_fetch_error(error) from None
         if not found:
             raise NotFound(f"{self._uri}: no object there")
         return select(found, self._limits, prefix=self._prefix)
@@ -65,12 +65,12 @@ class Objects:
             async for chunk in result.stream(min_chunk_size=_CHUNK):
                 yield bytes(chunk)
         except (BaseError, OSError) as error:
-            raise self._told(error) from None
+            raise self._as_fetch_error(error) from None
 
     async def close(self) -> None:
         """obstore's connections end with the store."""
 
-    def _told(self, error: Exception) -> FetchError:
+    def _as_fetch_error(self, error: Exception) -> FetchError:
         """obstore's error as ours. Its text may hold an access key: only the service's own code is repeated."""
         text = str(error)
         code = next(iter(_CODE.findall(text)), "") or next(iter(_STATUS.findall(text)), "") or type(error).__name__

@@ -48,7 +48,7 @@ def surely_dead(other: Holder, me: Holder) -> bool:
     return bool(other.pod) and other.pod == me.pod
 
 
-class Held:
+class OwnedLock:
     """A lock that is ours, until it is not."""
 
     def __init__(self, path: Path, me: Holder, limits: Limits) -> None:
@@ -63,7 +63,7 @@ class Held:
             raise LockLost("another pod has taken over this download")
 
     def sign(self) -> None:
-        """Says that we live, where nobody took over."""
+        """Signs that we live, unless another process took over."""
         newest = _newest(self._path.parent, self._path.stem)
         if newest != self._path:
             self._lost = True
@@ -86,18 +86,18 @@ class Held:
 
 
 @asynccontextmanager
-async def locked(folder: Path, name: str, me: Holder, limits: Limits, waiting: Callable[[], None]) -> AsyncIterator[Held]:
-    """Holds the lock; `waiting` is called while somebody else does."""
-    held = Held(await _acquire(folder, name, me, limits, waiting), me, limits)
-    held.sign()
-    beat = asyncio.create_task(held.beat())
+async def locked(folder: Path, name: str, me: Holder, limits: Limits, waiting: Callable[[], None]) -> AsyncIterator[OwnedLock]:
+    """Owns the lock; `waiting` is called while another process does."""
+    lock = OwnedLock(await _acquire(folder, name, me, limits, waiting), me, limits)
+    lock.sign()
+    beat = asyncio.create_task(lock.beat())
     try:
-        yield held
+        yield lock
     finally:
         beat.cancel()
-        with suppress(asyncio.CancelledError, OSError):  # a volume that is gone: check() has told by then
+        with suppress(asyncio.CancelledError, OSError):  # a volume that is gone: check() has size_text by then
             await beat
-        held.release()
+        lock.release()
 
 
 async def _acquire(folder: Path, name: str, me: Holder, limits: Limits, waiting: Callable[[], None]) -> Path:
@@ -117,7 +117,7 @@ async def _acquire(folder: Path, name: str, me: Holder, limits: Limits, waiting:
 
 
 def _take(folder: Path, name: str, newest: Path | None, me: Holder) -> Path | None:
-    """The next generation, if nobody else was faster; the ones before it are removed."""
+    """The next generation, if no other process was faster; the ones before it are removed."""
     mine = folder / f"{name}.{_generation(newest) + 1}"
     try:
         handle = os.open(mine, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
@@ -155,7 +155,7 @@ def _text(path: Path | None) -> str:
 
 
 def _gone(text: str, me: Holder) -> bool:
-    """Whether what a lock says names a holder that is surely dead. One that is half written names nobody: it is waited for."""
+    """Whether what a lock says names a holder that is surely dead. One that is half written names no owner: it is waited for."""
     try:
         pod, machine, pid, _ = json.loads(text)
         return surely_dead(Holder(str(pod), str(machine), int(pid)), me)

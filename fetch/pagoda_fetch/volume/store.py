@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pagoda_fetch.nouns.errors import ConfigRejected, FetchError, NoRoom, Unreachable
-from pagoda_fetch.nouns.listing import folder, told, tree_digest
+from pagoda_fetch.nouns.listing import folder, size_text, tree_digest
 
 PARTIAL: Final = ".partial"
 _FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
@@ -87,8 +87,8 @@ class Store:
         """NoRoom where so many bytes more do not fit."""
         free = max(0, self._free(self.root) - self._reserve)
         if needed > free:
-            kept = f" (keeping {told(self._reserve)})" if self._reserve else ""
-            raise NoRoom(f"{self.root}: needs {told(needed)} more, {told(free)} are free{kept}")
+            kept = f" (keeping {size_text(self._reserve)})" if self._reserve else ""
+            raise NoRoom(f"{self.root}: needs {size_text(needed)} more, {size_text(free)} are free{kept}")
 
     def publish(self, staging: Path, files: Mapping[str, tuple[int, str]], address: str, listing: str) -> str:
         """The staged files as a finished tree: all of it at once, or nothing. Index first: it means nothing without the tree."""
@@ -99,7 +99,7 @@ class Store:
         if self.holds(digest):  # another address had the same content
             shutil.rmtree(staging, ignore_errors=True)
             return digest
-        if place.exists():  # somebody took files out of it
+        if place.exists():  # files were removed from it
             damaged = place.rename(staging.with_name(f"{staging.name}-damaged"))
             shutil.rmtree(damaged, ignore_errors=True)
         staging.rename(place)
@@ -133,7 +133,7 @@ def disk_error(error: OSError, where: Path) -> FetchError:
     """What the file system said, as an error of the tree."""
     text = f"{where}: {error.strerror or type(error).__name__}"
     if error.errno in _FULL:
-        return NoRoom(f"{text}; {told(free_bytes(where)) if where.exists() else 'nothing'} free")
+        return NoRoom(f"{text}; {size_text(free_bytes(where)) if where.exists() else 'nothing'} free")
     return ConfigRejected(f"{text}: the volume must be writable") if error.errno in _CLOSED else Unreachable(text)
 
 

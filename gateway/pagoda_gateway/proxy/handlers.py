@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 import structlog
 from aiohttp import hdrs, web
-from pagoda_contracts.claims import Claim
+from pagoda_contracts.name_owners import ServedName
 from pagoda_contracts.names import HEADER_REQUEST_ID
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -85,25 +85,25 @@ class Api:
         return await self.router.serve(life, partial(relay.attempt, call, life.first_byte))
 
     async def _models(self, _request: web.Request) -> web.Response:
-        return _json({"object": "list", "data": [self._card(claim) for claim in self._claims()]})
+        return _json({"object": "list", "data": [self._card(model) for model in self._served()]})
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["id"]
-        for claim in self._claims():
-            if claim.name == name:
-                return _json(self._card(claim))
+        for model in self._served():
+            if model.name == name:
+                return _json(self._card(model))
         raise ModelNotFound(name)
 
-    def _card(self, claim: Claim) -> dict[str, str | int | bool]:
+    def _card(self, model: ServedName) -> dict[str, str | int | bool]:
         """Returns OpenAI's model object. A service that is asleep is available: a request wakes it."""
-        card: dict[str, str | int | bool] = {"id": claim.name, "object": "model", "created": _epoch(claim.created), "owned_by": claim.owner}
-        why = self.router.why_not(claim.owner)
+        card: dict[str, str | int | bool] = {"id": model.name, "object": "model", "created": _epoch(model.created), "owned_by": model.owner}
+        why = self.router.why_not(model.owner)
         return card | {"available": not why} | ({"unavailable_reason": why} if why else {})
 
-    def _claims(self) -> list[Claim]:
+    def _served(self) -> list[ServedName]:
         if not self.cache.synced:
             raise NotSynced("the gateway has not listed the cluster's services yet")
-        return self.cache.claims()
+        return self.cache.models()
 
 
 async def _not_built(request: web.Request) -> web.StreamResponse:

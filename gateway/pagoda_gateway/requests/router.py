@@ -85,7 +85,7 @@ class Router:
 
     def names_changed(self) -> None:
         """Names may belong to other services now, or services may be stalled: wakes all queues."""
-        names, now_ms = frozenset(claim.name for claim in self._cache.claims()), self._clock_ms()
+        names, now_ms = frozenset(model.name for model in self._cache.models()), self._clock_ms()
         lost = {name: lost_ms for name, lost_ms in self._lost.items() if now_ms - lost_ms < _LOST_MS}
         self._lost = {name: lost_ms for name, lost_ms in (lost | dict.fromkeys(self._names - names, now_ms)).items() if name not in names}
         self._names = names

@@ -118,7 +118,7 @@ def _reason(best: Endpoint, request: RoutingRequest, scorers: Sequence[Weighted]
 
 
 def _last_resort(judged: Sequence[Judged]) -> list[Judged]:
-    """Returns unsound endpoints that serve because none is sound: those with a faulty device and a right canary, else several others."""
+    """Returns unsound endpoints that serve because none is sound: those with a faulty device and a right check, else several others."""
     unsound = [entry for entry in judged if entry[1] in UNSOUND]
     if any(verdict in SOUND for _, verdict in judged):
         return []

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, Literal
 
-from pagoda_contracts.claims import Claim, resolve
+from pagoda_contracts.name_owners import ServedName, resolve
 
 from pagoda_gateway.routing.endpoint import NO_CHANGE, Endpoint, Frame, PrefixChange
 from pagoda_gateway.watch.services import Replica, Service
@@ -24,7 +24,7 @@ class EndpointCache:
 
     def __init__(self) -> None:
         self._services: dict[str, Service] = {}
-        self._claims: dict[str, Claim] = {}
+        self._owners: dict[str, ServedName] = {}
         self._replicas: dict[str, Replica] = {}
         self._endpoints: dict[str, Endpoint] = {}
         self._by_service: dict[str, dict[str, Endpoint]] = {}
@@ -60,8 +60,8 @@ class EndpointCache:
             self._resolve_names()
 
     def _resolve_names(self) -> None:
-        claims = (Claim(name, s.created, s.uid, s.key, name in s.held) for s in self._services.values() for name in s.served_names)
-        self._claims = resolve(claims)
+        wanted = (ServedName(name, s.created, s.uid, s.key, name in s.owned) for s in self._services.values() for name in s.served_names)
+        self._owners = resolve(wanted)
         self.on_names_change()
 
     def put_replica(self, replica: Replica) -> None:
@@ -141,8 +141,8 @@ class EndpointCache:
 
     def resolve(self, model: str) -> Service | None:
         """Returns the service that has this name."""
-        claim = self._claims.get(model)
-        return self._services[claim.owner] if claim else None
+        owner = self._owners.get(model)
+        return self._services[owner.owner] if owner else None
 
     def endpoints(self, service: Service) -> list[Endpoint]:
         """Returns a service's endpoints without those of an older object of the same name, which may serve another model."""
@@ -157,6 +157,6 @@ class EndpointCache:
         """Returns all services."""
         return list(self._services.values())
 
-    def claims(self) -> list[Claim]:
+    def models(self) -> list[ServedName]:
         """Returns all names that a service has, sorted."""
-        return sorted(self._claims.values())
+        return sorted(self._owners.values())

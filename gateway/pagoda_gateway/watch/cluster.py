@@ -105,8 +105,8 @@ class ServiceObject(msgspec.Struct, rename="camel"):
         meta = self.metadata
         weights = tuple((one.hash, one.weight) for one in self.status.revisions if one.weight is not None)
         policy: Policy = "LeastLoad" if self.spec.routing.policy == "LeastLoad" else "PrefixAware"
-        wanted, held = self.spec.model.served_names or (meta.name,), self.status.served_names
-        return Service(meta.key, meta.uid, meta.creation_timestamp, wanted, weights, held, _stalled(self.status.conditions), policy)
+        wanted, owned = self.spec.model.served_names or (meta.name,), self.status.served_names
+        return Service(meta.key, meta.uid, meta.creation_timestamp, wanted, weights, owned, _stalled(self.status.conditions), policy)
 
 
 # Reasons that no newer operator has are held for: they may pass.

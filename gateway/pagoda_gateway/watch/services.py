@@ -8,7 +8,7 @@ Policy = Literal["PrefixAware", "LeastLoad"]
 
 
 class Service(NamedTuple):
-    """An InferenceService as routing sees it. `key` is "namespace/name", `created` its creationTimestamp, `held` the names that it has by
+    """An InferenceService as routing sees it. `key` is "namespace/name", `created` its creationTimestamp, `owned` the names that it has by
     its status. `weights` (revision, percent) is not empty while the operator splits requests between revisions. `stalled`: the reason and
     message of its Stalled condition, if only a person can make it serve; else "". `policy`: how replicas are picked."""
 
@@ -17,7 +17,7 @@ class Service(NamedTuple):
     created: str
     served_names: tuple[str, ...]
     weights: tuple[tuple[str, int], ...] = ()
-    held: tuple[str, ...] = ()
+    owned: tuple[str, ...] = ()
     stalled: str = ""
     policy: Policy = "PrefixAware"
 

@@ -152,7 +152,7 @@ class NativeDecoder:
         size = (len(decoder.layers), 2, blocks, decoder.kv_heads, BLOCK * decoder.head_dim)
         self.pages = torch.zeros(size, dtype=torch.bfloat16)
         if threads < 1:
-            raise ValueError(f"{threads} threads: accepted is at least 1")
+            raise ValueError(f"threads must be at least 1, got {threads}")
         layers = (abi.Layer * len(decoder.layers))(*map(_layer, decoder.layers))
         self._places = _Places(1, self._width)
         self._handle: int | None = self._library.pagoda_decoder_new(ctypes.byref(_shape(decoder, self.pages, threads)), layers)
@@ -172,13 +172,14 @@ class NativeDecoder:
         tokens, positions, rows, wanted, filled = batch.sizes()
         if not tokens == positions == rows or wanted != filled:
             raise ValueError(
-                f"{tokens} token ids, {positions} positions, {rows} rows; {wanted} wanted for {filled} places: accepted are equal numbers"
+                f"token ids, positions and rows must be equal in number, got {tokens}, {positions}, {rows}; "
+                f"wanted tokens and places too, got {wanted}, {filled}"
             )
         places = np.arange(wanted, dtype=np.int32) if batch.places is None else batch.places
         logits = np.empty((wanted, self._width), np.float32)
         inputs = _addresses(batch.ids, batch.positions, batch.rows, batch.tables)
         if states is not None and (states.shape != (wanted, self.hidden) or states.dtype != np.float32 or not states.flags.c_contiguous):
-            raise ValueError(f"states {states.shape}: accepted are {(wanted, self.hidden)}, contiguous fp32")
+            raise ValueError(f"states must be {(wanted, self.hidden)}, contiguous fp32, got {states.shape} {states.dtype}")
         outputs = _addresses(batch.wanted, places, logits, None, None, states)
         step = abi.Step(tokens, *inputs, *batch.tables.shape, wanted, *outputs)
         _raise(self._library.pagoda_decoder_step(self._open(), ctypes.byref(step)))
@@ -188,7 +189,7 @@ class NativeDecoder:
         """`step` for one token of each row, token i using line i of `tables`: the first largest logit of each and its value, which is NaN
         where any logit is. Takes 20 us of Python where `step` and an argmax take 80: a step of a small model is 800."""
         if not ids.size == positions.size == len(tables):
-            raise ValueError(f"{ids.size} token ids, {positions.size} positions, {len(tables)} tables: accepted are equal numbers")
+            raise ValueError(f"token ids, positions and tables must be equal in number, got {ids.size}, {positions.size}, {len(tables)}")
         if not self._places.hold(tables):
             self._places = _Places(2 * ids.size, self._width, 2 * tables.size)
         places = self._places

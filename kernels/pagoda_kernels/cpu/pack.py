@@ -83,7 +83,7 @@ def pack(weight: Tensor, bias: Tensor | None, kind: int, arena: Arena) -> Packed
     outputs, inputs = weight.shape
     panels = -(-outputs // PANEL)
     if inputs % GROUP:
-        raise ValueError(f"a matrix with {inputs} inputs cannot be packed: accepted are multiples of {GROUP}")
+        raise ValueError(f"a matrix must have a multiple of {GROUP} inputs to be packed, got {inputs}")
     padded_bias = None if bias is None else _padded(bias.float(), outputs).numpy()
     if kind == BF16:
         place = arena.take((panels, inputs // 2, PANEL, 2), torch.bfloat16)
@@ -101,7 +101,7 @@ def interleave(gate: Tensor, up: Tensor) -> Tensor:
     """32 gate rows, 32 up rows, and so on: a panel then holds both factors of 32 activations. Rows must be a multiple of 32."""
     half = PANEL // 2
     if gate.shape[0] % half:
-        raise ValueError(f"a gate of {gate.shape[0]} outputs cannot be packed: accepted are multiples of {half}")
+        raise ValueError(f"a gate must have a multiple of {half} outputs to be packed, got {gate.shape[0]}")
     return torch.stack([part.reshape(-1, half, part.shape[1]) for part in (gate, up)], dim=1).flatten(0, 2)
 
 

@@ -13,7 +13,7 @@ from pagoda_contracts.resources.status import PlacementStatus
 
 @dataclass(frozen=True)
 class Resolved:
-    """The devices that an entry resolved to; all empty on CPU. Pinned with the revision, since the fleet it was read from changes."""
+    """The devices that an entry resolved to; all empty on CPU. Pinned with the revision, since the inventory it was read from changes."""
 
     resource: str = ""
     """The extended resource to ask for; empty for claims."""

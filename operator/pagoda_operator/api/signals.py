@@ -59,7 +59,7 @@ class Decision:
 
 
 class Seen(StrEnum):
-    """What an endpoint's signal is worth: current, late, gone or bad (silent, stuck, a wrong canary token), or never received.
+    """What an endpoint's signal is worth: current, late, gone or bad (silent, stuck, a failed deep check), or never received.
     Whether it takes requests is another question: an endpoint that loads is FRESH."""
 
     FRESH = "fresh"

@@ -24,7 +24,7 @@ from pagoda_operator.api.pods import Answer, Pod, condition_of
 from pagoda_operator.api.quota import Grant, Holding, with_successor
 from pagoda_operator.api.signals import Decision, ServiceSignals
 from pagoda_operator.inventory.fit import Size
-from pagoda_operator.inventory.fleet import Fleet
+from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.inventory.values import Json as Json  # noqa: PLC0414 (re-exported)
 
 
@@ -184,7 +184,7 @@ class Observed:
     # How long ago the times were that the operator wrote into the status, whatever the clock was set to since (observe.py).
     ages: Mapping[str, float] = field(default_factory=dict)
     # The cluster's devices and the pods that use them, as the caches show them.
-    fleet: Fleet = field(default=Fleet())
+    inventory: Inventory = field(default=Inventory())
     # The sizes of the largest nodes, for services on CPU.
     sizes: tuple[Size, ...] = ()
     # The accounts that may call replicas.

@@ -86,7 +86,7 @@ def pin(observed: Observed, owner: Owner, current: Revision, where: Where) -> Pi
 
 
 def _again(observed: Observed, owner: Owner, current: Revision, where: Where, deployment: Child) -> Manifest:
-    """The data of a ControllerRevision that somebody deleted: rendered now if the Deployment was made from just that. If not, it is what
+    """The data of a ControllerRevision that was deleted: rendered now if the Deployment was made from just that. If not, it is what
     runs, with the API server's defaults: another rendering could roll the pods, or hide from `outdated` that it would."""
     recovered = _recovered(observed, current, deployment)
     try:
@@ -180,7 +180,7 @@ def converge(observed: Observed, manifests: list[tuple[Resource, Manifest]]) -> 
 
 
 def _frozen(manifest: Manifest) -> Manifest:
-    """The fields that the API server lets nobody change in place."""
+    """The fields that the API server does not let change in place."""
     return {part: manifest[part] for part in ("data", "revision", "spec") if part in manifest}
 
 
@@ -206,7 +206,7 @@ def running(observed: Observed) -> list[Child]:
 
 
 def rescaled(observed: Observed, owner: Owner, live: Child, toward: Steps) -> Iterator[Write]:
-    """A Deployment with another number of replicas and its pinned template; the live one if somebody removed the ControllerRevision."""
+    """A Deployment with another number of replicas and its pinned template; the live one if the ControllerRevision was removed."""
     kept = observed.find(CONTROLLER_REVISIONS, live.name)
     template: Manifest = kept.body["data"]["podTemplate"] if kept else live.body["spec"]["template"]
     manifest = children.deployment(owner, live.name, template, toward.replicas[live.name], toward.notes.get(live.name))

@@ -2,7 +2,7 @@
 
 A node's devices are those of device plugins, which the node lists, and those that DRA drivers publish for it (`with_published`). Of each
 pool one node is kept as an example, as an object that `parse_node` reads, without what is its own alone. While the pool has no node, the
-example is in the fleet as one that is gone. Nothing is free on it, so a service that would fit waits for the pool to scale up.
+example is in the inventory as one that is gone. Nothing is free on it, so a service that would fit waits for the pool to scale up.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 - It counts every pod of the namespace, not only replicas.
 - A cap on GPUs limits claims as well, but class by class: NVIDIA's two classes and those that the namespace's services name. So it is
   looser than the TenantQuota, never tighter. The TenantQuota's status says if the API server counts no claims (before 1.32 or without DRA).
-- Slices of MIG strategy `single` are requested as GPUs. If the fleet has them, GPUs and such slices have one limit, their sum.
+- Slices of MIG strategy `single` are requested as GPUs. If the inventory has them, GPUs and such slices have one limit, their sum.
 
 It is owned by the TenantQuota, so that garbage collection removes it. Pure except for `ensure_resource_quota`.
 """
@@ -31,7 +31,7 @@ from pagoda_operator.api.state import QUOTAS, RESOURCE_QUOTAS, SERVICES, Child, 
 from pagoda_operator.decide.quota import Quota
 from pagoda_operator.decide.render.overlay import lost
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
-from pagoda_operator.inventory.fleet import Fleet
+from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.inventory.values import digest
 from pagoda_operator.run.apply import Cluster, apply
 
@@ -77,9 +77,9 @@ def uncounted(body: Json) -> tuple[str, ...]:
     return tuple(sorted(word.removesuffix(QUOTA_BY_CLASS) for word in limits if word.endswith(QUOTA_BY_CLASS) and word not in used))
 
 
-def singles(fleet: Fleet) -> frozenset[str]:
+def singles(inventory: Inventory) -> frozenset[str]:
     """Slices that some node offers as GPUs."""
-    offers = (offer for node in fleet.nodes for offer in node.offers if offer.resource == RESOURCE_GPU)
+    offers = (offer for node in inventory.nodes for offer in node.offers if offer.resource == RESOURCE_GPU)
     return frozenset(slice_word(offer.profile.name) for offer in offers if offer.profile is not None)
 
 

@@ -38,7 +38,7 @@ _Verdict = tuple[Reason, str]
 
 
 class StatusWriter:
-    """`single`: slices that the fleet offers as GPUs. It is called only when all nodes are known."""
+    """`single`: slices that the inventory offers as GPUs. It is called only when all nodes are known."""
 
     def __init__(self, cluster: Cluster, keeper: Quotas, clock: Callable[[], datetime], single: Callable[[], frozenset[str]]) -> None:
         self._cluster, self._keeper, self._clock, self._single = cluster, keeper, clock, single

@@ -111,7 +111,7 @@ def _load(trace: Path) -> list[Arrival]:
     with trace.open(encoding="utf-8") as lines:
         arrivals = list(read(lines))
     if not arrivals:
-        raise TraceRefused("no line holds a request")
+        raise TraceRefused("no line has a request")
     return arrivals
 
 

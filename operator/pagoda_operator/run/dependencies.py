@@ -12,13 +12,13 @@ from pagoda_operator.client.daemons import Daemons
 from pagoda_operator.client.signals import Signals
 from pagoda_operator.decide.plan import Plan
 from pagoda_operator.inventory.fit import Size
-from pagoda_operator.inventory.fleet import Fleet
+from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.run.events import Recorder
 from pagoda_operator.run.keys import TokenKeys
 from pagoda_operator.run.scaler import Scaler
 from pagoda_operator.watch.caches import Caches
 from pagoda_operator.watch.observe import Ages
-from pagoda_operator.watch.triggers import Claims, Triggers
+from pagoda_operator.watch.triggers import NameOwners, Triggers
 
 
 class Quotas(Protocol):
@@ -55,11 +55,11 @@ class Dependencies:
     caches: Caches
     keys: TokenKeys
     quota: Quotas
-    claims: Claims
+    name_owners: NameOwners
     daemons: Daemons
     scaling: Scaler
     faults: Callable[[], Mapping[str, str]]
-    fleet: Callable[[], Fleet]
+    inventory: Callable[[], Inventory]
     sizes: Callable[[], tuple[Size, ...]]
     ages: Ages
     events: Recorder

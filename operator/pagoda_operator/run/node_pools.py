@@ -1,4 +1,4 @@
-"""The fleet for placement, with one node of each pool that has none now. Wraps the view of the caches; made by process.py.
+"""The inventory for placement, with one node of each pool that has none now. Wraps the view of the caches; made by process.py.
 
 The pools outlast the process in a ConfigMap of the operator's namespace. The chart makes it; its data are ours. They are written if a kind
 of nodes is new, has another example, or is seen again after a week. Without the ConfigMap a process knows the pools that it saw itself.
@@ -16,7 +16,7 @@ from pagoda_contracts.names import NODE_POOLS_CONFIG_MAP, NODE_POOLS_KEY
 
 from pagoda_operator.api.errors import ClusterError
 from pagoda_operator.api.state import CONFIG_MAPS
-from pagoda_operator.inventory.fleet import Fleet
+from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.inventory.nodes import Node
 from pagoda_operator.inventory.pools import Pool, gone, read, seen, with_published, written
 from pagoda_operator.inventory.slices import Slice, as_slices
@@ -26,26 +26,26 @@ LOOK_EVERY_S: Final = 30.0
 
 
 class NodePools:
-    """`fleet`: the nodes that exist; `namespace`: the operator's own, None if it has none; `wall`: the wall clock."""
+    """`inventory`: the nodes that exist; `namespace`: the operator's own, None if it has none; `wall`: the wall clock."""
 
-    def __init__(self, cluster: Cluster, fleet: Callable[[], Fleet], namespace: str | None, wall: Callable[[], float]) -> None:
-        self._cluster, self._fleet, self._namespace, self._wall = cluster, fleet, namespace, wall
+    def __init__(self, cluster: Cluster, inventory: Callable[[], Inventory], namespace: str | None, wall: Callable[[], float]) -> None:
+        self._cluster, self._inventory, self._namespace, self._wall = cluster, inventory, namespace, wall
         self._pools: dict[str, Pool] = {}
         self._looked: tuple[tuple[Node, ...], tuple[Slice, ...]] = ((), ())
         self._nodes: tuple[Node, ...] = ()
         self._gone: tuple[Node, ...] = ()
-        self._made = (Fleet(), Fleet())
+        self._made = (Inventory(), Inventory())
         self._text = ""
         self._loaded = self._kept = False
 
-    def __call__(self) -> Fleet:
+    def __call__(self) -> Inventory:
         """The nodes that exist, and those that may scale up; the same object while nothing changed."""
-        fleet = self._fleet()
-        if self._made[0] is not fleet:
-            if (fleet.nodes, fleet.slices) != self._looked:
-                self._looked = fleet.nodes, fleet.slices
-                self._see(with_published(fleet.nodes, fleet.slices, {node.name: node for node in self._nodes}))
-            self._made = (fleet, with_gone(fleet, self._gone))
+        inventory = self._inventory()
+        if self._made[0] is not inventory:
+            if (inventory.nodes, inventory.slices) != self._looked:
+                self._looked = inventory.nodes, inventory.slices
+                self._see(with_published(inventory.nodes, inventory.slices, {node.name: node for node in self._nodes}))
+            self._made = (inventory, with_gone(inventory, self._gone))
         return self._made[1]
 
     async def load(self) -> None:
@@ -61,7 +61,7 @@ class NodePools:
         self._text = str(((body or {}).get("data") or {}).get(NODE_POOLS_KEY, ""))
         self._pools = read(self._text) | self._pools
         self._see(self._nodes)
-        self._made = (Fleet(), Fleet())
+        self._made = (Inventory(), Inventory())
 
     async def run(self) -> None:
         """Keeps the ConfigMap up to date until cancelled; for the leader only."""
@@ -91,9 +91,9 @@ class NodePools:
         self._gone = gone(self._pools, nodes)
 
 
-def with_gone(fleet: Fleet, gone: tuple[Node, ...]) -> Fleet:
+def with_gone(inventory: Inventory, gone: tuple[Node, ...]) -> Inventory:
     """With nodes that are gone for now, and the devices that they had."""
     if not gone:
-        return fleet
+        return inventory
     slices = (one for node in gone for one in as_slices(node.name, node.published))
-    return replace(fleet, nodes=(*fleet.nodes, *gone), slices=(*fleet.slices, *slices))
+    return replace(inventory, nodes=(*inventory.nodes, *gone), slices=(*inventory.slices, *slices))

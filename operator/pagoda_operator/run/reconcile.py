@@ -25,7 +25,7 @@ from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Key, Observed
 from pagoda_operator.decide.plan import Plan, owner_of, plan
 from pagoda_operator.decide.render.writes import Annotate, Apply, Create, Delete, Write
 from pagoda_operator.decide.status.status import status
-from pagoda_operator.inventory.fleet import Fleet
+from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.inventory.values import digest
 from pagoda_operator.run.apply import DEFAULT_KEY, Cluster, apply, apply_default_profile, apply_status
 from pagoda_operator.run.dependencies import Dependencies
@@ -115,9 +115,9 @@ class Reconciler:
             unheard_s=dependencies.signals.unheard(key),
             answers=self._answers.get(key, {}),
             callers=self._settings.callers,
-            taken=dependencies.claims.taken(key),
+            taken=dependencies.name_owners.taken(key),
             faults=dependencies.faults(),
-            fleet=dependencies.fleet() if observed.asks_for_devices else Fleet(),
+            inventory=dependencies.inventory() if observed.asks_for_devices else Inventory(),
             sizes=dependencies.sizes(),
         )
 

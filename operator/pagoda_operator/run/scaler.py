@@ -44,7 +44,7 @@ class _Kept:
 
 
 class Scaler:
-    """Decides how many replicas each service has. One per process; `steady` is a clock that nobody sets, `wall` the wall clock."""
+    """Decides how many replicas each service has. One per process; `steady` is a clock that is never set, `wall` the wall clock."""
 
     def __init__(self, cluster: Cluster, signals: Signals, steady: Callable[[], float], wall: Callable[[], float]) -> None:
         self._cluster, self._signals, self._steady, self._wall = cluster, signals, steady, wall

@@ -239,7 +239,7 @@ class Lease:
 class Alone:
     """In place of a Lease if this process is the only one, by its command line."""
 
-    # Replicas that know a leader refuse epoch 0, so that a process on a laptop cannot drain a fleet by accident.
+    # Replicas that know a leader refuse epoch 0, so that a process on a laptop cannot drain replicas by accident.
     epoch = 0
 
     def __init__(self) -> None:

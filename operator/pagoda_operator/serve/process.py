@@ -45,7 +45,7 @@ from pagoda_operator.run.settings import Settings
 from pagoda_operator.serve.leader import Alone, Leadership, Lease, Means
 from pagoda_operator.serve.monitoring import Liveness, Metrics, serve_probes
 from pagoda_operator.serve.watches import OPTIONAL_KINDS, Reflectors, register, watch_session
-from pagoda_operator.watch.caches import Caches, FleetView
+from pagoda_operator.watch.caches import Caches, InventoryView
 from pagoda_operator.watch.observe import Ages
 from pagoda_operator.watch.triggers import Triggers
 
@@ -153,11 +153,11 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
     signals = Signals(loop_time, made.queue.add)
     scaler = Scaler(made.cluster, signals, loop_time, time.time)
     signals.measured = lambda key: made.queue.add(key) if scaler.demand_changed(key, idle=signals.idle(key)) else None
-    view = FleetView(made.caches)
-    fleet = NodePools(made.cluster, view, settings.lease_namespace, time.time)
+    view = InventoryView(made.caches)
+    inventory = NodePools(made.cluster, view, settings.lease_namespace, time.time)
     keys = TokenKeys(made.cluster, own.newest_key if own else lambda: "")
     quotas = Quotas(made.cluster, partial(made.caches.all, QUOTAS), made.queue.add, time.monotonic, made.lease.settled)
-    status_writer = StatusWriter(made.cluster, quotas, _utc, lambda: singles(fleet()))
+    status_writer = StatusWriter(made.cluster, quotas, _utc, lambda: singles(inventory()))
     events = Recorder(made.cluster, settings.identity)
     dependencies = Dependencies(
         triggers=made.triggers,
@@ -165,11 +165,11 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
         caches=made.caches,
         keys=keys,
         quota=quotas,
-        claims=made.triggers.claims,
+        name_owners=made.triggers.name_owners,
         daemons=Daemons(lambda: made.lease.epoch, own),
         scaling=scaler,
         faults=view.faults,
-        fleet=fleet,
+        inventory=inventory,
         sizes=view.sizes,
         ages=Ages(time.monotonic),
         events=events,
@@ -180,8 +180,8 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
     beside = [made.metrics.sample(gauges(made, events), made.liveness.ages), made.lease.run(), listener.run(), *reflectors.runs()]
     run, ready = made.metrics.timed(reconciler.reconcile), asyncio.Event()
     workers = [partial(made.queue.work, run) for _ in range(_WORKERS)]
-    leading: list[Callable[[], Awaitable[None]]] = [keys.run, status_writer.run, fleet.run, events.run, *workers]
-    return [*beside, _prepare(made.lease, reflectors, fleet, ready), *(_when_ready(ready, part) for part in leading)]
+    leading: list[Callable[[], Awaitable[None]]] = [keys.run, status_writer.run, inventory.run, events.run, *workers]
+    return [*beside, _prepare(made.lease, reflectors, inventory, ready), *(_when_ready(ready, part) for part in leading)]
 
 
 def gauges(made: Core, events: Recorder) -> Mapping[Metric, Callable[[], float]]:
@@ -195,11 +195,11 @@ def gauges(made: Core, events: Recorder) -> Mapping[Metric, Callable[[], float]]
     }
 
 
-async def _prepare(lease: Leadership, reflectors: Reflectors, fleet: NodePools, ready: asyncio.Event) -> None:
+async def _prepare(lease: Leadership, reflectors: Reflectors, inventory: NodePools, ready: asyncio.Event) -> None:
     """What a leader does before all other work. It lists every kind again, since a standby's caches may be late."""
     await lease.acquired.wait()
     await reflectors.list_all()
-    await fleet.load()
+    await inventory.load()
     ready.set()
     await asyncio.Event().wait()  # a part that ends would end the process
 

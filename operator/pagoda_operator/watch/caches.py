@@ -20,7 +20,7 @@ from pagoda_kube.cache import Cache, Item
 
 from pagoda_operator.api.state import NODES, PODS, PROFILES, QUOTAS, RESOURCE_CLAIMS, RESOURCE_SLICES, SERVICES, Json, Key, Lister, Resource
 from pagoda_operator.inventory.fit import Size, largest
-from pagoda_operator.inventory.fleet import Fleet
+from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.watch.kept import OWN, PARSERS, Packed, key_of, pack
 
 KINDS: Final = tuple(dict.fromkeys((*OWN, *PARSERS)))
@@ -152,20 +152,20 @@ def _read(parse: Callable[[Json], Any], resource: Resource, body: Json) -> Any:
         return None
 
 
-class FleetView:
-    """The fleet for placement. It is built again only if something changed: hundreds of services may wait for the same devices."""
+class InventoryView:
+    """The inventory for placement. It is built again only if something changed: hundreds of services may wait for the same devices."""
 
     def __init__(self, caches: Caches) -> None:
         self._caches = caches
-        self._made = (-1, Fleet())
+        self._made = (-1, Inventory())
         self._faults: tuple[int, Mapping[str, str]] = (-1, {})
         self._sizes: tuple[int, tuple[Size, ...]] = (-1, ())
 
-    def __call__(self) -> Fleet:
+    def __call__(self) -> Inventory:
         """As it is now."""
         kinds = (NODES, PODS, RESOURCE_SLICES, RESOURCE_CLAIMS)
         if self._made[0] != (changes := self._caches.changes(*kinds)):
-            self._made = changes, Fleet(*map(self._caches.all, kinds))
+            self._made = changes, Inventory(*map(self._caches.all, kinds))
         return self._made[1]
 
     def faults(self) -> Mapping[str, str]:

@@ -31,7 +31,7 @@ from pagoda_operator.api.state import (
     Resource,
 )
 from pagoda_operator.decide.quota import parse_quota
-from pagoda_operator.inventory.fleet import parse_occupant
+from pagoda_operator.inventory.inventory import parse_occupant
 from pagoda_operator.inventory.nodes import parse_node
 from pagoda_operator.inventory.slices import parse_claim, parse_slice
 

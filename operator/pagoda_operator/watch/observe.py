@@ -78,7 +78,7 @@ def _parsed(body: Json | None, model: type[InferenceServiceSpec | ServingProfile
 
 
 class Ages:
-    """How long ago something happened to each service, by `steady`, a clock that nobody sets.
+    """How long ago something happened to each service, by `steady`, a clock that is never set.
 
     A time in an object is by the wall clock of its writer, which may jump. It is compared with ours once, when it is first seen, and ages
     by the steady clock from then on. A time in the future counts as now, so that a wait lasts no longer than it should.

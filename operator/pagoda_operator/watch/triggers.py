@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
-from pagoda_contracts.claims import Claim, resolve
+from pagoda_contracts.name_owners import ServedName, resolve
 
 from pagoda_operator.api.state import ADAPTERS, NODES, PODS, PROFILES, QUOTAS, SERVICES, Json, Key, Resource, Taken
 from pagoda_operator.watch.caches import Seen
@@ -29,7 +29,7 @@ class Triggers:
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self.claims = Claims(queue.add)
+        self.name_owners = NameOwners(queue.add)
         self._profiles: dict[Key, str] = {}
         # Node → services → how many of its replicas are there: a change of the node concerns these services.
         self._on_node: dict[str, dict[Key, int]] = {}
@@ -63,12 +63,12 @@ class Triggers:
         if after is None:
             self._profiles.pop(key, None)
             self._waiting.discard(key)
-            self.claims.drop(key)
+            self.name_owners.drop(key)
             self._queue.add(key)
             return
         body = after.body("")
         self._profiles[key] = profile_name(body)
-        self.claims.put(body)
+        self.name_owners.put(body)
         # One that was edited, and that no run has reported on yet, goes before runs that only report.
         self._queue.add(key, urgent=(body.get("status") or {}).get("observedGeneration") != body["metadata"].get("generation"))
 
@@ -99,7 +99,7 @@ class Triggers:
             self._queue.add(key)
 
 
-class Claimer(NamedTuple):
+class NamedService(NamedTuple):
     """A service and the names it wants."""
 
     key: Key
@@ -109,38 +109,38 @@ class Claimer(NamedTuple):
     owned: frozenset[str] = frozenset()
 
 
-def parse_claimer(body: Json) -> Claimer:
-    """A service's claims, readable even if the rest of its spec is not; as the gateway reads them."""
+def parse_named_service(body: Json) -> NamedService:
+    """A service and its names, readable even if the rest of its spec is not; as the gateway reads them."""
     meta, spec = body["metadata"], body.get("spec") or {}
     model: Any = spec.get("model") or {}
     names = tuple(model.get("servedNames") or (meta["name"],))
     owned = frozenset((body.get("status") or {}).get("servedNames") or ())
-    return Claimer(Key(meta.get("namespace", ""), meta["name"]), meta.get("creationTimestamp", ""), meta["uid"], names, owned)
+    return NamedService(Key(meta.get("namespace", ""), meta["name"]), meta.get("creationTimestamp", ""), meta["uid"], names, owned)
 
 
-class Claims:
+class NameOwners:
     """Which service owns which served name. `wake` is called for each service that may have got or lost a name by another one's change.
 
-    A service that has a name keeps it, otherwise the oldest claimer gets it (`pagoda_contracts.claims`, as in the gateway). The claimers
-    are kept by name too: an answer costs one name's claimers, not all services.
+    A service that has a name keeps it, otherwise the oldest service gets it, by the same function as in the gateway. Services are
+    also kept by name, so an answer costs one name's services, not all.
     """
 
     def __init__(self, wake: Callable[[Key], None] = lambda _: None) -> None:
         self._wake = wake
-        self._claimers: dict[Key, Claimer] = {}
-        self._by_name: dict[str, dict[Key, Claimer]] = {}
+        self._services: dict[Key, NamedService] = {}
+        self._by_name: dict[str, dict[Key, NamedService]] = {}
 
     def put(self, body: Json) -> None:
         """A service appeared or changed."""
-        claimer = parse_claimer(body)
-        if self._claimers.get(claimer.key) == claimer:
+        service = parse_named_service(body)
+        if self._services.get(service.key) == service:
             return
-        touched = self._forget(claimer.key)
-        self._claimers[claimer.key] = claimer
-        for name in claimer.names:
+        touched = self._forget(service.key)
+        self._services[service.key] = service
+        for name in service.names:
             touched |= self._by_name.setdefault(name, {}).keys()
-            self._by_name[name][claimer.key] = claimer
-        for key in touched - {claimer.key}:
+            self._by_name[name][service.key] = service
+        for key in touched - {service.key}:
             self._wake(key)
 
     def drop(self, key: Key) -> None:
@@ -150,21 +150,21 @@ class Claims:
 
     def taken(self, key: Key) -> tuple[Taken, ...]:
         """The names that this service wants and another one owns."""
-        mine = self._claimers.get(key)
+        mine = self._services.get(key)
         owners = [(name, self._owner(name)) for name in mine.names] if mine else []
         return tuple(Taken(name, owner) for name, owner in owners if owner != key)
 
     def _owner(self, name: str) -> Key:
-        claimers = {claimer.uid: claimer for claimer in self._by_name[name].values()}
-        return claimers[resolve(Claim(name, c.created, c.uid, c.key.name, name in c.owned) for c in claimers.values())[name].uid].key
+        services = {service.uid: service for service in self._by_name[name].values()}
+        return services[resolve(ServedName(name, c.created, c.uid, c.key.name, name in c.owned) for c in services.values())[name].uid].key
 
     def _forget(self, key: Key) -> set[Key]:
         touched: set[Key] = set()
-        claimer = self._claimers.pop(key, None)
-        for name in claimer.names if claimer else ():
-            claimers = self._by_name[name]
-            del claimers[key]
-            touched |= claimers.keys()
-            if not claimers:
+        service = self._services.pop(key, None)
+        for name in service.names if service else ():
+            services = self._by_name[name]
+            del services[key]
+            touched |= services.keys()
+            if not services:
                 del self._by_name[name]
         return touched

@@ -11,11 +11,11 @@ from pagoda_operator.api.state import DEPLOYMENTS, NODES, PODS
 from support.kube.client import eventually
 from support.kube.namespace import NAME
 from support.kube.operator_process import PaperNode, running_operator
-from support.kube.played_nodes import WHOLE, device_node, inspected, tolerate
 from support.kube.ward import Ward, endpoints
 from support.servers.gateway_process import start_gateway
 from support.worlds.fleets import gpu
 from support.worlds.placing import ENGINE
+from support.worlds.played_nodes import WHOLE, device_node, inspected, tolerate
 
 pytestmark = pytest.mark.cluster
 
@@ -119,7 +119,7 @@ def test_a_replica_on_a_node_with_an_xid_gets_no_request_where_another_serves_an
     ail(real.kube, "h100-a", DETECTOR)
     eventually(lambda: endpoints(gateway, "device-fault") == 1, "the gateway knows")
     assert choices(gateway) == {ward.daemons[well].http}
-    assert "has no node" in real.told(Degraded="ReplacementHeld")["Degraded"]["message"]
+    assert "has no node" in real.told(Degraded="ReplacementDelayed")["Degraded"]["message"]
     assert sick in ward.names(), "it stays until its successor serves"
     marked = real.kube.get(PODS, real.namespace, sick)["metadata"]["annotations"][ANNOTATION_DEVICE_FAULT]
     assert marked == "node: XIDErrors: XIDErrorsDetected"

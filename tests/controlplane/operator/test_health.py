@@ -63,7 +63,7 @@ def test_a_frozen_replica_is_out_of_routing_and_replaced_and_an_unhealthy_succes
         eventually(lambda: len(ward.names()) == 3, "a successor is made again")
         (fourth,) = ward.names() - {second, third}
         real.kube.merge(PODS, real.namespace, fourth, {"metadata": {"annotations": {ANNOTATION_DEVICE_FAULT: "Xid 79"}}})
-        line = real.told(Degraded="ReplacementHeld")["Degraded"]
+        line = real.told(Degraded="ReplacementDelayed")["Degraded"]
         assert f"The successor {fourth} is unhealthy as well" in line["message"]
         operator.stop()
         stack.enter_context(running_operator(account, *options))

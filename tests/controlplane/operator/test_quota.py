@@ -139,7 +139,7 @@ def test_a_sick_replica_under_a_full_cap_stays_and_gets_a_successor_when_the_cap
     sick, well = (pod["metadata"]["name"] for pod in real.serve(2))
     real.told(Ready="Available")
     real.kube.merge(PODS, real.namespace, sick, {"metadata": {"annotations": {ANNOTATION_DEVICE_FAULT: "Xid 79"}}})
-    assert "has no room: TenantQuota" in real.told(Degraded="ReplacementHeld")["Degraded"]["message"]
+    assert "has no room: TenantQuota" in real.told(Degraded="ReplacementDelayed")["Degraded"]["message"]
     assert within(2) == {sick, well}
     limit(real, 3)
     eventually(lambda: len(within(3)) == 3, "a successor is made beside it")

@@ -32,10 +32,10 @@ from support.kube.client import eventually
 from support.kube.fake_api import crashed, running
 from support.kube.namespace import NAME
 from support.kube.operator_process import LEASES, USER, OperatorProcess, kubeconfig
-from support.kube.played_nodes import MIXED, device_driver, device_node, inspected, templates_gone, tolerate
 from support.servers.gateway_process import start_gateway
 from support.worlds.fleets import dra_of
 from support.worlds.placing import ENGINE
+from support.worlds.played_nodes import MIXED, device_driver, device_node, inspected, templates_gone, tolerate
 
 pytestmark = pytest.mark.cluster
 # Asked by admission (OwnerReferencesPermissionEnforcement), never by a request of ours.

@@ -16,12 +16,12 @@ from support.kube.fake_api import is_ready, is_trial, passed, running, waiting
 from support.kube.namespace import NAME
 from support.kube.operator_process import OperatorProcess, running_operator
 from support.kube.paper_kubelet import in_loop, paper_kubelet
-from support.kube.played_nodes import MIXED, WHOLE, device_node, inspected, replicas, tolerate
 from support.servers.gateway_process import start_gateway
 from support.servers.local_front import NAME as MODEL
 from support.servers.scripted_gateway import ScriptedGateway, Traffic, serving
 from support.worlds.fleets import gpu
 from support.worlds.placing import ENGINE
+from support.worlds.played_nodes import MIXED, WHOLE, device_node, inspected, replicas, tolerate
 
 pytestmark = [pytest.mark.cluster]
 # Every step of a request that such a replica computes: each of its answers is an error, and it stays up.

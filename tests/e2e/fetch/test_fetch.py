@@ -9,9 +9,9 @@ import yaml
 from pagoda_contracts.names import API_VERSION
 from pydoc_answers import questions
 from support.kube.client import Kube
-from support.kube.played_nodes import MIXED, TOLERATION, device_node
 from support.kube.services import service
 from support.servers.fetch_hub import Fault, running_hub
+from support.worlds.played_nodes import MIXED, TOLERATION, device_node
 
 pytestmark = pytest.mark.cluster
 

@@ -293,14 +293,14 @@ async def local_replica(
             return made[0]
 
         announced: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
-        front = Front(Settings(config, Path(), 1.0), Backing(start, lambda: text, NoProbes, bounds))
+        front = Front(Settings(config, Path(), 1.0, tracing=config.tracing), Backing(start, lambda: text, NoProbes, bounds))
         serving = asyncio.ensure_future(front.run(announced.set_result))
         try:
             await asyncio.wait({serving, announced}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 await serving
             replica = LocalReplica(front, announced.result(), made[0], text)
-            # With the canary's answer sheet written: its steps would count among a test's own.
+            # With the known answer of the deep check recorded: its steps would count among a test's own.
             await replica.until(lambda: front.replica.accepting and front.replica.deep.good_at > 0)
             yield replica
         finally:

@@ -30,11 +30,30 @@ def interpreter(suite: str) -> Path:
     """The Python of the suite's environment, which is made if it does not exist. Safe from several processes at once."""
     lock = LOCKS / f"{suite}.txt"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    folder = cache_folder() / f"{suite}-{hashlib.sha256(lock.read_bytes()).hexdigest()[:16]}-py{version}"
+    folder = cache_folder() / f"{suite}-{_digest(lock)}-py{version}"
     with _held(folder.with_suffix(".lock")):
         if not (folder / _COMPLETE).exists():
             _make(folder, lock)
     return folder / "bin" / "python"
+
+
+def node_folder(suite: str) -> Path:
+    """The same for a package of Node: the folder with `node_modules`, as requirements/clients/SUITE/package-lock.json has it."""
+    source = LOCKS / suite
+    folder = cache_folder() / f"{suite}-{_digest(source / 'package-lock.json')}"
+    with _held(folder.with_suffix(".lock")):
+        if not (folder / _COMPLETE).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(source, folder)
+            _checked(["npm", "ci", "--prefer-offline", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(folder)])
+            (folder / _COMPLETE).touch()
+    return folder
+
+
+def run_node(suite: str, *arguments: str) -> Any:
+    """What tests/clients/programs/SUITE.mjs prints in its last line, read as JSON. Its first argument is the folder of its packages."""
+    program = PROGRAMS / f"{suite.replace('-', '_')}.mjs"
+    return json.loads(_run(["node", str(program), str(node_folder(suite)), *arguments]).splitlines()[-1])
 
 
 def cache_folder() -> Path:
@@ -53,7 +72,14 @@ def run_program(suite: str, *arguments: str, program: str = "", env: Mapping[str
 
 def run_in(suite: str, *arguments: str, env: Mapping[str, str] | None = None) -> str:
     """The standard output of the suite's interpreter with these arguments; AssertionError has its last words if it fails."""
-    argv = [str(interpreter(suite)), *arguments]
+    return _run([str(interpreter(suite)), *arguments], env)
+
+
+def _digest(lock: Path) -> str:
+    return hashlib.sha256(lock.read_bytes()).hexdigest()[:16]
+
+
+def _run(argv: list[str], env: Mapping[str, str] | None = None) -> str:
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=PATIENCE_S, env=environment_of() | dict(env or {}))
     assert done.returncode == 0, f"{' '.join(argv)}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
     return done.stdout
@@ -84,5 +110,9 @@ def _make(folder: Path, lock: Path) -> None:
 
 
 def _uv(*arguments: str) -> None:
-    done = subprocess.run([str(UV), *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"uv {' '.join(arguments)}\n{done.stderr[-4000:]}"
+    _checked([str(UV), *arguments])
+
+
+def _checked(argv: list[str]) -> None:
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(argv)}\n{done.stderr[-4000:]}"

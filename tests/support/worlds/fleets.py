@@ -15,7 +15,7 @@ from pagoda_devcluster.gpus.layout import Group, NodeClass, Product, Profile
 from pagoda_operator.decide.placement.question import Question
 from pagoda_operator.decide.render.inspection import Inspection
 from pagoda_operator.inventory.fit import from_catalogue
-from pagoda_operator.inventory.fleet import Fleet, Terms, parse_occupant
+from pagoda_operator.inventory.inventory import Inventory, Terms, parse_occupant
 from pagoda_operator.inventory.nodes import parse_node
 from pagoda_operator.inventory.slices import parse_claim, parse_slice
 
@@ -129,11 +129,11 @@ def claim(piece: Body, device: int, name: str = "held") -> Body:
     return {"metadata": {"name": name, "namespace": "ns"}, "status": {"allocation": {"devices": {"results": [result]}}}}
 
 
-def fleet(*nodes: Body, pods: tuple[Body, ...] = (), slices: tuple[Body, ...] = (), claims: tuple[Body, ...] = ()) -> Fleet:
+def fleet(*nodes: Body, pods: tuple[Body, ...] = (), slices: tuple[Body, ...] = (), claims: tuple[Body, ...] = ()) -> Inventory:
     found = (parse_node(body) for body in nodes)
     held = (parse_occupant(body) for body in pods)
     taken = (parse_claim(body) for body in claims)
-    return Fleet(
+    return Inventory(
         tuple(one for one in found if one),
         tuple(one for one in held if one),
         tuple(parse_slice(body) for body in slices),
@@ -147,7 +147,7 @@ def spec(*accelerators: Body, model: str = LLAMA8, requests: int = 8, context: i
     return InferenceServiceSpec.model_validate(body)
 
 
-def question(there: Fleet, wanted: InferenceServiceSpec, **more: Any) -> Question:
+def question(there: Inventory, wanted: InferenceServiceSpec, **more: Any) -> Question:
     """A service `s` of uid `mine`, whose model is known where it is published."""
     given = {"terms": Terms(service_uid="mine"), "model": Inspection(from_catalogue(wanted.model.uri)), "now": 1000.0}
     return Question("s", wanted, there, **(given | more))

@@ -12,13 +12,13 @@ from pagoda_operator.api.signals import ServiceSignals
 from pagoda_operator.api.state import Json, Key, Observed, Resource
 from pagoda_operator.decide.plan import Plan
 from pagoda_operator.decide.render.children import Owner
-from pagoda_operator.inventory.fleet import Fleet
+from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.run.apply import Cluster
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.events import Recorder
 from pagoda_operator.watch.caches import Caches
 from pagoda_operator.watch.observe import Ages
-from pagoda_operator.watch.triggers import Claims
+from pagoda_operator.watch.triggers import NameOwners
 
 
 def dependencies_with(api: Cluster, **parts: Any) -> Dependencies:
@@ -29,11 +29,11 @@ def dependencies_with(api: Cluster, **parts: Any) -> Dependencies:
         "caches": Current(api),
         "keys": NoKeys(),
         "quota": NoQuotas(),
-        "claims": Claims(),
+        "name_owners": NameOwners(),
         "daemons": NoDaemons(),
         "scaling": Unscaled(),
         "faults": dict,
-        "fleet": Fleet,
+        "inventory": Inventory,
         "sizes": tuple,
         "ages": Ages(lambda: 0.0),
         "events": Recorder(api, "operator-1"),

@@ -11,14 +11,14 @@ import pytest
 from pagoda_operator.api.state import PODS, PROFILES, SERVICES, Key, Observed, Resource
 from pagoda_operator.decide.plan import Plan, plan
 from pagoda_operator.inventory.fit import Size
-from pagoda_operator.inventory.fleet import Fleet
+from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.run.dependencies import Dependencies, Quotas
 from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.watch.kept import key_of
 from pagoda_operator.watch.observe import Ages, observe
-from pagoda_operator.watch.triggers import Claims
+from pagoda_operator.watch.triggers import NameOwners
 from support.kube.fake_api import FakeApi, copied, profile_body, running, service_body
 from support.worlds.stand_ins import NoDaemons, NoQuotas, Silence, dependencies_with
 
@@ -40,7 +40,7 @@ class World:
         self.api.put(PROFILES, profile_body())
         self.api.put(SERVICES, service_body(**spec))
         self.later = timedelta()
-        self.fleet = Fleet()
+        self.fleet = Inventory()
         self.sizes: tuple[Size, ...] = ()
         self.daemons: Any = NoDaemons()
         self.signals: Any = Silence()
@@ -56,19 +56,19 @@ class World:
 
     def restart(self) -> None:
         """A new process: nothing is remembered."""
-        self.claims, self.named = Claims(), set[Key]()
-        dependencies = replace(self.dependencies(), claims=self.claims, ages=Ages(self.steady))
+        self.name_owners, self.named = NameOwners(), set[Key]()
+        dependencies = replace(self.dependencies(), name_owners=self.name_owners, ages=Ages(self.steady))
         self.operator = Reconciler(self.api, self.settings, lambda: now() + self.later, dependencies)
 
     def dependencies(self) -> Dependencies:
         return dependencies_with(
-            self.api, daemons=self.daemons, signals=self.signals, quota=self.quota, fleet=lambda: self.fleet, sizes=lambda: self.sizes
+            self.api, daemons=self.daemons, signals=self.signals, quota=self.quota, inventory=lambda: self.fleet, sizes=lambda: self.sizes
         )
 
     def observed(self) -> Observed:
         found = asyncio.run(observe(self.api, KEY))
         assert found is not None
-        return replace(found, fleet=self.fleet, sizes=self.sizes, now=(now() + self.later).timestamp())
+        return replace(found, inventory=self.fleet, sizes=self.sizes, now=(now() + self.later).timestamp())
 
     def plan(self) -> Plan:
         return plan(self.observed())
@@ -86,9 +86,9 @@ class World:
         """The watch of services has told who wants and holds which names."""
         services = {key_of(body): body for body in self.api.of(SERVICES)}
         for body in services.values():
-            self.claims.put(copied(body))
+            self.name_owners.put(copied(body))
         for key in self.named - services.keys():
-            self.claims.drop(key)
+            self.name_owners.drop(key)
         self.named = {*services}
 
     def settle(self) -> None:

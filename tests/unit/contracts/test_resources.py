@@ -53,7 +53,7 @@ BAD = [
     ("spec.replicas", 1025, "spec.replicas"),
     ("spec.model.uri", "ftp://host/x", "spec.model.uri"),
     ("spec.model.uri", "pvc://claim/../etc", "spec.model.uri"),
-    ("spec.model.uri", "pvc://Claim", "spec.model.uri"),
+    ("spec.model.uri", "pvc://ServedName", "spec.model.uri"),
     ("spec.accelerators", [], "spec.accelerators"),
     ("spec.accelerators", [{}], "exactly one kind"),
     ("spec.accelerators.0.cpu.cores", "two", "such as 250m"),

@@ -94,7 +94,7 @@ def test_a_time_without_a_zone_is_refused_because_it_could_mean_two_moments():
 def test_verbs_are_one_word_or_a_list_and_nothing_else():
     assert audit.parse_verbs("write") == "write"
     assert audit.parse_verbs("patch,delete") == {"patch", "delete"}
-    with pytest.raises(UsageError, match=r"--verbs post: accepted are write, read, all"):
+    with pytest.raises(UsageError, match=r"--verbs must be write, read, all"):
         audit.parse_verbs("patch,post")
     with pytest.raises(UsageError, match="empty"):
         audit.parse_verbs(",")

@@ -162,10 +162,10 @@ def test_a_program_that_is_only_asked_for_its_version_ends():
 @pytest.mark.parametrize(
     ("annotations", "complaint"),
     [
-        ({"play": "explode"}, "unknown play explode: accepted are image-pull-backoff, crash-loop"),
-        ({"ready_after": "soon"}, "'soon' is no number of seconds"),
-        ({"ready_after": "-1"}, "'-1' is no number of seconds"),
-        ({"stop_after": "nan"}, "'nan' is no number of seconds"),
+        ({"play": "explode"}, "unknown play explode: it must be one of image-pull-backoff, crash-loop"),
+        ({"ready_after": "soon"}, "must be a number of seconds, got 'soon'"),
+        ({"ready_after": "-1"}, "must be a number of seconds, got '-1'"),
+        ({"stop_after": "nan"}, "must be a number of seconds, got 'nan'"),
     ],
 )
 def test_a_word_that_nobody_knows_is_shown_on_the_pod(annotations, complaint):
@@ -272,7 +272,7 @@ def test_a_node_is_written_only_when_it_changed():
 
 def test_an_unknown_play_of_a_node_is_its_conditions_message():
     status = nodes.node_status(FLEET[0], found("explode"), "v1", NOW)
-    assert "unknown play explode: accepted are not-ready, no-devices" in status["conditions"][-1]["message"]
+    assert "unknown play explode: it must be one of not-ready, no-devices" in status["conditions"][-1]["message"]
 
 
 def test_addresses_are_not_shared_and_are_given_again_when_free():

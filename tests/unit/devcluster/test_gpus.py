@@ -36,7 +36,7 @@ def changed(path: str, value: Any) -> str:
     [
         ("classes/0/gpus/1/mig", {"3g.40gb": 3}, r"9 of 7 compute and 12 of 8 memory slices"),
         ("classes/0/gpus/1/mig", {"1g.20gb": 5}, r"5 of 7 compute and 10 of 8 memory slices"),
-        ("classes/0/gpus/1/mig", {"4g.40gb": 1}, r"'4g\.40gb' is not among mig_profiles: accepted are 1g\.10gb, 1g\.20gb"),
+        ("classes/0/gpus/1/mig", {"4g.40gb": 1}, r"'4g\.40gb' is not among mig_profiles: 1g\.10gb, 1g\.20gb"),
         ("classes/0/gpus/1/mig", {"half": 1}, r"MIG profile 'half': write it as 3g\.40gb"),
         ("classes/0/gpus/1/mig", {"1g.10gb": 0}, r"at least 1"),
         ("classes/0/mig_strategy", "none", r"mig_strategy none and `mig` contradict"),
@@ -50,8 +50,8 @@ def changed(path: str, value: Any) -> str:
         ("classes/0/gpu/memory_mib", ..., r"classes\.0\.gpu\.memory_mib: Field required"),
         ("classes/0/gpu/colour", "green", r"classes\.0\.gpu\.colour \('green'\): Extra inputs"),
         ("classes/1/name", "h100-mixed", r"class names repeat"),
-        ("kubelet", "b200", r"'b200' is no class: accepted are h100-mixed, h100-whole, cpu"),
-        ("ready_seconds", [3, 1], r"\[3\.0, 1\.0\] is no span"),
+        ("kubelet", "b200", r"must be one of the classes h100-mixed, h100-whole, cpu, got 'b200'"),
+        ("ready_seconds", [3, 1], r"must be \[least, most\], got \[3\.0, 1\.0\]"),
         ("classes", [], r"classes: .*at least 1"),
     ],
 )

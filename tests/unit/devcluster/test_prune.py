@@ -160,6 +160,6 @@ def test_logs_of_a_dead_cluster_are_still_read(home, monkeypatch, capsys):
 def test_a_process_that_is_none_is_refused_with_those_that_are(home, monkeypatch, capsys):
     made(home, "p-dead")
     assert run(monkeypatch, "logs", "kubelet", "--name", "p-dead") == 2
-    assert "accepted are etcd, kube-apiserver" in capsys.readouterr().err
+    assert "Its processes are etcd, kube-apiserver" in capsys.readouterr().err
     assert run(monkeypatch, "logs", "etcd", "--name", "p-dead") == 3
     assert "has not been started" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from pagoda_fetch.nouns.errors import LockLost
-from pagoda_fetch.volume.lock import Held, Holder, locked, myself, surely_dead
+from pagoda_fetch.volume.lock import Holder, OwnedLock, locked, myself, surely_dead
 from support.clients.fetching import LARGE, QUICK, TAKEN, Fetcher, contents, model_files
 from support.servers.fetch_hub import Fault, running_hub
 
@@ -35,7 +35,7 @@ async def test_a_free_lock_is_taken_and_given_back(tmp_path):
 
 def test_a_signature_that_comes_late_does_not_bring_back_what_was_given_back(tmp_path, monkeypatch):
     """A beat runs on a thread of its own: it may have looked before the lock was given back, and write after it."""
-    held = Held(planted(tmp_path, ME), ME, QUICK)
+    held = OwnedLock(planted(tmp_path, ME), ME, QUICK)
 
     def given_back_meanwhile(*_):
         held.release()
@@ -120,7 +120,7 @@ def test_of_two_who_find_a_dead_lock_one_takes_it(tmp_path):
 
 @pytest.mark.parametrize("mine", [1, 9, 99])
 def test_one_who_was_replaced_stops_before_it_writes(tmp_path, mine):
-    held = Held(planted(tmp_path, ME, generation=mine), ME, QUICK)
+    held = OwnedLock(planted(tmp_path, ME, generation=mine), ME, QUICK)
     held.sign()
     held.check()
     taken = planted(tmp_path, OTHER, generation=mine + 1)
@@ -149,7 +149,7 @@ def clock(monkeypatch):
 
 def test_one_who_was_frozen_stops_before_it_looks(tmp_path, clock):
     """Another takes over after 60 s: half of it is for a write that has begun."""
-    held = Held(planted(tmp_path, ME), ME, replace(QUICK, dead_after=60.0))
+    held = OwnedLock(planted(tmp_path, ME), ME, replace(QUICK, dead_after=60.0))
     held.sign()
     clock.now = 29.0
     held.check()
@@ -159,7 +159,7 @@ def test_one_who_was_frozen_stops_before_it_looks(tmp_path, clock):
 
 
 def test_one_who_signs_goes_on(tmp_path, clock):
-    held = Held(planted(tmp_path, ME), ME, replace(QUICK, dead_after=60.0))
+    held = OwnedLock(planted(tmp_path, ME), ME, replace(QUICK, dead_after=60.0))
     for _ in range(5):
         clock.now += 29.0
         held.sign()
@@ -168,7 +168,7 @@ def test_one_who_signs_goes_on(tmp_path, clock):
 
 def test_one_who_cannot_sign_stops_as_one_who_was_frozen(tmp_path, clock):
     """On a full disk, or a volume that is gone, the others see no sign: after 60 s one of them takes over."""
-    held = Held(path := planted(tmp_path, ME), ME, replace(QUICK, dead_after=60.0))
+    held = OwnedLock(path := planted(tmp_path, ME), ME, replace(QUICK, dead_after=60.0))
     held.sign()
     path.unlink()
     path.mkdir()  # every write of the signature fails from now on
@@ -199,7 +199,7 @@ async def test_two_fetchers_on_one_cache_download_once(tmp_path):
 @pytest.fixture
 def lost(monkeypatch):
     """Set once a holder has seen that another took over."""
-    seen, sign = threading.Event(), Held.sign
+    seen, sign = threading.Event(), OwnedLock.sign
 
     def watched(held):
         sign(held)
@@ -208,7 +208,7 @@ def lost(monkeypatch):
         except LockLost:
             seen.set()
 
-    monkeypatch.setattr(Held, "sign", watched)
+    monkeypatch.setattr(OwnedLock, "sign", watched)
     return seen
 
 

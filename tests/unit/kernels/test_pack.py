@@ -49,8 +49,8 @@ def test_gate_and_up_share_each_panel():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: pack(matrix(4, 48), None, BF16, Arena(4096)), "48 inputs"),
-        (lambda: interleave(matrix(33, 16), matrix(33, 16)), "33 outputs"),
+        (lambda: pack(matrix(4, 48), None, BF16, Arena(4096)), "inputs to be packed, got 48"),
+        (lambda: interleave(matrix(33, 16), matrix(33, 16)), "outputs to be packed, got 33"),
     ],
 )
 def test_what_cannot_be_packed_is_refused_by_its_size(make, words):

@@ -1,4 +1,4 @@
-"""Guard: who is calling, and whether he may. Asked by every HTTP route (`guarded`) and every gRPC method (`api/grpc/server.py`).
+"""Guard: the identity of a caller, and what it may do. Called by every HTTP route (`guarded`) and every gRPC method (`api/grpc/server.py`).
 
 Without `auth` in the configuration everybody is the same anybody, who may use the OpenAI API and watch. With it, a bearer key or a
 ServiceAccount token is to be shown on every route that `roles.py` does not leave open. What was proven is remembered by the secret's

@@ -1,4 +1,4 @@
-"""Caller: who asks, and what is believed of what he says about himself. Pure; made by `auth.py`, read by every door.
+"""Caller: the identity of a request, and which of its own statements are believed. Pure; made by `auth.py`, read by every interface.
 
 A gateway, which has proven that it is one, speaks for its clients: tenant, weight, tier, priority, cache salt and prefix hashes are its
 word. From anybody else they are not read at all. A deadline is taken from everybody, since it only shortens.
@@ -119,7 +119,7 @@ def caller(principal: Principal, headers: Mapping[str, str], arrived_s: float) -
 
 
 def own_terms(principal: Principal, deadline_ms: int | None) -> Terms:
-    """Of somebody who speaks for himself: a key's holder is his own tenant, so that keys share no cached beginnings."""
+    """A client that calls directly: each key is a tenant of its own, so that keys share no cached beginnings."""
     return Terms(tenant=f"key:{principal.name}" if principal.role == ROLE_CLIENT else "", deadline_ms=deadline_ms)
 
 

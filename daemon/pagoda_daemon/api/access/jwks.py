@@ -1,6 +1,7 @@
 """ServiceAccount tokens in a role, by the cluster's public keys (a JWKS file). Called by `auth.py`.
 
-How one is verified is the contracts' `jwks.py`. The daemon calls nobody: what a token may do is decided from the token and two files.
+How one is verified is the contracts' `jwks.py`. The daemon opens no connection: what a token may do is decided from the token and two
+files.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Keys:
 
 
 def parse(data: bytes) -> tuple[Key, ...]:
-    """ValueError names the line, never what is in it: somebody may have put the key itself there."""
+    """ValueError names the line, never its content: the key itself may be there by mistake."""
     keys = []
     for number, line in enumerate(data.decode("ascii", errors="replace").splitlines(), 1):
         text = line.partition("#")[0].strip()

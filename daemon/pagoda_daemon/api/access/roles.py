@@ -30,7 +30,7 @@ NOBODY: Final[Roles] = frozenset()
 OPEN: Final[Roles] = frozenset(("*",))  # without any proof: says nothing that a port scan does not
 _OPENAI: Final[Roles] = frozenset((ROLE_ANYBODY, ROLE_CLIENT, ROLE_GATEWAY))
 _SCRAPE: Final[Roles] = frozenset((ROLE_ANYBODY, ROLE_GATEWAY, ROLE_OPERATOR, ROLE_METRICS))
-# Nobody in particular may not tell a replica to drain: stand-alone, SIGTERM does that.
+# A caller without a role may not drain a replica. Stand-alone, SIGTERM does that.
 _CONTROL: Final[Roles] = frozenset((ROLE_OPERATOR,))
 _WATCH: Final[Roles] = frozenset((ROLE_ANYBODY, ROLE_GATEWAY, ROLE_OPERATOR))
 _GENERATE: Final[Roles] = frozenset((ROLE_ANYBODY, ROLE_GATEWAY))

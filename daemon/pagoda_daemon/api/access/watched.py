@@ -1,8 +1,8 @@
 """WatchedFile: a small file, parsed, and parsed again when it changed. Used by `keys.py` and `jwks.py`.
 
-kubelet renews a mounted ConfigMap or Secret by swapping a link, which changes the inode; nobody tells the reader. Looking costs one stat,
-at most once a second and only when somebody asks. A file that became unreadable, too large or wrong leaves what was known in force: a
-bad roll-out of keys must not lock everybody out.
+kubelet renews a mounted ConfigMap or Secret by swapping a link, which changes the inode; the reader gets no signal. Looking costs one stat,
+at most once a second and only when the value is asked for. A file that became unreadable, too large or wrong leaves what was known in
+force: a bad roll-out of keys must not lock everybody out.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import structlog
@@ -24,7 +25,7 @@ from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_contracts.units import parse_duration
 
 from pagoda_daemon.api.access.auth import Guard
-from pagoda_daemon.api.front.doors import doors
+from pagoda_daemon.api.front.methods import methods
 from pagoda_daemon.api.grpc import server as grpc_server
 from pagoda_daemon.api.grpc.control import CUT, Control
 from pagoda_daemon.api.grpc.watch import Identity, StateFeed
@@ -34,15 +35,17 @@ from pagoda_daemon.api.http.last_words import last_words
 from pagoda_daemon.api.http.lines import report
 from pagoda_daemon.api.http.listener import bind, default_bounds, server_config
 from pagoda_daemon.api.http.tls import tls_context
+from pagoda_daemon.api.http.tracing import tracing
 from pagoda_daemon.api.http.web import Web
 from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.generation import Generator as TextGenerator
 from pagoda_daemon.engine.client import EngineLink
-from pagoda_daemon.health.canary import Canary
+from pagoda_daemon.health.deep_check import DeepChecks
 from pagoda_daemon.health.replica import Limits, ProbeServer, Replica, keep_beating
-from pagoda_daemon.metrics import Build, Counts, Exposition, Slo
+from pagoda_daemon.metrics import Build, Counts, Exposition, ModelWork, Slo
 from pagoda_daemon.nouns.errors import ConfigRejected, DaemonError, Draining, EngineDied
 from pagoda_daemon.process.settings import Settings
+from pagoda_daemon.text.files import read_json
 from pagoda_daemon.text.tokens import ModelText
 
 log = structlog.get_logger()
@@ -99,6 +102,7 @@ class Front:
         self._settings = settings
         self._guard = Guard(config.auth)
         self._web, self._tls = Web.of(config.listen, closed=self._guard.closed), tls_context(config.listen.tls)
+        self._tracing = tracing(settings.tracing, settings.version, wished=config.tracing is not None)
         self._text, self._bounds, self._tidy = backing.text, backing.bounds or default_bounds(), backing.tidy
         # An engine may be loaded before the tokenizer is read and the ports are open: ready is who can be dialled.
         self.replica = Replica(time.monotonic(), listening=False)
@@ -111,7 +115,7 @@ class Front:
         self._grpc = grpc_server.server()
         self._server: UnsignalledServer | None = None
         self._signalled, self._hurry = asyncio.Event(), asyncio.Event()
-        self.ending = False  # it closes what listens, in a few seconds; whoever cancels it then leaves half of it open
+        self.ending = False  # it closes what listens, in a few seconds; a cancellation would leave half of it open
 
     async def run(self, announce: Callable[[Ports], None]) -> None:
         """Serves until `stop` or the engine's end. Returns after a drain; raises PermanentError or EngineDied."""
@@ -144,7 +148,7 @@ class Front:
             await self._close(server, serving)  # a front that shares its process leaves no listener to it
             raise
         signalled = asyncio.ensure_future(self._signalled.wait())
-        canary = asyncio.ensure_future(self._canary.run())
+        deep_checks = asyncio.ensure_future(self._deep_checks.run())
         lines = asyncio.ensure_future(report(self.replica, parts.generator.counts))
         try:
             await asyncio.wait(_futures(signalled, engine, serving), return_when=asyncio.FIRST_COMPLETED)
@@ -152,7 +156,7 @@ class Front:
                 await self._drain(engine)
         finally:
             signalled.cancel()
-            canary.cancel()
+            deep_checks.cancel()
             lines.cancel()
             await self._end(engine, server, serving)
         if engine.done():
@@ -168,18 +172,24 @@ class Front:
         config = self._settings.config
         counts = Counts(self._engine.meter, Slo.of(config.slo))
         every_s = parse_duration((config.health or HealthConfig()).deep_probe_every)
-        self._canary = Canary(self._engine, text, self.replica, every_s)
+        self._deep_checks = DeepChecks(self._engine, text, self.replica, every_s)
         build = Build(self._settings.version, config.revision)
-        exposition = Exposition(config.model.served_names[0], self.replica, counts, build)
+        exposition = Exposition(config.model.served_names[0], self.replica, counts, build, self._work)
         generator = TextGenerator(self._engine, text, counts)
         said = (config.model.served_names, self._settings.version, config.revision, self._guard, self._settings.ping_after_s)
-        return Parts(self.replica, self._admission, generator, exposition, *said, self._web)
+        return Parts(
+            self.replica, self._admission, generator, exposition, *said, self._web, None if self._tracing is None else self._tracing.tell
+        )
+
+    def _work(self) -> ModelWork | None:
+        config = self._settings.config
+        return ModelWork.of(read_json(Path(config.model.path) / "config.json", required=False), config.engine)
 
     async def _start_grpc(self, parts: Parts) -> int:
         listen = self._settings.config.listen
-        self.doors = doors(parts, self._feed, self._control)
+        self.methods = methods(parts, self._feed, self._control)
         with _refusing(f"listen.grpc: cannot listen on {listen.host}:{listen.grpc}"):
-            return await grpc_server.start(self._grpc, grpc_server.Methods(self.doors, self._guard), f"{listen.host}:{listen.grpc}")
+            return await grpc_server.start(self._grpc, grpc_server.Methods(self.methods, self._guard), f"{listen.host}:{listen.grpc}")
 
     def stop(self) -> None:
         """What SIGTERM does: drain, and the second time hurry."""
@@ -206,7 +216,7 @@ class Front:
         return 0 if self._server is None else last_words(self._server.server_state.connections, error)
 
     def _count_down(self, looks: int) -> None:
-        """In parts: of the time in which this process was stopped one counts at most, and whoever waits is told after it."""
+        """In parts: if this process was stopped, at most one part counts, and the waiting clients are answered after it."""
         if looks:
             asyncio.get_running_loop().call_later(_SECOND_SIGNAL_S / _LOOKS, self._count_down, looks - 1)
         else:
@@ -259,6 +269,8 @@ class Front:
         with suppress(asyncio.CancelledError):
             await serving
         await self._grpc.stop(0)
+        if self._tracing is not None:
+            await self._tracing.close()
 
 
 def _futures(*futures: asyncio.Future[Any]) -> set[asyncio.Future[Any]]:

@@ -21,7 +21,7 @@ from pagoda_contracts.launch import Listen
 
 from pagoda_daemon.api.front.faulty import faulty_parts
 from pagoda_daemon.api.front.front import Backing, Front, Ports
-from pagoda_daemon.api.front.greeting import Greeting
+from pagoda_daemon.api.front.startup_text import StartupText
 from pagoda_daemon.api.routes.preparing import THREAD
 from pagoda_daemon.engine.client import EngineClient, EngineLink, Wires, start_engine, wires
 from pagoda_daemon.health.replica import Limits, Replica
@@ -121,7 +121,9 @@ def _announce(settings: Settings, replica: Replica, ports: Ports) -> None:
     log.info("listening", host=host, http=ports.http, grpc=ports.grpc, probes=ports.probes, model=settings.config.model.served_names[0])
     if settings.human:
         write = SteadyLogger(sys.stderr.fileno()).write  # `sys.stderr.write` raises when the reader of a pipe has gone
-        Greeting(replica, _url(settings.config.listen, ports.http), settings.config.model.served_names[0], write).begin()
+        listen, name = settings.config.listen, settings.config.model.served_names[0]
+        trust = None if listen.tls is None else listen.tls.cert_file
+        StartupText(replica, _url(listen, ports.http), name, write, trust=trust).begin()
 
 
 def _url(listen: Listen, port: int) -> str:

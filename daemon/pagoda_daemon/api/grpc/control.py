@@ -24,7 +24,7 @@ from pagoda_contracts.pb.daemon_pb2 import (
 )
 
 from pagoda_daemon.api.access.caller import Principal
-from pagoda_daemon.api.grpc.server import Context, Door
+from pagoda_daemon.api.grpc.server import Context, Method
 from pagoda_daemon.health.drain import Drain, Until
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.nouns.errors import BadRequest, Draining, NotBuilt, WrongReplica
@@ -52,10 +52,10 @@ class Control:
         self._uid = uid
         self._timer: asyncio.TimerHandle | None = None
 
-    def doors(self) -> tuple[Door, ...]:
+    def methods(self) -> tuple[Method, ...]:
         return (
-            Door(GRPC_SET_STATE, SetStateRequest, unary=self.set_state),
-            Door(GRPC_SET_ADAPTERS, SetAdaptersRequest, unary=self.set_adapters),
+            Method(GRPC_SET_STATE, SetStateRequest, unary=self.set_state),
+            Method(GRPC_SET_ADAPTERS, SetAdaptersRequest, unary=self.set_adapters),
         )
 
     async def set_state(self, caller: Principal, request: SetStateRequest, _context: Context) -> SetStateResponse:

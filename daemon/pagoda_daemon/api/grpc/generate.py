@@ -28,7 +28,7 @@ from pagoda_contracts.pb import inference_pb2 as pb
 from pagoda_contracts.prefix import HASH_BYTES, to_header
 
 from pagoda_daemon.api.access.caller import Principal, Terms, caller, deadline_at
-from pagoda_daemon.api.grpc.server import Context, Door
+from pagoda_daemon.api.grpc.server import Context, Method
 from pagoda_daemon.api.openai.errors import body_of, retryable
 from pagoda_daemon.api.openai.sampling import MAX_IDS, check_ids, check_numbers
 from pagoda_daemon.api.routes.admission import Admission
@@ -54,8 +54,8 @@ class GenerateService:
     generator: Generator
     served_names: tuple[str, ...]
 
-    def door(self) -> Door:
-        return Door(GRPC_GENERATE, pb.GenerateRequest, stream=self.generate)
+    def method(self) -> Method:
+        return Method(GRPC_GENERATE, pb.GenerateRequest, stream=self.generate)
 
     async def generate(self, who: Principal, request: pb.GenerateRequest, context: Context) -> AsyncGenerator[pb.GenerateResponse]:
         """The gRPC method."""

@@ -15,7 +15,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from pagoda_contracts.names import GRPC_DAEMON, GRPC_HEALTH_CHECK, GRPC_HEALTH_WATCH, GRPC_INFERENCE
 
 from pagoda_daemon.api.access.caller import Principal
-from pagoda_daemon.api.grpc.server import Context, Door
+from pagoda_daemon.api.grpc.server import Context, Method
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.nouns.errors import Overloaded, shown
 
@@ -32,10 +32,10 @@ class HealthService:
         self._changed: set[asyncio.Event] = set()
         replica.listeners.append(self._wake)
 
-    def doors(self) -> tuple[Door, ...]:
+    def methods(self) -> tuple[Method, ...]:
         return (
-            Door(GRPC_HEALTH_CHECK, HealthCheckRequest, unary=self.check),
-            Door(GRPC_HEALTH_WATCH, HealthCheckRequest, stream=self.watch),
+            Method(GRPC_HEALTH_CHECK, HealthCheckRequest, unary=self.check),
+            Method(GRPC_HEALTH_WATCH, HealthCheckRequest, stream=self.watch),
         )
 
     async def check(self, _caller: Principal, request: HealthCheckRequest, context: Context) -> HealthCheckResponse:

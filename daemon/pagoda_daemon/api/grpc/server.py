@@ -1,6 +1,7 @@
 """The gRPC server's limits, and the one generic handler that lets callers in. Used by `front.py`.
 
-A method is served if `access.METHODS` and a `Door` name it; whoever has no role for it is refused before a byte of his message is read.
+A method is served if `access.METHODS` and a `Method` name it; a caller without a role for it is refused before a byte of its message is
+read.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ OPTIONS: Final = (
 
 
 class Context(Protocol):
-    """What doors use of grpc.aio's ServicerContext, which has no types."""
+    """What methods use of grpc.aio's ServicerContext, which has no types."""
 
     async def abort(self, code: grpc.StatusCode, details: str) -> None: ...
 
@@ -77,7 +78,7 @@ Streaming = Callable[[Principal, Any, Context], AsyncGenerator[Message]]
 
 
 @dataclass(frozen=True)
-class Door:
+class Method:
     """One method: its request's type, and what answers it, once or with a stream."""
 
     method: str
@@ -100,21 +101,21 @@ async def start(made: Any, methods: Methods, address: str) -> int:
 
 
 class Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
-    """Full method name → door; any other is unimplemented."""
+    """Full method name → method; any other is unimplemented."""
 
-    def __init__(self, doors: Iterable[Door], guard: Guard) -> None:
-        self._doors: Mapping[str, Door] = {door.method: door for door in doors}
+    def __init__(self, methods: Iterable[Method], guard: Guard) -> None:
+        self._methods: Mapping[str, Method] = {method.method: method for method in methods}
         self._guard = guard
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
-        door = self._doors.get(details.method)
-        if door is None:
+        method = self._methods.get(details.method)
+        if method is None:
             return None
         try:
-            principal = self._guard.allow(METHODS.get(door.method, NOBODY), _authorization(details.invocation_metadata))
+            principal = self._guard.allow(METHODS.get(method.method, NOBODY), _authorization(details.invocation_metadata))
         except DaemonError as error:
             return _refusing(error)
-        return _serving(door, principal)
+        return _serving(method, principal)
 
 
 def _authorization(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
@@ -123,7 +124,7 @@ def _authorization(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
 
 
 def _refusing(error: DaemonError) -> Any:
-    """Of any kind of method: it reads nothing, so that nothing is parsed for somebody unknown."""
+    """Of any kind of method: it reads nothing, so that nothing is parsed for an unknown caller."""
 
     async def refuse(_requests: Any, context: Context) -> None:
         await abort(context, error)
@@ -131,16 +132,16 @@ def _refusing(error: DaemonError) -> Any:
     return grpc.stream_stream_rpc_method_handler(refuse)
 
 
-def _serving(door: Door, principal: Principal) -> Any:
+def _serving(method: Method, principal: Principal) -> Any:
     """As a stream of requests whatever the method's kind: so the first one, and who never sends it, can be waited for with a limit."""
 
     async def serve(_requests: Any, context: Context) -> None:
         try:
-            request = _parsed(door.request, await _first(context))
-            if door.unary is not None:
-                await _write(context, await door.unary(principal, request, context))
-            elif door.stream is not None:
-                async with aclosing(door.stream(principal, request, context)) as messages:
+            request = _parsed(method.request, await _first(context))
+            if method.unary is not None:
+                await _write(context, await method.unary(principal, request, context))
+            elif method.stream is not None:
+                async with aclosing(method.stream(principal, request, context)) as messages:
                     async for message in messages:
                         await _write(context, message)
         except DaemonError as error:

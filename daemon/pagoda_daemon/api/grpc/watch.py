@@ -15,7 +15,7 @@ from pagoda_contracts.names import GRPC_WATCH_STATE, STATE_FLOOR_MS, STATE_HEART
 from pagoda_contracts.pb.daemon_pb2 import State, WatchStateRequest
 
 from pagoda_daemon.api.access.caller import Principal
-from pagoda_daemon.api.grpc.server import Context, Door
+from pagoda_daemon.api.grpc.server import Context, Method
 from pagoda_daemon.health.prefixes import News, Reader
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.metrics import Counts
@@ -160,8 +160,8 @@ class StateFeed:
             self._sent.clear()
             await self._sent.wait()
 
-    def door(self) -> Door:
-        return Door(GRPC_WATCH_STATE, WatchStateRequest, stream=self.frames)
+    def method(self) -> Method:
+        return Method(GRPC_WATCH_STATE, WatchStateRequest, stream=self.frames)
 
 
 async def _wait(event: asyncio.Event, at_most_s: float) -> None:

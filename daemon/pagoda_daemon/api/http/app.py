@@ -6,7 +6,7 @@ import hashlib
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagoda_daemon.api.access.auth import Guard, guarded
 from pagoda_daemon.api.http.measured import Measured, patterns
+from pagoda_daemon.api.http.spans import Ended
 from pagoda_daemon.api.http.web import Web
 from pagoda_daemon.api.openai import requests
 from pagoda_daemon.api.openai.chat_replies import Chat
@@ -63,6 +64,7 @@ class Parts:
     guard: Guard = field(default_factory=lambda: Guard(None))
     ping_after_s: float | None = None
     web: Web = field(default_factory=Web)
+    tell: Callable[[Ended], None] | None = None
 
 
 def application(parts: Parts) -> ASGIApp:
@@ -91,7 +93,7 @@ def application(parts: Parts) -> ASGIApp:
     handlers = {DaemonError: on_daemon_error, HTTPException: on_http_error, Exception: on_bug}
     app = Starlette(routes=guarded(routes, parts.guard), exception_handlers=handlers)
     app.router.redirect_slashes = False  # the redirect would name whatever host the client wrote
-    inner = Measured(parts.web.around(Sized(app)), patterns(routes), parts.exposition.http, parts.generator.counts.recent)
+    inner = Measured(parts.web.around(Sized(app)), patterns(routes), parts.exposition.http, parts.generator.counts.recent, parts.tell)
     return Outermost(inner, parts.replica)
 
 

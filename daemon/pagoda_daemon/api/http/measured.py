@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import structlog
+from starlette.datastructures import Headers
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagoda_daemon.api.http.lines import access, is_logged
+from pagoda_daemon.api.http.spans import Ended
 from pagoda_daemon.metrics.http import HttpCounts
-from pagoda_daemon.metrics.records import Ring
+from pagoda_daemon.metrics.records import Record, Ring
 
 log = structlog.get_logger()
 
@@ -27,11 +29,14 @@ def patterns(routes: Iterable[Route]) -> dict[int, str]:
 class Measured:
     """`app`, timed. `patterns`: the pattern of each route by the identity of its endpoint, which the router leaves in the scope."""
 
-    def __init__(self, app: ASGIApp, patterns: Mapping[int, str], counts: HttpCounts, recent: Ring) -> None:
+    def __init__(
+        self, app: ASGIApp, patterns: Mapping[int, str], counts: HttpCounts, recent: Ring, tell: Callable[[Ended], None] | None = None
+    ) -> None:
         self._app = app
         self._patterns = patterns
         self._counts = counts
         self._recent = recent
+        self._tell = tell
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         status, begun = _LEFT, time.monotonic()
@@ -56,4 +61,14 @@ class Measured:
         total_ms = round(1000 * (time.monotonic() - state["arrived"]), 3)
         said = {"id": state["request_id"], "route": handler, "status": status, "total_ms": total_ms}
         more = {name: state[name] for name in ("model", "refusal", "param", "why") if name in state}
-        log.info("request", **said, **more, **access(self._recent.get(state["request_id"])))
+        records = self._recent.get(state["request_id"])
+        log.info("request", **said, **more, **access(records))
+        if self._tell is not None and "caller" in state:  # whoever was not let in cannot fill a collector
+            self._tell(_ended(scope, handler, status, records))
+
+
+def _ended(scope: Scope, handler: str, status: int, records: Sequence[Record]) -> Ended:
+    state, headers = scope["state"], Headers(scope=scope)
+    times = (state["arrived"], time.monotonic())
+    told = (state.get("model", ""), state.get("refusal", ""), headers.get("traceparent", ""))
+    return Ended(state["request_id"], scope["method"], handler, status, *times, *told, records)

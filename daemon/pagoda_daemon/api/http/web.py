@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,7 +49,7 @@ class Web:
             app = CORSMiddleware(app, self.origins, ("GET", "POST"), ("*",), expose_headers=_TOLD)
         if self.root_path:
             app = UnderPrefix(app, self.root_path)
-        return app if self.hosts is None else KnownHosts(app, self.hosts)
+        return app if self.hosts is None else KnownHosts(app, self.hosts, self.origins)
 
 
 class UnderPrefix:
@@ -69,22 +70,31 @@ def without_prefix(path: str, prefix: str) -> str:
 
 
 class KnownHosts:
-    """Refuses requests to a name that is not ours. A page whose own name was made to point here (DNS rebinding) has such a name."""
+    """Refuses requests to a name that is not ours, and of pages under such a name. A page whose own name was made to point here (DNS
+    rebinding) is of the first sort. One that asks our address is of the second: it could read nothing, but have us compute."""
 
-    def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, hosts: frozenset[str], origins: Sequence[str]) -> None:
         self._app = app
         self._hosts = hosts
+        self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        named = headers.get("host", "")
-        if is_known(named, self._hosts):
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if not is_known(host, self._hosts):
+            said = f"host {shown(host)} is not answered here; start the daemon with --allowed-host and this name, or with keys"
+        elif origin is not None and not self._may_ask(origin):
+            said = f"pages of {shown(origin)} are not answered here; start the daemon with --cors-origin and this origin, or with keys"
+        else:
             await self._app(scope, receive, send)
             return
-        said = f"host {shown(named)} is not answered here; start the daemon with --allowed-host and this name, or with keys"
         refused = Forbidden(said)
         scope["state"]["refusal"] = body_of(refused).error.code
         await response_of(refused)(scope, receive, send)
+
+    def _may_ask(self, origin: str) -> bool:
+        named = origin.partition("://")[2]
+        return _ANY in self._origins or origin in self._origins or (named != "" and is_known(named, self._hosts))
 
 
 def is_known(host: str, hosts: frozenset[str]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from pagoda_daemon.answers.events import Arguments, Call, Content, Event, PlainText, Reasoning
 from pagoda_daemon.api.openai.calls import FunctionCall, FunctionPart, ToolCall, ToolPart
@@ -24,6 +24,7 @@ from pagoda_daemon.api.openai.replies import (
     ChunkChoice,
     EndedByDone,
     Head,
+    Ids,
     TextEvents,
     Usage,
     event,
@@ -40,21 +41,26 @@ class Chat(EndedByDone):
         self._texts = TextEvents(lambda text, index: self._chunk(ChunkChoice(ChatDelta(content=text), None, index)))
         self._parsers = [head.reading.parser() for _ in range(head.choices)]
         self._scored: list[tuple[Scored, ...]] = [()] * head.choices
+        self._ids: list[Ids] = [()] * head.choices
         self._called = [False] * head.choices
         self._is_text = head.plain and head.reading.parser is PlainText  # as most are: an event costs a quarter
 
     def opening(self) -> bytes:
-        return b"".join(self._chunk(ChunkChoice(ChatDelta("assistant", ""), index=index)) for index in range(self._head.choices))
+        """Every prompt of a chat is the same one."""
+        prompt: Ids | UnsetType = self._head.prompts[0] if self._head.prompts else UNSET
+        choices = (ChunkChoice(ChatDelta("assistant", ""), index=index) for index in range(self._head.choices))
+        return b"".join(self._chunk(choice, prompt) for choice in choices)
 
     def text(self, piece: Piece, index: int = 0) -> bytes:
         if self._is_text and piece.text:
             return self._texts.event(piece.text, index)
         self._scored[index] += piece.scored
+        self._ids[index] += piece.token_ids
         return self._written(self._parsers[index].push(piece.text), index)
 
     def finish(self, reason: str, index: int = 0) -> bytes:
         rest = self._written(self._parsers[index].finish(), index)
-        if self._scored[index]:
+        if self._scored[index] or self._ids[index]:
             rest += self._part(ChatDelta(content=""), index)
         return rest + self._chunk(ChunkChoice(ChatDelta(), self._reason(reason, called=self._called[index]), index))
 
@@ -63,7 +69,8 @@ class Chat(EndedByDone):
 
     def whole(self, answers: Sequence[Answer], usage: Usage) -> bytes:
         choices = tuple(self._choice(answer, index) for index, answer in enumerate(answers))
-        reply = ChatReply(**self._envelope, choices=choices, usage=usage, prompt_logprobs=answers[0].prompt_logprobs)
+        _, _, logprobs, ids = answers[0]
+        reply = ChatReply(**self._envelope, choices=choices, usage=usage, prompt_logprobs=logprobs, prompt_token_ids=ids)
         return msgspec.json.encode(reply)
 
     def _choice(self, answer: Answer, index: int) -> ChatChoice:
@@ -75,7 +82,8 @@ class Chat(EndedByDone):
         content, thought = joined(events, Content), joined(events, Reasoning)
         nothing = None if calls or thought or self._head.reading.must else ""
         message = ChatMessage(content or nothing, tool_calls=calls or UNSET, reasoning=thought or UNSET, reasoning_content=thought or UNSET)
-        return ChatChoice(message, self._reason(answer.reason, called=bool(calls)), index, self._logprobs(answer.piece.scored))
+        shown = self._logprobs(answer.piece.scored), self._head.token_ids(answer.piece.token_ids)
+        return ChatChoice(message, self._reason(answer.reason, called=bool(calls)), index, *shown)
 
     def _reason(self, reason: str, *, called: bool) -> str:
         """A named tool was the client's choice, not the model's: OpenAI says "stop" then."""
@@ -91,9 +99,10 @@ class Chat(EndedByDone):
         return self._part(self._fragment(one, index), index)
 
     def _part(self, delta: ChatDelta, index: int) -> bytes:
-        """Log-probabilities go with the first chunk that leaves after them."""
+        """Log-probabilities and ids go with the first chunk that leaves after them."""
         scored, self._scored[index] = self._scored[index], ()
-        return self._chunk(ChunkChoice(delta, None, index, self._logprobs(scored)))
+        ids, self._ids[index] = self._ids[index], ()
+        return self._chunk(ChunkChoice(delta, None, index, self._logprobs(scored), self._head.token_ids(ids)))
 
     def _fragment(self, one: Event, index: int) -> ChatDelta:
         if isinstance(one, Content):
@@ -108,8 +117,8 @@ class Chat(EndedByDone):
     def _logprobs(self, scored: Sequence[Scored]) -> ChatLogprobs | None:
         return None if self._head.spell is None else chat_logprobs(scored, self._head.spell)
 
-    def _chunk(self, choice: ChunkChoice) -> bytes:
-        return event(ChatChunk(**self._envelope, choices=(choice,), usage=self._head.usage()))
+    def _chunk(self, choice: ChunkChoice, prompt: Ids | UnsetType = UNSET) -> bytes:
+        return event(ChatChunk(**self._envelope, choices=(choice,), usage=self._head.usage(), prompt_token_ids=prompt))
 
 
 def joined(events: Sequence[Event], kind: type[Content | Reasoning]) -> str:

@@ -42,7 +42,8 @@ _MISSPELT: Final = 0.85  # of difflib's ratio: temprature is 0.95 of temperature
 _MAX_NAMED: Final = 16  # of unknown fields in the answer's header
 _SANE_NAME: Final = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
 _EMPTY: Final[tuple[Any, ...]] = (None, [], {}, "")
-# Known, not built: accepted at a value that leaves the answer as it is.
+_GATEWAYS: Final = frozenset(("priority", "cache_salt"))
+# Known, not built or not a client's: accepted at a value that leaves the answer as it is.
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "best_of": (None, 1),
     "top_logprobs": (None, 0),
@@ -50,6 +51,7 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "length_penalty": (None, 1),
     "priority": (None, 0),
     "spaces_between_special_tokens": (None, True),
+    "include_reasoning": (None, True),
     "return_token_ids": (None, False),
     "return_tokens_as_token_ids": (None, False),
     "use_beam_search": (None, False),
@@ -85,6 +87,15 @@ def typed(body: bytes, kind: type[T], ignored: list[str], elsewhere: Mapping[str
     ignored += [name for name in dict.fromkeys((*strangers, *inside)) if _SANE_NAME.fullmatch(name)][:_MAX_NAMED]
     try:
         return msgspec.convert(fields, kind)
+    except msgspec.ValidationError:
+        return _typed_again(fields, kind)
+
+
+def _typed_again(fields: dict[str, Any], kind: type[T]) -> T:
+    """With whole numbers in lists of ids too. A million ids are walked only here, after they could not be read as they are."""
+    types = _shape(kind).types
+    try:
+        return msgspec.convert({name: _whole_numbers(value, types[name]) for name, value in fields.items()}, kind)
     except msgspec.ValidationError as error:
         raise BadRequest(*_explained(str(error))) from error
 
@@ -130,6 +141,17 @@ def _whole_number(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
+def _whole_numbers(value: Any, of: inspect.Type) -> Any:
+    """The same for what is in a list of integers, or in lists of them."""
+    items = next((one.item_type for one in _members(of) if isinstance(one, inspect.ListType)), None)
+    if not isinstance(value, list) or items is None:
+        return value
+    if any(isinstance(one, inspect.FloatType) for one in _members(items)):
+        return value
+    integers = any(isinstance(one, inspect.IntType) for one in _members(items))
+    return [_whole_number(one) if integers and isinstance(one, float) else _whole_numbers(one, items) for one in value]
+
+
 def _fields(body: bytes) -> dict[str, Any]:
     parsed = strict.decode(body)
     if not isinstance(parsed, dict):
@@ -144,7 +166,8 @@ def _is_unknown(name: str, value: Any) -> bool:
     if name in _NEUTRAL or name in _NEUTRAL_WHEN_EMPTY:
         accepted = _NEUTRAL.get(name, _EMPTY)
         if not any(_same(value, one) for one in accepted):
-            raise BadRequest(f"{name} is not supported yet; leave it out", name, "unsupported_parameter")
+            why = "is set by the gateway, in a header" if name in _GATEWAYS else "is not supported yet"
+            raise BadRequest(f"{name} {why}; leave it out", name, "unsupported_parameter")
         return False
     return True
 

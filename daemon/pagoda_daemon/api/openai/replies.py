@@ -23,6 +23,7 @@ SSE_HEADERS: Final = (
     (b"x-accel-buffering", b"no"),
 )
 DONE: Final = b"data: [DONE]\n\n"
+Ids = tuple[int, ...]  # of tokens
 _MARK: Final = "\0"
 _ENCODED_MARK: Final = msgspec.json.encode(_MARK)
 
@@ -85,6 +86,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     finish_reason: str
     index: int = 0
     logprobs: ChatLogprobs | None = None
+    token_ids: Ids | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):
@@ -94,6 +96,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     index: int = 0
     logprobs: ChatLogprobs | None = None
+    token_ids: Ids | UnsetType = UNSET
 
 
 class TextChoice(msgspec.Struct, frozen=True):
@@ -104,6 +107,8 @@ class TextChoice(msgspec.Struct, frozen=True):
     index: int = 0
     logprobs: TextLogprobs | None = None
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: Ids | UnsetType = UNSET
+    token_ids: Ids | UnsetType = UNSET
 
 
 class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +125,7 @@ class ChatReply(_Envelope, frozen=True, kw_only=True):
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: Ids | UnsetType = UNSET
 
 
 class ChatChunk(_Envelope, frozen=True, kw_only=True):
@@ -128,6 +134,7 @@ class ChatChunk(_Envelope, frozen=True, kw_only=True):
     choices: tuple[ChunkChoice, ...]
     usage: Usage | UnsetType | None = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    prompt_token_ids: Ids | UnsetType = UNSET
 
 
 class TextReply(_Envelope, frozen=True, kw_only=True):
@@ -140,7 +147,8 @@ class TextReply(_Envelope, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Head:
-    """What all chunks of an answer share. `spell` is there where log-probabilities are wanted."""
+    """What all chunks of an answer share. `spell` is there where log-probabilities are wanted. `prompts`: the prompt's ids of each choice,
+    if the request asks for ids."""
 
     request_id: str
     created: int
@@ -151,11 +159,16 @@ class Head:
     choices: int = 1
     so_far: Callable[[], Usage] | None = None  # the usage that every chunk has
     reading: Reading = PLAIN
+    prompts: tuple[Ids, ...] = ()
 
     @property
     def plain(self) -> bool:
         """Chunks differ in their text alone."""
-        return self.spell is None and self.so_far is None
+        return self.spell is None and self.so_far is None and not self.prompts
+
+    def token_ids(self, ids: Ids) -> Ids | UnsetType:
+        """The ids of an answer or of a part of it, if they are asked for."""
+        return ids if self.prompts else UNSET
 
     def usage(self) -> Usage | UnsetType | None:
         """Of a chunk that is not the last one."""
@@ -176,11 +189,12 @@ class Head:
 
 
 class Answer(NamedTuple):
-    """One choice at once; `prompt_logprobs` where they were asked for by that name."""
+    """One choice at once; `prompt_logprobs` where they were asked for by that name, the prompt's ids where ids were."""
 
     piece: Piece
     reason: str
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_ids: Ids | UnsetType = UNSET
 
 
 class TextEvents:
@@ -233,6 +247,7 @@ class Completion(EndedByDone):
         self._head = head
         self._envelope = head.envelope("cmpl")
         self._texts = TextEvents(lambda text, index: self._chunk(TextChoice(text, None, index)))
+        self._prompts = dict(enumerate(head.prompts))  # that were not sent yet
 
     def opening(self) -> bytes:
         return b""
@@ -240,7 +255,7 @@ class Completion(EndedByDone):
     def text(self, piece: Piece, index: int = 0) -> bytes:
         if self._head.plain:
             return self._texts.event(piece.text, index)
-        return self._chunk(TextChoice(piece.text, None, index, self._logprobs(piece)))
+        return self._chunk(self._choice(piece, None, index, prompt_ids=self._prompts.pop(index, UNSET)))
 
     def finish(self, reason: str, index: int = 0) -> bytes:
         return self._chunk(TextChoice("", reason, index))
@@ -249,11 +264,19 @@ class Completion(EndedByDone):
         return event(TextReply(**self._envelope, choices=(), usage=usage))
 
     def whole(self, answers: Sequence[Answer], usage: Usage) -> bytes:
-        choices = tuple(
-            TextChoice(answer.piece.text, answer.reason, index, self._logprobs(answer.piece), answer.prompt_logprobs)
-            for index, answer in enumerate(answers)
-        )
+        choices = tuple(self._choice(*answer[:2], index, *answer[2:]) for index, answer in enumerate(answers))
         return msgspec.json.encode(TextReply(**self._envelope, choices=choices, usage=usage))
+
+    def _choice(
+        self,
+        piece: Piece,
+        reason: str | None,
+        index: int,
+        prompt_logprobs: PromptLogprobs | UnsetType = UNSET,
+        prompt_ids: Ids | UnsetType = UNSET,
+    ) -> TextChoice:
+        said = (piece.text, reason, index, self._logprobs(piece), prompt_logprobs)
+        return TextChoice(*said, prompt_ids, self._head.token_ids(piece.token_ids))
 
     def _logprobs(self, piece: Piece) -> TextLogprobs | None:
         return None if self._head.spell is None else text_logprobs(piece.scored, self._head.spell)

@@ -43,6 +43,7 @@ class _Common(StructuredFields, kw_only=True, frozen=True, forbid_unknown_fields
     skip_special_tokens: bool = True
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
+    return_token_ids: bool | None = None
 
     @property
     def include_usage(self) -> bool:

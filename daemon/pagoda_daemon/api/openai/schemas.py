@@ -13,6 +13,8 @@ from urllib.parse import unquote
 
 import msgspec
 
+from pagoda_daemon.api.openai import bounds
+from pagoda_daemon.api.openai.bounds import EXACT
 from pagoda_daemon.api.openai.overlap import Overlaps
 from pagoda_daemon.nouns.errors import BadRequest
 
@@ -27,10 +29,6 @@ REFUSED: Final = frozenset(
         *("$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"),
     )
 )
-EXACT: Final = 2**53
-"""The library counts in float64. Larger integers are exact there only by chance: llguidance 1.9 takes 2**53 for a `const` of 2**53 + 1."""
-_EXACT_INTEGER: Final = 10**18  # as a bound of the type integer; with 19 digits a minimum is refused by the library
-_MAX_INT64: Final = 2**63 - 1  # the library's own end of integers
 _MOST_MULTIPLE: Final = 10**8  # of 10**9 the library finds no multiple at all
 
 _LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
@@ -147,14 +145,14 @@ def _place(place: Place, pointer: str) -> Place:
 
 
 def _refuse(schema: dict[str, Any], place: Place) -> None:
-    """BadRequest names the first keyword that cannot be followed."""
+    """BadRequest names the first keyword that cannot be followed. Bounds of integers are moved to where the library is exact."""
     for keyword in schema:
         if keyword in REFUSED:
             where = str(place.key(keyword))
             raise BadRequest(f"{where}: the keyword {keyword} is not supported; leave it out", where, INVALID)
-    for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+    for keyword in bounds.KEYWORDS:
         bound = schema.get(keyword)
-        if isinstance(bound, int) and not _is_exact(bound, keyword, schema):
+        if isinstance(bound, int) and not bounds.fit(schema, keyword, bound):
             _refuse_number(bound, place.key(keyword), f"integers beyond {EXACT} are not exact here")
     step = schema.get("multipleOf")
     if isinstance(step, int | float) and step > _MOST_MULTIPLE:
@@ -166,15 +164,6 @@ def _refuse(schema: dict[str, Any], place: Place) -> None:
 
 def _refuse_number(number: float, place: Place, why: str) -> None:
     raise BadRequest(f"{place}: {why}, got {number!s:.32}", str(place), INVALID)
-
-
-def _is_exact(bound: int, keyword: str, schema: dict[str, Any]) -> bool:
-    """Whether the library allows exactly what this bound allows."""
-    if keyword.startswith("exclusive"):  # it adds or takes one away, as a float64
-        return abs(bound) < EXACT
-    if schema.get("type") == "integer" and abs(bound) > EXACT:
-        return (abs(bound) < _EXACT_INTEGER and float(bound) == bound) or (keyword == "maximum" and bound == _MAX_INT64)
-    return abs(bound) <= EXACT
 
 
 def _large(value: Any) -> int | None:

@@ -51,6 +51,7 @@ class Admission:
             held += size
             self.held_bytes += size
             if self.held_bytes > _MAX_HELD_BYTES:
+                self.replica.turned_away += 1
                 raise Overloaded(f"this replica holds requests of {self.held_bytes} bytes; at most {_MAX_HELD_BYTES} are allowed")
 
         try:
@@ -83,6 +84,7 @@ class Admission:
             raise NotReady("the model is still loading")
         rows = self.replica.limits.max_concurrency if self.replica.limits else 0
         if self.replica.in_flight >= (most := max(_LEAST_WAITING, _WAITING_PER_ROW * rows)):
+            self.replica.turned_away += 1
             raise Overloaded(f"this replica holds {self.replica.in_flight} requests; at most {most} are allowed")
 
     def _count(self, change: int) -> None:

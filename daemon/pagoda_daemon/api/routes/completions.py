@@ -115,7 +115,7 @@ class Generate:
                 await _stream(dialect, usages, deltas, EventStream(send, self.ping_after_s))
             else:
                 parts = await self._collect(jobs, usages, deltas)
-                size = _BYTES_PER_TOKEN * (usages.completion_tokens + (0 if request.prompt_logprobs is None else usages.prompt_tokens))
+                size = _BYTES_PER_TOKEN * (usages.completion_tokens + (usages.prompt_tokens if _shows_prompt(request) else 0))
                 whole = partial(self._whole, dialect, request, jobs, parts, usages)
                 content = await self.admission.preparing.run(size, whole)
                 await Response(content, media_type=JSON)(scope, receive, send)
@@ -124,7 +124,8 @@ class Generate:
         spell = self.generator.text.spell if request.listed is not None else None
         choices = sum(job.message.n for job in jobs)
         common = (request_id, int(time.time()), request.model, request.include_usage, spell, self.fingerprint, choices)
-        head = Head(*common, reading=jobs[0].reading)
+        prompts = _prompts(jobs) if request.return_token_ids else ()
+        head = Head(*common, reading=jobs[0].reading, prompts=prompts)
         return replace(head, so_far=usages.usage) if request.continuous_usage else head
 
     def _timing(self, request: GenerationRequest, request_id: str) -> Callable[[], Timing | UnsetType] | None:
@@ -143,12 +144,13 @@ class Generate:
     def _whole(self, dialect: Dialect, request: GenerationRequest, jobs: Sequence[Submission], parts: Parts, usages: Usages) -> bytes:
         answers = [_answer(part) for part in parts.values()]
         if (top := request.prompt_logprobs) is not None:
-            prompts = [job.message.prompt for job in jobs for _ in range(job.message.n)]
             spell = self.generator.text.spell
             answers = [
                 answer._replace(prompt_logprobs=prompt_logprobs(prompt, part[0].prompt_scores, top, spell))
-                for answer, prompt, part in zip(answers, prompts, parts.values(), strict=True)
+                for answer, prompt, part in zip(answers, _prompts(jobs), parts.values(), strict=True)
             ]
+        if request.return_token_ids:
+            answers = [answer._replace(prompt_ids=prompt) for answer, prompt in zip(answers, _prompts(jobs), strict=True)]
         return dialect.whole(_best(answers, request.generated, request.n or 1), usages.usage())
 
     def _read(self, body: bytes, ignored: list[str]) -> Read:
@@ -169,6 +171,15 @@ class Generate:
         return Prepared(read, jobs, usages, read.dialect(head, jobs[0].sampling))
 
 
+def _shows_prompt(request: GenerationRequest) -> bool:
+    return request.prompt_logprobs is not None or bool(request.return_token_ids)
+
+
+def _prompts(jobs: Sequence[Submission]) -> tuple[tuple[int, ...], ...]:
+    """The prompt's ids of each choice."""
+    return tuple(job.message.prompt for job in jobs for _ in range(job.message.n))
+
+
 def _best(answers: list[Answer], generated: int, returned: int) -> list[Answer]:
     """Of each prompt's `generated` answers the `returned` ones with the highest mean log-probability per token, the best first."""
     if generated == returned:
@@ -183,8 +194,10 @@ def _likelihood(answer: Answer) -> float:
 
 
 def _answer(deltas: Sequence[Delta]) -> Answer:
-    piece = Piece("".join(delta.piece.text for delta in deltas), tuple(scored for delta in deltas for scored in delta.piece.scored))
-    return Answer(piece, deltas[-1].finish_reason or "stop")
+    pieces = [delta.piece for delta in deltas]
+    scored = tuple(scored for piece in pieces for scored in piece.scored)
+    ids = tuple(token for piece in pieces for token in piece.token_ids)
+    return Answer(Piece("".join(piece.text for piece in pieces), scored, ids), deltas[-1].finish_reason or "stop")
 
 
 async def _stream(dialect: Dialect, usages: Usages, deltas: AsyncIterator[list[Delta]], events: EventStream) -> None:
@@ -209,7 +222,7 @@ def _frames(dialect: Dialect, usages: Usages, deltas: Sequence[Delta]) -> bytes:
     out = b""
     for delta in deltas:
         usages.note(delta)
-        if delta.piece.text or delta.piece.scored:
+        if delta.piece.text or delta.piece.scored or delta.piece.token_ids:
             out += dialect.text(delta.piece, delta.choice)
         if delta.finish_reason:
             out += dialect.finish(delta.finish_reason, delta.choice)

@@ -59,6 +59,7 @@ class Submission:
     first: int = 0
     skip_special: bool = True
     shows_stop: bool = False  # the stop string, or the text of the stop id, is part of the answer
+    shows_ids: bool = False  # the ids of the answer's tokens are part of it
     reading: Reading = PLAIN
 
     @property
@@ -93,7 +94,8 @@ def submission(request: GenerationRequest, request_id: str, prompt: tuple[int, .
     grammar = grammar_of(request, text.stop_ids)
     message = Submit(request_id, prompt, sampling_of(request, wished, text, limits.vocab_size), request.generated, grammar=grammar)
     skip, shows = request.skip_special_tokens, bool(request.include_stop_str_in_output)
-    return Submission(message, request.stops, answers=request.limit != 0, skip_special=skip, shows_stop=shows)
+    made = Submission(message, request.stops, answers=request.limit != 0, skip_special=skip, shows_stop=shows)
+    return replace(made, shows_ids=bool(request.return_token_ids))
 
 
 def chat_ids(request: ChatRequest, box: Toolbox | None, text: ModelText, context: int) -> tuple[int, ...]:
@@ -137,6 +139,8 @@ class _Choice:
             return None
         self.tokens += len(row.token_ids)
         piece = _taken(self._answer, row, shows_stop=self.job.shows_stop) if self.job.answers else Piece("")
+        if self.job.answers and self.job.shows_ids:
+            piece = piece._replace(token_ids=tuple(row.token_ids))
         if self._answer.stopped:
             reason = "stop"
         scores: tuple[TokenLogprob, ...] = ()
@@ -258,4 +262,4 @@ def _taken(answer: AnswerText, row: RowOutput, *, shows_stop: bool) -> Piece:
 
 
 def _joined(first: Piece, then: Piece) -> Piece:
-    return Piece(first.text + then.text, (*first.scored, *then.scored))
+    return Piece(first.text + then.text, (*first.scored, *then.scored), (*first.token_ids, *then.token_ids))

@@ -86,7 +86,7 @@ class LocalEngine(EngineLink):
 
     def _deliver(self, message: FromEngine) -> None:
         """From the engine's thread to the event loop's."""
-        # Closed: the process is ending, and nobody is left to hear it.
+        # Closed: the process is ending, and no reader is left.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._take, message)
 

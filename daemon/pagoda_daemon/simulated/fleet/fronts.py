@@ -1,7 +1,7 @@
 """`pagoda-daemon simulate-fronts --control SOCKET`: plays the replicas of a cluster whose nodes run no containers, all in one process.
 
-Whoever plays the nodes starts and ends replicas over HTTP on a Unix socket; each gets an address of its own, and there speaks every wire
-of a real one: OpenAI API and metrics, state over gRPC, probes. The ports are its DaemonConfig's. Nothing here knows Kubernetes.
+The process that plays the nodes starts and ends replicas over HTTP on a Unix socket; each gets an address of its own, and there speaks
+every wire of a real one: OpenAI API and metrics, state over gRPC, probes. The ports are its DaemonConfig's. Nothing here knows Kubernetes.
 
     GET /replicas                      every replica: address, phase, whether /readyz says yes and why, requests in flight
     PUT /replicas/ID                   {"address", "config", "load_s"}: runs it, or confirms that it does; 422: its configuration is

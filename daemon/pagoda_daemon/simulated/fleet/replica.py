@@ -111,7 +111,7 @@ class SimulatedReplica:
             await asyncio.wait([self._task])
 
     async def _live(self) -> None:
-        """A failure is told once nothing listens any more: whoever reads it may give the address to another."""
+        """A failure is reported once nothing listens any more: its reader may give the address to another replica."""
         failure = ""
         try:
             await self._front.run(lambda _: None)

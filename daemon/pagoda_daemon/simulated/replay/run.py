@@ -132,22 +132,22 @@ class Simulation:
         self._take(commit(self.state, result, outcome.now_ms))
 
     def _take(self, outputs: Sequence[RowOutput]) -> None:
-        told = np.array([int(output.request_id) for output in outputs if output.token_ids and not output.index], np.int64)
-        if told.size:
-            self._tell(told)
+        jobs = np.array([int(output.request_id) for output in outputs if output.token_ids and not output.index], np.int64)
+        if jobs.size:
+            self._count_tokens(jobs)
         for output in outputs:
             if output.finish_reason is not None or output.index:
                 self._end(self.outcome.records[int(output.request_id)], output)
 
-    def _tell(self, told: NDArray[np.int64]) -> None:
-        """The first answers of jobs `told` got a token each."""
+    def _count_tokens(self, jobs: NDArray[np.int64]) -> None:
+        """The first answers of `jobs` got a token each."""
         now = self.outcome.now_ms
-        gaps = now - self._last[told]
+        gaps = now - self._last[jobs]
         fresh = np.isnan(gaps)
-        self._first[told[fresh]] = now
-        self._last[told] = now
-        self._worst[told] = np.fmax(self._worst[told], gaps)
-        self._tokens[told] += 1
+        self._first[jobs[fresh]] = now
+        self._last[jobs] = now
+        self._worst[jobs] = np.fmax(self._worst[jobs], gaps)
+        self._tokens[jobs] += 1
         self._gaps.append(gaps[~fresh].astype(np.float32))
 
     def _close(self) -> None:

@@ -1,4 +1,4 @@
-"""The classes of devices that one entry of `accelerators[]` can mean in a fleet. Pure; called by `place`.
+"""The classes of devices that one entry of `accelerators[]` can mean in a inventory. Pure; called by `place`.
 
 For each class: whether it can ever be used, how many replicas it has room for now, and why it has none.
 """
@@ -17,7 +17,7 @@ from pagoda_sizing.devices import catalogue
 
 from pagoda_operator.api.placement import Resolved
 from pagoda_operator.inventory.fit import Requirement, gib, why_not, why_not_on_cpu
-from pagoda_operator.inventory.fleet import DeviceClass, Fleet, Room, Terms, claimable, classes
+from pagoda_operator.inventory.inventory import DeviceClass, Inventory, Room, Terms, claimable, classes
 from pagoda_operator.inventory.values import matches, parse_profile
 
 _UNBOUNDED: Final = 1 << 20
@@ -31,7 +31,7 @@ _Wish = tuple[DeviceClass, int, str]
 class Demand:
     """What options are judged by. If `required` is None, the model's size is not; `unknowable`: why its size can never be known."""
 
-    fleet: Fleet
+    inventory: Inventory
     terms: Terms
     required: Requirement | None = None
     unknowable: str = ""
@@ -39,7 +39,7 @@ class Demand:
     @cached_property
     def known(self) -> tuple[DeviceClass, ...]:
         """What device plugins offer."""
-        return classes(self.fleet, self.terms)
+        return classes(self.inventory, self.terms)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def _slices(mig: MigAccelerator, known: Iterable[DeviceClass]) -> Iterator[_Wish
 
 
 def _claims(dra: DraAccelerator, demand: Demand) -> Iterator[_Wish]:
-    for kind in claimable(demand.fleet, demand.terms, dra.device_class_name, dra.selectors):
+    for kind in claimable(demand.inventory, demand.terms, dra.device_class_name, dra.selectors):
         sliced = kind.profile is not None or dra.device_class_name == DEVICE_CLASS_MIG
         refusal = f"asks for {dra.count} slices per replica, but tensor parallelism cannot span MIG slices"
         yield kind, dra.count, refusal if sliced and dra.count > 1 else ""

@@ -32,7 +32,7 @@ def alternatives(spec: InferenceServiceSpec) -> str:
 
 def place(question: Question) -> Placement:
     """The entry to run on, or why there is none, or what must be known first."""
-    warned = tuple(warnings(question.fleet, question.spec.accelerators, question.now))
+    warned = tuple(warnings(question.inventory, question.spec.accelerators, question.now))
     current = _current(question)
     if current is not None and (current.running or question.wanted == 0):
         return _stay(question, current, warned)
@@ -75,7 +75,7 @@ def spare(question: Question, resolved: Resolved, entry: Accelerator) -> int | N
 
 def _free(question: Question, resolved: Resolved, entry: Accelerator, mine: str) -> int:
     """Places for the same devices; what pods of the service with the uid `mine` have counts as free."""
-    demand = Demand(question.fleet, question.terms._replace(service_uid=mine))
+    demand = Demand(question.inventory, question.terms._replace(service_uid=mine))
     same = (option for option in merged(one for one in options(entry, demand) if one.ever) if option.identity == resolved.identity)
     return next((option.free for option in same), 0)
 
@@ -91,7 +91,7 @@ def placeable(observed: Observed) -> int | None:
     entry = question.spec.accelerators[current.position]
     if entry.cpu is not None:
         return None
-    found = options(entry, Demand(question.fleet, question.terms._replace(service_uid="")))
+    found = options(entry, Demand(question.inventory, question.terms._replace(service_uid="")))
     same = [one for one in found if one.ever and one.kind and one.identity == current.resolved.identity]
     mine = [one for one in same if not current.resolved.labels or (one.kind and one.kind.label in current.resolved.labels)]
     joined = [room.node.joined for one in mine if one.kind for room in one.kind.rooms if not room.node.gone]
@@ -103,7 +103,7 @@ def placeable(observed: Observed) -> int | None:
 def _candidates(question: Question) -> tuple[Candidate, ...]:
     """Up to the first entry on CPU that is waited for without end."""
     required = Requirement(question.model.shape, question.spec.engine) if question.model.shape else None
-    demand = Demand(question.fleet, question.terms, required, question.model.unknowable)
+    demand = Demand(question.inventory, question.terms, required, question.model.unknowable)
     found = []
     for index, entry in enumerate(question.spec.accelerators):
         possible = options(entry, demand)
@@ -132,7 +132,7 @@ def _has_room(candidates: tuple[Candidate, ...], current: Current) -> bool:
 
 
 def _stay(question: Question, current: Current, warned: tuple[str, ...]) -> Placement:
-    """The status keeps the reasons of the time of the decision: fleets change often, and each change would be a status write."""
+    """The status keeps the reasons of the time of the decision: nodes change often, and each change would be a status write."""
     entry, resolved = question.spec.accelerators[current.position], current.resolved
     name = Candidate(current.position, entry, (), "").name
     rejected = question.kept.rejected if question.kept and question.kept.chosen == name else ()

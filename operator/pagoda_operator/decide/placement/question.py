@@ -16,7 +16,7 @@ from pagoda_operator.decide.render.inspection import Inspection, inspect
 from pagoda_operator.decide.render.pod import scheduling
 from pagoda_operator.decide.replicas.replicas import pods_of
 from pagoda_operator.inventory.fit import Size
-from pagoda_operator.inventory.fleet import Fleet, Terms
+from pagoda_operator.inventory.inventory import Inventory, Terms
 
 
 class Run(NamedTuple):
@@ -38,7 +38,7 @@ class Question(NamedTuple):
 
     name: str
     spec: InferenceServiceSpec
-    fleet: Fleet = Fleet()
+    inventory: Inventory = Inventory()
     terms: Terms = Terms()
     model: Inspection = Inspection()
     runs: tuple[Run, ...] = ()
@@ -63,7 +63,7 @@ def ask(observed: Observed, spec: InferenceServiceSpec) -> Question:
     return Question(
         name=observed.meta.name,
         spec=spec,
-        fleet=observed.fleet,
+        inventory=observed.inventory,
         terms=terms(observed, spec),
         model=inspect(observed, spec),
         runs=tuple(_runs(observed, spec)),
@@ -137,5 +137,5 @@ def _refused(observed: Observed, spec: InferenceServiceSpec, deployment: Child) 
 
 def _makes_room(observed: Observed, spec: InferenceServiceSpec, own: Iterable[Pod]) -> bool:
     """Whether a pod that ends gives its place to a successor. A pod on a node that takes no new pods does not, and may never end."""
-    blocks = observed.fleet.blocks(terms(observed, spec))
+    blocks = observed.inventory.blocks(terms(observed, spec))
     return any(pod.deleting and not pod.finished and pod.assigned and blocks.get(pod.node) is None for pod in own)

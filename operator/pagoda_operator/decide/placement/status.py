@@ -22,7 +22,7 @@ from pagoda_operator.decide.placement.options import Candidate, Option
 from pagoda_operator.decide.placement.question import Current, Question
 from pagoda_operator.decide.render.children import entry_digest
 from pagoda_operator.inventory.fit import too_small
-from pagoda_operator.inventory.fleet import Fleet
+from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.inventory.nodes import MIG_AT_WORK, MIG_FAILED, Node
 from pagoda_operator.inventory.values import matches, of_product, stamp
 
@@ -72,10 +72,10 @@ def waiting_status(awaited: Candidate, since: float) -> WaitingAccelerator:
     return WaitingAccelerator(accelerator=awaited.name, entry=entry_digest(awaited.entry), since=stamp(since), why=why[:_MAX_WHY])
 
 
-def warnings(fleet: Fleet, entries: Iterable[Accelerator], now: float) -> Iterator[str]:
+def warnings(inventory: Inventory, entries: Iterable[Accelerator], now: float) -> Iterator[str]:
     """At most nine, sorted by node, for nodes that an entry might mean."""
     asked = tuple(entry for entry in entries if entry.cpu is None)
-    nodes = (node for node in fleet.troubled if any(_meant(node, entry) for entry in asked))
+    nodes = (node for node in inventory.troubled if any(_meant(node, entry) for entry in asked))
     found = [warning for node in nodes for warning in _warnings_of(node, now)]
     yield from found[:_MAX_WARNINGS]
     if len(found) > _MAX_WARNINGS:

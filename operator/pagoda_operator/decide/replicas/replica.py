@@ -2,7 +2,7 @@
 Pure; called by `plan`, and by the folders beside and above this one.
 
 A replica is unhealthy if kubelet calls it Ready and it still does not work: no gateway hears from it, its device hangs or is faulty, or it
-answers its canary prompt wrongly. Gateways have stopped sending it requests by then.
+fails its deep check. Gateways have stopped sending it requests by then.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ OURS: Final = "node: "
 # Gateways call a step overdue after 30 s. The rest of what the service grants a step is waited for here.
 _OVERDUE_S: Final = 30.0
 _DEFAULT_PROGRESS: Final = "120s"
-_WRONG_ANSWER: Final = "the answer to its canary prompt is wrong or late"
+_WRONG_ANSWER: Final = "the answer to its deep check is wrong or late"
 _SUREST: Final = (DEVICE_FAULT, DEEP_CHECK_FAILED, SILENT, STUCK)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from pagoda_contracts.conditions.health import DEVICE_FAULT, REPLACEMENT_HELD, WELL
+from pagoda_contracts.conditions.health import DEVICE_FAULT, REPLACEMENT_DELAYED, WELL
 from pagoda_contracts.conditions.service import NOT_STALLED, SETTLED
 from pagoda_contracts.conditions.types import DEGRADED, READY, RECONCILING, STALLED, ConditionType
 from pagoda_contracts.resources.meta import Condition
@@ -102,7 +102,7 @@ def _degraded(observed: Observed, health: Health, last: _Last, now: str) -> tupl
     """Which replicas are unhealthy and what is done about it; no condition if there never was one."""
     before = last.get(DEGRADED.name)
     if health.unhealthy:
-        reason = REPLACEMENT_HELD if health.paused else health.unhealthy[0].reason
+        reason = REPLACEMENT_DELAYED if health.paused else health.unhealthy[0].reason
         return (_condition(observed, DEGRADED, "True", (reason.name, _message(health)[:_MAX_MESSAGE]), last, now),)
     if before is None:
         return ()

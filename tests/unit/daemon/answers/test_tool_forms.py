@@ -223,6 +223,12 @@ def test_a_string_in_tags_streams_as_it_comes():
     assert parser.push("c</para") == [Arguments(0, "\\nc")]
 
 
+def test_what_is_no_pythonic_call_is_content_at_once():
+    parser = TOOL_FORMS["pythonic"].parser(Wish())
+    assert parser.push("[f(x") == []
+    assert parser.push(")") == [Content("[f(x)")]
+
+
 def test_calls_beyond_one_are_content_in_each_form():
     for name in ("qwen, two", "glm, two without lines", "pythonic", "granite", "mistral, headed", "deepseek v3.1"):
         form, answer, _, calls = CASES[name]

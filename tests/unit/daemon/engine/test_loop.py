@@ -8,20 +8,25 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
 from pagoda_contracts.launch import EngineConfig
+from pagoda_daemon.engine import loop
 from pagoda_daemon.engine.build import Progress
 from pagoda_daemon.engine.loop import EXIT_FAILED, EXIT_OK, STEP_FAILED, Engine
 from pagoda_daemon.engine.wire import Wire
 from pagoda_daemon.nouns.batch import LAST_SAMPLED, StepPlan, StepResult, WorkerLimits
-from pagoda_daemon.nouns.messages import Failed, Heartbeat, Loading, Ready, StepOutput, Submit
+from pagoda_daemon.nouns.messages import Failed, Heartbeat, Loading, Ready, RowOutput, StepOutput, Submit
 from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.runner.worker import Worker
+from pagoda_daemon.scheduler.admission import Arrival, submit
+from pagoda_daemon.scheduler.state import State
 from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens
 from structlog.testing import capture_logs
 from support.engine.front import Front, front
 
 LIMITS = WorkerLimits(64, 4, 97, 64)
 CURSED = 13
+CONFIG = EngineConfig(max_concurrency=4)
 
 
 class Touchy(SimulatedWorker):
@@ -49,14 +54,19 @@ def real_ms() -> float:
 
 @contextlib.contextmanager
 def engine(
-    folder: Path, build: Callable[[Progress], Worker], clock_ms: Callable[[], float] = real_ms, *, orphaned: bool = False
+    folder: Path,
+    build: Callable[[Progress], Worker],
+    clock_ms: Callable[[], float] = real_ms,
+    *,
+    orphaned: bool = False,
+    config: EngineConfig = CONFIG,
 ) -> Iterator[tuple[Front, list[int]]]:
     """A running loop; the list holds its exit code once the block is left. An orphan is not told to shut down."""
     codes: list[int] = []
 
     def work() -> None:
         wire = Wire(end.inbox, end.outbox)
-        codes.append(Engine(wire, EngineConfig(max_concurrency=4), build, clock_ms).run(lambda: orphaned))
+        codes.append(Engine(wire, config, build, clock_ms).run(lambda: orphaned))
         wire.close()
 
     with front(folder) as end:
@@ -209,3 +219,28 @@ def test_short_steps_are_planned_one_ahead_and_long_ones_are_not(tmp_path: Path)
             assert end.tokens("a") == expected_tokens((1, 2, 3), 20, 97)
         # Before the first step was measured it is planned ahead as well.
         assert (worker.unknown > 10) is ahead
+
+
+def seeds_given(folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int | None) -> list[int]:
+    """To three requests that bring none, by one engine."""
+    given: list[int] = []
+
+    def noting(state: State, message: Submit, arrival: Arrival) -> RowOutput | None:
+        given.append(arrival.seed)
+        return submit(state, message, arrival)
+
+    monkeypatch.setattr(loop, "submit", noting)
+    config = EngineConfig(max_concurrency=4, seed=seed)
+    with engine(folder, lambda _: SimulatedWorker(LIMITS), config=config) as (end, _):
+        end.until(Ready)
+        for name in ("a", "b", "c"):
+            end.send(Submit(name, (1,), Sampling(1)))
+            end.end_of(name)
+    return given
+
+
+def test_an_engine_with_a_seed_gives_the_same_seeds_after_each_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [seeds_given(tmp_path, monkeypatch, seed) for seed in (7, 7, 8, None, None)]
+    assert found[0] == found[1]
+    assert len({tuple(one) for one in found}) == 4
+    assert all(len(set(one)) == 3 for one in found)

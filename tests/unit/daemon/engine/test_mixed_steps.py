@@ -1,11 +1,11 @@
-"""All kinds of rows in one engine at once, while steps raise and canaries fly: each answer is what it is alone."""
+"""All kinds of rows in one engine at once, while steps raise and deep checks go along: each answer is what it is alone."""
 
 import json
 
 import jsonschema
 import numpy as np
 import pytest
-from pagoda_daemon.nouns.messages import Canary, CanaryAnswer, Submit
+from pagoda_daemon.nouns.messages import DeepCheckAnswer, DeepCheckPrompt, Submit
 from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens
 from support.engine.constrained import LIMITS, drawn_schema, local_engine, schema_grammar
@@ -38,17 +38,17 @@ def answers(folder, every):
     with local_engine(folder, lambda: worker) as engine:
         engine.send(*PLAIN[:2], *DRAWN, TWINS, *PLAIN[2:])
         for number in range(20):
-            engine.send(Canary(number, (65, 66), margin=number % 2 == 0))
+            engine.send(DeepCheckPrompt(number, (65, 66), margin=number % 2 == 0))
         ends = {job.request_id: engine.end_of(job.request_id).finish_reason for job in (*PLAIN, *DRAWN)}
         ends |= {f"t{index}": engine.end_of("t", index).finish_reason for index in range(3)}
         said = {name: engine.tokens(name) for name in ends if not name.startswith("t")}
         said |= {f"t{index}": engine.tokens("t", index) for index in range(3)}
         texts = {job.request_id: engine.said(job.request_id) for job in DRAWN}
         sung = []
-        engine.send(Canary(99, (65, 66)))
-        while not sung or sung[-1].canary_id != 99:
+        engine.send(DeepCheckPrompt(99, (65, 66)))
+        while not sung or sung[-1].check_id != 99:
             message = engine.heard.get(timeout=60)
-            if isinstance(message, CanaryAnswer):
+            if isinstance(message, DeepCheckAnswer):
                 sung.append(message)
         assert sung[-1].token_id == expected_tokens((65, 66), 1, VOCAB)[0]
     return ends, said, texts, worker.stumbled

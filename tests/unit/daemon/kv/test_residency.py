@@ -22,7 +22,7 @@ def test_a_block_lives_from_its_taking_to_its_eviction():
     pool.release([0])
     pool.residency.now_ms = 9000.0
     pool.take(1)
-    told = pool.residency.told()
+    told = pool.residency.totals()
     assert (sum(told.gap), told.gap_sum) == (1, 3.0)
     assert (sum(told.lifetime), told.lifetime_sum) == (1, 8.0)
     assert (sum(told.idle), told.idle_sum) == (1, 5.0)
@@ -34,7 +34,7 @@ def test_a_block_that_held_nothing_worth_keeping_is_no_eviction():
     for at in range(3):
         pool.residency.now_ms = 1000.0 * at
         pool.release(pool.take(1))
-    assert sum(pool.residency.told().lifetime) == 0
+    assert sum(pool.residency.totals().lifetime) == 0
 
 
 @pytest.mark.parametrize(("total", "stride"), [(1, 1), (2047, 1), (4096, 4), (10**6, 976)])
@@ -43,7 +43,7 @@ def test_about_a_thousand_blocks_stand_for_all(total, stride):
     assert residency.stride == stride
     residency.taken(range(total))
     residency.evicted(range(total))
-    assert sum(residency.told().lifetime) == len(range(0, total, stride)) <= 2047
+    assert sum(residency.totals().lifetime) == len(range(0, total, stride)) <= 2047
 
 
 def test_the_scheduler_tells_the_time_of_every_move():

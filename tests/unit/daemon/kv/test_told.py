@@ -1,4 +1,4 @@
-"""What is told of blocks to the outside, folded by a reader, is what a naive memory says they hold: KV events and ties to texts."""
+"""What is told of blocks to the outside, folded by a reader, is what a naive memory says they hold: KV events and prefixes of texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pagoda_contracts.prefix import Scope, token_hashes
 from pagoda_daemon.health.prefixes import PrefixBook
 from pagoda_daemon.kv.chain import Chain
 from pagoda_daemon.kv.ledger import BlockLedger, Removed, Stored
-from pagoda_daemon.kv.ties import PrefixTies, ties_of
+from pagoda_daemon.kv.text_prefixes import TextPrefixes, block_ends
 from support.engine import kv_model
 from support.engine.kv_model import LONGEST, ROWS, NaiveDevice
 
@@ -87,7 +87,7 @@ class TiedRow(kv_model.Row):
 
     def __init__(self, tenant, tokens, block):
         super().__init__(tenant, tokens, block)
-        self.chain.ties = ties_of(((name(tenant, tokens[:end]), end) for end in range(1, len(tokens) + 1, 2)), block)
+        self.chain.text_prefixes = block_ends(((name(tenant, tokens[:end]), end) for end in range(1, len(tokens) + 1, 2)), block)
 
 
 @pytest.mark.parametrize("most", [1000, 7])
@@ -95,43 +95,43 @@ class TiedRow(kv_model.Row):
 def test_a_tied_text_is_resident_as_long_as_its_block_holds_its_tokens(seed, most, monkeypatch):
     monkeypatch.setattr(kv_model, "Row", TiedRow)
     device = NaiveDevice(18)
-    device.kv.ties = PrefixTies(most)
+    device.kv.text_prefixes = TextPrefixes(most)
     book = PrefixBook()
     reader = book.open()
     heard: set[bytes] = set()
     settled = 0
     for turn in range(60):
         drive(device, 77 * seed + turn, 8)
-        ties = device.kv.ties
-        book.note(*ties.take())
+        text_prefixes = device.kv.text_prefixes
+        book.note(*text_prefixes.take())
         news = reader.take()
         assert news.reset == (turn == 0)
         heard = (heard | set(news.resident)) - set(news.evicted)
-        assert heard == set(book.resident) == set(ties._block_of)
-        assert len(ties) <= most
-        for text, block in ties._block_of.items():
+        assert heard == set(book.resident) == set(text_prefixes._block_of)
+        assert len(text_prefixes) <= most
+        for text, block in text_prefixes._block_of.items():
             tenant, tokens = ast.literal_eval(text.decode())
             full = tokens[: len(tokens) // device.block * device.block]
             assert device.written[block] == (tenant, full)
             assert block in device.kv.index
-        settled = max(settled, len(ties))
+        settled = max(settled, len(text_prefixes))
     assert settled >= 7
 
 
 def test_what_ends_within_the_first_block_is_tied_to_none():
-    assert ties_of([(b"a", 15), (b"b", 16), (b"c", 33), (b"d", 48)], 16) == ((0, b"b"), (1, b"c"), (2, b"d"))
+    assert block_ends([(b"a", 15), (b"b", 16), (b"c", 33), (b"d", 48)], 16) == ((0, b"b"), (1, b"c"), (2, b"d"))
 
 
 def test_a_preempted_requests_ties_are_settled_when_it_is_seated_again():
-    ties, chain = PrefixTies(), Chain.of(Scope("a", "m"), 4)
-    chain.ties = ties_of([(b"x", 4), (b"y", 12)], 4)
-    ties.settle(chain, [7], 0)
-    assert ties.take() == ((b"x",), ())
-    ties.settle(chain, [7, 8, 9], 0)
-    assert ties.take() == ((b"y",), ())
-    ties.lost([9, 7, 1])
-    assert ties.take() == ((), (b"y", b"x"))
-    assert len(ties) == 0
+    text_prefixes, chain = TextPrefixes(), Chain.of(Scope("a", "m"), 4)
+    chain.text_prefixes = block_ends([(b"x", 4), (b"y", 12)], 4)
+    text_prefixes.settle(chain, [7], 0)
+    assert text_prefixes.take() == ((b"x",), ())
+    text_prefixes.settle(chain, [7, 8, 9], 0)
+    assert text_prefixes.take() == ((b"y",), ())
+    text_prefixes.lost([9, 7, 1])
+    assert text_prefixes.take() == ((), (b"y", b"x"))
+    assert len(text_prefixes) == 0
 
 
 def test_a_new_reader_begins_with_everything_and_a_slow_one_begins_anew(monkeypatch):

@@ -17,6 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 LIFE = Life(queued_ms=30.0, prefill_ms=70.0, cached_tokens=4, computed_tokens=6, chunks=2, preemptions=1)
 
 
+ESTIMATES = (names.ESTIMATED_FLOPS, names.ESTIMATED_READS, names.ESTIMATED_WRITES)
+
+
 def families(exposition):
     return list(text_string_to_metric_families(exposition.text(1000.0, 1.7e9).decode()))
 
@@ -79,6 +82,30 @@ def test_requests_that_wait_for_their_grammar_wait_as_in_vllm():
     assert seen[("vllm:num_requests_waiting_by_reason", ("reason", "deferred"))] == 5
 
 
+def test_what_is_turned_away_is_counted_by_vllms_reasons():
+    counts = Counts()
+    for reason in ("queue_full", "load_shed", "memory_pressure"):
+        record = counts.open(Submit(reason, (1,), Sampling(max_tokens=1)), 0.0, 0.0)
+        counts.hear(record, RowOutput(reason, (), "refused", refusal=Refusal(reason, 1.0, "full")), 0.1)
+        record.fail()
+        counts.close(record, 0.2)
+    exposition = loaded(counts)
+    exposition._replica.turned_away = 4
+    seen = samples(exposition)
+    assert seen[("vllm:admission_rejections_total", ("reason", "max_num_queued_reqs"))] == 4
+    assert seen[("vllm:admission_rejections_total", ("reason", "max_num_queued_tokens"))] == 2
+    assert seen[("pagoda_daemon_refusals_total", ("reason", "memory_pressure"))] == 1
+
+
+def test_the_process_is_read_once_a_second_at_most(monkeypatch):
+    exposition = loaded()
+    seen = samples(exposition)
+    assert seen[("process_resident_memory_bytes",)] > 2**20
+    assert abs(seen[("process_start_time_seconds",)] - time.time()) < 86_400
+    monkeypatch.setattr(exposition._process._collector, "collect", lambda: pytest.fail("read again"))
+    assert samples(exposition)[("process_open_fds",)] == seen[("process_open_fds",)]
+
+
 def test_every_family_of_the_contract_is_exposed_once_and_no_other():
     found = [(family.name, family.type) for family in families(loaded())]
     assert len(found) == len(set(found))
@@ -96,7 +123,7 @@ def test_every_sample_has_the_labels_of_the_contract_in_its_order():
         metric = by_name[family.name]
         for sample in family.samples:
             assert tuple(label for label in sample.labels if label != "le") == metric.labels
-        assert family.samples or metric is names.ACCEPTED_PER_POSITION
+        assert family.samples or metric in (names.ACCEPTED_PER_POSITION, *ESTIMATES)
 
 
 def test_a_served_request_falls_into_every_histogram_at_its_value():

@@ -17,7 +17,7 @@ from pagoda_daemon.api.http import app, measured
 from pagoda_daemon.api.routes import completions, generation, preparing
 from pagoda_daemon.engine import client
 from pagoda_daemon.engine.loop import Engine
-from pagoda_daemon.health.canary import Canary
+from pagoda_daemon.health.deep_check import DeepChecks
 from pagoda_daemon.simulated.device.worker import SimulatedWorker, simulated_limits
 from pagoda_daemon.simulated.fleet import engine as simulated
 from prometheus_client.parser import text_string_to_metric_families
@@ -145,7 +145,7 @@ async def stage(monkeypatch):
     monkeypatch.setattr(completions, "submissions", made.read)
     monkeypatch.setattr(simulated, "SimulatedWorker", PacedWorker)
     monkeypatch.setattr(simulated.LocalEngine, "engine_type", ToldEngine)
-    monkeypatch.setattr(Canary, "run", silent)
+    monkeypatch.setattr(DeepChecks, "run", silent)
     yield made
     made.leave()
 
@@ -214,7 +214,7 @@ async def told(stage, http):
         assert (await other).status_code == status
     assert (await stage.sent_by(http, range(5), 1, {HEADER_DEADLINE: "100"})).status_code == 503
     stage.free = True
-    canary = http.front.front._canary
+    canary = http.front.front._deep_checks
     await canary._check(await canary._record())
     await stage.beat(0.25)
     stage.clock.pass_(0.125)
@@ -250,6 +250,7 @@ AT_LAST = {
     "pagoda_daemon_deep_checks_total outcome=right": 1,
     "vllm:prompt_tokens_total": 140,
     "vllm:prompt_tokens_cached_total": 39,
+    "vllm:prompt_tokens_cached_by_source_total source=device": 39,
     "vllm:prompt_tokens_by_source_total source=local_compute": 101,
     "vllm:prompt_tokens_by_source_total source=local_cache_hit": 39,
     "vllm:generation_tokens_total": 10,
@@ -311,14 +312,17 @@ HISTOGRAMS = {
 NOT_BUILT = {
     names.EXTERNAL_QUERIES.name,
     names.EXTERNAL_HITS.name,
+    names.MM_QUERIES.name,
+    names.MM_HITS.name,
     names.DRAFTS.name,
     names.DRAFT_TOKENS.name,
     names.ACCEPTED_TOKENS.name,
     names.ACCEPTED_PER_POSITION.name,
 }
-ALWAYS_ZERO_HERE = {names.PREEMPTIONS.name, names.PREPARING.name}
-"""No request is preempted and no body needs a thread here: `test_a_preemption_is_counted_once_in_either_family` and test_preparing.py have
-these."""
+ESTIMATES = {names.ESTIMATED_FLOPS.name, names.ESTIMATED_READS.name, names.ESTIMATED_WRITES.name}
+ALWAYS_ZERO_HERE = {names.PREEMPTIONS.name, names.PREPARING.name, names.ADMISSION_REJECTIONS.name, *ESTIMATES}
+"""No request is preempted or turned away, no body needs a thread, and sizing does not know the model:
+`test_a_preemption_is_counted_once_in_either_family`, test_preparing.py, test_metrics.py and test_work.py have these."""
 
 
 def single(scraped):
@@ -349,7 +353,9 @@ async def test_every_sample_has_the_value_that_the_requests_give_it(told):
     assert seen.pop("pagoda_daemon_engine_heartbeat_age_seconds") == pytest.approx(0.125, abs=0.001)
     unix = seen.pop("vllm:lora_requests_info max_lora=0 running_lora_adapters= waiting_lora_adapters=")
     assert unix == UNIX + 2.140625, "the time of the scrape, in seconds since 1970"
-    assert seen == AT_LAST
+    process = {metric.name + ("_total" if metric.kind == "counter" else "") for metric in names.DAEMON_PROCESS}
+    assert {key: value for key, value in seen.items() if key not in process} == AT_LAST
+    assert process <= seen.keys()
     assert filled(end) == HISTOGRAMS
     every_family_shows_a_value(between, end)
 

@@ -71,6 +71,22 @@ def test_a_preemption_is_told_with_the_next_token_and_does_not_move_the_first() 
     assert [life.preemptions for _, life in told(d, "old")] == [0, 0]
 
 
+def test_what_steps_computed_is_counted_as_if_by_hand() -> None:
+    """A token at position p looks back at p + 1 tokens. A row's chunk reads the tokens before it once."""
+    d = drive(budget=16)
+    d.submit("a", range(40), 5)
+    d.drain()
+    d.submit("b", range(50, 53), 4)
+    d.submit("c", range(60, 69), 2)
+    d.drain()
+    fed = [44, 6, 10]
+    computed = d.state.tally().computed
+    assert computed.tokens == sum(fed)
+    assert computed.sampled == 5 + 4 + 2
+    assert computed.pairs == sum(tokens * (tokens + 1) // 2 for tokens in fed)
+    assert computed.read == sum((16, 32, 40, 41, 42, 43, 44, 3, 4, 5, 6, 9, 10))
+
+
 def test_every_answer_of_a_request_has_a_life_of_its_own() -> None:
     d = drive()
     d.submit("a", range(9), 3, n=2)

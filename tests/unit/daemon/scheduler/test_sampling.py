@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from pagoda_daemon.nouns.batch import GREEDY, LAST_SAMPLED, StepPlan, WorkerLimits
-from pagoda_daemon.nouns.messages import Canary
+from pagoda_daemon.nouns.messages import DeepCheckPrompt
 from pagoda_daemon.nouns.sampling import DRAW, NUMBERS, OFF, Sampling, shaping_of
-from pagoda_daemon.scheduler.extra_row import aboard
+from pagoda_daemon.scheduler.extra_row import with_extra_row
 from pagoda_daemon.scheduler.plan import plan
 from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens
 from support.engine.drive import Drive
@@ -57,7 +57,7 @@ def test_each_number_reaches_the_rows_that_sample_beside_others_and_the_canary(n
     d = drive(token_budget=32)
     d.submit("other", [1], Sampling(5, temperature=1.5))
     d.submit("asks", [2, 3], Sampling(5, **{"temperature": 1.5, name: not_off(name)}))
-    step = aboard(next_plan(d), Canary(1, (4, 5)), d.state.limits)
+    step = with_extra_row(next_plan(d), DeepCheckPrompt(1, (4, 5)), d.state.limits)
     if name not in (DRAW.names or ()):
         assert [row.at for row in step.sampling.shaped] == [1]
         return

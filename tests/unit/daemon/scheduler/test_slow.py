@@ -18,7 +18,7 @@ WORKER = WorkerLimits(64, 4, 97, 64)
 
 
 def step(took_ms, predicted_ms=10.0, rows=3):
-    return SlowStep(took_ms, predicted_ms, rows, 1, 20, 40, canary=False)
+    return SlowStep(took_ms, predicted_ms, rows, 1, 20, 40, deep_check=False)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_the_worst_is_told_with_how_many_there_were_and_then_ten_seconds_nothing
         "prompts": 1,
         "prompt_tokens": 20,
         "context": 40,
-        "canary": False,
+        "deep_check": False,
         "slow_steps": 3,
     }
     assert slow.take(10 * EVERY_MS) is None

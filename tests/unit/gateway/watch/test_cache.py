@@ -37,10 +37,10 @@ def test_a_name_moves_only_when_its_oldest_claimer_is_gone():
 
 def test_a_service_that_has_a_name_keeps_it_from_an_older_one_that_wants_it_later():
     made = cache()
-    made.put_service(Service("ns/new", "v", NEW, ("n",), held=("n",)))
-    made.put_service(Service("ns/s", "u", OLD, ("m", "n"), held=("m",)))
+    made.put_service(Service("ns/new", "v", NEW, ("n",), owned=("n",)))
+    made.put_service(Service("ns/s", "u", OLD, ("m", "n"), owned=("m",)))
     assert (made.resolve("m").key, made.resolve("n").key) == ("ns/s", "ns/new")
-    made.put_service(Service("ns/new", "v", NEW, ("o",), held=("n",)))
+    made.put_service(Service("ns/new", "v", NEW, ("o",), owned=("n",)))
     assert made.resolve("n").key == "ns/s"
 
 

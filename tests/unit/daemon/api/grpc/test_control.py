@@ -307,7 +307,7 @@ async def test_a_message_larger_than_accepted_is_refused_by_its_length(front, ch
 
 
 async def test_every_method_stands_in_the_table(front):
-    assert {door.method for door in front.front.doors} == METHODS.keys()
+    assert {method.method for method in front.front.methods} == METHODS.keys()
 
 
 async def test_a_caller_who_never_sends_his_message_is_sent_away(front, channel, metadata, monkeypatch):

@@ -115,7 +115,7 @@ async def test_a_caller_who_leaves_frees_his_request(front, channel):
 
 
 async def leave(front, call):
-    """Hears a token and goes; returns once the engine was told. Canaries that are sung beside it are sent too."""
+    """Hears a token and goes; returns once the engine was told. Deep checks are sent too."""
     await call.read()
     aborted, engine = asyncio.Event(), front.engine
     real = engine._send

@@ -49,11 +49,12 @@ class Held:
 
 
 async def shut_down(replica: LocalReplica, writer: asyncio.StreamWriter) -> None:
-    """Returns once the server has seen that the client sends no more, before it knew what to answer."""
-    server = replica.front._server
+    """Returns once the server has seen that the client sends no more: it has begun an answer, or closed."""
+    server, before = replica.front._server, replica.connections
     assert server is not None
     writer.write_eof()
-    await replica.until(lambda: any(getattr(connection, "begun", False) for connection in server.server_state.connections))
+    connections = server.server_state.connections
+    await replica.until(lambda: len(connections) < before or any(getattr(each, "begun", False) for each in connections))
 
 
 def said(answer: bytes) -> Any:

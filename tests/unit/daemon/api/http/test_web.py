@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from pagoda_contracts.launch import AuthConfig, Listen, TlsConfig
 from pagoda_daemon.api.http.tls import tls_context
-from pagoda_daemon.api.http.web import Web, host_name, is_known, without_prefix
+from pagoda_daemon.api.http.web import KnownHosts, Web, host_name, is_known, without_prefix
 from pagoda_daemon.nouns.errors import ConfigRejected
 from structlog.testing import capture_logs
 from support.judges.refusals import COMPLETIONS, completion
@@ -60,15 +60,36 @@ def test_a_hosts_name_has_no_port():
 
 async def test_a_page_under_a_name_of_its_own_is_refused_before_anything_is_computed():
     with capture_logs() as found:
-        async with replica_with(allowed_hosts=("My-Laptop",)) as replica:
+        async with replica_with(allowed_hosts=("My-Laptop",), cors_origins=(PAGE,)) as replica:
             status, told = await replica.post(COMPLETIONS, completion(), host="evil.example:8000")
             assert (status, told["error"]["code"]) == (403, "permission_denied")
             assert "--allowed-host" in told["error"]["message"]
             assert replica.engine.submitted == []
+            status, told = await replica.post(COMPLETIONS, completion(), origin="https://evil.example")
+            assert (status, told["error"]["code"]) == (403, "permission_denied")
+            assert "--cors-origin" in told["error"]["message"]
+            assert replica.engine.submitted == []
+            for origin in ("http://localhost:3000", f"http://{HOST}:1", "http://my-laptop", PAGE):
+                assert (await replica.post(COMPLETIONS, completion(), origin=origin))[0] == 200
             for name in ("my-laptop:8000", "localhost", HOST):
                 assert (await replica.post(COMPLETIONS, completion(), host=name))[0] == 200
     refused = [line["refusal"] for line in found if line["event"] == "request" and line["status"] == 403]
-    assert refused == ["permission_denied"]
+    assert refused == ["permission_denied"] * 2
+
+
+@pytest.mark.parametrize("origin", ["null", "", "http://", "evil.example", "file://", "http://evil.example:80", "http://[evil"])
+async def test_a_page_without_a_name_of_ours_may_not_ask(origin):
+    sent = []
+
+    async def app(*_):
+        sent.append("answered")
+
+    async def send(message):
+        sent.append(message.get("status"))
+
+    scope = {"type": "http", "headers": [(b"host", b"localhost"), (b"origin", origin.encode())], "state": {}}
+    await KnownHosts(app, frozenset(), ())(scope, None, send)
+    assert sent[0] == 403
 
 
 def test_every_name_is_answered_where_none_is_listed():

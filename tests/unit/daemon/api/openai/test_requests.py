@@ -219,12 +219,24 @@ def test_what_is_internal_or_would_change_the_answer_is_refused_at_every_depth(c
     assert (error.code, error.param) == ("unsupported_parameter", param)
 
 
+@pytest.mark.parametrize(("name", "neutral", "value"), [("priority", 0, 3), ("cache_salt", "", "s")])
+def test_what_the_gateway_sets_is_refused_in_a_body_and_says_so(name, neutral, value):
+    chat(**{name: neutral})
+    error = refusal(json.dumps({**CHAT, name: value}).encode())
+    assert (error.code, error.param) == ("unsupported_parameter", name)
+    assert "set by the gateway" in str(error)
+
+
 def test_a_whole_number_may_be_written_as_a_float():
     request = chat(max_tokens=16.0, n=2.0, seed=-7.0, top_k=3.0, temperature=1)
     assert (request.limit, request.n, request.seed, request.top_k) == (16, 2, -7, 3)
     assert all(isinstance(one, int) for one in (request.limit, request.n, request.seed, request.top_k))
     for wrong in (16.5, 1e300, "16", True):
         assert refusal(json.dumps({**CHAT, "max_tokens": wrong}).encode()).param == "max_tokens"
+    assert chat(allowed_token_ids=[1.0, 2], stop_token_ids=[3.0]).allowed_token_ids == [1, 2]
+    assert completion(prompt=[[1.0, 2], [3]]).prompts() == ((1, 2), (3,))
+    assert completion(prompt=[1.0]).prompts() == ((1,),)
+    assert refusal(json.dumps({**CHAT, "stop_token_ids": [1, 2.5]}).encode()).param == "stop_token_ids[1]"
 
 
 def test_a_client_may_set_the_templates_thinking_and_nothing_else_of_it():

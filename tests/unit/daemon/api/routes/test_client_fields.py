@@ -64,6 +64,61 @@ async def test_of_several_answers_the_best_are_returned_and_all_are_counted():
         await replica.at_rest()
 
 
+IDS = {"return_token_ids": True, "ignore_eos": True, "n": 2}
+
+
+async def test_a_chat_shows_the_ids_of_its_prompt_and_of_each_answer():
+    """Joined over a stream's chunks they are those of the whole answer. Text decoded from them is the answer's."""
+    async with local_replica() as replica:
+        _, whole = await replica.post(CHAT, chat(**IDS))
+        prompt = replica.engine.submitted[-1].prompt
+        _, body = await replica.post(CHAT, chat(**IDS, stream=True))
+        _, silent = await replica.post(CHAT, chat(stream=True))
+    assert tuple(whole["prompt_token_ids"]) == prompt
+    answers = {choice["index"]: choice["token_ids"] for choice in whole["choices"]}
+    assert {len(ids) for ids in answers.values()} == {4}
+    assert all(replica.text.decode(choice["token_ids"]) == choice["message"]["content"] for choice in whole["choices"])
+    chunks = events(body)
+    assert [tuple(chunk["prompt_token_ids"]) for chunk in chunks if "prompt_token_ids" in chunk] == [prompt] * 2, "with the roles"
+    assert answers == joined_ids(chunks)
+    assert b"token_ids" not in silent
+
+
+async def test_a_completion_shows_the_ids_of_each_prompt_and_answer():
+    fields = completion(**IDS, prompt=["once", "twice"])
+    async with local_replica() as replica:
+        _, whole = await replica.post(COMPLETIONS, fields)
+        prompts = [message.prompt for message in replica.engine.submitted[-2:] for _ in range(2)]
+        _, body = await replica.post(COMPLETIONS, fields | {"stream": True})
+        _, scored = await replica.post(COMPLETIONS, completion(return_token_ids=True, echo=True, max_tokens=0))
+    assert [tuple(choice["prompt_token_ids"]) for choice in whole["choices"]] == prompts
+    first = {
+        choice["index"]: choice["prompt_token_ids"]
+        for one in reversed(events(body))
+        for choice in one["choices"]
+        if "prompt_token_ids" in choice
+    }
+    assert [tuple(first[index]) for index in range(4)] == prompts
+    assert {choice["index"]: choice["token_ids"] for choice in whole["choices"]} == joined_ids(events(body))
+    assert scored["choices"][0]["token_ids"] == []
+
+
+async def test_no_id_is_lost_if_text_waits_for_a_stop_string():
+    fields = chat(return_token_ids=True, max_tokens=40, stop=["never"], min_tokens=40, logprobs=True)
+    async with local_replica() as replica:
+        _, whole = await replica.post(CHAT, fields)
+        _, body = await replica.post(CHAT, fields | {"stream": True})
+    assert {0: whole["choices"][0]["token_ids"]} == joined_ids(events(body))
+    assert len(whole["choices"][0]["token_ids"]) == len(whole["choices"][0]["logprobs"]["content"]) == 40
+
+
+def joined_ids(chunks: list[dict]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for choice in (choice for chunk in chunks for choice in chunk["choices"]):
+        found.setdefault(choice["index"], []).extend(choice.get("token_ids", ()))
+    return found
+
+
 def test_the_best_answer_is_the_likeliest_by_token():
     def answer(*logprobs: float) -> Answer:
         return Answer(Piece(str(logprobs), tuple(Scored(0, 0, TokenLogprob(value, 1, ())) for value in logprobs)), "stop")

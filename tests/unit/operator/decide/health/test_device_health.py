@@ -4,7 +4,7 @@ import pytest
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT
 from pagoda_operator.api.state import NODES, PODS
 from pagoda_operator.inventory.nodes import device_fault
-from pagoda_operator.watch.caches import Caches, FleetView
+from pagoda_operator.watch.caches import Caches, InventoryView
 
 
 def node(*conditions, annotations=None, name="n"):
@@ -38,7 +38,7 @@ def test_conditions(kind, status, faulty):
 
 
 def told(caches):
-    return FleetView(caches).faults()
+    return InventoryView(caches).faults()
 
 
 def show(caches, resource, body):
@@ -68,7 +68,7 @@ def test_our_own_annotation_counts_and_a_node_that_is_gone_does_not():
 
 def test_faults_are_looked_for_anew_only_where_a_node_changed():
     caches = Caches()
-    view = FleetView(caches)
+    view = InventoryView(caches)
     show(caches, NODES, node(annotations={ANNOTATION_DEVICE_FAULT: "Xid 79"}))
     before = view.faults()
     show(caches, PODS, {"metadata": {"name": "p", "namespace": "d"}, "spec": {"nodeName": "n", "containers": []}, "status": {}})

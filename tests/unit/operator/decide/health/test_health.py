@@ -146,7 +146,7 @@ def test_degraded_stays_after_a_restart_until_gateways_report_the_replica_well(d
     world.said = dict.fromkeys(world.pods, STUCK)
     world.settle()
     before = world.degraded()
-    assert (before["status"], before["reason"]) == ("True", "ReplacementHeld")
+    assert (before["status"], before["reason"]) == ("True", "ReplacementDelayed")
     world.restart()
     world.deaf = True
     world.nobody = "endpoints" in deaf
@@ -177,7 +177,7 @@ def test_degraded_ends_if_the_replica_is_gone_or_its_device_is_repaired():
     assert world.degraded()["status"] == "False"
     world.deaf, world.said = False, dict.fromkeys(world.pods, STUCK)
     world.settle()
-    assert world.degraded()["reason"] == "ReplacementHeld"
+    assert world.degraded()["reason"] == "ReplacementDelayed"
     world.deaf = True
     for pod in list(world.pods):
         del world.api.objects["Pod", "ns", pod]

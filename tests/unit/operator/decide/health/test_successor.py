@@ -167,7 +167,7 @@ def test_an_unhealthy_successor_is_marked_and_no_other_one_is_started_until_it_i
         written = len(world.api.journal)
         world.settle()
         assert (len(world.api.journal), set(world.pods)) == (written, there)
-    assert world.told()[:2] == ("True", "ReplacementHeld")
+    assert world.told()[:2] == ("True", "ReplacementDelayed")
     assert f"The successor {new} is unhealthy as well" in world.told()[2]
     assert "delete that pod" in world.told()[2]
     world.lose(new)
@@ -207,7 +207,7 @@ def test_where_most_are_unhealthy_at_once_nothing_is_removed_and_nothing_started
         world.pass_time(3600)
         world.settle()
     assert (world.pods, draining(world), world.ordered()) == (before, [], (replicas, None))
-    assert world.told()[:2] == ("True", "ReplacementHeld")
+    assert world.told()[:2] == ("True", "ReplacementDelayed")
     count = f"All {sick}" if sick == replicas else f"{sick} of {replicas}"
     assert f"{count} ready replicas of revision" in world.told()[2]
     assert world.conditions()["Ready"]["status"] == "True"
@@ -245,7 +245,7 @@ def test_a_full_quota_delays_the_successor_and_is_named():
     assert (world.pods, world.ordered(), world.run().again) == ([sick], (1, None), 30.0)
     assert world.told() == (
         "True",
-        "ReplacementHeld",
+        "ReplacementDelayed",
         f"{sick}: the device is faulty: Xid 79. A successor has no room: {NO_ROOM}. It starts when there is room.",
     )
     world.crowd.why = ""
@@ -269,7 +269,7 @@ def test_a_successor_without_a_node_waits_and_the_condition_says_for_what():
     world.pod(new)["status"] = {"phase": "Pending", "conditions": [unscheduled]}
     world.settle()
     assert set(world.pods) == {sick, new}
-    assert world.told()[1] == "ReplacementHeld"
+    assert world.told()[1] == "ReplacementDelayed"
     assert f"The successor {new} has no node: {why}" in world.told()[2]
     observed = world.observed()
     state = current_state(observed, world.plan().current)

@@ -9,7 +9,7 @@ from pagoda_operator.api.placement import Pin
 from pagoda_operator.decide.placement.place import alternatives, place
 from pagoda_operator.decide.placement.question import Run
 from pagoda_operator.decide.render.children import identify
-from pagoda_operator.inventory.fleet import Fleet, Terms
+from pagoda_operator.inventory.inventory import Inventory, Terms
 from support.worlds.fleets import (
     A100_40,
     A100_80,
@@ -59,7 +59,7 @@ class Row(NamedTuple):
     """What is there, what is asked, and what comes of it. `why`: a part of each reason, in order of `rejected[]`."""
 
     title: str
-    there: Fleet
+    there: Inventory
     asked: Any
     chosen: str | None
     device: str = ""

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 from pagoda_operator.api.state import PODS
-from pagoda_operator.inventory.fleet import Fleet, Terms, parse_occupant
+from pagoda_operator.inventory.inventory import Inventory, Terms, parse_occupant
 from pagoda_operator.inventory.nodes import parse_node
 from pagoda_operator.inventory.slices import devices, parse_claim, parse_slice, selects
 from pagoda_operator.inventory.values import of_product, of_resource, parse_profile
-from pagoda_operator.watch.caches import Caches, FleetView
+from pagoda_operator.watch.caches import Caches, InventoryView
 from support.worlds.fleets import A100_40, H100, claim, cut, node, pod, resource_slice, whole
 
 
@@ -142,7 +142,7 @@ def test_unusual_spellings_of_quantities_are_read():
 
 
 def test_the_cache_of_blocked_nodes_is_bounded():
-    there = Fleet(tuple(parse_node(node(name, H100, whole(1))) for name in "ab"))
+    there = Inventory(tuple(parse_node(node(name, H100, whole(1))) for name in "ab"))
     for number in range(1000):
         assert len(there.blocks(Terms(selector={"pool": str(number)}))) == 2
     assert len(there._blocks) <= 32
@@ -187,7 +187,7 @@ def named(name, **more):
 
 def test_the_view_is_rebuilt_only_after_a_change():
     caches = Caches()
-    view = FleetView(caches)
+    view = InventoryView(caches)
     caches.event(PODS, named("a"), gone=False)
     first = view()
     caches.event(PODS, named("a"), gone=False)

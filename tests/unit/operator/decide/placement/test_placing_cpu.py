@@ -11,7 +11,7 @@ from pagoda_operator.api.state import DEPLOYMENTS, NODES, PODS, PROFILES
 from pagoda_operator.decide.placement.options import options
 from pagoda_operator.inventory.fit import largest, too_small
 from pagoda_operator.inventory.nodes import parse_node
-from pagoda_operator.watch.caches import Caches, FleetView
+from pagoda_operator.watch.caches import Caches, InventoryView
 from support.worlds.fleets import CPU, H100, LLAMA8, fleet, gpu, node, plain_node, whole
 from support.worlds.placing import ENGINE, bind, inspected, placement, template
 from support.worlds.played_scheduler import refuse
@@ -324,7 +324,7 @@ def test_node_sizes_are_reported_in_round_numbers(there, asked, told):
 
 def test_a_thousand_nodes_are_summarised_once_in_a_few_sizes():
     caches = Caches()
-    view = FleetView(caches)
+    view = InventoryView(caches)
     for number in range(1000):
         caches.event(NODES, plain_node(f"n{number}", str(1 + number % 64), f"{1 + number % 32}Gi"), gone=False)
     found = view.sizes()

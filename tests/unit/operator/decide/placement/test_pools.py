@@ -9,7 +9,7 @@ import pytest
 from pagoda_contracts.names import NODE_POOLS_CONFIG_MAP, NODE_POOLS_KEY
 from pagoda_operator.api.errors import Unavailable
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS
-from pagoda_operator.inventory.fleet import Fleet
+from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.inventory.pools import FORGET_S, STALE_S, gone, read, seen, with_published, written
 from pagoda_operator.run.node_pools import NodePools, with_gone
 from support.kube.fake_api import FakeApi, running
@@ -198,7 +198,7 @@ def asleep(*accelerators, replicas=0, model=TINY, **spec):
     made.settle()
     made.edit(replicas=replicas)
     made.settle()
-    made.fleet = Fleet(nodes=gone(seen({}, nodes(h100(1)), 0.0), ()))
+    made.fleet = Inventory(nodes=gone(seen({}, nodes(h100(1)), 0.0), ()))
     return made
 
 
@@ -219,7 +219,7 @@ def test_a_service_asleep_on_a_pool_without_nodes_wakes(entry):
     assert (made.names(DEPLOYMENTS), made.reason()) == (before, "Available")
 
 
-GONE = with_gone(Fleet(), gone(seen({}, worn(by_driver(1, whole(8)), by_driver(2, CUT)), 0.0), ()))
+GONE = with_gone(Inventory(), gone(seen({}, worn(by_driver(1, whole(8)), by_driver(2, CUT)), 0.0), ()))
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_what_no_driver_ever_published_is_stalled(entry):
 
 def test_a_new_service_waits_for_a_pool_without_nodes_and_falls_back_in_time():
     made = World(accelerators=[gpu("H100", fallbackAfter="5m"), CPU], engine=ENGINE, model={"uri": TINY})
-    made.fleet = Fleet(nodes=gone(seen({}, nodes(h100(1)), 0.0), ()))
+    made.fleet = Inventory(nodes=gone(seen({}, nodes(h100(1)), 0.0), ()))
     made.settle()
     assert (made.reason(), placement(made)["chosen"]) == ("WaitingForCapacity", "gpu[0]")
     made.later += timedelta(minutes=5)
@@ -275,7 +275,7 @@ def test_a_new_service_waits_for_a_pool_without_nodes_and_falls_back_in_time():
 )
 def test_what_no_node_ever_seen_could_do_is_still_stalled(entry, model, why):
     made = World(accelerators=[entry], engine=ENGINE, model={"uri": model})
-    made.fleet = Fleet(nodes=gone(seen({}, nodes(h100(1)), 0.0), ()))
+    made.fleet = Inventory(nodes=gone(seen({}, nodes(h100(1)), 0.0), ()))
     made.settle()
     assert made.reason() == "NoAccelerator"
     assert why in made.conditions()["Stalled"]["message"]
@@ -288,7 +288,7 @@ class Memory:
     """NodePools on a fake API server, with a fleet to set."""
 
     def __init__(self, api):
-        self.api, self.fleet, self.at = api, Fleet(), 0.0
+        self.api, self.fleet, self.at = api, Inventory(), 0.0
         self.remembered = NodePools(api, lambda: self.fleet, MINE, lambda: self.at)
 
     def run(self, *steps):
@@ -310,7 +310,7 @@ def test_a_restart_remembers_and_at_rest_nothing_is_written(api):
     assert len(api.journal) == 1
     for first.at in (30.0, 60.0):
         first.run(first.remembered.save)
-    first.fleet = Fleet()
+    first.fleet = Inventory()
     first.run(first.remembered.save)
     assert len(api.journal) == 1
     second = Memory(api)
@@ -324,7 +324,7 @@ def test_dra_devices_of_a_gone_pool_outlast_the_process(api):
     first = Memory(api)
     first.fleet = there(by_driver(1, whole(2)))
     first.run(first.remembered.load, first.remembered.save)
-    first.fleet = Fleet()
+    first.fleet = Inventory()
     first.run(first.remembered.save)
     second = Memory(api)
     second.run(second.remembered.load, second.remembered.save)
@@ -346,7 +346,7 @@ def test_the_view_is_rebuilt_only_after_a_change(api):
     memory = Memory(api)
     memory.fleet = fleet(h100(1))
     assert memory.remembered() is memory.fleet
-    memory.fleet = Fleet()
+    memory.fleet = Inventory()
     assert memory.remembered() is memory.remembered()
     assert names(memory.remembered().nodes) == [f"{NAMED}1"]
 
@@ -356,7 +356,7 @@ def test_without_the_charts_configmap_pools_are_kept_in_memory():
     memory = Memory(api)
     memory.fleet = fleet(h100(1))
     memory.run(memory.remembered.load, memory.remembered.save)
-    memory.fleet = Fleet()
+    memory.fleet = Inventory()
     assert (api.journal, names(memory.remembered().nodes)) == ([], [f"{NAMED}1"])
 
 

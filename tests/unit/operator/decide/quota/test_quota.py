@@ -785,7 +785,7 @@ def test_unhealthy_replica_stays_under_a_full_quota_and_the_condition_names_the_
         assert (world.staying, world.total, world.replicas(rival)) == (there, replicas, 0)
     line = world.condition(key, "Degraded")
     verb = "is" if replicas == 1 else "are"
-    assert line["reason"] == "ReplacementHeld"
+    assert line["reason"] == "ReplacementDelayed"
     assert f"TenantQuota team allows {replicas} {SLICE} slices, and {replicas} {verb} in use" in line["message"]
     assert world.condition(key, "Stalled")["status"] == "False", "the service has what it asks for"
     written = len(world.api.journal)

@@ -19,7 +19,7 @@ class CappedWorld(ScaledWorld):
 
     def dependencies(self) -> Dependencies:
         quotas = Quotas(self.api, lambda: [MOST], lambda _: None, lambda: 0.0)
-        return dependencies_with(self.api, signals=self.gateways, scaling=self.scaler, fleet=lambda: self.fleet, quota=quotas)
+        return dependencies_with(self.api, signals=self.gateways, scaling=self.scaler, inventory=lambda: self.fleet, quota=quotas)
 
 
 def test_quota_is_asked_for_the_devices_that_scaling_leads_to() -> None:

@@ -250,7 +250,7 @@ def inspected(uri="hf://org/model"):
 
 def look(api, callers=OURS, times=3):
     for _ in range(times):
-        asyncio.run(Reconciler(api, Settings(callers=callers), now, dependencies_with(api, fleet=lambda: fleet(MIXED))).reconcile(KEY))
+        asyncio.run(Reconciler(api, Settings(callers=callers), now, dependencies_with(api, inventory=lambda: fleet(MIXED))).reconcile(KEY))
 
 
 @pytest.mark.parametrize(("uri", "ways"), [("hf://org/model", 2), ("pvc://models/tiny", 0)])

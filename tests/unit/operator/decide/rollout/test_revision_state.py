@@ -260,7 +260,7 @@ WORDS = {
     "one hiccup": (0.0, EndpointSignal(Seen.SUSPECT), ""),
     "its step is overdue": (0.0, EndpointSignal(Seen.DEAD, reason="overdue"), "no gateway can use it: overdue"),
     "never heard": (0.0, EndpointSignal(Seen.UNHEARD), "no gateway can use it: unheard"),
-    "a wrong canary": (0.0, EndpointSignal(Seen.FRESH, deep_failed=True), "the answer to its canary prompt is wrong or late"),
+    "a wrong deep check": (0.0, EndpointSignal(Seen.FRESH, deep_failed=True), "the answer to its deep check is wrong or late"),
 }
 
 

@@ -189,5 +189,5 @@ def test_the_command_names_an_unreadable_trace(tmp_path: Path, capsys: pytest.Ca
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n")
     assert main([str(empty)]) == 2
-    assert "no line holds a request" in capsys.readouterr().err
+    assert "no line has a request" in capsys.readouterr().err
     assert main([str(tmp_path / "none.jsonl")]) == 2

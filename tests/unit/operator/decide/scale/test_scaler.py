@@ -10,7 +10,7 @@ import pytest
 from pagoda_contracts.names import HISTORY_KEY
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, SERVICES
 from pagoda_operator.decide.scale.learned import decode
-from pagoda_operator.inventory.fleet import Fleet
+from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.run import scaler
 from structlog.testing import capture_logs
 from support.kube.fake_api import is_ready, running, service_body
@@ -339,7 +339,7 @@ def test_what_can_be_placed_limits_what_is_ordered_but_for_one_that_waits() -> N
     assert here.told()["reason"].endswith(", but 3 can be placed now, and one more waits for capacity.")
 
 
-def old_fleet(gpus: int, used: int = 0) -> Fleet:
+def old_fleet(gpus: int, used: int = 0) -> Inventory:
     body = node("a", H100, whole(gpus))
     body["metadata"]["creationTimestamp"] = "2025-06-01T00:00:00Z"
     return fleet(body, pods=tuple(pod("a", f"p{n}", gpu=1) for n in range(used)))

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 from pagoda_contracts.pb.daemon_pb2 import Phase
-from pagoda_daemon.api.front.greeting import Greeting, leaving, welcome
+from pagoda_daemon.api.front.startup_text import StartupText, leaving, welcome
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.nouns.messages import Ready
 
@@ -14,7 +14,7 @@ URL = "http://127.0.0.1:8000"
 
 def started(**state):
     replica, lines = Replica(born=0.0, phase=Phase.PHASE_LOADING, **state), []
-    Greeting(replica, URL, "tiny", lines.append).begin()
+    StartupText(replica, URL, "tiny", lines.append).begin()
     return replica, lines
 
 
@@ -30,7 +30,7 @@ def test_a_load_is_told_by_tenths_and_its_end_once():
     for _ in range(3):
         replica.changed()
     assert len(lines) == 12
-    assert lines[-1].startswith("ready; Ctrl-C ends it\n  model        tiny\n")
+    assert lines[-1].startswith("ready: Ctrl-C ends it\n  model        tiny\n")
 
 
 def test_a_load_that_was_over_before_anybody_listened_is_told_at_once():
@@ -39,7 +39,7 @@ def test_a_load_that_was_over_before_anybody_listened_is_told_at_once():
     replica.enter(Phase.PHASE_READY)
     replica.listening = True
     replica.changed()
-    assert [line.split(";")[0] for line in lines] == ["ready"]
+    assert [line.split(":")[0] for line in lines] == ["ready"]
 
 
 def test_leaving_is_told_once():
@@ -65,12 +65,14 @@ def test_what_is_to_be_typed_is_a_request_whatever_the_name():
     words = shlex.split(line)
     assert words[:3] == ["curl", "-N", f"{URL}/v1/chat/completions"]
     assert json.loads(words[-1])["model"] == 'it\'s "odd"'
+    encrypted = shlex.split(welcome(URL, "tiny", None, "my cert.pem").splitlines()[-1])
+    assert encrypted[:4] == ["curl", "-N", "--cacert", "my cert.pem"]
 
 
 def test_it_says_what_it_is_and_how_much_it_holds():
     limits = Ready(max_model_len=1024, vocab_size=8, block_size=16, blocks_total=4096, max_concurrency=8, computed_by="CPU, 2 threads")
     first, *table, _ = welcome(URL, "tiny", limits).splitlines()
-    assert first == "ready; Ctrl-C ends it"
+    assert first == "ready: Ctrl-C ends it"
     assert {row[2:14].strip(): row[15:] for row in table} == {
         "model": "tiny",
         "device": "CPU, 2 threads",

@@ -1,11 +1,11 @@
-"""The deep check: a canary token every so often through tokenizer, scheduler, device and detokeniser, whose answer is known.
+"""The deep check: at intervals, one token whose value is known goes through tokenizer, scheduler, device and detokeniser.
 
-Runs in the front's loop, started by `api/front/front.py`. The answer sheet is written once, as soon as the model is loaded: of a few fixed
-prompts the one whose first token is furthest ahead of the second, so that another batch's rounding cannot change it. One process serves one
-model, in one quantisation, on one device: the sheet needs no other key than being this process's.
+Runs in the front's loop, started by `api/front/front.py`. The known answer is recorded once, when the model is loaded. Of a few fixed
+prompts, it takes the one whose first token is furthest ahead of the second, so that another batch's rounding cannot change it. One process
+serves one model, in one quantisation, on one device, so the answer needs no key.
 
-What it finds goes into the replica's state (`health.DeepCheck`) and leaves every probe alone: a wrong sheet must not turn a fleet NotReady.
-A device that was wrong from the beginning writes a wrong sheet and is not found out.
+The result goes into the replica's state (`health.DeepCheck`) and changes no probe: a wrong record must not turn all replicas NotReady. A
+device that was wrong from the beginning records a wrong answer, and is not found.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import structlog
 
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.nouns.errors import EngineDied
-from pagoda_daemon.nouns.messages import CanaryAnswer
+from pagoda_daemon.nouns.messages import DeepCheckAnswer
 
 log = structlog.get_logger()
 
@@ -36,10 +36,10 @@ MIN_MARGIN: Final = 0.3
 _STEPS_LATE: Final = 20
 
 
-class Singer(Protocol):
-    """The engine's side, as `engine.client.EngineLink` has it."""
+class CheckedEngine(Protocol):
+    """The engine, as `engine.client.EngineLink` offers it."""
 
-    def sing(self, prompt: tuple[int, ...], *, margin: bool = False) -> asyncio.Future[CanaryAnswer]: ...
+    def deep_check(self, prompt: tuple[int, ...], *, margin: bool = False) -> asyncio.Future[DeepCheckAnswer]: ...
 
 
 class Text(Protocol):
@@ -50,9 +50,8 @@ class Text(Protocol):
     def decode(self, ids: tuple[int, ...]) -> str: ...
 
 
-class Sheet(NamedTuple):
-    """The known answer: the whole text that prompt and token come to. `exact` False: this model is sure of none of the prompts, so that
-    only an answer is wanted and not which."""
+class KnownAnswer(NamedTuple):
+    """The whole text of prompt and token. `exact` False: this model is sure of none of the prompts, so any answer is right."""
 
     prompt: str
     answer: str
@@ -60,11 +59,11 @@ class Sheet(NamedTuple):
     exact: bool
 
 
-class Canary:
-    """Made per front; `run` until cancelled."""
+class DeepChecks:
+    """One for each front; `run` ends when it is cancelled."""
 
-    def __init__(self, singer: Singer, text: Text, replica: Replica, every_s: float) -> None:
-        self._singer = singer
+    def __init__(self, engine: CheckedEngine, text: Text, replica: Replica, every_s: float) -> None:
+        self._engine = engine
         self._text = text
         self._replica = replica
         self._every_s = every_s
@@ -80,35 +79,35 @@ class Canary:
         """Records, then checks for ever; returns where the engine is gone."""
         await self._loaded.wait()
         try:
-            sheet = await self._record()
-            while sheet is not None:
+            known = await self._record()
+            while known is not None:
                 await asyncio.sleep(self._every_s)
-                await self._check(sheet)
+                await self._check(known)
         except EngineDied:
             return
         except Exception:
             log.exception("deep_check_broken")  # our own bug: the replica serves on, and the age of the last right answer tells
 
-    async def _record(self) -> Sheet | None:
+    async def _record(self) -> KnownAnswer | None:
         answers = [(prompt, await self._ask(prompt, margin=True)) for prompt in PROMPTS]
-        sheets = [
-            Sheet(prompt, self._spelt(prompt, answer.token_id), answer.margin, answer.margin >= MIN_MARGIN)
+        candidates = [
+            KnownAnswer(prompt, self._spelt(prompt, answer.token_id), answer.margin, answer.margin >= MIN_MARGIN)
             for prompt, answer in answers
             if answer.token_id is not None and answer.margin is not None
         ]
-        if not sheets:
+        if not candidates:
             log.error("deep_check_without_an_answer", errors=[answer.error for _, answer in answers])
             return None
-        sheet = max(sheets, key=lambda one: one.margin)
+        known = max(candidates, key=lambda one: one.margin)
         self._replica.deep.good_at = time.monotonic()
-        log.info("deep_check_recorded", prompt=sheet.prompt, margin=round(min(sheet.margin, 1e3), 3), exact=sheet.exact)
-        return sheet
+        log.info("deep_check_recorded", prompt=known.prompt, margin=round(min(known.margin, 1e3), 3), exact=known.exact)
+        return known
 
-    async def _ask(self, prompt: str, *, margin: bool = False) -> CanaryAnswer:
-        return await self._singer.sing(self._ids(prompt), margin=margin)
+    async def _ask(self, prompt: str, *, margin: bool = False) -> DeepCheckAnswer:
+        return await self._engine.deep_check(self._ids(prompt), margin=margin)
 
     def _ids(self, prompt: str) -> tuple[int, ...]:
-        """As many as fit into the canary's block."""
+        """As many as fit into one block."""
         limits = self._replica.limits
         if limits is None:
             raise EngineDied("the engine is not loaded")
@@ -117,16 +116,16 @@ class Canary:
     def _spelt(self, prompt: str, token: int) -> str:
         return self._text.decode((*self._ids(prompt), token))
 
-    async def _check(self, sheet: Sheet) -> None:
-        """One canary. A late one is said to be late when it is, and then waited for: another one would only queue behind it."""
-        answering = self._singer.sing(self._ids(sheet.prompt))
+    async def _check(self, known: KnownAnswer) -> None:
+        """One check. A late answer is reported when it is late, and then awaited: another check would only queue behind it."""
+        answering = self._engine.deep_check(self._ids(known.prompt))
         late_s = max(self._every_s, _STEPS_LATE * self._replica.predicted_step_ms / 1000)
         await asyncio.wait({answering}, timeout=late_s)
         if not answering.done():
             self._note("late", why=f"no answer for {late_s:.1f} s")
         answer = await answering
         if answer.error is None and answer.token_id is not None:
-            right = not sheet.exact or self._spelt(sheet.prompt, answer.token_id) == sheet.answer
+            right = not known.exact or self._spelt(known.prompt, answer.token_id) == known.answer
             self._note("right" if right else "wrong", why="another token than was recorded after loading")
         else:
             self._note("error", why=answer.error or "no token")

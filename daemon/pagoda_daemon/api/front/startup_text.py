@@ -18,15 +18,16 @@ from pagoda_daemon.nouns.messages import Ready
 _LINES: Final = 10  # of a whole load
 
 
-class Greeting:
-    """Looks at the replica whenever something changed; says a thing once."""
+class StartupText:
+    """Looks at the replica whenever something changed; says a thing once. `trust`: the file of a certificate that curl is to trust."""
 
-    def __init__(self, replica: Replica, url: str, model: str, write: Callable[[str], object]) -> None:
+    def __init__(self, replica: Replica, url: str, model: str, write: Callable[[str], object], *, trust: str | None = None) -> None:
         self._replica = replica
         self._url = url
+        self._trust = trust
         self._model = model
         self._write = write
-        self._told = -1
+        self._shown = -1
         self._phase: int | None = None
 
     def begin(self) -> None:
@@ -37,11 +38,11 @@ class Greeting:
     def look(self) -> None:
         replica = self._replica
         if replica.accepting and self._phase != Phase.PHASE_READY:
-            self._write(welcome(self._url, self._model, replica.limits))
+            self._write(welcome(self._url, self._model, replica.limits, self._trust))
         elif replica.leaving and self._phase != Phase.PHASE_DRAINING and replica.phase == Phase.PHASE_DRAINING:
             self._write(leaving(replica.in_flight))
-        elif replica.limits is None and not replica.leaving and (done := int(_LINES * replica.load_progress + 1e-9)) > self._told:
-            self._told = done
+        elif replica.limits is None and not replica.leaving and (done := int(_LINES * replica.load_progress + 1e-9)) > self._shown:
+            self._shown = done
             self._write(f"loading {self._model}: {replica.load_progress:.0%}\n")
         self._phase = replica.phase if replica.accepting or replica.leaving else None
 
@@ -57,13 +58,14 @@ def leaving(in_flight: int) -> str:
             return f"draining: {in_flight} requests are finishing; Ctrl-C again ends them\n"
 
 
-def welcome(url: str, model: str, limits: Ready | None) -> str:
+def welcome(url: str, model: str, limits: Ready | None, trust: str | None = None) -> str:
     """What it can do, as a table, and what to type."""
     asked = {"model": model, "messages": [{"role": "user", "content": "What does lambda mean?"}], "stream": True}
     typed = shlex.quote(json.dumps(asked, ensure_ascii=False))
     rows = [("model", model), *(_abilities(limits) if limits else ()), ("OpenAI API", f"{url}/v1"), ("pages", f"{url}/docs, {url}/metrics")]
     table = "".join(f"  {name:<12} {value}\n" for name, value in rows)
-    return f"ready; Ctrl-C ends it\n{table}  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d {typed}\n"
+    curl = "curl -N" if trust is None else f"curl -N --cacert {shlex.quote(trust)}"
+    return f"ready: Ctrl-C ends it\n{table}  {curl} {url}/v1/chat/completions -H 'content-type: application/json' -d {typed}\n"
 
 
 def _abilities(limits: Ready) -> list[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 import pytest
 from pagoda_operator.api.state import DEPLOYMENTS, SERVICES, Key, Taken
-from pagoda_operator.watch.triggers import Claims
+from pagoda_operator.watch.triggers import NameOwners
 from support.kube.fake_api import service_body
 from support.worlds.world import KEY, World
 
@@ -21,44 +21,44 @@ def woken():
 
 
 @pytest.fixture
-def claims(woken):
-    return Claims(woken.append)
+def owners(woken):
+    return NameOwners(woken.append)
 
 
-def test_the_oldest_service_has_a_name_and_only_contested_names_are_taken(claims):
-    claims.put(body("young", "a", "b", created=NEW))
-    claims.put(body("old", "a", namespace="other"))
-    assert claims.taken(Key("ns", "young")) == (Taken("a", Key("other", "old")),)
-    assert claims.taken(Key("other", "old")) == ()
+def test_the_oldest_service_has_a_name_and_only_contested_names_are_taken(owners):
+    owners.put(body("young", "a", "b", created=NEW))
+    owners.put(body("old", "a", namespace="other"))
+    assert owners.taken(Key("ns", "young")) == (Taken("a", Key("other", "old")),)
+    assert owners.taken(Key("other", "old")) == ()
 
 
-def test_a_service_without_names_claims_its_own(claims):
-    claims.put(body("tiny", namespace="a"))
-    claims.put(body("tiny", namespace="b", created=NEW))
-    assert claims.taken(Key("b", "tiny")) == (Taken("tiny", Key("a", "tiny")),)
+def test_a_service_without_names_claims_its_own(owners):
+    owners.put(body("tiny", namespace="a"))
+    owners.put(body("tiny", namespace="b", created=NEW))
+    assert owners.taken(Key("b", "tiny")) == (Taken("tiny", Key("a", "tiny")),)
 
 
-def test_services_that_may_gain_or_lose_a_name_are_queued(claims, woken):
-    claims.put(body("old", "a"))
-    claims.put(body("young", "a", "b", created=NEW))
-    claims.put(body("third", "c"))
+def test_services_that_may_gain_or_lose_a_name_are_queued(owners, woken):
+    owners.put(body("old", "a"))
+    owners.put(body("young", "a", "b", created=NEW))
+    owners.put(body("third", "c"))
     assert woken == [Key("ns", "old")]
     del woken[:]
-    claims.put(body("old", "z"))
+    owners.put(body("old", "z"))
     assert woken == [Key("ns", "young")]
-    claims.put(body("old", "z"))
-    claims.drop(Key("ns", "third"))
+    owners.put(body("old", "z"))
+    owners.drop(Key("ns", "third"))
     assert woken == [Key("ns", "young")]
-    assert claims.taken(Key("ns", "young")) == ()
+    assert owners.taken(Key("ns", "young")) == ()
 
 
-def test_unclaimed_names_are_forgotten(claims):
-    claims.put(body("old", "a"))
-    claims.put(body("young", "a", created=NEW))
-    claims.drop(Key("ns", "old"))
-    claims.drop(Key("ns", "young"))
-    claims.drop(Key("ns", "young"))
-    assert claims._by_name == {}
+def test_unclaimed_names_are_forgotten(owners):
+    owners.put(body("old", "a"))
+    owners.put(body("young", "a", created=NEW))
+    owners.drop(Key("ns", "old"))
+    owners.drop(Key("ns", "young"))
+    owners.drop(Key("ns", "young"))
+    assert owners._by_name == {}
 
 
 def test_a_first_look_knows_all_services():

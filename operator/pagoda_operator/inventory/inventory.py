@@ -86,7 +86,7 @@ def _claims(spec: Json, status: Json) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Fleet:
+class Inventory:
     """All that placement knows of the cluster."""
 
     nodes: tuple[Node, ...] = ()
@@ -116,7 +116,7 @@ class Fleet:
         return tuple(sorted(found, key=lambda node: node.name))
 
     def blocks(self, terms: Terms) -> Mapping[str, Block | None]:
-        """Why such pods may not use each node, None if they may. Few terms are different: a fleet has a handful of profiles."""
+        """Why such pods may not use each node, None if they may. Few terms are different: a inventory has a handful of profiles."""
         key = repr((sorted(terms.selector.items()), [sorted(one.items(), key=str) for one in terms.tolerations], terms.cuda))
         if key not in self._blocks:
             if len(self._blocks) >= _MAX_BLOCKS:
@@ -188,29 +188,29 @@ class DeviceClass:
         return sum(room.total for room in self.rooms)
 
 
-def classes(fleet: Fleet, terms: Terms) -> tuple[DeviceClass, ...]:
+def classes(inventory: Inventory, terms: Terms) -> tuple[DeviceClass, ...]:
     """Returns the devices of device plugins, from small to large."""
-    used, own = fleet.used, fleet.own.get(terms.service_uid, Counter())
-    blocks = fleet.blocks(terms)
+    used, own = inventory.used, inventory.own.get(terms.service_uid, Counter())
+    blocks = inventory.blocks(terms)
 
     def room(node: Node, offer: Offer) -> Room:
         place = node.name, offer.resource
         block = blocks[node.name]
         return Room(node, offer.capacity, 0 if block else max(0, offer.allocatable - used[place] + own[place]), block)
 
-    return tuple(sorted((replace(kind, rooms=tuple(room(*one) for one in found)) for kind, found in fleet.kinds.items()), key=_size))
+    return tuple(sorted((replace(kind, rooms=tuple(room(*one) for one in found)) for kind, found in inventory.kinds.items()), key=_size))
 
 
-def claimable(fleet: Fleet, terms: Terms, class_name: str, selectors: tuple[str, ...]) -> tuple[DeviceClass, ...]:
+def claimable(inventory: Inventory, terms: Terms, class_name: str, selectors: tuple[str, ...]) -> tuple[DeviceClass, ...]:
     """Returns the devices that resource claims of a DeviceClass and selectors can get, from small to large. A device that only the
     scheduler can judge counts."""
     uid = terms.service_uid
-    own = {(pod.namespace, name) for pod in fleet.occupants if uid and pod.service_uid == uid for name in pod.claims}
-    allocated = {device_id for claim in fleet.claims if (claim.namespace, claim.name) not in own for device_id in claim.devices}
-    blocks = fleet.blocks(terms)
-    nodes = {node.name: (node, blocks[node.name]) for node in fleet.nodes}
+    own = {(pod.namespace, name) for pod in inventory.occupants if uid and pod.service_uid == uid for name in pod.claims}
+    allocated = {device_id for claim in inventory.claims if (claim.namespace, claim.name) not in own for device_id in claim.devices}
+    blocks = inventory.blocks(terms)
+    nodes = {node.name: (node, blocks[node.name]) for node in inventory.nodes}
     found: dict[DeviceClass, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
-    for device in devices(fleet.slices):
+    for device in devices(inventory.slices):
         if device.node in nodes and _of_class(class_name, device) and all(selects(one, device) is not False for one in selectors):
             found[_class_of(device)][device.node].append(device.id not in allocated)
     made = []

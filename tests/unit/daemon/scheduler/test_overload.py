@@ -14,8 +14,8 @@ from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.scheduler import forecast
 from pagoda_daemon.scheduler.admission import MAX_ANSWERS, Arrival, submit
 from pagoda_daemon.scheduler.cost import StepCost
-from pagoda_daemon.scheduler.door import logprob_bytes, refuse, worst_blocks
 from pagoda_daemon.scheduler.limits import Limits
+from pagoda_daemon.scheduler.overload import logprob_bytes, refuse, worst_blocks
 from pagoda_daemon.scheduler.state import State
 from pagoda_daemon.simulated.device.virtual import VirtualWorker
 from pagoda_daemon.simulated.replay.run import Simulation

@@ -1,9 +1,9 @@
 """refuse: whether a request that could run is let in now. Called by `admission.submit` alone; pure, time and luck are parameters.
 
-Better a refusal at the door, which another replica may mend, than a queue in which every deadline passes. In this order: draining; a
-deadline that has passed, or that the predicted first token would miss; a full queue, in tokens; memory, where every row is taken and the
-worst case of all that was admitted exceeds what the pool can turn over; and, before the queue is full, a growing share of newcomers.
-`retry_after_s` is when, by the measured step times, there should be room again.
+An early refusal, after which another replica may take the request, is better than a queue in which every deadline passes. In this order:
+draining; a deadline that has passed, or that the predicted first token would miss; a full queue, in tokens; memory, where every row is
+taken and the worst case of all that was admitted exceeds what the pool can turn over; and, before the queue is full, a growing share of
+newcomers. `retry_after_s` is when, by the measured step times, there should be room again.
 """
 
 from __future__ import annotations
@@ -64,10 +64,14 @@ def _heavy(state: State, message: Submit) -> Refusal | None:
         return _refusal(
             "memory_pressure", wait, f"admitted requests may grow to {blocks} blocks of KV; at most {limits.committed_blocks} are allowed"
         )
-    held = state.committed_bytes + logprob_bytes(message)
-    if held > limits.logprob_bytes:
+    log_probability_bytes = state.committed_bytes + logprob_bytes(message)
+    if log_probability_bytes > limits.logprob_bytes:
         wait = forecast.ms_per_end(state)
-        return _refusal("memory_pressure", wait, f"log-probabilities may grow to {held} bytes; at most {limits.logprob_bytes} are allowed")
+        return _refusal(
+            "memory_pressure",
+            wait,
+            f"log-probabilities may grow to {log_probability_bytes} bytes; at most {limits.logprob_bytes} are allowed",
+        )
     return None
 
 
