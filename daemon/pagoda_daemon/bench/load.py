@@ -1,6 +1,6 @@
 """The load: requests at their times, whatever became of the ones before. Called by `command`.
 
-A time that the client could not keep is no fault of the server, and hidden it would be a wrong result: the run says how late requests were sent.
+If the client itself is late, that is not the server's fault: a run says how late requests were sent.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Chat(EndedByDone):
 
     def whole(self, answers: Sequence[Answer], usage: Usage) -> bytes:
         choices = tuple(self._choice(answer, index) for index, answer in enumerate(answers))
-        _, _, logprobs, ids = answers[0]
+        logprobs, ids = answers[0].prompt_logprobs, answers[0].prompt_ids
         reply = ChatReply(**self._envelope, choices=choices, usage=usage, prompt_logprobs=logprobs, prompt_token_ids=ids)
         return msgspec.json.encode(reply)
 

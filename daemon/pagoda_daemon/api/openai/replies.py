@@ -275,7 +275,7 @@ class Completion(EndedByDone):
         return event(TextReply(**self._envelope, choices=(), usage=usage))
 
     def whole(self, answers: Sequence[Answer], usage: Usage) -> bytes:
-        choices = tuple(self._choice(*answer[:2], index, *answer[2:]) for index, answer in enumerate(answers))
+        choices = tuple(self._choice(*answer[:2], index, answer.prompt_logprobs, answer.prompt_ids) for index, answer in enumerate(answers))
         return msgspec.json.encode(TextReply(**self._envelope, choices=choices, usage=usage))
 
     def _choice(
