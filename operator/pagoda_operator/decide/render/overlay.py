@@ -83,14 +83,13 @@ def lost(wanted: Any, result: Any, path: tuple[str, ...] = (), field: str = "") 
     Additions in `result` are fine (defaults, other writers). Absent equals Go's zero value and quantities compare by value, because the API
     server does not store them as they were sent; otherwise each comparison would end in a needless write.
     """
+    if type(wanted) is str and wanted == result:  # most leaves end here
+        return None
     if isinstance(wanted, dict):
         if wanted and not isinstance(result, dict):
             return path
         for key, item in wanted.items():
-            live = result.get(key)
-            if type(item) is str and item == live:  # most leaves end here, without a call and a path of their own
-                continue
-            if (found := lost(item, live, (*path, key), key)) is not None:
+            if (found := lost(item, (result or {}).get(key), (*path, key), key)) is not None:
                 return found
         return None
     if isinstance(wanted, list) and wanted and isinstance(result, list):
