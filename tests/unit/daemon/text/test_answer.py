@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_daemon.api.openai.logprobs import chat_logprobs, prompt_logprobs, shown, text_logprobs
 from pagoda_daemon.nouns.messages import TokenLogprob
-from pagoda_daemon.text.answer import AnswerText, Scored, echo
+from pagoda_daemon.text.answer import AnswerText, Piece, Scored, echo
 from pagoda_daemon.text.detokenize import WindowDetokenizer
 from pagoda_daemon.text.stops import StopMatcher
 
@@ -68,7 +68,7 @@ def test_a_stop_string_does_not_leak_by_its_tokens_logprobs():
     pieces = [answer.push((token,), scores([token])) for token in (1, 0, 1, 6)]  # b a b c
     assert [(piece.text, len(piece.scored)) for piece in pieces] == [("b", 1), ("", 0), ("", 0), ("", 0)]
     assert answer.stopped
-    assert answer.end() == ("", ())
+    assert answer.end() == Piece("", ())
 
 
 def test_what_turns_out_to_be_no_stop_string_comes_with_its_scores():
@@ -112,7 +112,7 @@ def test_an_echoed_prompt_has_offsets_and_no_score_for_its_first_token():
     found = echo("abcéa", ids, scores(ids[1:]), WindowDetokenizer(decode))
     assert [entry.offset for entry in found.scored] == [0, 2, 3, 3, 4]
     assert [entry.logprob and entry.logprob.logprob for entry in found.scored] == [None, -0.0, -1.0, -2.0, -3.0]
-    assert echo("abcéa", ids, (), WindowDetokenizer(decode)) == ("abcéa", ())
+    assert echo("abcéa", ids, (), WindowDetokenizer(decode)) == Piece("abcéa", ())
     assert len(echo("a", (0,), (), WindowDetokenizer(decode)).scored) == 1
 
 

@@ -169,5 +169,6 @@ def test_a_refusal_and_last_words_go_on_behind_what_is_written(loop: Any) -> Non
             assert server is not None
             assert last_words(server.server_state.connections, EngineDied("gone")) == 1
             assert (await reader.readline()) == b"503 Service Unavailable\r\n"
+            held.go_on.set()
 
     played(loop, test)
