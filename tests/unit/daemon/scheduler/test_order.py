@@ -61,6 +61,7 @@ def test_a_flood_leaves_another_tenant_its_share_within_the_bound() -> None:
     assert shares.end[0] > 3 * bound(300, held) > 0
 
 
+@pytest.mark.deep
 def test_who_asks_for_little_hardly_waits_behind_a_flood() -> None:
     quiet = [Job(500.0 + 400.0 * i, 100, 10, tenant="quiet") for i in range(30)]
     flood = burst("flood", 400)
@@ -73,6 +74,7 @@ def test_who_asks_for_little_hardly_waits_behind_a_flood() -> None:
     assert wait["quiet"][len(quiet) // 2] < 0.05 * wait["flood"][200]
 
 
+@pytest.mark.deep
 def test_weights_divide_the_service() -> None:
     shares = Shares(2)
     simulate(merged([burst("gold", 200, weight=3.0), burst("plain", 200)]), shares)

@@ -22,6 +22,7 @@ def expected(prompt, pooling):
 PROMPTS = st.lists(st.tuples(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=50), st.sampled_from(["mean", "last"])), max_size=6)
 
 
+@pytest.mark.deep
 @settings(max_examples=examples(40), deadline=None)
 @given(PROMPTS, st.integers(1, 40), st.integers(1, 3), st.integers(16, 40), st.integers(1, 2))
 def test_vectors_do_not_depend_on_the_schedule(prompts, budget, rows, blocks, depth):

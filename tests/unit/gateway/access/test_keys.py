@@ -3,11 +3,13 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from pagoda_contracts.resources.apikeys import MAX_BYTES, new_key
 from pagoda_gateway.access.credentials import shown_key
 from pagoda_gateway.access.keys import KeyRing, Refused
+from support.suite.profiles import examples
 
 NOW = datetime(2026, 11, 24, tzinfo=UTC)
 KEYS = [new_key(bytes([number]) * 32, NOW) for number in range(4)]
@@ -91,3 +93,4 @@ class Sources(RuleBasedStateMachine):
 
 
 TestSources = Sources.TestCase
+TestSources.settings = settings(max_examples=examples(25), stateful_step_count=15)

@@ -157,6 +157,7 @@ moves = st.tuples(
 )
 
 
+@pytest.mark.deep
 @settings(max_examples=examples(300))
 @given(st.lists(clocks, min_size=2, max_size=3), st.lists(moves, max_size=120))
 def test_there_are_never_two_leaders_and_epochs_only_grow(clocks, moves):

@@ -297,6 +297,7 @@ JSON = st.recursive(
 FIELDS = sorted({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, "tools", "n", "user", "stop_token_ids", "x"})
 
 
+@pytest.mark.deep
 @settings(max_examples=examples(100))
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6), st.sampled_from([ChatRequest, CompletionRequest]))
 def test_any_object_is_parsed_or_refused(fields, kind):

@@ -93,6 +93,7 @@ def test_no_gap_between_tokens_exceeds_one_step_of_a_full_budget() -> None:
     assert outcome.gaps_ms.max() <= 1.0 + 128
 
 
+@pytest.mark.deep
 def test_a_run_is_the_same_every_time() -> None:
     def once() -> list[tuple]:
         worker = VirtualWorker(LIMITS, lambda step: 3.0 + 0.1 * step.tokens)

@@ -686,7 +686,5 @@ class LongWard(Ward):
     """The same, longer."""
 
 
-Ward.TestCase.settings = settings(max_examples=examples(15), stateful_step_count=30, deadline=None)
 LongWard.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=50, deadline=None)
-TestWard = Ward.TestCase
 test_a_long_time_on_the_ward = pytest.mark.deep(LongWard.TestCase)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_operator.decide.placement.place import place
@@ -190,6 +191,7 @@ def test_the_smallest_slice_that_is_free_is_taken(case):
     assert smallest in taken
 
 
+@pytest.mark.deep
 @given(cases(), st.randoms(use_true_random=False))
 def test_order_of_nodes_and_pods_decides_nothing(case, chance: random.Random):
     bodies, pods, wanted = case
@@ -199,6 +201,7 @@ def test_order_of_nodes_and_pods_decides_nothing(case, chance: random.Random):
     assert place(question(fleet(*bodies, pods=tuple(pods)), wanted)) == placed
 
 
+@pytest.mark.deep
 @given(cases())
 def test_status_fits_the_schema_and_explains_each_entry_before_the_chosen_one(case):
     bodies, pods, wanted = case

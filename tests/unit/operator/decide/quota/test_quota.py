@@ -431,6 +431,7 @@ class Counted(dict):
         return super().__getitem__(name)
 
 
+@pytest.mark.deep
 def test_a_new_process_reads_a_large_fleet_once_not_once_per_service():
     """2,000 services and 5,000 pods took 8 s of CPU, in which no Lease is renewed."""
     world, count = QuotaWorld(), 40
@@ -1028,7 +1029,5 @@ class LongTenants(Tenants):
     """The same, longer."""
 
 
-Tenants.TestCase.settings = settings(max_examples=examples(8), stateful_step_count=20, deadline=None)
 LongTenants.TestCase.settings = settings(max_examples=examples(16), stateful_step_count=30, deadline=None)
-test_no_order_of_events_exceeds_a_cap = Tenants.TestCase
-test_no_longer_order_of_events_exceeds_a_cap = pytest.mark.deep(LongTenants.TestCase)
+test_no_order_of_events_exceeds_a_cap = pytest.mark.deep(LongTenants.TestCase)
