@@ -58,7 +58,7 @@ def create(
 ) -> None:
     """Make a key and print it. This is the only time that it is shown."""
     now = _now()
-    made = new_key(secrets.token_bytes(RANDOM_BYTES), now, now + lifetime(expires_in) if expires_in else None)
+    made = new_key(secrets.token_bytes(RANDOM_BYTES), now, later(now, expires_in) if expires_in else None)
     apply(Access(namespace, context, kubeconfig), manager(made.id), document(checked_tenant(tenant), made.id, made.stored))
     _show(made)
 
@@ -81,10 +81,10 @@ def rotate(
     old = one_key(found_keys(access), key_id)
     if old.key is None:
         raise CliError(f"key {old.id} cannot be rotated: {old.fault}")
+    ends = min(filter(None, (old.key.expires, later(now, grace))))  # before anything is written: the grace may be refused
     made = new_key(secrets.token_bytes(RANDOM_BYTES), now, now + (old.key.expires - old.key.created) if old.key.expires else None)
-    apply(access, manager(made.id), document(old.tenant, made.id, made.stored, old.secret))
+    apply(access, manager(made.id), document(old.tenant, made.id, made.stored, successor_secret(old)))
     _show(made)
-    ends = min(filter(None, (old.key.expires, now + lifetime(grace))))
     apply(access, manager(old.id), document(old.tenant, old.id, old.key.model_copy(update={"expires": ends}), old.secret))
     print(f"Key {old.id} expires at {_time(ends)}.")
 
@@ -104,15 +104,23 @@ def checked_tenant(name: str) -> str:
     return name
 
 
-def lifetime(text: str) -> timedelta:
-    """How long; CliError for what is not a duration above 0."""
+def later(now: datetime, text: str) -> datetime:
+    """This duration after now; CliError for what is not a duration above 0, or goes beyond the calendar."""
     try:
-        found = timedelta(seconds=parse_duration(text))
-    except (ValueError, OverflowError) as error:
+        found = now + timedelta(seconds=parse_duration(text))
+    except OverflowError:
+        raise CliError(f"a lifetime must end before the year 10000, got {text!r}") from None
+    except ValueError as error:
         raise CliError(str(error)) from None
-    if found <= timedelta():
+    if found <= now:
         raise CliError(f"a lifetime must be above 0, got {text!r}")
     return found
+
+
+def successor_secret(old: Found) -> str:
+    """Returns the Secret for a rotated key's successor: "" is the tenant's own. Helm, or a GitOps tool, may remove the Secret that it made
+    for the old key. A tenant whose name no Secret can have keeps its Secret."""
+    return "" if _TENANT.fullmatch(old.tenant) else old.secret
 
 
 def manager(key_id: str) -> str:

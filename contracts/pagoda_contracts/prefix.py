@@ -28,6 +28,11 @@ MAX_TOKEN: Final = 2**32 - 1
 _MAX_HEADER: Final = -(-MAX_TEXT_HASHES * HASH_BYTES // 3) * 4
 
 _VERSION: Final = b"pagoda.prefix.v1"
+# As in Unicode's Stream-Safe Text Format: no language needs more marks on one character.
+_MAX_MARKS: Final = 30
+# The only characters of class 0 that NFC takes apart into marks; all are Tibetan.
+_STACKED: Final = "\u0f73\u0f75\u0f81"
+_STACKED_PART: Final = "\u0f71"
 _ROLE_END: Final = "\x1f"
 _MESSAGE_END: Final = "\x1e"
 
@@ -71,8 +76,16 @@ def text_hashes(scope: Scope, text: str, most: int = MAX_TEXT_HASHES) -> list[by
 
 
 def normalise(text: str) -> str:
-    """Unicode NFC, and one line feed for each kind of line end."""
-    return unicodedata.normalize("NFC", text.replace("\r\n", "\n").replace("\r", "\n"))
+    """Unicode NFC, and one line feed for each kind of line end. A text with more than 30 combining marks in a row keeps its characters:
+    to sort n marks takes n * n steps, which would hold up all other requests."""
+    lines = text.replace("\r\n", "\n").replace("\r", "\n")
+    return lines if not lines.isascii() and _has_many_marks(lines) else unicodedata.normalize("NFC", lines)
+
+
+def _has_many_marks(text: str) -> bool:
+    for stacked in _STACKED:
+        text = text.replace(stacked, _STACKED_PART)
+    return b"\1" * (_MAX_MARKS + 1) in bytes(map(bool, map(unicodedata.combining, text)))
 
 
 def chat_text(messages: Iterable[tuple[str, str]]) -> str:

@@ -34,7 +34,7 @@ class KeyRing:
 
     def __init__(self, *, synced: bool = True) -> None:
         self._sources: dict[str, tuple[str, Mapping[str, StoredKey]]] = {}
-        self._owners: dict[str, Owner] = {}
+        self._owners: dict[str, Owner] | None = None  # of the sources as they are now; None until a key is asked for
         self.synced = synced
 
     def mark_synced(self) -> None:
@@ -44,28 +44,31 @@ class KeyRing:
     def put(self, source: str, tenant: str, keys: Mapping[str, StoredKey]) -> None:
         """Replaces the keys of one source, such as a Secret."""
         self._sources[source] = tenant, keys
-        self._index()
+        self._owners = None
 
     def drop(self, source: str) -> None:
         """Removes a source and its keys."""
-        if self._sources.pop(source, None) is not None:
-            self._index()
+        self._sources.pop(source, None)
+        self._owners = None
 
     def owner(self, text: str, now: datetime) -> Owner:
         """Returns whose key this is; Refused if it is nobody's or has expired."""
         if len(text) > MAX_BYTES or not text.isascii():
             raise Refused("malformed", f"an API key is ASCII text of at most {MAX_BYTES} characters")
-        owner = self._owners.get(sha256(text))
+        owner = self._index().get(sha256(text))
         if owner is None:
             raise Refused("unknown", "the API key is not valid here")
         if owner.key.expired(now):
             raise Refused("expired", f"the API key {owner.key_id} expired at {owner.key.expires:%Y-%m-%dT%H:%M:%SZ}")
         return owner
 
-    def _index(self) -> None:
-        """Of two sources that hold one key, the first by name owns it, on every gateway alike."""
-        self._owners = {
-            key.sha256: Owner(tenant, key_id, key)
-            for _, (tenant, keys) in sorted(self._sources.items(), reverse=True)
-            for key_id, key in keys.items()
-        }
+    def _index(self) -> dict[str, Owner]:
+        """Of two sources that hold one key, the first by name owns it, on every gateway alike. Made once for all changes since the last
+        request: a list of many Secrets comes as one change each."""
+        if self._owners is None:
+            self._owners = {
+                key.sha256: Owner(tenant, key_id, key)
+                for _, (tenant, keys) in sorted(self._sources.items(), reverse=True)
+                for key_id, key in keys.items()
+            }
+        return self._owners

@@ -112,6 +112,24 @@ def test_a_grace_never_prolongs_a_key(secrets, capsys):
     assert secrets.tenant(old, NOW + timedelta(minutes=30)) is None
 
 
+def test_the_successor_of_a_key_that_helm_made_is_in_a_secret_that_helm_does_not_remove(secrets, capsys):
+    first = key.new_key(b"f" * 32, NOW)
+    secrets.apply(None, "helm", key.document("default", "first", first.stored, "pagoda-first-key"))
+    new = said(capsys, "rotate", "first").splitlines()[0]
+    said(capsys, "revoke", "first")
+    del secrets.stored["pagoda-first-key"]  # an upgrade without its entry
+    assert (secrets.tenant(first.text), secrets.tenant(new)) == (None, "default")
+
+
+@pytest.mark.parametrize("grace", ["1d", "0s", "90000000h"])
+def test_a_grace_that_is_refused_makes_no_key(secrets, capsys, grace):
+    old = said(capsys, "create", "--tenant", "a")
+    before = json.dumps(secrets.stored)
+    assert run(["key", "rotate", next(iter(secrets.stored["pagoda-keys-a"]["data"])), "--grace", grace]) == 2
+    assert json.dumps(secrets.stored) == before
+    assert secrets.tenant(old) == "a"
+
+
 def test_a_revoked_key_is_gone_and_its_neighbour_stays(secrets, capsys):
     texts = [said(capsys, "create", "--tenant", "a") for _ in range(2)]
     first = next(iter(secrets.stored["pagoda-keys-a"]["data"]))
@@ -125,6 +143,7 @@ def test_a_revoked_key_is_gone_and_its_neighbour_stays(secrets, capsys):
         (["create", "--tenant", "Team A"], "--tenant must be"),
         (["create", "--tenant", "a", "--expires-in", "30d"], "'30d' is not a duration"),
         (["create", "--tenant", "a", "--expires-in", "0s"], "above 0"),
+        (["create", "--tenant", "a", "--expires-in", "90000000h"], "before the year 10000"),
         (["revoke", "nobody"], "no Secret holds a key with the id 'nobody'; keys: none"),
         (["rotate", "nobody"], "no Secret holds"),
         (["create"], "--tenant"),

@@ -3,6 +3,7 @@
 import json
 import struct
 import subprocess
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,14 @@ def test_a_block_of_no_tokens_is_refused():
 def test_texts_that_look_alike_are_alike():
     assert normalise("cafe\u0301\r\n") == "caf\u00e9\n"
     assert text_hashes(TENANT, "e\u0301\r\n" * 400) == text_hashes(TENANT, "\u00e9\n" * 400)
+
+
+@pytest.mark.parametrize("marks", ["\u0301\u0323", "\u0f73", "\u0344\u0323"])
+def test_a_text_whose_marks_would_take_long_to_sort_is_not_sorted(marks):
+    text = "a" + marks * 31 + "e\u0301"
+    assert normalise(text + "\r\n") == text + "\n"
+    few = "a" + "\u0301" * 15 + "\u0323" * 15 + "e\u0301"
+    assert normalise(few) == unicodedata.normalize("NFC", few) != few
 
 
 def test_the_number_of_text_hashes_is_bounded_and_lone_surrogates_do_no_harm():

@@ -64,6 +64,21 @@ def test_what_is_nobodys_key_is_refused_without_naming_it(text, reason):
     assert not text or text not in str(caught.value)
 
 
+def test_many_sources_are_indexed_once_and_not_once_for_each():
+    class Counted(dict):
+        reads = 0
+
+        def items(self):
+            Counted.reads += 1
+            return super().items()
+
+    ring = KeyRing()
+    for number, key in enumerate(KEYS):
+        ring.put(f"ns/{number}", "t", Counted({key.id: key.stored}))
+    assert [ring.owner(key.text, NOW).key_id for key in KEYS] == [key.id for key in KEYS]
+    assert Counted.reads == len(KEYS)
+
+
 class Sources(RuleBasedStateMachine):
     """Whatever came and went, a key belongs to the first source by name that holds it now."""
 
