@@ -69,8 +69,12 @@ class Rung(KeyRing):
         super().__init__(synced=False)
         self.changes = asyncio.Queue()
 
-    def _index(self):
-        super()._index()
+    def put(self, *source):
+        super().put(*source)
+        self.changes.put_nowait(tenants(self))
+
+    def drop(self, source):
+        super().drop(source)
         self.changes.put_nowait(tenants(self))
 
     async def next(self):
