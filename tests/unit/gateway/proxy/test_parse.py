@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_contracts.prefix import MAX_TEXT_HASHES, Scope, chat_text, text_hashes
+from pagoda_gateway.proxy import parse
 from pagoda_gateway.proxy.parse import routing_request
 from pagoda_gateway.requests.errors import BadRequest
 
@@ -64,6 +65,14 @@ JSON = st.recursive(
     ),
     max_leaves=8,
 )
+
+
+@pytest.mark.parametrize("given", [[{}], {"a": 1}, 7, "k" * (2 << 20)], ids=["list", "object", "number", "long"])
+def test_an_id_that_is_no_text_or_a_huge_one_is_not_decoded(given, monkeypatch):
+    decoded = []
+    monkeypatch.setattr(parse, "_value", lambda raw: decoded.append(bytes(raw)))
+    assert read(session_id=given, prompt_cache_key=given).session == ""
+    assert set(decoded) <= {b"null"}
 
 
 @given(st.dictionaries(st.sampled_from(["messages", "input", "prompt", "system", "instructions", "session_id", "prompt_cache_key"]), JSON))
