@@ -88,14 +88,3 @@ pagoda-first-key
 {{- $auth.madeKey }}
 {{- end }}
 {{- end }}
-
-{{- /* What is kept of it, as in contracts/pagoda_contracts/resources/apikeys.py; base64. */}}
-{{- define "pagoda.firstKeyStored" -}}
-{{- $known := lookup "v1" "Secret" .Release.Namespace (include "pagoda.firstKeySecret" .) }}
-{{- $made := include "pagoda.firstKey" . }}
-{{- if $made }}
-{{- dict "sha256" (sha256sum $made) "created" (now | date "2006-01-02T15:04:05Z07:00") | toJson | b64enc }}
-{{- else if and $known $known.data }}
-{{- get $known.data "first" }}
-{{- end }}
-{{- end }}

@@ -39,10 +39,10 @@ class Authenticate:
                 raise Refused("missing", f"this request has no API key; {_HOW}")
             return self.ring.owner(key, self.clock()).tenant
         except Refused as refused:
+            if not self.ring.synced and (key or not self.anonymous):
+                raise NotSynced("the gateway has not read the API keys yet") from refused
             if self.anonymous:
                 return ""
-            if not self.ring.synced:
-                raise NotSynced("the gateway has not read the API keys yet") from refused
             self.metrics.unauthenticated(refused.reason)
             raise Unauthenticated(str(refused)) from refused
 

@@ -17,7 +17,17 @@ _HOP_BY_HOP: Final = frozenset(
 )
 # An encoded answer could not be cut between events. The gateway has sent an awaited 100 already. Credentials end at the gateway, because
 # replicas have no use for them.
-_NOT_FORWARDED: Final = _HOP_BY_HOP | {"host", "expect", "accept-encoding", "authorization", "x-api-key", "cookie", HEADER_REQUEST_ID}
+# A page's origin is the gateway's to judge: a replica that keeps out foreign pages would refuse the gateway.
+_NOT_FORWARDED: Final = _HOP_BY_HOP | {
+    "origin",
+    "host",
+    "expect",
+    "accept-encoding",
+    "authorization",
+    "x-api-key",
+    "cookie",
+    HEADER_REQUEST_ID,
+}
 _NOT_RELAYED: Final = _HOP_BY_HOP | {"date", "server", HEADER_REQUEST_ID}
 _PRIVATE_PREFIXES: Final = (HEADER_INTERNAL_PREFIX, "x-gateway-")
 

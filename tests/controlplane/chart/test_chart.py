@@ -49,12 +49,16 @@ def test_the_api_server_takes_every_object_and_the_pods_pass_restricted(cluster)
     cluster.kubectl("delete", "namespace", namespace, "--wait=false")
 
 
-def test_no_role_reads_secrets_or_holds_a_wildcard(cluster):
-    rules = [rule for kind in ("ClusterRole", "Role") for role in of_kind(rendered(cluster), kind) for rule in role["rules"]]
+def test_no_role_holds_a_wildcard_and_only_the_gateways_namespaced_one_reads_secrets(cluster):
+    roles = [role for kind in ("ClusterRole", "Role") for role in of_kind(rendered(cluster), kind)]
+    rules = [rule for role in roles for rule in role["rules"]]
     assert rules
+    reading = [
+        (role["kind"], role["metadata"]["name"], rule) for role in roles for rule in role["rules"] if "secrets" in rule.get("resources", [])
+    ]
+    assert reading == [("Role", "pagoda-gateway", {"apiGroups": [""], "resources": ["secrets"], "verbs": ["list", "watch"]})]
     for rule in rules:
         resources, groups = rule.get("resources", []), rule.get("apiGroups", [])
-        assert "secrets" not in resources
         assert not any("*" in word for word in [*rule["verbs"], *resources, *groups, *rule.get("nonResourceURLs", [])])
         assert not {"escalate", "bind", "impersonate"} & set(rule["verbs"])
         assert not {"pods/exec", "pods/attach", "pods/portforward"} & set(resources)

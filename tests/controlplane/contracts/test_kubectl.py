@@ -37,7 +37,7 @@ def test_explain_describes_every_field(kubectl):
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("inferenceservices.spec.replicas", "How many replicas serve;"),
+        ("inferenceservices.spec.replicas", "How many replicas serve."),
         ("inferenceservices.spec.accelerators.mig.profile", "The MIG profile, such as 3g.40gb."),
         ("inferenceservices.spec.scaling.mode", "Auto: the operator;"),
         ("loraadapters.spec.source.digest", "sha256:"),

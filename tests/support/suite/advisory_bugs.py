@@ -109,7 +109,7 @@ def the_last_of_two_keys_counts(patch: Patch) -> None:
 
 @plant
 def ids_are_not_checked(patch: Patch) -> None:
-    patch.setattr(generation, "_check_ids", _anything)
+    patch.setattr(generation, "check_ids", _anything)
     patch.setattr(sampling, "check_ids", _anything)
 
 
@@ -234,7 +234,7 @@ def device_errors_are_told_to_clients(patch: Patch) -> None:
     def lose(self: Any, state: Any, failed: Any) -> None:
         ended = fail_step(state, str(failed.error))
         self._landed(state)
-        self._tell(state, ended)
+        self._send_outputs(state, ended)
 
     patch.setattr(loop.Engine, "_lose", lose)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +55,15 @@ def test_a_model_that_is_nowhere_is_refused(tmp_path):
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: Any) -> DaemonConfig:
-    """Temporary files of this test and of what it starts are its own."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+def scratch() -> Iterator[Path]:
+    """Temporary files of this test and of what it starts. A short path, because a socket's has 107 bytes at most."""
+    with tempfile.TemporaryDirectory(prefix="pg-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def config(tmp_path: Path, scratch: Path, monkeypatch: Any) -> DaemonConfig:
+    monkeypatch.setenv("TMPDIR", str(scratch))
     monkeypatch.setattr("tempfile.tempdir", None)
     return local_config(tiny_model_dir(tmp_path / "toy"), {})
 
@@ -66,34 +73,34 @@ def gone(pid: int) -> bool:
 
 
 @pytest.mark.deep
-def test_close_leaves_no_process_no_thread_and_no_file(config, tmp_path):
+def test_close_leaves_no_process_no_thread_and_no_file(config, scratch):
     before = set(threading.enumerate())
     with Engine.of(config) as engine:
         assert len(engine.generate("a", Sampling(max_tokens=4))[0].token_ids) == 4
         process = engine._session._backing._process
-        assert sorted(path.name for path in next((tmp_path / "tmp").iterdir()).iterdir())
+        assert sorted(path.name for path in next(scratch.iterdir()).iterdir())
     assert process.poll() == 0, "it was asked to end, and not killed"
-    assert list((tmp_path / "tmp").iterdir()) == []
+    assert list(scratch.iterdir()) == []
     assert set(threading.enumerate()) <= before
 
 
 @pytest.mark.deep
-def test_a_killed_engine_is_told_and_leaves_nothing(config, tmp_path):
+def test_a_killed_engine_is_told_and_leaves_nothing(config, scratch):
     with Engine.of(config) as engine:
         engine._session._backing._process.kill()
         with pytest.raises(EngineDied, match="signal 9"):
             engine.generate("a" * 10, Sampling(max_tokens=400, ignore_eos=True))
         with pytest.raises(EngineDied, match="signal 9"):
             engine.generate("a")
-    assert list((tmp_path / "tmp").iterdir()) == []
+    assert list(scratch.iterdir()) == []
 
 
 @pytest.mark.deep
-def test_a_model_that_cannot_be_loaded_is_told_and_leaves_nothing(tmp_path, config):
+def test_a_model_that_cannot_be_loaded_is_told_and_leaves_nothing(scratch, config):
     real = config.model_copy(update={"testing": None})
     with pytest.raises(ModelRejected, match="num_hidden_layers"):
         Engine.of(real)
-    assert list((tmp_path / "tmp").iterdir()) == []
+    assert list(scratch.iterdir()) == []
 
 
 @pytest.mark.deep

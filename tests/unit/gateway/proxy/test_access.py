@@ -103,14 +103,16 @@ async def test_no_spelling_of_any_path_passes_without_a_valid_key():
 async def test_a_valid_key_opens_every_endpoint_and_the_replica_hears_its_tenant_and_not_the_key(lines):
     async with served() as (_, replica, port), connected(port) as connection:
         for path in ENDPOINTS:
-            status, _, _ = await connection.ask("POST", path, f"{lines}{HEADER_TENANT}: forged\r\ncookie: a=b\r\n", BODY)
+            status, _, _ = await connection.ask(
+                "POST", path, f"{lines}{HEADER_TENANT}: forged\r\ncookie: a=b\r\norigin: https://page\r\n", BODY
+            )
             assert status == 200, path
         assert (await connection.ask("GET", "/v1/models", lines))[0] == 200
         assert (await connection.ask("GET", "/v1/batches/b", lines))[0] == 501
         heard = [exchange.headers for exchange in replica.seen]
     assert [exchange.head.split()[1].decode() for exchange in replica.seen] == list(ENDPOINTS)
     assert {headers[HEADER_TENANT] for headers in heard} == {"team-a"}
-    assert not any(KEY.text in str(headers) or "cookie" in headers for headers in heard)
+    assert not any(KEY.text in str(headers) or {"cookie", "origin"} & headers.keys() for headers in heard)
 
 
 async def test_a_replica_hears_the_names_of_the_prompts_beginning_and_never_a_clients():
@@ -163,9 +165,11 @@ async def test_the_list_of_models_marks_what_cannot_serve_until_a_person_acts():
 
 
 async def test_before_the_keys_are_read_no_key_is_called_wrong():
-    async with served(synced=False) as (_, _, port), connected(port) as connection:
-        status, headers, _ = await connection.ask("GET", "/v1/models", ACCEPTED["bearer"])
-    assert (status, headers["x-should-retry"]) == (503, "true")
+    for anonymous in (False, True):
+        async with served(synced=False, anonymous=anonymous) as (_, _, port), connected(port) as connection:
+            status, headers, _ = await connection.ask("GET", "/v1/models", ACCEPTED["bearer"])
+            assert (status, headers["x-should-retry"]) == (503, "true")
+            assert (await connection.ask("GET", "/v1/models", ""))[0] == (200 if anonymous else 503)
 
 
 async def test_where_anonymous_clients_are_served_a_valid_key_still_names_its_tenant():

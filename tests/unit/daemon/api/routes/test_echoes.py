@@ -15,7 +15,7 @@ from pagoda_daemon.nouns.errors import MAX_SHOWN, clipped, shown
 from pagoda_daemon.structured.worker import _sentence
 from pagoda_daemon.text.template_worker import Job, attempt
 from support.clients.hostile_requests import BASES, OTHER_PATHS
-from support.judges.refusals import error_of
+from support.judges.refusals import error_of, message_error_of
 from support.servers.local_replica import HOST, LocalReplica, local_replica
 
 LONG = "q" * 5000
@@ -59,11 +59,11 @@ def judge(answer: httpx.Response) -> bool:
     if answer.status_code < 400:
         return False
     assert answer.status_code < 500, answer.text
-    error = error_of(answer.json())
+    error = (message_error_of if answer.request.url.path.startswith("/v1/messages") else error_of)(answer.json())
     assert "q" * (MAX_SHOWN + 1) not in answer.text, answer.text[:600]
     assert "9" * (MAX_SHOWN + 1) not in answer.text
     assert len(error["message"]) <= 3 * MAX_SHOWN, error
-    assert len(error["param"] or "") <= MAX_SHOWN
+    assert len(error.get("param") or "") <= MAX_SHOWN  # Anthropic's errors have none
     return True
 
 
