@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from pagoda_daemon.answers.events import Thinker
@@ -14,7 +15,7 @@ class ThoughtTokens:
     def __init__(self, parser: Thinker, detokenizer: Detokenizer) -> None:
         self._parser = parser
         self._detokenizer = detokenizer
-        self._waiting: list[tuple[int, int, int]] = []  # begin and end of text that may be reasoning, in characters, and its tokens
+        self._waiting: deque[tuple[int, int, int]] = deque()  # begin and end of text that may be reasoning, in characters, and its tokens
         self._silent = 0  # tokens that are a part of a character: they belong to the token that completes it
         self._read = 0
         self.count = 0
@@ -38,7 +39,6 @@ class ThoughtTokens:
 
     def _settle(self) -> None:
         since, reach = self._parser.since, self._parser.reach
-        left = [one for one in self._waiting if one[1] > reach] if self._parser.thinking else []
-        done = self._waiting[: len(self._waiting) - len(left)]
-        self.count += sum(tokens for begin, end, tokens in done if begin < reach and end > since)
-        self._waiting = left
+        while self._waiting and (self._waiting[0][1] <= reach or not self._parser.thinking):
+            begin, end, tokens = self._waiting.popleft()
+            self.count += tokens if begin < reach and end > since else 0

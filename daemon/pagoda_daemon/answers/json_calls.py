@@ -182,4 +182,7 @@ def _call_of(text: str) -> tuple[str, str] | None:
     arguments = next((parsed[key] for key in ("arguments", "parameters") if key in parsed), None)
     if isinstance(arguments, str):
         return name, arguments
-    return (name, json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+    try:
+        return (name, json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+    except RecursionError:  # it writes fewer levels than msgspec reads
+        return None

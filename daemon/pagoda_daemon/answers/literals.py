@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 
 _MAX_TEXT: Final = 2**20
 _WORDS: Final[Mapping[str, Any]] = {"true": True, "false": False, "null": None, "none": None}
-_TEXT: Final = re.compile(r""" "(?:[^"\\]|\\.)*" | '(?:[^'\\]|\\.)*' """, re.DOTALL | re.VERBOSE)
+# Text that nothing closes goes to the end, so that no second quote in it is tried: 16,000 of them took 3 s.
+_TEXT: Final = re.compile(r""" "(?:[^"\\]|\\.)*+(?:"|\\?\Z) | '(?:[^'\\]|\\.)*+(?:'|\\?\Z) """, re.DOTALL | re.VERBOSE)
 _LETTERS: Final = re.compile(r"(?<![A-Za-z_0-9.])(?>[0-9.]+(?:[eE][-+]?[0-9]+)?)[A-Za-z_]")  # behind a number
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
 _KNOWN: Final = frozenset("\\'\"abfnrtvxuU\n")

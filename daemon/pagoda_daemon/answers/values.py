@@ -95,8 +95,11 @@ def parsed(text: str) -> Any:
 
 
 def dumped(value: Any) -> str:
-    """Returns JSON text, which is valid UTF-8; ValueError for a number that JSON has not."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    """Returns JSON text, which is valid UTF-8; ValueError for a number that JSON has not, and for what is nested too deeply."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
     try:
         text.encode()
     except UnicodeEncodeError:  # half a pair of surrogates, which JSON can only escape

@@ -51,7 +51,8 @@ class Core:
 
     async def answer(self, ask: Ask) -> Answered:
         """Of one prompt. The prompt is made ready on a thread: a template or a long text would hold up the loop."""
-        job = await asyncio.to_thread(ask, f"offline-{next(self._numbers)}", self.text, self.limits)
+        # Without a dash: records of ids that differ behind one alone count as those of one request, which is never forgotten.
+        job = await asyncio.to_thread(ask, f"offline{next(self._numbers)}", self.text, self.limits)
         self._in_flight += 1
         try:
             while True:

@@ -56,9 +56,9 @@ class OwnEngine:
 
     def text(self) -> ModelText:
         """Of the model's directory."""
-        model = self._config.model
+        model, engine = self._config.model, self._config.engine
         template = None if model.chat_template is None else Path(model.chat_template)
-        return ModelText(Path(model.path), self._config.engine.tool_parser, template)
+        return ModelText(Path(model.path), engine.tool_parser, template, engine.reasoning_parser)
 
     def tidy(self) -> None:
         """No process, no socket and no file is left. Idempotent."""

@@ -41,8 +41,9 @@ def farewell_of(scope: Scope, error: DaemonError) -> bytes:
 
 
 def answer_id(scope: Scope) -> str:
-    """Returns the request's id as an answer of the Messages API has it, in its header and in its body."""
-    return str(scope["state"]["request_id"])
+    """Returns the request's id as an answer of the Messages API has it, in its header and in its body; none if the loop stood still before
+    it gave one."""
+    return str(scope["state"].get("request_id", ""))
 
 
 def on_daemon_error(request: Request, error: Exception) -> Response:

@@ -16,6 +16,7 @@ Value = str | int | float | bool | list[str]
 _OPERATIONS: Final = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
+    "/v1/messages": "chat",
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
 }

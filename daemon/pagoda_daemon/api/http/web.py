@@ -17,7 +17,8 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pagoda_daemon.api.openai.errors import body_of, response_of
+from pagoda_daemon.api.http.refusals import response_of
+from pagoda_daemon.api.openai.errors import body_of
 from pagoda_daemon.nouns.errors import ConfigRejected, Forbidden, shown
 
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
@@ -47,9 +48,9 @@ class Web:
         """`app` behind what is configured. A preflight has no key and none of the client's headers, so it is answered out here."""
         if self.origins:
             app = CORSMiddleware(app, self.origins, ("GET", "POST"), ("*",), expose_headers=_TOLD)
-        if self.root_path:
-            app = UnderPrefix(app, self.root_path)
-        return app if self.hosts is None else KnownHosts(app, self.hosts, self.origins)
+        if self.hosts is not None:
+            app = KnownHosts(app, self.hosts, self.origins)
+        return UnderPrefix(app, self.root_path) if self.root_path else app
 
 
 class UnderPrefix:
@@ -90,7 +91,7 @@ class KnownHosts:
             return
         refused = Forbidden(said)
         scope["state"]["refusal"] = body_of(refused).error.code
-        await response_of(refused)(scope, receive, send)
+        await response_of(scope, refused)(scope, receive, send)
 
     def _may_ask(self, origin: str) -> bool:
         named = origin.partition("://")[2]

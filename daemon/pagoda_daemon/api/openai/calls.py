@@ -1,4 +1,4 @@
-"""What a client reads of tool calls: whole, and in the parts that a stream brings. Types only; `replies` and `tool_replies` use them."""
+"""What a client reads of tool calls: whole, and in the parts that a stream brings. Types only; `replies` and `chat_replies` use them."""
 
 from __future__ import annotations
 

@@ -80,7 +80,8 @@ _CLASSES: Final[dict[type[DaemonError], _Class]] = {
     RequestError: _Class(500, "server_error", None, False),
     EngineDied: _Class(503, "server_error", ERROR_ENGINE_DIED, True),
 }
-_UNKNOWN: Final = _Class(500, "server_error", "internal_error", False)
+_INTERNAL: Final = "internal_error"
+_UNKNOWN: Final = _Class(500, "server_error", _INTERNAL, False)
 
 
 def _class_of(error: DaemonError) -> _Class:
@@ -141,10 +142,10 @@ def on_http_error(request: Request, error: Exception) -> Response:
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
     request.scope["state"]["refusal"] = code
     reply = ErrorReply(ErrorBody(message, "invalid_request_error", None, code))
-    return Response(msgspec.json.encode(reply), error.status_code, dict(error.headers or {}), JSON)
+    return Response(msgspec.json.encode(reply), error.status_code, {**(error.headers or {}), HEADER_ERROR_CODE: code}, JSON)
 
 
 def on_bug(_request: Request, _error: Exception) -> Response:
     """An error that nobody foresaw: the log has the stack, the client a sentence."""
-    reply = ErrorReply(ErrorBody("internal error", "server_error", None, _UNKNOWN.code))
-    return Response(msgspec.json.encode(reply), 500, {HEADER_SHOULD_RETRY: "false"}, JSON)
+    reply = ErrorReply(ErrorBody("internal error", "server_error", None, _INTERNAL))
+    return Response(msgspec.json.encode(reply), 500, {HEADER_SHOULD_RETRY: "false", HEADER_ERROR_CODE: _INTERNAL}, JSON)

@@ -1,6 +1,6 @@
 """Tools in a request: their types, what is accepted of them, and how a conversation with calls in it is given to a chat template. Pure.
 
-How a model writes a call is `tool_formats`'s business, how it is read `tool_parser`'s.
+How a model writes a call, and how it is read, is the business of `answers`; how calls are enforced is that of `tool_grammars`.
 """
 
 from __future__ import annotations

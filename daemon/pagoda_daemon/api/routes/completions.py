@@ -1,4 +1,4 @@
-"""The two generating endpoints as ASGI applications: admit, read, parse, generate, write.
+"""The generating endpoints as ASGI applications: admit, read, parse, generate, write.
 
 An answer's first byte is sent only when the engine gave the first token: whatever fails before is an HTTP status that a gateway
 may retry elsewhere, whatever fails after is one error event and the end of the stream.

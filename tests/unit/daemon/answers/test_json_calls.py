@@ -160,3 +160,11 @@ def test_an_answer_bound_by_a_grammar_is_understood_and_cut_anywhere_leaks_nothi
             assert half == "", answer[:at]
         elif not calls:
             assert half == answer[:at]
+
+
+def test_arguments_of_any_depth_are_a_call_or_content_and_no_error():
+    for depth in range(700, 1000):
+        answer = f'<tool_call>{{"arguments": {{"a": {"[" * depth}{"]" * depth}}}, "name": "f"}}</tool_call>'
+        parser = TOOL_FORMS["hermes"].parser(Wish())
+        events = [*parser.push(answer), *parser.finish()]
+        assert isinstance(events[0], Call) or "".join(event.text for event in events) == answer

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pagoda_daemon.answers.counting import ThoughtTokens
 from pagoda_daemon.answers.events import Content, PlainText, Reasoning
 from pagoda_daemon.answers.forms import REASONING_FORMS, TOOL_FORMS
 from pagoda_daemon.answers.reasoning import ReasoningParser, starts_in
@@ -82,3 +83,36 @@ def test_calls_follow_reasoning_and_marks_of_calls_within_it_are_reasoning():
 def test_the_prompts_end_says_where_the_answer_begins(end, start, always):
     assert starts_in(THINK, end) == start
     assert starts_in(REASONING_FORMS["deepseek_r1"], end) == always
+
+
+class Compared(int):
+    """A number that counts how often it is compared with another one."""
+
+    times = 0
+
+    def __lt__(self, other):
+        Compared.times += 1
+        return int(self) < other
+
+    def __ge__(self, other):
+        Compared.times += 1
+        return int(self) >= other
+
+
+class Undecided(PlainText):
+    """A parser for which all of the text may yet be reasoning."""
+
+    since, reach, thinking, done = 0, Compared(0), True, False
+
+
+class LineBreaks:
+    """A detokenizer whose every token is one."""
+
+    def push(self, token_ids):
+        return "\n" * len(token_ids)
+
+
+def test_a_token_costs_the_same_however_many_wait_for_the_first_mark(monkeypatch):
+    monkeypatch.setattr(Compared, "times", 0)
+    ThoughtTokens(Undecided(), LineBreaks()).take([1] * 100)
+    assert 0 < Compared.times <= 200

@@ -4,8 +4,8 @@ import json
 import warnings
 
 import pytest
-from pagoda_daemon.answers.literals import call, literal
-from pagoda_daemon.answers.values import json_of, types_of
+from pagoda_daemon.answers.literals import _TEXT, call, literal
+from pagoda_daemon.answers.values import dumped, json_of, types_of
 
 ALL = frozenset(("string", "integer", "number", "boolean", "object", "array", "null"))
 SCHEMA = {
@@ -124,3 +124,18 @@ def test_a_call_has_named_literal_arguments(text):
     with pytest.raises(ValueError, match=r".+"):
         call(text)
     assert call("a.f(base64_x=1e3)") == ("a.f", {"base64_x": 1000.0})
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_text_that_nothing_closes_is_looked_at_once(quote):
+    for text in (f"[{quote}a", f"[{quote}" + f"\\{quote}" * 9, f"[{quote}a\\"):
+        assert _TEXT.sub("", text) == "["
+    assert _TEXT.sub("", f"[{quote}a{quote}, 1x") == "[, 1x"
+
+
+def test_what_is_nested_too_deeply_is_no_value():
+    value = []
+    for _ in range(5000):
+        value = [value]
+    with pytest.raises(ValueError, match="nested"):
+        dumped(value)

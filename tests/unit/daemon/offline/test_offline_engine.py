@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest
+from pagoda_daemon.metrics.records import Record, Ring
 from pagoda_daemon.nouns.errors import BadRequest, EngineDied, TooMany
 from pagoda_daemon.offline import Engine, Sampling
 from pagoda_daemon.offline.engine import _conversations, _prompts
@@ -284,3 +285,12 @@ def test_what_counts_as_one_conversation():
 def test_no_prompts_no_results(opened):
     engine, _ = opened()
     assert engine.generate([]) == []
+
+
+def test_each_prompt_is_a_request_of_its_own_that_can_be_forgotten(opened):
+    engine, local = opened()
+    engine.generate(["a", "b", "c"], GREEDY)
+    recent = Ring(most=2)
+    for message in local.link.submitted:
+        recent.add(Record.of(message, 0.0, 0.0))
+    assert len(recent) == 2

@@ -16,7 +16,7 @@ import pytest
 from pagoda_contracts.launch import DaemonConfig
 from pagoda_daemon.nouns.errors import ConfigRejected, EngineDied, ModelRejected
 from pagoda_daemon.offline import Engine, Sampling
-from pagoda_daemon.offline.own_engine import config_of
+from pagoda_daemon.offline.own_engine import OwnEngine, config_of
 from support.servers.local_replica import local_config, tiny_model_dir
 
 PATIENCE_S = 120.0
@@ -38,6 +38,12 @@ def test_the_configuration_is_that_of_serve(tmp_path):
     config = config_of(folder, {"dtype": "float32", "max_model_len": 128})
     assert (config.model.path, config.model.served_names) == (str(folder), ("toy",))
     assert (config.engine.dtype, config.engine.max_model_len) == ("float32", 128)
+
+
+def test_the_parsers_that_are_named_read_the_answers(tmp_path):
+    config = config_of(tiny_model_dir(tmp_path / "toy"), {"tool_parser": "hermes", "reasoning_parser": "none"})
+    text = OwnEngine(config).text()
+    assert (text.tool_parser, text.reasoning_parser) == ("hermes", "none")
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ def test_a_bug_is_told_in_this_shape_as_well():
     answer = translated(openai.on_bug(None, None), "r")
     said = {"type": "error", "error": {"type": "api_error", "message": "internal error"}, "request_id": "r"}
     assert (answer.status_code, json.loads(answer.body)) == (500, said)
+    assert answer.headers[HEADER_ERROR_CODE] == "internal_error"
 
 
 def test_only_a_refused_thread_has_details():

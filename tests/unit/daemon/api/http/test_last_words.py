@@ -135,3 +135,9 @@ def test_a_line_that_cannot_be_written_is_dropped_and_the_next_one_is_not():
     assert os.read(reader, 100) == "a ü\n".encode()
     for descriptor in (reader, writer, full):
         os.close(descriptor)
+
+
+def test_a_request_that_the_loop_never_began_is_told_too():
+    said = farewell(Cycle(scope={"path": "/v1/messages", "state": {}}), ERROR)
+    assert said is not None
+    assert json.loads(said.partition(b"\r\n\r\n")[2])["request_id"] == ""

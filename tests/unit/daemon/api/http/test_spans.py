@@ -14,6 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from pagoda_contracts.launch import TracingConfig
 from pagoda_daemon.api.http.spans import Ended, attributes, error_of, name_of, parts
 from pagoda_daemon.api.http.tracing import Complaints, tracing
+from pagoda_daemon.api.routes.openapi import OPERATIONS
 from pagoda_daemon.metrics.records import Record
 from pagoda_daemon.nouns.errors import ConfigRejected
 from pagoda_daemon.nouns.messages import Life
@@ -171,3 +172,9 @@ def test_opentelemetrys_variables_turn_it_on(tmp_path, environ, on):
     assert (made.tracing is not None) is on
     given = settings.resolve(["serve", str(tmp_path), "--set", "tracing.endpoint=http://d:4318/v1/traces"], environ).tracing
     assert (given is not None and given.endpoint == "http://d:4318/v1/traces") is ("OTEL_SDK_DISABLED" not in environ)
+
+
+@pytest.mark.parametrize("route", [one.path for one in OPERATIONS if one.chunk or one.events])
+def test_a_span_of_each_generating_endpoint_names_its_operation_and_model(route):
+    said = attributes(ended(route=route))
+    assert (said["gen_ai.request.model"], name_of(ended(route=route))) == ("tiny", f"{said['gen_ai.operation.name']} tiny")

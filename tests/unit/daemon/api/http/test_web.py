@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from pagoda_contracts.launch import AuthConfig, Listen, TlsConfig
+from pagoda_contracts.names import HEADER_ERROR_CODE
 from pagoda_daemon.api.http.tls import tls_context
 from pagoda_daemon.api.http.web import KnownHosts, Web, host_name, is_known, without_prefix
 from pagoda_daemon.nouns.errors import ConfigRejected
@@ -87,7 +88,7 @@ async def test_a_page_without_a_name_of_ours_may_not_ask(origin):
     async def send(message):
         sent.append(message.get("status"))
 
-    scope = {"type": "http", "headers": [(b"host", b"localhost"), (b"origin", origin.encode())], "state": {}}
+    scope = {"type": "http", "path": "/", "headers": [(b"host", b"localhost"), (b"origin", origin.encode())], "state": {}}
     await KnownHosts(app, frozenset(), ())(scope, None, send)
     assert sent[0] == 403
 
@@ -273,3 +274,12 @@ def test_files_that_are_no_certificate_are_refused_by_name(pair, cert, key, said
     with pytest.raises(ConfigRejected, match=said) as refused:
         tls_context(tls(pair, cert, key))
     assert str(pair / cert) in str(refused.value)
+
+
+async def test_a_refusal_has_the_shape_of_its_api_and_its_code_in_a_header_also_under_a_prefix():
+    async with replica_with(allowed_hosts=("my-laptop",), root_path="/llm") as replica:
+        status, told = await replica.post("/llm/v1/messages", {}, host="evil.example")
+        assert (status, told["type"], told["error"]["type"]) == (403, "error", "permission_error")
+        for path in ("/nothing", "/v1/messages/nothing", "/llm/v1/messages/nothing"):
+            _, headers = headers_of(await replica.send(request("GET", path)))
+            assert headers[HEADER_ERROR_CODE] == "not_found"

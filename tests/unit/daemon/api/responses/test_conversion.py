@@ -10,7 +10,9 @@ import pytest
 from pagoda_daemon.api.openai.requests import ChatRequest
 from pagoda_daemon.api.openai.requests import parse as chat_of
 from pagoda_daemon.api.responses.conversion import read
+from pagoda_daemon.api.responses.inputs import conversation
 from pagoda_daemon.api.responses.names import renamed
+from pagoda_daemon.api.responses.requests import InputItem
 from pagoda_daemon.nouns.errors import BadRequest
 
 ASK = {"model": "m", "input": "hi"}
@@ -294,3 +296,20 @@ def test_a_clients_own_words_are_not_renamed() -> None:
     assert renamed(said) == (
         "This model's maximum is 4; input has 5, tool_choice names 'messages', tools[1].name must be, got \"response_format\""
     )
+
+
+class JoinedOnce(str):
+    """Text that nothing may be put in front of by itself: a turn of 80,000 items would be copied 80,000 times."""
+
+    __slots__ = ()
+
+    def __radd__(self, before: str) -> str:
+        raise AssertionError(before)
+
+
+def test_a_turn_of_many_items_is_joined_once() -> None:
+    thoughts = [InputItem(type="reasoning", content=JoinedOnce("hm")) for _ in range(3)]
+    call = InputItem(type="function_call", call_id="c1", name="f", arguments="{}")
+    said = [InputItem(role="assistant", content=JoinedOnce("ok")) for _ in range(3)]
+    (turn,) = conversation([*thoughts, call, *said])
+    assert (turn.reasoning, turn.content) == ("hmhmhm", "okokok")
