@@ -221,7 +221,7 @@ async def _stream(dialect: Dialect, usages: Usages, deltas: AsyncIterator[list[D
         except DaemonError as error:
             if not events.begun:
                 raise
-            log.warning("stream_failed", error=str(error), tokens=usages.completion_tokens)
+            log.warning("stream_failed", error=type(error).__name__, tokens=usages.completion_tokens)
             await events.end(dialect.failed(error))
             return
         await events.end(dialect.end(usages.usage()))
