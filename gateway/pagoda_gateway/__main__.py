@@ -27,7 +27,7 @@ def configure_log() -> None:
 
 def _renderers() -> list[structlog.typing.Processor]:
     if sys.stdout.isatty():
-        return [structlog.dev.ConsoleRenderer()]  # shows tracebacks itself
+        return [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]  # no locals: they hold keys and prompts
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
 
 

@@ -51,12 +51,11 @@ def head_of(pattern: re.Pattern[str], text: str) -> Head | None:
 
 
 class HeadedCalls(MarkedScanner):
-    """Arguments stream as they come."""
+    """Of DeepSeek."""
 
     def __init__(self, form: HeadedForm, wish: Wish) -> None:
         super().__init__(form.begin, wish)
         self._form = form
-        self._braces = Braces()
         self._tail: tuple[str, ...] = ()
 
     def _block(self) -> bool:
@@ -69,13 +68,7 @@ class HeadedCalls(MarkedScanner):
         self._text, self._braces, self._step = self._text[head.end :], Braces(), self._arguments
         return True
 
-    def _arguments(self) -> bool:
-        end = self._braces.end(self._text)
-        piece, self._text = (self._text, "") if end is None else (self._text[:end], self._text[end:])
-        self._arguments_piece(piece)
-        if end is None:
-            return False
-        self.calls += 1
+    def _close(self) -> bool:
         self._tail, self._step = self._form.tail, self._after
         return True
 

@@ -115,16 +115,6 @@ class JsonCalls(MarkedScanner):
         self._raw, self._step = "", self._content if self._form.begin else self._rest
         return bool(self._text)
 
-    def _arguments(self) -> bool:
-        end = self._braces.end(self._text)
-        piece, self._text = (self._text, "") if end is None else (self._text[:end], self._text[end:])
-        self._arguments_piece(piece)
-        if end is None:
-            return False
-        self.calls += 1
-        self._step = self._close
-        return True
-
     def _close(self) -> bool:
         """The brace of the call itself, which a model may forget."""
         begin = self._text.lstrip()

@@ -90,16 +90,32 @@ class Scanner:
 
 
 class MarkedScanner(Scanner):
-    """Calls stand behind a mark, or behind the other one, `bare`, if a form has two. `_block` is the step behind it."""
+    """Calls stand behind a mark, or behind the other one, `bare`, if a form has two. `_block` is the step behind it, and `_close` the one
+    behind arguments that are a JSON object."""
 
     def __init__(self, begin: str, wish: Wish, bare: str = "") -> None:
         super().__init__(wish)
         self._mark = begin
         self._marks = (begin, bare) if bare else (begin,)
+        self._braces = Braces()
         self._step = self._either if wish.shape == "either" else self._content
 
     def _block(self) -> bool:
         raise NotImplementedError
+
+    def _close(self) -> bool:
+        raise NotImplementedError
+
+    def _arguments(self) -> bool:
+        """They stream as they come, up to the brace that ends them."""
+        end = self._braces.end(self._text)
+        piece, self._text = (self._text, "") if end is None else (self._text[:end], self._text[end:])
+        self._arguments_piece(piece)
+        if end is None:
+            return False
+        self.calls += 1
+        self._step = self._close
+        return True
 
     def _either(self) -> bool:
         """A mark at the very beginning says that all is calls; in text of a format a mark is text."""

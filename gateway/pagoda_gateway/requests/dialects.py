@@ -102,5 +102,5 @@ ENDPOINTS: Final = {
 
 
 def dialect_of(path: str) -> Dialect:
-    """Returns the dialect of a path; OpenAI's if the path is unknown."""
-    return ENDPOINTS.get(path, OPENAI)
+    """Returns the dialect of a path. An unknown one is OpenAI's, unless it is below /v1/messages."""
+    return ENDPOINTS.get(path) or (ANTHROPIC if path.startswith("/v1/messages/") else OPENAI)

@@ -22,7 +22,7 @@ def helm(pagoda):
     """The release's operators replaced, with the chart of this tree; afterwards all is as it was."""
 
     def upgrade(cpu):
-        words = ("--reuse-values", "--set", f"operator.resources.requests.cpu={cpu}")
+        words = ("--reset-then-reuse-values", "--set", f"operator.resources.requests.cpu={cpu}")
         chart = str(pagoda.shop.root / "charts/pagoda")
         pagoda.cluster.helm("upgrade", RELEASE, chart, "--namespace", NAMESPACE, *words, "--wait", "--timeout", "10m")
 

@@ -35,6 +35,8 @@ ERROR_PREFIX: Final = "Error: "
 _REFUSED: Final = ("container", "mcp_servers", "inference_geo", "output_format")
 _OF_ROLE: Final = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "redacted_thinking", "tool_use"), "system": ("text",)}
 _INSTEAD: Final = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens", "response_format": "output_config.format"}
+# Fields that would change a chat's answer, and what a message has instead.
+ELSEWHERE: Final = {name: _INSTEAD.get(name, "") for name in ChatRequest.__struct_fields__ if name not in MessagesRequest.__struct_fields__}
 _CHOICES: Final[dict[str, ToolChoice]] = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -51,14 +53,6 @@ class Placed(NamedTuple):
             problem = "is required" if value is None else "must not be empty"
             raise BadRequest(f"{self.where}.{name} {problem} in a block of type {self.block.type}", f"{self.where}.{name}")
         return value
-
-
-def refuse_fields_of_chats(unknown: Iterable[str]) -> None:
-    """BadRequest names a field that would change a chat's answer, and what a message has instead."""
-    for name in unknown:
-        if name in ChatRequest.__struct_fields__:
-            instead = f"use {_INSTEAD[name]}" if name in _INSTEAD else "leave it out"
-            raise BadRequest(f"{name} is not a parameter of this endpoint; {instead}", name, UNKNOWN)
 
 
 def chat_of(request: MessagesRequest | CountTokensRequest, ignored: list[str]) -> ChatRequest:

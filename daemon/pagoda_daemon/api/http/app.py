@@ -21,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagoda_daemon.api.access.auth import Guard, guarded
+from pagoda_daemon.api.anthropic.conversion import ELSEWHERE
 from pagoda_daemon.api.anthropic.dialect import Messages
 from pagoda_daemon.api.anthropic.requests import CountTokensRequest, MessagesRequest
 from pagoda_daemon.api.http.measured import Measured, patterns
@@ -83,7 +84,7 @@ def application(parts: Parts) -> ASGIApp:
         Route("/tokenize", TextRoute(TokenizeRequest, tokenize, *texts), methods=["POST"]),
         Route("/detokenize", TextRoute(DetokenizeRequest, detokenize, *texts), methods=["POST"]),
         Route("/v1/messages", CreateMessage(MessagesRequest, Messages, *shared), methods=["POST"]),
-        Route("/v1/messages/count_tokens", TextRoute(CountTokensRequest, count_tokens, *texts), methods=["POST"]),
+        Route("/v1/messages/count_tokens", TextRoute(CountTokensRequest, count_tokens, *texts, ELSEWHERE), methods=["POST"]),
         Route("/v1/embeddings", Embed(parts.admission, parts.generator, parts.served_names), methods=["POST"]),
         Route("/v1/models", info.models),
         Route("/v1/models/{name:path}", info.model),

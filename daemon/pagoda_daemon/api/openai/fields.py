@@ -76,7 +76,7 @@ def learn(kind: type[msgspec.Struct]) -> None:
 
 def typed(body: bytes, kind: type[T], ignored: list[str], elsewhere: Mapping[str, str] = MappingProxyType({})) -> T:
     """The body of any endpoint, right in its names and types. `ignored` takes the paths of the fields that nobody knows. `elsewhere`: what
-    stands in the place of fields that other endpoints have."""
+    stands in the place of fields that other endpoints have, "" if nothing does."""
     fields = _fields(body)
     _refuse_others(fields, elsewhere)
     return typed_fields(fields, kind, ignored)
@@ -181,7 +181,8 @@ def _refuse_others(fields: Mapping[str, Any], elsewhere: Mapping[str, str]) -> N
     """Fields that would change the answer of another endpoint; such as say nothing are ignored."""
     for name in sorted(elsewhere.keys() & fields.keys()):
         if fields[name] is not None and fields[name] is not False:
-            raise BadRequest(f"{name} is not a parameter of this endpoint; use {elsewhere[name]}", name, "unknown_parameter")
+            how = f"use {elsewhere[name]}" if elsewhere[name] else "leave it out"
+            raise BadRequest(f"{name} is not a parameter of this endpoint; {how}", name, "unknown_parameter")
 
 
 def _refuse_internal(name: str, path: str) -> None:

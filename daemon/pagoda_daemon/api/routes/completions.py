@@ -33,7 +33,7 @@ from pagoda_daemon.api.routes.events import EventStream
 from pagoda_daemon.api.routes.generation import Delta, Generator, Submission, submissions
 from pagoda_daemon.api.routes.preparing import in_time
 from pagoda_daemon.api.routes.usages import Usages
-from pagoda_daemon.nouns.errors import BadRequest, DaemonError
+from pagoda_daemon.nouns.errors import BadRequest, DaemonError, RequestFailed
 from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.text.answer import Piece
 
@@ -223,6 +223,12 @@ async def _stream(dialect: Dialect, usages: Usages, deltas: AsyncIterator[list[D
                 raise
             log.warning("stream_failed", error=type(error).__name__, tokens=usages.completion_tokens)
             await events.end(dialect.failed(error))
+            return
+        except Exception:  # a fault of ours: its client gets the stream's last event all the same
+            if not events.begun:
+                raise
+            log.exception("stream_failed", tokens=usages.completion_tokens)
+            await events.end(dialect.failed(RequestFailed("internal error")))
             return
         await events.end(dialect.end(usages.usage()))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagoda_daemon.api.anthropic.conversion import chat_of, refuse_fields_of_chats
+from pagoda_daemon.api.anthropic.conversion import ELSEWHERE, chat_of
 from pagoda_daemon.api.anthropic.errors import own_name
 from pagoda_daemon.api.anthropic.replies import CountTokensReply
 from pagoda_daemon.api.anthropic.requests import CountTokensRequest, MessagesRequest
@@ -20,8 +20,7 @@ class CreateMessage(Generate):
     """POST /v1/messages."""
 
     def _read(self, body: bytes, ignored: list[str]) -> Read:
-        request = fields.typed(body, MessagesRequest, ignored)
-        refuse_fields_of_chats(ignored)
+        request = fields.typed(body, MessagesRequest, ignored, ELSEWHERE)
         hides = request.thinking is not None and request.thinking.display == "omitted"
 
         def dialect(head: Head, sampling: Sampling) -> Dialect:

@@ -5,8 +5,8 @@ They take part in admission like the generating endpoints: tokenising 16 MB keep
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -72,13 +72,14 @@ class DetokenizeReply(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class TextRoute:
-    """One of the two endpoints: its request type, and what it makes of one."""
+    """One endpoint: its request type, what it makes of one, and what it has instead of other endpoints' fields (`fields.typed`)."""
 
     kind: type[Any]
     answer: Callable[[Any, ModelText, Ready], msgspec.Struct]
     admission: Admission
     text: ModelText
     served_names: tuple[str, ...]
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         fields.learn(self.kind)
@@ -93,7 +94,7 @@ class TextRoute:
         await admitted(self.admission, scope, receive, work)
 
     def _answered(self, body: bytes, ignored: list[str]) -> bytes:
-        request = fields.typed(body, self.kind, ignored)
+        request = fields.typed(body, self.kind, ignored, self.elsewhere)
         limits = self.admission.limits_of(request.model, self.served_names)
         return msgspec.json.encode(self.answer(request, self.text, limits))
 

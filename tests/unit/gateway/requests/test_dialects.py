@@ -53,7 +53,13 @@ async def test_openais_client_raises_on_a_response_that_broke():
 
 @pytest.mark.parametrize(
     ("path", "dialect"),
-    [("/v1/messages", ANTHROPIC), ("/v1/messages/count_tokens", ANTHROPIC), ("/v1/responses", RESPONSES), ("/x", OPENAI)],
+    [
+        ("/v1/messages", ANTHROPIC),
+        ("/v1/messages/count_tokens", ANTHROPIC),
+        ("/v1/messages/batches", ANTHROPIC),
+        ("/v1/responses", RESPONSES),
+        ("/x", OPENAI),
+    ],
 )
 def test_the_path_names_the_dialect(path, dialect):
     assert dialect_of(path) is dialect

@@ -24,3 +24,17 @@ def test_a_fault_is_logged_with_its_traceback_in_one_line(configured, capsys):
     assert entry["event"] == "a request failed"
     assert entry["exception"].startswith("Traceback")
     assert "ValueError: the cause" in entry["exception"]
+
+
+def test_a_traceback_for_a_person_shows_no_values_of_a_request(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    configure_log()
+    key = "pagoda-" + "secret"
+    try:
+        raise ValueError(len(key))
+    except ValueError:
+        structlog.get_logger().exception("a request failed")
+    structlog.reset_defaults()
+    shown = capsys.readouterr().out
+    assert "ValueError" in shown
+    assert key not in shown

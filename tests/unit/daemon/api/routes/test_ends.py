@@ -13,7 +13,7 @@ import pytest
 from pagoda_contracts.names import HEADER_DEADLINE, HEADER_SHOULD_RETRY
 from pagoda_daemon.api.grpc import server
 from pagoda_daemon.api.openai.errors import body_of, response_of, retryable
-from pagoda_daemon.api.routes import admission
+from pagoda_daemon.api.routes import admission, completions
 from pagoda_daemon.api.routes.ends import checked_reason
 from pagoda_daemon.api.routes.preparing import in_time
 from pagoda_daemon.engine.client import EngineLink
@@ -125,3 +125,33 @@ async def test_work_in_time_is_done_and_what_it_raises_is_raised() -> None:
         await in_time(later, broken())
     with pytest.raises(DeadlineExceeded):
         await in_time(0, asyncio.Event().wait())
+
+
+BROKEN = {
+    "/v1/completions": ({"prompt": [7, 9], "stream": True}, b"data: [DONE]", "internal_error"),
+    "/v1/responses": ({"input": "x", "stream": True}, b"event: error", "internal_error"),
+    "/v1/messages": ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 40, "stream": True}, b"event: error", "api_error"),
+}
+
+
+@pytest.mark.parametrize("path", BROKEN)
+async def test_a_fault_of_ours_in_mid_stream_is_the_streams_last_event_without_its_words(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields, end, code = BROKEN[path]
+    told = completions._frames
+
+    def breaks(dialect: Any, usages: Any, deltas: Any) -> bytes:
+        if usages.completion_tokens > 2:
+            raise RuntimeError("the answer's words")
+        return told(dialect, usages, deltas)
+
+    monkeypatch.setattr(completions, "_frames", breaks)
+    async with local_replica() as replica:
+        raw = request("POST", path, json.dumps({"model": NAME} | fields).encode())
+        head, _, stream = (await replica.send(raw)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert stream.strip().rpartition(b"\n\n")[2].startswith(end)
+        assert code.encode() in stream
+        assert b"words" not in stream
+        await replica.at_rest()
