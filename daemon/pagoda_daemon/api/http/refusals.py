@@ -19,6 +19,8 @@ from pagoda_daemon.api.openai.replies import DONE, event
 from pagoda_daemon.nouns.errors import DaemonError
 
 _MESSAGES: Final = "/v1/messages"
+HEADER_MESSAGE_ID: Final = "request-id"
+"""By this name Anthropic's clients read the id of a request."""
 
 
 def is_messages(path: str) -> bool:
@@ -72,7 +74,7 @@ class NamedMessages:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["request-id"] = answer_id(scope)
+                MutableHeaders(scope=message)[HEADER_MESSAGE_ID] = answer_id(scope)
             await send(message)
 
         await self._app(scope, receive, named if is_messages(scope["path"]) else send)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple, cast
@@ -30,7 +29,7 @@ from pagoda_daemon.api.openai.trace import Timing, timing
 from pagoda_daemon.api.routes.admission import Admission, admitted
 from pagoda_daemon.api.routes.believed import stamped
 from pagoda_daemon.api.routes.events import EventStream
-from pagoda_daemon.api.routes.generation import Delta, Generator, Submission, submissions
+from pagoda_daemon.api.routes.generation import Answering, Delta, Generator, Submission, submissions
 from pagoda_daemon.api.routes.preparing import in_time
 from pagoda_daemon.api.routes.usages import Usages
 from pagoda_daemon.nouns.errors import BadRequest, DaemonError, RequestFailed
@@ -112,15 +111,16 @@ class Generate:
 
     async def _generated(self, prepared: Prepared, scope: Scope, receive: Receive, send: Send) -> None:
         request, (_, jobs, usages, dialect) = prepared.request, prepared
-        async with aclosing(self.generator.deltas(jobs, scope["state"]["arrived"])) as deltas:  # type: ignore[type-var]
+        async with self.generator.answering(jobs, scope["state"]["arrived"]) as answers:
             if request.stream:
-                await _stream(dialect, usages, deltas, EventStream(send, self.ping_after_s, ping=dialect.ping))
-            else:
-                parts = await self._collect(jobs, usages, deltas)
-                size = _BYTES_PER_TOKEN * (usages.completion_tokens + (usages.prompt_tokens if _shows_prompt(request) else 0))
+                await _stream(dialect, usages, answers, EventStream(send, self.ping_after_s, ping=dialect.ping))
+                return
+            parts = await self._collect(jobs, usages, answers)
+            size = _BYTES_PER_TOKEN * (usages.completion_tokens + (usages.prompt_tokens if _shows_prompt(request) else 0))
+            with answers.written():
                 whole = partial(self._whole, dialect, request, jobs, parts, usages)
                 content = await self.admission.preparing.run(size, whole)
-                await Response(content, media_type=JSON)(scope, receive, send)
+        await Response(content, media_type=JSON)(scope, receive, send)
 
     def _head(self, request: GenerationRequest, request_id: str, jobs: Sequence[Submission], usages: Usages) -> Head:
         spell = self.generator.text.spell if request.listed is not None else None
@@ -135,9 +135,9 @@ class Generate:
         recent = self.generator.counts.recent
         return (lambda: timing(found) if (found := recent.get(request_id)) else UNSET) if request.include_timing else None
 
-    async def _collect(self, jobs: Sequence[Submission], usages: Usages, deltas: AsyncIterator[list[Delta]]) -> Parts:
+    async def _collect(self, jobs: Sequence[Submission], usages: Usages, answers: Answering) -> Parts:
         parts: Parts = {job.first + index: [] for job in jobs for index in range(job.message.n)}
-        async for found in deltas:
+        async for found in answers:
             for delta in found:
                 usages.note(delta)
                 parts[delta.choice].append(delta)
@@ -210,13 +210,15 @@ def _answer(deltas: Sequence[Delta]) -> Answer:
     return Answer(piece, deltas[-1].finish_reason or "stop", stop=deltas[-1].stop)
 
 
-async def _stream(dialect: Dialect, usages: Usages, deltas: AsyncIterator[list[Delta]], events: EventStream) -> None:
+async def _stream(dialect: Dialect, usages: Usages, answers: Answering, events: EventStream) -> None:
     opened = False
     async with events:
         try:
-            async for found in deltas:
-                opening, opened = b"" if opened else dialect.opening(), True
-                if (frames := opening + _frames(dialect, usages, found)) or not events.begun:
+            async for found in answers:
+                with answers.written():
+                    opening, opened = b"" if opened else dialect.opening(), True
+                    frames = opening + _frames(dialect, usages, found)
+                if frames or not events.begun:
                     await events.write(frames)
         except DaemonError as error:
             if not events.begun:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal
@@ -91,8 +90,8 @@ class Embed:
         request, jobs = await in_time(told.terms.deadline_ms, self.admission.preparing.run(len(body), lambda: self._prepare(body, told)))
         scope["state"]["model"] = request.model
         usages, found = Usages(jobs), {}
-        async with aclosing(self.generator.deltas(jobs, scope["state"]["arrived"])) as deltas:  # type: ignore[type-var]
-            async for several in deltas:
+        async with self.generator.answering(jobs, scope["state"]["arrived"]) as answers:
+            async for several in answers:
                 for delta in several:
                     usages.note(delta)
                     found[delta.choice] = delta.embedding
