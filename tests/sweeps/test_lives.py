@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from pagoda_contracts.names import PATH_READY
-from support.clients.told import Crowd
+from support.clients.waiting import Crowd
 from support.judges.leftovers import ends_clean, gives_back_all_but, held_by_nobody
 from support.servers.replica import NAME, PATIENCE_S, Replica, replica_config, start_daemon
 

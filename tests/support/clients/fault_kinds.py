@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 from pagoda_contracts.launch import DaemonConfig, Fault, HealthConfig
 from pagoda_contracts.names import ERROR_OVERLOADED, PATH_READY
-from support.clients.told import Crowd, Told
+from support.clients.waiting import Crowd, WaitingClient
 from support.servers.replica import NAME, PATIENCE_S, Replica, replica_config
 
 BODY = {"model": NAME, "max_tokens": 400, "ignore_eos": True, "temperature": 0}
@@ -74,7 +74,7 @@ def config(folder: Path, threshold_s: float, *faults: Fault) -> DaemonConfig:
     return replica_config(folder, step_ms=10.0, faults=faults, health=HealthConfig(progress_timeout=f"{threshold_s:g}s"))
 
 
-async def strike(replica: Replica, case: Fatal) -> tuple[list[Told], float]:
+async def strike(replica: Replica, case: Fatal) -> tuple[list[WaitingClient], float]:
     """What each client was told, and when a signal struck; a fault of the configuration came at the latest then."""
     crowd = Crowd(replica.http, BODY)
     await crowd.streaming()
@@ -84,7 +84,7 @@ async def strike(replica: Replica, case: Fatal) -> tuple[list[Told], float]:
     return await crowd.ended(), struck
 
 
-async def one_of_many(replica: Replica) -> list[Told]:
+async def one_of_many(replica: Replica) -> list[WaitingClient]:
     """Streams of ANSWER tokens, and, when the fault is due, one who comes late."""
     streams = Crowd(replica.http, {**BODY, "max_tokens": ANSWER})
     await streams.streaming()

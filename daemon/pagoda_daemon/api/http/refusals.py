@@ -1,4 +1,4 @@
-"""Errors in the shape of the API that the request's path belongs to. Called by `app` and `last_words`.
+"""Errors in the shape of the API that the request's path belongs to. Called by `app` and `final_errors`.
 
 The mapper is `api/openai/errors.py`. For the Messages API its answers are translated; nothing is decided here but whose shape it is.
 """
@@ -35,7 +35,7 @@ def response_of(scope: Scope, error: DaemonError) -> Response:
     return openai.response_of(error)
 
 
-def farewell_of(scope: Scope, error: DaemonError) -> bytes:
+def final_events_of(scope: Scope, error: DaemonError) -> bytes:
     """Returns the last events of a stream that fails."""
     if is_messages(scope["path"]):
         return replies.event(anthropic.body_of(error, answer_id(scope)))

@@ -165,15 +165,15 @@ class _Choice:
 _Open = dict[str, dict[int, _Choice]]
 
 
+@dataclass(frozen=True, eq=False)
 class Answering:
     """The answers of one request: iterate for text as it comes, all that is new at a time, of each choice the last delta with a reason."""
 
-    def __init__(self, deltas: AsyncIterator[list[Delta]], records: Sequence[Record]) -> None:
-        self._deltas = deltas
-        self._records = records
+    deltas: AsyncIterator[list[Delta]]
+    records: Sequence[Record]
 
     def __aiter__(self) -> AsyncIterator[list[Delta]]:
-        return self._deltas
+        return self.deltas
 
     @contextmanager
     def written(self) -> Iterator[None]:
@@ -181,7 +181,7 @@ class Answering:
         try:
             yield
         except Exception:
-            for record in self._records:
+            for record in self.records:
                 record.fail_all()
             raise
 
@@ -196,10 +196,8 @@ class Generator:
 
     @asynccontextmanager
     async def answering(self, jobs: Sequence[Submission], arrived: float) -> AsyncIterator[Answering]:
-        """Their answers; `arrived` is monotonic. They are counted when the block ends, because writing them may fail.
-
-        Left early (client gone, cancelled), or with one choice failed, the engine is told to stop all of them.
-        """
+        """Their answers; `arrived` is monotonic. They are counted when the block ends, because writing them may fail. If it is left early
+        (client gone, cancelled), or one choice fails, the engine is told to stop all of them."""
         records: list[Record] = []
         try:
             async with aclosing(self._deltas(jobs, arrived, records)) as deltas:

@@ -15,7 +15,7 @@ from pagoda_contracts.launch import Fault, HealthConfig
 from pagoda_contracts.metrics import DEEP_CHECKS
 from pagoda_contracts.names import GRPC_WATCH_STATE, PATH_LIVE, PATH_READY, PATH_STARTUP
 from pagoda_contracts.pb.daemon_pb2 import State, WatchStateRequest
-from support.clients.told import Crowd
+from support.clients.waiting import Crowd
 from support.servers.replica import NAME, Replica, replica_config, start_replica
 
 pytestmark = pytest.mark.deep

@@ -25,7 +25,7 @@ from pagoda_daemon.process.settings import Settings
 from pagoda_daemon.simulated.fleet.engine import LocalEngine
 from pagoda_daemon.simulated.fleet.text import VOCAB
 from pagoda_daemon.text.tokens import ModelText
-from support.clients.told import Crowd
+from support.clients.waiting import Crowd
 from support.engine.tiny_model import tiny_model
 from support.judges.leftovers import ends_clean, gives_back_all_but, held_by_nobody, processes_of
 from support.servers.replica import NAME, PATIENCE_S, Replica, replica_config, start_daemon, start_replica

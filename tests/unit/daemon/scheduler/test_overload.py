@@ -192,7 +192,7 @@ def test_step_costs_are_learned_through_noise_and_pauses() -> None:
         assert cost.milliseconds(tokens, context) == pytest.approx(4.0 + 0.03 * tokens + 1e-4 * context, rel=0.25)
 
 
-def test_a_device_that_became_slow_is_believed_soon() -> None:
+def test_a_device_that_became_slow_counts_soon() -> None:
     cost = StepCost()
     for _ in range(500):
         cost.observe(32, 1000, 10.0)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_daemon.api.openai.chat_replies import Chat
 from pagoda_daemon.api.openai.logprobs import PromptToken, prompt_logprobs
+from pagoda_daemon.api.openai.reading import Reading
 from pagoda_daemon.api.openai.replies import (
     ChatChunk,
     ChatDelta,
@@ -20,7 +21,6 @@ from pagoda_daemon.api.openai.replies import (
     TextReply,
     event,
 )
-from pagoda_daemon.api.openai.reading import Reading
 from pagoda_daemon.nouns.messages import TokenLogprob
 from pagoda_daemon.text.answer import Piece, Scored
 
@@ -54,7 +54,7 @@ def test_events_of_text_are_what_the_encoder_writes(dialect, texts, usage, name)
 
 def test_tokens_that_wait_for_their_chunk_are_not_copied_for_each_token():
     """A parser may hold back a whole answer: 30,000 tokens were copied 30,000 times."""
-    reading = Reading(lambda: SimpleNamespace(push=lambda _: [], finish=lambda: []))
+    reading = Reading(lambda: SimpleNamespace(push=lambda _: [], finish=list))
     written = Chat(Head("id", 7, "m", include_usage=False, prompts=((1,),), reading=reading))
     held = written._ids[0], written._scored[0]
     for token in range(3):
