@@ -105,7 +105,7 @@ async def test_a_stop_id_ends_it_and_is_its_last_token(channel):
 
 
 async def test_a_caller_who_leaves_frees_his_request(front, channel):
-    """Within how many steps, `daemon/replica/test_cuts.py` counts with a device in lock-step."""
+    """Within how many steps, `daemon/replica/test_disconnects.py` counts with a device in lock-step."""
     replica = front.front.replica
     for _ in range(20):
         await leave(front, open_call(channel, asked(sampling={"max_tokens": ENDLESS})))
