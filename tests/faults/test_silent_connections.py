@@ -6,7 +6,7 @@ import time
 import pytest
 from pagoda_contracts.names import PATH_LIVE, PATH_READY
 from support.kube.client import eventually
-from support.kube.fault_plan import Deaf, Plan, Silent, Slow
+from support.kube.fault_plan import Plan, Silent, SilentKind, Slow
 from support.kube.operator_under_test import under_test
 from support.worlds.service_life import run, world_of
 
@@ -76,16 +76,16 @@ def test_an_operator_that_may_write_and_hears_no_watch_says_that_it_is_not_alive
 @pytest.mark.parametrize("plural", ["inferenceservices", pytest.param("deployments", marks=pytest.mark.full)])
 def test_what_a_watch_does_not_tell_that_is_accepted_anew_each_time_is_found_by_lists(plural, undisturbed, place, proxy, account):
     """What an API server does whose store was restored. Lists are as frequent here as the resync."""
-    plan = Deaf(plural)
+    plan = SilentKind(plural)
     with world_of(place(), proxy, account, program=under_test(haste=10)) as world:
 
         def deafness():
-            plan.deaf = True
+            plan.silent = True
             since = time.monotonic()
             world.real.edit(replicas=2)
             eventually(lambda: plural in proxy.watched(since), "its watch is begun anew")
             eventually(lambda: world.real.service()["status"].get("readyReplicas") == 2, "the edit is found")
-            plan.deaf = False
+            plan.silent = False
 
         outcome = run("grown", world, plan, during=deafness)
     assert outcome.broken == []

@@ -24,7 +24,7 @@ from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.nouns.errors import Draining, EngineDied
 from pydantic import BaseModel, TypeAdapter
 from support.servers.local_replica import NAME, local_replica
-from support.servers.told_replica import Engine, fails, ready_replica, refuses, says, told_replica
+from support.servers.scripted_engine import Engine, fails, ready_replica, refuses, replica_with_scripted_engine, says
 
 pytestmark = pytest.mark.parity
 
@@ -59,7 +59,7 @@ class Front:
 @asynccontextmanager
 async def serving(**parts: Any) -> AsyncIterator[Front]:
     engine, replica = Engine(), ready_replica(CONTEXT)
-    async with told_replica(engine, replica, TEMPLATE, **parts) as url:
+    async with replica_with_scripted_engine(engine, replica, TEMPLATE, **parts) as url:
         yield Front(url.removesuffix("/v1"), engine, replica)
 
 

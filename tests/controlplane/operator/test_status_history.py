@@ -5,7 +5,7 @@ from pagoda_contracts.names import API_VERSION
 from pagoda_operator.api.state import EVENTS, PODS, SERVICES
 from support.judges.deletes import unplanned
 from support.judges.history import Recorder, violations
-from support.judges.honest import unfounded
+from support.judges.status_truth import unfounded
 from support.kube import recorded
 from support.kube.client import Body, eventually
 from support.kube.fake_api import crashed, running, waiting

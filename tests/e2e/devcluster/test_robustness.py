@@ -17,7 +17,7 @@ from pagoda_devcluster.cluster.errors import EXIT_STOPPED
 from pagoda_devcluster.cluster.spec import Addresses, preferred_slots
 from pagoda_devcluster.machine import network, slots
 from support.kube import cluster as support
-from support.kube.traces import HOME, alive, in_namespaces_of, inventory, marked, tool, up_command
+from support.kube.machine_leftovers import HOME, alive, in_namespaces_of, inventory, marked, tool, up_command
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(os.geteuid() != 0, reason="a kubelet node needs root")]
 FULL = (pytest.mark.sweep, pytest.mark.full)

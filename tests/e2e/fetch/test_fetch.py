@@ -11,7 +11,7 @@ from pydoc_answers import questions
 from support.kube.client import Kube
 from support.kube.services import service
 from support.servers.fetch_hub import Fault, running_hub
-from support.worlds.played_nodes import MIXED, TOLERATION, device_node
+from support.worlds.fake_nodes import MIXED, TOLERATION, device_node
 
 pytestmark = pytest.mark.cluster
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from numpy._core import _multiarray_umath
 from pagoda_kernels.cpu.native import missing, unfit
-from support.engine.native_twin import BLOCKS, POSITIONS, Judge, batch, native, shape, weights_of
+from support.engine.native_reference import BLOCKS, POSITIONS, Judge, batch, native, shape, weights_of
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=f"native ops: {missing()}")
 

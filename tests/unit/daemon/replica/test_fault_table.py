@@ -12,7 +12,7 @@ from pagoda_contracts.names import ERROR_ENGINE_DIED, PATH_READY
 from pagoda_daemon.simulated.device.worker import expected_tokens
 from pagoda_daemon.text.tokens import ModelText
 from support.clients.fault_kinds import ANSWER, BODY, FATAL, FROZEN, LOCAL, config, full_disk, one_of_many, strike
-from support.clients.told import Told
+from support.clients.outcomes import Outcome
 from support.engine.toy_model import VOCAB
 from support.servers.replica import start_replica
 
@@ -64,7 +64,7 @@ async def test_a_fault_of_one_request_ends_that_one_and_no_other(tmp_path, case)
         assert replica.wait() == 0
 
 
-def said(client: Told) -> str:
+def said(client: Outcome) -> str:
     return "".join(json.loads(event)["choices"][0]["text"] for event in client.events if event != "[DONE]")
 
 

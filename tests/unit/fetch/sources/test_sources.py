@@ -7,7 +7,7 @@ import pytest
 from pagoda_fetch.download import pull
 from pagoda_fetch.nouns import progress
 from pagoda_fetch.nouns.errors import Changed, Forbidden, Mismatch, NotFound, Stalled, Unreachable
-from support.clients.fetch_shelves import PROMISING, SCHEMES, shelf
+from support.clients.fetch_sources import PROMISING, SCHEMES, shelf
 from support.clients.fetching import LARGE, TAKEN, contents, model_files
 from support.servers.fetch_hub import Fault, running_hub
 from support.servers.loop_clock import LoopClock

@@ -4,10 +4,10 @@ from datetime import timedelta
 
 import pytest
 from pagoda_operator.api.state import DEPLOYMENTS, PODS
+from support.worlds.fake_scheduler import NO_ROOM as WORDS
+from support.worlds.fake_scheduler import refuse, refuse_once
 from support.worlds.fleets import A100_40, A100_80, CPU, H100, H200, cut, fleet, gpu, mig, node, pod, whole
 from support.worlds.placing import bind, placement, world
-from support.worlds.played_scheduler import NO_ROOM as WORDS
-from support.worlds.played_scheduler import refuse, refuse_once
 
 EMPTY_NODES = node("a", H100, whole(8)), node("b", H200, whole(8))
 EMPTY = fleet(*EMPTY_NODES)

@@ -7,7 +7,7 @@ from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.run.dependencies import Dependencies
 from support.worlds.fleets import H100, TINY, cut, fleet, mig, node
 from support.worlds.scaled import ScaledWorld
-from support.worlds.stand_ins import dependencies_with
+from support.worlds.stubs import dependencies_with
 
 # The smallest slices have room for one replica, the next ones for three.
 SLICES = {"p1g_10gb": 1, "p2g_20gb": 3}

@@ -6,8 +6,8 @@ import pytest
 from pagoda_contracts.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAIN_DEADLINE, LABEL_SERVICE_UID, LOWEST_DELETION_COST
 from pagoda_operator.api.state import PODS, QUOTAS, SERVICES
 from support.judges.deletes import unplanned
-from support.judges.honest import LAG_S, dishonest, unfounded
-from support.judges.users_words import lost
+from support.judges.lost_updates import lost
+from support.judges.status_truth import LAG_S, dishonest, unfounded
 from support.kube.client import Asked
 from support.kube.recorded import Event
 
