@@ -56,7 +56,7 @@ BEGUN = [service(0), pod(1), pod(1, "p2")]
         ([*BEGUN, service(2, 2), service(3, change="DELETED"), pod(4)], 0),
     ],
 )
-def test_who_says_that_replicas_are_ready_has_had_so_many_ready_pods(events, breaches):
+def test_a_status_that_counts_ready_replicas_had_so_many_ready_pods(events, breaches):
     assert len(set(unfounded(events))) == breaches
 
 

@@ -36,7 +36,7 @@ DEAFENS = ("far version",)
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_a_disturbed_life_ends_as_an_undisturbed_one(name, undisturbed, place, proxy, account):
+def test_a_service_under_faults_ends_as_one_without_them(name, undisturbed, place, proxy, account):
     with world_of(place(), proxy, account) as world:
         outcome = run("whole_life", world, PLANS[name]())
     struck = [entry for entry in proxy.journal if entry.act != "forward" and entry.seen.write >= ("writes" in name)]
@@ -73,7 +73,7 @@ def heard_again(world, what, kinds):
 
 
 @pytest.mark.parametrize("what", SLOW)
-def test_a_poisoned_watch_is_outlived_or_ends_the_process(what, undisturbed, place, proxy, account):
+def test_a_corrupted_watch_is_survived_or_ends_the_process(what, undisturbed, place, proxy, account):
     with world_of(place(), proxy, account) as world:
         outcome = run("grown", world, AtLine(1, what, "pods"), during=lambda: heard_again(world, what, [PODS]))
     assert outcome.broken == []
@@ -81,7 +81,7 @@ def test_a_poisoned_watch_is_outlived_or_ends_the_process(what, undisturbed, pla
 
 
 @pytest.mark.parametrize("what", [pytest.param(what, marks=[pytest.mark.full] if what in SLOW else []) for what in POISON])
-def test_every_kinds_watch_may_be_poisoned(what, undisturbed, place, proxy, account):
+def test_every_kinds_watch_may_be_corrupted(what, undisturbed, place, proxy, account):
     """One event of each, whatever the process does about the first of them."""
     plan = EachKind(what)
     hear = [kind for kind in KINDS if what not in DEAFENS or kind not in (*KOPF_KINDS, DEFINITIONS)]

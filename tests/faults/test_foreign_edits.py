@@ -18,11 +18,11 @@ WRITES_PER_EDIT = 3
     ("seed", "edits", "pause"),
     [(1, 30, 0.3), *(pytest.param(seed, 150, 2.0, marks=[pytest.mark.full, pytest.mark.timeout(1800)]) for seed in (2, 3))],
 )
-def test_who_edits_children_is_outlasted_and_not_fought(seed, edits, pause, undisturbed, place, proxy, account):
+def test_foreign_edits_are_undone_in_the_end_and_not_fought_over(seed, edits, pause, undisturbed, place, proxy, account):
     with world_of(place(), proxy, account) as world:
         editor, told = ForeignEditor(world.real, seed), []
 
-        def vandalism():
+        def foreign_edits():
             # The slower the machine, the more often what he wants to edit is not there again: then he tries more.
             for number in range(10 * edits):
                 if number >= edits and done(editor) > edits // 2:
@@ -33,7 +33,7 @@ def test_who_edits_children_is_outlasted_and_not_fought(seed, edits, pause, undi
                 time.sleep(pause)  # the fault itself: how long he keeps at it
 
         try:
-            outcome = run("grown", world, Plan(), during=vandalism)
+            outcome = run("grown", world, Plan(), during=foreign_edits)
         finally:
             print("\n".join(told))
         writes = len(proxy.writes())

@@ -50,7 +50,7 @@ def test_the_smallest_slice_that_fits_is_asked_for_and_the_scheduler_finds_it(se
         assert (told["chosen"], told["device"]) == ("mig[0]", "mig-1g.10gb, 9.8 GiB")
 
 
-def test_what_never_fits_stalls_with_numbers_and_a_new_node_cures_it_at_once(service, operator):
+def test_what_never_fits_stalls_with_numbers_and_a_new_node_resolves_it_at_once(service, operator):
     with device_node(service.kube, MIXED, "h100-a"):
         service.apply(accelerators=[gpu("H100", 4)], engine=ENGINE, model={"uri": "pvc://models"})
         numbers = "NVIDIA-H100-80GB-HBM3: needs 4 devices on one node, but the largest node has 2"

@@ -128,7 +128,7 @@ def claim(name, count):
     return {"metadata": {"name": name}, "spec": {"devices": {"requests": [request]}}}
 
 
-def test_a_sick_replica_under_a_full_cap_stays_and_gets_a_successor_when_the_cap_grows(real, operator, quota):
+def test_an_unhealthy_replica_under_a_full_cap_stays_and_gets_a_successor_when_the_cap_grows(real, operator, quota):
     def within(cap):
         """All pods, those that end included, are never more than the cap: at each look."""
         pods = real.pods()

@@ -135,7 +135,7 @@ def late(limit, hold="1h"):
     return {"canary": {"steps": [{"weight": 50, "hold": hold}], "abortOn": {"ttftP95": limit}}}
 
 
-def test_a_canary_whose_first_tokens_are_late_is_ended_by_the_ratio_that_a_gateway_tells(real, account):
+def test_a_canary_whose_first_tokens_are_late_is_ended_by_the_ratio_that_a_gateway_reports(real, account):
     gateway = ScriptedGateway(real.namespace, NAME, lambda: [pod["metadata"]["name"] for pod in real.pods() if is_ready(pod)])
     with serving(gateway) as address, running_operator(account, "--resync", "1s", "--gateways", address) as operator:
         real.apply(replicas=2, rollout=late("1.5x"))

@@ -68,7 +68,7 @@ def test_every_status_is_honest_through_start_scale_rollout_a_bad_image_and_reco
     assert violations(versions) == []
 
 
-def test_events_tell_the_story_once_and_nothing_at_rest(real, operator):
+def test_each_change_has_one_event_and_rest_has_none(real, operator):
     real.apply()
     real.serve()
     real.told(Ready="Available", Reconciling="Settled")

@@ -116,7 +116,7 @@ def test_a_profile_that_the_layout_does_not_offer_is_found_nowhere(space):
     space.kubectl("wait", "pod/wide", "--for=jsonpath={.status.conditions[0].reason}=Unschedulable", "--timeout=300s")
 
 
-def test_a_pod_with_a_claim_runs_on_the_slice_it_was_promised(space):
+def test_a_pod_with_a_claim_runs_on_the_slice_that_was_allocated(space):
     chosen = "device.attributes['gpu.nvidia.com'].profile == '2g.20gb'"
     exactly = {"deviceClassName": "mig.nvidia.com", "selectors": [{"cel": {"expression": chosen}}]}
     spec = {"devices": {"requests": [{"name": "slice", "exactly": exactly}]}}

@@ -117,7 +117,7 @@ def kill_process(pid: int) -> None:
         pytest.param("fake:2 --serve", [("fake-kubelet", "fronts")], marks=FULL),
     ],
 )
-def test_every_process_that_is_killed_is_named_and_up_mends_it(name: str, nodes: str, rounds: list[tuple[str, ...]]):
+def test_every_process_that_is_killed_is_named_and_up_restores_it(name: str, nodes: str, rounds: list[tuple[str, ...]]):
     """Those of a round one after the other, then one `up`: 10 s for each process on its own would be two minutes more."""
     how = ["--name", name, "--nodes", *nodes.split()]
     up = tool("up", *how)

@@ -26,7 +26,7 @@ def cluster(name: str, alive: bool = False, busy: bool = False, folder: Path | N
     return Cluster(name, alive, busy, folder)
 
 
-def test_only_what_nobody_uses_goes():
+def test_only_unused_things_are_removed():
     found = Found((cluster("dead"), cluster("busy", busy=True), cluster("lives", alive=True, folder=OLD)), (CURRENT, OLD, OLDER))
     assert decide(found, CURRENT) == Prunable(("dead",), (OLDER,))
 

@@ -25,7 +25,7 @@ LONG_S = 60.0  # where nothing is to be noticed
 
 
 @pytest.mark.parametrize("case", FATAL, ids=[case.name for case in FATAL])
-async def test_a_fault_of_the_replica_is_told_to_every_client_and_ends_the_process(tmp_path, case):
+async def test_a_fault_of_the_replica_is_reported_to_every_client_and_ends_the_process(tmp_path, case):
     with start_replica(config(tmp_path, THRESHOLD_S, *case.faults)) as replica:
         told, _ = await strike(replica, case)
         for client in told:

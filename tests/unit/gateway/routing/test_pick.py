@@ -112,7 +112,7 @@ def test_verdicts(state, expected):
     assert judge(endpoint(**state), NOW) is expected
 
 
-def test_an_endpoint_never_heard_takes_nothing():
+def test_an_endpoint_without_a_frame_takes_nothing():
     assert judge(Endpoint("a", "ns/s", "a:8000", connected=True), NOW) is Verdict.UNHEARD
 
 
@@ -156,7 +156,7 @@ def test_an_unsound_one_that_refused_is_not_asked_again_before_it_speaks():
     assert pick([failing, unhealthy], M, {}, NOW) == NoPick(Verdict.DEEP_CHECK)
 
 
-def test_no_pick_tells_of_the_most_hopeful():
+def test_a_failed_pick_names_the_endpoint_closest_to_ready():
     assert pick([endpoint(phase="draining"), endpoint("b", phase="loading")], M, {}, NOW) == NoPick(Verdict.LOADING)
 
 

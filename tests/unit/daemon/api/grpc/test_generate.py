@@ -191,7 +191,7 @@ async def test_a_short_call_is_a_deadline_too(channel, front):
 
 @pytest.mark.deep
 @pytest.mark.parametrize("who", [None, ROLE_OPERATOR])
-async def test_only_a_gateway_generates_where_callers_are_told_apart(tmp_path, who):
+async def test_only_a_gateway_generates_where_callers_are_distinguished(tmp_path, who):
     issuer = Issuer(tmp_path)
     config = local_config(tmp_path, auth=issuer.config())
     async with local_front(config, tmp_path / "text") as front, front.channel() as channel:

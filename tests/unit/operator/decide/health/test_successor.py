@@ -213,7 +213,7 @@ def test_where_most_are_unhealthy_at_once_nothing_is_removed_and_nothing_started
     assert world.conditions()["Ready"]["status"] == "True"
 
 
-def test_a_drain_that_has_begun_is_turned_back_where_most_answer_nobody_now():
+def test_a_drain_that_has_begun_is_cancelled_if_most_replicas_do_not_answer():
     world, unhealthy, new = succeeding(2)
     world.ready(new)
     world.run()
@@ -343,7 +343,7 @@ def test_where_a_new_revision_comes_none_is_made_beside_the_old_ones():
     assert (world.pods, old in world.names(DEPLOYMENTS)) == ([new], False)
 
 
-def test_a_new_revision_whose_replica_answers_nobody_gets_one_that_does_and_the_rollout_goes_on():
+def test_a_new_revision_whose_replica_does_not_answer_gets_one_that_does_and_the_rollout_goes_on():
     world = UnhealthyWorld(1)
     (old,) = world.names(DEPLOYMENTS)
     world.edit(model={"uri": "pvc://models/other"})

@@ -162,7 +162,7 @@ def test_a_predecessor_that_ends_on_a_node_that_takes_no_pods_makes_no_room(drai
     assert placement(made)["chosen"] == "gpu[1]"
 
 
-def test_shortage_that_the_terminating_pod_cannot_cure_moves_the_service(draining):
+def test_shortage_that_the_terminating_pod_cannot_resolve_moves_the_service(draining):
     made, _, _ = draining
     refuse(made)
     made.tick()

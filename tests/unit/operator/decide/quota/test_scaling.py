@@ -33,7 +33,7 @@ def test_quota_is_asked_for_the_devices_that_scaling_leads_to() -> None:
     assert "the quota allows 2" in here.told()["reason"]
 
 
-def test_foreseeing_is_not_remembered() -> None:
+def test_a_forecast_is_not_stored() -> None:
     here = ScaledWorld(scaling={"mode": "Auto", "min": 1, "max": 8}, replicas=1, engine={"maxConcurrency": 16})
     here.settle()
     here.serve()
