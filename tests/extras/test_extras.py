@@ -1,4 +1,5 @@
-"""Each extra alone in a clean environment: what it declares is all that its door needs. Packages come from uv's cache where they are there.
+"""Each extra alone in a clean environment: what it declares is all that its command needs. Packages come from
+uv's cache if it has them.
 
 Versions are those of requirements/dev.txt. Torch alone unpacks to gigabytes: uv links files from its cache where the disk allows it.
 """
