@@ -1,6 +1,6 @@
-"""Each extra alone in a clean environment: what it declares is all that its entry point needs.
+"""Each extra alone in a clean environment: what it declares is all that its command needs.
 
-Packages come from uv's cache where they are there. Versions are those of requirements/dev.txt. Torch alone unpacks to gigabytes: uv
+Packages come from uv's cache if it has them. Versions are those of requirements/dev.txt. Torch alone unpacks to gigabytes: uv
 links files from its cache where the disk allows it.
 """
 

@@ -1,4 +1,4 @@
-"""Every entry point starts without its forbidden packages: the third guard besides import-linter and the single-extra installs."""
+"""Every entry point imports without its forbidden packages: the third guard besides import-linter and the single-extra installs."""
 
 import ast
 import re

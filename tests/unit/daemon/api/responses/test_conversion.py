@@ -267,7 +267,7 @@ def test_tools_that_a_stream_repeats_are_bounded_where_no_prompt_bounds_them() -
     assert len(read(body(tools=LARGE), []).chat.tools or ()) == len(LARGE)
 
 
-def test_a_wish_to_store_is_answered_with_false() -> None:
+def test_references_to_stored_responses_are_refused() -> None:
     for field in ("previous_response_id", "conversation", "prompt", "input"):
         with pytest.raises(BadRequest, match="keeps no responses; send the whole conversation in input"):
             read(body(**{field: [{"type": "item_reference", "id": "msg_1"}]}), [])
