@@ -1,7 +1,8 @@
 """Builds the gateway's parts, runs them, and stops so that nothing is lost. Called by __main__; holds no logic of requests.
 
-After SIGTERM the gateway is unready at once. For `grace` it still takes new connections while its endpoint is removed, and answers
-`connection: close`. Then the listener closes, running requests finish within `drain-timeout`, and the process exits with 0.
+After SIGTERM the gateway is unready at once. For `lame-duck` it still takes new connections while its endpoint is removed, and
+answers `connection: close`; a second signal ends this time. Then the listener closes, running requests finish within `drain-timeout`, and
+the process exits with 0.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
@@ -54,17 +55,28 @@ def main(settings: Settings) -> None:
 
 
 async def _run(settings: Settings) -> None:
-    stop = asyncio.Event()
+    signals = Signals()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, signals.came)
     async with AsyncExitStack() as stack:
         parts = await _build(settings, stack)
         async with asyncio.TaskGroup() as background:  # one that fails ends the process: a restart recovers
             tasks = [background.create_task(work) for work in (_discover(parts, settings), _beat(parts.health))]
-            await stop.wait()
-            await _drain(parts, settings)
+            await signals.stop.wait()
+            await _drain(parts, settings, signals.hurry)
             for task in tasks:
                 task.cancel()
+
+
+class Signals:
+    """SIGTERM and SIGINT: the first one begins the drain, the second one ends its lame duck."""
+
+    def __init__(self) -> None:
+        self.stop, self.hurry = asyncio.Event(), asyncio.Event()
+
+    def came(self) -> None:
+        """Counts a signal."""
+        (self.hurry if self.stop.is_set() else self.stop).set()
 
 
 class Parts(NamedTuple):
@@ -169,10 +181,11 @@ async def _beat(health: Health) -> None:
         await asyncio.sleep(_BEAT_S)
 
 
-async def _drain(parts: Parts, settings: Settings) -> None:
+async def _drain(parts: Parts, settings: Settings, hurry: asyncio.Event) -> None:
     parts.api.stopping = True
-    log.info("draining", grace_s=settings.grace, under_way=parts.api.in_flight.count)
-    await asyncio.sleep(settings.grace)
+    log.info("draining", lame_duck_s=settings.lame_duck, under_way=parts.api.in_flight.count)
+    with suppress(TimeoutError):
+        await asyncio.wait_for(hurry.wait(), settings.lame_duck)
     for site in list(parts.runner.sites):
         await site.stop()
     await parts.api.in_flight.finish(settings.drain_timeout)

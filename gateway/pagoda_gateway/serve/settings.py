@@ -43,7 +43,7 @@ class Settings:
     body_budget: int
     body_timeout: float
     connect_timeout: float
-    grace: float
+    lame_duck: float
     drain_timeout: float
 
 
@@ -105,7 +105,7 @@ OPTIONS: Final = (
     Option("body_budget", _bytes, "256Mi", "how many bytes of bodies may be held and under way at once"),
     Option("body_timeout", parse_duration, "1m", "how long a request body may take to arrive"),
     Option("connect_timeout", parse_duration, "3s", "how long a connection to a replica may take"),
-    Option("grace", parse_duration, "5s", "how long new connections are still taken after SIGTERM, while endpoints propagate"),
+    Option("lame_duck", parse_duration, "10s", "how long new connections are still taken after SIGTERM, while endpoints propagate"),
     Option("drain_timeout", parse_duration, "10m", "how long running requests may finish after that"),
 )
 

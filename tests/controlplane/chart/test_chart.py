@@ -71,9 +71,9 @@ def test_crds_are_kept_or_left_out_as_the_values_say(cluster):
     assert of_kind(rendered(cluster, "crds.install=false"), "CustomResourceDefinition") == []
 
 
-@pytest.mark.parametrize(("timeout", "grace"), [("30s", 60), ("10m", 630), ("1h", 3630)])
-def test_a_gateway_s_grace_outlasts_its_drain(cluster, timeout, grace):
-    gateway = of_kind(rendered(cluster, f"gateway.drainTimeout={timeout}"), "Deployment")
+@pytest.mark.parametrize(("timeout", "grace"), [("30s", 75), ("10m", 645), ("1h", 3645)])
+def test_a_gateway_s_grace_outlasts_its_lame_duck_and_its_drain(cluster, timeout, grace):
+    gateway = of_kind(rendered(cluster, f"gateway.drainTimeout={timeout}", "gateway.lameDuck=15s"), "Deployment")
     found = [d["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] for d in gateway if d["metadata"]["name"] == "pagoda-gateway"]
     assert found == [grace]
 
