@@ -26,6 +26,7 @@ from pagoda_gateway.demand.server import DemandServer
 from pagoda_gateway.proxy.authenticate import Authenticate
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.handlers import Api, metrics_application
+from pagoda_gateway.proxy.observe import Observe
 from pagoda_gateway.proxy.upstream import Upstream
 from pagoda_gateway.requests.budget import Budget
 from pagoda_gateway.requests.hold_queue import HoldQueue
@@ -100,7 +101,8 @@ async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
     upstream = Upstream(settings.connect_timeout, own)
     stack.push_async_callback(upstream.close)
     limits = Limits(settings.body_limit, settings.body_timeout)
-    api = Api(cache, InFlight(counters), router, upstream, limits, Authenticate(ring, counters.metrics, _utc, settings.anonymous))
+    authenticate = Authenticate(ring, counters.metrics, _utc, settings.anonymous)
+    api = Api(cache, InFlight(counters), router, upstream, limits, authenticate, Observe(_clock_ms, settings.access_log))
     health = Health(lambda: cache.synced and ring.synced and not api.stopping)
     probes = Probes(health, settings.host, settings.probes_port)
     stack.callback(probes.close)

@@ -45,6 +45,7 @@ class Settings:
     connect_timeout: float
     lame_duck: float
     drain_timeout: float
+    access_log: bool
 
 
 def _port(text: str) -> int:
@@ -107,6 +108,7 @@ OPTIONS: Final = (
     Option("connect_timeout", parse_duration, "3s", "how long a connection to a replica may take"),
     Option("lame_duck", parse_duration, "10s", "how long new connections are still taken after SIGTERM, while endpoints propagate"),
     Option("drain_timeout", parse_duration, "10m", "how long running requests may finish after that"),
+    Option("access_log", _bool, "true", "a line for each request that ended or was refused: times, tokens and names, no text"),
 )
 
 

@@ -29,7 +29,7 @@ async def listening(world):
     async with AsyncExitStack() as stack:
         upstream = Upstream(300.0)
         stack.push_async_callback(upstream.close)
-        api = Api(world.cache, world.in_flight, world.router, upstream, LIMITS, world.authenticate)
+        api = Api(world.cache, world.in_flight, world.router, upstream, LIMITS, world.authenticate, world.observe)
         servers = []
         for app in (api.application(), metrics_application(world.metrics)):
             runner = web.AppRunner(app, handler_cancellation=True)

@@ -1,0 +1,54 @@
+"""Observe: the outermost middleware of the API. Follows each request to its end, and then writes its access line.
+
+What was learned on the way is in the request's `Observed`; handlers.py and authenticate.py fill it in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from pagoda_gateway.requests.observed import Observed, access_line, is_logged
+
+log = structlog.get_logger()
+
+OBSERVED: Final = web.RequestKey("observed", Observed)
+
+
+@dataclass(frozen=True, slots=True)
+class Observe:
+    """`clock_ms` is the gateway's clock. `lines`: whether there is an access log."""
+
+    clock_ms: Callable[[], float]
+    lines: bool = True
+
+    def middleware(self) -> Middleware:
+        """Returns it as aiohttp wants it."""
+
+        @web.middleware
+        async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
+            observed = request[OBSERVED] = Observed(request.method, _route(request), self.clock_ms())
+            status = None
+            try:
+                answer = await handler(request)
+                status = answer.status
+            finally:
+                observed.end(status, self.clock_ms())
+                self._tell(observed)
+            return answer
+
+        return observe
+
+    def _tell(self, observed: Observed) -> None:
+        if self.lines and is_logged(observed):
+            log.info("request", **access_line(observed))
+
+
+def _route(request: web.Request) -> str:
+    resource = request.match_info.route.resource
+    return "none" if resource is None else resource.canonical
