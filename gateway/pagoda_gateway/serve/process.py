@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -26,6 +27,7 @@ from pagoda_gateway.demand.server import DemandServer
 from pagoda_gateway.proxy.authenticate import Authenticate
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.handlers import Api, metrics_application
+from pagoda_gateway.proxy.listener import Listener, default_bounds, listening
 from pagoda_gateway.proxy.observe import Observe
 from pagoda_gateway.proxy.upstream import Upstream
 from pagoda_gateway.requests.budget import Budget
@@ -36,6 +38,7 @@ from pagoda_gateway.requests.router import Router
 from pagoda_gateway.requests.tally import Tally
 from pagoda_gateway.serve.probes import Health, Probes
 from pagoda_gateway.serve.settings import Settings
+from pagoda_gateway.serve.tls import tls_context
 from pagoda_gateway.watch.cache import EndpointCache
 from pagoda_gateway.watch.key_file import read_key_file
 from pagoda_gateway.watch.own_token import OwnToken
@@ -45,8 +48,6 @@ from pagoda_gateway.watch.static_file import StaticFile
 log = structlog.get_logger()
 
 _BEAT_S: Final = 1.0
-# After the requests have ended only their last bytes are to be written.
-_FLUSH_S: Final = 5.0
 
 
 def main(settings: Settings) -> None:
@@ -86,7 +87,7 @@ class Parts(NamedTuple):
     cache: EndpointCache
     ring: KeyRing
     api: Api
-    runner: web.AppRunner
+    listener: Listener
     health: Health
 
 
@@ -106,11 +107,12 @@ async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
     health = Health(lambda: cache.synced and ring.synced and not api.stopping)
     probes = Probes(health, settings.host, settings.probes_port)
     stack.callback(probes.close)
-    metrics = await stack.enter_async_context(_listening(metrics_application(counters.metrics), settings.host, settings.metrics_port))
+    metrics = await stack.enter_async_context(_scraped(metrics_application(counters.metrics), settings.host, settings.metrics_port))
     demand = await _serve_demand(counters, settings, stack)
-    runner = await stack.enter_async_context(_listening(api.application(), settings.host, settings.http_port))
-    log.info("listening", http=runner.addresses[0][1], metrics=metrics.addresses[0][1], probes=probes.port, demand=demand)
-    return Parts(cache, ring, api, runner, health)
+    tls = _tls(settings)
+    listener = await stack.enter_async_context(listening(api.application(), settings.host, settings.http_port, tls, default_bounds()))
+    log.info("listening", http=listener.port, tls=tls is not None, metrics=metrics.addresses[0][1], probes=probes.port, demand=demand)
+    return Parts(cache, ring, api, listener, health)
 
 
 def _keys(settings: Settings) -> KeyRing:
@@ -121,6 +123,15 @@ def _keys(settings: Settings) -> KeyRing:
         except (OSError, ValueError) as error:
             sys.exit(f"pagoda-gateway: keys: {error}")
     return ring
+
+
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    try:
+        return tls_context(settings.tls_cert, settings.tls_key)
+    except (OSError, ValueError) as error:
+        sys.exit(f"pagoda-gateway: tls: {error}")
 
 
 def _counters(settings: Settings) -> Counters:
@@ -156,12 +167,11 @@ def _clock_ms() -> float:
 
 
 @asynccontextmanager
-async def _listening(app: web.Application, host: str, port: int) -> AsyncIterator[web.AppRunner]:
-    """Listens. A request is cancelled when its client leaves; bodies are not decompressed."""
-    runner = web.AppRunner(app, access_log=None, auto_decompress=False, handler_cancellation=True, shutdown_timeout=_FLUSH_S)
+async def _scraped(app: web.Application, host: str, port: int) -> AsyncIterator[web.AppRunner]:
+    runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port, backlog=1024).start()
+        await web.TCPSite(runner, host, port).start()
         yield runner
     finally:
         await runner.cleanup()
@@ -188,7 +198,6 @@ async def _drain(parts: Parts, settings: Settings, hurry: asyncio.Event) -> None
     log.info("draining", lame_duck_s=settings.lame_duck, under_way=parts.api.in_flight.count)
     with suppress(TimeoutError):
         await asyncio.wait_for(hurry.wait(), settings.lame_duck)
-    for site in list(parts.runner.sites):
-        await site.stop()
+    parts.listener.close()
     await parts.api.in_flight.finish(settings.drain_timeout)
     log.info("drained")
