@@ -24,6 +24,7 @@ from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.headers import to_replica
 from pagoda_gateway.proxy.observe import OBSERVED, Observe
 from pagoda_gateway.proxy.relay import Relay
+from pagoda_gateway.proxy.tracing import TRACEPARENT
 from pagoda_gateway.proxy.upstream import Call, Upstream
 from pagoda_gateway.requests.dialects import ENDPOINTS, dialect_of
 from pagoda_gateway.requests.errors import GatewayError, ModelNotFound, NotBuilt, NotServedHere, NotSynced, NotThisMethod
@@ -86,7 +87,10 @@ class Api:
         whole = await body.read(request, self.limits, life.take_bytes)
         life.request = parse.routing_request(whole, request.headers, request[TENANT])
         path = request.rel_url.raw_path_qs  # a target in absolute form names the gateway, not the replica
-        call = Call(path, to_replica(request.headers, request[_REQUEST_ID], life.request), whole)
+        headers = to_replica(request.headers, request[_REQUEST_ID], life.request)
+        if (observed := request.get(OBSERVED)) is not None and observed.traceparent:
+            headers[TRACEPARENT] = observed.traceparent
+        call = Call(path, headers, whole)
         return await self.router.serve(life, partial(relay.attempt, call, life.first_byte))
 
     async def _models(self, _request: web.Request) -> web.Response:

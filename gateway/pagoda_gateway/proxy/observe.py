@@ -13,6 +13,8 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from pagoda_gateway.proxy.tracing import Tracing
+from pagoda_gateway.requests.metrics import Metrics
 from pagoda_gateway.requests.observed import Observed, access_line, is_logged
 
 log = structlog.get_logger()
@@ -25,7 +27,9 @@ class Observe:
     """`clock_ms` is the gateway's clock. `lines`: whether there is an access log."""
 
     clock_ms: Callable[[], float]
+    metrics: Metrics
     lines: bool = True
+    tracing: Tracing | None = None
 
     def middleware(self) -> Middleware:
         """Returns it as aiohttp wants it."""
@@ -33,18 +37,25 @@ class Observe:
         @web.middleware
         async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
             observed = request[OBSERVED] = Observed(request.method, _route(request), self.clock_ms())
-            status = None
+            span, status = None, None
+            if self.tracing is not None:
+                span, observed.traceparent = self.tracing.begin(request.method, request.headers)
             try:
                 answer = await handler(request)
                 status = answer.status
             finally:
                 observed.end(status, self.clock_ms())
                 self._tell(observed)
+                if self.tracing is not None and span is not None and is_logged(observed):
+                    self.tracing.end(span, observed)
             return answer
 
         return observe
 
     def _tell(self, observed: Observed) -> None:
+        if (life := observed.life) is not None and life.asked_ms:
+            ttft_ms = observed.ttft_ms
+            self.metrics.took(life.service, observed.total_ms / 1000, None if ttft_ms is None else ttft_ms / 1000)
         if self.lines and is_logged(observed):
             log.info("request", **access_line(observed))
 

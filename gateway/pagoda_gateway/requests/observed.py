@@ -21,13 +21,13 @@ _MOST: Final = 128
 @dataclass(slots=True)
 class Observed:
     """One request. Times are milliseconds of the gateway's clock; `route` is the pattern of its path, "none" without one. `error` is what
-    ended it; `why` is a word on that, such as why a key is not valid."""
+    ended it; `why` is a word on that, such as why a key is not valid. `traceparent` is what a replica gets, "" for the client's own."""
 
     method: str
     route: str
     began_ms: float
     request_id: str = ""
-    parent: str = ""
+    traceparent: str = ""
     tenant: str = ""
     key_id: str = ""
     life: RequestLife | None = None

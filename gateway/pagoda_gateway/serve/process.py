@@ -29,6 +29,7 @@ from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.handlers import Api, metrics_application
 from pagoda_gateway.proxy.listener import Listener, default_bounds, listening
 from pagoda_gateway.proxy.observe import Observe
+from pagoda_gateway.proxy.tracing import Tracing, tracing
 from pagoda_gateway.proxy.upstream import Upstream
 from pagoda_gateway.requests.budget import Budget
 from pagoda_gateway.requests.hold_queue import HoldQueue
@@ -103,7 +104,8 @@ async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
     stack.push_async_callback(upstream.close)
     limits = Limits(settings.body_limit, settings.body_timeout)
     authenticate = Authenticate(ring, counters.metrics, _utc, settings.anonymous)
-    api = Api(cache, InFlight(counters), router, upstream, limits, authenticate, Observe(_clock_ms, settings.access_log))
+    observe = Observe(_clock_ms, counters.metrics, settings.access_log, _tracing(settings, stack))
+    api = Api(cache, InFlight(counters), router, upstream, limits, authenticate, observe)
     health = Health(lambda: cache.synced and ring.synced and not api.stopping)
     probes = Probes(health, settings.host, settings.probes_port)
     stack.callback(probes.close)
@@ -132,6 +134,17 @@ def _tls(settings: Settings) -> ssl.SSLContext | None:
         return tls_context(settings.tls_cert, settings.tls_key)
     except (OSError, ValueError) as error:
         sys.exit(f"pagoda-gateway: tls: {error}")
+
+
+def _tracing(settings: Settings, stack: AsyncExitStack) -> Tracing | None:
+    if settings.traces_endpoint is None:
+        return None
+    try:
+        made = tracing(settings.traces_endpoint)
+    except ModuleNotFoundError as missing:
+        sys.exit(f"pagoda-gateway: traces-endpoint: {missing.name} is missing; install pagoda[gateway,otel]")
+    stack.push_async_callback(made.close)
+    return made
 
 
 def _counters(settings: Settings) -> Counters:

@@ -31,7 +31,7 @@ class GatewayWorld:
         self.metrics = Metrics(self.cache, self.queue, self.clock_ms)
         self.ring = KeyRing()
         self.authenticate = Authenticate(self.ring, self.metrics, lambda: datetime(2026, 1, 1, tzinfo=UTC), anonymous=True)
-        self.observe = Observe(self.clock_ms)
+        self.observe = Observe(self.clock_ms, self.metrics)
         self.budget = Budget(budget)
         self.counters = Counters(self.cache, self.queue, self.metrics, self.tally, self.budget, self.clock_ms)
         self.counters.demand_changed = lambda _service: self.changed.set()
