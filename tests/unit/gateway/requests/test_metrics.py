@@ -54,7 +54,7 @@ async def samples_of(client, url, without=(*OF_POOLS, *OF_TIMES)):
     return {line for line in lines if not line.startswith(("#", *without)) and "_created{" not in line}
 
 
-async def test_every_metric_tells_what_was_done_in_its_unit(world):
+async def test_every_metric_counts_what_was_done_in_its_unit(world):
     """The samples are compared as a whole: a metric that is added without a value here is missed."""
     dying = [Replica(name) for name in ("a", "b")]
     async with AsyncExitStack() as stack:
