@@ -14,9 +14,11 @@ from typing import Any, Final
 
 import msgspec
 import structlog
-from aiohttp import web
+from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
+
+from pagoda_gateway.requests.errors import HeadersTooLarge, MalformedHttp
 
 log = structlog.get_logger()
 
@@ -84,7 +86,7 @@ class Connection(web.RequestHandler):
         if self._request_count != before:
             self._last = self._messages[-1][1] if self._messages else None
             self._head_is_over()
-        elif not in_body and self.transport is not None:
+        elif data and not in_body and self.transport is not None:  # aiohttp itself feeds b"" when a body was read
             self._head_bytes += len(data)
             if self._head_timer is None:
                 self._head_timer = self._loop.call_later(self._bounds.head_s, self._overdue)
@@ -135,6 +137,18 @@ class Connection(web.RequestHandler):
 def too_large(bounds: Bounds) -> str:
     """Returns what a client is told of the size of its headers."""
     return f"a request has at most 128 headers of 8,190 bytes, and {bounds.head_bytes} bytes of them"
+
+
+def check_head(request: web.BaseRequest) -> None:
+    """Raises MalformedHttp for a head that aiohttp takes and a proxy may read in another way, HeadersTooLarge for one over the limit."""
+    size = len(request.raw_path) + sum(len(name) + len(value) for name, value in request.raw_headers)
+    if size > Bounds().head_bytes:
+        raise HeadersTooLarge(too_large(Bounds()))
+    coding = request.headers.get(hdrs.TRANSFER_ENCODING)
+    if coding is not None and (coding.strip().lower() != "chunked" or request.version < HttpVersion11):
+        raise MalformedHttp("the transfer coding must be chunked, of HTTP/1.1")
+    if request.method == hdrs.METH_CONNECT:
+        raise MalformedHttp("this server is not a proxy")
 
 
 def _document(code: str, message: str) -> bytes:

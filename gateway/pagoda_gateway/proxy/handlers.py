@@ -21,13 +21,14 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pagoda_gateway.proxy import body, parse
 from pagoda_gateway.proxy.authenticate import TENANT, Authenticate
 from pagoda_gateway.proxy.body import Limits
+from pagoda_gateway.proxy.connection import check_head
 from pagoda_gateway.proxy.headers import to_replica
 from pagoda_gateway.proxy.observe import OBSERVED, Observe
 from pagoda_gateway.proxy.relay import Relay
 from pagoda_gateway.proxy.tracing import TRACEPARENT
 from pagoda_gateway.proxy.upstream import Call, Upstream
 from pagoda_gateway.requests.dialects import ENDPOINTS, dialect_of
-from pagoda_gateway.requests.errors import GatewayError, ModelNotFound, NotBuilt, NotServedHere, NotSynced, NotThisMethod
+from pagoda_gateway.requests.errors import GatewayError, MalformedHttp, ModelNotFound, NotBuilt, NotServedHere, NotSynced, NotThisMethod
 from pagoda_gateway.requests.lifecycle import InFlight, RequestLife
 from pagoda_gateway.requests.metrics import Metrics
 from pagoda_gateway.requests.router import Router
@@ -132,6 +133,7 @@ async def _envelope(request: web.Request, handler: Handler) -> web.StreamRespons
     """Gives the request its id, and turns the error that ends it into an answer."""
     request[_REQUEST_ID] = request[OBSERVED].request_id = parse.request_id(request.headers.get(HEADER_REQUEST_ID))
     try:
+        check_head(request)
         return await handler(request)
     except GatewayError as error:
         failure = error
@@ -147,7 +149,10 @@ async def _envelope(request: web.Request, handler: Handler) -> web.StreamRespons
         failure = GatewayError("internal error; the gateway's log has its cause")
     _note(request, failure)
     answer = dialect_of(request.path).reply(failure, request[_REQUEST_ID])
-    return web.Response(status=answer.status, headers=answer.headers, body=answer.body)
+    response = web.Response(status=answer.status, headers=answer.headers, body=answer.body)
+    if isinstance(failure, MalformedHttp):
+        response.force_close()
+    return response
 
 
 def _note(request: web.Request, error: GatewayError) -> None:

@@ -21,7 +21,7 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _SESSION_HEADER: Final = "x-session-id"
 # Larger ones go by load and by the session that they name: to read 16 MB of messages would hold up other requests for 50 ms.
 _MAX_READ: Final = 2 << 20
-# Of objects and lists, and of their keys: 2 MiB of tiny parts would hold up other requests for 0.17 s. 4,096 turns of a few parts have fewer.
+# Of objects and lists, and of their keys: to read 2 MiB of tiny parts would hold up other requests for 0.17 s.
 _MAX_PARTS: Final = 1 << 14
 _MAX_KEYS: Final = 1 << 15
 # Normalisation never makes text longer than three times; names end with the 64th chunk.
