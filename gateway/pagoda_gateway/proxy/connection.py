@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 import structlog
@@ -19,6 +19,9 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
 from pagoda_gateway.requests.errors import HeadersTooLarge, MalformedHttp
+
+if TYPE_CHECKING:
+    import logging
 
 log = structlog.get_logger()
 
@@ -60,8 +63,8 @@ class Connection(web.RequestHandler):
             server,
             loop=asyncio.get_running_loop(),
             keepalive_timeout=bounds.idle_s,
-            access_log=None,
-            auto_decompress=False,  # type: ignore[arg-type]
+            access_log=cast("logging.Logger", None),  # aiohttp then writes none
+            auto_decompress=False,
         )
         self._bounds, self._refusals, self._server = bounds, refusals, server
         self._last: Any = None  # the payload of the request that was read last

@@ -61,7 +61,8 @@ class Relay:
             if answer.status == HTTPStatus.OK and answer.content_type == "text/event-stream":
                 return await self._stream(answer, headers, first_byte)
             whole = await _whole(answer, headers)
-            self.told.feed(whole.body)
+            if isinstance(whole.body, bytes):
+                self.told.feed(whole.body)
             return whole
         except BaseException:
             answer.close()  # not back into the pool: the replica sees at once that its answer is not read any more
