@@ -226,10 +226,12 @@ GATEWAY_HOLD_SECONDS: Final = Metric(
     "pagoda_gateway_hold_seconds", "histogram", "Time requests were held", ("service",), (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0)
 )
 GATEWAY_DURATION: Final = Metric(
-    "pagoda_gateway_request_duration_seconds",
-    "histogram",
-    "Arrival to last byte of requests that a replica was asked for",
-    ("service",),
+    *(
+        "pagoda_gateway_request_duration_seconds",
+        "histogram",
+        "Arrival to last byte of requests that a replica was asked for",
+        ("service",),
+    ),
     (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
 )
 GATEWAY_TTFT: Final = Metric(
