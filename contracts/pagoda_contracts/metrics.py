@@ -243,25 +243,18 @@ GATEWAY_TTFT: Final = Metric(
 )
 
 
-def _pool(names: tuple[str, str], text: str, *labels: str) -> tuple[Metric, Metric]:
+def _pool(name: str, older: str, text: str, *labels: str) -> tuple[Metric, Metric]:
     """llm-d's name and the older one, of the same meaning."""
-    return Metric(names[0], "gauge", text, labels), Metric(names[1], "gauge", text, labels)
+    return Metric(f"llm_d_epp_{name}", "gauge", text, labels), Metric(f"inference_{older}", "gauge", text, labels)
 
 
-POOL_AVERAGE_QUEUE: Final = _pool(
-    ("llm_d_epp_average_queue_size", "inference_pool_average_queue_size"), "Requests that wait for a row, mean of ready replicas", "name"
-)
+_HELD: Final = ("fairness_id", "priority", "inference_pool", "model_name", "target_model_name")
+POOL_AVERAGE_QUEUE: Final = _pool("average_queue_size", "pool_average_queue_size", "Requests that wait, mean of ready replicas", "name")
 POOL_AVERAGE_KV: Final = _pool(
-    ("llm_d_epp_average_kv_cache_utilization", "inference_pool_average_kv_cache_utilization"),
-    "KV blocks in use over all blocks, 0..1, mean of ready replicas",
-    "name",
+    "average_kv_cache_utilization", "pool_average_kv_cache_utilization", "KV blocks in use, 0..1, mean of ready replicas", "name"
 )
-POOL_READY: Final = _pool(("llm_d_epp_ready_endpoints", "inference_pool_ready_pods"), "Replicas that are ready", "name")
-POOL_HELD: Final = _pool(
-    ("llm_d_epp_flow_control_queue_size", "inference_extension_flow_control_queue_size"),
-    "Requests held: no endpoint yet",
-    *("fairness_id", "priority", "inference_pool", "model_name", "target_model_name"),
-)
+POOL_READY: Final = _pool("ready_endpoints", "pool_ready_pods", "Replicas that are ready", "name")
+POOL_HELD: Final = _pool("flow_control_queue_size", "extension_flow_control_queue_size", "Requests held: no endpoint yet", *_HELD)
 GATEWAY_POOL: Final = (*POOL_AVERAGE_QUEUE, *POOL_AVERAGE_KV, *POOL_READY, *POOL_HELD)
 GATEWAY_OWN: Final = (
     *(GATEWAY_REQUESTS, GATEWAY_UNAUTHENTICATED, GATEWAY_HELD, GATEWAY_ENDPOINTS, GATEWAY_REPICKS, GATEWAY_HOLD_SECONDS),
