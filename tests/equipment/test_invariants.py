@@ -86,7 +86,7 @@ def test_what_a_smaller_number_leaves_over_is_right_until_all_is_settled():
     assert [line.partition(" of u")[0] for line in settled] == ["I2: 2 pods", "I2: 2 replicas ordered"]
 
 
-def test_what_was_broken_in_the_middle_is_found_though_it_is_mended_at_the_end():
+def test_a_breach_in_the_middle_is_found_though_the_end_is_right():
     pods = [event(PODS.kind, name, change) for change in ("ADDED", "DELETED") for name in ("p2", "p3")]
     assert any(line.startswith("I2: 3 pods") for line in violations([*WHOLE, *pods], []))
 
@@ -134,18 +134,18 @@ def test_a_cap_is_judged_at_every_instant(events, breaches):
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/n/leases/l"
 
 
-def on_lease(at, holder, door, life=0, epoch=1, taken="", method="PUT"):
+def on_lease(at, holder, listener, life=0, epoch=1, taken="", method="PUT"):
     spec = {"holderIdentity": holder, "leaseTransitions": epoch, "acquireTime": taken or holder}
     body = json.dumps({"spec": spec}).encode()
-    return Entry(at, Seen(0, method, LEASE, door=door), "forward", 200, body, done=at + 0.1, version=int(10 * at), life=life)
+    return Entry(at, Seen(0, method, LEASE, listener=listener), "forward", 200, body, done=at + 0.1, version=int(10 * at), life=life)
 
 
 def asked_for(at, life):
     return Entry(at, Seen(0, "GET", LEASE), "forward", 200, done=at + 0.1, life=life)
 
 
-def written(at, door, code=200, life=0, number=1):
-    seen = Seen(number, "PATCH", "/apis/apps/v1/namespaces/ns/deployments/d", door=door)
+def written(at, listener, code=200, life=0, number=1):
+    seen = Seen(number, "PATCH", "/apis/apps/v1/namespaces/ns/deployments/d", listener=listener)
     return Entry(at, seen, "forward", code, done=at + 0.1, life=life)
 
 
@@ -219,7 +219,7 @@ def test_a_plan_strikes_where_it_says():
     assert [pods.lines(watch, i, line) for i in (1, 2, 3)] == [[line], [], [line]]
 
 
-def test_a_silence_is_of_watches_or_of_everything():
+def test_silent_connections_are_watches_or_all():
     asked = [Seen(1, "GET", "/api/v1/pods"), Seen(0, "GET", "/api/v1/pods", watch=True)]
     for watches_only, silent, acts in (
         (True, True, ["forward", "silence"]),
@@ -229,9 +229,14 @@ def test_a_silence_is_of_watches_or_of_everything():
         assert [Silent(watches_only, silent).request(seen).act for seen in asked] == acts
 
 
-def test_one_write_of_one_door_is_held():
-    plan, path = Held("pods", door=1), "/api/v1/namespaces/ns/pods/a"
-    asked = [Seen(1, "PATCH", path, door=1), Seen(2, "PATCH", path), Seen(3, "GET", path, door=1), Seen(4, "PATCH", path, door=1)]
+def test_one_write_of_one_listener_is_held():
+    plan, path = Held("pods", listener=1), "/api/v1/namespaces/ns/pods/a"
+    asked = [
+        Seen(1, "PATCH", path, listener=1),
+        Seen(2, "PATCH", path),
+        Seen(3, "GET", path, listener=1),
+        Seen(4, "PATCH", path, listener=1),
+    ]
     assert [plan.request(seen).act for seen in asked] == ["forward"] * 4
     plan.armed = True
     assert [plan.request(seen).act for seen in asked[1:] + asked[:1]] == ["forward", "forward", "hold", "forward"]
@@ -239,7 +244,7 @@ def test_one_write_of_one_door_is_held():
 
 
 @pytest.mark.parametrize("what", LINES)
-def test_every_poison_changes_the_line(what):
+def test_every_corruption_changes_the_line(what):
     line = json.dumps({"type": "ADDED", "object": {"metadata": {"resourceVersion": "5"}}}).encode() + b"\n"
     assert list(poisoned(what, line)) != [line]
 

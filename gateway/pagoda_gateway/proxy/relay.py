@@ -31,6 +31,7 @@ from pagoda_gateway.proxy.sse import Events
 from pagoda_gateway.proxy.upstream import Call, Upstream
 from pagoda_gateway.requests.dialects import dialect_of
 from pagoda_gateway.requests.errors import Died, GatewayError, Overloaded, Refused, UpstreamDied
+from pagoda_gateway.requests.told import Told
 
 log = structlog.get_logger()
 
@@ -50,6 +51,7 @@ class Relay:
         self.begun: web.StreamResponse | None = None  # a stream whose first byte is on its way to the client
         self._events = Events()
         self._ended = False
+        self.told = Told()
 
     async def attempt(self, call: Call, first_byte: Callable[[], None], address: str, route: str, *, fresh: bool) -> web.StreamResponse:
         """With the first two arguments bound, router.py's Attempt. Calls `first_byte` when a stream's first byte has arrived."""
@@ -58,7 +60,10 @@ class Relay:
             headers = to_client(answer.headers, route)
             if answer.status == HTTPStatus.OK and answer.content_type == "text/event-stream":
                 return await self._stream(answer, headers, first_byte)
-            return await _whole(answer, headers)
+            whole = await _whole(answer, headers)
+            if isinstance(whole.body, bytes):
+                self.told.feed(whole.body)
+            return whole
         except BaseException:
             answer.close()  # not back into the pool: the replica sees at once that its answer is not read any more
             raise
@@ -92,6 +97,7 @@ class Relay:
     async def _pass_on(self, answer: aiohttp.ClientResponse, chunk: bytes, begun: web.StreamResponse) -> None:
         while chunk:
             if whole := self._events.feed(chunk):
+                self.told.feed(whole)
                 await begun.write(whole)
             chunk = await _read(answer)
         await begun.write(self._events.rest())

@@ -36,6 +36,9 @@ class Settings:
     token: Path | None
     token_keys: Path | None
     operator: str | None
+    account: str | None
+    peers: str | None
+    keda: bool
     identity: str
     hold_timeout: float
     hold_limit: int
@@ -43,8 +46,12 @@ class Settings:
     body_budget: int
     body_timeout: float
     connect_timeout: float
-    grace: float
+    lame_duck: float
     drain_timeout: float
+    access_log: bool
+    traces_endpoint: str | None
+    tls_cert: Path | None
+    tls_key: Path | None
 
 
 def _port(text: str) -> int:
@@ -69,9 +76,22 @@ def _bytes(text: str) -> int:
     return int(parse_quantity(text))
 
 
+def _url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise ValueError(f"{text!r} is not an address; it must begin with http:// or https://")
+    return text
+
+
 def _account(text: str) -> str:
     if text.count("/") != 1 or not all(text.split("/")):
         raise ValueError(f"{text!r} is not a ServiceAccount; it must be namespace/name")
+    return text
+
+
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{text!r} is not an address; it must be host:port")
     return text
 
 
@@ -98,6 +118,9 @@ OPTIONS: Final = (
     Option("token", Path, None, "file with the ServiceAccount token for replicas; without it the gateway sends none"),
     Option("token_keys", Path, None, "the cluster's public keys (a JWKS file) to verify callers' tokens"),
     Option("operator", _account, None, "the operator's ServiceAccount (namespace/name), which may watch the demand"),
+    Option("account", _account, None, "the gateways' own ServiceAccount (namespace/name), which may watch the demand too"),
+    Option("peers", _address, None, "host:port at which all gateways serve gRPC: a name with one address per gateway"),
+    Option("keda", _bool, "false", "answer KEDA as an external scaler on the gRPC port, without authentication"),
     Option("identity", str, None, "this gateway's name in replicas' logs; without it the host name"),
     Option("hold_timeout", parse_duration, "5m", "how long a request waits for a ready replica"),
     Option("hold_limit", _count, "1000", "how many requests may wait at once"),
@@ -105,8 +128,12 @@ OPTIONS: Final = (
     Option("body_budget", _bytes, "256Mi", "how many bytes of bodies may be held and under way at once"),
     Option("body_timeout", parse_duration, "1m", "how long a request body may take to arrive"),
     Option("connect_timeout", parse_duration, "3s", "how long a connection to a replica may take"),
-    Option("grace", parse_duration, "5s", "how long new connections are still taken after SIGTERM, while endpoints propagate"),
+    Option("lame_duck", parse_duration, "10s", "how long new connections are still taken after SIGTERM, while endpoints propagate"),
     Option("drain_timeout", parse_duration, "10m", "how long running requests may finish after that"),
+    Option("access_log", _bool, "true", "a line for each request that ended or was refused: times, tokens and names, no text"),
+    Option("traces_endpoint", _url, None, "spans of requests go to this OpenTelemetry collector, such as http://collector:4318/v1/traces"),
+    Option("tls_cert", Path, None, "certificate of the API's port in PEM, followed by its chain; without it the port is not encrypted"),
+    Option("tls_key", Path, None, "its private key in PEM, without a password; a renewed pair is used by new connections"),
 )
 
 
@@ -126,5 +153,7 @@ def load(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
             parser.error(f"{option.name.replace('_', '-')}: {error}")
     if not (values["anonymous"] or values["keys"] or values["keys_namespace"]):
         parser.error("no request would be served: name the clients' API keys by keys or keys-namespace, or set anonymous to true")
+    if bool(values["tls_cert"]) != bool(values["tls_key"]):
+        parser.error("tls-cert and tls-key must be given together")
     values["identity"] = values["identity"] or socket.gethostname()
     return Settings(**values)

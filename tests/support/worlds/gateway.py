@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from pagoda_gateway.access.keys import KeyRing
 from pagoda_gateway.proxy.authenticate import Authenticate
+from pagoda_gateway.proxy.observe import Observe
 from pagoda_gateway.requests.budget import Budget
 from pagoda_gateway.requests.hold_queue import HoldQueue
 from pagoda_gateway.requests.lifecycle import Counters, InFlight
@@ -30,6 +31,7 @@ class GatewayWorld:
         self.metrics = Metrics(self.cache, self.queue, self.clock_ms)
         self.ring = KeyRing()
         self.authenticate = Authenticate(self.ring, self.metrics, lambda: datetime(2026, 1, 1, tzinfo=UTC), anonymous=True)
+        self.observe = Observe(self.clock_ms, self.metrics)
         self.budget = Budget(budget)
         self.counters = Counters(self.cache, self.queue, self.metrics, self.tally, self.budget, self.clock_ms)
         self.counters.demand_changed = lambda _service: self.changed.set()

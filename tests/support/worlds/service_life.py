@@ -15,9 +15,9 @@ from typing import Any, Self
 
 import httpx
 from pagoda_operator.api.state import CHILD_RESOURCES, PODS, QUOTAS, SERVICES
-from support.judges.honest import is_ready
 from support.judges.invariants import fallen, overdrawn, rivals, violations
 from support.judges.pacing import flips, hot, slow
+from support.judges.status_truth import is_ready
 from support.kube.client import Asked, Body, eventually
 from support.kube.fault_plan import Plan, Stale
 from support.kube.fault_proxy import Entry, FaultProxy
@@ -102,7 +102,7 @@ class Life:
 
 
 class Rivals(Life):
-    """Two of them, through a door each; the first one leads until it cannot. What is said of one is said of the first."""
+    """Two of them, through a listener each; the first one leads until it cannot. What is said of one is said of the first."""
 
     def __init__(self, accounts: tuple[Path, Path], names: tuple[str, str]) -> None:
         first, self.second = accounts[0], Life(accounts[1], identity=names[1], lease=True)

@@ -65,7 +65,7 @@ class Watched:
         monkeypatch.setattr(watchdog, "faulthandler", SimpleNamespace(**quiet))
         monkeypatch.setattr(watchdog, "_GRACE_S", 0.0)
         self.ended, self.why = threading.Event(), []
-        self.dog = watchdog.Watchdog(replica, limits, watchdog.Ends(self.end, self.end))
+        self.watchdog = watchdog.Watchdog(replica, limits, watchdog.Ends(self.end, self.end))
 
     def end(self, why):
         self.why.append(why)
@@ -80,7 +80,7 @@ def test_the_watchdog_ends_a_hung_replica_also_while_it_drains(monkeypatch, phas
     try:
         assert watched.ended.wait(60)
     finally:
-        watched.dog.close()
+        watched.watchdog.close()
     assert "engine's heartbeat is 1000.0 s old" in watched.why[0]
 
 
@@ -172,7 +172,7 @@ def test_the_configuration_sets_the_ages_and_its_absence_the_defaults():
     ("waiting", "stepped", "step_started", "ok"),
     [(0, 100.0, 0.0, True), (3, 100.0, 0.0, False), (3, 495.0, 0.0, True), (3, 100.0, 499.0, True)],
 )
-def test_requests_that_wait_beside_an_idle_device_are_no_life(waiting, stepped, step_started, ok):
+def test_requests_that_wait_beside_an_idle_device_are_no_progress(waiting, stepped, step_started, ok):
     busy = {"limits": LOADED, "loop_beat": 500.0, "engine_beat": 500.0}
     made = replica(stats=Stats(waiting=waiting), stepped=stepped, step_started=step_started, **busy)
     verdict = live(made, 500.0, LIMITS)

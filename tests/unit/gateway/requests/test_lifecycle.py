@@ -137,7 +137,7 @@ class World(GatewayWorld):
         super().__init__()
         self.service()
         self.synced()
-        self.api = Api(self.cache, self.in_flight, self.router, Upstream(*answers), LIMITS, self.authenticate)
+        self.api = Api(self.cache, self.in_flight, self.router, Upstream(*answers), LIMITS, self.authenticate, self.observe)
 
     def request(self):
         request = make_mocked_request("POST", "/v1/completions", payload=SimpleNamespace(readany=Body(b'{"model"', b': "m"}').readany))

@@ -21,7 +21,7 @@ USAGE = Usage(10, 5, 15, PromptDetails(4), CompletionDetails(2))
 THOUGHT, TEXT, CALL, INPUT = Reasoning("hm"), Content("hi"), Call(0, "f"), Arguments(0, '{"a": [1, "x"]}')
 
 
-class Told:
+class ScriptedParser:
     """Stands for the parser: a piece of text is the next event, and all that is left if it is the whole answer."""
 
     def __init__(self, events):
@@ -36,7 +36,7 @@ class Told:
 
 
 def dialect(events, **changes):
-    return Messages(Head("r", 0, "m", False, used=lambda: USAGE, reading=Reading(lambda: Told(events))), **changes)
+    return Messages(Head("r", 0, "m", False, used=lambda: USAGE, reading=Reading(lambda: ScriptedParser(events))), **changes)
 
 
 def whole(events, reason="stop", stop=None, **changes):

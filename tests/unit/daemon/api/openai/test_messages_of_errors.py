@@ -37,7 +37,7 @@ TEXT = {"model": "m", "prompt": "x"}
         (b"[" * 100_000, "the body"),
     ],
 )
-def test_a_body_that_cannot_be_read_is_told_why(body: bytes, says: str) -> None:
+def test_a_body_that_cannot_be_read_is_refused_with_the_reason(body: bytes, says: str) -> None:
     with pytest.raises(BadRequest) as caught:
         strict.decode(body)
     assert says in str(caught.value)
@@ -46,6 +46,35 @@ def test_a_body_that_cannot_be_read_is_told_why(body: bytes, says: str) -> None:
 
 def test_a_whole_pair_is_a_character() -> None:
     assert strict.decode(b'{"a":"\\ud83d\\ude00"}') == {"a": "\U0001f600"}
+
+
+@pytest.mark.parametrize(
+    ("body", "key"),
+    [
+        (b'{"a":1,"a":1}', "a"),
+        (b'{"a" :1,"a"\n:1}', "a"),
+        (b'{"a":{"b":1,"b":2},"c":3}', "b"),
+        (b'{"a":[{"b":1,"b":2}]}', "b"),
+        (b'{"a":{"b":{"c":1,"c":2}}}', "c"),
+        (b'[{"a":1,"a":1}]', "a"),
+        (b'{"a:":1,"b":{},"a:":"x"}', "a:"),
+        (b'{"a":1,"\\u0061":{"b":1}}', "a"),
+    ],
+)
+def test_a_key_that_stands_twice_in_one_object_is_refused_at_every_depth(body: bytes, key: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        strict.decode(body)
+    assert (caught.value.code, caught.value.param) == ("duplicate_key", key)
+
+
+def test_a_body_of_token_ids_is_not_parsed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's parser would hold the interpreter for 0.17 s of 16 MB, beside 0.09 s of msgspec's."""
+    calls: list[bytes] = []
+    monkeypatch.setattr(strict.json, "loads", lambda body, **_: calls.append(body))
+    strict.decode(b'{"model":"m","prompt":[1,2,3],"stream_options":{"include_usage":true}}')
+    assert calls == []
+    strict.decode(b'{"messages":[{"role":"user"}]}')
+    assert len(calls) == 1
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +94,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> ModelText:
         (CompletionRequest, TEXT | {"max_tokens": 30}, CONTEXT, "prompt"),
     ],
 )
-def test_a_context_that_is_exceeded_is_told_in_openais_words_with_the_field_that_was_sent(
+def test_a_context_that_is_exceeded_is_reported_in_openais_words_with_the_field_that_was_sent(
     text: ModelText, kind: Any, fields: dict[str, Any], prompt: int, param: str
 ) -> None:
     request = parse(json.dumps(fields).encode(), kind, [])

@@ -8,6 +8,7 @@ from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest, pa
 from pagoda_daemon.api.openai.schemas import EXACT, FORMATS
 from pagoda_daemon.api.openai.structured import grammar_of
 from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.nouns.messages import Grammar
 from pagoda_daemon.structured.compile import matcher_of
 
 BYTES = LLTokenizer("byte")
@@ -81,7 +82,7 @@ def test_a_format_that_is_known_is_followed(name):
         ([{"type": "object", "properties": {"kind": {"const": kind}}} for kind in ("a", "b")], "{}"),
     ],
 )
-def test_branches_that_may_overlap_are_any_of_and_told(branches, text):
+def test_branches_that_may_overlap_are_any_of_and_reported(branches, text):
     cat = {"type": "object", "properties": {"kind": {"const": "cat"}}, "required": ["kind"]}
     schema = {"oneOf": branches, "$defs": {"cat": cat}}
     assert accepts(schema, text)
@@ -97,7 +98,7 @@ def test_branches_that_may_overlap_are_any_of_and_told(branches, text):
         [{"$ref": f"#/$defs/{kind}"} for kind in ("cat", "dog")],
     ],
 )
-def test_branches_that_exclude_each_other_are_followed_exactly_and_not_told(branches):
+def test_branches_that_exclude_each_other_are_followed_exactly_and_not_reported(branches):
     defs = {
         kind: {"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"], "additionalProperties": False}
         for kind in ("cat", "dog")
@@ -105,7 +106,7 @@ def test_branches_that_exclude_each_other_are_followed_exactly_and_not_told(bran
     assert told({"oneOf": branches, "$defs": defs}) == []
 
 
-def test_every_place_of_a_loosened_one_of_is_told_in_words_that_a_header_may_hold():
+def test_every_place_of_a_loosened_one_of_is_reported_in_words_that_a_header_may_hold():
     loose = {"oneOf": [{"type": "string"}, {"minLength": 1}]}
     schema = {
         "type": "object",
@@ -140,6 +141,7 @@ def test_comparing_branches_has_a_budget(monkeypatch):
         ("multipleOf", 10**9),
         ("multipleOf", EXACT + 1),
         ("const", EXACT + 1),
+        ("const", 10**18),
         ("enum", [1, {"a": [EXACT + 1]}]),
     ],
 )
@@ -147,6 +149,19 @@ def test_an_integer_that_would_not_be_exact_is_refused_by_name(keyword, value, w
     error = refusal({"type": "object", "properties": {"a": {"type": "integer", keyword: value}}}, way)
     assert error.param == f"{way}.properties.a.{keyword}"
     assert "got" in str(error)
+
+
+@pytest.mark.parametrize("number", [EXACT, EXACT + 2, 10**17, -(2**59), 10**18 - 128])
+def test_an_integer_of_a_const_or_an_enum_is_exact_if_float64_holds_it(number):
+    for schema in ({"const": number}, {"enum": ["a", number]}, {"type": "integer", "enum": [number]}):
+        assert [step for step in (-128, -64, -2, -1, 0, 1, 2, 64, 128) if accepts(schema, str(number + step))] == [0]
+    assert accepts({"const": {"a": [number]}}, f'{{"a": [{number}]}}')
+
+
+def test_the_library_still_has_no_other_integers():
+    """The day this fails, `bounds.is_exact` and the bounds that move inwards may go."""
+    for schema in ({"const": EXACT + 1}, {"enum": [EXACT + 1]}, {"type": "integer", "minimum": EXACT + 1, "maximum": EXACT + 1}):
+        assert not follows(Grammar("json_schema", json.dumps(schema)), str(EXACT + 1))
 
 
 @pytest.mark.parametrize("bound", [5, EXACT - 1, EXACT, EXACT + 2, 2**59, 10**18 - 128, -EXACT, -(2**59)])
@@ -252,7 +267,7 @@ def test_a_reference_to_nothing_is_left_to_the_library(ref):
         accepts({"$ref": ref, "required": ["a"]}, "1")
 
 
-def test_chats_tell_it_too():
+def test_chats_report_it_too():
     found = []
     schema = {"oneOf": [{"type": "string"}, {"minLength": 1}]}
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "guided_json": schema, "unheard_of": 1}

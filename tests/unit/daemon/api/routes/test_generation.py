@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
@@ -37,9 +36,9 @@ class FailingEngine:
 @pytest.mark.parametrize(("error", "said"), [("why", "why (request r1)"), (None, "the engine ended this request: error (request r1)")])
 async def test_a_request_that_the_engine_ended_names_its_id(tmp_path, error, said):
     generator = Generator(FailingEngine(error), ModelText(tiny_model_dir(tmp_path)), Counts())
-    async with aclosing(generator.deltas([Submission(Submit("r1", (1,), Sampling(1)))], 0.0)) as deltas:
+    async with generator.answering([Submission(Submit("r1", (1,), Sampling(1)))], 0.0) as deltas:
         with pytest.raises(RequestFailed) as caught:
-            await anext(deltas)
+            await anext(aiter(deltas))
     assert str(caught.value) == said
     assert generator.counts.finished["error"] == 1
 
@@ -79,12 +78,12 @@ def job(request_id, n=1, first=0, stops=()):
 async def told(engine, jobs, tmp_path):
     """All deltas as (choice, text, tokens so far, reason)."""
     generator = Generator(engine, ModelText(tiny_model_dir(tmp_path)), Counts())
-    async with aclosing(generator.deltas(jobs, 0.0)) as deltas:
+    async with generator.answering(jobs, 0.0) as deltas:
         together = [delta async for found in deltas for delta in found]
     return [(delta.choice, delta.piece.text, delta.completion_tokens, delta.finish_reason) for delta in together]
 
 
-async def test_answers_of_one_prompt_are_told_apart_and_end_one_by_one(tmp_path):
+async def test_answers_of_one_prompt_are_distinguished_and_end_one_by_one(tmp_path):
     engine = ScriptedEngine(row("r", 1, "b"), row("r", 0, "a"), row("r", 1, "B", "length"), row("r", 0, "A", "length"))
     assert await told(engine, [job("r", 2)], tmp_path) == [
         (1, "b", 1, None),
@@ -118,7 +117,7 @@ async def test_what_a_stop_string_held_back_comes_before_the_stop_id(tmp_path):
     assert await told(engine, [job("r", stops=("!?",))], tmp_path) == [(0, "yes", 4, None), (0, "!", 5, "stop")]
 
 
-async def test_the_engine_is_told_of_an_answer_that_a_stop_string_ended_and_not_of_one_that_it_ended_itself(tmp_path):
+async def test_the_engine_is_informed_of_an_answer_that_a_stop_string_ended_and_not_of_one_that_it_ended_itself(tmp_path):
     engine = ScriptedEngine(row("r", 0, "no!"), row("r", 0, "late"))
     assert await told(engine, [job("r", stops=("!",))], tmp_path) == [(0, "no", 3, "stop")]
     assert engine.asked == [("submit", "r", 1), ("close", "r", False)], "it would compute up to max_tokens for nobody"
@@ -139,7 +138,7 @@ async def test_what_preparing_took_ends_before_the_engine_may_have_heard_of_the_
     """The engine's own times run from there: one that was stamped later counted the first part of the queue twice."""
     engine = ScriptedEngine(row("r", 0, "a", "stop"))
     generator = Generator(engine, ModelText(tiny_model_dir(tmp_path)), Counts())
-    async with aclosing(generator.deltas([job("r")], 0.0)) as deltas:
+    async with generator.answering([job("r")], 0.0) as deltas:
         assert [delta async for delta in deltas]
     (heard_at,) = engine.heard_at
     assert generator.counts.recent.get("r")[0].submitted <= heard_at
@@ -152,13 +151,13 @@ async def test_one_answer_that_fails_ends_its_request_and_frees_the_others(tmp_p
     assert sorted(engine.asked[2:]) == [("close", "r-0", False), ("close", "r-1", False)]
 
 
-async def test_tokens_that_came_together_are_told_together_and_before_what_went_wrong_after_them(tmp_path):
+async def test_tokens_that_came_together_are_sent_together_and_before_a_later_error(tmp_path):
     engine = ScriptedEngine(row("r", 0, "a"), row("r", 0, "b"), RowOutput("r", (), "error", "why"))
     generator = Generator(engine, ModelText(tiny_model_dir(tmp_path)), Counts())
-    async with aclosing(generator.deltas([job("r")], 0.0)) as deltas:
-        assert [delta.piece.text for delta in await anext(deltas)] == ["a", "b"]
+    async with generator.answering([job("r")], 0.0) as deltas:
+        assert [delta.piece.text for delta in await anext(aiter(deltas))] == ["a", "b"]
         with pytest.raises(RequestFailed, match="why"):
-            await anext(deltas)
+            await anext(aiter(deltas))
     assert engine.asked[-1] == ("close", "r", False)
 
 
