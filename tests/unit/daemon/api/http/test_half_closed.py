@@ -13,7 +13,7 @@ import uvloop
 from pagoda_daemon.api.http.final_errors import send_final_errors
 from pagoda_daemon.api.http.half_closed import BEGIN
 from pagoda_daemon.nouns.errors import EngineDied
-from support.servers.local_replica import NAME, PATIENCE_S, LocalReplica, local_replica, read_answer, request, texts
+from support.servers.local_replica import NAME, PATIENCE_S, Held, LocalReplica, local_replica, read_answer, request, texts
 
 TOKENS = 40
 LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -33,19 +33,6 @@ async def one() -> AsyncIterator[LocalReplica]:
 def played(loop: Callable[[], asyncio.AbstractEventLoop], test: Callable[[], Awaitable[None]]) -> None:
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(test())  # type: ignore[arg-type]
-
-
-class Held:
-    """A device that computes so many steps and then waits: what the client does meanwhile comes before the next token, on any machine."""
-
-    def __init__(self, steps: int) -> None:
-        self._left, self.reached, self.go_on = steps, asyncio.Event(), asyncio.Event()
-
-    async def step(self) -> None:
-        self._left -= 1
-        if self._left < 0:
-            self.reached.set()
-            await self.go_on.wait()
 
 
 async def shut_down(replica: LocalReplica, writer: asyncio.StreamWriter) -> None:
