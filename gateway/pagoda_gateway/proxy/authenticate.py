@@ -19,6 +19,7 @@ from pagoda_gateway.requests.errors import NotSynced, Unauthenticated
 from pagoda_gateway.requests.metrics import Metrics
 
 TENANT: Final = web.RequestKey("tenant", str)
+KEY_ID: Final = web.RequestKey("key_id", str)
 _HOW: Final = "send it as `authorization: Bearer KEY`; `pagoda key create` makes one"
 
 
@@ -31,18 +32,19 @@ class Authenticate:
     clock: Callable[[], datetime]
     anonymous: bool
 
-    def tenant(self, request: web.Request) -> str:
-        """Returns the tenant of a request, "" for an anonymous one; Unauthenticated if it has no valid key."""
+    def owner(self, request: web.Request) -> tuple[str, str]:
+        """Returns tenant and key id of a request, "" for an anonymous one; Unauthenticated if it has no valid key."""
         key = shown_key(request.headers)
         try:
             if not key:
                 raise Refused("missing", f"this request has no API key; {_HOW}")
-            return self.ring.owner(key, self.clock()).tenant
+            owner = self.ring.owner(key, self.clock())
+            return owner.tenant, owner.key_id
         except Refused as refused:
             if not self.ring.synced and (key or not self.anonymous):
                 raise NotSynced("the gateway has not read the API keys yet") from refused
             if self.anonymous:
-                return ""
+                return "", ""
             self.metrics.unauthenticated(refused.reason)
             raise Unauthenticated(str(refused)) from refused
 
@@ -51,7 +53,7 @@ class Authenticate:
 
         @web.middleware
         async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-            request[TENANT] = self.tenant(request)
+            request[TENANT], request[KEY_ID] = self.owner(request)
             return await handler(request)
 
         return authenticate

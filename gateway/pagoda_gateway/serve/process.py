@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ from pagoda_gateway.access.keys import KeyRing
 from pagoda_gateway.demand.callers import callers_of
 from pagoda_gateway.demand.messages import DemandMessages
 from pagoda_gateway.demand.server import DemandServer
+from pagoda_gateway.limits.registry import Registry
 from pagoda_gateway.proxy.authenticate import Authenticate
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.handlers import Api, metrics_application
@@ -29,14 +31,17 @@ from pagoda_gateway.proxy.upstream import Upstream
 from pagoda_gateway.requests.budget import Budget
 from pagoda_gateway.requests.hold_queue import HoldQueue
 from pagoda_gateway.requests.lifecycle import Counters, InFlight
+from pagoda_gateway.requests.limiter import Limiter, LocalStore, Store
 from pagoda_gateway.requests.metrics import Metrics
 from pagoda_gateway.requests.router import Router
 from pagoda_gateway.requests.tally import Tally
+from pagoda_gateway.requests.usage import Usage
 from pagoda_gateway.serve.probes import Health, Probes
 from pagoda_gateway.serve.settings import Settings
 from pagoda_gateway.watch.cache import EndpointCache
 from pagoda_gateway.watch.key_file import read_key_file
 from pagoda_gateway.watch.own_token import OwnToken
+from pagoda_gateway.watch.quotas import read_quota_file
 from pagoda_gateway.watch.state_streams import StateStreams
 from pagoda_gateway.watch.static_file import StaticFile
 
@@ -72,6 +77,7 @@ class Parts(NamedTuple):
 
     cache: EndpointCache
     ring: KeyRing
+    registry: Registry
     api: Api
     runner: web.AppRunner
     health: Health
@@ -83,20 +89,24 @@ async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
     cache = counters.cache
     own = OwnToken(settings.token) if settings.token is not None else None
     ring = _keys(settings)
+    registry = _quotas(settings, ring)
     router = _router(counters, settings)
     _read_states(cache, StateStreams(cache, settings.identity, _clock_ms, own), stack)
     upstream = Upstream(settings.connect_timeout, own)
     stack.push_async_callback(upstream.close)
     limits = Limits(settings.body_limit, settings.body_timeout)
-    api = Api(cache, InFlight(counters), router, upstream, limits, Authenticate(ring, counters.metrics, _utc, settings.anonymous))
-    health = Health(lambda: cache.synced and ring.synced and not api.stopping)
+    authenticate = Authenticate(ring, counters.metrics, _utc, settings.anonymous)
+    limiter = Limiter(registry, _store(counters, settings, stack), counters.metrics.over_quota)
+    usage = Usage(counters.metrics, log.info if settings.usage_lines else None)
+    api = Api(cache, InFlight(counters), router, upstream, limits, authenticate, limiter, usage)
+    health = Health(lambda: cache.synced and ring.synced and registry.synced and not api.stopping)
     probes = Probes(health, settings.host, settings.probes_port)
     stack.callback(probes.close)
     metrics = await stack.enter_async_context(_listening(metrics_application(counters.metrics), settings.host, settings.metrics_port))
     demand = await _serve_demand(counters, settings, stack)
     runner = await stack.enter_async_context(_listening(api.application(), settings.host, settings.http_port))
     log.info("listening", http=runner.addresses[0][1], metrics=metrics.addresses[0][1], probes=probes.port, demand=demand)
-    return Parts(cache, ring, api, runner, health)
+    return Parts(cache, ring, registry, api, runner, health)
 
 
 def _keys(settings: Settings) -> KeyRing:
@@ -107,6 +117,21 @@ def _keys(settings: Settings) -> KeyRing:
         except (OSError, ValueError) as error:
             sys.exit(f"pagoda-gateway: keys: {error}")
     return ring
+
+
+def _quotas(settings: Settings, ring: KeyRing) -> Registry:
+    """Quotas come from the cluster if services do, or from a file."""
+    registry = Registry(ring, settings.keys_namespace, synced=settings.fleet is not None or settings.quotas is not None)
+    if settings.quotas is not None:
+        try:
+            read_quota_file(settings.quotas, registry)
+        except (OSError, ValueError) as error:
+            sys.exit(f"pagoda-gateway: quotas: {error}")
+    return registry
+
+
+def _store(counters: Counters, settings: Settings, stack: AsyncExitStack) -> Store:
+    return LocalStore(settings.quota_gateways, _wall_ms)
 
 
 def _counters(settings: Settings) -> Counters:
@@ -137,6 +162,10 @@ def _utc() -> datetime:
     return datetime.now(UTC)
 
 
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 def _clock_ms() -> float:
     return asyncio.get_running_loop().time() * 1000
 
@@ -160,7 +189,7 @@ async def _discover(parts: Parts, settings: Settings) -> None:
     from pagoda_gateway.watch.cluster import watch  # 60 MB of client that a static file does not need
 
     keys = (settings.keys_namespace, parts.ring) if settings.keys_namespace is not None else None
-    await watch(parts.cache, settings.kubeconfig, keys)
+    await watch(parts.cache, settings.kubeconfig, keys, parts.registry if settings.quotas is None else None)
 
 
 async def _beat(health: Health) -> None:

@@ -14,6 +14,8 @@ from typing import Final, Literal
 
 import msgspec
 import numpy as np
+from pagoda_contracts.names import HEADER_USAGE
+from pagoda_contracts.usage import to_header
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -23,6 +25,7 @@ from pagoda_daemon.api.openai.errors import JSON
 from pagoda_daemon.api.openai.replies import PromptDetails
 from pagoda_daemon.api.openai.sampling import check_ids, in_range
 from pagoda_daemon.api.routes.admission import Admission, admitted
+from pagoda_daemon.api.routes.allowance import allowed, used, within
 from pagoda_daemon.api.routes.completions import Told
 from pagoda_daemon.api.routes.generation import Generator, Submission
 from pagoda_daemon.api.routes.preparing import in_time
@@ -98,12 +101,14 @@ class Embed:
                     found[delta.choice] = delta.embedding
         size = sum(len(vector) for vector in found.values())
         content = await self.admission.preparing.run(size, partial(_whole, request, [found[index] for index in range(len(jobs))], usages))
-        await Response(content, media_type=JSON)(scope, receive, send)
+        headers = {HEADER_USAGE: to_header(used(usages))} if told.terms.allowance.reports else None
+        await Response(content, headers=headers, media_type=JSON)(scope, receive, send)
 
     def _prepare(self, body: bytes, told: Told) -> tuple[EmbeddingRequest, tuple[Submission, ...]]:
         request = fields.typed(body, EmbeddingRequest, told.ignored)
-        limits = self.admission.limits_of(request.model, self.served_names)
-        return request, submissions(request, told.request_id, self.generator.text, limits, replace(told.terms, prefixes=()))
+        limits = within(self.admission.limits_of(request.model, self.served_names), told.terms.allowance)
+        jobs = submissions(request, told.request_id, self.generator.text, limits, replace(told.terms, prefixes=()))
+        return request, tuple(allowed(jobs, told.terms.allowance, bounded=True))
 
 
 def submissions(request: EmbeddingRequest, request_id: str, text: ModelText, limits: Ready, terms: Terms) -> tuple[Submission, ...]:

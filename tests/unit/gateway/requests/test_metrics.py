@@ -10,7 +10,7 @@ from aiohttp import web
 from pagoda_contracts import metrics as words
 from pagoda_contracts.names import ERROR_DRAINING
 from pagoda_gateway.proxy.body import Limits
-from pagoda_gateway.proxy.handlers import Api, metrics_application
+from pagoda_gateway.proxy.handlers import metrics_application
 from pagoda_gateway.proxy.upstream import Upstream
 from support.servers.scripted_replica import Replica, running, say_ok
 from support.worlds.gateway import GatewayWorld
@@ -29,7 +29,7 @@ async def listening(world):
     async with AsyncExitStack() as stack:
         upstream = Upstream(300.0)
         stack.push_async_callback(upstream.close)
-        api = Api(world.cache, world.in_flight, world.router, upstream, LIMITS, world.authenticate)
+        api = world.api(upstream, LIMITS)
         servers = []
         for app in (api.application(), metrics_application(world.metrics)):
             runner = web.AppRunner(app, handler_cancellation=True)
