@@ -71,6 +71,8 @@ class Ledger:
         _reap(tenant, now_ms)
         keys = [_key(slot, now_ms) for slot in ask.slots]
         used = [_used(tenant, slot, key) for slot, key in zip(ask.slots, keys, strict=True)]
+        if ask.id in tenant.open.get(gateway, {}):  # it is asked again, because its answer was lost
+            return Verdict(True, tuple(used), now_ms)
         if not force and refusing(ask.slots, used, ask.tokens) is not None:
             return Verdict(False, tuple(used), now_ms)
         _forget_past(tenant, now_ms)

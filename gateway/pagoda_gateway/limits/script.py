@@ -1,6 +1,7 @@
 """The store's script: what ledger.py does, in Lua, so that Redis or Valkey does it at once for all gateways. Pure: text and its arguments.
 
-One script, one verb per call. All keys of a tenant have one hash tag. Times are the store's own, so that clocks of gateways do not matter.
+One script, one verb per call. A call that is repeated because its answer was lost changes nothing more. All keys of a tenant have one
+hash tag. Times are the store's own, so that clocks of gateways do not matter.
 
     pagoda:{T}:running            hash    quota → requests under way
     pagoda:{T}:w:QUOTA:LEN:START  hash    r, t: requests and tokens of a window; ends with the window
@@ -90,6 +91,7 @@ if verb == 'settle' or verb == 'adjust' then
   redis.call('HSET', mine, id, cjson.encode(record))
   return {1, whole(now)}
 end
+local again = redis.call('HEXISTS', mine, id) == 1
 local limits, used, full = {}, {}, false
 for at = 8, #ARGV, 4 do
   local limit = {quota = ARGV[at], kind = ARGV[at + 1], most = tonumber(ARGV[at + 2]), length = tonumber(ARGV[at + 3]), need = 1}
@@ -108,8 +110,8 @@ for at = 8, #ARGV, 4 do
   used[#used + 1] = taken
 end
 local answer = {1, whole(now)}
-if full and verb ~= 'force' then
-  answer[1] = 0
+if again or (full and verb ~= 'force') then
+  if not again then answer[1] = 0 end
   for _, taken in ipairs(used) do answer[#answer + 1] = whole(taken) end
   return answer
 end

@@ -48,6 +48,7 @@ class Store(Protocol):
     async def reserve(self, ask: Ask) -> Outcome: ...
     async def adjust(self, ask: Ask) -> bool: ...
     def settle(self, ask: Ask) -> None: ...
+    async def run(self) -> None: ...
 
 
 class LocalStore:
@@ -72,6 +73,9 @@ class LocalStore:
     def settle(self, ask: Ask) -> None:
         """Ends a request."""
         self._ledger.settle(ask, "", self._clock_ms())
+
+    async def run(self) -> None:
+        """Has nothing to do beside requests."""
 
 
 class Asked(NamedTuple):

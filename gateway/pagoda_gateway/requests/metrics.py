@@ -51,7 +51,7 @@ class Metrics:
         """A request was refused by a quota."""
         self._over_quota.labels(quota, limit).inc()
 
-    def quota_store(self, *, up: bool) -> None:
+    def quota_store(self, up: bool) -> None:
         """The common store of quotas answers, or does not. Without a store there is no such metric."""
         if self._quota_store is None:
             self._quota_store = _gauge(words.GATEWAY_QUOTA_STORE, self._registry)

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
+from uuid import uuid4
 
 import structlog
 import uvloop
@@ -65,7 +66,7 @@ async def _run(settings: Settings) -> None:
     async with AsyncExitStack() as stack:
         parts = await _build(settings, stack)
         async with asyncio.TaskGroup() as background:  # one that fails ends the process: a restart recovers
-            tasks = [background.create_task(work) for work in (_discover(parts, settings), _beat(parts.health))]
+            tasks = [background.create_task(work) for work in (_discover(parts, settings), _beat(parts.health), parts.store.run())]
             await stop.wait()
             await _drain(parts, settings)
             for task in tasks:
@@ -78,6 +79,7 @@ class Parts(NamedTuple):
     cache: EndpointCache
     ring: KeyRing
     registry: Registry
+    store: Store
     api: Api
     runner: web.AppRunner
     health: Health
@@ -96,7 +98,8 @@ async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
     stack.push_async_callback(upstream.close)
     limits = Limits(settings.body_limit, settings.body_timeout)
     authenticate = Authenticate(ring, counters.metrics, _utc, settings.anonymous)
-    limiter = Limiter(registry, _store(counters, settings, stack), counters.metrics.over_quota)
+    store = _store(counters, settings, stack)
+    limiter = Limiter(registry, store, counters.metrics.over_quota)
     usage = Usage(counters.metrics, log.info if settings.usage_lines else None)
     api = Api(cache, InFlight(counters), router, upstream, limits, authenticate, limiter, usage)
     health = Health(lambda: cache.synced and ring.synced and registry.synced and not api.stopping)
@@ -106,7 +109,7 @@ async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
     demand = await _serve_demand(counters, settings, stack)
     runner = await stack.enter_async_context(_listening(api.application(), settings.host, settings.http_port))
     log.info("listening", http=runner.addresses[0][1], metrics=metrics.addresses[0][1], probes=probes.port, demand=demand)
-    return Parts(cache, ring, registry, api, runner, health)
+    return Parts(cache, ring, registry, store, api, runner, health)
 
 
 def _keys(settings: Settings) -> KeyRing:
@@ -131,7 +134,19 @@ def _quotas(settings: Settings, ring: KeyRing) -> Registry:
 
 
 def _store(counters: Counters, settings: Settings, stack: AsyncExitStack) -> Store:
-    return LocalStore(settings.quota_gateways, _wall_ms)
+    """Quotas are counted in the common store, or here by this gateway's share."""
+    local = LocalStore(settings.quota_gateways, _wall_ms)
+    if settings.quota_store is None:
+        return local
+    from pagoda_gateway.requests.shared_store import SharedStore, connected  # 0.1 s of client that most installs do not need
+
+    try:
+        client = connected(settings.quota_store.read_text().strip())
+    except (OSError, ValueError) as error:
+        sys.exit(f"pagoda-gateway: quota-store: {error}")
+    shared = SharedStore(client, local, f"{settings.identity}-{uuid4().hex[:8]}", counters.metrics.quota_store)
+    stack.push_async_callback(shared.close)
+    return shared
 
 
 def _counters(settings: Settings) -> Counters:

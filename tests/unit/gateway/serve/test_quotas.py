@@ -145,13 +145,15 @@ async def test_requests_of_a_window_run_out(route):
 
 async def test_a_place_is_free_again_when_its_request_ends_or_its_client_leaves(route):
     headers, body = {"authorization": f"Bearer {KEYS['one'].text}"}, {"model": NAME, "prompt": "x", "max_tokens": 200, "stream": True}
-    async with aiohttp.ClientSession(headers=headers) as client:
-        async with client.post(f"{route.gateway.url}/v1/completions", json=body | {"ignore_eos": True}) as stream:
-            await stream.content.readuntil(b"\n\n")
-            refused = await route.ask("one", max_tokens=1)
-            assert (refused.status, refused.headers["retry-after"]) == (429, "1")
-            assert "allows 1 requests at the same time, and 1 are under way" in refused.error["message"]
-            await stream.read()
+    async with (
+        aiohttp.ClientSession(headers=headers) as client,
+        client.post(f"{route.gateway.url}/v1/completions", json=body | {"ignore_eos": True}) as stream,
+    ):
+        await stream.content.readuntil(b"\n\n")
+        refused = await route.ask("one", max_tokens=1)
+        assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+        assert "allows 1 requests at the same time, and 1 are under way" in refused.error["message"]
+        await stream.read()
     assert (await route.ask("one", max_tokens=300, stream=True, leave_after=1)).status == 200
     async with asyncio.timeout(120):
         while (await route.ask("one", "/tokenize")).status != 200:
