@@ -97,7 +97,7 @@ class Ledger:
         if more > 0 and any(count.tokens + more > limit for count, limit in known):
             return False
         _add(tenant, record, more)
-        record.tokens, record.claim = ask.tokens, max(record.claim, min(ask.claim, ask.tokens))
+        record.tokens, record.claim = ask.tokens, min(ask.claim, ask.tokens)
         return True
 
     def settle(self, ask: Ask, gateway: str, now_ms: int) -> None:

@@ -87,7 +87,7 @@ if verb == 'settle' or verb == 'adjust' then
     end
   end
   add(record, more)
-  record.t, record.k = tokens, math.max(record.k, math.min(claim, tokens))
+  record.t, record.k = tokens, math.min(claim, tokens)
   redis.call('HSET', mine, id, cjson.encode(record))
   return {1, whole(now)}
 end

@@ -23,13 +23,18 @@ from pagoda_gateway.requests.limiter import LocalStore, Outcome
 
 log = structlog.get_logger()
 
-LEASE_MS: Final = 30_000
-RENEW_S: Final = 10.0
 # A request waits this long for the store at most: once, because then the store counts as away.
 _ANSWER_S: Final = 1.0
 _PROBE_S: Final = 1.0
 _BATCH: Final = 64
 _LOST: Final = (RedisError, OSError, TimeoutError)
+
+
+class Lease(NamedTuple):
+    """How long reservations of a silent gateway count, and how often a gateway is heard."""
+
+    lasts_ms: int = 30_000
+    renew_s: float = 10.0
 
 
 class _Order(NamedTuple):
@@ -39,17 +44,20 @@ class _Order(NamedTuple):
     ask: Ask
 
 
-def connected(url: str) -> Redis:
+def connected(url: str, answer_s: float = _ANSWER_S) -> Redis:
     """Returns the client. A call that found its pooled connection closed is repeated once: the script bears that. ValueError if the URL is
     not one of Redis'."""
-    return Redis.from_url(url, socket_timeout=_ANSWER_S, socket_connect_timeout=_ANSWER_S, retry=Retry(NoBackoff(), 1))
+    return Redis.from_url(url, socket_timeout=answer_s, socket_connect_timeout=answer_s, retry=Retry(NoBackoff(), 1))
+
+
+_LEASE: Final = Lease()
 
 
 class SharedStore:
     """`gateway` names this process and no other one, also not an earlier one of the same pod. `told` hears whether the store answers."""
 
-    def __init__(self, client: Redis, local: LocalStore, gateway: str, told: Callable[[bool], None]) -> None:
-        self._client, self._local, self._gateway, self._told = client, local, gateway, told
+    def __init__(self, client: Redis, local: LocalStore, gateway: str, told: Callable[[bool], None], lease: Lease = _LEASE) -> None:
+        self._client, self._local, self._gateway, self._told, self._lease = client, local, gateway, told, lease
         self._shared: dict[str, Ask] = {}  # admitted by the store
         self._alone: dict[str, Ask] = {}  # admitted without it
         self._orders: asyncio.Queue[_Order] = asyncio.Queue()
@@ -132,7 +140,7 @@ class SharedStore:
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(RENEW_S)
+            await asyncio.sleep(self._lease.renew_s)
             tenants = {ask.tenant for ask in self._shared.values()}
             if not tenants or not self._up.is_set():
                 continue
@@ -170,7 +178,7 @@ class SharedStore:
 
     async def _call(self, verb: Verb, ask: Ask) -> Verdict:
         client: Any = self._client
-        words = arguments(verb, ask, self._gateway, LEASE_MS)
+        words = arguments(verb, ask, self._gateway, self._lease.lasts_ms)
         try:
             if not self._sha:
                 await self._load()
@@ -192,5 +200,5 @@ class SharedStore:
     async def _pipeline(self, orders: Sequence[_Order]) -> None:
         pipeline: Any = self._client.pipeline(transaction=False)
         for verb, ask in orders:
-            pipeline.evalsha(self._sha, 1, key(ask.tenant), *arguments(verb, ask, self._gateway, LEASE_MS))
+            pipeline.evalsha(self._sha, 1, key(ask.tenant), *arguments(verb, ask, self._gateway, self._lease.lasts_ms))
         await pipeline.execute()

@@ -69,6 +69,16 @@ def test_requests_of_a_silent_gateway_are_charged_their_claims():
     assert used(ledger, START + 51_000) == (0, 1, 160, 160), "it was only paused, and its request went on"
 
 
+def test_a_claim_is_never_more_than_what_is_reserved():
+    """Else a gateway that is killed takes again what its corrections had given to others."""
+    ledger = Ledger(LEASE_MS)
+    ledger.reserve(ask("a", 500, claim=500), "g", START)
+    ledger.adjust(ask("a", 60, claim=500), "g", START)
+    ledger.reserve(ask("b", 840, claim=0), "h", START)
+    ledger.renew("t", "h", START + 20_000)
+    assert used(ledger, START + LEASE_MS) == (1, 2, 900, 900)
+
+
 def test_a_call_that_is_repeated_changes_nothing():
     ledger = Ledger(LEASE_MS)
     for _ in range(2):

@@ -11,6 +11,7 @@ from pagoda_gateway.limits.rules import Slot
 from pagoda_gateway.requests.limiter import LocalStore
 from pagoda_gateway.requests.shared_store import SharedStore, connected
 from support.servers.redis_server import MISSING, PROGRAM, RedisServer, redis_server
+from support.worlds.quota_race import Race
 
 pytestmark = [pytest.mark.deep, pytest.mark.skipif(PROGRAM is None, reason=MISSING)]
 
@@ -105,3 +106,13 @@ async def test_without_the_store_each_takes_its_share_and_the_store_hears_of_it_
             server.again()
             await heard.until(up=True)
             await until_used(a, [0, 120])
+
+
+def test_gateways_that_race_and_are_killed_never_use_more_than_the_limit(tmp_path: Path):
+    """A hundred thousand of them: bench/quota.py."""
+    with redis_server(tmp_path) as server:
+        told = Race(server.url, tmp_path, tries=3000, limit=100_000, kills=3, lease=(3000, 1.0)).run()
+    assert told["overshoot"] == 0, told
+    assert told["real_tokens"] <= told["charged_tokens"] <= told["limit"], told
+    assert told["real_tokens"] > told["limit"] / 2, "lost and unused reservations are back"
+    assert told["admitted"] < told["tries"], "the limit was reached"
