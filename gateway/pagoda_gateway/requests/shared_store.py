@@ -62,6 +62,7 @@ class SharedStore:
         self._alone: dict[str, Ask] = {}  # admitted without it
         self._orders: asyncio.Queue[_Order] = asyncio.Queue()
         self._up, self._down = asyncio.Event(), asyncio.Event()
+        self._taken: list[_Order] = []  # they are on their way; a batch that was cut is repeated
         self._sha = ""
         self._found()
 
@@ -114,7 +115,7 @@ class SharedStore:
 
     async def close(self) -> None:
         """Hands in what was settled last and closes the connections."""
-        orders = [self._orders.get_nowait() for _ in range(self._orders.qsize())]
+        orders = [*self._taken, *(self._orders.get_nowait() for _ in range(self._orders.qsize()))]
         if orders and self._up.is_set():
             try:
                 await self._batch(orders)
@@ -126,20 +127,20 @@ class SharedStore:
         self._orders.put_nowait(_Order(verb, ask))
 
     async def _settle(self) -> None:
-        while True:
-            orders = [await self._orders.get()]
-            while len(orders) < _BATCH and not self._orders.empty():
-                orders.append(self._orders.get_nowait())
-            while True:
-                await self._up.wait()
-                try:
-                    await self._batch(orders)
-                    break
-                except _LOST as error:
-                    self._lost(error)
+        while _goes_on():
+            self._taken = self._taken or [await self._orders.get()]
+            while len(self._taken) < _BATCH and not self._orders.empty():
+                self._taken.append(self._orders.get_nowait())
+            await self._up.wait()
+            try:
+                await self._batch(self._taken)
+            except _LOST as error:
+                self._lost(error)
+            else:
+                self._taken = []
 
     async def _renew(self) -> None:
-        while True:
+        while _goes_on():
             await asyncio.sleep(self._lease.renew_s)
             tenants = {ask.tenant for ask in self._shared.values()}
             if not tenants or not self._up.is_set():
@@ -150,7 +151,7 @@ class SharedStore:
                 self._lost(error)
 
     async def _probe(self) -> None:
-        while True:
+        while _goes_on():
             await self._down.wait()
             await asyncio.sleep(_PROBE_S)
             try:
@@ -202,3 +203,9 @@ class SharedStore:
         for verb, ask in orders:
             pipeline.evalsha(self._sha, 1, key(ask.tenant), *arguments(verb, ask, self._gateway, self._lease.lasts_ms))
         await pipeline.execute()
+
+
+def _goes_on() -> bool:
+    """Whether the task was not cancelled. The client swallows a cancellation that meets it while it reads an answer (redis-py 8.1)."""
+    task = asyncio.current_task()
+    return task is not None and not task.cancelling()
