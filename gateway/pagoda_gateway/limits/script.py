@@ -24,7 +24,7 @@ local T, verb, gateway, now, lease, id = KEYS[1], ARGV[1], ARGV[2], tonumber(ARG
 local tokens, claim = tonumber(ARGV[6]), tonumber(ARGV[7])
 if now == 0 then
   local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
+  now = time[1] * 1000 + (time[2] - time[2] % 1000) / 1000
 end
 local function whole(number) return string.format('%.0f', number) end
 local function add(record, more)
