@@ -204,8 +204,8 @@ def _number(header: str, value: str, kind: Callable[[str], _N]) -> _N:
 
 def _allowance(headers: Mapping[str, str]) -> Allowance:
     names = (HEADER_RESERVED_TOKENS, HEADER_MAX_CONTEXT, HEADER_DEFAULT_MAX_TOKENS)
-    bounds = (None if (given := headers.get(name)) is None else _number(name, given, int) for name in names)
-    return Allowance(*bounds, reports=headers.get(HEADER_REPORT_USAGE) == "true")
+    reserved, context, default = (None if (given := headers.get(name)) is None else _number(name, given, int) for name in names)
+    return Allowance(reserved, context, default, reports=headers.get(HEADER_REPORT_USAGE) == "true")
 
 
 def _tier(value: str) -> Tier:
