@@ -7,6 +7,7 @@ import sys
 import structlog
 
 from pagoda_gateway.serve import settings
+from pagoda_gateway.serve.steady_log import SteadyLogger
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -22,7 +23,10 @@ def main(argv: list[str] | None = None) -> None:
 
 def configure_log() -> None:
     """Lines of JSON, or colours for a person."""
-    structlog.configure(processors=[structlog.processors.TimeStamper(fmt="iso"), structlog.processors.add_log_level, *_renderers()])
+    structlog.configure(
+        processors=[structlog.processors.TimeStamper(fmt="iso"), structlog.processors.add_log_level, *_renderers()],
+        logger_factory=lambda *_names: SteadyLogger(),
+    )
 
 
 def _renderers() -> list[structlog.typing.Processor]:

@@ -40,7 +40,8 @@ def text() -> str:
         ("Replica: HTTP", metrics.DAEMON_HTTP),
         ("Replica: its front process", metrics.DAEMON_PROCESS),
         ("Replica: our own", metrics.DAEMON_OWN),
-        ("Gateway", metrics.GATEWAY),
+        ("Gateway", metrics.GATEWAY_OWN),
+        ("Gateway: names of llm-d's endpoint picker, and their older twins", metrics.GATEWAY_POOL),
         ("Operator", metrics.OPERATOR),
     )
     buckets = _numbered((*metrics.DAEMON, *metrics.GATEWAY, *metrics.OPERATOR, *metrics.OPERATOR_LATER))

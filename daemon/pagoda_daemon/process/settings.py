@@ -26,7 +26,7 @@ from pagoda_daemon.nouns.errors import ConfigRejected, NotStarted
 from pagoda_daemon.process import stand_alone
 
 VERSION: Final = version("pagoda")
-SIMULATE_FRONTS: Final = "simulate-fronts"  # a door of its own: simulated/fleet/fronts.py
+SIMULATE_FRONTS: Final = "simulate-fronts"  # a command of its own: simulated/fleet/fronts.py
 _COLLECTOR: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _DEFAULT: Final = Path(DAEMON_CONFIG_DIR) / DAEMON_CONFIG_KEY
 _TERMINATION_LOG: Final = "/dev/termination-log"  # where kubelet mounts a pod's terminationMessagePath by default

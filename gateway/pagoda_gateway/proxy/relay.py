@@ -36,6 +36,7 @@ from pagoda_gateway.proxy.upstream import Call, Upstream
 from pagoda_gateway.requests.dialects import dialect_of
 from pagoda_gateway.requests.errors import Died, GatewayError, NeedsMore, Overloaded, Refused, UpstreamDied
 from pagoda_gateway.requests.limiter import Account
+from pagoda_gateway.requests.told import Told
 
 log = structlog.get_logger()
 
@@ -56,6 +57,7 @@ class Relay:
         self._events = Events()
         self._ended = False
         self.account = Account()  # of a request that no quota concerns
+        self.told = Told()
 
     async def attempt(self, call: Call, first_byte: Callable[[], None], address: str, route: str, *, fresh: bool) -> web.StreamResponse:
         """With the first two arguments bound, router.py's Attempt. Calls `first_byte` when a stream's first byte has arrived."""
@@ -67,7 +69,10 @@ class Relay:
                 await self.account.note(used)
             if answer.status == HTTPStatus.OK and answer.content_type == "text/event-stream":
                 return await self._stream(answer, headers, first_byte)
-            return await _whole(answer, headers)
+            whole = await _whole(answer, headers)
+            if isinstance(whole.body, bytes):
+                self.told.feed(whole.body)
+            return whole
         except BaseException:
             answer.close()  # not back into the pool: the replica sees at once that its answer is not read any more
             raise
@@ -120,6 +125,7 @@ class Relay:
             if used is not None:
                 await self.account.note(used)
             if events:
+                self.told.feed(events)
                 await begun.write(events)
             chunk = await _read(answer)
         await begun.write(self._events.rest())

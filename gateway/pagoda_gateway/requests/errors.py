@@ -3,6 +3,7 @@
 GatewayError                  ends one request
 ├── BadRequest 400            the body is not JSON, or lacks `model`
 │   ├── BodyTooLarge 413      BodyTooSlow 408      EncodingUnsupported 415
+│   ├── MalformedHttp 400     the head can be read in two ways; HeadersTooLarge 431
 │   └── NotServedHere 404     no such path; NotThisMethod 405
 ├── NotBuilt 501              a path of OpenAI's that Pagoda does not have yet
 ├── Unauthenticated 401       no API key, or one that is not valid here
@@ -24,7 +25,7 @@ AttemptFailed                 ends one attempt; router.py picks again, no client
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -71,6 +72,18 @@ class BodyTooSlow(BadRequest):
     status, code = 408, "request_timeout"
 
 
+class MalformedHttp(BadRequest):
+    """The request's head can be read in two ways. The connection ends with it."""
+
+    code = "malformed_http"
+
+
+class HeadersTooLarge(MalformedHttp):
+    """The request's head is over the limit."""
+
+    status, code = 431, "headers_too_large"
+
+
 class EncodingUnsupported(BadRequest):
     """The body is compressed."""
 
@@ -107,8 +120,9 @@ class ModelNotFound(GatewayError):
 
     status, type, code, param = 404, "invalid_request_error", ERROR_MODEL_NOT_FOUND, "model"
 
-    def __init__(self, model: str) -> None:
-        super().__init__(f"no service has the model name {model[:128]!r}; GET /v1/models lists the names")
+    def __init__(self, model: str, near: Sequence[str] = ()) -> None:
+        meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        super().__init__(f"no service has the model name {model[:128]!r}{meant or '; GET /v1/models lists the names'}")
 
 
 class ModelGone(ModelNotFound):

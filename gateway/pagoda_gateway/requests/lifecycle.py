@@ -78,6 +78,7 @@ class RequestLife:
     held_ms: float = 0.0
     admitted_ms: float = 0.0
     asked_ms: float = 0.0
+    first_ms: float = 0.0
     status: int = _FAILED
     point: float | None = None
     tried: dict[str, int] = field(default_factory=dict)
@@ -145,6 +146,7 @@ class RequestLife:
     def first_byte(self) -> None:
         """The first byte of a stream has arrived from the replica."""
         tally, now_ms = self._counters.tally, self._counters.clock_ms()
+        self.first_ms = now_ms
         tally.first_token(self.service, self.revision, now_ms - self.asked_ms, now_ms)
         tally.waited(self.service, now_ms - self.admitted_ms, now_ms)
 

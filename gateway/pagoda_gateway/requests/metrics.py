@@ -12,6 +12,7 @@ from pagoda_contracts.usage import Used
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from pagoda_gateway.requests.hold_queue import HoldQueue
+from pagoda_gateway.requests.pool_metrics import PoolMetrics
 from pagoda_gateway.routing.verdict import judge
 from pagoda_gateway.watch.cache import EndpointCache
 
@@ -31,6 +32,9 @@ class Metrics:
         self._hold_seconds = _histogram(words.GATEWAY_HOLD_SECONDS, self._registry)
         self._held = _gauge(words.GATEWAY_HELD, self._registry)
         self._endpoints = _gauge(words.GATEWAY_ENDPOINTS, self._registry)
+        self._duration = _histogram(words.GATEWAY_DURATION, self._registry)
+        self._ttft = _histogram(words.GATEWAY_TTFT, self._registry)
+        self._pools = PoolMetrics(self._registry)
 
     def answered(self, service: str, code: int) -> None:
         """A request ended. 499: the client left. A stream whose replica died counts as 502, one that the
@@ -65,14 +69,23 @@ class Metrics:
         """A request left the hold queue."""
         self._hold_seconds.labels(service).observe(seconds)
 
+    def took(self, service: str, seconds: float, ttft_seconds: float | None) -> None:
+        """A request that a replica of this service was asked for has ended."""
+        self._duration.labels(service).observe(seconds)
+        if ttft_seconds is not None:
+            self._ttft.labels(service).observe(ttft_seconds)
+
     def exposition(self) -> bytes:
         """Returns the metrics as Prometheus text."""
         now_ms = self._clock_ms()
         self._held.clear()
         self._endpoints.clear()
+        self._pools.clear()
         for service in self._cache.services():
-            self._held.labels(service.key).set(self._queue.count(service.key))
-            for verdict, count in Counts(judge(endpoint, now_ms) for endpoint in self._cache.endpoints(service)).items():
+            endpoints, held = self._cache.endpoints(service), self._queue.count(service.key)
+            self._held.labels(service.key).set(held)
+            self._pools.tell(service, endpoints, held, now_ms)
+            for verdict, count in Counts(judge(endpoint, now_ms) for endpoint in endpoints).items():
                 self._endpoints.labels(service.key, verdict).set(count)
         return generate_latest(self._registry)
 

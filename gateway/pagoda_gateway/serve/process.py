@@ -1,17 +1,19 @@
 """Builds the gateway's parts, runs them, and stops so that nothing is lost. Called by __main__; holds no logic of requests.
 
-After SIGTERM the gateway is unready at once. For `grace` it still takes new connections while its endpoint is removed, and answers
-`connection: close`. Then the listener closes, running requests finish within `drain-timeout`, and the process exits with 0.
+After SIGTERM the gateway is unready at once. For `lame-duck` it still takes new connections while its endpoint is removed, and
+answers `connection: close`; a second signal ends this time. Then the listener closes, running requests finish within `drain-timeout`, and
+the process exits with 0.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
+import ssl
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 from uuid import uuid4
@@ -30,6 +32,9 @@ from pagoda_gateway.limits.registry import Registry
 from pagoda_gateway.proxy.authenticate import Authenticate
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.handlers import Api, metrics_application
+from pagoda_gateway.proxy.listener import Listener, default_bounds, listening
+from pagoda_gateway.proxy.observe import Observe
+from pagoda_gateway.proxy.tracing import Tracing, tracing
 from pagoda_gateway.proxy.upstream import Upstream
 from pagoda_gateway.requests.budget import Budget
 from pagoda_gateway.requests.hold_queue import HoldQueue
@@ -41,6 +46,7 @@ from pagoda_gateway.requests.tally import Tally
 from pagoda_gateway.requests.usage import Usage
 from pagoda_gateway.serve.probes import Health, Probes
 from pagoda_gateway.serve.settings import Settings
+from pagoda_gateway.serve.tls import tls_context
 from pagoda_gateway.watch.cache import EndpointCache
 from pagoda_gateway.watch.key_file import read_key_file
 from pagoda_gateway.watch.own_token import OwnToken
@@ -51,8 +57,6 @@ from pagoda_gateway.watch.static_file import StaticFile
 log = structlog.get_logger()
 
 _BEAT_S: Final = 1.0
-# After the requests have ended only their last bytes are to be written.
-_FLUSH_S: Final = 5.0
 
 
 def main(settings: Settings) -> None:
@@ -62,18 +66,29 @@ def main(settings: Settings) -> None:
 
 
 async def _run(settings: Settings) -> None:
-    stop = asyncio.Event()
+    signals = Signals()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, signals.came)
     async with AsyncExitStack() as stack:
         parts = await _build(settings, stack)
         async with asyncio.TaskGroup() as background:  # one that fails ends the process: a restart recovers
             work = (_discover(parts, settings), _beat(parts.health), parts.peers.run(), parts.store.run())
             tasks = [background.create_task(one) for one in work]
-            await stop.wait()
-            await _drain(parts, settings)
+            await signals.stop.wait()
+            await _drain(parts, settings, signals.hurry)
             for task in tasks:
                 task.cancel()
+
+
+class Signals:
+    """SIGTERM and SIGINT: the first one begins the drain, the second one ends its lame duck."""
+
+    def __init__(self) -> None:
+        self.stop, self.hurry = asyncio.Event(), asyncio.Event()
+
+    def came(self) -> None:
+        """Counts a signal."""
+        (self.hurry if self.stop.is_set() else self.stop).set()
 
 
 class Parts(NamedTuple):
@@ -84,7 +99,7 @@ class Parts(NamedTuple):
     registry: Registry
     store: Store
     api: Api
-    runner: web.AppRunner
+    listener: Listener
     health: Health
     peers: Peers
 
@@ -105,16 +120,18 @@ async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
     store = _store(counters, settings, stack)
     limiter = Limiter(registry, store, counters.metrics.over_quota)
     usage = Usage(counters.metrics, log.info if settings.usage_lines else None)
-    api = Api(cache, InFlight(counters), router, upstream, limits, authenticate, limiter, usage)
+    observe = Observe(_clock_ms, counters.metrics, settings.access_log, _tracing(settings, stack))
+    api = Api(cache, InFlight(counters), router, upstream, limits, authenticate, observe, limiter, usage)
     health = Health(lambda: cache.synced and ring.synced and registry.synced and not api.stopping)
     probes = Probes(health, settings.host, settings.probes_port)
     stack.callback(probes.close)
-    metrics = await stack.enter_async_context(_listening(metrics_application(counters.metrics), settings.host, settings.metrics_port))
+    metrics = await stack.enter_async_context(_scraped(metrics_application(counters.metrics), settings.host, settings.metrics_port))
     peers = Peers((settings.peers,) if settings.peers else (), settings.identity, _clock_ms, own)
     demand = await _serve_demand(counters, settings, peers, stack)
-    runner = await stack.enter_async_context(_listening(api.application(), settings.host, settings.http_port))
-    log.info("listening", http=runner.addresses[0][1], metrics=metrics.addresses[0][1], probes=probes.port, demand=demand)
-    return Parts(cache, ring, registry, store, api, runner, health, peers)
+    tls = _tls(settings)
+    listener = await stack.enter_async_context(listening(api.application(), settings.host, settings.http_port, tls, default_bounds()))
+    log.info("listening", http=listener.port, tls=tls is not None, metrics=metrics.addresses[0][1], probes=probes.port, demand=demand)
+    return Parts(cache, ring, registry, store, api, listener, health, peers)
 
 
 def _keys(settings: Settings) -> KeyRing:
@@ -152,6 +169,26 @@ def _store(counters: Counters, settings: Settings, stack: AsyncExitStack) -> Sto
     shared = SharedStore(client, local, f"{settings.identity}-{uuid4().hex[:8]}", counters.metrics.quota_store)
     stack.push_async_callback(shared.close)
     return shared
+
+
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    try:
+        return tls_context(settings.tls_cert, settings.tls_key)
+    except (OSError, ValueError) as error:
+        sys.exit(f"pagoda-gateway: tls: {error}")
+
+
+def _tracing(settings: Settings, stack: AsyncExitStack) -> Tracing | None:
+    if settings.traces_endpoint is None:
+        return None
+    try:
+        made = tracing(settings.traces_endpoint)
+    except ModuleNotFoundError as missing:
+        sys.exit(f"pagoda-gateway: traces-endpoint: {missing.name} is missing; install pagoda[gateway,otel]")
+    stack.push_async_callback(made.close)
+    return made
 
 
 def _counters(settings: Settings) -> Counters:
@@ -193,12 +230,11 @@ def _clock_ms() -> float:
 
 
 @asynccontextmanager
-async def _listening(app: web.Application, host: str, port: int) -> AsyncIterator[web.AppRunner]:
-    """Listens. A request is cancelled when its client leaves; bodies are not decompressed."""
-    runner = web.AppRunner(app, access_log=None, auto_decompress=False, handler_cancellation=True, shutdown_timeout=_FLUSH_S)
+async def _scraped(app: web.Application, host: str, port: int) -> AsyncIterator[web.AppRunner]:
+    runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port, backlog=1024).start()
+        await web.TCPSite(runner, host, port).start()
         yield runner
     finally:
         await runner.cleanup()
@@ -220,11 +256,11 @@ async def _beat(health: Health) -> None:
         await asyncio.sleep(_BEAT_S)
 
 
-async def _drain(parts: Parts, settings: Settings) -> None:
+async def _drain(parts: Parts, settings: Settings, hurry: asyncio.Event) -> None:
     parts.api.stopping = True
-    log.info("draining", grace_s=settings.grace, under_way=parts.api.in_flight.count)
-    await asyncio.sleep(settings.grace)
-    for site in list(parts.runner.sites):
-        await site.stop()
+    log.info("draining", lame_duck_s=settings.lame_duck, under_way=parts.api.in_flight.count)
+    with suppress(TimeoutError):
+        await asyncio.wait_for(hurry.wait(), settings.lame_duck)
+    parts.listener.close()
     await parts.api.in_flight.finish(settings.drain_timeout)
     log.info("drained")

@@ -11,6 +11,7 @@ from pagoda_gateway.limits.registry import Registry
 from pagoda_gateway.proxy.authenticate import Authenticate
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.handlers import Api
+from pagoda_gateway.proxy.observe import Observe
 from pagoda_gateway.proxy.upstream import Upstream
 from pagoda_gateway.requests.budget import Budget
 from pagoda_gateway.requests.hold_queue import HoldQueue
@@ -39,6 +40,7 @@ class GatewayWorld:
         self.registry = Registry(self.ring, None)
         self.limiter = Limiter(self.registry, LocalStore(1, lambda: round(self.now_ms)), self.metrics.over_quota)
         self.usage = Usage(self.metrics, None)
+        self.observe = Observe(self.clock_ms, self.metrics)
         self.budget = Budget(budget)
         self.counters = Counters(self.cache, self.queue, self.metrics, self.tally, self.budget, self.clock_ms)
         self.counters.demand_changed = lambda _service: self.changed.set()
@@ -66,7 +68,7 @@ class GatewayWorld:
 
     def api(self, upstream: Upstream, limits: Limits, authenticate: Authenticate | None = None) -> Api:
         """Its routes."""
-        parts = (authenticate or self.authenticate, self.limiter, self.usage)
+        parts = (authenticate or self.authenticate, self.observe, self.limiter, self.usage)
         return Api(self.cache, self.in_flight, self.router, upstream, limits, *parts)
 
     async def until(self, holds: Callable[[], bool]) -> None:

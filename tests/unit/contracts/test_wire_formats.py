@@ -70,7 +70,7 @@ def test_metric_names_and_labels_are_what_exposition_allows_and_stand_once():
     families = (*metrics.DAEMON, *metrics.GATEWAY, *metrics.OPERATOR, *metrics.OPERATOR_LATER)
     assert len({family.name for family in families}) == len(families)
     for family in families:
-        assert re.fullmatch(r"(vllm:|pagoda_|http_|process_)[a-z0-9_]+", family.name)
+        assert re.fullmatch(r"(vllm:|pagoda_|http_|process_|llm_d_epp_|inference_pool_|inference_extension_)[a-z0-9_]+", family.name)
         if family is not metrics.ITERATION_TOKENS:  # vLLM's own slip, which its dashboards read
             assert not family.name.endswith(("_total", "_bucket", "_sum", "_count"))
         assert family.help

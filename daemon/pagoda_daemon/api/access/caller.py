@@ -1,4 +1,4 @@
-"""Caller: the identity of a request, and which of its own statements are believed. Pure; made by `auth.py`, read by every interface.
+"""Caller: the identity of a request, and which of its own statements are trusted. Pure; made by `auth.py`, read by every interface.
 
 A gateway, which has proven that it is one, speaks for its clients: tenant, weight, tier, priority, cache salt and prefix hashes are its
 word. From anybody else they are not read at all. A deadline is taken from everybody, since it only shortens.
@@ -119,7 +119,7 @@ ANYBODY: Final = Principal(ROLE_ANYBODY)
 
 
 def caller(principal: Principal, headers: Mapping[str, str], arrived_s: float) -> Caller:
-    """From an HTTP request's headers; BadRequest where one that is believed makes no sense."""
+    """From an HTTP request's headers; BadRequest where one that is trusted makes no sense."""
     deadline = _deadline(headers.get(HEADER_DEADLINE), arrived_s)
     if principal.role != ROLE_GATEWAY:
         return Caller(principal, own_terms(principal, deadline))

@@ -31,7 +31,7 @@ from pagoda_daemon.api.grpc.control import CUT, Control
 from pagoda_daemon.api.grpc.watch import Identity, StateFeed
 from pagoda_daemon.api.http.app import Parts, application
 from pagoda_daemon.api.http.connection import Bounds
-from pagoda_daemon.api.http.last_words import last_words
+from pagoda_daemon.api.http.final_errors import send_final_errors
 from pagoda_daemon.api.http.lines import report
 from pagoda_daemon.api.http.listener import bind, default_bounds, server_config
 from pagoda_daemon.api.http.tls import tls_context
@@ -178,7 +178,7 @@ class Front:
         generator = TextGenerator(self._engine, text, counts)
         said = (config.model.served_names, self._settings.version, config.revision, self._guard, self._settings.ping_after_s)
         return Parts(
-            self.replica, self._admission, generator, exposition, *said, self._web, None if self._tracing is None else self._tracing.tell
+            self.replica, self._admission, generator, exposition, *said, self._web, None if self._tracing is None else self._tracing.export
         )
 
     def _work(self) -> ModelWork | None:
@@ -211,9 +211,9 @@ class Front:
         for connection in list(self._server.server_state.connections):
             connection.transport.abort()
 
-    def last_words(self, error: DaemonError) -> int:
-        """Tells who still waits, past a loop that stands still: from any thread, right before the process ends."""
-        return 0 if self._server is None else last_words(self._server.server_state.connections, error)
+    def send_final_errors(self, error: DaemonError) -> int:
+        """Sends an error to every client that waits, past a loop that stands still: from any thread, right before the process ends."""
+        return 0 if self._server is None else send_final_errors(self._server.server_state.connections, error)
 
     def _count_down(self, looks: int) -> None:
         """In parts: if this process was stopped, at most one part counts, and the waiting clients are answered after it."""

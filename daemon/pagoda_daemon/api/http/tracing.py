@@ -52,7 +52,7 @@ class Tracing:
         self._tracer = provider.get_tracer(_SCOPE)
         self._propagator = TraceContextTextMapPropagator()
 
-    def tell(self, ended: Ended) -> None:
+    def export(self, ended: Ended) -> None:
         """Continues the client's trace where it sent one."""
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 

@@ -129,7 +129,7 @@ def response_of(error: DaemonError) -> Response:
 
 
 def on_daemon_error(request: Request, error: Exception) -> Response:
-    """Starlette's door to `response_of`; the access line names the refusal."""
+    """Starlette's handler, which calls `response_of`; the access line names the refusal."""
     if not isinstance(error, DaemonError):
         raise error
     reply = body_of(error).error

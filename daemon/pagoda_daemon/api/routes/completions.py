@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple, cast
@@ -31,10 +30,10 @@ from pagoda_daemon.api.openai.requests import CompletionRequest, GenerationReque
 from pagoda_daemon.api.openai.trace import Timing, timing
 from pagoda_daemon.api.routes.admission import Admission, admitted
 from pagoda_daemon.api.routes.allowance import allowed, limited, used, within
-from pagoda_daemon.api.routes.believed import stamped
 from pagoda_daemon.api.routes.events import EventStream
-from pagoda_daemon.api.routes.generation import Delta, Generator, Submission, submissions
+from pagoda_daemon.api.routes.generation import Answering, Delta, Generator, Submission, submissions
 from pagoda_daemon.api.routes.preparing import in_time
+from pagoda_daemon.api.routes.stamping import stamped
 from pagoda_daemon.api.routes.usages import Usages
 from pagoda_daemon.nouns.errors import BadRequest, DaemonError, RequestFailed
 from pagoda_daemon.nouns.sampling import Sampling
@@ -47,23 +46,23 @@ _BYTES_PER_TOKEN: Final = 4  # of an answer that is written whole; with 256 toke
 Parts = dict[int, list[Delta]]  # of each choice, in their order
 
 
-class Told(NamedTuple):
-    """What comes with a body, and where the names of its fields go that nobody knows."""
+class Context(NamedTuple):
+    """What comes with a body. `ignored` takes the names of its fields that have no effect."""
 
     request_id: str
     terms: Terms
     ignored: list[str]
 
     @classmethod
-    def of(cls, scope: Scope) -> Told:
+    def of(cls, scope: Scope) -> Context:
         """As the layers around the endpoints have put it there."""
         state = scope["state"]
         return cls(state["request_id"], state["caller"].terms, state["ignored"])
 
 
 class Read(NamedTuple):
-    """A body as the request that it is, what writes its answers, and how a refusal of it is told. `most`: tokens of an answer, of which the
-    context may hold fewer."""
+    """A body as the request that it is, what writes its answers, and how a refusal of it is worded. `most`: tokens of an answer, of which
+    the context may hold fewer."""
 
     request: GenerationRequest
     dialect: Callable[[Head, Sampling], Dialect]
@@ -103,10 +102,10 @@ class Generate:
         await admitted(self.admission, scope, receive, lambda body: self._answer(body, scope, receive, send))
 
     async def _answer(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        told = Told.of(scope)
+        context = Context.of(scope)
         chat = self.kind is not CompletionRequest  # another process renders its template
-        prepare = self.admission.preparing.run(len(body), lambda: self._prepare(body, told), blocks=chat)
-        prepared = await in_time(told.terms.deadline_ms, prepare)
+        prepare = self.admission.preparing.run(len(body), lambda: self._prepare(body, context), blocks=chat)
+        prepared = await in_time(context.terms.deadline_ms, prepare)
         scope["state"]["model"] = prepared.request.model
         try:
             await self._generated(prepared, scope, receive, send)
@@ -117,16 +116,17 @@ class Generate:
         request, (_, jobs, usages, dialect) = prepared.request, prepared
         reports = scope["state"]["caller"].terms.allowance.reports
         told = (lambda: to_comment(used(usages))) if reports else bytes
-        async with aclosing(self.generator.deltas(jobs, scope["state"]["arrived"])) as deltas:  # type: ignore[type-var]
+        async with self.generator.answering(jobs, scope["state"]["arrived"]) as answers:
             if request.stream:
-                await _stream(dialect, usages, deltas, EventStream(send, self.ping_after_s, ping=dialect.ping, told=told))
-            else:
-                parts = await self._collect(jobs, usages, deltas)
-                size = _BYTES_PER_TOKEN * (usages.completion_tokens + (usages.prompt_tokens if _shows_prompt(request) else 0))
+                await _stream(dialect, usages, answers, EventStream(send, self.ping_after_s, ping=dialect.ping, told=told))
+                return
+            parts = await self._collect(jobs, usages, answers)
+            size = _BYTES_PER_TOKEN * (usages.completion_tokens + (usages.prompt_tokens if _shows_prompt(request) else 0))
+            with answers.written():
                 whole = partial(self._whole, dialect, request, jobs, parts, usages)
                 content = await self.admission.preparing.run(size, whole)
-                headers = {HEADER_USAGE: to_header(used(usages))} if reports else None
-                await Response(content, headers=headers, media_type=JSON)(scope, receive, send)
+        headers = {HEADER_USAGE: to_header(used(usages))} if reports else None
+        await Response(content, headers=headers, media_type=JSON)(scope, receive, send)
 
     def _head(self, request: GenerationRequest, request_id: str, jobs: Sequence[Submission], usages: Usages) -> Head:
         spell = self.generator.text.spell if request.listed is not None else None
@@ -141,9 +141,9 @@ class Generate:
         recent = self.generator.counts.recent
         return (lambda: timing(found) if (found := recent.get(request_id)) else UNSET) if request.include_timing else None
 
-    async def _collect(self, jobs: Sequence[Submission], usages: Usages, deltas: AsyncIterator[list[Delta]]) -> Parts:
+    async def _collect(self, jobs: Sequence[Submission], usages: Usages, answers: Answering) -> Parts:
         parts: Parts = {job.first + index: [] for job in jobs for index in range(job.message.n)}
-        async for found in deltas:
+        async for found in answers:
             for delta in found:
                 usages.note(delta)
                 parts[delta.choice].append(delta)
@@ -165,20 +165,22 @@ class Generate:
         request = requests.parse(body, cast("type[GenerationRequest]", self.kind), ignored)
         return Read(request, lambda head, _sampling: self.dialect(head))
 
-    def _prepare(self, body: bytes, told: Told) -> Prepared:
+    def _prepare(self, body: bytes, context: Context) -> Prepared:
         """All that takes longer the more the client wrote: looking into 8 MB of tools takes a second, in which no stream would move."""
-        read = self._read(body, told.ignored)
-        allowance = told.terms.allowance
+        read = self._read(body, context.ignored)
+        allowance = context.terms.allowance
         limits = within(self.admission.limits_of(read.request.model, self.served_names), allowance)
         try:
-            made = submissions(read.request, told.request_id, self.generator.text, limits)
+            made = submissions(read.request, context.request_id, self.generator.text, limits)
         except BadRequest as error:
             raise read.refusal(error) from error
         most = read.most
         made = made if most is None else tuple(limited(job, most) for job in made)
-        jobs = stamped(allowed(made, allowance, bounded=most is not None or read.request.limit_field is not None), read.request, told.terms)
-        usages = Usages(jobs, self._timing(read.request, told.request_id))
-        head = self._head(read.request, told.request_id, jobs, usages)
+        jobs = stamped(
+            allowed(made, allowance, bounded=most is not None or read.request.limit_field is not None), read.request, context.terms
+        )
+        usages = Usages(jobs, self._timing(read.request, context.request_id))
+        head = self._head(read.request, context.request_id, jobs, usages)
         return Prepared(read, jobs, usages, read.dialect(head, jobs[0].sampling))
 
 
@@ -212,13 +214,15 @@ def _answer(deltas: Sequence[Delta]) -> Answer:
     return Answer(piece, deltas[-1].finish_reason or "stop", stop=deltas[-1].stop)
 
 
-async def _stream(dialect: Dialect, usages: Usages, deltas: AsyncIterator[list[Delta]], events: EventStream) -> None:
+async def _stream(dialect: Dialect, usages: Usages, answers: Answering, events: EventStream) -> None:
     opened = False
     async with events:
         try:
-            async for found in deltas:
-                opening, opened = b"" if opened else dialect.opening(), True
-                if (frames := opening + _frames(dialect, usages, found)) or not events.begun:
+            async for found in answers:
+                with answers.written():
+                    opening, opened = b"" if opened else dialect.opening(), True
+                    frames = opening + _frames(dialect, usages, found)
+                if frames or not events.begun:
                     await events.write(frames)
         except DaemonError as error:
             if not events.begun:

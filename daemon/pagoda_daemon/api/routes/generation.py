@@ -1,12 +1,13 @@
 """One request's way through the front: prompt ids and limits, submit, tokens back to text, the end. Knows no HTTP.
 
-Called by `api/routes/completions.py`. `Submission` is made by pure functions; `deltas` is the only place that talks to the engine.
+Called by `api/routes/completions.py`. `Submission` is made by pure functions; `Generator` is the only place that talks to the engine.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -164,6 +165,27 @@ class _Choice:
 _Open = dict[str, dict[int, _Choice]]
 
 
+@dataclass(frozen=True, eq=False)
+class Answering:
+    """The answers of one request: iterate for text as it comes, all that is new at a time, of each choice the last delta with a reason."""
+
+    deltas: AsyncIterator[list[Delta]]
+    records: Sequence[Record]
+
+    def __aiter__(self) -> AsyncIterator[list[Delta]]:
+        return self.deltas
+
+    @contextmanager
+    def written(self) -> Iterator[None]:
+        """While they are written for the client: if that raises, the client gets an error, and all of them count as failed."""
+        try:
+            yield
+        except Exception:
+            for record in self.records:
+                record.fail_all()
+            raise
+
+
 @dataclass(frozen=True)
 class Generator:
     """Runs submissions on the engine and counts what comes back."""
@@ -172,14 +194,22 @@ class Generator:
     text: ModelText
     counts: Counts
 
-    async def deltas(self, jobs: Sequence[Submission], arrived: float) -> AsyncIterator[list[Delta]]:
-        """Text as it comes, all that is new at a time, of each choice the last delta with a reason; `arrived` is monotonic.
+    @asynccontextmanager
+    async def answering(self, jobs: Sequence[Submission], arrived: float) -> AsyncIterator[Answering]:
+        """Their answers; `arrived` is monotonic. They are counted when the block ends, because writing them may fail. If it is left early
+        (client gone, cancelled), or one choice fails, the engine is told to stop all of them."""
+        records: list[Record] = []
+        try:
+            async with aclosing(self._deltas(jobs, arrived, records)) as deltas:
+                yield Answering(deltas, records)
+        finally:
+            for record in records:
+                self.counts.close(record, record.ended or time.monotonic())
 
-        Left early (client gone, cancelled), or with one choice failed, the engine is told to stop all of them.
-        """
+    async def _deltas(self, jobs: Sequence[Submission], arrived: float, records: list[Record]) -> AsyncGenerator[list[Delta]]:
         open_choices: _Open = {}
         try:
-            stream = self._submit(jobs, open_choices, arrived)
+            stream = self._submit(jobs, open_choices, arrived, records)
             while open_choices:
                 found, error = self._read(await stream.take(), open_choices)
                 if found:
@@ -194,7 +224,7 @@ class Generator:
         finally:
             for request_id, choices in open_choices.items():
                 self.engine.close_stream(request_id, finished=False)
-                self._count_cut(tuple(choices.values()))
+                _cut(tuple(choices.values()))
 
     def _read(self, rows: Sequence[RowOutput], open_choices: _Open) -> tuple[list[Delta], DaemonError | None]:
         """What the rows say, and what went wrong after it."""
@@ -222,13 +252,14 @@ class Generator:
             choice.record.end(choice.index, delta.finish_reason, choice.tokens)
         return delta
 
-    def _submit(self, jobs: Sequence[Submission], open_choices: _Open, arrived: float) -> Stream:
+    def _submit(self, jobs: Sequence[Submission], open_choices: _Open, arrived: float, records: list[Record]) -> Stream:
         stream = None
         for job in jobs:
             scores: list[TokenLogprob] = []
             sent = time.monotonic()  # before: the engine may have heard it, and count its queue, while this thread waits for its next turn
             stream = self.engine.submit(job.message, stream) if stream else self.engine.submit(job.message)
             record = self.counts.open(job.message, arrived, sent)
+            records.append(record)
             share = (job, record, scores, self.text)
             open_choices[job.message.request_id] = {index: _Choice(index, *share) for index in range(job.message.n)}
         if stream is None:
@@ -243,15 +274,16 @@ class Generator:
         if not siblings:
             del open_choices[request_id]
             self.engine.close_stream(request_id, finished=choice.ended)
-            self.counts.close(choice.record, time.monotonic())
+            choice.record.ended = time.monotonic()
         elif not choice.ended:
             self.engine.abort_choice(request_id, choice.index)
 
-    def _count_cut(self, choices: Sequence[_Choice]) -> None:
-        """Those of one prompt that nobody waits for any more."""
-        record = choices[0].record
-        record.completion_tokens += sum(choice.tokens for choice in choices)
-        self.counts.close(record, time.monotonic())
+
+def _cut(choices: Sequence[_Choice]) -> None:
+    """Those of one prompt that nobody waits for any more."""
+    record = choices[0].record
+    record.completion_tokens += sum(choice.tokens for choice in choices)
+    record.ended = time.monotonic()
 
 
 def _taken(answer: AnswerText, row: RowOutput, *, shows_stop: bool) -> Piece:

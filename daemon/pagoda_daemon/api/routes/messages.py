@@ -37,7 +37,7 @@ def checked_chat(request: MessagesRequest | CountTokensRequest, ignored: list[st
     return chat
 
 
-def count_tokens(request: CountTokensRequest, text: ModelText, limits: Ready) -> CountTokensReply:
+def count_tokens(request: CountTokensRequest, text: ModelText, limits: Ready, ignored: list[str]) -> CountTokensReply:
     """Returns how many tokens the prompt of a message has: its `input_tokens` and the cached ones."""
-    chat = checked_chat(request, [])
+    chat = checked_chat(request, ignored)
     return CountTokensReply(len(chat_ids(chat, chat.box, text, limits.max_model_len)))

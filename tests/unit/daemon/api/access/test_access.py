@@ -233,7 +233,7 @@ async def test_a_body_still_cannot_claim_what_headers_carry(app, engine, world):
     assert engine.heard == []
 
 
-async def test_stand_alone_everybody_may_ask_and_nobody_is_believed(engine, world):
+async def test_stand_alone_everybody_may_ask_and_nobody_is_trusted(engine, world):
     async with open_client(made(engine, world[2], None)) as client:
         await client.post("/v1/completions", json=ASK, headers={HEADER_TENANT: "team-a", "authorization": "Bearer none"})
         assert (await client.get("/metrics")).status_code == 200

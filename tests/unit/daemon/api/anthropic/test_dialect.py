@@ -24,7 +24,7 @@ EVENT = TypeAdapter(anthropic.types.RawMessageStreamEvent)
 THOUGHT, TEXT, CALL, INPUT = Reasoning("hm"), Content("hi"), Call(0, "f"), Arguments(0, '{"a": [1, "x"]}')
 
 
-class Told:
+class ScriptedParser:
     """Stands for the parser: a piece of text is the next event, and all that is left if it is the whole answer."""
 
     def __init__(self, events):
@@ -39,7 +39,7 @@ class Told:
 
 
 def dialect(events, **changes):
-    return Messages(Head("r", 0, "m", False, used=lambda: USAGE, reading=Reading(lambda: Told(events))), **changes)
+    return Messages(Head("r", 0, "m", False, used=lambda: USAGE, reading=Reading(lambda: ScriptedParser(events))), **changes)
 
 
 def whole(events, reason="stop", stop=None, **changes):

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import uvloop
+from pagoda_daemon.api.http.final_errors import send_final_errors
 from pagoda_daemon.api.http.half_closed import BEGIN
-from pagoda_daemon.api.http.last_words import last_words
 from pagoda_daemon.nouns.errors import EngineDied
 from support.servers.local_replica import NAME, PATIENCE_S, LocalReplica, local_replica, read_answer, request, texts
 
@@ -151,7 +151,7 @@ def test_who_has_not_asked_to_the_end_is_let_go(loop: Any, part: bytes) -> None:
 
 
 @LOOPS
-def test_a_refusal_and_last_words_go_on_behind_what_is_written(loop: Any) -> None:
+def test_a_refusal_and_a_final_error_go_on_behind_what_is_written(loop: Any) -> None:
     async def test() -> None:
         async with one() as replica:
             reader, writer = await replica.connect()
@@ -167,7 +167,7 @@ def test_a_refusal_and_last_words_go_on_behind_what_is_written(loop: Any) -> Non
             assert await reader.readexactly(len(BEGIN)) == BEGIN
             server = replica.front._server
             assert server is not None
-            assert last_words(server.server_state.connections, EngineDied("gone")) == 1
+            assert send_final_errors(server.server_state.connections, EngineDied("gone")) == 1
             assert (await reader.readline()) == b"503 Service Unavailable\r\n"
             held.go_on.set()
 

@@ -48,6 +48,35 @@ def test_a_whole_pair_is_a_character() -> None:
     assert strict.decode(b'{"a":"\\ud83d\\ude00"}') == {"a": "\U0001f600"}
 
 
+@pytest.mark.parametrize(
+    ("body", "key"),
+    [
+        (b'{"a":1,"a":1}', "a"),
+        (b'{"a" :1,"a"\n:1}', "a"),
+        (b'{"a":{"b":1,"b":2},"c":3}', "b"),
+        (b'{"a":[{"b":1,"b":2}]}', "b"),
+        (b'{"a":{"b":{"c":1,"c":2}}}', "c"),
+        (b'[{"a":1,"a":1}]', "a"),
+        (b'{"a:":1,"b":{},"a:":"x"}', "a:"),
+        (b'{"a":1,"\\u0061":{"b":1}}', "a"),
+    ],
+)
+def test_a_key_that_stands_twice_in_one_object_is_refused_at_every_depth(body: bytes, key: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        strict.decode(body)
+    assert (caught.value.code, caught.value.param) == ("duplicate_key", key)
+
+
+def test_a_body_of_token_ids_is_not_parsed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's parser would hold the interpreter for 0.17 s of 16 MB, beside 0.09 s of msgspec's."""
+    calls: list[bytes] = []
+    monkeypatch.setattr(strict.json, "loads", lambda body, **_: calls.append(body))
+    strict.decode(b'{"model":"m","prompt":[1,2,3],"stream_options":{"include_usage":true}}')
+    assert calls == []
+    strict.decode(b'{"messages":[{"role":"user"}]}')
+    assert len(calls) == 1
+
+
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> ModelText:
     return ModelText(tiny_model_dir(tmp_path_factory.mktemp("said")))
