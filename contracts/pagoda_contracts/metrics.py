@@ -225,6 +225,24 @@ GATEWAY_REPICKS: Final = Metric("pagoda_gateway_repicks", "counter", "Requests p
 GATEWAY_HOLD_SECONDS: Final = Metric(
     "pagoda_gateway_hold_seconds", "histogram", "Time requests were held", ("service",), (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0)
 )
+GATEWAY_TOKENS: Final = Metric(
+    "pagoda_gateway_tokens",
+    "counter",
+    "Tokens that replicas counted, also for streams that were cut. kind: prompt (without cached ones), cached or answer. The first 1000 "
+    "payers; the rest is `other`",
+    ("tenant", "key", "service", "adapter", "class", "kind"),
+)
+GATEWAY_OVER_QUOTA: Final = Metric(
+    "pagoda_gateway_over_quota",
+    "counter",
+    "Requests refused by a TenantQuota. limit: model, concurrency, requests or tokens",
+    ("quota", "limit"),
+)
+GATEWAY_QUOTA_STORE: Final = Metric(
+    "pagoda_gateway_quota_store_up",
+    "gauge",
+    "1 while the common store of quotas answers, else 0: each gateway takes its share",
+)
 GATEWAY_DURATION: Final = Metric(
     *(
         "pagoda_gateway_request_duration_seconds",
@@ -259,6 +277,7 @@ GATEWAY_POOL: Final = (*POOL_AVERAGE_QUEUE, *POOL_AVERAGE_KV, *POOL_READY, *POOL
 GATEWAY_OWN: Final = (
     *(GATEWAY_REQUESTS, GATEWAY_UNAUTHENTICATED, GATEWAY_HELD, GATEWAY_ENDPOINTS, GATEWAY_REPICKS, GATEWAY_HOLD_SECONDS),
     *(GATEWAY_DURATION, GATEWAY_TTFT),
+    *(GATEWAY_TOKENS, GATEWAY_OVER_QUOTA, GATEWAY_QUOTA_STORE),
 )
 GATEWAY: Final = (*GATEWAY_OWN, *GATEWAY_POOL)
 

@@ -71,6 +71,16 @@ HEADER_PRIORITY: Final = "x-pagoda-priority"
 HEADER_CACHE_SALT: Final = "x-pagoda-cache-salt"
 HEADER_WEIGHT: Final = "x-pagoda-weight"
 HEADER_TIER: Final = "x-pagoda-tier"
+# Of a tenant's quota: tokens of prompts and answers that are reserved for this request, tokens of the context that it may use, and
+# max_tokens of a request that sets none.
+HEADER_RESERVED_TOKENS: Final = "x-pagoda-reserved-tokens"
+HEADER_MAX_CONTEXT: Final = "x-pagoda-max-context"
+HEADER_DEFAULT_MAX_TOKENS: Final = "x-pagoda-default-max-tokens"
+# "true": the replica tells what the request used (contracts, usage.py); in an answer: what it used.
+HEADER_REPORT_USAGE: Final = "x-pagoda-report-usage"
+HEADER_USAGE: Final = "x-pagoda-usage"
+# In a refusal with ERROR_OVER_RESERVATION: how many tokens the request needs.
+HEADER_NEEDED_TOKENS: Final = "x-pagoda-needed-tokens"
 # Milliseconds from the request's arrival after which its answer is not wanted any more. Believed from every caller, since it only shortens.
 HEADER_DEADLINE: Final = "x-pagoda-deadline-ms"
 HEADER_ROUTE: Final = "x-pagoda-route"
@@ -162,6 +172,7 @@ MAX_SERVICE_NAME: Final = 35
 ERROR_DRAINING: Final = "draining"
 ERROR_NOT_READY: Final = "not_ready"
 ERROR_OVERLOADED: Final = "overloaded"
+ERROR_OVER_RESERVATION: Final = "over_reservation"
 ERROR_ENGINE_DIED: Final = "engine_died"
 ERROR_DEADLINE: Final = "deadline_exceeded"
 ERROR_MODEL_NOT_FOUND: Final = "model_not_found"

@@ -20,6 +20,7 @@ from pagoda_gateway.requests.errors import NotSynced, Unauthenticated
 from pagoda_gateway.requests.metrics import Metrics
 
 TENANT: Final = web.RequestKey("tenant", str)
+KEY_ID: Final = web.RequestKey("key_id", str)
 _HOW: Final = "send it as `authorization: Bearer KEY`; `pagoda key create` makes one"
 
 
@@ -54,6 +55,7 @@ class Authenticate:
         async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
             owner = self.owner(request)
             request[TENANT] = owner.tenant if owner is not None else ""
+            request[KEY_ID] = owner.key_id if owner is not None else ""
             if owner is not None and (observed := request.get(OBSERVED)) is not None:
                 observed.tenant, observed.key_id = owner.tenant, owner.key_id
             return await handler(request)

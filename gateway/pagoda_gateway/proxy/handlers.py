@@ -18,8 +18,9 @@ from pagoda_contracts.name_owners import ServedName
 from pagoda_contracts.names import HEADER_REQUEST_ID
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from pagoda_gateway.limits.told import Style
 from pagoda_gateway.proxy import body, parse
-from pagoda_gateway.proxy.authenticate import TENANT, Authenticate
+from pagoda_gateway.proxy.authenticate import KEY_ID, TENANT, Authenticate
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.connection import check_head
 from pagoda_gateway.proxy.headers import to_replica
@@ -27,11 +28,14 @@ from pagoda_gateway.proxy.observe import OBSERVED, Observe
 from pagoda_gateway.proxy.relay import Relay
 from pagoda_gateway.proxy.tracing import TRACEPARENT
 from pagoda_gateway.proxy.upstream import Call, Upstream
-from pagoda_gateway.requests.dialects import ENDPOINTS, dialect_of
+from pagoda_gateway.proxy.wish import wish
+from pagoda_gateway.requests.dialects import ANTHROPIC, ENDPOINTS, dialect_of
 from pagoda_gateway.requests.errors import GatewayError, MalformedHttp, ModelNotFound, NotBuilt, NotServedHere, NotSynced, NotThisMethod
 from pagoda_gateway.requests.lifecycle import InFlight, RequestLife
+from pagoda_gateway.requests.limiter import Account, Asked, Limiter
 from pagoda_gateway.requests.metrics import Metrics
 from pagoda_gateway.requests.router import Router
+from pagoda_gateway.requests.usage import Payer, Usage
 from pagoda_gateway.watch.cache import EndpointCache
 
 log = structlog.get_logger()
@@ -52,6 +56,8 @@ class Api:
     limits: Limits
     authenticate: Authenticate
     observe: Observe
+    limiter: Limiter
+    usage: Usage
     stopping: bool = False
 
     def application(self) -> web.Application:
@@ -87,19 +93,32 @@ class Api:
     async def _answer(self, request: web.Request, life: RequestLife, relay: Relay) -> web.StreamResponse:
         whole = await body.read(request, self.limits, life.take_bytes)
         life.request = parse.routing_request(whole, request.headers, request[TENANT])
-        path = request.rel_url.raw_path_qs  # a target in absolute form names the gateway, not the replica
-        headers = to_replica(request.headers, request[_REQUEST_ID], life.request)
-        if (observed := request.get(OBSERVED)) is not None and observed.traceparent:
-            headers[TRACEPARENT] = observed.traceparent
-        call = Call(path, headers, whole)
-        return await self.router.serve(life, partial(relay.attempt, call, life.first_byte))
+        style: Style = "anthropic" if dialect_of(request.path) is ANTHROPIC else "openai"
+        asked = Asked(request[TENANT], life.request.model, partial(wish, request.path, whole), style)
+        async with self.limiter.admitted(asked) as relay.account:
+            path = request.rel_url.raw_path_qs  # a target in absolute form names the gateway, not the replica
+            headers = to_replica(request.headers, request[_REQUEST_ID], life.request)
+            if (observed := request.get(OBSERVED)) is not None and observed.traceparent:
+                headers[TRACEPARENT] = observed.traceparent
+            call = Call(path, headers, whole)
+            try:
+                answer = await self.router.serve(life, partial(relay.reserved, call, life.first_byte))
+                relay.account.status = answer.status
+                return answer
+            finally:
+                self._count(request, life, relay.account)
 
-    async def _models(self, _request: web.Request) -> web.Response:
-        return _json({"object": "list", "data": [self._card(model) for model in self._served()]})
+    def _count(self, request: web.Request, life: RequestLife, account: Account) -> None:
+        if account.used is not None:
+            payer = Payer(request[TENANT], request[KEY_ID], life.service, life.request.adapter)
+            self.usage.record(payer, account.used, request[_REQUEST_ID], life.request.model, account.status)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return _json({"object": "list", "data": [self._card(model) for model in self._served(request[TENANT])]})
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["id"]
-        for model in self._served():
+        for model in self._served(request[TENANT]):
             if model.name == name:
                 return _json(self._card(model))
         raise ModelNotFound(name)
@@ -110,10 +129,12 @@ class Api:
         why = self.router.why_not(model.owner)
         return card | {"available": not why} | ({"unavailable_reason": why} if why else {})
 
-    def _served(self) -> list[ServedName]:
+    def _served(self, tenant: str) -> list[ServedName]:
+        """Returns the names that a tenant may use."""
+        policy = self.limiter.policy(tenant)
         if not self.cache.synced:
             raise NotSynced("the gateway has not listed the cluster's services yet")
-        return self.cache.models()
+        return [model for model in self.cache.models() if policy.refusing(model.name) is None]
 
 
 async def _not_built(request: web.Request) -> web.StreamResponse:

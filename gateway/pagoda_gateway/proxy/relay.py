@@ -20,17 +20,22 @@ from pagoda_contracts.names import (
     ERROR_ENGINE_DIED,
     ERROR_FORBIDDEN,
     ERROR_NOT_READY,
+    ERROR_OVER_RESERVATION,
     ERROR_OVERLOADED,
     ERROR_UNAUTHENTICATED,
     HEADER_ERROR_CODE,
+    HEADER_NEEDED_TOKENS,
     HEADER_ROUTE,
+    HEADER_USAGE,
 )
+from pagoda_contracts.usage import from_header
 
 from pagoda_gateway.proxy.headers import to_client
 from pagoda_gateway.proxy.sse import Events
 from pagoda_gateway.proxy.upstream import Call, Upstream
 from pagoda_gateway.requests.dialects import dialect_of
-from pagoda_gateway.requests.errors import Died, GatewayError, Overloaded, Refused, UpstreamDied
+from pagoda_gateway.requests.errors import Died, GatewayError, NeedsMore, Overloaded, Refused, UpstreamDied
+from pagoda_gateway.requests.limiter import Account
 from pagoda_gateway.requests.told import Told
 
 log = structlog.get_logger()
@@ -51,6 +56,7 @@ class Relay:
         self.begun: web.StreamResponse | None = None  # a stream whose first byte is on its way to the client
         self._events = Events()
         self._ended = False
+        self.account = Account()  # of a request that no quota concerns
         self.told = Told()
 
     async def attempt(self, call: Call, first_byte: Callable[[], None], address: str, route: str, *, fresh: bool) -> web.StreamResponse:
@@ -58,6 +64,9 @@ class Relay:
         answer = await self._upstream.send(address, call, fresh=fresh)
         try:
             headers = to_client(answer.headers, route)
+            headers.update(self.account.headers)
+            if (used := from_header(answer.headers.get(HEADER_USAGE, ""))) is not None:
+                await self.account.note(used)
             if answer.status == HTTPStatus.OK and answer.content_type == "text/event-stream":
                 return await self._stream(answer, headers, first_byte)
             whole = await _whole(answer, headers)
@@ -66,6 +75,22 @@ class Relay:
             return whole
         except BaseException:
             answer.close()  # not back into the pool: the replica sees at once that its answer is not read any more
+            raise
+
+    async def reserved(self, call: Call, first_byte: Callable[[], None], address: str, route: str, *, fresh: bool) -> web.StreamResponse:
+        """The same within the request's reservation, which grows once if the replica finds that the request needs more."""
+        before, self.account.sent = self.account.sent, True
+        try:
+            call.headers.update(self.account.terms())
+            return await self.attempt(call, first_byte, address, route, fresh=fresh)
+        except NeedsMore as more:
+            self.account.sent = before
+            await self.account.grow(more.tokens)
+            self.account.sent = True
+            call.headers.update(self.account.terms())
+            return await self.attempt(call, first_byte, address, route, fresh=fresh)
+        except Refused:
+            self.account.sent = before  # nothing was computed
             raise
 
     async def _stream(
@@ -96,9 +121,12 @@ class Relay:
 
     async def _pass_on(self, answer: aiohttp.ClientResponse, chunk: bytes, begun: web.StreamResponse) -> None:
         while chunk:
-            if whole := self._events.feed(chunk):
-                self.told.feed(whole)
-                await begun.write(whole)
+            events, used = self._events.take(chunk)
+            if used is not None:
+                await self.account.note(used)
+            if events:
+                self.told.feed(events)
+                await begun.write(events)
             chunk = await _read(answer)
         await begun.write(self._events.rest())
 
@@ -117,7 +145,9 @@ async def _whole(answer: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> w
         body = await answer.read()
     except (aiohttp.ClientError, OSError) as error:
         raise Died("closed", str(error)) from error
-    code = _error_code(answer, body) if answer.status in _UNAVAILABLE | _UNAUTHORIZED else ""
+    code = _error_code(answer, body) if answer.status in _UNAVAILABLE | _UNAUTHORIZED | {HTTPStatus.CONFLICT} else ""
+    if code == ERROR_OVER_RESERVATION and (needed := answer.headers.get(HEADER_NEEDED_TOKENS, "")).isdecimal():
+        raise NeedsMore(int(needed))
     if code in _UNAUTHORIZED_CODES and answer.status in _UNAUTHORIZED:
         log.warning("a replica refuses this gateway's token", route=headers[HEADER_ROUTE], status=answer.status)
         raise Refused("not-let-in")

@@ -7,7 +7,8 @@ GatewayError                  ends one request
 │   └── NotServedHere 404     no such path; NotThisMethod 405
 ├── NotBuilt 501              a path of OpenAI's that Pagoda does not have yet
 ├── Unauthenticated 401       no API key, or one that is not valid here
-├── ModelNotFound 404         no service has the name `model`
+├── ModelNotFound 404         no service has the name `model`, or the tenant may not use it (ModelNotAllowed)
+├── OverQuota 429             a quota of the tenant has no room for the request
 ├── QueueFull 429             too many requests are held already, or too many bytes of bodies
 ├── ServiceStalled 503        no replica serves, and only a person can change that
 ├── HoldTimeout 503           no endpoint became ready in time
@@ -15,6 +16,7 @@ GatewayError                  ends one request
 ├── NotSynced 503             the gateway has not listed the cluster yet
 ├── UpstreamDied 502          the replica died with the answer under way
 └── ShuttingDown 503          the gateway's own deadline
+NeedsMore                     the request needs more tokens than are reserved; handlers.py reserves them and sends it again
 AttemptFailed                 ends one attempt; router.py picks again, no client sees it
 ├── Refused                   nothing was computed: draining, not ready, no connection
 │   └── Overloaded            the replica is overloaded
@@ -28,6 +30,8 @@ from types import MappingProxyType
 from typing import Final
 
 from pagoda_contracts.names import ERROR_MODEL_NOT_FOUND, ERROR_OVERLOADED
+
+from pagoda_gateway.limits.told import Refusal
 
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -127,6 +131,24 @@ class ModelGone(ModelNotFound):
     retry_after, should_retry = 5, True
 
 
+class ModelNotAllowed(ModelNotFound):
+    """A quota does not allow the tenant to use this model. Whether it exists is not said."""
+
+    def __init__(self, model: str) -> None:
+        why = f"the model {model[:128]!r} does not exist, or the quota of your tenant does not allow it"
+        Exception.__init__(self, f"{why}; GET /v1/models lists the names")
+
+
+class OverQuota(GatewayError):
+    """A quota of the tenant has no room for the request."""
+
+    status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
+
+    def __init__(self, refusal: Refusal, headers: Mapping[str, str]) -> None:
+        super().__init__(refusal.message)
+        self.retry_after, self.should_retry, self.headers = refusal.retry_after, refusal.worth_a_retry, headers
+
+
 class QueueFull(GatewayError):
     """Too many requests are held already, or too many bytes of bodies."""
 
@@ -167,6 +189,14 @@ class ShuttingDown(GatewayError):
     """The gateway's own drain deadline has passed."""
 
     status, code, retry_after, should_retry = 503, "gateway_stopping", 1, True
+
+
+class NeedsMore(Exception):
+    """A replica refuses to begin, because the request needs `tokens`, more than are reserved for it."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(f"the request needs {tokens} tokens")
+        self.tokens = tokens
 
 
 class AttemptFailed(Exception):

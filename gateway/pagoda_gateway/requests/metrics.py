@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter as Counts
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from pagoda_contracts import metrics as words
 from pagoda_contracts.metrics import Metric
 from pagoda_contracts.resources.apikeys import Refusal
+from pagoda_contracts.usage import Used
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from pagoda_gateway.requests.hold_queue import HoldQueue
@@ -25,6 +26,9 @@ class Metrics:
         self._requests = _counter(words.GATEWAY_REQUESTS, self._registry)
         self._unauthenticated = _counter(words.GATEWAY_UNAUTHENTICATED, self._registry)
         self._repicks = _counter(words.GATEWAY_REPICKS, self._registry)
+        self._tokens = _counter(words.GATEWAY_TOKENS, self._registry)
+        self._over_quota = _counter(words.GATEWAY_OVER_QUOTA, self._registry)
+        self._quota_store: Gauge | None = None
         self._hold_seconds = _histogram(words.GATEWAY_HOLD_SECONDS, self._registry)
         self._held = _gauge(words.GATEWAY_HELD, self._registry)
         self._endpoints = _gauge(words.GATEWAY_ENDPOINTS, self._registry)
@@ -40,6 +44,22 @@ class Metrics:
     def unauthenticated(self, reason: Refusal) -> None:
         """A request was refused for its API key."""
         self._unauthenticated.labels(reason).inc()
+
+    def used(self, labels: Iterable[str], used: Used) -> None:
+        """A request ended that used so many tokens. The caller bounds the labels."""
+        who = tuple(labels)
+        for kind, tokens in (("prompt", used.prompt - used.cached), ("cached", used.cached), ("answer", used.answer)):
+            self._tokens.labels(*who, kind).inc(tokens)
+
+    def over_quota(self, quota: str, limit: str) -> None:
+        """A request was refused by a quota."""
+        self._over_quota.labels(quota, limit).inc()
+
+    def quota_store(self, up: bool) -> None:
+        """The common store of quotas answers, or does not. Without a store there is no such metric."""
+        if self._quota_store is None:
+            self._quota_store = _gauge(words.GATEWAY_QUOTA_STORE, self._registry)
+        self._quota_store.set(up)
 
     def repicked(self, service: str, reason: str) -> None:
         """An attempt failed without loss, and the request was picked again."""

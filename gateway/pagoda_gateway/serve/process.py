@@ -11,10 +11,12 @@ import asyncio
 import signal
 import ssl
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
+from uuid import uuid4
 
 import structlog
 import uvloop
@@ -26,6 +28,7 @@ from pagoda_gateway.demand.keda import ExternalScaler
 from pagoda_gateway.demand.messages import DemandMessages
 from pagoda_gateway.demand.peers import Peers
 from pagoda_gateway.demand.server import DemandServer
+from pagoda_gateway.limits.registry import Registry
 from pagoda_gateway.proxy.authenticate import Authenticate
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.handlers import Api, metrics_application
@@ -36,15 +39,18 @@ from pagoda_gateway.proxy.upstream import Upstream
 from pagoda_gateway.requests.budget import Budget
 from pagoda_gateway.requests.hold_queue import HoldQueue
 from pagoda_gateway.requests.lifecycle import Counters, InFlight
+from pagoda_gateway.requests.limiter import Limiter, LocalStore, Store
 from pagoda_gateway.requests.metrics import Metrics
 from pagoda_gateway.requests.router import Router
 from pagoda_gateway.requests.tally import Tally
+from pagoda_gateway.requests.usage import Usage
 from pagoda_gateway.serve.probes import Health, Probes
 from pagoda_gateway.serve.settings import Settings
 from pagoda_gateway.serve.tls import tls_context
 from pagoda_gateway.watch.cache import EndpointCache
 from pagoda_gateway.watch.key_file import read_key_file
 from pagoda_gateway.watch.own_token import OwnToken
+from pagoda_gateway.watch.quotas import read_quota_file
 from pagoda_gateway.watch.state_streams import StateStreams
 from pagoda_gateway.watch.static_file import StaticFile
 
@@ -66,7 +72,8 @@ async def _run(settings: Settings) -> None:
     async with AsyncExitStack() as stack:
         parts = await _build(settings, stack)
         async with asyncio.TaskGroup() as background:  # one that fails ends the process: a restart recovers
-            tasks = [background.create_task(work) for work in (_discover(parts, settings), _beat(parts.health), parts.peers.run())]
+            work = (_discover(parts, settings), _beat(parts.health), parts.peers.run(), parts.store.run())
+            tasks = [background.create_task(one) for one in work]
             await signals.stop.wait()
             await _drain(parts, settings, signals.hurry)
             for task in tasks:
@@ -89,6 +96,8 @@ class Parts(NamedTuple):
 
     cache: EndpointCache
     ring: KeyRing
+    registry: Registry
+    store: Store
     api: Api
     listener: Listener
     health: Health
@@ -101,15 +110,19 @@ async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
     cache = counters.cache
     own = OwnToken(settings.token) if settings.token is not None else None
     ring = _keys(settings)
+    registry = _quotas(settings, ring)
     router = _router(counters, settings)
     _read_states(cache, StateStreams(cache, settings.identity, _clock_ms, own), stack)
     upstream = Upstream(settings.connect_timeout, own)
     stack.push_async_callback(upstream.close)
     limits = Limits(settings.body_limit, settings.body_timeout)
     authenticate = Authenticate(ring, counters.metrics, _utc, settings.anonymous)
+    store = _store(counters, settings, stack)
+    limiter = Limiter(registry, store, counters.metrics.over_quota)
+    usage = Usage(counters.metrics, log.info if settings.usage_lines else None)
     observe = Observe(_clock_ms, counters.metrics, settings.access_log, _tracing(settings, stack))
-    api = Api(cache, InFlight(counters), router, upstream, limits, authenticate, observe)
-    health = Health(lambda: cache.synced and ring.synced and not api.stopping)
+    api = Api(cache, InFlight(counters), router, upstream, limits, authenticate, observe, limiter, usage)
+    health = Health(lambda: cache.synced and ring.synced and registry.synced and not api.stopping)
     probes = Probes(health, settings.host, settings.probes_port)
     stack.callback(probes.close)
     metrics = await stack.enter_async_context(_scraped(metrics_application(counters.metrics), settings.host, settings.metrics_port))
@@ -118,7 +131,7 @@ async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
     tls = _tls(settings)
     listener = await stack.enter_async_context(listening(api.application(), settings.host, settings.http_port, tls, default_bounds()))
     log.info("listening", http=listener.port, tls=tls is not None, metrics=metrics.addresses[0][1], probes=probes.port, demand=demand)
-    return Parts(cache, ring, api, listener, health, peers)
+    return Parts(cache, ring, registry, store, api, listener, health, peers)
 
 
 def _keys(settings: Settings) -> KeyRing:
@@ -129,6 +142,33 @@ def _keys(settings: Settings) -> KeyRing:
         except (OSError, ValueError) as error:
             sys.exit(f"pagoda-gateway: keys: {error}")
     return ring
+
+
+def _quotas(settings: Settings, ring: KeyRing) -> Registry:
+    """Quotas come from the cluster if services do, or from a file."""
+    registry = Registry(ring, settings.keys_namespace, synced=settings.fleet is not None or settings.quotas is not None)
+    if settings.quotas is not None:
+        try:
+            read_quota_file(settings.quotas, registry)
+        except (OSError, ValueError) as error:
+            sys.exit(f"pagoda-gateway: quotas: {error}")
+    return registry
+
+
+def _store(counters: Counters, settings: Settings, stack: AsyncExitStack) -> Store:
+    """Quotas are counted in the common store, or here by this gateway's share."""
+    local = LocalStore(settings.quota_gateways, _wall_ms)
+    if settings.quota_store is None:
+        return local
+    from pagoda_gateway.requests.shared_store import SharedStore, connected  # 0.1 s of client that most installs do not need
+
+    try:
+        client = connected(settings.quota_store.read_text().strip())
+    except (OSError, ValueError) as error:
+        sys.exit(f"pagoda-gateway: quota-store: {error}")
+    shared = SharedStore(client, local, f"{settings.identity}-{uuid4().hex[:8]}", counters.metrics.quota_store)
+    stack.push_async_callback(shared.close)
+    return shared
 
 
 def _tls(settings: Settings) -> ssl.SSLContext | None:
@@ -181,6 +221,10 @@ def _utc() -> datetime:
     return datetime.now(UTC)
 
 
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 def _clock_ms() -> float:
     return asyncio.get_running_loop().time() * 1000
 
@@ -203,7 +247,7 @@ async def _discover(parts: Parts, settings: Settings) -> None:
     from pagoda_gateway.watch.cluster import watch  # 60 MB of client that a static file does not need
 
     keys = (settings.keys_namespace, parts.ring) if settings.keys_namespace is not None else None
-    await watch(parts.cache, settings.kubeconfig, keys)
+    await watch(parts.cache, settings.kubeconfig, keys, parts.registry if settings.quotas is None else None)
 
 
 async def _beat(health: Health) -> None:

@@ -31,6 +31,10 @@ class Settings:
     fleet: Path | None
     keys: Path | None
     keys_namespace: str | None
+    quotas: Path | None
+    quota_gateways: int
+    quota_store: Path | None
+    usage_lines: bool
     anonymous: bool
     kubeconfig: Path | None
     token: Path | None
@@ -63,6 +67,12 @@ def _port(text: str) -> int:
 def _count(text: str) -> int:
     if not text.isdecimal():
         raise ValueError(f"{text!r} is not a count; it must be a whole number, 0 or more")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{text!r} is not a count; it must be a whole number, 1 or more")
     return int(text)
 
 
@@ -113,6 +123,12 @@ OPTIONS: Final = (
     Option("fleet", Path, None, "services and replicas from this JSON file instead of Kubernetes; read again when it changes"),
     Option("keys", Path, None, "API keys from this JSON file (watch/key_file.py)"),
     Option("keys_namespace", str, None, "API keys from the labelled Secrets of this namespace (`pagoda key create`)"),
+    Option("quotas", Path, None, "TenantQuotas from this JSON file instead of Kubernetes, read at the start (watch/quotas.py)"),
+    Option("quota_gateways", _positive, "1", "how many gateways share the limits of quotas; without a common store each takes its part"),
+    Option(
+        "quota_store", Path, None, "file with the URL of a Redis or Valkey where all gateways count, such as redis://:PASSWORD@HOST:6379/0"
+    ),
+    Option("usage_lines", _bool, "false", "write a line of JSON to the log for each request that used tokens"),
     Option("anonymous", _bool, "false", "serve requests without a valid API key too"),
     Option("kubeconfig", Path, None, "kubeconfig for Kubernetes; without it the pod's own ServiceAccount"),
     Option("token", Path, None, "file with the ServiceAccount token for replicas; without it the gateway sends none"),

@@ -16,8 +16,12 @@ from msgspec import structs
 from pagoda_contracts.names import (
     HEADER_CACHE_SALT,
     HEADER_DEADLINE,
+    HEADER_DEFAULT_MAX_TOKENS,
+    HEADER_MAX_CONTEXT,
     HEADER_PREFIX_HASHES,
     HEADER_PRIORITY,
+    HEADER_REPORT_USAGE,
+    HEADER_RESERVED_TOKENS,
     HEADER_TENANT,
     HEADER_TIER,
     HEADER_WEIGHT,
@@ -55,6 +59,17 @@ class Principal:
 
 
 @dataclass(frozen=True, slots=True)
+class Allowance:
+    """Bounds of the tenant's quota, in tokens: `reserved` for all prompts and answers, `context` for prompt and answer, `default` for an
+    answer whose request sets no bound. None: not bounded. `reports`: the gateway is told what was used (contracts, `usage.py`)."""
+
+    reserved: int | None = None
+    context: int | None = None
+    default: int | None = None
+    reports: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Terms:
     """How a request is to be treated. `deadline_ms` is on this machine's monotonic clock; `prefixes` name the text's beginnings."""
 
@@ -65,6 +80,7 @@ class Terms:
     cache_salt: str = ""
     deadline_ms: int | None = None
     prefixes: tuple[bytes, ...] = ()
+    allowance: Allowance = Allowance()
 
     def until(self, deadline_ms: int) -> Terms:
         """The same, with this deadline."""
@@ -115,6 +131,7 @@ def caller(principal: Principal, headers: Mapping[str, str], arrived_s: float) -
         cache_salt=named(HEADER_CACHE_SALT, headers.get(HEADER_CACHE_SALT, ""), MAX_SALT),
         deadline_ms=deadline,
         prefixes=_prefixes(headers.get(HEADER_PREFIX_HASHES, "")),
+        allowance=_allowance(headers),
     )
     return Caller(principal, terms)
 
@@ -183,6 +200,12 @@ def _number(header: str, value: str, kind: Callable[[str], _N]) -> _N:
         return kind(value[:32])
     except ValueError:
         raise BadRequest(f"{header} must be a number, got {shown(value)}", header) from None
+
+
+def _allowance(headers: Mapping[str, str]) -> Allowance:
+    names = (HEADER_RESERVED_TOKENS, HEADER_MAX_CONTEXT, HEADER_DEFAULT_MAX_TOKENS)
+    reserved, context, default = (None if (given := headers.get(name)) is None else _number(name, given, int) for name in names)
+    return Allowance(reserved, context, default, reports=headers.get(HEADER_REPORT_USAGE) == "true")
 
 
 def _tier(value: str) -> Tier:

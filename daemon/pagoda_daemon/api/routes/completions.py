@@ -15,7 +15,9 @@ from typing import Final, NamedTuple, cast
 
 import msgspec
 import structlog
-from msgspec import UNSET, UnsetType, structs
+from msgspec import UNSET, UnsetType
+from pagoda_contracts.names import HEADER_USAGE
+from pagoda_contracts.usage import to_comment, to_header
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -27,6 +29,7 @@ from pagoda_daemon.api.openai.replies import Answer, Dialect, Head
 from pagoda_daemon.api.openai.requests import CompletionRequest, GenerationRequest
 from pagoda_daemon.api.openai.trace import Timing, timing
 from pagoda_daemon.api.routes.admission import Admission, admitted
+from pagoda_daemon.api.routes.allowance import allowed, limited, used, within
 from pagoda_daemon.api.routes.events import EventStream
 from pagoda_daemon.api.routes.generation import Answering, Delta, Generator, Submission, submissions
 from pagoda_daemon.api.routes.preparing import in_time
@@ -111,16 +114,19 @@ class Generate:
 
     async def _generated(self, prepared: Prepared, scope: Scope, receive: Receive, send: Send) -> None:
         request, (_, jobs, usages, dialect) = prepared.request, prepared
+        reports = scope["state"]["caller"].terms.allowance.reports
+        told = (lambda: to_comment(used(usages))) if reports else bytes
         async with self.generator.answering(jobs, scope["state"]["arrived"]) as answers:
             if request.stream:
-                await _stream(dialect, usages, answers, EventStream(send, self.ping_after_s, ping=dialect.ping))
+                await _stream(dialect, usages, answers, EventStream(send, self.ping_after_s, ping=dialect.ping, told=told))
                 return
             parts = await self._collect(jobs, usages, answers)
             size = _BYTES_PER_TOKEN * (usages.completion_tokens + (usages.prompt_tokens if _shows_prompt(request) else 0))
             with answers.written():
                 whole = partial(self._whole, dialect, request, jobs, parts, usages)
                 content = await self.admission.preparing.run(size, whole)
-        await Response(content, media_type=JSON)(scope, receive, send)
+        headers = {HEADER_USAGE: to_header(used(usages))} if reports else None
+        await Response(content, headers=headers, media_type=JSON)(scope, receive, send)
 
     def _head(self, request: GenerationRequest, request_id: str, jobs: Sequence[Submission], usages: Usages) -> Head:
         spell = self.generator.text.spell if request.listed is not None else None
@@ -162,22 +168,20 @@ class Generate:
     def _prepare(self, body: bytes, context: Context) -> Prepared:
         """All that takes longer the more the client wrote: looking into 8 MB of tools takes a second, in which no stream would move."""
         read = self._read(body, context.ignored)
-        limits = self.admission.limits_of(read.request.model, self.served_names)
+        allowance = context.terms.allowance
+        limits = within(self.admission.limits_of(read.request.model, self.served_names), allowance)
         try:
             made = submissions(read.request, context.request_id, self.generator.text, limits)
         except BadRequest as error:
             raise read.refusal(error) from error
         most = read.most
-        jobs = stamped(made if most is None else [limited(job, most) for job in made], read.request, context.terms)
+        made = made if most is None else tuple(limited(job, most) for job in made)
+        jobs = stamped(
+            allowed(made, allowance, bounded=most is not None or read.request.limit_field is not None), read.request, context.terms
+        )
         usages = Usages(jobs, self._timing(read.request, context.request_id))
         head = self._head(read.request, context.request_id, jobs, usages)
         return Prepared(read, jobs, usages, read.dialect(head, jobs[0].sampling))
-
-
-def limited(job: Submission, most: int) -> Submission:
-    """The submission for at most so many tokens."""
-    sampling = structs.replace(job.sampling, max_tokens=min(most, job.sampling.max_tokens))
-    return replace(job, message=structs.replace(job.message, sampling=sampling))
 
 
 def _shows_prompt(request: GenerationRequest) -> bool:

@@ -13,6 +13,8 @@ from typing import Final, Literal
 
 import msgspec
 import numpy as np
+from pagoda_contracts.names import HEADER_USAGE
+from pagoda_contracts.usage import to_header
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -22,6 +24,7 @@ from pagoda_daemon.api.openai.errors import JSON
 from pagoda_daemon.api.openai.replies import PromptDetails
 from pagoda_daemon.api.openai.sampling import check_ids, in_range
 from pagoda_daemon.api.routes.admission import Admission, admitted
+from pagoda_daemon.api.routes.allowance import allowed, used, within
 from pagoda_daemon.api.routes.completions import Context
 from pagoda_daemon.api.routes.generation import Generator, Submission
 from pagoda_daemon.api.routes.preparing import in_time
@@ -99,12 +102,14 @@ class Embed:
                     found[delta.choice] = delta.embedding
         size = sum(len(vector) for vector in found.values())
         content = await self.admission.preparing.run(size, partial(_whole, request, [found[index] for index in range(len(jobs))], usages))
-        await Response(content, media_type=JSON)(scope, receive, send)
+        headers = {HEADER_USAGE: to_header(used(usages))} if context.terms.allowance.reports else None
+        await Response(content, headers=headers, media_type=JSON)(scope, receive, send)
 
     def _prepare(self, body: bytes, context: Context) -> tuple[EmbeddingRequest, tuple[Submission, ...]]:
         request = fields.typed(body, EmbeddingRequest, context.ignored)
-        limits = self.admission.limits_of(request.model, self.served_names)
-        return request, submissions(request, context.request_id, self.generator.text, limits, replace(context.terms, prefixes=()))
+        limits = within(self.admission.limits_of(request.model, self.served_names), context.terms.allowance)
+        jobs = submissions(request, context.request_id, self.generator.text, limits, replace(context.terms, prefixes=()))
+        return request, tuple(allowed(jobs, context.terms.allowance, bounded=True))
 
 
 def submissions(request: EmbeddingRequest, request_id: str, text: ModelText, limits: Ready, terms: Terms) -> tuple[Submission, ...]:

@@ -7,6 +7,7 @@ takes that away. So whether silence before it is filled at all is the configurat
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
@@ -18,13 +19,22 @@ PING_EVERY_S: Final = 15.0  # proxies give up on 60 s of silence, some on 30
 
 
 class EventStream:
-    """`before_s`: how much silence before the first write is too much; None: none is. `ping` is written into it."""
+    """`before_s`: how much silence before the first write is too much; None: none is. `ping` is written into it. `told` gives what stands
+    before the events of each write: what they used, for a gateway that asks."""
 
-    def __init__(self, send: Send, before_s: float | None = None, every_s: float = PING_EVERY_S, ping: bytes = PING) -> None:
+    def __init__(
+        self,
+        send: Send,
+        before_s: float | None = None,
+        every_s: float = PING_EVERY_S,
+        ping: bytes = PING,
+        told: Callable[[], bytes] = bytes,
+    ) -> None:
         self._send = send
         self._before_s = before_s
         self._every_s = every_s
         self._ping_frame = ping
+        self._told = told
         self._clock = asyncio.get_running_loop().time
         self._written = self._clock()
         self._begun = asyncio.Event()
@@ -41,12 +51,12 @@ class EventStream:
         self._pings.cancel()
 
     async def write(self, frames: bytes) -> None:
-        await self._put(frames, more=True)
+        await self._put(self._told() + frames, more=True)
 
     async def end(self, frames: bytes) -> None:
         """The last write; no comment follows it."""
         self._pings.cancel()
-        await self._put(frames, more=False)
+        await self._put(self._told() + frames, more=False)
 
     async def _put(self, frames: bytes, *, more: bool) -> None:
         self._written = self._clock()
@@ -64,4 +74,4 @@ class EventStream:
             if left > 0:
                 await asyncio.sleep(left)
             else:
-                await self.write(self._ping_frame)
+                await self._put(self._ping_frame, more=True)

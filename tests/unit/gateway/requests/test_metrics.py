@@ -10,7 +10,7 @@ from aiohttp import web
 from pagoda_contracts import metrics as words
 from pagoda_contracts.names import ERROR_DRAINING
 from pagoda_gateway.proxy.body import Limits
-from pagoda_gateway.proxy.handlers import Api, metrics_application
+from pagoda_gateway.proxy.handlers import metrics_application
 from pagoda_gateway.proxy.upstream import Upstream
 from pagoda_gateway.requests.errors import ModelNotFound
 from pagoda_gateway.routing.request import RoutingRequest
@@ -31,7 +31,7 @@ async def listening(world):
     async with AsyncExitStack() as stack:
         upstream = Upstream(300.0)
         stack.push_async_callback(upstream.close)
-        api = Api(world.cache, world.in_flight, world.router, upstream, LIMITS, world.authenticate, world.observe)
+        api = world.api(upstream, LIMITS)
         servers = []
         for app in (api.application(), metrics_application(world.metrics)):
             runner = web.AppRunner(app, handler_cancellation=True)
@@ -201,7 +201,9 @@ async def test_ten_thousand_models_make_no_series(world):
 
 
 def test_every_metric_that_is_named_is_exported_and_no_other():
-    empty = GatewayWorld().metrics.exposition().decode()
+    metrics = GatewayWorld().metrics
+    metrics.quota_store(up=True)  # only with a store
+    empty = metrics.exposition().decode()
     families = {line.split()[2] for line in empty.splitlines() if line.startswith("# TYPE")}
     exported = {name for name in families if not name.endswith("_created")}
     assert exported == {metric.name + ("_total" if metric.kind == "counter" else "") for metric in words.GATEWAY}
