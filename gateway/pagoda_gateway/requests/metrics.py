@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable
 
-from pagoda_contracts import metrics as words
+from pagoda_contracts import gateway_metrics as words
 from pagoda_contracts.metrics import Metric
 from pagoda_contracts.resources.apikeys import Refusal
 from pagoda_contracts.usage import Used

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from pagoda_contracts import metrics as words
+from pagoda_contracts import gateway_metrics as words
 from prometheus_client import CollectorRegistry, Gauge
 
 from pagoda_gateway.routing.endpoint import Endpoint

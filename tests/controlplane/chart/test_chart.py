@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pagoda_contracts import metrics
+from pagoda_contracts import gateway_metrics, metrics
 from pagoda_contracts.names import GROUP, LABEL_COMPONENT, LABEL_NAME, PORT_METRICS, VERSION
 from pagoda_gateway.serve.settings import OPTIONS, load
 from pagoda_operator.api.state import Resource
@@ -335,7 +335,7 @@ def test_rules_and_dashboard_name_only_metrics_that_are_exported(cluster):
     alerts = [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
     board = json.loads(the(objects, "ConfigMap", "pagoda-dashboard")["data"]["pagoda.json"])
     asked = [alert["expr"] for alert in alerts] + [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    exported = {family.name for family in (*metrics.DAEMON, *metrics.GATEWAY, *metrics.OPERATOR)}
+    exported = {family.name for family in (*metrics.DAEMON, *gateway_metrics.GATEWAY, *metrics.OPERATOR)}
     for expression in asked:
         assert metric_names(expression), expression
         assert metric_names(expression) <= exported
@@ -352,7 +352,7 @@ def test_a_metric_that_nobody_exports_would_be_found():
 
 
 def test_expressions_use_labels_that_their_metrics_have(cluster):
-    labels = {family.name: set(family.labels) for family in (*metrics.DAEMON, *metrics.GATEWAY, *metrics.OPERATOR)}
+    labels = {family.name: set(family.labels) for family in (*metrics.DAEMON, *gateway_metrics.GATEWAY, *metrics.OPERATOR)}
     for line in (CHART / "rules.yaml").read_text().splitlines():
         for name, matchers in re.findall(r"((?:pagoda_|vllm:)[a-z_]+)\{([^}]*)\}", line):
             (family,) = metric_names(name)

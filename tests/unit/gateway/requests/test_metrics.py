@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import aiohttp
 import pytest
 from aiohttp import web
-from pagoda_contracts import metrics as words
+from pagoda_contracts import gateway_metrics as words
 from pagoda_contracts.names import ERROR_DRAINING
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.handlers import metrics_application
