@@ -1,6 +1,7 @@
 """Names, labels and buckets of the gateway's metrics, as in metrics.py.
 
-The `llm_d_epp_*` and `inference_*` twins are those that dashboards and autoscalers of llm-d and of the Gateway API's inference extension read.
+The `llm_d_epp_*` and `inference_*` twins are those that dashboards and autoscalers of llm-d
+and of the Gateway API's inference extension read.
 """
 
 from __future__ import annotations

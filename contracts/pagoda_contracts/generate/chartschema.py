@@ -55,6 +55,8 @@ def schema() -> Schema:
                     "auth": _closed({"anonymous": _BOOLEAN, "firstKey": _closed({"create": _BOOLEAN, "tenant": _TENANT})}),
                     "service": _closed({"type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]}}),
                     "keda": _closed({"enabled": _BOOLEAN}),
+                    "quota": _closed({"store": _closed({"secret": {"type": "string"}, "key": {"type": "string", "minLength": 1}})}),
+                    "usageLines": _BOOLEAN,
                 }
             ),
             "auth": _closed({"enabled": _BOOLEAN, "metrics": _closed({"accounts": _ACCOUNTS, "networks": _NETWORKS})}),
