@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Callable, Coroutine, Generator
@@ -51,6 +52,7 @@ from pagoda_daemon.text.tokens import ModelText
 log = structlog.get_logger()
 
 _REFUSE_AT_LEAST_S: Final = 1.0  # two heartbeats of WatchState: a gateway that just connected has seen DRAINING by then
+_ANOTHER_PORT: Final = "; --port takes another one, 0 a free one"
 _FLUSH_S: Final = 2.0  # for last bytes to leave after a stream was ended
 _ENGINE_GRACE_S: Final = 5.0
 _SECOND_SIGNAL_S: Final = 1.5
@@ -136,7 +138,7 @@ class Front:
         parts = self._parts(await asyncio.to_thread(self._read_text))
         configured = server_config(application(parts), self._engine.backlog, _FLUSH_S, self._bounds, self._tls)
         server = self._server = UnsignalledServer(configured)
-        with _refusing(f"listen.http: cannot listen on {listen.host}:{listen.http}"):
+        with _refusing(f"listen.http: cannot listen on {listen.host}:{listen.http}", _ANOTHER_PORT if self._settings.human else ""):
             listener = bind(listen.host, listen.http, self._bounds.send_buffer)
         serving = asyncio.ensure_future(server.serve([listener]))
         try:
@@ -278,8 +280,9 @@ def _futures(*futures: asyncio.Future[Any]) -> set[asyncio.Future[Any]]:
 
 
 @contextlib.contextmanager
-def _refusing(what: str) -> Generator[None]:
+def _refusing(what: str, taken: str = "") -> Generator[None]:
+    """ConfigRejected with `what` before the reason; `taken` follows it where another program has the port."""
     try:
         yield
     except (OSError, OverflowError, RuntimeError) as error:  # a port beyond 65535 is an OverflowError, gRPC raises RuntimeError
-        raise ConfigRejected(f"{what}: {error}") from error
+        raise ConfigRejected(f"{what}: {error}{taken if getattr(error, 'errno', None) == errno.EADDRINUSE else ''}") from error

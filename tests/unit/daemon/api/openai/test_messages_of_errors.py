@@ -77,6 +77,22 @@ def test_a_body_of_token_ids_is_not_parsed_twice(monkeypatch: pytest.MonkeyPatch
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (
+            {"messages": [{"role": "usr", "content": "x"}]},
+            "messages[0].role: Invalid enum value 'usr'; accepted are assistant, developer, system, tool, user",
+        ),
+        ({"reasoning_effort": "huge"}, "reasoning_effort: Invalid enum value 'huge'; accepted are "),
+    ],
+)
+def test_where_one_of_a_few_values_is_wanted_they_are_told(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse(json.dumps(CHAT | fields).encode(), ChatRequest, [])
+    assert str(caught.value).startswith(says)
+
+
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> ModelText:
     return ModelText(tiny_model_dir(tmp_path_factory.mktemp("said")))
