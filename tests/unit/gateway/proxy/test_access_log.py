@@ -12,7 +12,6 @@ from aiohttp import web
 from pagoda_contracts.resources.apikeys import new_key
 from pagoda_gateway.proxy.authenticate import Authenticate
 from pagoda_gateway.proxy.body import Limits
-from pagoda_gateway.proxy.handlers import Api
 from pagoda_gateway.proxy.upstream import Upstream
 from support.servers.scripted_replica import DONE, Replica, running
 from support.worlds.gateway import GatewayWorld
@@ -37,7 +36,7 @@ async def served():
         upstream = Upstream(300.0)
         stack.push_async_callback(upstream.close)
         authenticate = Authenticate(world.ring, world.metrics, lambda: NOW, anonymous=False)
-        api = Api(world.cache, world.in_flight, world.router, upstream, Limits(1 << 20, 300), authenticate, world.observe)
+        api = world.api(upstream, Limits(1 << 20, 300), authenticate)
         runner = web.AppRunner(api.application(), handler_cancellation=True)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)

@@ -13,7 +13,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from pagoda_contracts.resources.apikeys import new_key
 from pagoda_gateway.proxy.authenticate import Authenticate
 from pagoda_gateway.proxy.body import Limits
-from pagoda_gateway.proxy.handlers import Api
 from pagoda_gateway.proxy.tracing import Tracing
 from pagoda_gateway.proxy.upstream import Upstream
 from support.servers.scripted_replica import Replica, running
@@ -40,7 +39,8 @@ async def served(*, traced):
         stack.push_async_callback(upstream.close)
         authenticate = Authenticate(world.ring, world.metrics, lambda: NOW, anonymous=False)
         observe = replace(world.observe, tracing=Tracing(provider) if traced else None)
-        api = Api(world.cache, world.in_flight, world.router, upstream, Limits(1 << 20, 300), authenticate, observe)
+        world.observe = observe
+        api = world.api(upstream, Limits(1 << 20, 300), authenticate)
         runner = web.AppRunner(api.application())
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
