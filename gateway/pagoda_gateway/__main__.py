@@ -17,7 +17,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         from pagoda_gateway.serve import process
     except ModuleNotFoundError as error:
-        sys.exit(f"{error.name} is missing: install pagoda[gateway]")
+        sys.exit(f"{error.name} is missing; in a checkout: pip install '.[gateway]'")
     process.main(chosen)
 
 

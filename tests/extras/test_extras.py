@@ -96,5 +96,5 @@ def test_without_an_extra_contracts_and_sizing_import_and_each_command_names_wha
     for extra, (script, *_) in ENTRY_POINTS.items():
         done = subprocess.run([str(python.parent / script), *ARGUMENTS[extra]], capture_output=True, text=True, check=False, cwd=tmp_path)
         assert done.returncode != 0
-        assert f"pagoda[{extra}]" in done.stderr, f"{script}: {done.stderr[-500:]}"
+        assert f"pip install '.[{extra}]'" in done.stderr, f"{script}: {done.stderr[-500:]}"
         assert "Traceback" not in done.stderr

@@ -186,7 +186,7 @@ def _tracing(settings: Settings, stack: AsyncExitStack) -> Tracing | None:
     try:
         made = tracing(settings.traces_endpoint)
     except ModuleNotFoundError as missing:
-        sys.exit(f"pagoda-gateway: traces-endpoint: {missing.name} is missing; install pagoda[gateway,otel]")
+        sys.exit(f"pagoda-gateway: traces-endpoint: {missing.name} is missing; in a checkout: pip install '.[gateway,otel]'")
     stack.push_async_callback(made.close)
     return made
 

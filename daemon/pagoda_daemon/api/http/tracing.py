@@ -92,7 +92,7 @@ def tracing(config: TracingConfig | None, version: str, *, wished: bool) -> Trac
     try:
         made = Tracing(_provider(config, version))
     except ModuleNotFoundError as missing:
-        said = f"module {missing.name!r} is missing; install it with: pip install 'pagoda[daemon,otel]'"
+        said = f"module {missing.name!r} is missing; install it in a checkout: pip install '.[daemon,otel]'"
         if wished:
             raise ConfigRejected(f"tracing: {said}") from missing
         log.warning("tracing_off", why=said)
