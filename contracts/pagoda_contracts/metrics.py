@@ -222,10 +222,19 @@ GATEWAY_UNAUTHENTICATED: Final = Metric(
 GATEWAY_HELD: Final = Metric("pagoda_gateway_held_requests", "gauge", "Requests held: no endpoint yet", ("service",))
 GATEWAY_ENDPOINTS: Final = Metric("pagoda_gateway_endpoints", "gauge", "Endpoints known", ("service", "verdict"))
 GATEWAY_REPICKS: Final = Metric("pagoda_gateway_repicks", "counter", "Requests picked again before a model byte", ("service", "reason"))
+GATEWAY_CONTINUED: Final = Metric(
+    "pagoda_gateway_continued_streams",
+    "counter",
+    "Streams that went on at another replica: with the same numbers, or with others",
+    ("service", "numbers"),
+)
 GATEWAY_HOLD_SECONDS: Final = Metric(
     "pagoda_gateway_hold_seconds", "histogram", "Time requests were held", ("service",), (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0)
 )
-GATEWAY: Final = (GATEWAY_REQUESTS, GATEWAY_UNAUTHENTICATED, GATEWAY_HELD, GATEWAY_ENDPOINTS, GATEWAY_REPICKS, GATEWAY_HOLD_SECONDS)
+GATEWAY: Final = (
+    *(GATEWAY_REQUESTS, GATEWAY_UNAUTHENTICATED, GATEWAY_HELD, GATEWAY_ENDPOINTS, GATEWAY_REPICKS, GATEWAY_CONTINUED),
+    GATEWAY_HOLD_SECONDS,
+)
 
 OPERATOR_RECONCILES: Final = Metric("pagoda_operator_reconciles", "counter", "Runs, by what came of them", ("outcome",))
 OPERATOR_RECONCILE_SECONDS: Final = Metric(

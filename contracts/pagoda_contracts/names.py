@@ -73,6 +73,18 @@ HEADER_WEIGHT: Final = "x-pagoda-weight"
 HEADER_TIER: Final = "x-pagoda-tier"
 # Milliseconds from the request's arrival after which its answer is not wanted any more. Believed from every caller, since it only shortens.
 HEADER_DEADLINE: Final = "x-pagoda-deadline-ms"
+# A stream that continues on another replica. From a client: "never" opts out.
+# From the gateway: put marks into this stream. In the answer: it has some, and the text is exact or may be another.
+# From the gateway: so many bytes at the body's end are the marks of what is answered already.
+HEADER_CONTINUE: Final = "x-pagoda-continue"
+HEADER_CONTINUABLE: Final = "x-pagoda-continuable"
+HEADER_ANSWERED: Final = "x-pagoda-answered"
+# The marks themselves: SSE comments between the events of a stream, which the gateway takes out.
+MARK: Final = b": pagoda "
+MARK_OVER: Final = b"over"
+MARK_DIED: Final = b"died"
+CONTINUABLE_EXACT: Final = "exact"
+CONTINUABLE_OTHER: Final = "other"
 HEADER_ROUTE: Final = "x-pagoda-route"
 HEADER_REQUEST_ID: Final = "x-request-id"
 # In an answer: fields of the request that the daemon does not know.
@@ -162,6 +174,7 @@ ERROR_DRAINING: Final = "draining"
 ERROR_NOT_READY: Final = "not_ready"
 ERROR_OVERLOADED: Final = "overloaded"
 ERROR_ENGINE_DIED: Final = "engine_died"
+ERROR_CANNOT_CONTINUE: Final = "cannot_continue"
 ERROR_DEADLINE: Final = "deadline_exceeded"
 ERROR_MODEL_NOT_FOUND: Final = "model_not_found"
 ERROR_UNSUPPORTED: Final = "unsupported"

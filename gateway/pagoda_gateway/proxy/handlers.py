@@ -81,8 +81,8 @@ class Api:
         whole = await body.read(request, self.limits, life.take_bytes)
         life.request = parse.routing_request(whole, request.headers, request[TENANT])
         path = request.rel_url.raw_path_qs  # a target in absolute form names the gateway, not the replica
-        call = Call(path, to_replica(request.headers, request[_REQUEST_ID], life.request), whole)
-        return await self.router.serve(life, partial(relay.attempt, call, life.first_byte))
+        headers = to_replica(request.headers, request[_REQUEST_ID], life.request, continuable=parse.may_continue(request.headers))
+        return await self.router.serve(life, partial(relay.attempt, Call(path, headers, whole), life))
 
     async def _models(self, _request: web.Request) -> web.Response:
         return _json({"object": "list", "data": [self._card(model) for model in self._served()]})

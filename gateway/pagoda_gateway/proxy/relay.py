@@ -1,14 +1,14 @@
 """One attempt: sends a call to a replica and relays its answer. Knows HTTP and SSE, not why this replica. Called through router.py.
 
-Nothing goes to the client before the first byte of an answer is here, so a failed attempt can be repeated on another replica.
+Nothing goes to the client before the first byte of an answer is here, so a failed attempt can be repeated on another replica. Of a stream
+with marks the next attempt is the rest: the record says what the client has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Final
+from typing import Final, Protocol
 
 import aiohttp
 import msgspec
@@ -16,21 +16,25 @@ import structlog
 from aiohttp import web
 from multidict import CIMultiDict
 from pagoda_contracts.names import (
+    CONTINUABLE_EXACT,
     ERROR_DRAINING,
     ERROR_ENGINE_DIED,
     ERROR_FORBIDDEN,
     ERROR_NOT_READY,
     ERROR_OVERLOADED,
     ERROR_UNAUTHENTICATED,
+    HEADER_CONTINUABLE,
     HEADER_ERROR_CODE,
     HEADER_ROUTE,
 )
 
+from pagoda_gateway.proxy.continuing import Record
 from pagoda_gateway.proxy.headers import to_client
-from pagoda_gateway.proxy.sse import Events
+from pagoda_gateway.proxy.sse import Events, MarkedEvents
 from pagoda_gateway.proxy.upstream import Call, Upstream
+from pagoda_gateway.requests.budget import Take
 from pagoda_gateway.requests.dialects import dialect_of
-from pagoda_gateway.requests.errors import Died, GatewayError, Overloaded, Refused, UpstreamDied
+from pagoda_gateway.requests.errors import AttemptFailed, Died, GatewayError, Overloaded, Refused, UpstreamDied
 
 log = structlog.get_logger()
 
@@ -40,6 +44,21 @@ _REFUSALS: Final = frozenset({ERROR_DRAINING, ERROR_NOT_READY})
 # A client's credentials are not forwarded, so a replica that answers with this refuses the gateway's.
 _UNAUTHORIZED: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 _UNAUTHORIZED_CODES: Final = frozenset({ERROR_UNAUTHENTICATED, ERROR_FORBIDDEN})
+_END: Final = b"\n\n"
+_OTHER_NUMBERS: Final = b": this answer goes on at another replica, whose numbers may differ\n\n"
+
+
+class Life(Protocol):
+    """What a request's life is told of its stream."""
+
+    begun: bool
+    fixed: bool
+
+    @property
+    def take_bytes(self) -> Take: ...
+    def first_byte(self) -> None: ...
+    def heard(self) -> None: ...
+    def continued(self, *, exact: bool) -> None: ...
 
 
 class Relay:
@@ -48,32 +67,48 @@ class Relay:
     def __init__(self, upstream: Upstream, request: web.Request, request_id: str) -> None:
         self._upstream, self._request, self._request_id = upstream, request, request_id
         self.begun: web.StreamResponse | None = None  # a stream whose first byte is on its way to the client
-        self._events = Events()
+        self._count = 0  # of its events
         self._ended = False
+        self._record: Record | None = None
 
-    async def attempt(self, call: Call, first_byte: Callable[[], None], address: str, route: str, *, fresh: bool) -> web.StreamResponse:
-        """With the first two arguments bound, router.py's Attempt. Calls `first_byte` when a stream's first byte has arrived."""
-        answer = await self._upstream.send(address, call, fresh=fresh)
+    async def attempt(self, call: Call, life: Life, address: str, route: str, *, fresh: bool) -> web.StreamResponse:
+        """With the first two arguments bound, router.py's Attempt."""
+        record = self._record = self._record or Record(life.take_bytes)
+        if self.begun is not None and record.lost:
+            raise UpstreamDied("the replica died with this answer under way, and it cannot be continued")
+        answer = await self._upstream.send(address, record.call(call), fresh=fresh)
         try:
             headers = to_client(answer.headers, route)
             if answer.status == HTTPStatus.OK and answer.content_type == "text/event-stream":
-                return await self._stream(answer, headers, first_byte)
-            return await _whole(answer, headers)
+                marked = answer.headers.get(HEADER_CONTINUABLE)
+                if marked is not None:
+                    return await self._continuable(answer, headers, life, record)
+                if self.begun is None:
+                    return await self._stream(answer, headers, life, record)
+            whole = await _whole(answer, headers)
+            if self.begun is not None:
+                raise UpstreamDied(f"the replica died with this answer under way, and another one cannot continue it: {whole.status}")
+            return whole
         except BaseException:
             answer.close()  # not back into the pool: the replica sees at once that its answer is not read any more
             raise
 
-    async def _stream(
-        self, answer: aiohttp.ClientResponse, headers: CIMultiDict[str], first_byte: Callable[[], None]
-    ) -> web.StreamResponse:
+    async def _stream(self, answer: aiohttp.ClientResponse, headers: CIMultiDict[str], life: Life, record: Record) -> web.StreamResponse:
+        """A stream without marks: the replica, or its client, wants it to end where it breaks."""
         chunk = await _read(answer)
         if not chunk:
             raise Died("empty", "the stream ended before its first event")
-        first_byte()
-        self.begun = begun = web.StreamResponse(headers=headers)
-        await begun.prepare(self._request)
+        record.lost = life.fixed = True
+        begun = await self._begin(headers, life)
+        events = Events()
         try:
-            await self._pass_on(answer, chunk, begun)
+            while chunk:
+                life.heard()
+                if whole := events.feed(chunk):
+                    self._count = events.count
+                    await begun.write(whole)
+                chunk = await _read(answer)
+            await begun.write(events.rest())
         except Died as death:
             answer.close()
             error = UpstreamDied("the replica died with this answer under way; it cannot be continued")
@@ -82,19 +117,53 @@ class Relay:
             raise error from death
         return begun
 
+    async def _continuable(
+        self, answer: aiohttp.ClientResponse, headers: CIMultiDict[str], life: Life, record: Record
+    ) -> web.StreamResponse:
+        """A stream with marks. Its client has what the record says: both change in one step, before anything is waited for."""
+        events, begun, advanced = MarkedEvents(), self.begun, False
+        if begun is not None:
+            exact = answer.headers[HEADER_CONTINUABLE] == CONTINUABLE_EXACT
+            life.continued(exact=exact)
+            if not exact:
+                await begun.write(_OTHER_NUMBERS)
+        while not events.over:
+            try:
+                chunk = await _read(answer)
+                if not chunk:
+                    raise Died("truncated", "the stream ended before its last mark")
+            except Died as death:
+                raise self._death(death, record, advanced=advanced) from death
+            life.heard()
+            whole, marks = events.feed(chunk)
+            if whole or marks:
+                begun = begun or await self._begin(headers, life)
+                record.add(marks)
+                self._count += whole.count(_END)
+                advanced = advanced or bool(marks)
+                await begun.write(whole)
+            if events.died:
+                raise self._death(Died(ERROR_ENGINE_DIED.replace("_", "-")), record, advanced=advanced)
+        return begun or await self._begin(headers, life)
+
+    def _death(self, death: Died, record: Record, *, advanced: bool) -> AttemptFailed | GatewayError:
+        if record.lost:
+            return UpstreamDied("the replica died with this answer under way, which is too long to be continued")
+        return Died(death.reason, str(death), advanced=advanced)
+
+    async def _begin(self, headers: CIMultiDict[str], life: Life) -> web.StreamResponse:
+        life.first_byte()
+        life.begun = True
+        self.begun = begun = web.StreamResponse(headers=headers)
+        await begun.prepare(self._request)
+        return begun
+
     async def end(self, begun: web.StreamResponse, error: GatewayError) -> web.StreamResponse:
         """Ends a stream with one error event, unless that was done: the client's parser raises it and finds the end that it waits for."""
         if not self._ended:
             self._ended = True
-            await begun.write(dialect_of(self._request.path).event(error, self._request_id, self._events.count))
+            await begun.write(dialect_of(self._request.path).event(error, self._request_id, self._count))
         return begun
-
-    async def _pass_on(self, answer: aiohttp.ClientResponse, chunk: bytes, begun: web.StreamResponse) -> None:
-        while chunk:
-            if whole := self._events.feed(chunk):
-                await begun.write(whole)
-            chunk = await _read(answer)
-        await begun.write(self._events.rest())
 
 
 async def _read(answer: aiohttp.ClientResponse) -> bytes:

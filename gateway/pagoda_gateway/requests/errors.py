@@ -17,7 +17,7 @@ GatewayError                  ends one request
 AttemptFailed                 ends one attempt; router.py picks again, no client sees it
 ├── Refused                   nothing was computed: draining, not ready, no connection
 │   └── Overloaded            the replica is overloaded
-└── Died                      the connection ended before the first byte of the answer
+└── Died                      the connection ended before the first byte of the answer, or its stream can go on elsewhere
 """
 
 from __future__ import annotations
@@ -172,4 +172,9 @@ class Overloaded(Refused):
 
 
 class Died(AttemptFailed):
-    """The connection ended after the request was sent. It is picked again once: a request that kills replicas kills two at most."""
+    """The connection ended after the request was sent. It is picked again once: a request that kills replicas kills two at most.
+    `advanced`: the attempt brought its client further, so the next one does not begin where this one did."""
+
+    def __init__(self, reason: str, detail: str = "", *, advanced: bool = False) -> None:
+        super().__init__(reason, detail)
+        self.advanced = advanced

@@ -63,7 +63,8 @@ class Place:
 @dataclass(slots=True)
 class RequestLife:
     """One request under way. `take_bytes` counts its body. `tried`: endpoint → sequence of its last frame when it died on this request;
-    `overloaded`: endpoints that had no room; `point`: its draw while requests are split between revisions."""
+    `overloaded`: endpoints that had no room; `point`: its draw while requests are split between revisions; `deaths`: of replicas, in a row,
+    that brought its client no further; `lives`: how often its stream went on after a death; `fixed`: it cannot go on elsewhere."""
 
     _counters: Counters
     request_id: str
@@ -78,6 +79,10 @@ class RequestLife:
     held_ms: float = 0.0
     admitted_ms: float = 0.0
     asked_ms: float = 0.0
+    heard_ms: float = 0.0
+    begun: bool = False
+    fixed: bool = False
+    lives: int = 0
     status: int = _FAILED
     point: float | None = None
     tried: dict[str, int] = field(default_factory=dict)
@@ -121,6 +126,7 @@ class RequestLife:
         """One attempt at an endpoint. Records how the attempt failed, so that the next pick knows."""
         with self._counters.cache.in_flight(endpoint):
             self.revision, self.asked_ms = endpoint.revision, self._counters.clock_ms()
+            self.heard_ms = self.asked_ms
             try:
                 yield
             except Refused as refusal:
@@ -147,6 +153,16 @@ class RequestLife:
         tally, now_ms = self._counters.tally, self._counters.clock_ms()
         tally.first_token(self.service, self.revision, now_ms - self.asked_ms, now_ms)
         tally.waited(self.service, now_ms - self.admitted_ms, now_ms)
+
+    def heard(self) -> None:
+        """Bytes have arrived from the replica."""
+        self.heard_ms = self._counters.clock_ms()
+
+    def continued(self, *, exact: bool) -> None:
+        """A stream goes on at this replica, with the text that the one before it would have given, or perhaps another one."""
+        self._counters.metrics.continued(self.service, exact=exact)
+        numbers = "the same" if exact else "may differ"
+        log.info("a stream goes on at another replica", request_id=self.request_id, route=self.route(), numbers=numbers)
 
     def answered(self, status: int) -> None:
         """A replica's answer is complete."""

@@ -24,6 +24,7 @@ class Metrics:
         self._requests = _counter(words.GATEWAY_REQUESTS, self._registry)
         self._unauthenticated = _counter(words.GATEWAY_UNAUTHENTICATED, self._registry)
         self._repicks = _counter(words.GATEWAY_REPICKS, self._registry)
+        self._continued = _counter(words.GATEWAY_CONTINUED, self._registry)
         self._hold_seconds = _histogram(words.GATEWAY_HOLD_SECONDS, self._registry)
         self._held = _gauge(words.GATEWAY_HELD, self._registry)
         self._endpoints = _gauge(words.GATEWAY_ENDPOINTS, self._registry)
@@ -40,6 +41,10 @@ class Metrics:
     def repicked(self, service: str, reason: str) -> None:
         """An attempt failed without loss, and the request was picked again."""
         self._repicks.labels(service, reason).inc()
+
+    def continued(self, service: str, *, exact: bool) -> None:
+        """A stream goes on at another replica."""
+        self._continued.labels(service, "same" if exact else "other").inc()
 
     def held(self, service: str, seconds: float) -> None:
         """A request left the hold queue."""

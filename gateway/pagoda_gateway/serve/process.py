@@ -60,7 +60,8 @@ async def _run(settings: Settings) -> None:
     async with AsyncExitStack() as stack:
         parts = await _build(settings, stack)
         async with asyncio.TaskGroup() as background:  # one that fails ends the process: a restart recovers
-            tasks = [background.create_task(work) for work in (_discover(parts, settings), _beat(parts.health))]
+            works = (_discover(parts, settings), _beat(parts.health), parts.api.router.frozen.run())
+            tasks = [background.create_task(work) for work in works]
             await stop.wait()
             await _drain(parts, settings)
             for task in tasks:

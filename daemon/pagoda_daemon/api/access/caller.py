@@ -14,7 +14,9 @@ from typing import Final, Literal, TypeVar
 
 from msgspec import structs
 from pagoda_contracts.names import (
+    HEADER_ANSWERED,
     HEADER_CACHE_SALT,
+    HEADER_CONTINUABLE,
     HEADER_DEADLINE,
     HEADER_PREFIX_HASHES,
     HEADER_PRIORITY,
@@ -56,7 +58,8 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How a request is to be treated. `deadline_ms` is on this machine's monotonic clock; `prefixes` name the text's beginnings."""
+    """How a request is to be treated. `deadline_ms` is on this machine's monotonic clock; `prefixes` name the text's beginnings. `marked`:
+    the caller can continue the stream elsewhere, by its marks. The last `answered` bytes of the body are those of one that it continues."""
 
     tenant: str = ""
     weight: float = 1.0
@@ -65,6 +68,8 @@ class Terms:
     cache_salt: str = ""
     deadline_ms: int | None = None
     prefixes: tuple[bytes, ...] = ()
+    marked: bool = False
+    answered: int = 0
 
     def until(self, deadline_ms: int) -> Terms:
         """The same, with this deadline."""
@@ -115,6 +120,8 @@ def caller(principal: Principal, headers: Mapping[str, str], arrived_s: float) -
         cache_salt=named(HEADER_CACHE_SALT, headers.get(HEADER_CACHE_SALT, ""), MAX_SALT),
         deadline_ms=deadline,
         prefixes=_prefixes(headers.get(HEADER_PREFIX_HASHES, "")),
+        marked=HEADER_CONTINUABLE in headers,
+        answered=_number(HEADER_ANSWERED, headers.get(HEADER_ANSWERED, "0"), int),
     )
     return Caller(principal, terms)
 

@@ -10,13 +10,14 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple, cast
 
 import msgspec
 import structlog
 from msgspec import UNSET, UnsetType, structs
+from pagoda_contracts.names import HEADER_ANSWERED
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -29,6 +30,7 @@ from pagoda_daemon.api.openai.requests import CompletionRequest, GenerationReque
 from pagoda_daemon.api.openai.trace import Timing, timing
 from pagoda_daemon.api.routes.admission import Admission, admitted
 from pagoda_daemon.api.routes.believed import stamped
+from pagoda_daemon.api.routes.continuing import Marks, NoMarks, apart, begun_by, continuable, resumed, seeded, seeds_of
 from pagoda_daemon.api.routes.events import EventStream
 from pagoda_daemon.api.routes.generation import Delta, Generator, Submission, submissions
 from pagoda_daemon.api.routes.preparing import in_time
@@ -75,6 +77,7 @@ class Prepared(NamedTuple):
     jobs: tuple[Submission, ...]
     usages: Usages
     dialect: Dialect
+    marks: Marks | NoMarks
 
     @property
     def request(self) -> GenerationRequest:
@@ -92,6 +95,7 @@ class Generate:
     served_names: tuple[str, ...]
     fingerprint: str = ""
     ping_after_s: float | None = None
+    seeds: Callable[[], int] = field(default_factory=lambda: seeds_of(None))
 
     def __post_init__(self) -> None:
         fields.learn(self.kind)
@@ -111,10 +115,11 @@ class Generate:
             raise prepared.read.refusal(error) from error
 
     async def _generated(self, prepared: Prepared, scope: Scope, receive: Receive, send: Send) -> None:
-        request, (_, jobs, usages, dialect) = prepared.request, prepared
+        request, (_, jobs, usages, dialect, marks) = prepared.request, prepared
         async with aclosing(self.generator.deltas(jobs, scope["state"]["arrived"])) as deltas:  # type: ignore[type-var]
             if request.stream:
-                await _stream(dialect, usages, deltas, EventStream(send, self.ping_after_s, ping=dialect.ping))
+                events = EventStream(send, self.ping_after_s, ping=dialect.ping + marks.silent, headers=marks.headers)
+                await _stream(Writing(dialect, usages, marks), deltas, events)
             else:
                 parts = await self._collect(jobs, usages, deltas)
                 size = _BYTES_PER_TOKEN * (usages.completion_tokens + (usages.prompt_tokens if _shows_prompt(request) else 0))
@@ -161,6 +166,7 @@ class Generate:
 
     def _prepare(self, body: bytes, told: Told) -> Prepared:
         """All that takes longer the more the client wrote: looking into 8 MB of tools takes a second, in which no stream would move."""
+        body, answered = apart(body, told.terms.answered)
         read = self._read(body, told.ignored)
         limits = self.admission.limits_of(read.request.model, self.served_names)
         try:
@@ -169,9 +175,20 @@ class Generate:
             raise read.refusal(error) from error
         most = read.most
         jobs = stamped(made if most is None else [limited(job, most) for job in made], read.request, told.terms)
-        usages = Usages(jobs, self._timing(read.request, told.request_id))
+        marked = told.terms.marked and continuable(read.request, jobs)
+        if answered is not None:
+            if not marked:
+                raise BadRequest(f"{HEADER_ANSWERED} needs a stream of one answer", HEADER_ANSWERED)
+            jobs = (resumed(jobs[0], answered, limits),)
+        elif marked:
+            jobs = (seeded(jobs[0], self.seeds),)
+        begun = None if answered is None else answered.begun
+        usages = Usages(jobs, self._timing(read.request, told.request_id), None if begun is None else begun.cached)
         head = self._head(read.request, told.request_id, jobs, usages)
-        return Prepared(read, jobs, usages, read.dialect(head, jobs[0].sampling))
+        if begun is not None:
+            head = replace(head, request_id=begun.id, created=begun.created)
+        marks = Marks(begun_by(jobs[0], head, limits), lambda: usages.cached_tokens, begun) if marked else NoMarks()
+        return Prepared(read, jobs, usages, read.dialect(head, jobs[0].sampling), marks)
 
 
 def limited(job: Submission, most: int) -> Submission:
@@ -210,27 +227,41 @@ def _answer(deltas: Sequence[Delta]) -> Answer:
     return Answer(piece, deltas[-1].finish_reason or "stop", stop=deltas[-1].stop)
 
 
-async def _stream(dialect: Dialect, usages: Usages, deltas: AsyncIterator[list[Delta]], events: EventStream) -> None:
+class Writing(NamedTuple):
+    """What a stream is written by."""
+
+    dialect: Dialect
+    usages: Usages
+    marks: Marks | NoMarks = NoMarks()
+
+
+async def _stream(writing: Writing, deltas: AsyncIterator[list[Delta]], events: EventStream) -> None:
+    dialect, usages, marks = writing
     opened = False
     async with events:
         try:
             async for found in deltas:
                 opening, opened = b"" if opened else dialect.opening(), True
-                if (frames := opening + _frames(dialect, usages, found)) or not events.begun:
-                    await events.write(frames)
+                frames = opening + _frames(dialect, usages, found)
+                if found and found[0].again:  # the client has them
+                    continue
+                marks.note(found)
+                if frames or not events.begun:
+                    await events.write(frames + marks.written())
         except DaemonError as error:
             if not events.begun:
                 raise
             log.warning("stream_failed", error=type(error).__name__, tokens=usages.completion_tokens)
-            await events.end(dialect.failed(error))
+            await events.end(dialect.failed(error) + marks.failed(error))
             return
         except Exception:  # a fault of ours: its client gets the stream's last event all the same
             if not events.begun:
                 raise
             log.exception("stream_failed", tokens=usages.completion_tokens)
-            await events.end(dialect.failed(RequestFailed("internal error")))
+            failure = RequestFailed("internal error")
+            await events.end(dialect.failed(failure) + marks.failed(failure))
             return
-        await events.end(dialect.end(usages.usage()))
+        await events.end(dialect.end(usages.usage()) + marks.over())
 
 
 def _frames(dialect: Dialect, usages: Usages, deltas: Sequence[Delta]) -> bytes:

@@ -7,6 +7,7 @@ takes that away. So whether silence before it is filled at all is the configurat
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Final, Self
 
@@ -14,13 +15,18 @@ from starlette.types import Send
 
 from pagoda_daemon.api.openai.replies import PING, SSE_HEADERS
 
+Headers = Iterable[tuple[bytes, bytes]]
 PING_EVERY_S: Final = 15.0  # proxies give up on 60 s of silence, some on 30
 
 
 class EventStream:
-    """`before_s`: how much silence before the first write is too much; None: none is. `ping` is written into it."""
+    """`before_s`: how much silence before the first write is too much; None: none is. `ping` is written into it. `headers` are further
+    ones of the answer."""
 
-    def __init__(self, send: Send, before_s: float | None = None, every_s: float = PING_EVERY_S, ping: bytes = PING) -> None:
+    def __init__(
+        self, send: Send, before_s: float | None = None, every_s: float = PING_EVERY_S, ping: bytes = PING, headers: Headers = ()
+    ) -> None:
+        self._headers = (*SSE_HEADERS, *headers)
         self._send = send
         self._before_s = before_s
         self._every_s = every_s
@@ -52,7 +58,7 @@ class EventStream:
         self._written = self._clock()
         if not self.begun:
             self._begun.set()
-            await self._send({"type": "http.response.start", "status": 200, "headers": list(SSE_HEADERS)})
+            await self._send({"type": "http.response.start", "status": 200, "headers": list(self._headers)})
         await self._send({"type": "http.response.body", "body": frames, "more_body": more})
 
     async def _ping(self) -> None:

@@ -5,11 +5,12 @@ Called by `api/routes/completions.py`. `Submission` is made by pure functions; `
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec import structs
 
@@ -32,10 +33,13 @@ from pagoda_daemon.text.answer import AnswerText, Piece, echo
 from pagoda_daemon.text.stops import StopMatcher
 from pagoda_daemon.text.tokens import ModelText
 
+_AT_ONCE: Final = 128  # tokens that are read again at a time: a millisecond
+_ENDED: Final = "stop"  # an answer that was complete elsewhere
+
 
 class Delta(NamedTuple):
     """What is new of a choice, all its tokens so far, how many of them are reasoning, and at its end the reason and the stop string. The
-    prompt's scores come with its first."""
+    prompt's scores come with its first. `row` is what the engine said; `again`: it said so elsewhere, and the client has read it."""
 
     piece: Piece
     completion_tokens: int
@@ -46,12 +50,14 @@ class Delta(NamedTuple):
     embedding: bytes = b""
     reasoning_tokens: int = 0
     stop: str | None = None
+    row: RowOutput | None = None
+    again: bool = False
 
 
 @dataclass(frozen=True)
 class Submission:
     """A validated prompt, ready for the engine; its answers are the choices from number `first` on. `echo`: the prompt's text, where the
-    answers begin with it."""
+    answers begin with it. `answered` is what another replica said already, `closed`: to the answer's end."""
 
     message: Submit
     stops: tuple[str, ...] = ()
@@ -62,6 +68,8 @@ class Submission:
     shows_stop: bool = False  # the stop string, or the text of the stop id, is part of the answer
     shows_ids: bool = False  # the ids of the answer's tokens are part of it
     reading: Reading = PLAIN
+    answered: tuple[RowOutput, ...] = ()
+    closed: bool = False
 
     @property
     def sampling(self) -> Sampling:
@@ -151,7 +159,12 @@ class _Choice:
                 piece = _joined(echo(self.job.echo, self.job.message.prompt, scores, self._detokenizer()), piece)
         tokens, thought = (self.tokens, self._thought_tokens(row, reason)) if self.job.answers else (0, 0)
         choice, stop = self.job.first + self.index, self._answer.stop
-        return Delta(piece, tokens, reason, scores, choice, row.life, row.embedding, thought, stop)
+        return Delta(piece, tokens, reason, scores, choice, row.life, row.embedding, thought, stop, row)
+
+    @property
+    def generated(self) -> int:
+        """Of its tokens those that this engine gave."""
+        return self.tokens - len(self.job.message.resumed)
 
     def _thought_tokens(self, row: RowOutput, reason: str | None) -> int:
         """A stop id is no part of the reasoning that it ends."""
@@ -180,6 +193,9 @@ class Generator:
         open_choices: _Open = {}
         try:
             stream = self._submit(jobs, open_choices, arrived)
+            for again in self._said_again(jobs, open_choices):
+                yield again
+                await asyncio.sleep(0)
             while open_choices:
                 found, error = self._read(await stream.take(), open_choices)
                 if found:
@@ -219,21 +235,34 @@ class Generator:
             choice.record.gaps.hear(choice.index, now)
         delta = choice.take(row)
         if delta is not None and delta.finish_reason is not None:
-            choice.record.end(choice.index, delta.finish_reason, choice.tokens)
+            choice.record.end(choice.index, delta.finish_reason, choice.generated)
         return delta
+
+    def _said_again(self, jobs: Sequence[Submission], open_choices: _Open) -> Iterator[list[Delta]]:
+        """What was answered elsewhere, in pieces between which others have their turn: the text and all that reads it come to where they
+        were there. The engine, which has the tokens already, computes meanwhile."""
+        for job in jobs:
+            choice = open_choices[job.message.request_id][0]
+            for at in range(0, len(job.answered), _AT_ONCE):
+                found = [choice.take(row) for row in job.answered[at : at + _AT_ONCE]]
+                yield [delta._replace(again=True) for delta in found if delta is not None]
+            if job.closed:
+                choice.record.end(choice.index, _ENDED, choice.generated)
+                self._close(open_choices, choice)
 
     def _submit(self, jobs: Sequence[Submission], open_choices: _Open, arrived: float) -> Stream:
         stream = None
         for job in jobs:
             scores: list[TokenLogprob] = []
             sent = time.monotonic()  # before: the engine may have heard it, and count its queue, while this thread waits for its next turn
-            stream = self.engine.submit(job.message, stream) if stream else self.engine.submit(job.message)
+            if not job.closed:
+                stream = self.engine.submit(job.message, stream) if stream else self.engine.submit(job.message)
             record = self.counts.open(job.message, arrived, sent)
             share = (job, record, scores, self.text)
             open_choices[job.message.request_id] = {index: _Choice(index, *share) for index in range(job.message.n)}
-        if stream is None:
+        if not jobs:
             raise BadRequest("there is no prompt", "prompt")
-        return stream
+        return stream or Stream(jobs[0].message.request_id)
 
     def _close(self, open_choices: _Open, choice: _Choice) -> None:
         """The choice is over. Where a stop string ended it, the engine still computes it."""
@@ -250,7 +279,7 @@ class Generator:
     def _count_cut(self, choices: Sequence[_Choice]) -> None:
         """Those of one prompt that nobody waits for any more."""
         record = choices[0].record
-        record.completion_tokens += sum(choice.tokens for choice in choices)
+        record.completion_tokens += sum(choice.generated for choice in choices)
         self.counts.close(record, time.monotonic())
 
 
