@@ -6,6 +6,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from multidict import CIMultiDict
 from pagoda_gateway.proxy import relay
+from pagoda_gateway.proxy.continuing import Record
 from pagoda_gateway.requests.errors import Died, UpstreamDied
 
 
@@ -26,17 +27,28 @@ class Answer:
         self.closed = True
 
 
-async def test_a_replica_that_dies_when_the_client_has_left_too_has_died(monkeypatch):
-    async def read(_answer):
-        return b"data: {}\n\n"
+class Life:
+    fixed = begun = False
 
-    async def dies(*_):
-        raise Died("closed", "reset by peer")
+    def first_byte(self):
+        return None
+
+    heard = first_byte
+
+
+async def test_a_replica_that_dies_when_the_client_has_left_too_has_died(monkeypatch):
+    chunks = [b"data: {}\n\n"]
+
+    async def read(_answer):
+        if not chunks:
+            raise Died("closed", "reset by peer")
+        return chunks.pop()
 
     monkeypatch.setattr(relay.web, "StreamResponse", Gone)
     monkeypatch.setattr(relay, "_read", read)
-    monkeypatch.setattr(relay.Relay, "_pass_on", dies)
+    monkeypatch.setattr(relay.Events, "feed", lambda *_: b"")  # nothing is written before the replica dies
     answer = Answer()
+    one = relay.Relay(None, make_mocked_request("POST", "/v1/completions"), "id")
     with pytest.raises(UpstreamDied):
-        await relay.Relay(None, make_mocked_request("POST", "/v1/completions"), "id")._stream(answer, CIMultiDict(), lambda: None)
+        await one._stream(answer, CIMultiDict(), Life(), Record(lambda _: None))
     assert answer.closed
