@@ -28,7 +28,7 @@ from typing import Any, Final
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]
 
 from support.clients.fault_kinds import BODY, FATAL, FROZEN, LOCAL, Fatal, Local, config, full_disk, one_of_many, strike
-from support.clients.told import Crowd, Told
+from support.clients.outcomes import MixedClients, Outcome
 from support.servers.replica import Replica, start_replica
 
 GOAL_S: Final = 1.0
@@ -42,12 +42,12 @@ class Run:
 
     struck: float
     detected: float | None
-    told: Sequence[Told]
+    told: Sequence[Outcome]
     exit_code: int
     ended: float
 
     @property
-    def lost(self) -> list[Told]:
+    def lost(self) -> list[Outcome]:
         return [client for client in self.told if client.error]
 
     def seconds(self) -> dict[str, float]:
@@ -57,7 +57,7 @@ class Run:
         return {name: round(value, 3) for name, value in times.items()}
 
 
-def how(client: Told) -> str:
+def how(client: Outcome) -> str:
     """In what words a client was told."""
     if client.error is None:
         return "whole"
@@ -81,11 +81,11 @@ async def ended_at(wait: Callable[[], int]) -> tuple[int, float]:
 async def run_one(case: Fatal | Local, threshold_s: float, folder: Path) -> Run:
     """A fault of the configuration strikes when its log line says so."""
 
-    async def fatal(replica: Replica, case: Fatal) -> tuple[list[Told], float | None]:
+    async def fatal(replica: Replica, case: Fatal) -> tuple[list[Outcome], float | None]:
         told, struck = await strike(replica, case)
         return told, None if case.fault else struck
 
-    async def local(replica: Replica) -> tuple[list[Told], float | None]:
+    async def local(replica: Replica) -> tuple[list[Outcome], float | None]:
         told = await one_of_many(replica)
         replica.terminate()
         return told, None
@@ -96,7 +96,7 @@ async def run_one(case: Fatal | Local, threshold_s: float, folder: Path) -> Run:
 
 
 async def observed(
-    faults: Sequence[Any], threshold_s: float, folder: Path, act: Callable[[Replica], Awaitable[tuple[list[Told], float | None]]]
+    faults: Sequence[Any], threshold_s: float, folder: Path, act: Callable[[Replica], Awaitable[tuple[list[Outcome], float | None]]]
 ) -> Run:
     offset = time.time() - time.monotonic()
     with start_replica(config(folder, threshold_s, *faults), stderr=subprocess.STDOUT) as replica:
@@ -133,14 +133,14 @@ def judged(case: Fatal | Local, threshold_s: float, runs: Sequence[Run]) -> dict
 async def disk_full(threshold_s: float, folder: Path) -> dict[str, Any]:
     """No requests wait, so no Event is due."""
 
-    def play(process: subprocess.Popen[bytes], told: list[Told]) -> dict[str, Any]:
+    def play(process: subprocess.Popen[bytes], told: list[Outcome]) -> dict[str, Any]:
         process.send_signal(signal.SIGTERM)
         code = process.wait(60)
         clients = dict(Counter(map(how, told)))
         return {"clients": clients, "requests_ended": [0], "exit_codes": [code], "goals_met": code == 0 and set(clients) == {"whole"}}
 
     with full_disk(config(folder, threshold_s)) as (process, address):
-        told = await Crowd(address, {**BODY, "max_tokens": 100}).ended()
+        told = await MixedClients(address, {**BODY, "max_tokens": 100}).ended()
         return await asyncio.to_thread(play, process, told)
 
 

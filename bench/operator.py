@@ -6,7 +6,7 @@ Needs root and compiled binaries. Goals: 0 writes at rest and over restarts; 500
 Of a change it is told when the last write of its Deployment and of its status was done (`all_writes_s`: with the Deployment's controller,
 the scheduler and the fake kubelet, whose pod the status speaks of last); our share of that: until its first run that wrote ended, and
 later as long as a run was wanted or at work, but for when the API server was at work on that service's requests, by its own audit log
-(support/judges/answered.py), or had not yet told a witness's watch of the edit (`told_s`); and until its news was in our queue. CPU is the
+(support/judges/answered.py), or had not yet told our own watch of the edit (`told_s`); and until its news was in our queue. CPU is the
 operator's, all of it, over the changes.
 
 `--nice -15` lets the operator have the CPU before all others, as a core of its own would: on few cores our share counts else also the
@@ -31,19 +31,19 @@ from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parent / "common")]
+from edit_watch import edit_watch
+from fake_daemons import obeying
 from pagoda_contracts.metrics import OPERATOR_EVENTS_WAITING, OPERATOR_QUEUE, OPERATOR_RECONCILES
 from pagoda_devcluster.cluster.settings import from_environment
 from pagoda_devcluster.providers.status import require_running
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES
-from paper_daemons import obeying
 from support.judges.answered import answers, changes
 from support.judges.operator_log import announced, edits, known, stamp
 from support.kube.client import Kube, eventually
 from support.kube.cluster import Cluster, running_cluster
 from support.kube.fake_api import service_body
 from support.kube.namespace import Real
-from support.kube.operator_process import OPERATOR, USER, OperatorProcess, PaperNode, install_role, kubeconfig
-from witness import witness
+from support.kube.operator_process import OPERATOR, USER, NodeWithoutKubelet, OperatorProcess, install_role, kubeconfig
 
 NAMESPACE = "bench"
 RUNS = f"{OPERATOR_RECONCILES.name}_total"
@@ -68,7 +68,7 @@ class Bench:
     def prepare(self) -> None:
         """A namespace with a bound claim, and a profile whose pods are Ready at once."""
         ready = {"podTemplate": {"metadata": {"annotations": {"devcluster.pagoda.dev/ready-after": "0"}}}}
-        Real(self.cluster, self.kube, PaperNode(self.kube), NAMESPACE).prepare(**ready)
+        Real(self.cluster, self.kube, NodeWithoutKubelet(self.kube), NAMESPACE).prepare(**ready)
 
     @contextmanager
     def operator(self) -> Iterator[OperatorProcess]:
@@ -168,7 +168,7 @@ class Bench:
         steps = {name: -1 if place % 2 and sizes[name] > 1 else 1 for place, name in enumerate(sorted(sizes))}
         names, since, before = itertools.cycle(sorted(sizes)), time.time(), cpu_seconds(operator.process.pid)
         started = time.monotonic()
-        with witness(self.cluster.kubeconfig, NAMESPACE, self.nice) as told_at, ThreadPoolExecutor(WRITERS) as pool:
+        with edit_watch(self.cluster.kubeconfig, NAMESPACE, self.nice) as told_at, ThreadPoolExecutor(WRITERS) as pool:
             asked = []
             for number in range(int(rate * seconds)):
                 time.sleep(max(0.0, started + number / rate - time.monotonic()))

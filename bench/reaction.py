@@ -32,10 +32,10 @@ from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, LABEL_SERVICE
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Resource
 from support.kube.client import Body, Kube, eventually
 from support.kube.cluster import Cluster, running_cluster
+from support.kube.daemon_processes import DaemonProcesses, endpoints
 from support.kube.fake_api import is_ready, service_body
 from support.kube.namespace import NAME, Real
-from support.kube.operator_process import PaperNode, install_role, kubeconfig, running_operator
-from support.kube.ward import Ward, endpoints
+from support.kube.operator_process import NodeWithoutKubelet, install_role, kubeconfig, running_operator
 from support.servers.gateway_process import GatewayProcess, start_gateway
 from support.servers.scripted_gateway import Chorus, ScriptedGateway, Traffic, serving
 
@@ -155,7 +155,7 @@ def decisions(count: int) -> dict[str, list[float]]:
     """Held requests at all services; then a queue at every other one and a full KV at the rest; then a spec that is refused."""
     with control_plane("fake:2") as (cluster, kube, account):
         ready = {"podTemplate": {"metadata": {"annotations": {"devcluster.pagoda.dev/ready-after": "0"}}}}
-        Real(cluster, kube, PaperNode(kube), "bench").prepare(**ready)
+        Real(cluster, kube, NodeWithoutKubelet(kube), "bench").prepare(**ready)
         world = Decisions(kube, "bench")
         with serving(world.chorus) as address, running_operator(account, "--gateways", address):
             for number in range(count):
@@ -173,8 +173,8 @@ def decisions(count: int) -> dict[str, list[float]]:
 class Sickness:
     """One replica of two goes bad, once per service: a second replacement would have to wait two minutes."""
 
-    def __init__(self, real: Real, gateway: GatewayProcess, ward: Ward) -> None:
-        self.real, self.gateway, self.ward = real, gateway, ward
+    def __init__(self, real: Real, gateway: GatewayProcess, processes: DaemonProcesses) -> None:
+        self.real, self.gateway, self.processes = real, gateway, processes
         self.pods = Watched(real.kube, PODS, real.namespace)
 
     def able(self) -> int:
@@ -182,7 +182,7 @@ class Sickness:
         return sum(endpoints(self.gateway, verdict, f"{self.real.namespace}/{NAME}") for verdict in ("ready", "suspect"))
 
     def silent(self, pod: str) -> None:
-        self.ward.freeze(pod)
+        self.processes.freeze(pod)
 
     def device(self, pod: str) -> None:
         patch = {"metadata": {"annotations": {ANNOTATION_DEVICE_FAULT: "Xid 79"}}}
@@ -196,7 +196,7 @@ class Sickness:
     def run(self, kind: str) -> tuple[float, float]:
         """Seconds until it was unrouted, and from there until its replacement existed."""
         self.real.apply(replicas=2)
-        first, *_ = both = self.ward.admit(2, *([Fault(kind="wrong", at_step=5)] if kind == "canary" else []))
+        first, *_ = both = self.processes.admit(2, *([Fault(kind="wrong", at_step=5)] if kind == "canary" else []))
         self.real.told(Ready="Available")
         eventually(lambda: self.able() == 2, "both are heard")
         struck = time.monotonic()
@@ -211,17 +211,17 @@ def health(rounds: int) -> dict[str, list[tuple[float, float]]]:
     """`rounds` services per kind, one after another."""
     found: dict[str, list[tuple[float, float]]] = {"silent": [], "canary": [], "device": []}
     with control_plane("control-plane") as (cluster, kube, account), ExitStack() as stack:
-        paper = PaperNode(kube)
-        paper.register()
-        stack.callback(paper.leave)
+        node_without_kubelet = NodeWithoutKubelet(kube)
+        node_without_kubelet.register()
+        stack.callback(node_without_kubelet.leave)
         gateway = stack.enter_context(start_gateway("--kubeconfig", str(cluster.kubeconfig)))
         stack.enter_context(running_operator(account, "--resync", "5m", "--gateways", f"127.0.0.1:{gateway.demand}"))
         for kind in rounds * list(found):
             with ExitStack() as daemons:
                 folder = Path(daemons.enter_context(tempfile.TemporaryDirectory()))
-                real = Real(cluster, kube, paper, f"bench-{uuid.uuid4().hex[:8]}")
+                real = Real(cluster, kube, node_without_kubelet, f"bench-{uuid.uuid4().hex[:8]}")
                 real.prepare()
-                found[kind].append(Sickness(real, gateway, Ward(real, folder, daemons)).run(kind))
+                found[kind].append(Sickness(real, gateway, DaemonProcesses(real, folder, daemons)).run(kind))
                 real.clean()
     return found
 

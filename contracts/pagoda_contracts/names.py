@@ -146,6 +146,7 @@ GRPC_HEALTH_CHECK: Final = f"/{GRPC_HEALTH}/Check"
 GRPC_HEALTH_WATCH: Final = f"/{GRPC_HEALTH}/Watch"
 GRPC_DEMAND: Final = "pagoda.v1.Demand"
 GRPC_WATCH_DEMAND: Final = f"/{GRPC_DEMAND}/Watch"
+GRPC_KEDA: Final = "externalscaler.ExternalScaler"  # KEDA's
 GRPC_FETCH: Final = "pagoda.v1.Fetch"
 GRPC_FETCH_FETCH: Final = f"/{GRPC_FETCH}/Fetch"
 

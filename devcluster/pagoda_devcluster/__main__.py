@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pagoda_devcluster import looking
+from pagoda_devcluster import maintenance
 from pagoda_devcluster.binaries import build as builder
 from pagoda_devcluster.binaries import recipe
 from pagoda_devcluster.cluster.errors import EXIT_DOWN, DevClusterError, NotRunningError, UsageError, exit_code
@@ -17,9 +17,9 @@ from pagoda_devcluster.cluster.settings import from_environment
 from pagoda_devcluster.cluster.spec import KIND, ClusterSpec, Nodes, parse_nodes
 from pagoda_devcluster.gpus import layout
 from pagoda_devcluster.kind import run as kind
-from pagoda_devcluster.looking import Name
 from pagoda_devcluster.machine import images, limits
 from pagoda_devcluster.machine.processes import init_of, of_cluster
+from pagoda_devcluster.maintenance import Name
 from pagoda_devcluster.providers import choice as providers
 from pagoda_devcluster.providers import models
 from pagoda_devcluster.providers.choice import Asked
@@ -27,7 +27,7 @@ from pagoda_devcluster.providers.status import Status, as_json, require_node, st
 from pagoda_devcluster.render.request import Request
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A whole Kubernetes on one machine, for the demo and the tests.")
-looking.register(app)
+maintenance.register(app)
 
 
 def progress() -> Console:

@@ -47,12 +47,12 @@ def test_a_run_that_had_begun_before_the_change_does_not_answer_it():
     assert share(1.0, 5.0, Seen([], [Ran(0.0, 0.5, 1.2, 1), Ran(1.1, 1.2, 5.0, 1)], [])) == pytest.approx(4.0)
 
 
-def test_news_is_in_the_queue_with_the_first_run_that_was_wanted_after_it():
+def test_a_change_is_queued_with_the_first_run_that_was_wanted_after_it():
     seen = {"a": Seen([], [Ran(0.5, 1.5, 2.0, 1), Ran(1.25, 2.0, 3.0, 1)], [])}
     assert answers([Change("a", 1.0, 9.0)], seen, KINDS, 9.0).news == [0.25]
 
 
-def test_an_edit_of_which_nobody_was_told_yet_is_the_api_servers():
+def test_the_time_before_an_edit_is_announced_is_the_api_servers():
     told = announced([("a", 1.0), ("a", 5.0), ("b", 2.0)], {"a": [0.5, 1.5, 7.0]})
     assert told == [("a", Span(1.0, 1.5)), ("a", Span(5.0, 7.0))]
 

@@ -86,7 +86,7 @@ def test_what_a_smaller_number_leaves_over_is_right_until_all_is_settled():
     assert [line.partition(" of u")[0] for line in settled] == ["I2: 2 pods", "I2: 2 replicas ordered"]
 
 
-def test_what_was_broken_in_the_middle_is_found_though_it_is_mended_at_the_end():
+def test_a_breach_in_the_middle_is_found_though_the_end_is_right():
     pods = [event(PODS.kind, name, change) for change in ("ADDED", "DELETED") for name in ("p2", "p3")]
     assert any(line.startswith("I2: 3 pods") for line in violations([*WHOLE, *pods], []))
 
@@ -219,7 +219,7 @@ def test_a_plan_strikes_where_it_says():
     assert [pods.lines(watch, i, line) for i in (1, 2, 3)] == [[line], [], [line]]
 
 
-def test_a_silence_is_of_watches_or_of_everything():
+def test_silent_connections_are_watches_or_all():
     asked = [Seen(1, "GET", "/api/v1/pods"), Seen(0, "GET", "/api/v1/pods", watch=True)]
     for watches_only, silent, acts in (
         (True, True, ["forward", "silence"]),
@@ -229,7 +229,7 @@ def test_a_silence_is_of_watches_or_of_everything():
         assert [Silent(watches_only, silent).request(seen).act for seen in asked] == acts
 
 
-def test_one_write_of_one_door_is_held():
+def test_one_write_of_one_listener_is_held():
     plan, path = Held("pods", door=1), "/api/v1/namespaces/ns/pods/a"
     asked = [Seen(1, "PATCH", path, door=1), Seen(2, "PATCH", path), Seen(3, "GET", path, door=1), Seen(4, "PATCH", path, door=1)]
     assert [plan.request(seen).act for seen in asked] == ["forward"] * 4
@@ -239,7 +239,7 @@ def test_one_write_of_one_door_is_held():
 
 
 @pytest.mark.parametrize("what", LINES)
-def test_every_poison_changes_the_line(what):
+def test_every_corruption_changes_the_line(what):
     line = json.dumps({"type": "ADDED", "object": {"metadata": {"resourceVersion": "5"}}}).encode() + b"\n"
     assert list(poisoned(what, line)) != [line]
 

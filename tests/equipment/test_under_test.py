@@ -57,6 +57,6 @@ def test_an_unknown_change_is_refused(module, monkeypatch):
 
 
 @pytest.mark.parametrize("module", CHANGES)
-def test_a_place_that_is_gone_is_told(module):
+def test_a_place_that_is_gone_is_reported(module):
     with pytest.raises(AssertionError, match="no gone by now"):
         module._put(operator, "gone", 1)

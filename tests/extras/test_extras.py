@@ -78,7 +78,7 @@ def installed(folder, wheel, constraints, extra=""):
 
 
 @pytest.mark.parametrize("extra", DOORS)
-def test_an_extra_alone_opens_its_door(extra, wheel, constraints, tmp_path):
+def test_an_extra_alone_is_enough_for_its_command(extra, wheel, constraints, tmp_path):
     python = installed(tmp_path / "env", wheel, constraints, extra)
     script, *modules = DOORS[extra]
     for module in modules:
@@ -89,7 +89,7 @@ def test_an_extra_alone_opens_its_door(extra, wheel, constraints, tmp_path):
     run(UV, "pip", "check", "--python", python)
 
 
-def test_without_an_extra_contracts_and_sizing_open_and_each_door_names_what_is_missing(wheel, constraints, tmp_path):
+def test_without_an_extra_contracts_and_sizing_import_and_each_command_names_what_is_missing(wheel, constraints, tmp_path):
     python = installed(tmp_path / "env", wheel, constraints)
     run(python, "-P", "-c", "import pagoda_contracts.crds.validation, pagoda_contracts.pb.demand_pb2, pagoda_sizing.plan", cwd=tmp_path)
     for extra, (script, *_) in DOORS.items():

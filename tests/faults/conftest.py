@@ -14,7 +14,7 @@ from support.kube.cluster import running_cluster
 from support.kube.fault_plan import Plan
 from support.kube.fault_proxy import FaultProxy
 from support.kube.namespace import Real
-from support.kube.operator_process import USER, PaperNode, install_role, kubeconfig
+from support.kube.operator_process import USER, NodeWithoutKubelet, install_role, kubeconfig
 from support.worlds.capped_services import CHARGED, SLICES
 from support.worlds.service_life import PROFILE, run, world_of
 
@@ -110,6 +110,6 @@ def undisturbed(cluster, kube, proxy, account, profile):
 
 
 def prepared(cluster, kube):
-    real = Real(cluster, kube, PaperNode(kube), f"fault-{uuid.uuid4().hex[:8]}")
+    real = Real(cluster, kube, NodeWithoutKubelet(kube), f"fault-{uuid.uuid4().hex[:8]}")
     real.prepare()
     return real

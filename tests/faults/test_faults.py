@@ -7,7 +7,7 @@ import pytest
 from pagoda_contracts.names import PATH_LIVE, PATH_READY
 from pagoda_operator.api.state import PODS
 from pagoda_operator.serve.watches import KOPF_KINDS
-from support.clients.pokes import DEFINITIONS, KINDS, Pokes
+from support.clients.harmless_edits import DEFINITIONS, KINDS, HarmlessEdits
 from support.kube.client import PATIENCE_S, eventually
 from support.kube.control_plane import STORE, Part
 from support.kube.fault_plan import LINES, AtLine, Away, EachKind, EveryWrite, Late, Plan, Reaction, Stale, Storm
@@ -36,7 +36,7 @@ DEAFENS = ("far version",)
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_a_disturbed_life_ends_as_an_undisturbed_one(name, undisturbed, place, proxy, account):
+def test_a_service_under_faults_ends_as_one_without_them(name, undisturbed, place, proxy, account):
     with world_of(place(), proxy, account) as world:
         outcome = run("whole_life", world, PLANS[name]())
     struck = [entry for entry in proxy.journal if entry.act != "forward" and entry.seen.write >= ("writes" in name)]
@@ -59,13 +59,13 @@ def test_what_came_to_rest_stays_so_for_two_minutes(name, undisturbed, place, pr
 def heard_again(world, what, kinds):
     """Each of these kinds is watched anew since its watch was poisoned, by whichever process, and told of. A life that ends well does not
     show it: the resync, every second here, finds what no watch tells. A red probe is a kubelet's business, which the test plays."""
-    pokes, struck, anew = Pokes(world.real), dict(world.proxy.struck.copy()), what not in GOES_ON
+    edits, struck, anew = HarmlessEdits(world.real), dict(world.proxy.struck.copy()), what not in GOES_ON
 
     def hears():
         if world.life.probe(PATH_LIVE) == 503:
             world.life.kill()
         silent = [kind for kind in kinds if not world.proxy.hears(kind.plural, struck[kind.plural], anew=anew)]
-        return not [pokes.poke(kind) for kind in silent]
+        return not [edits.edit(kind) for kind in silent]
 
     since = time.monotonic()
     eventually(hears, "every watch is begun anew and tells")
@@ -73,7 +73,7 @@ def heard_again(world, what, kinds):
 
 
 @pytest.mark.parametrize("what", SLOW)
-def test_a_poisoned_watch_is_outlived_or_ends_the_process(what, undisturbed, place, proxy, account):
+def test_a_corrupted_watch_is_survived_or_ends_the_process(what, undisturbed, place, proxy, account):
     with world_of(place(), proxy, account) as world:
         outcome = run("grown", world, AtLine(1, what, "pods"), during=lambda: heard_again(world, what, [PODS]))
     assert outcome.broken == []
@@ -81,21 +81,21 @@ def test_a_poisoned_watch_is_outlived_or_ends_the_process(what, undisturbed, pla
 
 
 @pytest.mark.parametrize("what", [pytest.param(what, marks=[pytest.mark.full] if what in SLOW else []) for what in POISON])
-def test_every_kinds_watch_may_be_poisoned(what, undisturbed, place, proxy, account):
+def test_every_kinds_watch_may_be_corrupted(what, undisturbed, place, proxy, account):
     """One event of each, whatever the process does about the first of them."""
     plan = EachKind(what)
     hear = [kind for kind in KINDS if what not in DEAFENS or kind not in (*KOPF_KINDS, DEFINITIONS)]
     with world_of(place(), proxy, account) as world:
-        pokes = Pokes(world.real)
+        edits = HarmlessEdits(world.real)
 
         def poison():
             plan.armed = True
-            eventually(lambda: not [pokes.poke(kind) for kind in KINDS if kind.plural not in plan.struck], "every kind struck")
+            eventually(lambda: not [edits.edit(kind) for kind in KINDS if kind.plural not in plan.struck], "every kind struck")
             heard_again(world, what, hear)
-            pokes.leave()
+            edits.leave()
 
         outcome = run("grown", world, plan, during=poison)
-    assert plan.struck == {kind.plural for kind in KINDS}, "a kind is watched that nobody pokes"
+    assert plan.struck == {kind.plural for kind in KINDS}, "a kind is watched that nobody edits"
     assert outcome.broken == []
     assert outcome.rests == undisturbed("grown").rests
 

@@ -96,7 +96,7 @@ def test_a_killed_operator_goes_on_where_it_stopped(sweep, undisturbed, request)
     assert sweep.struck >= least, sweep.spared
 
 
-def test_whoever_was_killed_over_a_write_makes_it_in_its_next_life(undisturbed, place, proxy, account):
+def test_an_operator_that_was_killed_over_a_write_makes_it_after_its_restart(undisturbed, place, proxy, account):
     """Every fourth write kills, the server never sees it; how many requests later it sees one is judged with the rest."""
     with world_of(place(), proxy, account) as world:
         outcome = run("grown", world, EveryWrite(4, Reaction("kill_before")))

@@ -24,7 +24,7 @@ from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.nouns.errors import Draining, EngineDied
 from pydantic import BaseModel, TypeAdapter
 from support.servers.local_replica import NAME, local_replica
-from support.servers.told_replica import Engine, fails, ready_replica, refuses, says, told_replica
+from support.servers.scripted_engine import Engine, fails, ready_replica, refuses, replica_with_scripted_engine, says
 
 pytestmark = pytest.mark.parity
 
@@ -59,7 +59,7 @@ class Front:
 @asynccontextmanager
 async def serving(**parts: Any) -> AsyncIterator[Front]:
     engine, replica = Engine(), ready_replica(CONTEXT)
-    async with told_replica(engine, replica, TEMPLATE, **parts) as url:
+    async with replica_with_scripted_engine(engine, replica, TEMPLATE, **parts) as url:
         yield Front(url.removesuffix("/v1"), engine, replica)
 
 
@@ -139,7 +139,7 @@ async def test_a_round_of_tools(front: Front, client: anthropic.AsyncAnthropic) 
     assert '/Let me see. weather{"city": "Oslo"};tool:/rain;answer:' in front.prompt()
 
 
-async def test_a_tool_that_must_be_used_is_enforced_and_told_as_a_call(front: Front, client: anthropic.AsyncAnthropic) -> None:
+async def test_a_tool_that_must_be_used_is_enforced_and_reported_as_a_call(front: Front, client: anthropic.AsyncAnthropic) -> None:
     front.engine.script = [says(CALL)]
     for choice in ({"type": "any"}, {"type": "tool", "name": "weather", "disable_parallel_tool_use": True}):
         answer = await ask(client, tools=[TOOL], tool_choice=choice)
@@ -162,7 +162,7 @@ async def test_the_clients_runner_of_tools_runs_them(front: Front, client: anthr
     assert (last.content[0].text, asked) == ("It rains.", ["Oslo"])
 
 
-async def test_a_call_that_the_limit_cuts_is_told_alike(front: Front, client: anthropic.AsyncAnthropic) -> None:
+async def test_a_call_that_the_limit_cuts_is_reported_in_the_same_way(front: Front, client: anthropic.AsyncAnthropic) -> None:
     front.engine.script = [says(CALL[:65], "length")]
     whole, stream = await ask(client, tools=[TOOL]), await streamed(client, tools=[TOOL])
     assert whole.stop_reason == stream.stop_reason == "max_tokens"
@@ -187,7 +187,7 @@ async def test_thinking_is_a_block_of_its_own_and_comes_back(front: Front, clien
     assert [block.type for block in plain.content] == ["text"]
 
 
-async def test_the_stop_sequence_that_matched_is_told(front: Front, client: anthropic.AsyncAnthropic) -> None:
+async def test_the_stop_sequence_that_matched_is_reported(front: Front, client: anthropic.AsyncAnthropic) -> None:
     front.engine.script = [says("one END two", None)]
     for answer in (await ask(client, stop_sequences=["STOP", "END"]), await streamed(client, stop_sequences=["STOP", "END"])):
         assert (answer.content[0].text, answer.stop_reason, answer.stop_sequence) == ("one ", "stop_sequence", "END")
@@ -314,7 +314,7 @@ async def test_a_failure_within_a_stream_is_raised_and_not_tried_again(
     assert seen[0] == "message_start"
 
 
-async def test_a_path_that_is_not_there_and_a_wrong_method_are_told_in_this_shape(front: Front) -> None:
+async def test_an_unknown_path_and_a_wrong_method_are_reported_in_this_shape(front: Front) -> None:
     async with httpx.AsyncClient(base_url=front.url) as http:
         for answer in (await http.get("/v1/messages"), await http.post("/v1/messages/x", json={}), await http.get("/v1/messagesx")):
             kind = answer.json()["error"]["type"]

@@ -124,7 +124,7 @@ def test_logits_and_greedy_equal_transformers(tmp_path: Path, variant: str) -> N
     check(run(worker, expected), expected)
 
 
-def test_the_core_is_told_of_a_window_that_every_layer_has_and_some_context_outgrows(tmp_path: Path) -> None:
+def test_the_core_knows_of_a_window_that_every_layer_has_and_some_context_exceeds(tmp_path: Path) -> None:
     make_model(tmp_path, "mistral", sliding_window=20)
     assert load(tmp_path).limits.sliding_window == 20
     assert load(tmp_path, max_model_len=20).limits.sliding_window is None

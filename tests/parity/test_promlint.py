@@ -58,7 +58,7 @@ def written(metric: names.Metric) -> str:
     return f"{metric.name}_total" if metric.kind == "counter" else metric.name
 
 
-def test_the_linter_has_teeth(linter):
+def test_the_linter_finds_a_planted_fault(linter):
     spoilt = (
         busy()
         .replace(b"pagoda_daemon_steps_total", b"pagoda_daemon_steps")

@@ -50,7 +50,7 @@ def groups():
 
 @pytest.mark.deep
 @pytest.mark.parametrize(("modules", "forbidden"), groups(), ids=[" ".join(modules) for modules, _ in groups()])
-def test_door_opens_without(modules, forbidden):
+def test_entry_point_imports_without(modules, forbidden):
     done = opened(modules, forbidden)
     assert done.returncode == 0, done.stderr[-2000:]
 

@@ -50,6 +50,7 @@ def schema() -> Schema:
                     "drainTimeout": _DURATION,
                     "auth": _closed({"anonymous": _BOOLEAN, "firstKey": _closed({"create": _BOOLEAN, "tenant": _TENANT})}),
                     "service": _closed({"type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]}}),
+                    "keda": _closed({"enabled": _BOOLEAN}),
                 }
             ),
             "auth": _closed({"enabled": _BOOLEAN, "metrics": _closed({"accounts": _ACCOUNTS, "networks": _NETWORKS})}),

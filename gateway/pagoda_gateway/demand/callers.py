@@ -12,7 +12,7 @@ from typing import Protocol
 
 from pagoda_contracts.bearer import AUTHORIZATION, subject
 from pagoda_contracts.jwks import MAX_BYTES, MAX_TOKEN, BadToken, Keys, parse, verify
-from pagoda_contracts.names import ROLE_OPERATOR
+from pagoda_contracts.names import ROLE_GATEWAY, ROLE_OPERATOR
 
 
 class CallerSettings(Protocol):
@@ -22,14 +22,16 @@ class CallerSettings(Protocol):
     def token_keys(self) -> Path | None: ...
     @property
     def operator(self) -> str | None: ...
+    @property
+    def account(self) -> str | None: ...
 
 
 def callers_of(settings: CallerSettings) -> Callers | None:
     """Returns None if every caller may watch."""
     if settings.token_keys is None:
         return None
-    subjects = {subject(settings.operator): ROLE_OPERATOR} if settings.operator else {}
-    return Callers(settings.token_keys, subjects)
+    roles = ((settings.operator, ROLE_OPERATOR), (settings.account, ROLE_GATEWAY))
+    return Callers(settings.token_keys, {subject(account): role for account, role in roles if account})
 
 
 class Unauthorized(Exception):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from pagoda_contracts.names import STATE_HEARTBEAT_MS
 from pagoda_contracts.pb.demand_pb2 import ServiceDemand
@@ -42,6 +43,12 @@ class DemandMessages:
         self._watchers.add(event)
         return event
 
+    async def changed_within(self, event: asyncio.Event, seconds: float) -> None:
+        """Returns when the event is set, or after so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await event.wait()
+
     def unwatch(self, event: asyncio.Event) -> None:
         """Ends a watch."""
         self._watchers.discard(event)
@@ -51,6 +58,17 @@ class DemandMessages:
         self._update()
         full = sent < self._deleted_round
         return self._round, full, [message for number, message in self._messages.values() if full or number > sent]
+
+    def of(self, service: str) -> ServiceDemand | None:
+        """Returns the current message of one service ("namespace/name"), None if there is no such service."""
+        self._update()
+        number_and_message = self._messages.get(service)
+        return number_and_message[1] if number_and_message is not None else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all services are known. Before that, a missing one may exist."""
+        return self._cache.synced
 
     def _update(self) -> None:
         """Computes the messages: of all services twice a second, and in between of those whose requests changed."""

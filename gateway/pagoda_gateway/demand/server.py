@@ -1,6 +1,6 @@
 """Serves `pagoda.v1.Demand/Watch`: the demand of all services, then what changed, at most every 100 ms, and a frame every 500 ms anyway.
 
-Started by serve/process.py.
+Started by serve/process.py. With `keda` it also answers KEDA (keda.py).
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from pagoda_contracts.names import GRPC_DEMAND, GRPC_WATCH_DEMAND, STATE_FLOOR_M
 from pagoda_contracts.pb.demand_pb2 import Demand, WatchDemandRequest
 
 from pagoda_gateway.demand.callers import Callers, Unauthorized
+from pagoda_gateway.demand.keda import ExternalScaler
 from pagoda_gateway.demand.messages import DemandMessages
 
 log = structlog.get_logger()
 
-# Operators and other gateways are a handful. The bound keeps other callers from filling the memory.
+# Operators and other gateways are a handful. KEDA keeps two streams per trigger. The bound keeps other callers from filling the memory.
 _MAX_CALLS: Final = 64
+_MAX_KEDA_CALLS: Final = 4_096
 _OPTIONS: Final = [
     ("grpc.so_reuseport", 0),  # a taken port is an error, not a second listener
     ("grpc.max_receive_message_length", 64 * 1024),
@@ -32,9 +34,17 @@ _OPTIONS: Final = [
 class DemandServer:
     """The gRPC server."""
 
-    def __init__(self, messages: DemandMessages, identity: str, clock_ms: Callable[[], float], callers: Callers | None = None) -> None:
-        self._messages, self._identity, self._clock_ms, self._callers = messages, identity, clock_ms, callers
-        self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
+    def __init__(
+        self,
+        messages: DemandMessages,
+        identity: str,
+        clock_ms: Callable[[], float],
+        callers: Callers | None = None,
+        keda: ExternalScaler | None = None,
+    ) -> None:
+        self._messages, self._identity, self._clock_ms, self._callers, self._keda = messages, identity, clock_ms, callers, keda
+        calls = _MAX_CALLS + (_MAX_KEDA_CALLS if keda is not None else 0)
+        self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=calls)
 
     async def start(self, address: str) -> int:
         """Starts the server and returns its port; RuntimeError if the port is taken."""
@@ -43,6 +53,8 @@ class DemandServer:
         )
         name = GRPC_WATCH_DEMAND.rpartition("/")[2]
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(GRPC_DEMAND, {name: method}),))
+        if self._keda is not None:
+            self._server.add_generic_rpc_handlers((self._keda.handler(),))
         port: int = self._server.add_insecure_port(address)
         await self._server.start()
         return port
@@ -76,15 +88,7 @@ class DemandServer:
                     gateway=self._identity, sequence=sequence, sent_at_ms=int(self._clock_ms()), full=full, services=chosen, peers=1
                 )
                 await asyncio.sleep(STATE_FLOOR_MS / 1000)
-                await _set_within(soon, (STATE_HEARTBEAT_MS - STATE_FLOOR_MS) / 1000)
+                await self._messages.changed_within(soon, (STATE_HEARTBEAT_MS - STATE_FLOOR_MS) / 1000)
         finally:
             self._messages.unwatch(soon)
             log.info("a watch of the demand ended", watcher=request.watcher[:128])
-
-
-async def _set_within(event: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return

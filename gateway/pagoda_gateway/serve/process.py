@@ -20,7 +20,9 @@ from aiohttp import web
 
 from pagoda_gateway.access.keys import KeyRing
 from pagoda_gateway.demand.callers import callers_of
+from pagoda_gateway.demand.keda import ExternalScaler
 from pagoda_gateway.demand.messages import DemandMessages
+from pagoda_gateway.demand.peers import Peers
 from pagoda_gateway.demand.server import DemandServer
 from pagoda_gateway.proxy.authenticate import Authenticate
 from pagoda_gateway.proxy.body import Limits
@@ -60,7 +62,7 @@ async def _run(settings: Settings) -> None:
     async with AsyncExitStack() as stack:
         parts = await _build(settings, stack)
         async with asyncio.TaskGroup() as background:  # one that fails ends the process: a restart recovers
-            works = (_discover(parts, settings), _beat(parts.health), parts.api.router.frozen.run())
+            works = (_discover(parts, settings), _beat(parts.health), parts.peers.run(), parts.api.router.frozen.run())
             tasks = [background.create_task(work) for work in works]
             await stop.wait()
             await _drain(parts, settings)
@@ -76,6 +78,7 @@ class Parts(NamedTuple):
     api: Api
     runner: web.AppRunner
     health: Health
+    peers: Peers
 
 
 async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
@@ -94,10 +97,11 @@ async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
     probes = Probes(health, settings.host, settings.probes_port)
     stack.callback(probes.close)
     metrics = await stack.enter_async_context(_listening(metrics_application(counters.metrics), settings.host, settings.metrics_port))
-    demand = await _serve_demand(counters, settings, stack)
+    peers = Peers((settings.peers,) if settings.peers else (), settings.identity, _clock_ms, own)
+    demand = await _serve_demand(counters, settings, peers, stack)
     runner = await stack.enter_async_context(_listening(api.application(), settings.host, settings.http_port))
     log.info("listening", http=runner.addresses[0][1], metrics=metrics.addresses[0][1], probes=probes.port, demand=demand)
-    return Parts(cache, ring, api, runner, health)
+    return Parts(cache, ring, api, runner, health, peers)
 
 
 def _keys(settings: Settings) -> KeyRing:
@@ -126,10 +130,12 @@ def _read_states(cache: EndpointCache, streams: StateStreams, stack: AsyncExitSt
     cache.on_replica_added, cache.on_replica_removed = streams.open, streams.end
 
 
-async def _serve_demand(counters: Counters, settings: Settings, stack: AsyncExitStack) -> int:
+async def _serve_demand(counters: Counters, settings: Settings, peers: Peers, stack: AsyncExitStack) -> int:
     messages = DemandMessages(counters.cache, counters.queue, counters.tally, _clock_ms)
     counters.demand_changed = messages.changed
-    server = DemandServer(messages, settings.identity, _clock_ms, callers_of(settings))
+    peers.changed = messages.changed
+    keda = ExternalScaler(messages, peers.held) if settings.keda else None
+    server = DemandServer(messages, settings.identity, _clock_ms, callers_of(settings), keda)
     stack.push_async_callback(server.close)
     return await server.start(f"{settings.host}:{settings.demand_port}")
 

@@ -36,6 +36,9 @@ class Settings:
     token: Path | None
     token_keys: Path | None
     operator: str | None
+    account: str | None
+    peers: str | None
+    keda: bool
     identity: str
     hold_timeout: float
     hold_limit: int
@@ -75,6 +78,13 @@ def _account(text: str) -> str:
     return text
 
 
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{text!r} is not an address; it must be host:port")
+    return text
+
+
 class Option(NamedTuple):
     """One setting: flag and variable come from its name."""
 
@@ -98,6 +108,9 @@ OPTIONS: Final = (
     Option("token", Path, None, "file with the ServiceAccount token for replicas; without it the gateway sends none"),
     Option("token_keys", Path, None, "the cluster's public keys (a JWKS file) to verify callers' tokens"),
     Option("operator", _account, None, "the operator's ServiceAccount (namespace/name), which may watch the demand"),
+    Option("account", _account, None, "the gateways' own ServiceAccount (namespace/name), which may watch the demand too"),
+    Option("peers", _address, None, "host:port at which all gateways serve gRPC: a name with one address per gateway"),
+    Option("keda", _bool, "false", "answer KEDA as an external scaler on the gRPC port, without authentication"),
     Option("identity", str, None, "this gateway's name in replicas' logs; without it the host name"),
     Option("hold_timeout", parse_duration, "5m", "how long a request waits for a ready replica"),
     Option("hold_limit", _count, "1000", "how many requests may wait at once"),

@@ -6,15 +6,13 @@ A stream that breaks or falls silent is opened again with jittered backoff. rout
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Final, Protocol
 
-import grpc
-import grpc.aio
 import structlog
 from pagoda_contracts.names import GRPC_WATCH_STATE, STATE_DEAD_MS
 from pagoda_contracts.pb.daemon_pb2 import Phase, State, WatchStateRequest
+from pagoda_kube.streams import Stream, read_forever
 
 from pagoda_gateway.routing.endpoint import Frame, PrefixChange
 from pagoda_gateway.routing.verdict import Verdict
@@ -32,17 +30,8 @@ _PHASES: Final = {
     Phase.PHASE_STOPPED: Verdict.STOPPED,
     Phase.PHASE_DEGRADED: Verdict.DEGRADED,
 }
-# gRPC reconnects fast, because a starting pod refuses for a while. Each channel has connections of its own, and no proxy.
-_CHANNEL: Final = [
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),
-]
 # Twice as long as the silence that ends routing: then the connection itself counts as dead.
 _REDIAL_S: Final = 2 * STATE_DEAD_MS / 1000
-_BACKOFF_S: Final = (0.05, 2.0)
 
 
 class StateSink(Protocol):
@@ -101,38 +90,13 @@ class StateStreams:
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     async def _read(self, replica: Replica) -> None:
-        pause = _BACKOFF_S[0]
-        async with grpc.aio.insecure_channel(replica.grpc, options=_CHANNEL) as channel:
-            watch = channel.unary_stream(
-                GRPC_WATCH_STATE, request_serializer=WatchStateRequest.SerializeToString, response_deserializer=State.FromString
-            )
-            while True:
-                try:
-                    async for state in _until_silent(watch(self._request, wait_for_ready=True, metadata=metadata(self._own))):
-                        prefixes = PrefixChange(state.prefix_reset, state.prefixes_resident, state.prefixes_evicted)
-                        self._sink.update_state(replica.name, parse_state(state), state.sent_at_ms, self._clock_ms(), prefixes)
-                        pause = _BACKOFF_S[0]
-                except (grpc.aio.AioRpcError, TimeoutError) as error:
-                    log.info("state stream of a replica broke", replica=replica.name, why=_reason(error))
-                except Exception:  # without this the task would end and the replica's stream would never be opened again
-                    log.exception("state stream of a replica failed by an error of the gateway", replica=replica.name)
-                self._sink.stream_lost(replica.name)
-                await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
-                pause = min(2 * pause, _BACKOFF_S[1])
+        stream = Stream(replica.grpc, GRPC_WATCH_STATE, self._request, State.FromString, lambda: metadata(self._own), _REDIAL_S)
+        await read_forever(stream, lambda state: self._take(replica.name, state), lambda why: self._lost(replica.name, why))
 
+    def _take(self, name: str, state: State) -> None:
+        prefixes = PrefixChange(state.prefix_reset, state.prefixes_resident, state.prefixes_evicted)
+        self._sink.update_state(name, parse_state(state), state.sent_at_ms, self._clock_ms(), prefixes)
 
-async def _until_silent(call: grpc.aio.UnaryStreamCall[WatchStateRequest, State]) -> AsyncIterator[State]:
-    """Yields frames as they come; TimeoutError after too long a silence. The call is cancelled in any case."""
-    try:
-        while True:
-            async with asyncio.timeout(_REDIAL_S):
-                state = await call.read()
-            if state is grpc.aio.EOF:
-                return
-            yield state
-    finally:
-        call.cancel()
-
-
-def _reason(error: grpc.aio.AioRpcError | TimeoutError) -> str:
-    return f"{error.code().name}: {error.details()}" if isinstance(error, grpc.aio.AioRpcError) else f"silent for {_REDIAL_S:g} s"
+    def _lost(self, name: str, why: str) -> None:
+        log.info("state stream of a replica broke", replica=name, why=why)
+        self._sink.stream_lost(name)

@@ -250,6 +250,16 @@ def test_no_flow_schema_where_it_is_not_wanted(cluster):
     assert of_kind(rendered(cluster, "operator.flowSchema=false"), "FlowSchema") == []
 
 
+@pytest.mark.parametrize(("enabled", "ports"), [("false", [8080]), ("true", [8080, 9100])])
+def test_keda_finds_the_gateways_only_where_it_is_wanted(cluster, enabled, ports):
+    objects = rendered(cluster, f"gateway.keda.enabled={enabled}")
+    (service,) = [one for one in of_kind(objects, "Service") if one["metadata"]["name"] == "pagoda-gateway"]
+    (gateway,) = [one for one in of_kind(objects, "Deployment") if one["metadata"]["name"] == "pagoda-gateway"]
+    environment = {row["name"]: row["value"] for row in gateway["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert [port["port"] for port in service["spec"]["ports"]] == ports
+    assert (environment.get("PAGODA_KEDA"), "PAGODA_PEERS" in environment) == (("true", True) if enabled == "true" else (None, False))
+
+
 def test_nothing_of_prometheus_or_grafana_is_installed_unasked(cluster):
     assert not [found["kind"] for found in rendered(cluster) if "monitoring.coreos.com" in found["apiVersion"]]
     assert len(rendered(cluster, *MONITORING)) == len(rendered(cluster)) + 6

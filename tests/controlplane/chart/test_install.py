@@ -22,7 +22,7 @@ from support.kube.client import Kube, eventually
 from support.kube.cluster import running_cluster
 from support.kube.fake_api import service_body
 from support.kube.namespace import NAME, NAMESPACES, Real
-from support.kube.operator_process import USER, PaperNode, kubeconfig, running_operator
+from support.kube.operator_process import USER, NodeWithoutKubelet, kubeconfig, running_operator
 
 pytestmark = pytest.mark.cluster
 
@@ -53,7 +53,7 @@ def kube(cluster):
 @pytest.fixture
 def world(cluster, kube):
     """A place for a service; its namespace is made once the CRDs are there."""
-    node = PaperNode(kube)
+    node = NodeWithoutKubelet(kube)
     node.register()
     yield Real(cluster, kube, node, f"in-{uuid.uuid4().hex[:8]}")
     node.leave()

@@ -11,9 +11,9 @@ from pagoda_contracts.names import HEADER_ROUTE, PORT_DAEMON_HTTP
 from pagoda_operator.api.state import SERVICES
 from support.kube.client import Kube, eventually
 from support.kube.cluster import Cluster, running_cluster
+from support.kube.daemon_processes import endpoints
 from support.kube.namespace import NAME, Real
-from support.kube.operator_process import PaperNode, install_role, kubeconfig, running_operator
-from support.kube.ward import endpoints
+from support.kube.operator_process import NodeWithoutKubelet, install_role, kubeconfig, running_operator
 from support.servers.gateway_process import start_gateway
 
 pytestmark = pytest.mark.cluster
@@ -32,7 +32,7 @@ def cluster() -> Iterator[Cluster]:
 def world(cluster, tmp_path) -> Iterator[Real]:
     """A namespace with a profile and bound claims, and the operator beside it."""
     kube = Kube(cluster.kubeconfig)
-    real = Real(cluster, kube, PaperNode(kube), f"fleet-{uuid.uuid4().hex[:8]}")
+    real = Real(cluster, kube, NodeWithoutKubelet(kube), f"fleet-{uuid.uuid4().hex[:8]}")
     real.prepare()
     with running_operator(kubeconfig(kube, tmp_path), "--resync", "1s") as operator:
         yield real

@@ -254,7 +254,7 @@ async def _owned(process: GatewayProcess, prefix: str) -> dict[str, str]:
     return {name: owner for name, owner in (await names(process)).items() if name.startswith(prefix)}
 
 
-async def test_an_outage_of_the_api_server_changes_nothing_and_its_end_brings_the_news(place, gateway, net):
+async def test_an_outage_of_the_api_server_changes_nothing_and_after_it_changes_are_seen(place, gateway, net):
     process, wire = gateway
     model = place.namespace
     async with at(replica("a", model), f"{net}.1"), at(replica("b", model), f"{net}.2"):

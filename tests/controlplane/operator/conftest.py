@@ -9,7 +9,7 @@ from pagoda_daemon.simulated.device.worker import SimulatedWorker, simulated_lim
 from support.kube.client import Kube
 from support.kube.cluster import running_cluster
 from support.kube.namespace import Real
-from support.kube.operator_process import PaperNode, install_role, kubeconfig, running_operator
+from support.kube.operator_process import NodeWithoutKubelet, install_role, kubeconfig, running_operator
 
 
 @pytest.fixture(scope="package")
@@ -31,10 +31,10 @@ def kube(cluster):
 
 @pytest.fixture(scope="package")
 def node(kube):
-    paper = PaperNode(kube)
-    paper.register()
-    yield paper
-    paper.leave()
+    node_without_kubelet = NodeWithoutKubelet(kube)
+    node_without_kubelet.register()
+    yield node_without_kubelet
+    node_without_kubelet.leave()
 
 
 @pytest.fixture(scope="package")

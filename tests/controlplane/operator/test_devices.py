@@ -11,9 +11,9 @@ from pagoda_devcluster.gpus import dra
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, RESOURCE_CLAIM_TEMPLATES, Resource
 from support.kube.client import eventually
 from support.kube.fake_api import running
+from support.worlds.fake_nodes import MIXED, WHOLE, device_driver, device_node, inspected, replicas, templates_gone, tolerate
 from support.worlds.fleets import dra_of, gpu, mig
 from support.worlds.placing import ENGINE
-from support.worlds.played_nodes import MIXED, WHOLE, device_driver, device_node, inspected, replicas, templates_gone, tolerate
 
 pytestmark = pytest.mark.cluster
 
@@ -38,10 +38,10 @@ def why(real, *options):
 
 
 def test_the_smallest_slice_that_fits_is_asked_for_and_the_scheduler_finds_it(service, operator):
-    with device_node(service.kube, MIXED, "h100-a") as paper:
+    with device_node(service.kube, MIXED, "h100-a") as fake:
         service.apply(accelerators=[mig(least="1Gi")], engine=ENGINE, replicas=4)
         assert inspected(service)["spec"]["containers"][0]["args"] == ["inspect", "pvc://models/tiny"]
-        pods = replicas(service, paper, 4)
+        pods = replicas(service, fake, 4)
         assert asked(service)["containers"][0]["resources"]["limits"] == {"nvidia.com/mig-1g.10gb": "1"}
         for pod in pods:
             service.node.tell(pod, running(ready=True))
@@ -50,20 +50,20 @@ def test_the_smallest_slice_that_fits_is_asked_for_and_the_scheduler_finds_it(se
         assert (told["chosen"], told["device"]) == ("mig[0]", "mig-1g.10gb, 9.8 GiB")
 
 
-def test_what_never_fits_stalls_with_numbers_and_a_new_node_cures_it_at_once(service, operator):
+def test_what_never_fits_stalls_with_numbers_and_a_new_node_resolves_it_at_once(service, operator):
     with device_node(service.kube, MIXED, "h100-a"):
         service.apply(accelerators=[gpu("H100", 4)], engine=ENGINE, model={"uri": "pvc://models"})
         numbers = "NVIDIA-H100-80GB-HBM3: needs 4 devices on one node, but the largest node has 2"
         # The node may come to the operator's eyes after the service.
         eventually(lambda: numbers in service.told(Stalled="NoAccelerator")["Stalled"]["message"], "why, with numbers")
-        with device_node(service.kube, WHOLE, "h100-b") as paper:
+        with device_node(service.kube, WHOLE, "h100-b") as fake:
             inspected(service)
-            replicas(service, paper, 1)
+            replicas(service, fake, 1)
             assert service.told(Reconciling="PullingImage")
 
 
 def test_slices_that_others_hold_are_waited_for_and_taken_when_they_are_free(service, operator):
-    with device_node(service.kube, MIXED, "h100-a") as paper:
+    with device_node(service.kube, MIXED, "h100-a") as fake:
         holder = {"name": "c", "image": "i", "resources": {"limits": {"nvidia.com/mig-3g.40gb": "2"}}}
         body = {"metadata": {"name": "holder"}, "spec": {"nodeName": "h100-a", "containers": [holder]}}
         service.kube.create(PODS, "default", body)
@@ -78,16 +78,16 @@ def test_slices_that_others_hold_are_waited_for_and_taken_when_they_are_free(ser
         assert any(line.startswith("  waiting for mig[0] since ") for line in page)
         assert json.loads("\n".join(why(service, "-o", "json")))["placement"]["chosen"] == "mig[0]"
         service.kube.delete(PODS, "default", "holder", grace=0)
-        replicas(service, paper, 1)
+        replicas(service, fake, 1)
         service.told(Reconciling="PullingImage")
         assert "waiting" not in service.service()["status"]["placement"]
 
 
 def test_a_claim_is_made_for_each_pod_and_the_scheduler_allocates_the_slice_that_was_judged(service, operator):
-    with device_node(service.kube, MIXED, "h100-a") as paper, device_driver(service.kube, MIXED, "h100-a"):
+    with device_node(service.kube, MIXED, "h100-a") as fake, device_driver(service.kube, MIXED, "h100-a"):
         service.apply(accelerators=[dra_of("mig.nvidia.com")], engine=ENGINE)
         inspected(service)
-        replicas(service, paper, 1)
+        replicas(service, fake, 1)
         (claims,) = service.kube.list(RESOURCE_CLAIM_TEMPLATES, service.namespace)
         assert "profile == '1g.10gb'" in json.dumps(claims["spec"])
         claim = Resource(dra.API, "ResourceClaim", "resourceclaims")

@@ -16,9 +16,9 @@ from pagoda_daemon.api.access.caller import ROLE_ANYBODY
 from pagoda_daemon.api.access.roles import METHODS
 from pagoda_daemon.health.drain import Until
 from pagoda_operator.api.state import DEPLOYMENTS
+from support.kube.fake_kubelet import fake_kubelet
 from support.kube.operator_process import OperatorProcess
 from support.kube.operator_under_test import under_test
-from support.kube.paper_kubelet import paper_kubelet
 from support.servers.gateway_process import start_gateway
 from support.servers.local_front import NAME as MODEL
 
@@ -34,7 +34,7 @@ async def kubelet(real, tmp_path, monkeypatch, gate, orders):
     monkeypatch.setitem(METHODS, GRPC_SET_STATE, frozenset((ROLE_ANYBODY, ROLE_OPERATOR)))
     model = {"uri": "pvc://models", "servedNames": [MODEL]}
     await asyncio.to_thread(real.apply, model=model, drain={"timeout": "30m"}, health={"progressTimeout": "30m"})
-    async with paper_kubelet(real, tmp_path) as made:
+    async with fake_kubelet(real, tmp_path) as made:
         yield made
 
 

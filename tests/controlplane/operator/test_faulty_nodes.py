@@ -9,13 +9,13 @@ from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, HEADER_ROUTE
 from pagoda_contracts.route import REASON_ONLY_UNSOUND, parse_route
 from pagoda_operator.api.state import DEPLOYMENTS, NODES, PODS
 from support.kube.client import eventually
+from support.kube.daemon_processes import DaemonProcesses, endpoints
 from support.kube.namespace import NAME
-from support.kube.operator_process import PaperNode, running_operator
-from support.kube.ward import Ward, endpoints
+from support.kube.operator_process import NodeWithoutKubelet, running_operator
 from support.servers.gateway_process import start_gateway
+from support.worlds.fake_nodes import WHOLE, device_node, inspected, tolerate
 from support.worlds.fleets import gpu
 from support.worlds.placing import ENGINE
-from support.worlds.played_nodes import WHOLE, device_node, inspected, tolerate
 
 pytestmark = pytest.mark.cluster
 
@@ -29,7 +29,7 @@ DETECTOR = {"type": "XIDErrors", "reason": "XIDErrorsDetected", "message": "NVRM
 ONE_GPU = {"nvidia.com/gpu": "1"}
 
 
-class Everywhere(PaperNode):
+class Everywhere(NodeWithoutKubelet):
     """Replicas on whatever node."""
 
     def placed(self, namespace, count, selector="app.kubernetes.io/component=replica"):
@@ -73,59 +73,59 @@ def stage(real, cluster, account, tmp_path):
         gateway = stack.enter_context(start_gateway("--kubeconfig", str(cluster.kubeconfig)))
         options = ("--resync", "5m", "--gateways", f"127.0.0.1:{gateway.demand}")
         stack.enter_context(running_operator(account, *options))
-        yield gateway, Ward(replace(tolerate(real), node=Everywhere(real.kube)), tmp_path, stack), stack
+        yield gateway, DaemonProcesses(replace(tolerate(real), node=Everywhere(real.kube)), tmp_path, stack), stack
 
 
-def serve(real, ward, gateway, count):
+def serve(real, processes, gateway, count):
     real.apply(accelerators=[gpu("H100", 1)], engine=ENGINE, replicas=count)
     inspected(real)
-    names = ward.admit(count)
+    names = processes.admit(count)
     real.told(Ready="Available")
     eventually(lambda: endpoints(gateway, "ready") == count, "all are heard")
     return names
 
 
 def test_the_only_replica_on_a_node_with_an_xid_serves_until_another_one_does(real, stage):
-    gateway, ward, stack = stage
+    gateway, processes, stack = stage
     stack.enter_context(device_node(real.kube, WHOLE, "h100-a"))
-    (sick,) = serve(real, ward, gateway, 1)
+    (unhealthy,) = serve(real, processes, gateway, 1)
     stack.enter_context(device_node(real.kube, WHOLE, "h100-b"))
     ail(real.kube, "h100-a", NVSENTINEL)
-    eventually(lambda: len(ward.names()) == 2, "another one is made beside it")
+    eventually(lambda: len(processes.names()) == 2, "another one is made beside it")
     eventually(lambda: endpoints(gateway, "device-fault") == 1, "the gateway knows")
     route = ask(gateway)
-    assert (route.endpoint, route.reason) == (ward.daemons[sick].http, REASON_ONLY_UNSOUND)
+    assert (route.endpoint, route.reason) == (processes.daemons[unhealthy].http, REASON_ONLY_UNSOUND)
     assert real.told(Degraded="DeviceFault")["Degraded"]["status"] == "True"
-    assert sick in ward.names()
+    assert unhealthy in processes.names()
 
-    (new,) = set(ward.admit(2)) - {sick}
-    eventually(lambda: ward.names() == {new}, "the sick one goes")
+    (new,) = set(processes.admit(2)) - {unhealthy}
+    eventually(lambda: processes.names() == {new}, "the unhealthy one goes")
     # The gateway hears both later than the API server: that the one leaves, and that the other is there.
     eventually(lambda: (endpoints(gateway, "device-fault"), endpoints(gateway, "ready")) == (0, 1), "the gateway knows that too")
-    assert ask(gateway).endpoint == ward.daemons[new].http
+    assert ask(gateway).endpoint == processes.daemons[new].http
     (deployment,) = real.kube.list(DEPLOYMENTS, real.namespace)
     assert deployment["spec"]["replicas"] == 1
     assert real.told(Degraded="Well", Ready="Available")["Degraded"]["status"] == "False"
 
 
 def test_a_replica_on_a_node_with_an_xid_gets_no_request_where_another_serves_and_is_replaced(real, stage):
-    gateway, ward, stack = stage
+    gateway, processes, stack = stage
     for name in ("h100-a", "h100-b"):
         stack.enter_context(device_node(real.kube, WHOLE, name, **ONE_GPU))
-    names = serve(real, ward, gateway, 2)
+    names = serve(real, processes, gateway, 2)
     nodes = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in real.pods()}
-    (sick,) = (name for name in names if nodes[name] == "h100-a")
-    (well,) = set(names) - {sick}
+    (unhealthy,) = (name for name in names if nodes[name] == "h100-a")
+    (well,) = set(names) - {unhealthy}
     ail(real.kube, "h100-a", DETECTOR)
     eventually(lambda: endpoints(gateway, "device-fault") == 1, "the gateway knows")
-    assert choices(gateway) == {ward.daemons[well].http}
+    assert choices(gateway) == {processes.daemons[well].http}
     assert "has no node" in real.told(Degraded="ReplacementDelayed")["Degraded"]["message"]
-    assert sick in ward.names(), "it stays until its successor serves"
-    marked = real.kube.get(PODS, real.namespace, sick)["metadata"]["annotations"][ANNOTATION_DEVICE_FAULT]
+    assert unhealthy in processes.names(), "it stays until its successor serves"
+    marked = real.kube.get(PODS, real.namespace, unhealthy)["metadata"]["annotations"][ANNOTATION_DEVICE_FAULT]
     assert marked == "node: XIDErrors: XIDErrorsDetected"
     stack.enter_context(device_node(real.kube, WHOLE, "h100-c", **ONE_GPU))
-    (new,) = set(ward.admit(3)) - {well, sick}
-    eventually(lambda: ward.names() == {well, new}, "it goes")
+    (new,) = set(processes.admit(3)) - {well, unhealthy}
+    eventually(lambda: processes.names() == {well, new}, "it goes")
     assert real.told(Degraded="Well", Ready="Available")["Degraded"]["status"] == "False"
     eventually(lambda: endpoints(gateway, "ready") == 2, "the replacement is heard")
-    assert ward.names() == {well, new}
+    assert processes.names() == {well, new}

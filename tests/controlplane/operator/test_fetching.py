@@ -12,7 +12,7 @@ HUB = {"uri": "hf://org/name", "revision": "main", "credential": "hub"}
 SECRETS = [{"name": "hub", "secretRef": {"name": "hub-token"}}]
 
 
-def test_the_pod_passes_restricted_and_its_start_is_told_step_by_step(real, operator):
+def test_the_pod_passes_restricted_and_its_start_is_reported_step_by_step(real, operator):
     real.apply(model=HUB, credentials=SECRETS)
     (pod,) = real.node.placed(real.namespace, 1)
     (sidecar,) = pod["spec"]["initContainers"]

@@ -10,9 +10,9 @@ from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, HEADER_ROUTE
 from pagoda_contracts.route import parse_route
 from pagoda_operator.api.state import PODS
 from support.kube.client import eventually
+from support.kube.daemon_processes import DaemonProcesses, endpoints
 from support.kube.namespace import NAME
 from support.kube.operator_process import running_operator
-from support.kube.ward import Ward, endpoints
 from support.servers.gateway_process import start_gateway
 
 pytestmark = pytest.mark.cluster
@@ -38,53 +38,53 @@ def test_a_frozen_replica_is_out_of_routing_and_replaced_and_an_unhealthy_succes
         gateway = stack.enter_context(start_gateway("--kubeconfig", str(cluster.kubeconfig)))
         options = ("--resync", "5m", "--gateways", f"127.0.0.1:{gateway.demand}")
         operator = stack.enter_context(running_operator(account, *options))
-        ward = Ward(real, tmp_path, stack)
+        processes = DaemonProcesses(real, tmp_path, stack)
         real.apply(replicas=2)
-        first, second = ward.admit(2)
+        first, second = processes.admit(2)
         real.told(Ready="Available")
         eventually(lambda: endpoints(gateway, "ready") == 2, "both are heard")
-        all_answer(gateway, ward.daemons[first].http, ward.daemons[second].http)
+        all_answer(gateway, processes.daemons[first].http, processes.daemons[second].http)
 
         frozen_at = time.monotonic()
-        frozen = ward.freeze(first)
+        frozen = processes.freeze(first)
         eventually(lambda: endpoints(gateway, "silent") == 1, "one is silent")
         print("unrouted_s", round(time.monotonic() - frozen_at, 2))
         assert frozen not in {ask(gateway) for _ in range(6)}
-        eventually(lambda: len(ward.names() - {first, second}) == 1, "a successor is made beside it")
+        eventually(lambda: len(processes.names() - {first, second}) == 1, "a successor is made beside it")
         print("succeeded_s", round(time.monotonic() - frozen_at, 2))
-        assert (first in ward.names(), ward.deleted()) == (True, set())
+        assert (first in processes.names(), processes.deleted()) == (True, set())
         assert "Silent" in real.told(Degraded="Silent")["Degraded"]["reason"]
 
-        third = next(iter(set(ward.admit(3)) - {first, second}))
-        eventually(lambda: ward.names() == {second, third}, "the frozen one goes when the successor is Ready")
+        third = next(iter(set(processes.admit(3)) - {first, second}))
+        eventually(lambda: processes.names() == {second, third}, "the frozen one goes when the successor is Ready")
         eventually(lambda: endpoints(gateway, "ready") == 2, "the successor is heard")
         assert real.told(Degraded="Well")["Degraded"]["status"] == "False"
-        ward.freeze(second)
-        eventually(lambda: len(ward.names()) == 3, "a successor is made again")
-        (fourth,) = ward.names() - {second, third}
+        processes.freeze(second)
+        eventually(lambda: len(processes.names()) == 3, "a successor is made again")
+        (fourth,) = processes.names() - {second, third}
         real.kube.merge(PODS, real.namespace, fourth, {"metadata": {"annotations": {ANNOTATION_DEVICE_FAULT: "Xid 79"}}})
         line = real.told(Degraded="ReplacementDelayed")["Degraded"]
         assert f"The successor {fourth} is unhealthy as well" in line["message"]
         operator.stop()
         stack.enter_context(running_operator(account, *options))
         eventually(lambda: endpoints(gateway, "silent") == 1, "still silent")
-        assert ward.names() == {second, third, fourth}
-        assert ask(gateway) == ward.daemons[third].http
+        assert processes.names() == {second, third, fourth}
+        assert ask(gateway) == processes.daemons[third].http
 
 
 def test_a_replica_whose_canary_is_wrong_gets_no_request_and_is_replaced(real, cluster, account, tmp_path):
     with ExitStack() as stack:
         gateway = stack.enter_context(start_gateway("--kubeconfig", str(cluster.kubeconfig)))
         stack.enter_context(running_operator(account, "--resync", "5m", "--gateways", f"127.0.0.1:{gateway.demand}"))
-        ward = Ward(real, tmp_path, stack)
+        processes = DaemonProcesses(real, tmp_path, stack)
         real.apply(replicas=2)
-        wrong, right = ward.admit(2, Fault(kind="wrong", at_step=5))
+        wrong, right = processes.admit(2, Fault(kind="wrong", at_step=5))
         real.told(Ready="Available")
         eventually(lambda: endpoints(gateway, "ready") == 2, "both are heard")
         # Its steps break the device, so it must get some.
         eventually(lambda: ask(gateway) and endpoints(gateway, "deep-check") == 1, "the canary is wrong")
-        assert {ask(gateway) for _ in range(6)} == {ward.daemons[right].http}
-        eventually(lambda: len(ward.names() - {wrong, right}) == 1, "a successor is made beside it")
-        assert wrong in ward.names()
-        (new,) = set(ward.admit(3)) - {wrong, right}
-        eventually(lambda: ward.names() == {right, new}, "the wrong one goes when the successor is Ready")
+        assert {ask(gateway) for _ in range(6)} == {processes.daemons[right].http}
+        eventually(lambda: len(processes.names() - {wrong, right}) == 1, "a successor is made beside it")
+        assert wrong in processes.names()
+        (new,) = set(processes.admit(3)) - {wrong, right}
+        eventually(lambda: processes.names() == {right, new}, "the wrong one goes when the successor is Ready")

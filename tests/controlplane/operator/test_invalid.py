@@ -10,7 +10,7 @@ from support.kube.operator_process import USER, running_operator
 pytestmark = pytest.mark.cluster
 
 
-def test_what_becomes_invalid_is_told_at_its_event_and_touches_no_child(real, account):
+def test_what_becomes_invalid_is_reported_at_its_event_and_touches_no_child(real, account):
     """Long before the next resync: by the edit's own event. How many seconds that takes: bench/reaction.py."""
     with running_operator(account, "--resync", "10m") as operator:
         real.apply()

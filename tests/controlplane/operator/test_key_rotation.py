@@ -20,10 +20,10 @@ from pagoda_operator.api.state import CONFIG_MAPS
 from support.kube.client import Kube, eventually
 from support.kube.cluster import running_cluster
 from support.kube.control_plane import API_SERVER, Part, away
+from support.kube.daemon_processes import DaemonProcesses, endpoints
 from support.kube.namespace import NAME, Real
-from support.kube.operator_process import ACCOUNT, NAMESPACE, OperatorProcess, PaperNode, install_role
+from support.kube.operator_process import ACCOUNT, NAMESPACE, NodeWithoutKubelet, OperatorProcess, install_role
 from support.kube.operator_under_test import under_test
-from support.kube.ward import Ward, endpoints
 from support.servers.gateway_process import start_gateway
 from support.servers.gateway_under_test import under_test as gateway_under_test
 
@@ -163,12 +163,12 @@ def server(rotating):
 
 @pytest.fixture
 def world(rotating, server):
-    paper = PaperNode(server.kube)
-    paper.register()
-    real = Real(rotating, server.kube, paper, "rotation")
+    node_without_kubelet = NodeWithoutKubelet(server.kube)
+    node_without_kubelet.register()
+    real = Real(rotating, server.kube, node_without_kubelet, "rotation")
     real.prepare()
     yield real
-    paper.leave()
+    node_without_kubelet.leave()
 
 
 @pytest.fixture
@@ -198,16 +198,16 @@ def operator(rotating, kubelet, gateway, tmp_path):
 
 
 @pytest.fixture
-def ward(world, kubelet, gateway, operator, tmp_path):
+def daemons(world, kubelet, gateway, operator, tmp_path):
     """Two replicas that serve, and tell callers apart."""
     subjects = {subject(account): role for role, account in ACCOUNTS.items()}
     with ExitStack() as stack:
-        ward = Ward(world, tmp_path, stack, AuthConfig(tokens=TokensConfig(jwks_file=str(kubelet.keys), subjects=subjects)))
+        daemons = DaemonProcesses(world, tmp_path, stack, AuthConfig(tokens=TokensConfig(jwks_file=str(kubelet.keys), subjects=subjects)))
         world.apply(replicas=2, drain={"timeout": "5m"})
-        ward.admit(2)
+        daemons.admit(2)
         world.told(Ready="Available")
         eventually(lambda: endpoints(gateway, "ready") == 2, "both are heard")
-        yield ward
+        yield daemons
 
 
 def drain(channel, token):
@@ -228,9 +228,9 @@ def key_of(token):
     return jwt.get_unverified_header(token)["kid"]
 
 
-def test_no_call_is_refused_while_the_cluster_s_key_changes_and_the_old_one_is_dropped(server, kubelet, world, ward, gateway, operator):
+def test_no_call_is_refused_while_the_cluster_s_key_changes_and_the_old_one_is_dropped(server, kubelet, world, daemons, gateway, operator):
     before = kubelet.token(GATEWAY).read_text()
-    address = next(iter(ward.daemons.values())).grpc
+    address = next(iter(daemons.daemons.values())).grpc
     assert code_of(address, before) == grpc.StatusCode.PERMISSION_DENIED, "a gateway's token cannot drain"
     with Load(gateway.url) as load:
         load.goes_on()
@@ -250,7 +250,7 @@ def test_no_call_is_refused_while_the_cluster_s_key_changes_and_the_old_one_is_d
         eventually(lambda: endpoints(gateway, "ready") == 2, "the gateway is let in by its new token")
         world.edit(replicas=1)
         eventually(lambda: endpoints(gateway, "ready") == 1, "the operator's order to drain is obeyed")
-        eventually(lambda: world.end_pods() or len(ward.names()) == 1, "one replica is left")
+        eventually(lambda: world.end_pods() or len(daemons.names()) == 1, "one replica is left")
         load.goes_on()
     assert load.refused == []
     assert [event["event"] for name in ("order_refused", "reconcile_bug") for event in operator.events(name)] == []

@@ -61,7 +61,7 @@ def test_an_unschedulable_pod_says_why(real, operator):
     assert len(real.pods()) == 1
 
 
-def test_a_rejected_model_stalls_with_the_daemons_words_and_a_mended_one_serves(real, operator):
+def test_a_rejected_model_stalls_with_the_daemons_words_and_a_corrected_one_serves(real, operator):
     real.apply()
     (pod,) = real.node.placed(real.namespace, 1)
     real.node.tell(pod, crashed(message="config.json: architecture GrandioseForCausalLM is unknown\n"))
@@ -74,7 +74,7 @@ def test_a_rejected_model_stalls_with_the_daemons_words_and_a_mended_one_serves(
     assert real.told(Ready="Available")["Stalled"]["status"] == "False"
 
 
-def test_a_crash_that_a_restart_may_cure_is_not_stalled(real, operator):
+def test_a_crash_that_a_restart_may_fix_is_not_stalled(real, operator):
     real.apply()
     (pod,) = real.node.placed(real.namespace, 1)
     real.node.tell(pod, crashed(code=137, message="", reason="OOMKilled"))
@@ -147,7 +147,7 @@ def test_pods_that_admission_forbids_say_so(real, operator):
     assert "runAsNonRoot" in message
 
 
-def test_a_strangers_service_is_left_alone(real, operator):
+def test_a_service_object_of_another_owner_is_left_alone(real, operator):
     ports = {"ports": [{"port": 1, "targetPort": 1, "protocol": "TCP"}]}
     before = real.kube.create(CORE_SERVICES, real.namespace, {"metadata": {"name": NAME}, "spec": ports})
     real.apply()
@@ -158,7 +158,7 @@ def test_a_strangers_service_is_left_alone(real, operator):
     real.told(Ready="Available")
 
 
-def test_a_vandals_changes_are_undone(real, operator):
+def test_foreign_changes_are_undone(real, operator):
     real.apply()
     real.serve()
     real.told(Ready="Available")

@@ -128,7 +128,7 @@ def claim(name, count):
     return {"metadata": {"name": name}, "spec": {"devices": {"requests": [request]}}}
 
 
-def test_a_sick_replica_under_a_full_cap_stays_and_gets_a_successor_when_the_cap_grows(real, operator, quota):
+def test_an_unhealthy_replica_under_a_full_cap_stays_and_gets_a_successor_when_the_cap_grows(real, operator, quota):
     def within(cap):
         """All pods, those that end included, are never more than the cap: at each look."""
         pods = real.pods()
@@ -136,15 +136,15 @@ def test_a_sick_replica_under_a_full_cap_stays_and_gets_a_successor_when_the_cap
         return {pod["metadata"]["name"] for pod in pods if not pod["metadata"].get("deletionTimestamp")}
 
     real.apply(replicas=2)
-    sick, well = (pod["metadata"]["name"] for pod in real.serve(2))
+    unhealthy, well = (pod["metadata"]["name"] for pod in real.serve(2))
     real.told(Ready="Available")
-    real.kube.merge(PODS, real.namespace, sick, {"metadata": {"annotations": {ANNOTATION_DEVICE_FAULT: "Xid 79"}}})
+    real.kube.merge(PODS, real.namespace, unhealthy, {"metadata": {"annotations": {ANNOTATION_DEVICE_FAULT: "Xid 79"}}})
     assert "has no room: TenantQuota" in real.told(Degraded="ReplacementDelayed")["Degraded"]["message"]
-    assert within(2) == {sick, well}
+    assert within(2) == {unhealthy, well}
     limit(real, 3)
     eventually(lambda: len(within(3)) == 3, "a successor is made beside it")
     real.serve(3)
-    eventually(lambda: len(real.pods()) == 3 and sick not in within(3), "the sick one goes when the successor is Ready")
+    eventually(lambda: len(real.pods()) == 3 and unhealthy not in within(3), "the unhealthy one goes when the successor is Ready")
     real.end_pods()
     eventually(lambda: len(within(3)) == 2, "as many as are asked for")
     assert well in within(3)

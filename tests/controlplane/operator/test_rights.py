@@ -33,9 +33,9 @@ from support.kube.fake_api import crashed, running
 from support.kube.namespace import NAME
 from support.kube.operator_process import LEASES, USER, OperatorProcess, kubeconfig
 from support.servers.gateway_process import start_gateway
+from support.worlds.fake_nodes import MIXED, device_driver, device_node, inspected, templates_gone, tolerate
 from support.worlds.fleets import dra_of
 from support.worlds.placing import ENGINE
-from support.worlds.played_nodes import MIXED, device_driver, device_node, inspected, templates_gone, tolerate
 
 pytestmark = pytest.mark.cluster
 # Asked by admission (OwnerReferencesPermissionEnforcement), never by a request of ours.
@@ -101,10 +101,10 @@ def everything(real, operator):
 def use_devices(real):
     """The model is inspected, its slice claimed; somebody edits the claims' template; and back to cores."""
     tolerate(real)
-    with device_node(real.kube, MIXED, "h100-r") as paper, device_driver(real.kube, MIXED, "h100-r"):
+    with device_node(real.kube, MIXED, "h100-r") as fake, device_driver(real.kube, MIXED, "h100-r"):
         real.edit(accelerators=[dra_of("mig.nvidia.com")], engine=ENGINE)
         inspector = inspected(real)
-        (replica,) = [pod for pod in eventually(lambda: claimants(real), "a pod with a claim") if paper.name == pod["spec"].get("nodeName")]
+        (replica,) = [pod for pod in eventually(lambda: claimants(real), "a pod with a claim") if fake.name == pod["spec"].get("nodeName")]
         assert {pod["spec"]["automountServiceAccountToken"] for pod in (inspector, replica)} == {False}
         spoil(real, RESOURCE_CLAIM_TEMPLATES)
         real.edit(accelerators=[CPU])
@@ -137,13 +137,13 @@ def capped(real):
 
 
 def replace_a_sick_one(real):
-    """A faulty device: another replica is made beside it, and once that one serves the sick one goes."""
-    (sick,) = real.pods()
+    """A faulty device: another replica is made beside it, and once that one serves the unhealthy one goes."""
+    (unhealthy,) = real.pods()
     annotation = {"metadata": {"annotations": {ANNOTATION_DEVICE_FAULT: "Xid 79"}}}
-    real.kube.merge(PODS, real.namespace, sick["metadata"]["name"], annotation)
-    fresh = next(pod for pod in real.node.placed(real.namespace, 2) if pod["metadata"]["uid"] != sick["metadata"]["uid"])
+    real.kube.merge(PODS, real.namespace, unhealthy["metadata"]["name"], annotation)
+    fresh = next(pod for pod in real.node.placed(real.namespace, 2) if pod["metadata"]["uid"] != unhealthy["metadata"]["uid"])
     real.node.tell(fresh, running(ready=True))
-    eventually(real.end_pods, "the sick one is deleted")
+    eventually(real.end_pods, "the unhealthy one is deleted")
     real.told(Ready="Available", Reconciling="Settled")
 
 

@@ -13,15 +13,15 @@ from pagoda_daemon.api.access.roles import METHODS
 from pagoda_operator.api.state import DEPLOYMENTS, PROFILES
 from support.kube.client import eventually
 from support.kube.fake_api import is_ready, is_trial, passed, running, waiting
+from support.kube.fake_kubelet import fake_kubelet, in_loop
 from support.kube.namespace import NAME
 from support.kube.operator_process import OperatorProcess, running_operator
-from support.kube.paper_kubelet import in_loop, paper_kubelet
 from support.servers.gateway_process import start_gateway
 from support.servers.local_front import NAME as MODEL
 from support.servers.scripted_gateway import ScriptedGateway, Traffic, serving
+from support.worlds.fake_nodes import MIXED, WHOLE, device_node, inspected, replicas, tolerate
 from support.worlds.fleets import gpu
 from support.worlds.placing import ENGINE
-from support.worlds.played_nodes import MIXED, WHOLE, device_node, inspected, replicas, tolerate
 
 pytestmark = [pytest.mark.cluster]
 # Every step of a request that such a replica computes: each of its answers is an error, and it stays up.
@@ -91,7 +91,7 @@ async def test_a_canary_that_answers_errors_is_ended_by_the_gateway_s_counters(r
     with start_gateway("--kubeconfig", str(real.cluster.kubeconfig)) as gateway:
         operator = await asyncio.to_thread(OperatorProcess, account, "--resync", "5m", "--gateways", f"127.0.0.1:{gateway.demand}")
         try:
-            async with paper_kubelet(real, tmp_path, start) as kubelet:
+            async with fake_kubelet(real, tmp_path, start) as kubelet:
                 await until(lambda: ready(real)[0] == "Available", "the old revision serves")
                 await aborted(real, kubelet, gateway.url)
         finally:
@@ -135,7 +135,7 @@ def late(limit, hold="1h"):
     return {"canary": {"steps": [{"weight": 50, "hold": hold}], "abortOn": {"ttftP95": limit}}}
 
 
-def test_a_canary_whose_first_tokens_are_late_is_ended_by_the_ratio_that_a_gateway_tells(real, account):
+def test_a_canary_whose_first_tokens_are_late_is_ended_by_the_ratio_that_a_gateway_reports(real, account):
     gateway = ScriptedGateway(real.namespace, NAME, lambda: [pod["metadata"]["name"] for pod in real.pods() if is_ready(pod)])
     with serving(gateway) as address, running_operator(account, "--resync", "1s", "--gateways", address) as operator:
         real.apply(replicas=2, rollout=late("1.5x"))
@@ -167,9 +167,9 @@ def operator(account):
     assert process.events("reconcile_bug") == []
 
 
-def serve(real, paper, count):
+def serve(real, fake, count):
     """So many replicas have a node, and get ready."""
-    pods = replicas(real, paper, count)
+    pods = replicas(real, fake, count)
     for pod in pods:
         real.node.tell(pod, running(ready=True))
     return pods
@@ -180,20 +180,20 @@ def asked(real):
     return {name: body["spec"]["replicas"] for name, body in deployments(real).items()}
 
 
-def sides(real, paper):
+def sides(real, fake):
     """Replicas by revision as they stand on the node: what the Deployments ask for may be ahead of that."""
-    return Counter(revision(pod) for pod in staying(real) if pod["spec"].get("nodeName") == paper.name)
+    return Counter(revision(pod) for pod in staying(real) if pod["spec"].get("nodeName") == fake.name)
 
 
-def settled(real, paper, old, count):
+def settled(real, fake, old, count):
     """Plays the kubelet until the service has arrived."""
 
     def look():
         for pod in staying(real):
-            if pod["spec"].get("nodeName") == paper.name and pod["status"]["phase"] == "Pending":
+            if pod["spec"].get("nodeName") == fake.name and pod["status"]["phase"] == "Pending":
                 real.node.tell(pod, running(ready=True))
         real.end_pods()
-        now = sides(real, paper)
+        now = sides(real, fake)
         return ready(real)[0] == "Available" and old not in now and now.total() == count == len(real.pods())
 
     eventually(look, "the new revision alone")
@@ -203,11 +203,11 @@ def strategy(real):
     return real.service()["status"].get("rollout", {}).get("strategy")
 
 
-def first_revision(real, paper):
+def first_revision(real, fake):
     tolerate(real)
     real.apply(accelerators=[gpu("H100")], engine=ENGINE, replicas=2)
     inspected(real)
-    serve(real, paper, 2)
+    serve(real, fake, 2)
     real.told(Ready="Available")
     (old,) = deployments(real)
     real.edit(engine={"maxModelLen": 2048})
@@ -215,26 +215,26 @@ def first_revision(real, paper):
 
 
 def test_auto_replaces_where_no_device_is_free(real, operator):
-    with device_node(real.kube, MIXED, "h100-a") as paper:  # two whole GPUs
-        old = first_revision(real, paper)
+    with device_node(real.kube, MIXED, "h100-a") as fake:  # two whole GPUs
+        old = first_revision(real, fake)
         # Held here until the test says that the new one is ready: an old replica made room for it, and the last old one stays.
-        eventually(lambda: not real.end_pods() and sorted(sides(real, paper).values()) == [1, 1], "one of each")
+        eventually(lambda: not real.end_pods() and sorted(sides(real, fake).values()) == [1, 1], "one of each")
         assert sorted(asked(real).values()) == [1, 1]
         assert asked(real)[old] == 1
         eventually(lambda: strategy(real) == "Replace", "the strategy is told")  # after it was acted on
-        assert sides(real, paper)[old] == 1
-        settled(real, paper, old, 2)
+        assert sides(real, fake)[old] == 1
+        settled(real, fake, old, 2)
 
 
 def test_auto_surges_where_devices_are_free(real, operator):
-    with device_node(real.kube, WHOLE, "h100-b") as paper:  # eight whole GPUs
-        old = first_revision(real, paper)
+    with device_node(real.kube, WHOLE, "h100-b") as fake:  # eight whole GPUs
+        old = first_revision(real, fake)
         # Held here until the test says that the new ones are ready: both beside both.
-        pods = replicas(real, paper, 4)
+        pods = replicas(real, fake, 4)
         assert sorted(asked(real).values()) == [2, 2]
         assert [revision(pod) for pod in pods].count(old) == 2
         eventually(lambda: strategy(real) == "Surge", "the strategy is told")
-        settled(real, paper, old, 2)
+        settled(real, fake, old, 2)
 
 
 def on_trial(real):
@@ -251,11 +251,11 @@ def try_out(real, daemon, length):
 
 
 def test_a_trial_keeps_a_bad_image_from_the_only_replica_on_the_only_device(real, operator):
-    with device_node(real.kube, WHOLE, "h100-c", **{"nvidia.com/gpu": "1"}) as paper:
+    with device_node(real.kube, WHOLE, "h100-c", **{"nvidia.com/gpu": "1"}) as fake:
         tolerate(real)
         real.apply(accelerators=[gpu("H100")], engine=ENGINE, replicas=1, rollout={"strategy": "Replace"})
         inspected(real)
-        (old,) = serve(real, paper, 1)
+        (old,) = serve(real, fake, 1)
         real.told(Ready="Available")
 
         def served():
@@ -264,7 +264,7 @@ def test_a_trial_keeps_a_bad_image_from_the_only_replica_on_the_only_device(real
 
         pod = try_out(real, "localhost/daemon:nope", 2048)
         # Pod Security `restricted` let it in; it is where the image is needed, though the device there is in use.
-        assert pod["spec"]["nodeName"] == paper.name
+        assert pod["spec"]["nodeName"] == fake.name
         told = real.told(Reconciling="RollingOut")["Reconciling"]["message"]
         assert "the old replica stays until the trial of the new revision has passed" in told
         assert served()
@@ -279,7 +279,7 @@ def test_a_trial_keeps_a_bad_image_from_the_only_replica_on_the_only_device(real
         pod = try_out(real, "localhost/daemon:2", 1024)
         assert served()
         real.node.tell(pod, passed())
-        settled(real, paper, revision(old), 1)
+        settled(real, fake, revision(old), 1)
         (new,) = real.pods()
         assert [container["image"] for container in new["spec"]["containers"]] == ["localhost/daemon:2"]
         assert real.service()["status"].get("rollout") is None

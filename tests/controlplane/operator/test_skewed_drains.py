@@ -14,9 +14,9 @@ import pytest
 from pagoda_contracts.names import GRPC_SET_STATE, PORT_DAEMON_HTTP, ROLE_OPERATOR
 from pagoda_daemon.api.access.caller import ROLE_ANYBODY
 from pagoda_daemon.api.access.roles import METHODS
+from support.kube.fake_kubelet import fake_kubelet, in_loop
 from support.kube.operator_process import OperatorProcess
 from support.kube.operator_under_test import under_test
-from support.kube.paper_kubelet import in_loop, paper_kubelet
 from support.servers.local_front import NAME as MODEL
 
 pytestmark = [pytest.mark.cluster]
@@ -31,7 +31,7 @@ async def kubelet(real, tmp_path, monkeypatch, gate, orders):
     monkeypatch.setitem(METHODS, GRPC_SET_STATE, frozenset((ROLE_ANYBODY, ROLE_OPERATOR)))
     model = {"uri": "pvc://models", "servedNames": [MODEL]}
     await asyncio.to_thread(real.apply, model=model, drain={"timeout": f"{TIMEOUT_S}s"})
-    async with paper_kubelet(real, tmp_path, partial(in_loop, drain_timeout=f"{TIMEOUT_S}s")) as made:
+    async with fake_kubelet(real, tmp_path, partial(in_loop, drain_timeout=f"{TIMEOUT_S}s")) as made:
         yield made
 
 

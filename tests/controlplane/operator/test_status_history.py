@@ -5,7 +5,7 @@ from pagoda_contracts.names import API_VERSION
 from pagoda_operator.api.state import EVENTS, PODS, SERVICES
 from support.judges.deletes import unplanned
 from support.judges.history import Recorder, violations
-from support.judges.honest import unfounded
+from support.judges.status_truth import unfounded
 from support.kube import recorded
 from support.kube.client import Body, eventually
 from support.kube.fake_api import crashed, running, waiting
@@ -68,7 +68,7 @@ def test_every_status_is_honest_through_start_scale_rollout_a_bad_image_and_reco
     assert violations(versions) == []
 
 
-def test_events_tell_the_story_once_and_nothing_at_rest(real, operator):
+def test_each_change_has_one_event_and_rest_has_none(real, operator):
     real.apply()
     real.serve()
     real.told(Ready="Available", Reconciling="Settled")

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from support.kube.client import eventually
 from support.kube.cluster import Cluster, running_cluster
-from support.kube.traces import inventory, tool
+from support.kube.machine_leftovers import inventory, tool
 
 PROBE = "pagoda-probe:1"
 # Else a resolver that is not answered for 5 s asks again, and whether one was answered at once would be the machine's affair.

@@ -98,7 +98,7 @@ def test_a_claim_is_allocated_by_the_real_scheduler(space):
         ("oom-killed", "lastState.terminated.reason", "OOMKilled"),
     ],
 )
-def test_a_ready_pod_falls_ill_and_recovers(space, play, path, value):
+def test_a_ready_pod_fails_and_recovers(space, play, path, value):
     deploy(space, "web", 1)
     wait(space, "deployment/web", "condition=Available")
     space.kubectl("annotate", "pods", "--all", f"{PLAY}={play}")

@@ -16,7 +16,7 @@ from pagoda_devcluster.machine import processes
 from pagoda_devcluster.providers.status import load_spec
 from support.kube.client import Kube, eventually
 from support.kube.cluster import Cluster, running_cluster
-from support.kube.operator_process import PaperNode
+from support.kube.operator_process import NodeWithoutKubelet
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(os.geteuid() != 0, reason="a kubelet node needs root")]
 
@@ -83,11 +83,11 @@ def decoy(gpus: Cluster) -> Iterator[str]:
     one that is silent is tainted within a minute."""
     name, kube = "decoy", Kube(gpus.kubeconfig)
     room = {"cpu": "512", "memory": "4096Gi", "pods": "250"}
-    paper = PaperNode(kube, name, {"metadata": {"labels": {"kubernetes.io/hostname": name}}, "status": {"capacity": room}})
-    paper.register()
+    fake = NodeWithoutKubelet(kube, name, {"metadata": {"labels": {"kubernetes.io/hostname": name}}, "status": {"capacity": room}})
+    fake.register()
     eventually(lambda: not gpus.get("node", name)["spec"].get("taints"), "the decoy takes pods")
     yield name
-    paper.leave()
+    fake.leave()
     kube.close()
 
 
@@ -116,7 +116,7 @@ def test_a_profile_that_the_layout_does_not_offer_is_found_nowhere(space):
     space.kubectl("wait", "pod/wide", "--for=jsonpath={.status.conditions[0].reason}=Unschedulable", "--timeout=300s")
 
 
-def test_a_pod_with_a_claim_runs_on_the_slice_it_was_promised(space):
+def test_a_pod_with_a_claim_runs_on_the_slice_that_was_allocated(space):
     chosen = "device.attributes['gpu.nvidia.com'].profile == '2g.20gb'"
     exactly = {"deviceClassName": "mig.nvidia.com", "selectors": [{"cel": {"expression": chosen}}]}
     spec = {"devices": {"requests": [{"name": "slice", "exactly": exactly}]}}

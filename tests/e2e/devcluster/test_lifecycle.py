@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.kube import cluster as support
 from support.kube.client import eventually
-from support.kube.traces import changed, inventory, marked, tool, up_command
+from support.kube.machine_leftovers import changed, inventory, marked, tool, up_command
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(os.geteuid() != 0, reason="a kubelet node needs root")]
 FULL = (pytest.mark.sweep, pytest.mark.full)  # the tool that tests use, not what users run: one of each kind in `make test`

@@ -100,7 +100,7 @@ def test_a_folder_that_nobody_could_read_is_refused(namespace, tmp_path):
         namespace.cluster.tool("load-model", str(folder), "--claim", f"{namespace.name}/model")
 
 
-def test_what_the_api_server_refuses_is_told_in_its_own_words(namespace, tmp_path):
+def test_what_the_api_server_refuses_is_reported_in_its_own_words(namespace, tmp_path):
     folder = folder_with(tmp_path / "model", "weights")
     with pytest.raises(RuntimeError, match=r"→ 7\npagoda-devcluster: the API server refused .*quantities must match"):
         namespace.cluster.tool("load-model", str(folder), "--claim", f"{namespace.name}/model", "--capacity", "lots")

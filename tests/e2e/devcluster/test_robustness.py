@@ -17,7 +17,7 @@ from pagoda_devcluster.cluster.errors import EXIT_STOPPED
 from pagoda_devcluster.cluster.spec import Addresses, preferred_slots
 from pagoda_devcluster.machine import network, slots
 from support.kube import cluster as support
-from support.kube.traces import HOME, alive, in_namespaces_of, inventory, marked, tool, up_command
+from support.kube.machine_leftovers import HOME, alive, in_namespaces_of, inventory, marked, tool, up_command
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(os.geteuid() != 0, reason="a kubelet node needs root")]
 FULL = (pytest.mark.sweep, pytest.mark.full)
@@ -117,7 +117,7 @@ def kill_process(pid: int) -> None:
         pytest.param("fake:2 --serve", [("fake-kubelet", "fronts")], marks=FULL),
     ],
 )
-def test_every_process_that_is_killed_is_named_and_up_mends_it(name: str, nodes: str, rounds: list[tuple[str, ...]]):
+def test_every_process_that_is_killed_is_named_and_up_restores_it(name: str, nodes: str, rounds: list[tuple[str, ...]]):
     """Those of a round one after the other, then one `up`: 10 s for each process on its own would be two minutes more."""
     how = ["--name", name, "--nodes", *nodes.split()]
     up = tool("up", *how)

@@ -11,7 +11,7 @@ from pydoc_answers import questions
 from support.kube.client import Kube
 from support.kube.services import service
 from support.servers.fetch_hub import Fault, running_hub
-from support.worlds.played_nodes import MIXED, TOLERATION, device_node
+from support.worlds.fake_nodes import MIXED, TOLERATION, device_node
 
 pytestmark = pytest.mark.cluster
 
@@ -80,7 +80,7 @@ def devices(pagoda, profile):
     kube.close()
 
 
-def test_a_model_is_inspected_where_it_lies_and_a_credential_that_was_missing_cures(pagoda, namespace, profile, devices, hub):
+def test_a_model_is_inspected_in_place_and_adding_the_missing_credential_resolves_it(pagoda, namespace, profile, devices, hub):
     wish = asked_for("sliced", profile)
     wish["spec"] |= {"accelerators": [{"mig": {"minMemory": "1Gi"}}]}
     credential = wish["spec"]["model"].pop("credential")

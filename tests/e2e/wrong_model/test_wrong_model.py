@@ -21,7 +21,7 @@ def broken(pagoda, tmp_path):
     return tmp_path / "model"
 
 
-def test_the_condition_says_what_is_wrong_and_a_mended_model_serves(pagoda, namespace, broken):
+def test_the_condition_says_what_is_wrong_and_a_corrected_model_serves(pagoda, namespace, broken):
     line = pagoda.serve(namespace, "broken", broken)
     assert (line.stalled, line.reason) == (True, "ModelRejected")
     assert "GrandioseForCausalLM" in line.message

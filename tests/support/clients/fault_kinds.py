@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 from pagoda_contracts.launch import DaemonConfig, Fault, HealthConfig
 from pagoda_contracts.names import ERROR_OVERLOADED, PATH_READY
-from support.clients.told import Crowd, Told
+from support.clients.outcomes import MixedClients, Outcome
 from support.servers.replica import NAME, PATIENCE_S, Replica, replica_config
 
 BODY = {"model": NAME, "max_tokens": 400, "ignore_eos": True, "temperature": 0}
@@ -74,23 +74,23 @@ def config(folder: Path, threshold_s: float, *faults: Fault) -> DaemonConfig:
     return replica_config(folder, step_ms=10.0, faults=faults, health=HealthConfig(progress_timeout=f"{threshold_s:g}s"))
 
 
-async def strike(replica: Replica, case: Fatal) -> tuple[list[Told], float]:
+async def strike(replica: Replica, case: Fatal) -> tuple[list[Outcome], float]:
     """What each client was told, and when a signal struck; a fault of the configuration came at the latest then."""
-    crowd = Crowd(replica.http, BODY)
-    await crowd.streaming()
+    clients = MixedClients(replica.http, BODY)
+    await clients.streaming()
     struck = time.monotonic()
     if case.number is not None:
         os.kill(replica.engine_pid(), case.number)
-    return await crowd.ended(), struck
+    return await clients.ended(), struck
 
 
-async def one_of_many(replica: Replica) -> list[Told]:
+async def one_of_many(replica: Replica) -> list[Outcome]:
     """Streams of ANSWER tokens, and, when the fault is due, one who comes late."""
-    streams = Crowd(replica.http, {**BODY, "max_tokens": ANSWER})
+    streams = MixedClients(replica.http, {**BODY, "max_tokens": ANSWER})
     await streams.streaming()
     while any(client.stream and not client.ended and len(client.events) < 60 for client in streams.clients):
         await asyncio.sleep(0.01)
-    late = Crowd(replica.http, {**BODY, "max_tokens": 20}, streams=0, wholes=1)
+    late = MixedClients(replica.http, {**BODY, "max_tokens": 20}, streams=0, wholes=1)
     return await streams.ended() + await late.ended()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pagoda_contracts.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAIN_DEADLINE, LABEL_SERVICE_UID, LOWEST_DELETION_COST
 from pagoda_operator.api.state import PODS, SERVICES
-from support.judges.honest import is_ready
+from support.judges.status_truth import is_ready
 from support.kube.client import Body
 from support.kube.fault_proxy import Entry
 from support.kube.recorded import Event

@@ -1,7 +1,7 @@
 """What must hold over everything that happened, whatever went wrong: pure functions from a recorded history to violations in words.
 
-Numbers as in the fault matrix: I1 no orphan, I2 no double replica, I3 no lost update (users_words.py), I4 quota never exceeded, I8 honest
-status (honest.py), I9 safe deletes (deletes.py), I10 one writer. How often something may happen (I6, I7, I12, and I8's flips) is in
+Numbers as in the fault matrix: I1 no orphan, I2 no double replica, I3 no lost update (lost_updates.py), I4 quota never exceeded, I8 honest
+status (status_truth.py), I9 safe deletes (deletes.py), I10 one writer. How often something may happen (I6, I7, I12, and I8's flips) is in
 pacing.py; that what is right stays so (I5) is seen by the scenarios' rests.
 """
 
@@ -15,8 +15,8 @@ from itertools import pairwise
 from pagoda_contracts.names import ANNOTATION_DEVICES, COMPONENT_INSPECT, LABEL_ACCELERATOR, LABEL_REVISION, LABEL_SERVICE_UID
 from pagoda_operator.api.state import DEPLOYMENTS, LEASES, PODS, QUOTAS, SERVICES, Resource
 from support.judges.deletes import unplanned, unsafe_deletes
-from support.judges.honest import dishonest
-from support.judges.users_words import foreign_writes, lost
+from support.judges.lost_updates import foreign_writes, lost
+from support.judges.status_truth import dishonest
 from support.kube.client import Asked, Body
 from support.kube.fault_proxy import Entry
 from support.kube.recorded import Event

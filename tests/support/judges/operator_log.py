@@ -42,7 +42,7 @@ def known(names: set[str], log: list[dict[str, Any]], runs: list[dict[str, Any]]
 
 
 def announced(asked: list[tuple[str, float]], told: Mapping[str, Sequence[float]]) -> list[tuple[str, Span]]:
-    """Until when the API server had told nobody of each edit: `told` are the times at which a witness saw new generations."""
+    """Until when the API server had told nobody of each edit: `told` are the times at which another watch saw new generations."""
     spans = []
     for name, at in asked:
         later = [moment for moment in told.get(name, ()) if moment >= at]

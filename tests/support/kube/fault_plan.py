@@ -128,14 +128,14 @@ class Silent(Plan):
 
 
 @dataclass
-class Deaf(Plan):
-    """While `deaf`, the watches of one kind are accepted and told nothing, bookmarks included."""
+class SilentKind(Plan):
+    """While `silent`, the watches of one kind are accepted and told nothing, bookmarks included."""
 
     plural: str
-    deaf: bool = False
+    silent: bool = False
 
     def mute(self, seen: Seen) -> bool:
-        return self.deaf and seen.plural == self.plural
+        return self.silent and seen.plural == self.plural
 
 
 @dataclass

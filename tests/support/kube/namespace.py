@@ -10,7 +10,7 @@ from pagoda_operator.api.state import CHILD_RESOURCES, PODS, PROFILES, SERVICES,
 from support.kube.client import Body, Kube, eventually
 from support.kube.cluster import Cluster
 from support.kube.fake_api import running, service_body
-from support.kube.operator_process import PaperNode
+from support.kube.operator_process import NodeWithoutKubelet
 
 NAMESPACES = Resource("v1", "Namespace", "namespaces")
 ACCOUNTS = Resource("v1", "ServiceAccount", "serviceaccounts")
@@ -26,7 +26,7 @@ class Real:
 
     cluster: Cluster
     kube: Kube
-    node: PaperNode
+    node: NodeWithoutKubelet
     namespace: str
 
     def prepare(self, **profile: Any) -> None:

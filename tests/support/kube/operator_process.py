@@ -27,7 +27,7 @@ ACCOUNT = "pagoda-operator"
 USER = f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}"
 NODES = Resource("v1", "Node", "nodes")
 LEASES = Resource("coordination.k8s.io/v1", "Lease", "leases")
-NODE = "paper"
+NODE = "no-kubelet"
 OPERATOR = str(Path(sys.executable).parent / "pagoda-operator")
 
 
@@ -121,7 +121,7 @@ def running_operator(kubeconfig: Path, *options: str, **how: Any) -> Iterator[Op
         operator.stop()
 
 
-class PaperNode:
+class NodeWithoutKubelet:
     """A Ready node whose pods do what the test says, and whose deleted pods end when the test says."""
 
     def __init__(self, kube: Kube, name: str = NODE, body: Body | None = None) -> None:

@@ -9,7 +9,7 @@ from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.watch.caches import Caches
 from pagoda_operator.watch.kept import OWN
 from support.kube.fake_api import Body, copied, running
-from support.worlds.stand_ins import dependencies_with
+from support.worlds.stubs import dependencies_with
 from support.worlds.world import World
 
 

@@ -20,7 +20,7 @@ class FakeDaemon:
     deadline_ms: int = 0
     in_flight: int = 0
     epoch: int = 0
-    deaf: bool = False
+    unreachable: bool = False
 
 
 class FakeDaemons:
@@ -47,7 +47,7 @@ class FakeDaemons:
         self.told.append((order.pod, "serve" if order.deadline_ms is None else "drain"))
         if self.refusing:
             return Answer(DaemonState.REFUSED)
-        if daemon.deaf:
+        if daemon.unreachable:
             return Answer(DaemonState.SILENT)
         if self.epoch < daemon.epoch:
             raise Superseded(f"epoch {self.epoch}")

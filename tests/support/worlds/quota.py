@@ -20,7 +20,7 @@ from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.watch.observe import Ages
 from support.kube.fake_api import Body, Crash, FakeApi, new_pod, profile_body, removal_rank, running, service_body
-from support.worlds.stand_ins import NoDaemons, dependencies_with
+from support.worlds.stubs import NoDaemons, dependencies_with
 
 SLICE = "1g.10gb"
 LATE_S = 60.0

@@ -12,7 +12,7 @@ from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS, SERVICES, 
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.scaler import Scaler
 from support.kube.fake_api import FakeApi, is_ready, running
-from support.worlds.stand_ins import dependencies_with
+from support.worlds.stubs import dependencies_with
 from support.worlds.world import KEY, World, now
 
 HOLD_S = 8.0

@@ -15,9 +15,9 @@ from typing import Any, Self
 
 import httpx
 from pagoda_operator.api.state import CHILD_RESOURCES, PODS, QUOTAS, SERVICES
-from support.judges.honest import is_ready
 from support.judges.invariants import fallen, overdrawn, rivals, violations
 from support.judges.pacing import flips, hot, slow
+from support.judges.status_truth import is_ready
 from support.kube.client import Asked, Body, eventually
 from support.kube.fault_plan import Plan, Stale
 from support.kube.fault_proxy import Entry, FaultProxy

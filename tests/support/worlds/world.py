@@ -20,7 +20,7 @@ from pagoda_operator.watch.kept import key_of
 from pagoda_operator.watch.observe import Ages, observe
 from pagoda_operator.watch.triggers import NameOwners
 from support.kube.fake_api import FakeApi, copied, profile_body, running, service_body
-from support.worlds.stand_ins import NoDaemons, NoQuotas, Silence, dependencies_with
+from support.worlds.stubs import NoDaemons, NoQuotas, Silence, dependencies_with
 
 KEY = Key("ns", "tiny")
 

@@ -183,7 +183,7 @@ def test_no_command_prints_the_commands(ask):
     assert "cost" in out
 
 
-def test_the_door_names_the_extra_where_a_package_is_missing():
+def test_the_command_names_the_extra_if_a_package_is_missing():
     hide = "import sys; sys.modules['typer'] = None; sys.argv = ['pagoda', 'plan']; from pagoda_cli.__main__ import main; main()"
     done = subprocess.run([sys.executable, "-P", "-c", hide], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (3, "")

@@ -98,7 +98,7 @@ def ask(capsys):
     return call
 
 
-def test_it_tells_all_that_the_operator_said(ask, cluster):
+def test_it_prints_all_that_the_operator_said(ask, cluster):
     code, out, err = ask("service/chat", "-n", "team")
     assert (code, err) == (0, "")
     assert out.splitlines() == [

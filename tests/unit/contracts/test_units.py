@@ -52,7 +52,7 @@ def test_what_is_no_quantity_is_named(text):
         *(("NaN", "0"), ("Infinity", "0"), (float("nan"), "0"), ("1e999999999", "0"), ("٣", "0")),
     ],
 )
-def test_other_peoples_quantities_are_read_as_kubernetes_does(value, wanted):
+def test_quantities_from_other_sources_are_read_as_kubernetes_does(value, wanted):
     assert read_quantity(value) == Decimal(wanted)
 
 

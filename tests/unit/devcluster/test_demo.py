@@ -126,7 +126,7 @@ def service(generation=1, observed=1, **conditions):
     return {"metadata": {"generation": generation}, "status": {"observedGeneration": observed, "conditions": found}}
 
 
-def test_the_live_view_tells_each_change_once_and_ends_with_ready():
+def test_the_live_view_shows_each_change_once_and_ends_with_ready():
     story = [
         {"metadata": {"generation": 1}},
         service(Reconciling=("True", "CreatingPods"), Ready=("Unknown", "CreatingPods")),
@@ -140,7 +140,7 @@ def test_the_live_view_tells_each_change_once_and_ends_with_ready():
     assert told[-1].ready
 
 
-def test_the_live_view_ends_with_stalled_and_believes_no_old_status():
+def test_the_live_view_ends_with_stalled_and_ignores_an_old_status():
     old = service(generation=2, observed=1, Ready=("True", "Ready"))
     stalled = service(generation=2, observed=2, Stalled=("True", "ModelRejected"), Ready=("False", "ModelRejected"))
     assert [(line.reason, line.ready, line.stalled) for line in changes([old, stalled])] == [

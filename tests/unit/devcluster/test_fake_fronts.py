@@ -62,7 +62,7 @@ def leaving(seconds: float) -> dict[str, Any]:
         (leaving(0), {"node_down": True}, Wish.LEAVE),
     ],
 )
-def test_a_front_lives_as_its_container_would(pod, changes, wish):
+def test_a_front_starts_and_ends_as_its_container_would(pod, changes, wish):
     assert fronts.wish(pod, scene(pod, **changes), NOW) == wish
 
 
@@ -155,7 +155,7 @@ async def test_a_front_that_was_killed_is_not_ready_by_its_last_look_and_starts_
     assert (await client.tend(POD, scene(), NOW)).front == plays.NOT_READY
 
 
-async def test_fronts_of_pods_that_are_gone_are_killed_and_changes_are_told():
+async def test_fronts_of_pods_that_are_gone_are_killed_and_changes_are_reported():
     process = Process(answer={"a": {"ready": True}, "b": {"ready": False}})
     client = process.client(Api({}), {"a": {"ready": False}, "b": {"ready": False}, "c": {}})
     told: list[set[str]] = []

@@ -168,7 +168,7 @@ def test_a_program_that_is_only_asked_for_its_version_ends():
         ({"stop_after": "nan"}, "must be a number of seconds, got 'nan'"),
     ],
 )
-def test_a_word_that_nobody_knows_is_shown_on_the_pod(annotations, complaint):
+def test_an_unknown_value_is_shown_on_the_pod(annotations, complaint):
     pod = new_pod(**annotations)
     after(pod, 0)
     assert complaint in pod["status"]["containerStatuses"][0]["state"]["waiting"]["message"]
@@ -332,7 +332,7 @@ async def test_pods_that_have_ended_use_up_no_addresses():
     assert max(ip_address(one) for one in written) <= ip_address(FLEET[0].pod_address(252))
 
 
-async def test_a_key_is_never_in_two_hands_and_none_is_lost():
+async def test_a_key_is_never_with_two_workers_and_none_is_lost():
     queue = kubelet.Queue()
     queue.touch(("", "n"))
     queue.touch(("", "n"))

@@ -90,7 +90,7 @@ def patches() -> dict[str, dict[str, object]]:
     return {patch["apiVersion"]: patch for patch in map(yaml.safe_load, texts)}
 
 
-def test_the_api_server_is_told_of_the_audit_log_in_both_formats_of_kubeadm():
+def test_the_api_server_is_configured_for_the_audit_log_in_both_formats_of_kubeadm():
     old, new = patches()["kubeadm.k8s.io/v1beta3"]["apiServer"], patches()["kubeadm.k8s.io/v1beta4"]["apiServer"]
     assert old["extraArgs"] == {pair["name"]: pair["value"] for pair in new["extraArgs"]}
     assert old["extraArgs"]["audit-log-mode"] == "blocking"

@@ -40,7 +40,7 @@ def test_a_process_in_the_middle_of_its_execve_is_not_overlooked(tmp_path: Path)
                 process.kill()
 
 
-def test_who_runs_no_program_or_was_started_without_an_environment_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_process_without_a_program_or_an_environment_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(processes, "EXEC_SECONDS", 1e9)
     for file in ("environ", "cmdline"):  # what older kernels show of their own threads and of who has ended
         (tmp_path / file).touch()

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from pagoda_devcluster import looking
+from pagoda_devcluster import maintenance
 from pagoda_devcluster.__main__ import main
 from pagoda_devcluster.binaries import build
 from pagoda_devcluster.cluster.locks import exclusive, is_held
@@ -26,7 +26,7 @@ def cluster(name: str, alive: bool = False, busy: bool = False, folder: Path | N
     return Cluster(name, alive, busy, folder)
 
 
-def test_only_what_nobody_uses_goes():
+def test_only_unused_things_are_removed():
     found = Found((cluster("dead"), cluster("busy", busy=True), cluster("lives", alive=True, folder=OLD)), (CURRENT, OLD, OLDER))
     assert decide(found, CURRENT) == Prunable(("dead",), (OLDER,))
 
@@ -55,7 +55,7 @@ def test_a_lock_is_held_only_while_somebody_holds_it(tmp_path: Path):
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PAGODA_DEVCLUSTER_HOME", str(tmp_path))
     monkeypatch.setattr(native.network, "remove_link", lambda _: False)
-    monkeypatch.setattr(looking, "current_binaries", lambda settings: settings.binaries / "current")
+    monkeypatch.setattr(maintenance, "current_binaries", lambda settings: settings.binaries / "current")
     for folder in ("current", "old"):
         (tmp_path / "bin" / folder).mkdir(parents=True)
     return tmp_path

@@ -7,7 +7,7 @@ from pagoda_devcluster.cluster.errors import ApiError
 
 
 @pytest.mark.parametrize("failure", [httpx.ReadTimeout(""), httpx.ConnectError("refused"), ApiError("not yet", 403), ApiError("busy", 429)])
-async def test_whoever_is_too_busy_at_the_start_is_asked_until_he_answers(monkeypatch, failure):
+async def test_a_server_that_is_too_busy_at_the_start_is_asked_until_it_answers(monkeypatch, failure):
     monkeypatch.setattr(watching, "RETRY_SECONDS", 0)
     asked = []
 

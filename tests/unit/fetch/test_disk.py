@@ -98,7 +98,7 @@ async def test_a_full_disk_ends_it_and_leaves_nothing(tmp_path, hub):
         await asyncio.to_thread(subprocess.run, ["umount", str(volume)], check=True)
 
 
-async def test_who_is_cancelled_in_the_midst_of_a_write_has_closed_the_file_after_it(tmp_path, hub, monkeypatch):
+async def test_a_fetch_that_is_cancelled_during_a_write_closes_the_file_after_it(tmp_path, hub, monkeypatch):
     """A thread outlives whoever waits for it: by then the number of a closed file may be another file's."""
     loop, begun, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
     begin, opened = Sink.begin, []

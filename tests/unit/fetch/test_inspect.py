@@ -25,7 +25,7 @@ def ask(tmp_path, hub):
     return inspect(Order(parse("hf://org/model")), Fetcher(tmp_path, hub.url).around)
 
 
-async def test_it_tells_sizes_and_moves_no_weights(tmp_path, hub):
+async def test_it_reports_sizes_and_moves_no_weights(tmp_path, hub):
     told = await ask(tmp_path, hub)
     assert told["weightBytes"] == sum(len(body) for name, body in FILES.items() if name.endswith(".safetensors"))
     assert (told["files"], told["bytes"], told["revision"]) == (len(TAKEN), sum(len(FILES[name]) for name in TAKEN), COMMIT)

@@ -95,7 +95,7 @@ async def test_a_holder_that_signs_is_not_replaced_however_long_it_takes(tmp_pat
     ],
     ids=["gone", "alive", "earlier container of this pod", "another pod", "nobody knows"],
 )
-def test_who_is_surely_dead(other, me, dead):
+def test_which_holders_of_a_lock_are_surely_dead(other, me, dead):
     assert surely_dead(other, me) is dead
 
 
@@ -111,7 +111,7 @@ async def test_a_half_written_lock_is_waited_for(tmp_path):
     assert await take(tmp_path, limits=replace(QUICK, dead_after=0.1)) == ["k.2"]
 
 
-def test_of_two_who_find_a_dead_lock_one_takes_it(tmp_path):
+def test_of_two_processes_that_find_an_abandoned_lock_one_takes_it(tmp_path):
     from pagoda_fetch.volume.lock import _take
 
     dead = planted(tmp_path, OTHER)
@@ -119,7 +119,7 @@ def test_of_two_who_find_a_dead_lock_one_takes_it(tmp_path):
 
 
 @pytest.mark.parametrize("mine", [1, 9, 99])
-def test_one_who_was_replaced_stops_before_it_writes(tmp_path, mine):
+def test_a_replaced_holder_stops_before_it_writes(tmp_path, mine):
     held = OwnedLock(planted(tmp_path, ME, generation=mine), ME, QUICK)
     held.sign()
     held.check()
@@ -147,7 +147,7 @@ def clock(monkeypatch):
     return made
 
 
-def test_one_who_was_frozen_stops_before_it_looks(tmp_path, clock):
+def test_a_frozen_holder_stops_before_it_reads(tmp_path, clock):
     """Another takes over after 60 s: half of it is for a write that has begun."""
     held = OwnedLock(planted(tmp_path, ME), ME, replace(QUICK, dead_after=60.0))
     held.sign()
@@ -158,7 +158,7 @@ def test_one_who_was_frozen_stops_before_it_looks(tmp_path, clock):
         held.check()
 
 
-def test_one_who_signs_goes_on(tmp_path, clock):
+def test_a_holder_that_renews_goes_on(tmp_path, clock):
     held = OwnedLock(planted(tmp_path, ME), ME, replace(QUICK, dead_after=60.0))
     for _ in range(5):
         clock.now += 29.0
@@ -166,7 +166,7 @@ def test_one_who_signs_goes_on(tmp_path, clock):
         held.check()
 
 
-def test_one_who_cannot_sign_stops_as_one_who_was_frozen(tmp_path, clock):
+def test_a_holder_that_cannot_renew_stops_as_a_frozen_one(tmp_path, clock):
     """On a full disk, or a volume that is gone, the others see no sign: after 60 s one of them takes over."""
     held = OwnedLock(path := planted(tmp_path, ME), ME, replace(QUICK, dead_after=60.0))
     held.sign()

@@ -55,7 +55,7 @@ async def test_another_range_than_asked_for_is_refused_before_a_byte_of_it(web, 
     assert error.endswith("asked for bytes from 3, was sent others")
 
 
-async def test_a_server_that_sends_all_is_heard_to_the_offset(web, server):
+async def test_a_server_that_sends_all_is_read_up_to_the_offset(web, server):
     server.extra["/file"] = lambda request: request.answer(200, BODY)
     assert await streamed(web, f"{server.url}/file", 3) == (BODY[3:], "")
 

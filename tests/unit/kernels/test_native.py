@@ -8,7 +8,7 @@ import pytest
 import torch
 from numpy._core import _multiarray_umath
 from pagoda_kernels.cpu.native import missing, unfit
-from support.engine.native_twin import BLOCKS, POSITIONS, Judge, batch, native, shape, weights_of
+from support.engine.native_reference import BLOCKS, POSITIONS, Judge, batch, native, shape, weights_of
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=f"native ops: {missing()}")
 
@@ -201,7 +201,7 @@ def test_a_decoder_has_a_thread():
         native(shape(), threads=0)
 
 
-def test_the_time_of_a_step_is_told_by_stage():
+def test_the_time_of_a_step_is_reported_by_stage():
     decoder = native(shape())
     assert set(decoder.spent().values()) == {0}
     decoder.step(batch([(0, prompt(30), 0)], tables(1)))
@@ -270,7 +270,7 @@ def test_equal_logits_give_the_first_token_and_padding_gives_none():
     assert (decoder.likeliest(np.array([3, 4], np.int32), np.zeros(2, np.int32), table)[0] < 129).all()
 
 
-def test_a_row_that_is_not_finite_has_no_likeliest_token_and_spoils_no_other():
+def test_a_row_that_is_not_finite_has_no_likeliest_token_and_changes_no_other():
     spec, table, ids = shape(), np.ascontiguousarray(tables(2), np.int32), prompt(30)
     decoder = native(spec)
     decoder.step(batch([(0, ids, 0), (1, ids, 0)], table))

@@ -72,7 +72,7 @@ def test_parts_of_an_arena_begin_on_cache_lines():
     assert first.data_ptr() % 64 == 0
 
 
-def test_what_is_forgotten_is_no_longer_in_memory():
+def test_a_dropped_weight_is_no_longer_in_memory():
     size = 64 * 2**20
     held = torch.ones(size, dtype=torch.uint8)
     held.numpy()  # from here on torch itself refuses to give the memory back
@@ -81,7 +81,7 @@ def test_what_is_forgotten_is_no_longer_in_memory():
     assert before - resident() > size * 0.9
 
 
-def test_forgetting_leaves_the_neighbours_alone():
+def test_dropping_a_weight_leaves_its_neighbours_unchanged():
     whole = torch.ones(10 * 4096, dtype=torch.uint8)
     forget(whole[5000:20000])
     assert whole[:5000].all()

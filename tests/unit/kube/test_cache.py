@@ -25,7 +25,7 @@ def made():
     return Cache(told), told
 
 
-def test_an_event_that_is_older_than_what_is_known_is_no_news():
+def test_an_event_that_is_older_than_the_cache_is_ignored():
     cache, told = made()
     assert cache.put(item(A, 5, "new"))
     assert not cache.put(item(A, 4, "old"))
@@ -34,7 +34,7 @@ def test_an_event_that_is_older_than_what_is_known_is_no_news():
     assert cache.values() == {A: "new"}
 
 
-def test_a_version_without_a_change_that_counts_is_taken_and_told_nobody():
+def test_a_version_without_a_change_that_counts_is_stored_and_not_reported():
     cache, told = made()
     cache.put(item(A, 5))
     assert cache.put(item(A, 6))
@@ -87,7 +87,7 @@ def test_a_list_of_some_says_nothing_of_the_others():
     assert cache.values() == {B: "v"}
 
 
-def test_a_store_that_was_set_back_is_believed_whole():
+def test_after_a_restore_of_the_store_a_list_replaces_the_whole_cache():
     """Its versions count from an earlier one on: else everything it says would be old news for hours."""
     cache, told = made()
     cache.put(item(A, 900))
@@ -98,7 +98,7 @@ def test_a_store_that_was_set_back_is_believed_whole():
     assert told[-1] == ("a", "restored", "edited")
 
 
-def test_a_list_heals_what_a_store_that_was_set_back_hid():
+def test_a_list_finds_what_a_restored_store_hid():
     """Its versions had passed the old ones before the next list: nobody saw that they went back."""
     cache, _ = made()
     cache.take_list([item(A, 300, "lost")], "310", cache.newest)
@@ -115,7 +115,7 @@ def test_a_list_that_a_later_one_overtook_is_not_taken():
     assert cache.values() == {A: "v"}
 
 
-def test_versions_that_are_no_numbers_are_believed():
+def test_versions_that_are_no_numbers_are_accepted():
     cache, _ = made()
     cache.put(item(A, "x9", "one"))
     assert cache.put(item(A, "x1", "two"))

@@ -117,7 +117,7 @@ async def test_every_end_of_a_watch_is_followed_by_a_list_and_what_it_lacks_is_g
 
 
 @pytest.mark.parametrize("end", [end for end in ENDS.values() if isinstance(end, list)], ids=[k for k in ENDS if isinstance(ENDS[k], list)])
-async def test_no_end_of_a_watch_loses_what_it_told_before(scene, end):
+async def test_no_end_of_a_watch_loses_its_earlier_events(scene, end):
     scene.server.say(page(pod("a")), [event("ADDED", pod("b", "11")), event("DELETED", pod("a", "12")), *end])
     assert await scene.asked(3) == ["list", "watch 10", "list"]
     assert scene.known == {"b": "11"}
@@ -186,7 +186,7 @@ async def test_a_watch_that_falls_silent_ends(scene, monkeypatch):
     assert scene.known == {"a": "1"}
 
 
-async def test_a_list_beside_a_watch_is_not_undone_by_what_the_watch_tells_late(scene):
+async def test_a_list_beside_a_watch_is_not_undone_by_late_events_of_the_watch(scene):
     watch = Held()
     scene.server.say(page(pod("a")), watch, page(pod("b", "31"), version="40"))
     await scene.asked(2)
@@ -197,7 +197,7 @@ async def test_a_list_beside_a_watch_is_not_undone_by_what_the_watch_tells_late(
     assert scene.known == {"b": "41"}
 
 
-async def test_what_the_watch_tells_while_a_list_is_on_its_way_is_not_undone_by_the_list(scene):
+async def test_events_that_arrive_during_a_list_are_not_undone_by_the_list(scene):
     watch = Held()
     scene.server.say(page(pod("a")), watch)
     await scene.asked(2)

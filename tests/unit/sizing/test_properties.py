@@ -154,7 +154,7 @@ def test_without_a_concurrency_the_plan_takes_the_largest_batch_that_keeps_the_t
             assert more.verdict is Verdict.SLOW
 
 
-def test_a_dearer_device_costs_more_per_token():
+def test_a_more_expensive_device_costs_more_per_token():
     model = next(model for model in MODELS if model.kind == "mistral")
     device = next(device for device in DEVICES if device.name == "h100")
     cheap, dear = (plan(model, [replace(device, price_per_hour=price)], Ask(512, 8))[0] for price in (2.0, 4.0))

@@ -34,7 +34,7 @@ def heard(pieces, start, then=None):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_reasoning_and_content_are_told_apart_however_the_answer_is_cut(name):
+def test_reasoning_and_content_are_distinguished_however_the_answer_is_cut(name):
     start, answer, thought, content = CASES[name]
     for pieces in ([answer], list(answer), *([answer[:at], answer[at:]] for at in range(len(answer)))):
         assert heard(pieces, start)[:2] == (thought, content), pieces

@@ -67,7 +67,7 @@ async def test_max_concurrency_holds_requests_back(model):
     assert (result["completed"], most) == (12, 3)
 
 
-async def test_a_refused_request_is_a_failure_that_is_told(model, capsys):
+async def test_a_refused_request_is_a_failure_that_is_reported(model, capsys):
     more = ("--model", NAME, "--tokenizer", str(model), "--random-input-len", "600")
     async with local_replica() as replica:
         result = await command.bench(flags(replica.url, *more))
@@ -91,7 +91,7 @@ async def test_a_lost_connection_is_a_failure_of_its_request_alone(model):
     assert all(one.stamps for one in found.outcomes), "some text had come"
 
 
-async def test_an_endpoint_that_does_not_answer_is_told(model):
+async def test_an_endpoint_that_does_not_answer_is_reported(model):
     async with local_replica() as replica:
         settings = parse(
             ["serve", "--base-url", replica.url, "--model", "absent", "--tokenizer", str(model), "--ready-check-timeout-sec", "0.1"]
@@ -160,7 +160,7 @@ def test_lines_of_prompts_are_taken_in_order(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"), [("", "no request"), ("{}\n", "line 1: it must be an object with a prompt"), ("{\n", "line 1 is not JSON")]
 )
-def test_a_file_that_cannot_be_used_is_told_by_its_line(tmp_path, text, said):
+def test_a_file_that_cannot_be_used_is_reported_with_its_line(tmp_path, text, said):
     path = tmp_path / "lines.jsonl"
     path.write_text(text)
     with pytest.raises(ConfigRejected, match=said):

@@ -105,7 +105,7 @@ def test_a_tenant_with_a_full_queue_is_refused_and_another_one_is_not():
     assert desk.state.stats().compiling == MOST_OF_TENANT + 2
 
 
-def test_who_has_left_or_is_late_before_its_turn_is_never_tried():
+def test_a_request_that_has_left_or_is_late_before_its_turn_is_never_tried():
     desk = Desk()
     for name, deadline in (("first", 5), ("gone", None), ("late", 5), ("last", None)):
         desk.submit(name, name, deadline_ms=deadline)
@@ -119,7 +119,7 @@ def test_who_has_left_or_is_late_before_its_turn_is_never_tried():
     assert desk.passed[-1] == "first again", "its verdict was kept"
 
 
-def test_where_no_trial_can_begin_all_that_wait_are_told_in_one_turn():
+def test_if_no_trial_can_begin_all_that_wait_are_answered_in_one_turn():
     desk = Desk(full=True)
     for at in range(3):
         desk.state.compilations.push(Submit(f"r{at}", (1,), Sampling(5), grammar=Grammar("regex", f"g{at}")), f"d{at}")

@@ -45,7 +45,7 @@ def test_a_row_that_is_not_finite_ends_one_request(tmp_path: Path) -> None:
 
 
 @pytest.mark.deep
-def test_a_step_that_raises_ends_who_was_in_it_and_the_engine_goes_on(tmp_path: Path) -> None:
+def test_a_step_that_raises_ends_its_requests_and_the_engine_goes_on(tmp_path: Path) -> None:
     with engine_process(tmp_path, faulty(Fault(kind="error", at_step=5))) as (end, process):
         end.until(Ready)
         end.send(request("in it"))
@@ -77,7 +77,7 @@ def test_an_engine_that_is_gone_leaves_its_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.deep
-def test_a_hung_device_shows_as_a_step_that_is_overdue_while_the_engine_beats_on(tmp_path: Path) -> None:
+def test_a_hung_device_shows_as_an_overdue_step_while_heartbeats_go_on(tmp_path: Path) -> None:
     with engine_process(tmp_path, faulty(Fault(kind="hang", at_step=3))) as (end, process):
         end.until(Ready)
         end.send(request("r"))

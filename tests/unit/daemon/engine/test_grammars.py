@@ -136,7 +136,7 @@ def test_plain_rows_go_on_while_a_grammar_is_tried(engine, monkeypatch):
     assert engine.pids == before, "no worker was touched: only the fork that tried it ended"
 
 
-def test_a_known_bomb_costs_nothing_the_second_time(engine, monkeypatch):
+def test_a_grammar_that_is_known_to_be_too_large_costs_nothing_the_second_time(engine, monkeypatch):
     monkeypatch.setattr(limits, "PATIENCE_S", 240.0)  # it is CPU that is to run out: only that is its own fault, and remembered
     engine.send(Submit("once", (1,), Sampling(5), grammar=BOMB))
     engine.end_of("once")

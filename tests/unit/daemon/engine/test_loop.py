@@ -119,7 +119,7 @@ def test_a_load_that_raises_is_no_permanent_failure(tmp_path: Path) -> None:
     assert [type(line["exc_info"]) for line in logs] == [OSError]
 
 
-def test_progress_is_told_while_the_load_goes_on(tmp_path: Path) -> None:
+def test_progress_is_reported_while_the_load_goes_on(tmp_path: Path) -> None:
     heard = threading.Event()
 
     def build(progress: Progress) -> Worker:
@@ -155,7 +155,7 @@ def test_a_repeated_request_id_is_dropped_and_the_first_goes_on(tmp_path: Path) 
         assert end.tokens("a") == expected_tokens((1,), 20, 97)
 
 
-def test_a_refused_request_is_told_at_once(tmp_path: Path) -> None:
+def test_a_refused_request_is_answered_at_once(tmp_path: Path) -> None:
     with engine(tmp_path, lambda _: SimulatedWorker(LIMITS)) as (end, _):
         end.until(Ready)
         end.send(Submit("big", (1,) * 60, Sampling(10)))

@@ -78,7 +78,7 @@ def test_an_abort_ends_with_the_step_under_way(tmp_path: Path) -> None:
         assert len(end.tokens("a")) <= 3, "the abort waited for more than the step under way"
 
 
-def test_beats_go_on_through_a_long_step_and_tell_when_it_began(tmp_path: Path) -> None:
+def test_heartbeats_go_on_through_a_long_step_and_say_when_it_began(tmp_path: Path) -> None:
     with engine_process(tmp_path, simulated(step_ms=8000)) as (end, _):
         end.until(Ready)
         end.send(request("a", (1,), 1))
@@ -153,7 +153,7 @@ def test_an_engine_whose_front_died_before_it_could_ask_for_a_signal_ends_at_onc
         assert subprocess.run(argv, timeout=PATIENCE_MS / 1000, check=False).returncode == -signal.SIGKILL
 
 
-async def test_clients_of_a_condemned_engine_are_told_while_it_still_lives(tmp_path: Path) -> None:
+async def test_clients_of_an_engine_that_must_end_are_answered_while_it_still_runs(tmp_path: Path) -> None:
     process = create_autospec(subprocess.Popen, instance=True)
     process.poll.return_value = None
     client = EngineClient(process, wires(tmp_path), Replica(0.0))

@@ -212,7 +212,7 @@ def test_a_canary_goes_beside_rows_that_only_decode():
     assert tuple(d.tokens["a"]) == expected_tokens((1, 2), 20, VOCAB)
 
 
-def test_a_canary_in_a_step_that_raises_is_told_so_and_takes_nobody_with_it():
+def test_a_deep_check_in_a_step_that_raises_fails_and_ends_no_other_request():
     d = Drive(Counting(), max_concurrency=2)
     d.submit("a", (1, 2), 3)
     deep_check(d, 9)

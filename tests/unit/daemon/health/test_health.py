@@ -172,7 +172,7 @@ def test_the_configuration_sets_the_ages_and_its_absence_the_defaults():
     ("waiting", "stepped", "step_started", "ok"),
     [(0, 100.0, 0.0, True), (3, 100.0, 0.0, False), (3, 495.0, 0.0, True), (3, 100.0, 499.0, True)],
 )
-def test_requests_that_wait_beside_an_idle_device_are_no_life(waiting, stepped, step_started, ok):
+def test_requests_that_wait_beside_an_idle_device_are_no_progress(waiting, stepped, step_started, ok):
     busy = {"limits": LOADED, "loop_beat": 500.0, "engine_beat": 500.0}
     made = replica(stats=Stats(waiting=waiting), stepped=stepped, step_started=step_started, **busy)
     verdict = live(made, 500.0, LIMITS)

@@ -259,7 +259,7 @@ def test_blocks_are_named_as_the_contracts_say() -> None:
     assert chain.names == token_hashes(Scope("salt", "m", "digest"), range(11), BLOCK)
 
 
-def test_a_block_gets_a_name_only_when_it_tells_something_apart() -> None:
+def test_a_block_gets_a_name_only_when_it_distinguishes_something() -> None:
     kv = accounts(total=32)
     run(kv, 0, [*range(10, 30)])
     run(kv, 0, [*range(50, 70)])
@@ -310,7 +310,7 @@ def test_the_least_recently_used_leaf_is_given_up_first() -> None:
     assert run(kv, 0, [1] * 8 + [2] * 5) == 8, "the leaf of the first request went, the beginning that both shared is there"
 
 
-def test_what_a_spoilt_row_wrote_is_known_neither_then_nor_when_it_closes() -> None:
+def test_blocks_of_a_failed_row_are_cached_neither_then_nor_when_it_closes() -> None:
     kv = accounts()
     chain, tokens = row_of([*range(20)])
     kv.open(0, chain, kv.match(chain, tokens))
@@ -323,7 +323,7 @@ def test_what_a_spoilt_row_wrote_is_known_neither_then_nor_when_it_closes() -> N
     assert kv.pool.kept == 0
 
 
-def test_a_window_gives_back_what_nobody_will_look_at() -> None:
+def test_a_window_gives_back_blocks_that_are_not_read_again() -> None:
     device = NaiveDevice(8, window=6)
     device.open(0, "a", [1] * 8)
     for _ in range(8):

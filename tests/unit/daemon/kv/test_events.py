@@ -127,7 +127,7 @@ def test_nonsense_is_refused_and_the_next_one_served(events, context):
 
 
 @pytest.mark.deep
-def test_a_reader_who_asks_and_does_not_read_holds_up_nobody_for_long(context):
+def test_a_reader_that_asks_and_does_not_read_delays_no_other_for_long(context):
     events = KvEvents("127.0.0.1", KvEventsConfig(port=0, replay_port=0, buffer_batches=20_000))
     try:
         big = [Stored(tuple(range(32)), None, tuple(range(512)))]

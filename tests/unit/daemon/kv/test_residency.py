@@ -46,7 +46,7 @@ def test_about_a_thousand_blocks_stand_for_all(total, stride):
     assert sum(residency.totals().lifetime) == len(range(0, total, stride)) <= 2047
 
 
-def test_the_scheduler_tells_the_time_of_every_move():
+def test_the_scheduler_reports_the_time_of_every_move():
     d = Drive(SimulatedWorker(WorkerLimits(8, 4, 97, 64)), 2, 16)
     for prompt in ([1] * 20, [2] * 20, [1] * 20, [3] * 20, [1] * 20):
         d.submit(str(len(d.ends)), prompt, 4)

@@ -33,7 +33,7 @@ def test_it_is_never_below_and_at_most_a_fifth_above(gaps):
     assert least <= told <= max(max(gaps) if exact(gaps) > 100 else 1.19 * exact(gaps), 0.0005) + 1e-9
 
 
-def test_equal_gaps_are_told_exactly():
+def test_equal_gaps_are_counted_exactly():
     assert heard([0.25] * 40).p95() == pytest.approx(0.25)
 
 
@@ -50,7 +50,7 @@ def test_answers_have_gaps_of_their_own():
     assert both.p95() == 1.0
 
 
-def test_several_are_told_together():
+def test_several_are_counted_together():
     assert Gaps.of([heard([0.01] * 19), heard([3.0])]).p95() == pytest.approx(0.01, rel=0.2)
     assert Gaps.of([heard([0.01] * 18), heard([3.0] * 2)]).p95() == 3.0
     assert Gaps.of([]).p95() is None

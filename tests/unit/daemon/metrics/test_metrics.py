@@ -200,7 +200,7 @@ def test_answers_of_one_token_each_have_no_time_per_token():
     assert seen[("vllm:request_time_per_output_token_seconds_count",)] == 0
 
 
-def test_who_left_or_failed_is_counted_as_that_and_is_no_latency():
+def test_a_request_that_left_or_failed_is_counted_as_that_and_is_no_latency():
     counts = Counts()
     served(counts, reason="abort")
     served(counts, reason="error")
@@ -216,7 +216,7 @@ def test_who_left_or_failed_is_counted_as_that_and_is_no_latency():
     assert seen[("vllm:e2e_request_latency_seconds_count",)] == 0
 
 
-def test_goodput_counts_answers_that_met_every_promise():
+def test_goodput_counts_answers_that_met_every_target():
     counts = Counts(slo=Slo(ttft=0.2, itl=0.03))
     served(counts)
     late = counts.open(Submit("r", (1,), Sampling(1)), 0.0, 0.0)
@@ -237,7 +237,7 @@ def test_goodput_counts_answers_that_met_every_promise():
     assert seen[("pagoda_daemon_slo_target_seconds", ("slo", "itl"))] == 0.03
 
 
-def test_without_a_promise_there_is_no_verdict():
+def test_without_a_target_there_is_no_verdict():
     counts = Counts()
     served(counts)
     assert not [key for key in samples(loaded(counts)) if "slo" in key[0]]
@@ -256,7 +256,7 @@ def test_gaps_between_tokens_are_per_answer_and_end_with_it():
     assert sum(meter.gaps.counts) == 4, "an id that comes again begins anew"
 
 
-def test_first_token_times_fall_into_the_promised_buckets():
+def test_first_token_times_fall_into_the_documented_buckets():
     counts = Counts()
     for seconds in (0.0005, 0.001, 0.03, 9999.0):
         record = counts.open(Submit("r", (1,), Sampling(1)), 0.0, 0.0)
@@ -275,7 +275,7 @@ def test_token_buckets_end_at_the_models_context():
     assert bounds == ["1.0", "2.0", "5.0", "10.0", "20.0", "50.0", "+Inf"]
 
 
-def test_what_the_engine_counted_is_told_as_it_is():
+def test_what_the_engine_counted_is_exported_unchanged():
     exposition = loaded()
     steps = [0] * (len(names.ITERATION_TOKENS.buckets) + 1)
     steps[0], steps[3] = 4, 2
@@ -312,7 +312,7 @@ def test_label_values_are_quoted():
     assert parsed[0].samples[0].labels["model_name"] == 'we"ird\\'
 
 
-def test_the_95th_percentile_forgets_what_is_old():
+def test_the_95th_percentile_drops_old_values():
     recent = Recent(seconds=10.0, most=1000)
     assert recent.p95(0.0) == 0.0
     for at in range(100):

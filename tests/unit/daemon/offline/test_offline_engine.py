@@ -155,7 +155,7 @@ def test_a_lone_surrogate_is_a_bad_prompt(opened):
         engine.generate("\ud83d", GREEDY)
 
 
-def test_an_unknown_field_of_a_message_is_told(opened):
+def test_an_unknown_field_of_a_message_is_reported(opened):
     engine, _ = opened()
     with pytest.warns(UserWarning, match=r"messages\[\]\.mood"):
         engine.chat([{"role": "user", "content": "hello", "mood": "good"}], GREEDY)
@@ -220,7 +220,7 @@ def test_an_engine_that_dies_fails_what_runs_and_what_comes(opened):
             engine.generate(["a", "b"], Sampling(max_tokens=400, ignore_eos=True))
 
 
-def test_an_engine_that_never_loads_is_told_when_it_is_opened(tmp_path):
+def test_an_engine_that_never_loads_is_reported_when_it_is_opened(tmp_path):
     class Stillborn(CountedEngine):
         async def run(self) -> None:
             raise EngineDied("no weights")
@@ -249,7 +249,7 @@ def test_close_leaves_no_thread_and_no_process_and_is_idempotent(tmp_path):
         engine.generate("a", GREEDY)
 
 
-def test_an_engine_that_is_forgotten_is_closed(tmp_path):
+def test_an_engine_without_references_is_closed(tmp_path):
     local = Local(tmp_path)
     engine = Engine.on(local)
     del engine
@@ -287,7 +287,7 @@ def test_no_prompts_no_results(opened):
     assert engine.generate([]) == []
 
 
-def test_each_prompt_is_a_request_of_its_own_that_can_be_forgotten(opened):
+def test_each_prompt_is_a_request_of_its_own_that_can_be_dropped(opened):
     engine, local = opened()
     engine.generate(["a", "b", "c"], GREEDY)
     recent = Ring(most=2)

@@ -91,7 +91,7 @@ def test_close_leaves_no_process_no_thread_and_no_file(config, scratch):
 
 
 @pytest.mark.deep
-def test_a_killed_engine_is_told_and_leaves_nothing(config, scratch):
+def test_a_killed_engine_is_reported_and_leaves_nothing(config, scratch):
     with Engine.of(config) as engine:
         engine._session._backing._process.kill()
         with pytest.raises(EngineDied, match="signal 9"):
@@ -102,7 +102,7 @@ def test_a_killed_engine_is_told_and_leaves_nothing(config, scratch):
 
 
 @pytest.mark.deep
-def test_a_model_that_cannot_be_loaded_is_told_and_leaves_nothing(scratch, config):
+def test_a_model_that_cannot_be_loaded_is_reported_and_leaves_nothing(scratch, config):
     real = config.model_copy(update={"testing": None})
     with pytest.raises(ModelRejected, match="num_hidden_layers"):
         Engine.of(real)

@@ -34,7 +34,7 @@ def test_ctrl_c_while_it_still_imports_is_no_traceback():
         ('{"model": {"path": "/m", "servedNames": ["m"]}, "drainTimeout": "soon"}', "drainTimeout: "),
     ],
 )
-def test_asked_for_its_version_it_tells_on_the_way_what_it_cannot_read(tmp_path, text, told):
+def test_asked_for_its_version_it_reports_what_it_cannot_read(tmp_path, text, told):
     path = tmp_path / "daemon.json"
     if text is not None:
         path.write_text(text)
@@ -43,7 +43,7 @@ def test_asked_for_its_version_it_tells_on_the_way_what_it_cannot_read(tmp_path,
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_asked_for_its_version_it_tells_that_and_ends(tmp_path, capsys, given):
+def test_asked_for_its_version_it_prints_that_and_ends(tmp_path, capsys, given):
     path = tmp_path / "daemon.json"
     path.write_text('{"model": {"path": "/nowhere", "servedNames": ["m"]}}')
     with pytest.raises(SystemExit) as ended:

@@ -123,7 +123,7 @@ def test_a_completion_stream_joins_to_the_whole(client):
     assert joined == client.completions.create(model=NAME, prompt="p", max_tokens=20).choices[0].text
 
 
-def test_generation_ends_at_a_stop_string_and_tells_the_engine(client, http, text):
+def test_generation_ends_at_a_stop_string_and_informs_the_engine(client, http, text):
     expected = said(text, text.encode("p", CONTEXT), 200)
     stop = expected[20:29]
     answer = client.completions.create(model=NAME, prompt="p", max_tokens=200, stop=["never", stop], extra_body={"ignore_eos": True})
@@ -297,7 +297,7 @@ def test_load_counts_requests_and_the_document_is_served(http):
     assert http.get("/openapi.json").json()["paths"].keys() >= {"/v1/chat/completions", "/tokenize"}
 
 
-def test_what_was_known_of_a_prompt_is_told(client):
+def test_the_cached_part_of_a_prompt_is_reported(client):
     prompt = "a beginning that fills blocks, more than one or two of them"
     options = {"stream": True, "stream_options": {"include_usage": True}}
     first = client.completions.create(model=NAME, prompt=prompt, max_tokens=2)
@@ -397,7 +397,7 @@ def test_what_cannot_be_embedded_is_refused_by_name(http, changes, param, code):
         ("/detokenize", {"tokens": [5]}),
     ],
 )
-def test_a_field_that_nobody_knows_is_named_by_a_header(http, path, body):
+def test_an_unknown_field_is_named_by_a_header(http, path, body):
     found = http.post(path, json={"model": NAME, "moderation": {"x": 1}, **body})
     assert (found.status_code, found.headers[HEADER_IGNORED]) == (200, "moderation")
     assert HEADER_IGNORED not in http.post(path, json={"model": NAME, **body}).headers

@@ -15,7 +15,7 @@ from pagoda_contracts.launch import Fault, HealthConfig
 from pagoda_contracts.metrics import DEEP_CHECKS
 from pagoda_contracts.names import GRPC_WATCH_STATE, PATH_LIVE, PATH_READY, PATH_STARTUP
 from pagoda_contracts.pb.daemon_pb2 import State, WatchStateRequest
-from support.clients.told import Crowd
+from support.clients.outcomes import MixedClients
 from support.servers.replica import NAME, Replica, replica_config, start_replica
 
 pytestmark = pytest.mark.deep
@@ -54,21 +54,21 @@ async def test_a_device_that_gives_wrong_tokens_shows_in_the_state_and_in_no_pro
     with start_replica(replica_config(tmp_path, faults=(fault,), health=OFTEN)) as replica:
         await asyncio.to_thread(until_checked, replica, "right", 2)
         assert any(not state.deep_check_failed for state in frames(replica)), "one that was late is made good by the next"
-        crowd = Crowd(replica.http, {**BODY, "max_tokens": 10}, streams=1, wholes=0)
-        await crowd.ended()  # its steps break the device
+        clients = MixedClients(replica.http, {**BODY, "max_tokens": 10}, streams=1, wholes=0)
+        await clients.ended()  # its steps break the device
         await asyncio.to_thread(until_checked, replica, "wrong", 1)
         failed = next(state for state in frames(replica) if state.deep_check_failed)
         assert failed.deep_check_age_ms > 0
         older = next(state for state in frames(replica) if state.deep_check_age_ms > failed.deep_check_age_ms + 300)
         assert older.deep_check_failed
         assert [replica.probe(path)[0] for path in (PATH_READY, PATH_LIVE, PATH_STARTUP)] == [200] * 3
-        again = Crowd(replica.http, {**BODY, "max_tokens": 10}, streams=1, wholes=0)
+        again = MixedClients(replica.http, {**BODY, "max_tokens": 10}, streams=1, wholes=0)
         assert [client.error for client in await again.ended()] == [None], "who takes it out of routing is not the replica"
 
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory):
-    """Two rows and blocks for one and a half contexts: what the crowd below asks for waits and preempts all the time."""
+    """Two rows and blocks for one and a half contexts: what the clients below ask for waits and preempts all the time."""
     engine = {"max_concurrency": 2, "max_model_len": 512, "kv_bytes": 48 * 16 * 8, "token_budget": 16}
     health = HealthConfig(
         progress_timeout="30s", deep_probe_every="6s"
@@ -82,13 +82,13 @@ async def test_a_full_queue_and_a_full_pool_fail_neither_a_canary_nor_a_probe(fu
     # Gated on counts: whatever the machine does, no probe is missed or red and no canary late or wrong.
     probes: list[tuple[int, str]] = []
     during: dict[str, int] = {}
-    while len(probes) < 200 or not during:  # another crowd where one was gone before it was probed so often
-        crowd = Crowd(full.http, {**BODY, "max_tokens": 300}, streams=9, wholes=2)
-        while (len(probes) < 200 or not during) and not all(client.ended for client in crowd.clients):
+    while len(probes) < 200 or not during:  # new clients if the old ones were done before it was probed so often
+        clients = MixedClients(full.http, {**BODY, "max_tokens": 300}, streams=9, wholes=2)
+        while (len(probes) < 200 or not during) and not all(client.ended for client in clients.outcomes):
             probes += [await asyncio.to_thread(full.probe, path) for path in (PATH_LIVE, PATH_READY)]
             during = await asyncio.to_thread(checks, full)
             await asyncio.sleep(0.02)
-        assert [client.error for client in await crowd.ended()] == [None] * 11
+        assert [client.error for client in await clients.ended()] == [None] * 11
     assert [probe for probe in probes if probe[0] != 200] == []
     assert during.keys() == {"right"}
     while "0 in flight" not in (await asyncio.to_thread(full.probe, PATH_READY))[1]:  # the front's loop may be a moment behind its clients

@@ -127,7 +127,7 @@ def test_a_drain_refuses_new_requests_until_those_in_flight_are_whole(tmp_path):
         assert draining[0].in_flight == 2
 
 
-def test_an_idle_replica_tells_its_watchers_before_it_ends(tmp_path):
+def test_an_idle_replica_notifies_its_watchers_before_it_ends(tmp_path):
     """That it refuses in words meanwhile, `api/grpc/test_control.py` shows on a clock that stands."""
     with start_replica(replica_config(tmp_path)) as replica, watching(replica) as watcher:
         replica.terminate()
@@ -249,7 +249,7 @@ def test_frames_come_by_heartbeat_and_show_a_stopped_engine_by_its_age(slow_repl
         assert [frame.sequence for frame in frames] == list(range(1, len(frames) + 1))
 
 
-def test_frames_tell_how_fast_the_replica_answers(slow_replica):
+def test_frames_report_how_fast_the_replica_answers(slow_replica):
     with watching(slow_replica) as watcher:
         httpx.post(completions(slow_replica), json={**LONG, "max_tokens": 5, "stream": False}, timeout=PATIENCE_S).raise_for_status()
         wait_until(lambda: any(frame.tokens_per_second > 0 and frame.ttft_p95_ms > 0 for frame in list(watcher.frames)))

@@ -12,7 +12,7 @@ from pagoda_contracts.names import ERROR_ENGINE_DIED, PATH_READY
 from pagoda_daemon.simulated.device.worker import expected_tokens
 from pagoda_daemon.text.tokens import ModelText
 from support.clients.fault_kinds import ANSWER, BODY, FATAL, FROZEN, LOCAL, config, full_disk, one_of_many, strike
-from support.clients.told import Told
+from support.clients.outcomes import Outcome
 from support.engine.toy_model import VOCAB
 from support.servers.replica import start_replica
 
@@ -25,7 +25,7 @@ LONG_S = 60.0  # where nothing is to be noticed
 
 
 @pytest.mark.parametrize("case", FATAL, ids=[case.name for case in FATAL])
-async def test_a_fault_of_the_replica_is_told_to_every_client_and_ends_the_process(tmp_path, case):
+async def test_a_fault_of_the_replica_is_reported_to_every_client_and_ends_the_process(tmp_path, case):
     with start_replica(config(tmp_path, THRESHOLD_S, *case.faults)) as replica:
         told, _ = await strike(replica, case)
         for client in told:
@@ -64,7 +64,7 @@ async def test_a_fault_of_one_request_ends_that_one_and_no_other(tmp_path, case)
         assert replica.wait() == 0
 
 
-def said(client: Told) -> str:
+def said(client: Outcome) -> str:
     return "".join(json.loads(event)["choices"][0]["text"] for event in client.events if event != "[DONE]")
 
 

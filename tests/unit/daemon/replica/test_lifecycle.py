@@ -25,7 +25,7 @@ from pagoda_daemon.process.settings import Settings
 from pagoda_daemon.simulated.fleet.engine import LocalEngine
 from pagoda_daemon.simulated.fleet.text import VOCAB
 from pagoda_daemon.text.tokens import ModelText
-from support.clients.told import Crowd
+from support.clients.outcomes import MixedClients
 from support.engine.tiny_model import tiny_model
 from support.judges.leftovers import ends_clean, gives_back_all_but, held_by_nobody, processes_of
 from support.servers.replica import NAME, PATIENCE_S, Replica, replica_config, start_daemon, start_replica
@@ -43,20 +43,20 @@ async def never_ready(config: DaemonConfig) -> Replica:
     return replica
 
 
-async def in_use(config: DaemonConfig) -> tuple[Replica, Crowd]:
+async def in_use(config: DaemonConfig) -> tuple[Replica, MixedClients]:
     replica = await asyncio.to_thread(start_replica, config)
-    crowd = Crowd(replica.http, BODY)
-    await crowd.streaming()
-    while not await asyncio.to_thread(let_in, replica, crowd):
+    clients = MixedClients(replica.http, BODY)
+    await clients.streaming()
+    while not await asyncio.to_thread(let_in, replica, clients):
         await asyncio.sleep(0.01)
-    return replica, crowd
+    return replica, clients
 
 
-def let_in(replica: Replica, crowd: Crowd) -> bool:
+def let_in(replica: Replica, clients: MixedClients) -> bool:
     """Whether every client's request has been, also of the one that sees nothing until it has all."""
-    over = sum(client.ended > 0 for client in crowd.clients)
+    over = sum(client.ended > 0 for client in clients.outcomes)
     found = re.search(r"(\d+) in flight", replica.probe(PATH_READY)[1])
-    return found is not None and over + int(found[1]) >= len(crowd.clients)
+    return found is not None and over + int(found[1]) >= len(clients.outcomes)
 
 
 async def test_a_replica_leaves_nothing_whenever_it_is_stopped(tmp_path):
@@ -65,15 +65,15 @@ async def test_a_replica_leaves_nothing_whenever_it_is_stopped(tmp_path):
     with await never_ready(quick) as loading:
         loading.terminate()
         await ends_clean(loading)
-    replica, crowd = await in_use(replica_config(tmp_path, step_ms=2, drain_timeout="20s"))
+    replica, clients = await in_use(replica_config(tmp_path, step_ms=2, drain_timeout="20s"))
     with replica:
         replica.terminate()
-        assert [client.error for client in await crowd.ended()] == [None] * 4, "they finish within the time to drain"
+        assert [client.error for client in await clients.ended()] == [None] * 4, "they finish within the time to drain"
         await ends_clean(replica)
-    replica, crowd = await in_use(replica_config(tmp_path, step_ms=SLOW_MS, drain_timeout="1ms"))
+    replica, clients = await in_use(replica_config(tmp_path, step_ms=SLOW_MS, drain_timeout="1ms"))
     with replica:
         replica.terminate()
-        told = await crowd.ended()
+        told = await clients.ended()
         assert {client.error for client in told} == {"draining"}
         assert all(client.clean for client in told)
         await ends_clean(replica)
@@ -82,28 +82,28 @@ async def test_a_replica_leaves_nothing_whenever_it_is_stopped(tmp_path):
 
 async def test_a_second_signal_ends_a_drain_that_a_frozen_engine_holds_up(tmp_path):
     config = replica_config(tmp_path, step_ms=SLOW_MS, drain_timeout="10m", health=HealthConfig(progress_timeout="10m"))
-    replica, crowd = await in_use(config)
+    replica, clients = await in_use(config)
     with replica:
         os.kill(replica.engine_pid(), signal.SIGSTOP)
         replica.terminate()
         while (await asyncio.to_thread(replica.probe, PATH_READY))[0] != 503:
             await asyncio.sleep(0.01)
         replica.terminate()
-        told = await crowd.ended()
+        told = await clients.ended()
         assert {client.error for client in told} == {"draining"}
         await ends_clean(replica, 1)  # within our patience, a part of the time to drain; 1 is the second signal's own way out
 
 
 async def test_the_engine_dies_with_a_killed_front_and_the_next_one_starts_in_its_place(tmp_path):
     config = replica_config(tmp_path, step_ms=SLOW_MS)
-    replica, crowd = await in_use(config)
+    replica, clients = await in_use(config)
     engine = os.pidfd_open(replica.engine_pid())
     gone = select.poll()
     gone.register(engine, select.POLLIN)
     replica.process.kill()
     assert await asyncio.to_thread(gone.poll, PATIENCE_S * 1000), "the engine outlived its front"
     os.close(engine)
-    assert {client.error for client in await crowd.ended()} == {"broken"}
+    assert {client.error for client in await clients.ended()} == {"broken"}
     replica.process.wait()
     assert processes_of(replica.run_dir) == []
     with await asyncio.to_thread(start_replica, config) as again:
@@ -117,10 +117,10 @@ async def test_a_replica_with_a_real_model_leaves_nothing(tmp_path):
     config = replica_config(tmp_path)
     real = config.model.model_copy(update={"path": str(await asyncio.to_thread(tiny_model))})
     config = config.model_copy(update={"model": real, "testing": None})
-    replica, crowd = await in_use(config)
+    replica, clients = await in_use(config)
     with replica:
         replica.terminate()
-        assert [client.error for client in await crowd.ended()] == [None] * 4
+        assert [client.error for client in await clients.ended()] == [None] * 4
         await ends_clean(replica)
     await gives_back_all_but(before)
 
@@ -162,7 +162,7 @@ class Counting(LocalEngine):
         return super()._send(message)
 
 
-async def live_and_stop(config: DaemonConfig, text: ModelText, ask: Callable[[str], Crowd] | None) -> None:
+async def live_and_stop(config: DaemonConfig, text: ModelText, ask: Callable[[str], MixedClients] | None) -> None:
     """A front of its own over an engine in this process: ready, asked, stopped, and over."""
     listening = asyncio.get_running_loop().create_future()
 
@@ -180,14 +180,14 @@ async def live_and_stop(config: DaemonConfig, text: ModelText, ask: Callable[[st
     address = f"127.0.0.1:{await listening}"
     while not front.replica.accepting:
         await asyncio.sleep(0.01)
-    crowd = ask(address) if ask else None
-    if crowd is not None:
-        while engines[0].asked < len(crowd.clients):
+    clients = ask(address) if ask else None
+    if clients is not None:
+        while engines[0].asked < len(clients.outcomes):
             await asyncio.sleep(0.01)
     front.stop()
     await life
-    if crowd is not None:
-        assert [client.error for client in await crowd.ended()] == [None] * len(crowd.clients)
+    if clients is not None:
+        assert [client.error for client in await clients.ended()] == [None] * len(clients.outcomes)
     with pytest.raises(httpx.ConnectError):
         await httpx.AsyncClient(timeout=PATIENCE_S).get(f"http://{address}/health")
 
@@ -201,8 +201,8 @@ async def test_starts_and_stops_leave_no_thread_no_descriptor_and_no_listener(tm
     text = ModelText(tmp_path / "toy-model")
 
     async def lives(count: int) -> None:
-        def ask(address: str) -> Crowd:
-            return Crowd(address, {**BODY, "max_tokens": 20}, streams=1, wholes=1)
+        def ask(address: str) -> MixedClients:
+            return MixedClients(address, {**BODY, "max_tokens": 20}, streams=1, wholes=1)
 
         await asyncio.gather(*(live_and_stop(config, text, ask if number % 2 else None) for number in range(count)))
 

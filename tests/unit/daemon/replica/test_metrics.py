@@ -46,7 +46,7 @@ def until(holds):
         time.sleep(0.02)
 
 
-def test_a_request_is_found_in_every_family_that_tells_of_requests(http):
+def test_a_request_is_found_in_every_family_that_describes_requests(http):
     ask(http, prompt="first of its kind " * 4)
     before = scrape(http)
     usage = ask(http, prompt="first of its kind " * 4).json()["usage"]
@@ -89,7 +89,7 @@ def test_several_prompts_and_answers_are_counted_one_by_one(http):
     assert grown(before, after, "vllm:inter_token_latency_seconds_count") == 28
 
 
-def test_who_leaves_is_an_abort_and_no_latency(http, replica):
+def test_a_client_that_leaves_is_an_abort_and_no_latency(http, replica):
     before = scrape(http)
     endless = body(max_tokens=60_000)  # two minutes: it does not end before a busy machine has left it
     with httpx.stream("POST", f"http://{replica.http}/v1/completions", json=endless, timeout=PATIENCE_S) as answer:

@@ -191,7 +191,7 @@ def test_tools_beside_a_format_are_either(client):
     jsonschema.validate(json.loads(plain.content), PLACE)
 
 
-def test_a_loosened_schema_is_told_in_the_header(http):
+def test_a_loosened_schema_is_reported_in_the_header(http):
     schema = {"oneOf": [{"type": "integer", "maximum": 9}, {"type": "number", "maximum": 8}]}
     format_ = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
     answer = http.post("/v1/chat/completions", json={"model": NAME, "messages": HI, "max_tokens": 9, "response_format": format_})

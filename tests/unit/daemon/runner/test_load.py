@@ -23,7 +23,7 @@ from pagoda_daemon.runner.load import Loaded, load_forward
 from pagoda_daemon.runner.place import memory_at, place_of
 from pagoda_kernels.cpu.native import missing
 from safetensors.torch import save_file
-from support.engine.native_twin import weights_of
+from support.engine.native_reference import weights_of
 from torch._subclasses import fake_tensor
 
 native = pytest.mark.skipif(missing() is not None, reason=f"native ops: {missing()}")

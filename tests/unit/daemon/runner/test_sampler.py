@@ -210,7 +210,7 @@ def test_the_best_are_found_where_each_is_in_a_group_of_its_own(count: int) -> N
     assert values.tolist() == [[1600.0 - at for at in range(count)]] * 2
 
 
-def test_equal_logits_share_their_fate() -> None:
+def test_equal_logits_are_kept_or_dropped_together() -> None:
     scores = torch.zeros(1, WIDTH)
     scores[0, :4] = 3.0
     tokens = draw_tokens(scores.expand(500, WIDTH), random_rows(500, top_k=2))

@@ -112,7 +112,7 @@ def test_a_refusal_says_when_there_should_be_room():
     assert full(queue, request("more")).retry_after_s == pytest.approx(128 * 0.25)
 
 
-def test_who_leaves_before_its_turn_is_not_compiled():
+def test_a_request_that_leaves_before_its_turn_is_not_compiled():
     queue = Compilations()
     pushed(queue, request("a"), request("b"), request("c"), request("c2", "c", "x"))
     queue.begin(0.0)

@@ -153,7 +153,7 @@ def test_a_complete_answer_ends_wherever_it_is():
     drive.state.check()
 
 
-def test_masks_for_those_who_are_gone_are_dropped():
+def test_masks_for_requests_that_are_gone_are_dropped():
     drive = driven()
     drive.submit("p", (1,), 3)
     offer(drive.state, "nobody", mask(1), accepting=True)

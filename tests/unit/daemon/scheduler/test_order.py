@@ -51,7 +51,7 @@ class Shares:
 
 
 @pytest.mark.deep
-def test_a_flood_leaves_another_tenant_its_share_within_the_bound() -> None:
+def test_a_burst_of_one_tenant_leaves_another_its_share_within_the_bound() -> None:
     shares = Shares(2)
     simulate(merged([burst("flood", 300, prompt=300), burst("quiet", 250)]), shares)
     held = ROWS * (300 + 40)
@@ -62,7 +62,7 @@ def test_a_flood_leaves_another_tenant_its_share_within_the_bound() -> None:
 
 
 @pytest.mark.deep
-def test_who_asks_for_little_hardly_waits_behind_a_flood() -> None:
+def test_a_tenant_that_asks_for_little_hardly_waits_behind_a_burst() -> None:
     quiet = [Job(500.0 + 400.0 * i, 100, 10, tenant="quiet") for i in range(30)]
     flood = burst("flood", 400)
     records = simulate(merged([flood, quiet]))

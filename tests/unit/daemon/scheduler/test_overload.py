@@ -88,7 +88,7 @@ def test_a_full_queue_refuses_and_says_how_long_it_takes_to_drain() -> None:
     assert found.retry_after_s == pytest.approx(1000 / 256 * 5.03, rel=0.1)
 
 
-def test_a_prompt_longer_than_the_queue_is_let_in_where_nobody_waits() -> None:
+def test_a_prompt_longer_than_the_queue_is_admitted_if_no_request_waits() -> None:
     assert refuse(state(), request(prompt=4000), 0.0, 1.0) is None
 
 
@@ -192,7 +192,7 @@ def test_step_costs_are_learned_through_noise_and_pauses() -> None:
         assert cost.milliseconds(tokens, context) == pytest.approx(4.0 + 0.03 * tokens + 1e-4 * context, rel=0.25)
 
 
-def test_a_device_that_became_slow_is_believed_soon() -> None:
+def test_the_estimate_follows_soon_when_a_device_becomes_slow() -> None:
     cost = StepCost()
     for _ in range(500):
         cost.observe(32, 1000, 10.0)
@@ -220,7 +220,7 @@ def test_more_work_is_never_predicted_to_be_quicker() -> None:
     assert min(times) > 0
 
 
-def test_a_job_with_a_hopeless_deadline_is_told_so_in_a_run() -> None:
+def test_a_request_whose_deadline_cannot_be_met_is_refused_in_a_run() -> None:
     worker = VirtualWorker(WORKER, lambda _: 50.0)
     jobs = [Job(0.0, 200, 50) for _ in range(20)] + [Job(2000.0, 200, 5, deadline_ms=20.0)]
     outcome = Simulation(jobs, worker, Limits.of(WORKER, 4, 256)).run()

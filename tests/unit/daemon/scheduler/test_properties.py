@@ -145,7 +145,7 @@ def spoken(drive: Drive, name: str) -> int:
 @pytest.mark.deep
 @settings(max_examples=examples(80), deadline=None)
 @given(worlds)
-def test_every_request_ends_once_with_the_dictated_tokens(world: World) -> None:
+def test_every_request_ends_once_with_the_expected_tokens(world: World) -> None:
     run = Run(world)
     drive = run.play()
     for name, job in run.named():

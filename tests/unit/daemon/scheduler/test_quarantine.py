@@ -103,14 +103,14 @@ def test_one_that_raises_while_it_decodes_ends_alone_too(depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_fault_that_does_not_come_again_ends_nobody_in_company(depth: int) -> None:
+def test_a_fault_that_does_not_come_again_ends_no_request_of_a_shared_step(depth: int) -> None:
     calls = iter([False] * 5 + [True] + [False] * 2000)
     run = Run(lambda _: next(calls), 3, depth=depth)
     run.drain()
     run.whole("r0", "r1", "r2")
 
 
-def test_rows_that_only_decoded_are_set_back_out_of_their_rhythm() -> None:
+def test_a_step_that_raised_ends_the_repetition_of_the_last_plan() -> None:
     # A plan of decodes is repeated as long as nothing happens; a step that raised has happened, also where all it had are still there.
     run = Run(lambda _: False, 2)
     for _ in range(4):
@@ -125,7 +125,7 @@ def test_rows_that_only_decoded_are_set_back_out_of_their_rhythm() -> None:
     run.whole("r0", "r1")
 
 
-def test_who_is_alone_in_the_step_is_not_tried_again() -> None:
+def test_a_request_that_is_alone_in_the_step_is_not_tried_again() -> None:
     calls = iter([False, True] + [False] * 100)
     run = Run(lambda _: next(calls), 1)
     run.drain()
@@ -156,7 +156,7 @@ def test_no_place_to_raise_loses_a_block_or_a_token(at: int, depth: int) -> None
     assert sum(end.finish_reason == "error" for end in run.ends.values()) <= 1
 
 
-def test_a_suspect_that_its_client_leaves_is_forgotten() -> None:
+def test_a_suspect_whose_client_leaves_is_dropped() -> None:
     run = Run(feeds(12), 3)
     assert plan(run.state, 0.0) is not None
     assert fail_step(run.state, WHY) == []

@@ -66,7 +66,7 @@ def test_each_number_reaches_the_rows_that_sample_beside_others_and_the_canary(n
     assert step.sampling.random[name].tolist() == [of_others, not_off(name), OFF[name]]
 
 
-def test_a_row_that_changes_hands_keeps_nothing_of_the_one_before() -> None:
+def test_a_reused_row_keeps_nothing_of_the_previous_request() -> None:
     d = drive(max_concurrency=1)
     d.submit("a", [1], Sampling(2, temperature=1.0, frequency_penalty=1.0, logprobs=3, prompt_logprobs=1, logit_bias={3: 1.0}))
     d.drain()

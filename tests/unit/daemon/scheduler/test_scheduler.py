@@ -100,7 +100,7 @@ def test_at_most_a_few_long_prompts_are_under_way_and_shorter_ones_pass_them() -
     d.drain()
 
 
-def test_who_is_admitted_has_room_for_its_prompt_and_the_next_token() -> None:
+def test_an_admitted_request_has_room_for_its_prompt_and_the_next_token() -> None:
     d = drive(blocks=5, rows=4, budget=32)
     d.submit("a", range(8), 4)
     d.submit("b", range(50, 58), 4)
@@ -141,7 +141,7 @@ def test_a_refused_request_leaves_nothing_behind() -> None:
     assert (out.finish_reason, state.idle) == ("error", True)
 
 
-def test_an_abort_in_flight_frees_its_blocks_at_once_and_the_step_is_in_vain() -> None:
+def test_an_abort_in_flight_frees_its_blocks_at_once_and_the_result_is_discarded() -> None:
     d = drive()
     d.submit("a", [1, 2, 3], 50)
     d.step()
@@ -193,7 +193,7 @@ def test_a_row_error_ends_that_row_only() -> None:
     assert tuple(d.tokens["good"]) == expected_tokens([2], 3, VOCAB)
 
 
-def test_a_worker_that_forgets_a_row_ends_that_row_with_an_error() -> None:
+def test_a_worker_that_omits_a_row_ends_that_row_with_an_error() -> None:
     d = drive()
     d.submit("a", [1], 5)
     plan(d.state, 0.0)
@@ -202,7 +202,7 @@ def test_a_worker_that_forgets_a_row_ends_that_row_with_an_error() -> None:
     assert d.ends["a"][0].error == "the worker returned no token"
 
 
-def test_a_failed_step_ends_who_was_alone_in_it_and_spares_those_that_wait() -> None:
+def test_a_failed_step_ends_a_request_that_was_alone_in_it_and_spares_those_that_wait() -> None:
     d = drive(rows=2)
     for name in "abc":
         d.submit(name, [1], 3)

@@ -30,7 +30,7 @@ def test_a_step_is_slow_by_its_prediction_and_never_below_a_quarter_of_a_second(
     assert (slow.take(0.0) is not None) is told
 
 
-def test_the_worst_is_told_with_how_many_there_were_and_then_ten_seconds_nothing():
+def test_the_slowest_step_is_logged_with_the_number_of_slow_steps_and_then_nothing_for_ten_seconds():
     slow = SlowSteps()
     assert slow.take(0.0) is None
     slow.add(step(400.0))

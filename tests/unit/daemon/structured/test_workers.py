@@ -83,7 +83,7 @@ def test_memory_beyond_the_limit_is_not_given():
     assert run("meter.bound(9, 32 << 20)\nmeter.unbound()\nbytearray(64 << 20)\n").returncode == 0
 
 
-def test_who_dies_by_itself_is_to_blame_and_who_is_killed_is_not():
+def test_a_worker_that_crashes_counts_against_its_grammar_and_one_that_is_killed_does_not():
     assert blame(-signal.SIGKILL, late=False) is None
     assert blame(0, late=False) is None
     assert "256 MiB" in blame(-signal.SIGABRT, late=False)
@@ -175,7 +175,7 @@ def test_a_grammars_cpu_time_is_added_up_over_its_tokens(tmp_path, monkeypatch):
     assert meter.cpu_s == pytest.approx([limits.CPU_S - 0.25 * at + per_token * max(0, at - 1) for at in range(4)])
 
 
-def test_a_grammar_that_grows_too_large_under_way_has_itself_to_blame(pool):
+def test_a_grammar_that_grows_too_large_while_it_runs_is_at_fault(pool):
     properties = {f"k{number}": {"type": "integer"} for number in range(1500)}
     pool.open("a", Grammar("json_schema", json.dumps({"type": "object", "properties": properties})), now())
     outcomes(pool)
@@ -209,7 +209,7 @@ def test_verdicts_are_remembered(pool):
     assert [outcome.why for outcome in pool.at_hand()] == [outcome.why for outcome in sorted(first)]
 
 
-def test_a_stopped_worker_is_replaced_after_its_patience(pool):
+def test_a_stopped_worker_is_replaced_after_its_timeout(pool):
     pool.try_out("warm", LONG, now())
     outcomes(pool)
     os.kill(pool.pids[0], signal.SIGSTOP)
@@ -227,7 +227,7 @@ def test_a_stopped_worker_is_replaced_after_its_patience(pool):
     assert not Path(f"/proc/{stopped}").exists()
 
 
-def test_a_late_mask_of_a_closed_matcher_spoils_nobodys(tmp_path):
+def test_a_late_mask_of_a_closed_matcher_reaches_no_other_row(tmp_path):
     pool = Pool(tiny_model_dir(tmp_path) / "tokenizer.json", VOCAB, serving=2, slots=3)
     try:
         for name in "abc":  # a and c are the first serving worker's, b is the second one's

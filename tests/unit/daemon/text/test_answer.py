@@ -144,5 +144,5 @@ def test_prompt_logprobs_are_vllms():
     }
 
 
-def test_tokens_that_end_in_mid_character_are_told_apart():
+def test_tokens_that_end_in_mid_character_are_distinguished():
     assert [shown(spelled) for spelled in (b"a", "é".encode(), b"\xc3", b"\xc4")] == ["a", "é", "bytes:\\xc3", "bytes:\\xc4"]

@@ -105,7 +105,7 @@ async def test_a_kept_part_that_is_wrong_is_fetched_anew_and_counted_once(tmp_pa
     assert again.seen[-1].done == again.seen[-1].total == sum(len(files[name]) for name in TAKEN)
 
 
-async def test_a_server_that_ignores_ranges_is_heard_to_the_offset(fetcher, hub, files):
+async def test_a_server_that_ignores_ranges_is_read_up_to_the_offset(fetcher, hub, files):
     hub.ranges = False
     hub.faults[LARGE] = Fault(cut_after=1_500_000)
     assert contents(await fetcher.fetch())[LARGE] == files[LARGE]
@@ -132,7 +132,7 @@ async def test_the_digest_that_was_asked_for_is_taken_without_asking_anybody(fet
     assert len(hub.asked) == asked
 
 
-async def test_a_thin_line_that_moves_takes_its_time(tmp_path, hub, files):
+async def test_a_download_that_progresses_between_cuts_is_not_given_up(tmp_path, hub, files):
     """Longer than any window in all, never a window without progress."""
     hub.faults[LARGE] = Fault(cut_after=len(files[LARGE]) // 8, times=7)
     fetcher = Fetcher(tmp_path, hub.url, attempts=2)
@@ -237,7 +237,7 @@ async def test_what_an_older_listing_left_is_removed(fetcher, hub):
 
 @pytest.mark.parametrize("rest", [None, 0, 1, -1], ids=["removed", "empty", "one byte left", "one byte lost"])
 @pytest.mark.parametrize("revision", ["", COMMIT], ids=["branch", "commit"])
-async def test_a_tree_that_somebody_thinned_out_is_made_whole(fetcher, files, rest, revision):
+async def test_a_model_folder_with_missing_files_is_completed(fetcher, files, rest, revision):
     place = await fetcher.fetch(revision=revision)
     (place / LARGE).unlink()
     if rest is not None:

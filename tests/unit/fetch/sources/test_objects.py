@@ -68,7 +68,7 @@ async def stalled(fetcher, bucket, name, line):
     line.hold_after = None
 
 
-async def test_silence_in_the_middle_is_a_stall_and_the_next_try_goes_on(tmp_path, bucket, line):
+async def test_silence_in_the_middle_is_a_stall_and_the_next_attempt_resumes(tmp_path, bucket, line):
     fetcher = Fetcher(tmp_path, attempts=1, parallel=1)
     name = keys(fetcher, line.address)
     await stalled(fetcher, bucket, name, line)

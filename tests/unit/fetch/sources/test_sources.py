@@ -7,7 +7,7 @@ import pytest
 from pagoda_fetch.download import pull
 from pagoda_fetch.nouns import progress
 from pagoda_fetch.nouns.errors import Changed, Forbidden, Mismatch, NotFound, Stalled, Unreachable
-from support.clients.fetch_shelves import PROMISING, SCHEMES, shelf
+from support.clients.fetch_sources import PROMISING, SCHEMES, shelf
 from support.clients.fetching import LARGE, TAKEN, contents, model_files
 from support.servers.fetch_hub import Fault, running_hub
 from support.servers.loop_clock import LoopClock
@@ -96,7 +96,7 @@ async def test_what_stays_wrong_is_refused_without_a_digest_too(tmp_path, hub, s
 
 
 @pytest.mark.parametrize("body", [b"", DENIED])
-async def test_a_listing_that_is_denied_is_said_at_once_and_names_what_cures_it(tmp_path, source, hub, body):
+async def test_a_listing_that_is_denied_is_reported_at_once_and_says_what_to_do(tmp_path, source, hub, body):
     hub.extra[source.listing] = lambda request: request.answer(403, body)
     fetcher = source.fetcher(tmp_path)
     with pytest.raises(Forbidden, match="credential") as told:
@@ -166,7 +166,7 @@ async def goes_on(source, fetcher, folder):
     assert source.hub.sent[LARGE] < len(FILES[LARGE]) - kept + 1000
 
 
-async def test_silence_in_the_middle_is_given_up_and_the_next_try_goes_on(tmp_path, source, clock):
+async def test_a_stall_in_the_middle_is_given_up_and_the_next_attempt_resumes(tmp_path, source, clock):
     fetcher = source.fetcher(tmp_path, attempts=1, parallel=1)
     with pytest.raises((Stalled, Unreachable)):  # the connection's own patience is as long
         await held_up(source, fetcher, Fault(hold_after=2_500_000, times=99), clock)

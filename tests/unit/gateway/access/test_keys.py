@@ -55,7 +55,7 @@ def test_a_key_is_its_tenants_until_it_expires_to_the_second():
         ("kö", "malformed"),
     ],
 )
-def test_what_is_nobodys_key_is_refused_without_naming_it(text, reason):
+def test_an_unknown_key_is_refused_without_naming_it(text, reason):
     ring = KeyRing()
     put(ring, "ns/a", "team-a", KEYS[0])
     with pytest.raises(Refused) as caught:

@@ -20,7 +20,7 @@ def shown(token):
     return (("user-agent", "x"), ("authorization", f"Bearer {token}"))
 
 
-def test_a_caller_has_his_subject_s_role(callers, issuer):
+def test_a_caller_has_its_subjects_role(callers, issuer):
     assert callers.role(shown(issuer.token(ROLE_OPERATOR))) == ROLE_OPERATOR
 
 
@@ -45,7 +45,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("made", WRONG.values(), ids=WRONG)
-def test_who_proves_nothing_is_not_let_in_and_his_token_is_not_repeated(callers, issuer, made):
+def test_a_caller_without_proof_is_refused_and_its_token_is_not_repeated(callers, issuer, made):
     sent = made(issuer)
     with pytest.raises(Unauthorized) as caught:
         callers.role(sent)

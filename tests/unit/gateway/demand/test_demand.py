@@ -67,7 +67,7 @@ def test_verdicts_say_what_a_signal_is_worth_and_why(frame, fields, verdict, rea
     assert (one.verdict, one.reason) == (verdict, reason)
 
 
-def test_a_wake_is_asked_for_only_by_who_waits_where_nobody_stays():
+def test_a_wake_is_asked_for_only_by_a_held_request_of_a_service_without_replicas_that_stay():
     assert told(held=1, since=NOW).wake
     assert told(endpoint(draining=True), held=1, since=NOW).wake
     assert not told(endpoint(frame=None), held=1, since=NOW).wake
@@ -96,7 +96,7 @@ class World:
         self.event = self.messages.watch()
 
 
-def test_the_first_look_is_everything_and_a_service_at_rest_is_told_once():
+def test_the_first_message_has_everything_and_a_service_at_rest_is_reported_once():
     world = World()
     seen, full, news = world.messages.since(-1)
     assert (full, [one.name for one in news]) == (True, ["s"])
@@ -105,7 +105,7 @@ def test_the_first_look_is_everything_and_a_service_at_rest_is_told_once():
     assert (full, news) == (False, [])
 
 
-def test_a_held_request_is_told_between_two_beats_and_replicas_states_with_the_next():
+def test_a_held_request_is_reported_between_two_heartbeats_and_replicas_states_with_the_next():
     world = World()
     seen, _, _ = world.messages.since(-1)
     world.cache.update_state("ns/a", FRAME, 0, 0)
@@ -160,7 +160,7 @@ async def until(call, service, meets):
 
 
 @pytest.mark.deep
-async def test_a_watcher_hears_of_a_held_request_of_its_answer_and_of_a_failing_deep_check(bench, replicas):
+async def test_a_watcher_is_notified_of_a_held_request_of_its_answer_and_of_a_failing_deep_check(bench, replicas):
     _, two = replicas
     write_fleet(bench.file, [{"name": bench.service, "served_names": ["m"]}])
     async with watching(bench.gateway.demand, bench.service) as call:
@@ -203,7 +203,7 @@ async def test_a_sole_replica_that_fails_its_deep_check_holds_its_requests(bench
     assert (status, route.reason) == (200, "held-deep-check")
 
 
-async def test_demand_is_told_to_the_operator_and_to_nobody_else(tmp_path):
+async def test_demand_is_sent_to_the_operator_and_to_no_other_caller(tmp_path):
     issuer = Issuer(tmp_path)
     messages = DemandMessages(EndpointCache(), HoldQueue(1), Tally(0.0), lambda: 0.0)
     server = DemandServer(messages, "g", lambda: 0.0, Callers(issuer.file, {SUBJECTS[ROLE_OPERATOR]: ROLE_OPERATOR}))

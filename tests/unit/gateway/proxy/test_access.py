@@ -100,7 +100,7 @@ async def test_no_spelling_of_any_path_passes_without_a_valid_key():
 
 
 @pytest.mark.parametrize("lines", ACCEPTED.values(), ids=ACCEPTED)
-async def test_a_valid_key_opens_every_endpoint_and_the_replica_hears_its_tenant_and_not_the_key(lines):
+async def test_a_valid_key_is_accepted_by_every_endpoint_and_the_replica_gets_its_tenant_and_not_the_key(lines):
     async with served() as (_, replica, port), connected(port) as connection:
         for path in ENDPOINTS:
             status, _, _ = await connection.ask(
@@ -115,7 +115,7 @@ async def test_a_valid_key_opens_every_endpoint_and_the_replica_hears_its_tenant
     assert not any(KEY.text in str(headers) or {"cookie", "origin"} & headers.keys() for headers in heard)
 
 
-async def test_a_replica_hears_the_names_of_the_prompts_beginning_and_never_a_clients():
+async def test_a_replica_gets_the_gateways_names_of_the_prompts_prefix_and_never_a_clients():
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 1200}]}).encode()
     async with served() as (_, replica, port), connected(port) as connection:
         await connection.ask("POST", "/v1/chat/completions", f"{ACCEPTED['bearer']}{HEADER_PREFIX_HASHES}: forged\r\n", body)

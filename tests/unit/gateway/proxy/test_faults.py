@@ -100,7 +100,7 @@ async def test_a_refusal_by_the_only_replica_waits_for_its_next_frame(bench, rep
     assert route.held_ms > 0
 
 
-async def test_when_all_are_overloaded_the_client_is_told_when_to_come_back_after_one_try(bench, replicas):
+async def test_when_all_are_overloaded_the_client_is_told_when_to_retry_after_one_attempt(bench, replicas):
     a, _ = replicas
     a.script = refusing(ERROR_OVERLOADED)
     await bench.serve(a)
@@ -155,7 +155,7 @@ async def test_a_request_that_kills_replicas_kills_two_at_most(bench, replicas):
     assert len(a.seen) == len(b.seen) == 1
 
 
-async def test_a_death_in_mid_stream_is_one_clean_error_event(bench, replicas):
+async def test_a_replica_that_dies_in_mid_stream_is_one_clean_error_event(bench, replicas):
     a, b = replicas
 
     async def die_after_two(exchange: Exchange) -> None:

@@ -148,7 +148,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("body", "status", "code", "param"), BAD, ids=[f"{status}-{body[:16]!r}" for body, status, _, _ in BAD])
-async def test_a_bad_request_is_told_what_is_wrong(bench, one, body, status, code, param):
+async def test_a_bad_request_is_answered_with_what_is_wrong(bench, one, body, status, code, param):
     async with bench.client.post(bench.gateway.url + URL, data=io.BytesIO(body)) as answer:
         assert answer.status == status
         assert answer.headers[HEADER_SHOULD_RETRY] == "false"
@@ -193,14 +193,14 @@ async def test_models_lists_every_name_that_is_answered_to(bench, one):
 
 
 @pytest.mark.parametrize("path", ["m", "org/model:1", "org%2Fmodel%3A1"])
-async def test_one_model_is_told_by_name(bench, one, path):
+async def test_one_model_is_described_by_name(bench, one, path):
     async with bench.client.get(yarl.URL(f"{bench.gateway.url}/v1/models/{path}", encoded=True)) as answer:
         card = await answer.json()
     assert card.keys() == {"id", "object", "created", "owned_by", "available"}
     assert (card["id"], card["object"], card["owned_by"]) == (path.replace("%2F", "/").replace("%3A", ":"), "model", bench.service)
 
 
-async def test_a_model_that_nobody_serves_is_not_found(bench, one):
+async def test_a_model_without_a_service_is_not_found(bench, one):
     async with bench.client.get(f"{bench.gateway.url}/v1/models/no/such") as answer:
         assert (answer.status, (await answer.json())["error"]["code"]) == (404, "model_not_found")
 

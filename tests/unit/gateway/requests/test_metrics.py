@@ -48,7 +48,7 @@ async def samples_of(client, url):
     return {line for line in lines if not line.startswith("#") and "_created{" not in line}
 
 
-async def test_every_metric_tells_what_was_done_in_its_unit(world):
+async def test_every_metric_counts_what_was_done_in_its_unit(world):
     """The samples are compared as a whole: a metric that is added without a value here is missed."""
     dying = [Replica(name) for name in ("a", "b")]
     async with AsyncExitStack() as stack:

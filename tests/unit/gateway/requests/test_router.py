@@ -116,7 +116,7 @@ async def test_a_name_lost_seconds_ago_may_come_back_and_one_lost_long_ago_does_
     assert world.served == ["again"]
 
 
-async def test_of_a_service_that_only_a_person_can_cure_nothing_is_held_and_what_was_is_told():
+async def test_a_service_that_only_a_person_can_repair_holds_no_request_and_answers_those_it_held():
     world = World()
     discover(world)
     held = world.start("held")
@@ -207,7 +207,7 @@ async def test_a_request_that_is_held_twice_waits_no_longer_than_one_that_is_hel
         await task
 
 
-async def test_refused_everywhere_waits_for_news():
+async def test_refused_everywhere_waits_for_a_new_state():
     world = World()
     discover(world)
     world.frame("ready", "ns/a")
@@ -220,7 +220,7 @@ async def test_refused_everywhere_waits_for_news():
     assert (life.attempt, life.reason, life.endpoint) == (3, "repick-draining", "ns/b:8000")
 
 
-async def test_a_frame_heard_during_the_attempt_does_not_bring_the_dead_back():
+async def test_a_frame_that_arrives_during_the_attempt_does_not_make_a_dead_endpoint_routable():
     world, went = World(), []
     discover(world)
     world.frame("ready", "ns/a")
@@ -257,7 +257,7 @@ async def test_overloaded_everywhere_is_answered_after_one_try_each():
     assert "repick-overloaded" in caught.value.route
 
 
-async def test_overloaded_here_and_refused_there_waits_for_the_other_ones_news():
+async def test_overloaded_here_and_refused_there_waits_for_a_new_state_of_the_other():
     world = World()
     discover(world)
     world.frame("ready", "ns/a")
@@ -284,7 +284,7 @@ STEPS = st.lists(
 
 @settings(max_examples=examples(30), deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(STEPS)
-def test_nobody_is_lost_and_nobody_is_served_twice(steps):
+def test_no_request_is_lost_and_none_is_served_twice(steps):
     """Arrivals with 0 to 2 refusals each, departures, phases, and any interleaving; at the end a replica stays ready."""
 
     async def scenario():

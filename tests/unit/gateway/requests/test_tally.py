@@ -33,7 +33,7 @@ def test_the_95th_percentile_is_ten_percent_exact(times):
     assert exact / 1.06 - 1 <= window.minute(0).ttft_p95_ms <= exact * 1.06 + 1
 
 
-def test_a_client_who_left_is_no_failure_and_no_answer():
+def test_a_client_that_left_is_no_failure_and_no_answer():
     tally = Tally()
     tally.arrived("s", 0)
     tally.ended("s", 10, failed=None)

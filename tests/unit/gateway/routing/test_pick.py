@@ -112,7 +112,7 @@ def test_verdicts(state, expected):
     assert judge(endpoint(**state), NOW) is expected
 
 
-def test_an_endpoint_never_heard_takes_nothing():
+def test_an_endpoint_without_a_frame_takes_nothing():
     assert judge(Endpoint("a", "ns/s", "a:8000", connected=True), NOW) is Verdict.UNHEARD
 
 
@@ -133,30 +133,30 @@ def test_unsound_ones_serve_only_where_there_are_several_and_nobody_is_sound():
 
 
 def test_one_on_a_faulty_device_serves_while_its_canary_is_right_and_nobody_else_is_sound():
-    sick, failing = endpoint(device_fault="Xid 79"), endpoint("b", deep=True)
-    assert pick([sick], M, {}, NOW) == (sick, REASON_ONLY_UNSOUND)
-    assert any_routable([sick], NOW)
+    unhealthy, failing = endpoint(device_fault="Xid 79"), endpoint("b", deep=True)
+    assert pick([unhealthy], M, {}, NOW) == (unhealthy, REASON_ONLY_UNSOUND)
+    assert any_routable([unhealthy], NOW)
     loading = endpoint("c", phase="loading")
-    assert pick([sick, loading, failing], M, {}, NOW) == (sick, REASON_ONLY_UNSOUND)
+    assert pick([unhealthy, loading, failing], M, {}, NOW) == (unhealthy, REASON_ONLY_UNSOUND)
     well = endpoint("d")
-    assert pick([sick, well], M, {}, NOW) == (well, REASON_ONLY_ENDPOINT)
+    assert pick([unhealthy, well], M, {}, NOW) == (well, REASON_ONLY_ENDPOINT)
     both = endpoint(device_fault="Xid 79", deep=True)
     assert pick([both], M, {}, NOW) == NoPick(Verdict.DEEP_CHECK)
     assert pick([endpoint(device_fault="Xid 79", engine_age=STATE_DEAD_MS + 1)], M, {}, NOW) == NoPick(Verdict.STUCK)
 
 
 def test_a_sound_one_that_cannot_take_this_request_now_is_waited_for():
-    failing, sick = endpoint(deep=True), endpoint("b", device_fault="Xid 79")
-    assert pick([failing, sick, endpoint("c", refused=True)], M, {}, NOW) == NoPick(Verdict.REFUSED)
-    assert pick([failing, sick, endpoint("c")], M, {"c": 1}, NOW) == NoPick(Verdict.TRIED)
+    failing, unhealthy = endpoint(deep=True), endpoint("b", device_fault="Xid 79")
+    assert pick([failing, unhealthy, endpoint("c", refused=True)], M, {}, NOW) == NoPick(Verdict.REFUSED)
+    assert pick([failing, unhealthy, endpoint("c")], M, {"c": 1}, NOW) == NoPick(Verdict.TRIED)
 
 
 def test_an_unsound_one_that_refused_is_not_asked_again_before_it_speaks():
-    failing, sick = endpoint(deep=True, refused=True), endpoint("b", device_fault="Xid 79", refused=True)
-    assert pick([failing, sick], M, {}, NOW) == NoPick(Verdict.DEEP_CHECK)
+    failing, unhealthy = endpoint(deep=True, refused=True), endpoint("b", device_fault="Xid 79", refused=True)
+    assert pick([failing, unhealthy], M, {}, NOW) == NoPick(Verdict.DEEP_CHECK)
 
 
-def test_no_pick_tells_of_the_most_hopeful():
+def test_a_failed_pick_names_the_endpoint_closest_to_ready():
     assert pick([endpoint(phase="draining"), endpoint("b", phase="loading")], M, {}, NOW) == NoPick(Verdict.LOADING)
 
 

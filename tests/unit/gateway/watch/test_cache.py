@@ -118,7 +118,7 @@ def test_frames_of_a_deleted_replica_are_ignored():
     assert made.endpoints(made.resolve("m")) == []
 
 
-def test_cached_beginnings_are_known_as_frames_tell_and_forgotten_at_a_reset():
+def test_cached_prefixes_are_known_from_frames_and_dropped_at_a_reset():
     made = cache(replica())
     for change, resident in (
         (PrefixChange(True, [b"1", b"2"], []), {b"1", b"2"}),

@@ -70,7 +70,7 @@ def test_a_service_is_stalled_by_a_reason_that_only_a_person_ends(condition, sta
     assert msgspec.convert(document, ServiceObject).parsed().stalled == stalled
 
 
-def test_a_services_status_tells_the_weights_and_a_pods_annotation_that_its_device_is_faulty():
+def test_a_services_status_has_the_weights_and_a_pods_annotation_says_that_its_device_is_faulty():
     revisions = [{"hash": "a", "replicas": 1, "readyReplicas": 1, "weight": 90}, {"hash": "b", "weight": 0}, {"hash": "c"}]
     body = {"metadata": {"name": "s", "namespace": "ns"}, "status": {"revisions": revisions}}
     assert msgspec.convert(body, ServiceObject).parsed().weights == (("a", 90), ("b", 0))

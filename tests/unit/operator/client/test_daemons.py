@@ -88,7 +88,7 @@ async def test_an_order_with_another_role_is_refused(front, voice, issuer):
     assert not front.front.replica.drain.draining
 
 
-async def test_an_order_for_a_former_pod_of_the_address_counts_as_silence(front, voice):
+async def test_an_order_for_a_former_pod_of_the_address_counts_as_no_answer(front, voice):
     front.front._control._uid = "uid-b"
     for order in (told(in_ms(600)), told(None)):
         assert await voice(front, epoch=9).give(order) == {"uid-a": Answer(DaemonState.SILENT)}
@@ -97,7 +97,7 @@ async def test_an_order_for_a_former_pod_of_the_address_counts_as_silence(front,
     assert await voice(front).give(told(in_ms(600))) == {"uid-a": Answer(DaemonState.DRAINING, 0)}
 
 
-async def test_no_daemon_at_the_address_counts_as_silence(monkeypatch):
+async def test_no_daemon_at_the_address_counts_as_no_answer(monkeypatch):
     monkeypatch.setattr(module, "TIMEOUT_S", 0.3)
     assert await Daemons(lambda: 0, port=1).give(told(in_ms(600))) == {"uid-a": Answer(DaemonState.SILENT)}
 

@@ -10,10 +10,12 @@ import grpc.aio
 import pytest
 from pagoda_contracts.names import GRPC_DEMAND, GRPC_WATCH_DEMAND
 from pagoda_contracts.pb import demand_pb2 as pb
+from pagoda_kube import streams
+from pagoda_kube.streams import resolve
 from pagoda_operator.api.state import Key
 from pagoda_operator.client import listen
 from pagoda_operator.client import signals as signals_module
-from pagoda_operator.client.listen import Listener, resolve
+from pagoda_operator.client.listen import Listener
 from pagoda_operator.client.signals import Signals
 from support.servers.gateway_process import start_gateway, write_fleet
 
@@ -84,8 +86,8 @@ async def test_a_gateway_that_left_dns_is_forgotten(monkeypatch):
     one, two = Gateway(), Gateway()
     async with asyncio.timeout(120), serving(one) as first, serving(two) as second:
         there = {first, second}
-        monkeypatch.setattr(listen, "resolve", lambda _names: asyncio.sleep(0, there))
-        monkeypatch.setattr(listen, "_RESOLVE_S", 0.01)
+        monkeypatch.setattr(streams, "resolve", lambda _names: asyncio.sleep(0, there))
+        monkeypatch.setattr(streams, "_RESOLVE_S", 0.01)
         async with listening("gateways:9100") as (signals, woken):
             one.frames.put_nowait(held(1, full=True))
             two.frames.put_nowait(held(2, full=True))

@@ -365,7 +365,7 @@ def test_the_sum_of_held_requests_is_measured_early():
     assert (len(world.measured), world.of().measures[-1].held) == (before + 1, 8)
 
 
-def test_growth_during_a_silence_is_measured_when_it_ends():
+def test_growth_while_signals_are_missing_is_measured_when_they_return():
     world = World()
     for gateway in ("g1", "g2"):
         world.hear(gateway, service(running=4), full=True)

@@ -200,7 +200,7 @@ def test_a_predecessors_children_are_waited_for():
     assert world.reason() == "Available"
 
 
-def test_strangers_are_looked_up_by_name_before_anything_is_created():
+def test_foreign_objects_are_looked_up_by_name_before_anything_is_created():
     world = World()
     drafted = world.plan()
     world.api.put(CORE_SERVICES, {"metadata": {"name": "tiny", "namespace": "ns"}})

@@ -16,7 +16,7 @@ from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import CALLERS_FILE, TOKEN_FILE, Settings, load
 from support.kube.fake_api import FakeApi, profile_body, service_body
 from support.kube.issuer import SUBJECTS, Issuer, SigningKey
-from support.worlds.stand_ins import dependencies_with
+from support.worlds.stubs import dependencies_with
 from support.worlds.world import now
 
 CALLERS = Callers(gateway="pagoda/pagoda-gateway", operator="pagoda/pagoda-operator", metrics=("monitoring/prometheus",))

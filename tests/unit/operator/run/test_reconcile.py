@@ -12,7 +12,7 @@ from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
 from support.kube.fake_api import FakeApi, profile_body
 from support.worlds.fake_daemons import FakeDaemons
-from support.worlds.stand_ins import dependencies_with
+from support.worlds.stubs import dependencies_with
 from support.worlds.world import World, now
 
 

@@ -371,7 +371,7 @@ def test_a_key_written_where_its_digest_belongs_is_not_repeated(tmp_path):
     assert "sk-secret" not in str(refused.value)
 
 
-def test_peers_are_told_by_their_network(issuer):
+def test_peers_are_known_by_their_network(issuer):
     guard = Guard(issuer.config(metrics_from=("10.1.0.0/16", "fd00::/8")))
     assert guard.is_peer("10.1.2.3")
     assert guard.is_peer("fd00::1")

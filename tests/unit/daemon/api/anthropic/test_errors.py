@@ -39,7 +39,7 @@ def test_a_status_and_its_type(error, status, kind, retry):
     assert int(answer.headers["content-length"]) == len(answer.body)
 
 
-def test_a_bug_is_told_in_this_shape_as_well():
+def test_a_bug_is_reported_in_this_shape_as_well():
     answer = translated(openai.on_bug(None, None), "r")
     said = {"type": "error", "error": {"type": "api_error", "message": "internal error"}, "request_id": "r"}
     assert (answer.status_code, json.loads(answer.body)) == (500, said)
@@ -51,7 +51,7 @@ def test_only_a_refused_thread_has_details():
     assert said["details"] == {"error_code": NO_THREADS}
 
 
-def test_a_long_prompt_and_the_names_of_a_chat_are_told_in_anthropics_words():
+def test_a_long_prompt_and_the_names_of_a_chat_are_reported_in_anthropics_words():
     long = errors.context_exceeded(8, "messages has 9 tokens", "messages")
     assert json.loads(response_of(long, "r").body)["error"]["message"].startswith("prompt is too long: This model's maximum")
     chat = errors.BadRequest("tools[1].function.parameters is empty, and stop is not", "tools[1].function.parameters")

@@ -18,7 +18,7 @@ def started(**state):
     return replica, lines
 
 
-def test_a_load_is_told_by_tenths_and_its_end_once():
+def test_a_load_is_reported_by_tenths_and_its_end_once():
     replica, lines = started()
     for progress in range(0, 101, 2):
         replica.load_progress = progress / 100
@@ -33,7 +33,7 @@ def test_a_load_is_told_by_tenths_and_its_end_once():
     assert lines[-1].startswith("ready: Ctrl-C ends it\n  model        tiny\n")
 
 
-def test_a_load_that_was_over_before_anybody_listened_is_told_at_once():
+def test_a_load_that_was_over_before_the_first_listener_is_reported_at_once():
     replica, lines = started(limits=Ready(64, 8, 16, 40, 2), listening=False)
     assert lines == []
     replica.enter(Phase.PHASE_READY)
@@ -42,7 +42,7 @@ def test_a_load_that_was_over_before_anybody_listened_is_told_at_once():
     assert [line.split(":")[0] for line in lines] == ["ready"]
 
 
-def test_leaving_is_told_once():
+def test_leaving_is_reported_once():
     replica, lines = started(limits=Ready(64, 8, 16, 40, 2))
     replica.enter(Phase.PHASE_READY)
     replica.in_flight = 2

@@ -105,7 +105,7 @@ async def test_a_stop_id_ends_it_and_is_its_last_token(channel):
 
 
 async def test_a_caller_who_leaves_frees_his_request(front, channel):
-    """Within how many steps, `daemon/replica/test_cuts.py` counts with a device in lock-step."""
+    """Within how many steps, `daemon/replica/test_disconnects.py` counts with a device in lock-step."""
     replica = front.front.replica
     for _ in range(20):
         await leave(front, open_call(channel, asked(sampling={"max_tokens": ENDLESS})))
@@ -191,7 +191,7 @@ async def test_a_short_call_is_a_deadline_too(channel, front):
 
 @pytest.mark.deep
 @pytest.mark.parametrize("who", [None, ROLE_OPERATOR])
-async def test_only_a_gateway_generates_where_callers_are_told_apart(tmp_path, who):
+async def test_only_a_gateway_generates_where_callers_are_distinguished(tmp_path, who):
     issuer = Issuer(tmp_path)
     config = local_config(tmp_path, auth=issuer.config())
     async with local_front(config, tmp_path / "text") as front, front.channel() as channel:

@@ -108,7 +108,7 @@ async def test_texts_named_by_somebody_else_are_not_heard_of(tmp_path):
         assert not front.front.replica.prefixes.resident
 
 
-async def test_frames_tell_the_pace_and_what_a_step_costs(front, bearer):
+async def test_frames_report_the_pace_and_what_a_step_costs(front, bearer):
     async with watching(front, bearer) as watcher:
         for number in range(3):
             await ask(front, bearer, text_of(number))

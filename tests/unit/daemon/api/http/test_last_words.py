@@ -102,7 +102,7 @@ def test_a_request_sent_ahead_is_not_answered_in_the_midst_of_the_one_before_it(
     there.close()
 
 
-def test_everybody_is_told_but_who_is_gone_or_has_bytes_to_come_or_reads_ciphertext():
+def test_every_client_is_answered_unless_it_is_gone_or_has_bytes_to_come_or_reads_ciphertext():
     pairs = [socket.socketpair() for _ in range(4)]
     gone = socket.socketpair()
     gone[0].close()
@@ -137,7 +137,7 @@ def test_a_line_that_cannot_be_written_is_dropped_and_the_next_one_is_not():
         os.close(descriptor)
 
 
-def test_a_request_that_the_loop_never_began_is_told_too():
+def test_a_request_that_the_loop_never_began_is_answered_too():
     said = farewell(Cycle(scope={"path": "/v1/messages", "state": {}}), ERROR)
     assert said is not None
     assert json.loads(said.partition(b"\r\n\r\n")[2])["request_id"] == ""

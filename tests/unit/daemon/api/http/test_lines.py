@@ -80,7 +80,7 @@ def test_scrapes_that_went_well_are_not_logged():
     assert [is_logged(*one) for one in (("GET", 200), ("GET", 503), ("POST", 200), ("GET", 499))] == [False, True, True, True]
 
 
-def test_throughput_is_told_while_something_happens():
+def test_throughput_is_logged_while_requests_run():
     replica = Replica(0.0, stats=Stats(running=2, waiting=1, blocks_used=25, blocks_total=100))
     before, after = Mark(10.0, 100, 50, 1000), Mark(20.0, 300, 100, 1400)
     assert throughput(before, after, replica) == {

@@ -37,7 +37,7 @@ TEXT = {"model": "m", "prompt": "x"}
         (b"[" * 100_000, "the body"),
     ],
 )
-def test_a_body_that_cannot_be_read_is_told_why(body: bytes, says: str) -> None:
+def test_a_body_that_cannot_be_read_is_refused_with_the_reason(body: bytes, says: str) -> None:
     with pytest.raises(BadRequest) as caught:
         strict.decode(body)
     assert says in str(caught.value)
@@ -65,7 +65,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> ModelText:
         (CompletionRequest, TEXT | {"max_tokens": 30}, CONTEXT, "prompt"),
     ],
 )
-def test_a_context_that_is_exceeded_is_told_in_openais_words_with_the_field_that_was_sent(
+def test_a_context_that_is_exceeded_is_reported_in_openais_words_with_the_field_that_was_sent(
     text: ModelText, kind: Any, fields: dict[str, Any], prompt: int, param: str
 ) -> None:
     request = parse(json.dumps(fields).encode(), kind, [])

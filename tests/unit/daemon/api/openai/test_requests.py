@@ -177,7 +177,7 @@ def test_a_misspelt_field_is_refused():
     assert "'temperature' is" in str(error)
 
 
-def test_a_field_that_nobody_knows_is_accepted_and_told():
+def test_an_unknown_field_is_accepted_and_reported():
     unknown: list[str] = []
     parse(json.dumps({**CHAT, "max_output_seconds": 3, "moderation": {"x": [1]}}).encode(), ChatRequest, unknown)
     assert unknown == ["max_output_seconds", "moderation"]

@@ -81,7 +81,7 @@ def test_a_format_that_is_known_is_followed(name):
         ([{"type": "object", "properties": {"kind": {"const": kind}}} for kind in ("a", "b")], "{}"),
     ],
 )
-def test_branches_that_may_overlap_are_any_of_and_told(branches, text):
+def test_branches_that_may_overlap_are_any_of_and_reported(branches, text):
     cat = {"type": "object", "properties": {"kind": {"const": "cat"}}, "required": ["kind"]}
     schema = {"oneOf": branches, "$defs": {"cat": cat}}
     assert accepts(schema, text)
@@ -97,7 +97,7 @@ def test_branches_that_may_overlap_are_any_of_and_told(branches, text):
         [{"$ref": f"#/$defs/{kind}"} for kind in ("cat", "dog")],
     ],
 )
-def test_branches_that_exclude_each_other_are_followed_exactly_and_not_told(branches):
+def test_branches_that_exclude_each_other_are_followed_exactly_and_not_reported(branches):
     defs = {
         kind: {"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"], "additionalProperties": False}
         for kind in ("cat", "dog")
@@ -105,7 +105,7 @@ def test_branches_that_exclude_each_other_are_followed_exactly_and_not_told(bran
     assert told({"oneOf": branches, "$defs": defs}) == []
 
 
-def test_every_place_of_a_loosened_one_of_is_told_in_words_that_a_header_may_hold():
+def test_every_place_of_a_loosened_one_of_is_reported_in_words_that_a_header_may_hold():
     loose = {"oneOf": [{"type": "string"}, {"minLength": 1}]}
     schema = {
         "type": "object",
@@ -252,7 +252,7 @@ def test_a_reference_to_nothing_is_left_to_the_library(ref):
         accepts({"$ref": ref, "required": ["a"]}, "1")
 
 
-def test_chats_tell_it_too():
+def test_chats_report_it_too():
     found = []
     schema = {"oneOf": [{"type": "string"}, {"minLength": 1}]}
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "guided_json": schema, "unheard_of": 1}

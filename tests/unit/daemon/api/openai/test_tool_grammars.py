@@ -120,7 +120,7 @@ PLACE = "tools[1].function.parameters.properties.a.oneOf"
         ({}, []),
     ],
 )
-def test_loosened_parameters_are_told_where_they_bind_the_answer(fields, told):
+def test_loosened_parameters_are_reported_where_they_bind_the_answer(fields, told):
     found = chat(tools=[tool("f"), tool("g", LOOSE)], **fields)[1]
     assert [path for path in found if not path.endswith("unheard")] == told
 

@@ -260,7 +260,7 @@ def test_what_is_refused_is_named_as_it_was_sent(fields: dict[str, Any], param: 
         assert word not in str(caught.value).replace("response_format is not a parameter", "")
 
 
-def test_the_store_that_there_is_not_is_told() -> None:
+def test_a_wish_to_store_is_answered_with_false() -> None:
     for field in ("previous_response_id", "conversation", "prompt", "input"):
         with pytest.raises(BadRequest, match="keeps no responses; send the whole conversation in input"):
             read(body(**{field: [{"type": "item_reference", "id": "msg_1"}]}), [])

@@ -61,7 +61,7 @@ async def test_over_grpc_a_deadline_is_no_reason_to_try_another_replica() -> Non
     assert server._CODES[DeadlineExceeded] is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-async def test_who_does_not_read_is_told_that_and_not_of_a_fault_of_ours() -> None:
+async def test_a_client_that_does_not_read_gets_that_reason_and_no_internal_error() -> None:
     stream = Stream("r")
     EngineLink._cut(SimpleNamespace(close_stream=lambda *_, **__: None), "r", stream)  # type: ignore[arg-type]
     with pytest.raises(DaemonError) as caught:

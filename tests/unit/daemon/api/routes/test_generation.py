@@ -84,7 +84,7 @@ async def told(engine, jobs, tmp_path):
     return [(delta.choice, delta.piece.text, delta.completion_tokens, delta.finish_reason) for delta in together]
 
 
-async def test_answers_of_one_prompt_are_told_apart_and_end_one_by_one(tmp_path):
+async def test_answers_of_one_prompt_are_distinguished_and_end_one_by_one(tmp_path):
     engine = ScriptedEngine(row("r", 1, "b"), row("r", 0, "a"), row("r", 1, "B", "length"), row("r", 0, "A", "length"))
     assert await told(engine, [job("r", 2)], tmp_path) == [
         (1, "b", 1, None),
@@ -118,7 +118,7 @@ async def test_what_a_stop_string_held_back_comes_before_the_stop_id(tmp_path):
     assert await told(engine, [job("r", stops=("!?",))], tmp_path) == [(0, "yes", 4, None), (0, "!", 5, "stop")]
 
 
-async def test_the_engine_is_told_of_an_answer_that_a_stop_string_ended_and_not_of_one_that_it_ended_itself(tmp_path):
+async def test_the_engine_is_informed_of_an_answer_that_a_stop_string_ended_and_not_of_one_that_it_ended_itself(tmp_path):
     engine = ScriptedEngine(row("r", 0, "no!"), row("r", 0, "late"))
     assert await told(engine, [job("r", stops=("!",))], tmp_path) == [(0, "no", 3, "stop")]
     assert engine.asked == [("submit", "r", 1), ("close", "r", False)], "it would compute up to max_tokens for nobody"
@@ -152,7 +152,7 @@ async def test_one_answer_that_fails_ends_its_request_and_frees_the_others(tmp_p
     assert sorted(engine.asked[2:]) == [("close", "r-0", False), ("close", "r-1", False)]
 
 
-async def test_tokens_that_came_together_are_told_together_and_before_what_went_wrong_after_them(tmp_path):
+async def test_tokens_that_came_together_are_sent_together_and_before_a_later_error(tmp_path):
     engine = ScriptedEngine(row("r", 0, "a"), row("r", 0, "b"), RowOutput("r", (), "error", "why"))
     generator = Generator(engine, ModelText(tiny_model_dir(tmp_path)), Counts())
     async with aclosing(generator.deltas([job("r")], 0.0)) as deltas:

@@ -9,7 +9,7 @@ from contextlib import aclosing
 import openai
 import pytest
 from pagoda_daemon.nouns.errors import Draining
-from support.servers.told_replica import Engine, fails, ready_replica, refuses, says, told_replica
+from support.servers.scripted_engine import Engine, fails, ready_replica, refuses, replica_with_scripted_engine, says
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -26,7 +26,7 @@ def replica():
 
 @pytest.fixture
 async def base_url(engine, replica):
-    async with told_replica(engine, replica) as url:
+    async with replica_with_scripted_engine(engine, replica) as url:
         yield url
 
 

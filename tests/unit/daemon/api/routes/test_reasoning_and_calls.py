@@ -138,7 +138,7 @@ def model(tmp_path):
     return made
 
 
-async def test_reasoning_content_and_calls_are_told_apart_streamed_and_whole(model):
+async def test_reasoning_content_and_calls_are_distinguished_streamed_and_whole(model):
     async with model(QWEN) as judge:
         judge.says(f"<think>Hm 🦜.</think>I call.{CALL}")
         message = (await judge.whole(tools=[tool()])).choices[0].message

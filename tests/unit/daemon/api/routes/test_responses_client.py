@@ -13,7 +13,7 @@ import pytest
 from pagoda_contracts.pb.daemon_pb2 import Phase
 from pydantic import BaseModel
 from support.judges import openai_types
-from support.servers.told_replica import Engine, fails, ready_replica, refuses, says, told_replica
+from support.servers.scripted_engine import Engine, fails, ready_replica, refuses, replica_with_scripted_engine, says
 
 TEMPLATE = (
     "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %} in <tool_call>{% endif %}"
@@ -46,7 +46,7 @@ def replica():
 
 @pytest.fixture
 async def base_url(engine, replica):
-    async with told_replica(engine, replica, TEMPLATE) as url:
+    async with replica_with_scripted_engine(engine, replica, TEMPLATE) as url:
         yield url
 
 

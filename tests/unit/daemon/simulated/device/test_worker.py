@@ -81,7 +81,7 @@ def test_nothing_unwritten_is_read() -> None:
     assert np.count_nonzero(worker._kv > 0) == 13
 
 
-def test_a_simulated_model_tells_how_far_it_is_loaded_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_simulated_model_reports_its_load_progress_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """A load that says nothing for long is taken for one that hangs."""
 
     class Clock:

@@ -49,11 +49,11 @@ def show(caches, resource, body):
 
 
 def test_a_fault_has_its_reason_and_a_heartbeat_is_no_change():
-    caches, sick = Caches(), node(("AcceleratedHardwareReady", "False", "NvidiaXID79Error"), ("Ready", "True", ""))
-    assert show(caches, NODES, sick)
+    caches, unhealthy = Caches(), node(("AcceleratedHardwareReady", "False", "NvidiaXID79Error"), ("Ready", "True", ""))
+    assert show(caches, NODES, unhealthy)
     assert told(caches) == {"n": "AcceleratedHardwareReady: NvidiaXID79Error"}
-    sick["status"]["conditions"][1]["lastHeartbeatTime"] = "later"
-    assert not show(caches, NODES, sick)
+    unhealthy["status"]["conditions"][1]["lastHeartbeatTime"] = "later"
+    assert not show(caches, NODES, unhealthy)
     assert show(caches, NODES, node(("Ready", "True", "")))
     assert told(caches) == {}
 

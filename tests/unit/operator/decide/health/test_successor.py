@@ -19,7 +19,7 @@ from pagoda_operator.decide.plan import _rollout_state
 from pagoda_operator.decide.replicas.replicas import current_state
 from support.kube.fake_api import Crash, is_ready, running
 from support.suite.profiles import examples
-from support.worlds.sickbay import SILENT, STUCK, WELL, WRONG, Sickbay
+from support.worlds.unhealthy import SILENT, STUCK, WELL, WRONG, UnhealthyWorld
 
 BROKEN = {"model": {"uri": "ftp://nowhere"}}
 NO_ROOM = "TenantQuota team allows 1 GPU, and 1 is in use"
@@ -89,7 +89,7 @@ def draining(world):
 
 def succeeding(replicas=1, *, assigned=True, how=None):
     """The first replica is unhealthy, and its successor loads beside it."""
-    world = Sickbay(replicas)
+    world = UnhealthyWorld(replicas)
     there = list(world.pods)
     if how is None:
         world.break_device(there[0])
@@ -107,13 +107,13 @@ def succeeding(replicas=1, *, assigned=True, how=None):
 @pytest.mark.parametrize("restarts", [True, False])
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_an_unhealthy_replica_goes_after_its_successor_serves(replicas, restarts, heard):
-    world = Sickbay(replicas)
-    sick = world.pods[0]
-    world.deaf = world.nobody = not heard
+    world = UnhealthyWorld(replicas)
+    unhealthy = world.pods[0]
+    world.no_signals = world.nobody = not heard
     served_throughout(world, replicas)
-    world.break_device(sick)
+    world.break_device(unhealthy)
     world.settle()
-    assert (world.ordered(), sick in world.pods) == ((replicas + 1, str(replicas + 1)), True)
+    assert (world.ordered(), unhealthy in world.pods) == ((replicas + 1, str(replicas + 1)), True)
     assert world.told()[:2] == ("True", "DeviceFault")
     assert "drains the unhealthy replica when the successor is Ready" in world.told()[2]
     assert world.conditions()["Ready"]["status"] == "True"
@@ -124,21 +124,21 @@ def test_an_unhealthy_replica_goes_after_its_successor_serves(replicas, restarts
     world.settle()
     assert len(world.api.journal) == written
     world.make_ready()
-    assert (world.ordered(), sick in world.pods, len(world.pods)) == ((replicas, None), False, replicas)
+    assert (world.ordered(), unhealthy in world.pods, len(world.pods)) == ((replicas, None), False, replicas)
     assert world.told()[:2] == ("False", "Well")
 
 
 @pytest.mark.parametrize("how", [SILENT, STUCK, WRONG])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_replica_that_does_not_answer_is_replaced(replicas, how):
-    world, sick, _ = succeeding(replicas, how=how)
-    assert sick in world.pods
+    world, unhealthy, _ = succeeding(replicas, how=how)
+    assert unhealthy in world.pods
     world.make_ready()
-    assert (sick in world.pods, len(world.pods), world.ordered()) == (False, replicas, (replicas, None))
+    assert (unhealthy in world.pods, len(world.pods), world.ordered()) == (False, replicas, (replicas, None))
 
 
 def test_two_unhealthy_ones_are_replaced_one_after_the_other():
-    world = Sickbay(4)
+    world = UnhealthyWorld(4)
     served_throughout(world, 4)
     first, second = world.pods[:2]
     world.said |= {first: SILENT, second: WRONG}
@@ -153,7 +153,7 @@ def test_two_unhealthy_ones_are_replaced_one_after_the_other():
 @pytest.mark.parametrize("how", ["fault", STUCK, WRONG])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_an_unhealthy_successor_is_marked_and_no_other_one_is_started_until_it_is_gone(replicas, how):
-    world, sick, new = succeeding(replicas)
+    world, unhealthy, new = succeeding(replicas)
     world.ready(new)
     if how == "fault":
         world.break_device(new)
@@ -176,49 +176,49 @@ def test_an_unhealthy_successor_is_marked_and_no_other_one_is_started_until_it_i
     assert "A successor is starting" in world.told()[2]
     world.ready(again)
     world.settle()
-    assert (sick in world.pods, again in world.pods, len(world.pods)) == (False, True, replicas)
+    assert (unhealthy in world.pods, again in world.pods, len(world.pods)) == (False, True, replicas)
 
 
 def test_an_unhealthy_successor_that_is_well_again_does_its_work():
-    world, sick, new = succeeding()
+    world, unhealthy, new = succeeding()
     world.ready(new)
     world.said[new] = STUCK
     world.settle()
-    assert sick in world.pods
+    assert unhealthy in world.pods
     world.said.clear()
     world.settle()
     assert world.pods == [new]
 
 
 def test_a_replica_that_is_well_again_is_kept_and_nothing_more():
-    world, sick, _ = succeeding()
-    world.mend_device(sick)
+    world, unhealthy, _ = succeeding()
+    world.repair_device(unhealthy)
     world.settle()
-    assert (world.pods, world.ordered(), world.told()[0]) == ([sick], (1, None), "False")
+    assert (world.pods, world.ordered(), world.told()[0]) == ([unhealthy], (1, None), "False")
 
 
-@pytest.mark.parametrize(("replicas", "sick"), [(3, 3), (3, 2), (5, 3), (2, 2)])
+@pytest.mark.parametrize(("replicas", "unhealthy"), [(3, 3), (3, 2), (5, 3), (2, 2)])
 @pytest.mark.parametrize("how", [WRONG, SILENT])
-def test_where_most_are_unhealthy_at_once_nothing_is_removed_and_nothing_started(replicas, sick, how):
-    world = Sickbay(replicas)
+def test_where_most_are_unhealthy_at_once_nothing_is_removed_and_nothing_started(replicas, unhealthy, how):
+    world = UnhealthyWorld(replicas)
     before = list(world.pods)
-    world.said = dict.fromkeys(before[:sick], how)
+    world.said = dict.fromkeys(before[:unhealthy], how)
     for _ in range(5):
         world.pass_time(3600)
         world.settle()
     assert (world.pods, draining(world), world.ordered()) == (before, [], (replicas, None))
     assert world.told()[:2] == ("True", "ReplacementDelayed")
-    count = f"All {sick}" if sick == replicas else f"{sick} of {replicas}"
+    count = f"All {unhealthy}" if unhealthy == replicas else f"{unhealthy} of {replicas}"
     assert f"{count} ready replicas of revision" in world.told()[2]
     assert world.conditions()["Ready"]["status"] == "True"
 
 
-def test_a_drain_that_has_begun_is_turned_back_where_most_answer_nobody_now():
-    world, sick, new = succeeding(2)
+def test_a_drain_that_has_begun_is_cancelled_if_most_replicas_do_not_answer():
+    world, unhealthy, new = succeeding(2)
     world.ready(new)
     world.run()
-    assert draining(world) == [sick]
-    world.mend_device(sick)
+    assert draining(world) == [unhealthy]
+    world.repair_device(unhealthy)
     world.said = dict.fromkeys(world.pods, STUCK)
     world.settle()
     assert (len(world.pods), draining(world)) == (3, [])
@@ -226,7 +226,7 @@ def test_a_drain_that_has_begun_is_turned_back_where_most_answer_nobody_now():
 
 def test_replicas_that_also_have_a_faulty_device_are_replaced_however_many():
     """That gateways hear nobody is one thing; that the devices are called faulty is another one."""
-    world = Sickbay(2)
+    world = UnhealthyWorld(2)
     old = set(world.pods)
     world.break_device(*old)
     world.said = dict.fromkeys(old, STUCK)
@@ -237,38 +237,38 @@ def test_replicas_that_also_have_a_faulty_device_are_replaced_however_many():
 
 
 def test_a_full_quota_delays_the_successor_and_is_named():
-    world = Sickbay(1)
-    (sick,) = world.pods
-    world.crowd.why = NO_ROOM
-    world.break_device(sick)
+    world = UnhealthyWorld(1)
+    (unhealthy,) = world.pods
+    world.full_quota.why = NO_ROOM
+    world.break_device(unhealthy)
     world.settle()
-    assert (world.pods, world.ordered(), world.run().again) == ([sick], (1, None), 30.0)
+    assert (world.pods, world.ordered(), world.run().again) == ([unhealthy], (1, None), 30.0)
     assert world.told() == (
         "True",
         "ReplacementDelayed",
-        f"{sick}: the device is faulty: Xid 79. A successor has no room: {NO_ROOM}. It starts when there is room.",
+        f"{unhealthy}: the device is faulty: Xid 79. A successor has no room: {NO_ROOM}. It starts when there is room.",
     )
-    world.crowd.why = ""
+    world.full_quota.why = ""
     world.settle()
     world.make_ready()
-    assert (sick in world.pods, len(world.pods)) == (False, 1)
+    assert (unhealthy in world.pods, len(world.pods)) == (False, 1)
 
 
 def test_a_successor_that_loads_goes_where_its_quota_shrank_and_the_unhealthy_one_stays():
-    world, sick, _ = succeeding()
-    world.crowd.why = NO_ROOM
+    world, unhealthy, _ = succeeding()
+    world.full_quota.why = NO_ROOM
     world.settle()
-    assert (world.pods, world.ordered()) == ([sick], (1, None))
+    assert (world.pods, world.ordered()) == ([unhealthy], (1, None))
     assert NO_ROOM in world.told()[2]
 
 
 def test_a_successor_without_a_node_waits_and_the_condition_says_for_what():
-    world, sick, new = succeeding(assigned=False)
+    world, unhealthy, new = succeeding(assigned=False)
     why = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
     unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": why}
     world.pod(new)["status"] = {"phase": "Pending", "conditions": [unscheduled]}
     world.settle()
-    assert set(world.pods) == {sick, new}
+    assert set(world.pods) == {unhealthy, new}
     assert world.told()[1] == "ReplacementDelayed"
     assert f"The successor {new} has no node: {why}" in world.told()[2]
     observed = world.observed()
@@ -278,10 +278,10 @@ def test_a_successor_without_a_node_waits_and_the_condition_says_for_what():
 
 
 def test_a_successor_counts_after_a_gateway_reports_it():
-    world, sick, new = succeeding()
+    world, unhealthy, new = succeeding()
     world.said[new] = EndpointSignal(Seen.UNHEARD, "unheard", bad_s=1)
     world.make_ready()
-    assert set(world.pods) == {sick, new}
+    assert set(world.pods) == {unhealthy, new}
     world.said[new] = WELL
     world.settle()
     assert world.pods == [new]
@@ -289,16 +289,16 @@ def test_a_successor_counts_after_a_gateway_reports_it():
 
 @pytest.mark.parametrize("cold", [True, False], ids=["the operator starts", "gateways pause"])
 def test_a_moment_without_gateways_does_not_make_a_successor_count(cold):
-    world, sick, new = succeeding()
+    world, unhealthy, new = succeeding()
     world.said[new] = EndpointSignal(Seen.UNHEARD, "unheard", bad_s=1)
     world.ready(new)
     world.turns(3)
-    world.deaf, world.nobody, world.silent_s = True, cold, 0.0
+    world.no_signals, world.nobody, world.silent_s = True, cold, 0.0
     if cold:
         world.restart()
     for world.silent_s in (1.0, 10.0, MISSING_S - 1):
         world.turns(4)
-        assert set(world.pods) == {sick, new}
+        assert set(world.pods) == {unhealthy, new}
     assert world.run().again == 1.0
     world.silent_s = MISSING_S
     world.turns(4)
@@ -313,10 +313,10 @@ def test_the_place_of_a_successor_counts_once_for_the_quota():
 
 def test_no_successor_is_started_while_others_load():
     """A ReplicaSet that has one too many takes who loads."""
-    world = Sickbay(3)
-    sick, other, _ = world.pods
+    world = UnhealthyWorld(3)
+    unhealthy, other, _ = world.pods
     world.load(other)
-    world.break_device(sick)
+    world.break_device(unhealthy)
     world.settle()
     assert (world.ordered(), "Other replicas are starting" in world.told()[2]) == ((3, None), True)
     world.ready(other)
@@ -324,11 +324,11 @@ def test_no_successor_is_started_while_others_load():
     assert world.ordered() == (4, "4")
     world.load(other)
     world.make_ready()
-    assert (sick in world.pods, other in world.pods, len(world.pods)) == (False, True, 3)
+    assert (unhealthy in world.pods, other in world.pods, len(world.pods)) == (False, True, 3)
 
 
 def test_where_a_new_revision_comes_none_is_made_beside_the_old_ones():
-    world = Sickbay(1)
+    world = UnhealthyWorld(1)
     (old,) = world.names(DEPLOYMENTS)
     first = world.pods[0]
     world.edit(model={"uri": "pvc://models/other"})
@@ -343,8 +343,8 @@ def test_where_a_new_revision_comes_none_is_made_beside_the_old_ones():
     assert (world.pods, old in world.names(DEPLOYMENTS)) == ([new], False)
 
 
-def test_a_new_revision_whose_replica_answers_nobody_gets_one_that_does_and_the_rollout_goes_on():
-    world = Sickbay(1)
+def test_a_new_revision_whose_replica_does_not_answer_gets_one_that_does_and_the_rollout_goes_on():
+    world = UnhealthyWorld(1)
     (old,) = world.names(DEPLOYMENTS)
     world.edit(model={"uri": "pvc://models/other"})
     world.settle()
@@ -362,7 +362,7 @@ def test_a_new_revision_whose_replica_answers_nobody_gets_one_that_does_and_the_
 
 def test_a_canary_whose_every_replica_is_on_a_faulty_device_grows_by_one_and_no_more():
     steps = [{"weight": 25, "hold": "24h"}]
-    world = Sickbay(4, rollout={"strategy": "Surge", "canary": {"steps": steps}})
+    world = UnhealthyWorld(4, rollout={"strategy": "Surge", "canary": {"steps": steps}})
     (old,) = world.names(DEPLOYMENTS)
     world.edit(model={"uri": "pvc://models/other"})
     world.settle()
@@ -382,35 +382,35 @@ def test_a_canary_whose_every_replica_is_on_a_faulty_device_grows_by_one_and_no_
 
 
 def test_where_fewer_are_wanted_the_unhealthy_one_goes_and_nothing_is_started():
-    world = Sickbay(3)
-    sick = world.pods[0]
-    world.break_device(sick)
+    world = UnhealthyWorld(3)
+    unhealthy = world.pods[0]
+    world.break_device(unhealthy)
     world.edit(replicas=2)
     world.settle()
-    assert (sick in world.pods, len(world.pods), world.ordered()) == (False, 2, (2, None))
+    assert (unhealthy in world.pods, len(world.pods), world.ordered()) == (False, 2, (2, None))
 
 
 @pytest.mark.parametrize("fewer", [1, 2])
 def test_where_fewer_are_wanted_while_a_successor_loads_as_many_stay_that_serve(fewer):
-    world, sick, _ = succeeding(3)
+    world, unhealthy, _ = succeeding(3)
     world.edit(replicas=fewer)
     served_throughout(world, fewer)
     world.settle()
     world.make_ready()
-    assert (sick in world.pods, len(world.pods), world.ordered()) == (False, fewer, (fewer, None))
+    assert (unhealthy in world.pods, len(world.pods), world.ordered()) == (False, fewer, (fewer, None))
 
 
 def test_where_more_are_wanted_the_successor_is_still_one_more():
-    world, sick, _ = succeeding()
+    world, unhealthy, _ = succeeding()
     world.edit(replicas=2)
     world.settle()
     assert world.ordered() == (3, "3")
     world.make_ready()
-    assert (sick in world.pods, len(world.pods), world.ordered()) == (False, 2, (2, None))
+    assert (unhealthy in world.pods, len(world.pods), world.ordered()) == (False, 2, (2, None))
 
 
 def test_where_fewer_are_wanted_while_all_are_on_faulty_devices_the_work_comes_to_an_end():
-    world = Sickbay(2)
+    world = UnhealthyWorld(2)
     world.break_device(*world.pods)
     world.edit(replicas=1)
     world.turns(12)
@@ -421,19 +421,19 @@ def test_where_fewer_are_wanted_while_all_are_on_faulty_devices_the_work_comes_t
 
 @pytest.mark.parametrize("spec", [BROKEN, {"accelerators": []}])
 def test_a_broken_spec_does_not_keep_an_unhealthy_replica(spec):
-    world = Sickbay(1)
-    (sick,) = world.pods
+    world = UnhealthyWorld(1)
+    (unhealthy,) = world.pods
     world.edit(**spec)
-    world.break_device(sick)
+    world.break_device(unhealthy)
     world.settle()
     assert (len(world.pods), world.ordered()) == (2, (2, "2"))
     world.make_ready()
-    assert (sick in world.pods, len(world.pods), world.ordered()) == (False, 1, (1, None))
+    assert (unhealthy in world.pods, len(world.pods), world.ordered()) == (False, 1, (1, None))
     assert world.conditions()["Stalled"]["reason"] == "InvalidSpec"
 
 
 def test_an_operator_that_dies_after_it_ordered_a_successor_is_followed_by_one_that_knows():
-    world = Sickbay(1)
+    world = UnhealthyWorld(1)
     world.break_device(*world.pods)
     world.api.crash_in = 1
     with contextlib.suppress(Crash):
@@ -448,7 +448,7 @@ def test_an_operator_that_dies_after_it_ordered_a_successor_is_followed_by_one_t
 
 @pytest.mark.parametrize("text", ["", "2", "7", "seven", "-1", "9" * 100_000])
 def test_a_foreign_successor_annotation_is_removed_and_changes_nothing(text):
-    world = Sickbay(1)
+    world = UnhealthyWorld(1)
     (name,) = world.names(DEPLOYMENTS)
     world.api.edit(DEPLOYMENTS, "ns", name, lambda body: body["metadata"]["annotations"].update({ANNOTATION_WITH_SUCCESSOR: text}))
     world.settle()
@@ -514,13 +514,13 @@ WHICH = st.integers(0, 3)
 SAID = {"silent": SILENT, "stuck": STUCK, "wrong": WRONG, "well": WELL}
 
 
-class Ward(RuleBasedStateMachine):
+class Successors(RuleBasedStateMachine):
     """Devices are called faulty and whole again, replicas stop answering, crash, load and come up, gateways pause, a quota fills, more or
     fewer are wanted, the spec is broken for a while; the operator looks at any moment, anew, or dies between two writes."""
 
     @initialize(replicas=st.integers(1, 3))
     def begin(self, replicas):
-        self.world, self.wanted, self.most = Sickbay(replicas), replicas, replicas
+        self.world, self.wanted, self.most = UnhealthyWorld(replicas), replicas, replicas
         self.world.api.before_write = self.before
         self.world.api.removed = lambda body: self.judge(body["metadata"]["name"], body)
 
@@ -539,7 +539,7 @@ class Ward(RuleBasedStateMachine):
 
     def judge(self, name, body):
         others = [pod for pod in self.world.api.of(PODS) if pod["metadata"]["name"] != name]
-        if self.world.silent_s < MISSING_S or not self.world.deaf:
+        if self.world.silent_s < MISSING_S or not self.world.no_signals:
             assert not self.answers(body) or any(map(self.answers, others)), "the last one that serves and answers goes by nobody's hand"
 
     @invariant()
@@ -559,7 +559,7 @@ class Ward(RuleBasedStateMachine):
 
     @rule(which=WHICH)
     def a_device_is_whole_again(self, which):
-        self.world.mend_device(self.pod(which)["metadata"]["name"])
+        self.world.repair_device(self.pod(which)["metadata"]["name"])
 
     @rule()
     def every_device_is_called_faulty(self):
@@ -569,15 +569,15 @@ class Ward(RuleBasedStateMachine):
     def a_gateway_says(self, fate, which):
         self.world.said[self.pod(which)["metadata"]["name"]] = SAID[fate]
 
-    @precondition(lambda self: not self.world.deaf and not draining(self.world))
+    @precondition(lambda self: not self.world.no_signals and not draining(self.world))
     @rule(nobody=st.booleans())
     def gateways_pause(self, nobody):
-        self.world.deaf, self.world.nobody, self.world.silent_s = True, nobody, 0.0
+        self.world.no_signals, self.world.nobody, self.world.silent_s = True, nobody, 0.0
 
-    @precondition(lambda self: self.world.deaf)
+    @precondition(lambda self: self.world.no_signals)
     @rule()
     def gateways_speak(self):
-        self.world.deaf = False
+        self.world.no_signals = False
 
     @rule(which=WHICH, status=st.sampled_from([running(ready=True), running(ready=True), running(ready=False), {"phase": "Pending"}]))
     def a_kubelet_says(self, which, status):
@@ -591,7 +591,7 @@ class Ward(RuleBasedStateMachine):
             if not pod["status"]:
                 self.world.load(pod["metadata"]["name"])
 
-    @precondition(lambda self: not self.world.deaf)
+    @precondition(lambda self: not self.world.no_signals)
     @rule(replicas=st.integers(1, 3))
     def another_number_is_wanted(self, replicas):
         self.world.edit(replicas=replicas)
@@ -599,7 +599,7 @@ class Ward(RuleBasedStateMachine):
 
     @rule(full=st.booleans())
     def a_quota_fills(self, full):
-        self.world.crowd.why = NO_ROOM if full else ""
+        self.world.full_quota.why = NO_ROOM if full else ""
 
     @rule(broken=st.booleans())
     def the_spec_is_edited(self, broken):
@@ -639,12 +639,12 @@ class Ward(RuleBasedStateMachine):
             self.world.pass_time(240)
             written = len(self.world.api.journal)
             self.world.run()
-            assert len(self.world.api.journal) == written or self.world.deaf
+            assert len(self.world.api.journal) == written or self.world.no_signals
             self.world.settle()
 
     @rule()
     def where_all_answer_nobody_nothing_is_removed(self):
-        self.world.deaf = False
+        self.world.no_signals = False
         for pod in self.world.api.of(PODS):
             self.world.ready(pod["metadata"]["name"])
         self.world.settle()
@@ -658,14 +658,14 @@ class Ward(RuleBasedStateMachine):
 
     def peace(self):
         """Gateways speak, the spec is right, there is room."""
-        self.world.deaf, self.world.crowd.why = False, ""
+        self.world.no_signals, self.world.full_quota.why = False, ""
         self.the_spec_is_edited(broken=False)
         self.world.said.clear()
 
     @rule()
     def all_mend_and_there_are_as_many_as_are_wanted(self):
         self.peace()
-        self.world.mend_device(*self.world.pods)
+        self.world.repair_device(*self.world.pods)
         self.world.make_ready()
         self.world.make_ready()
         assert (len(self.world.pods), self.world.ordered()) == (self.wanted, (self.wanted, None))
@@ -682,9 +682,9 @@ class Ward(RuleBasedStateMachine):
         self.most = self.wanted
 
 
-class LongWard(Ward):
+class LongSuccessors(Successors):
     """The same, longer."""
 
 
-LongWard.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=50, deadline=None)
-test_a_long_time_on_the_ward = pytest.mark.deep(LongWard.TestCase)
+LongSuccessors.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=50, deadline=None)
+test_successors_over_a_long_time = pytest.mark.deep(LongSuccessors.TestCase)

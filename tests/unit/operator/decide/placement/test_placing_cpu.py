@@ -12,9 +12,9 @@ from pagoda_operator.decide.placement.options import options
 from pagoda_operator.inventory.fit import largest, too_small
 from pagoda_operator.inventory.nodes import parse_node
 from pagoda_operator.watch.caches import Caches, InventoryView
+from support.worlds.fake_scheduler import refuse
 from support.worlds.fleets import CPU, H100, LLAMA8, fleet, gpu, node, plain_node, whole
 from support.worlds.placing import ENGINE, bind, inspected, placement, template
-from support.worlds.played_scheduler import refuse
 from support.worlds.world import World
 
 UNHEARD_OF = "hf://nobody/has-heard-of"

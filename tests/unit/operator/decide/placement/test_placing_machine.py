@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, SERVICES
 from support.kube.fake_api import is_ready, running, waiting
 from support.suite.profiles import examples
+from support.worlds.fake_scheduler import refuse
 from support.worlds.fleets import A100_80, CPU, H100, TINY, cut, fleet, gpu, mig, node, pod, whole
-from support.worlds.played_scheduler import refuse
 from support.worlds.world import World
 
 BUSY = pod("a", gpu=8)

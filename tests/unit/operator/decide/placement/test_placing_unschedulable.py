@@ -4,10 +4,10 @@ from datetime import timedelta
 
 import pytest
 from pagoda_operator.api.state import DEPLOYMENTS, PODS
+from support.worlds.fake_scheduler import NO_ROOM as WORDS
+from support.worlds.fake_scheduler import refuse, refuse_once
 from support.worlds.fleets import A100_40, A100_80, CPU, H100, H200, cut, fleet, gpu, mig, node, pod, whole
 from support.worlds.placing import bind, placement, world
-from support.worlds.played_scheduler import NO_ROOM as WORDS
-from support.worlds.played_scheduler import refuse, refuse_once
 
 EMPTY_NODES = node("a", H100, whole(8)), node("b", H200, whole(8))
 EMPTY = fleet(*EMPTY_NODES)
@@ -162,7 +162,7 @@ def test_a_predecessor_that_ends_on_a_node_that_takes_no_pods_makes_no_room(drai
     assert placement(made)["chosen"] == "gpu[1]"
 
 
-def test_shortage_that_the_terminating_pod_cannot_cure_moves_the_service(draining):
+def test_shortage_that_the_terminating_pod_cannot_resolve_moves_the_service(draining):
     made, _, _ = draining
     refuse(made)
     made.tick()

@@ -26,7 +26,7 @@ from support.kube.fake_api import Crash
 from support.suite.profiles import examples
 from support.worlds.fleets import H100, cut, fleet, node, whole
 from support.worlds.quota import LATE_S, SLICE, JitteryApi, LateApi, QuotaWorld
-from support.worlds.stand_ins import Unscaled, dependencies_with
+from support.worlds.stubs import Unscaled, dependencies_with
 from support.worlds.world import World
 
 OLD, NEW = Age("2026-01-01", "a"), Age("2026-01-02", "b")
@@ -368,10 +368,10 @@ def test_invalid_quota_lets_nothing_grow_and_takes_nothing_away():
         "QuotaExceeded",
         f"2 of 3 replicas ready: TenantQuota team cannot be read, so its services do not grow; 2 {SLICE} slices are in use",
     )
-    sick = world.staying[0]
-    world.break_device(sick)
+    unhealthy = world.staying[0]
+    world.break_device(unhealthy)
     world.round(first, 6)
-    assert (sick in world.staying, world.replicas(first), world.total) == (True, 2, 2)
+    assert (unhealthy in world.staying, world.replicas(first), world.total) == (True, 2, 2)
     asyncio.run(world.status_writer.write())
     stalled = told(world)["conditions"][2]
     assert (stalled["status"], stalled["reason"]) == ("True", "InvalidSpec")
@@ -797,8 +797,8 @@ def test_unhealthy_replica_stays_under_a_full_quota_and_the_condition_names_the_
 @pytest.mark.parametrize("crashed", [False, True])
 def test_successor_is_made_when_the_quota_grows_and_charged_until_the_unhealthy_replica_is_gone(crashed):
     world, key, rival = full(2)
-    sick = world.staying[0]
-    world.break_device(sick)
+    unhealthy = world.staying[0]
+    world.break_device(unhealthy)
     world.run(key, 2)
     world.recap(3)
     world.run(key, 2)
@@ -809,7 +809,7 @@ def test_successor_is_made_when_the_quota_grows_and_charged_until_the_unhealthy_
     world.run(key, 6)
     world.control()
     world.run(rival, 3)
-    assert (sick in world.staying, world.replicas(key), world.total, world.replicas(rival)) == (False, 2, 3, 0), (
+    assert (unhealthy in world.staying, world.replicas(key), world.total, world.replicas(rival)) == (False, 2, 3, 0), (
         "it ends, and holds its slice"
     )
     world.later += LATE_S * 2
@@ -825,8 +825,8 @@ def test_two_services_get_a_successor_in_the_last_slice_one_after_the_other():
     keys = [world.serve("ns", 2), world.serve("ns", 2)]
     for key in keys:
         world.round(key, 3)
-    sick = world.staying[::2]
-    for pod in sick:
+    unhealthy = world.staying[::2]
+    for pod in unhealthy:
         world.break_device(pod)
     for _ in range(8):
         for key in keys:
@@ -835,7 +835,7 @@ def test_two_services_get_a_successor_in_the_last_slice_one_after_the_other():
         world.control()
         world.end_pods()
     assert ([world.replicas(key) for key in keys], world.total) == ([2, 2], 4)
-    assert not [pod for pod in sick if pod in world.staying]
+    assert not [pod for pod in unhealthy if pod in world.staying]
 
 
 def test_shrunk_cap_removes_the_successor_and_no_wanted_replica():
@@ -845,8 +845,8 @@ def test_shrunk_cap_removes_the_successor_and_no_wanted_replica():
     world.ask(Key("ns", "s2"), 0)
     world.round(Key("ns", "s2"), 3)
     world.recap(3)
-    sick = world.staying[0]
-    world.break_device(sick)
+    unhealthy = world.staying[0]
+    world.break_device(unhealthy)
     world.run(key, 2)
     assert world.replicas(key) == 3
     world.recap(2)
@@ -885,15 +885,15 @@ def test_invalid_spec_does_not_keep_an_unhealthy_replica(spec):
     world.ask(rival, 0)
     world.round(rival, 2)
     world.recap(3)
-    sick = world.staying[0]
-    world.break_device(sick)
+    unhealthy = world.staying[0]
+    world.break_device(unhealthy)
     world.api.edit(SERVICES, *key, lambda body: body["spec"].update(spec))
     for _ in range(6):
         world.run(key, 2)
         world.control()
         assert world.total <= 3
         world.end_pods()
-    assert (world.replicas(key), world.total, sick in world.staying) == (2, 2, False)
+    assert (world.replicas(key), world.total, unhealthy in world.staying) == (2, 2, False)
 
 
 # Any order of events
@@ -953,7 +953,7 @@ class Tenants(RuleBasedStateMachine):
         self.world.jump = jump
 
     @rule(data=st.data())
-    def sicken(self, data):
+    def make_unhealthy(self, data):
         """A device breaks: the operator replaces the replica, within the cap."""
         if pods := self.world.staying:
             self.world.break_device(data.draw(st.sampled_from(pods)))

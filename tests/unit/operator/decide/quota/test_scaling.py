@@ -7,7 +7,7 @@ from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.run.dependencies import Dependencies
 from support.worlds.fleets import H100, TINY, cut, fleet, mig, node
 from support.worlds.scaled import ScaledWorld
-from support.worlds.stand_ins import dependencies_with
+from support.worlds.stubs import dependencies_with
 
 # The smallest slices have room for one replica, the next ones for three.
 SLICES = {"p1g_10gb": 1, "p2g_20gb": 3}
@@ -33,7 +33,7 @@ def test_quota_is_asked_for_the_devices_that_scaling_leads_to() -> None:
     assert "the quota allows 2" in here.told()["reason"]
 
 
-def test_foreseeing_is_not_remembered() -> None:
+def test_a_forecast_is_not_stored() -> None:
     here = ScaledWorld(scaling={"mode": "Auto", "min": 1, "max": 8}, replicas=1, engine={"maxConcurrency": 16})
     here.settle()
     here.serve()

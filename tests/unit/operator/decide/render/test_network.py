@@ -15,7 +15,7 @@ from support.judges.network_rules import Network, Peer, selected
 from support.kube.fake_api import FakeApi, profile_body, service_body
 from support.worlds.fleets import CPU, TINY, fleet, gpu, mig
 from support.worlds.placing import ENGINE, MIXED
-from support.worlds.stand_ins import dependencies_with
+from support.worlds.stubs import dependencies_with
 from support.worlds.world import KEY, now
 
 OURS = Callers(

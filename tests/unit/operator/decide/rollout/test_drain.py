@@ -128,7 +128,7 @@ def test_without_reports_the_newest_goes_and_an_unreported_one_is_not_the_idlest
     assert list(notes(look(pod("a1"), pod("a2"), target=1, in_flight={"a1": 5}))) == ["a1"]
 
 
-def test_a_draining_replica_stays_the_victim_when_loads_change():
+def test_a_draining_replica_stays_chosen_when_loads_change():
     step = look(pod("a1"), leaving("a2"), target=1, in_flight={"a1": 0, "a2": 9})
     assert ([tell.pod for tell in step.orders], step.annotate) == (["a2"], ())
 

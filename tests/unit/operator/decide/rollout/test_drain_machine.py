@@ -82,7 +82,7 @@ class Drains(RuleBasedStateMachine):
     def falls_silent_or_answers_again(self, data: st.DataObject) -> None:
         if pods := self.active():
             daemon = self.daemons.of(data.draw(st.sampled_from(pods)))
-            daemon.deaf = not daemon.deaf
+            daemon.unreachable = not daemon.unreachable
 
     @rule(data=st.data())
     def crashes(self, data: st.DataObject) -> None:
@@ -137,10 +137,10 @@ class Drains(RuleBasedStateMachine):
 
     def quiet(self, pod: Body) -> bool:
         """Whether its daemon is beyond any order: never drained, or silent."""
-        return deadline(pod) is None or self.daemons.of(pod).deaf
+        return deadline(pod) is None or self.daemons.of(pod).unreachable
 
     def reachable(self, pod: Body) -> bool:
-        return not (self.daemons.of(pod).deaf or self.daemons.refusing) and bool(pod["status"].get("podIP"))
+        return not (self.daemons.of(pod).unreachable or self.daemons.refusing) and bool(pod["status"].get("podIP"))
 
     @invariant()
     def one_deadline_from_the_first_word(self) -> None:
@@ -161,7 +161,7 @@ class Drains(RuleBasedStateMachine):
         for _ in range(12):
             for pod in self.api.of(PODS):
                 daemon = self.daemons.of(pod)
-                daemon.deaf, daemon.in_flight = False, 0
+                daemon.unreachable, daemon.in_flight = False, 0
             self.daemons.probe()
             self.look()
             self.api.control()

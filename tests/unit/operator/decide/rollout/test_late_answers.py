@@ -40,10 +40,10 @@ def staying(world):
 def test_one_late_answer_does_not_remove_a_draining_replica(draining):
     world, daemons, uid = draining
     (pod,) = world.api.of(PODS)
-    daemons.of(pod).deaf = True
+    daemons.of(pod).unreachable = True
     looks(world)
     assert staying(world) == [uid]
-    daemons.of(pod).deaf = False
+    daemons.of(pod).unreachable = False
     world.edit(replicas=1)
     world.settle()
     assert (staying(world), daemons.of(pod).draining) == ([uid], False)
@@ -52,7 +52,7 @@ def test_one_late_answer_does_not_remove_a_draining_replica(draining):
 def test_a_draining_replica_that_stays_silent_is_removed(draining):
     world, daemons, _uid = draining
     (pod,) = world.api.of(PODS)
-    daemons.of(pod).deaf = True
+    daemons.of(pod).unreachable = True
     looks(world)
     world.tick()
     looks(world)

@@ -83,7 +83,7 @@ def test_a_bad_revision_beside_a_whole_old_one_may_still_recover():
     assert ((told.targets["new"], told.targets["old"]), told.record.phase) == ((3, 3), "Progressing")
 
 
-def test_a_surge_by_room_replaces_ready_for_ready_and_a_hiccup_moves_nothing():
+def test_a_surge_by_room_replaces_ready_for_ready_and_a_brief_unreadiness_moves_nothing():
     assert counts(state(revision("new"), revision("old", 3, 3), room=1)) == (1, 3)
     assert counts(state(revision("new", 1, 1), revision("old", 3, 3), room=0)) == (1, 2)
     assert counts(state(revision("new", 2, 1), revision("old", 2, 2), room=0)) == (2, 2)

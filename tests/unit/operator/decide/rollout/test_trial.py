@@ -240,7 +240,7 @@ def test_what_only_takes_long_is_waited_for_and_said(case):
     assert made.old not in [pod["metadata"]["uid"] for pod in replicas(made)]
 
 
-def test_a_registry_that_stumbles_has_ten_minutes():
+def test_a_registry_with_transient_errors_has_ten_minutes():
     made = world(waiting("ImagePullBackOff", "toomanyrequests: you have reached your pull rate limit"))
     roll(made)
     made.later += timedelta(minutes=9)

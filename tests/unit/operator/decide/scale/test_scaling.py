@@ -254,8 +254,8 @@ def test_without_fresh_metrics_nothing_is_removed() -> None:
 
 def test_a_silent_replica_blocks_scale_down_for_a_minute() -> None:
     heard = EndpointSignal(Seen.FRESH)
-    silent, sick = EndpointSignal(Seen.DEAD, bad_s=20.0), EndpointSignal(Seen.DEAD, bad_s=61.0)
-    for other, expected in ((heard, 1), (silent, 2), (sick, 1), (None, 2)):
+    silent, unhealthy = EndpointSignal(Seen.DEAD, bad_s=20.0), EndpointSignal(Seen.DEAD, bad_s=61.0)
+    for other, expected in ((heard, 1), (silent, 2), (unhealthy, 1), (None, 2)):
         endpoints = {"a": heard} | ({"b": other} if other else {})
         signals = told(0.1, endpoints=endpoints)
         assert number(based(auto(), 2, serving=("a", "b")), signals) == expected, other

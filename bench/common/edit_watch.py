@@ -1,4 +1,4 @@
-"""When the API server told of an edit, by a watch of a process that does nothing else: `witness(...)` for bench/operator.py.
+"""When the API server told of an edit, by a watch of a process that does nothing else: `edit_watch(...)` for bench/operator.py.
 
 What it tells late it tells the operator late, too; that is no part of our share.
 """
@@ -22,14 +22,14 @@ _LONG_S = 3600
 
 
 @contextmanager
-def witness(kubeconfig: Path, namespace: str, nice: int) -> Iterator[dict[str, list[float]]]:
+def edit_watch(kubeconfig: Path, namespace: str, nice: int) -> Iterator[dict[str, list[float]]]:
     """By service the Unix times at which each new generation was told; filled in at the end."""
     told: dict[str, list[float]] = defaultdict(list)
     argv = ["setsid", "nice", "-n", str(nice), sys.executable, "-P", __file__, str(kubeconfig), namespace]
     with Popen(argv, stdout=PIPE, text=True, env={"PYTHONPATH": str(Path(__file__).parents[2] / "tests")}) as process:
         assert process.stdout is not None
         if process.stdout.readline() != "ready\n":
-            raise RuntimeError(f"the witness ended with {process.wait()}")
+            raise RuntimeError(f"the watch of edits ended with {process.wait()}")
         try:
             yield told
         finally:

@@ -154,7 +154,7 @@ def test_a_node_without_root_is_refused_before_anything_is_built(tmp_path: Path)
         native.prepare(Settings(tmp_path, is_root=False), request, Console(quiet=True))
 
 
-def test_a_machine_without_inotify_instances_left_is_told_before_a_kubelet_dies_of_it(monkeypatch):
+def test_missing_inotify_instances_are_reported_before_a_kubelet_fails_for_lack_of_them(monkeypatch):
     monkeypatch.setattr(limits, "inotify_available", lambda wanted: wanted - 1)
     with pytest.raises(MissingPrerequisiteError, match=r"sysctl -w fs\.inotify\.max_user_instances"):
         limits.check_inotify(Nodes.KUBELET)
@@ -175,7 +175,7 @@ def test_counting_inotify_instances_uses_none_up():
     assert inotify_descriptors() == before
 
 
-def test_a_full_disk_is_told_before_anything_starts_and_after_anything_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_is_reported_before_anything_starts_and_after_anything_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(limits.shutil, "disk_usage", lambda _: usage._replace(free=255 << 20))
     with pytest.raises(MissingPrerequisiteError, match=r"255 MiB are free .* needs 256 MiB: free some, or set PAGODA_DEVCLUSTER_HOME"):

@@ -1,5 +1,5 @@
-"""A kubelet for PaperNode's pods whose containers are real daemon fronts with simulated engines: in the test's own loop, or wherever the
-test has them run."""
+"""A kubelet for the pods of a NodeWithoutKubelet: their containers are real daemon fronts with simulated engines, in the test's own loop
+or as the test starts them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Container:
 
 
 @dataclass
-class PaperKubelet:
+class FakeKubelet:
     """Containers by pod uid. Each pod gets a loopback address of its own, as ports are fixed."""
 
     real: Real
@@ -135,8 +135,8 @@ class PaperKubelet:
 
 
 @asynccontextmanager
-async def paper_kubelet(real: Real, folder: Path, start: Start = in_loop) -> AsyncIterator[PaperKubelet]:
-    kubelet = PaperKubelet(real, folder, start)
+async def fake_kubelet(real: Real, folder: Path, start: Start = in_loop) -> AsyncIterator[FakeKubelet]:
+    kubelet = FakeKubelet(real, folder, start)
     loop = asyncio.create_task(kubelet.run())
     try:
         yield kubelet

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from pagoda_contracts.names import PATH_READY
-from support.clients.told import Crowd
+from support.clients.outcomes import MixedClients
 from support.judges.leftovers import ends_clean, gives_back_all_but, held_by_nobody
 from support.servers.replica import NAME, PATIENCE_S, Replica, replica_config, start_daemon
 
@@ -40,11 +40,11 @@ async def idle(replica: Replica) -> None:
     await asyncio.to_thread(replica.wait_ready)
 
 
-async def busy(replica: Replica, **changes: Any) -> Crowd:
+async def busy(replica: Replica, **changes: Any) -> MixedClients:
     await idle(replica)
-    crowd = Crowd(replica.http, BODY | changes)
-    await crowd.streaming()
-    return crowd
+    clients = MixedClients(replica.http, BODY | changes)
+    await clients.streaming()
+    return clients
 
 
 async def stop_at_birth(replica: Replica) -> None:
@@ -74,19 +74,19 @@ async def stop_idle(replica: Replica) -> None:
 
 
 async def stop_with_streams(replica: Replica) -> None:
-    crowd = await busy(replica)
+    clients = await busy(replica)
     replica.terminate()
-    assert [client.error for client in await crowd.ended()] == [None] * 4, "they finish within the time to drain"
+    assert [client.error for client in await clients.ended()] == [None] * 4, "they finish within the time to drain"
     await ends_clean(replica)
 
 
 async def stop_twice(replica: Replica) -> None:
-    crowd = await busy(replica, max_tokens=10_000)
+    clients = await busy(replica, max_tokens=10_000)
     replica.terminate()
     while (await asyncio.to_thread(replica.probe, PATH_READY))[0] != 503:
         await asyncio.sleep(0.01)
     replica.terminate()
-    assert {client.error for client in await crowd.ended()} == {"draining"}
+    assert {client.error for client in await clients.ended()} == {"draining"}
     await ends_clean(replica, 0, 1)  # within our patience, a part of the time to drain; 1 where it took more than two seconds
 
 

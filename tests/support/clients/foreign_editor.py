@@ -28,7 +28,7 @@ _EDITED = (CONFIG_MAPS, DEPLOYMENTS, CORE_SERVICES, DISRUPTION_BUDGETS)
 _FOREIGN = "localhost/miner:1"
 
 
-class Vandal:
+class ForeignEditor:
     """One edit at a time, each of one child; what the API server refuses counts too, as an attempt."""
 
     def __init__(self, real: Real, seed: int) -> None:

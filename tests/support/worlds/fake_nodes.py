@@ -14,7 +14,7 @@ from pagoda_operator.decide.render.inspection import CONTAINER
 from support.kube.client import Body, Kube, eventually
 from support.kube.fake_api import running
 from support.kube.namespace import Real
-from support.kube.operator_process import PaperNode
+from support.kube.operator_process import NodeWithoutKubelet
 from support.worlds.placing import LLAMA_CONFIG
 
 LAYOUT = Path(__file__).parents[3] / "devcluster/layouts/h100-mixed.yaml"
@@ -26,15 +26,15 @@ REPORT = json.dumps({"config": LLAMA_CONFIG})
 
 
 @contextmanager
-def device_node(kube: Kube, played: NodeClass, name: str, **room: str) -> Iterator[PaperNode]:
+def device_node(kube: Kube, played: NodeClass, name: str, **room: str) -> Iterator[NodeWithoutKubelet]:
     """A node of a layout's class, with other room beside its devices where told; its taint keeps the other tests' pods away."""
     meta, capacity = {"name": name, "labels": labels.labels_of(played)}, devices.allocatable(played, name) | room
-    paper = PaperNode(kube, name, {"metadata": meta, "spec": {"taints": [TAINT]}, "status": {"capacity": capacity}})
-    paper.register()
+    fake = NodeWithoutKubelet(kube, name, {"metadata": meta, "spec": {"taints": [TAINT]}, "status": {"capacity": capacity}})
+    fake.register()
     try:
-        yield paper
+        yield fake
     finally:
-        paper.leave()
+        fake.leave()
 
 
 @contextmanager
@@ -82,9 +82,9 @@ def inspected(real: Real) -> Body:
     return pod
 
 
-def replicas(real: Real, paper: PaperNode, count: int) -> list[Body]:
+def replicas(real: Real, fake: NodeWithoutKubelet, count: int) -> list[Body]:
     """Pods of the service on a node, as the scheduler bound them."""
-    return paper.placed(real.namespace, count, "app.kubernetes.io/component=replica")
+    return fake.placed(real.namespace, count, "app.kubernetes.io/component=replica")
 
 
 def templates_gone(real: Real) -> bool:

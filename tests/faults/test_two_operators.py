@@ -42,7 +42,7 @@ def test_a_leader_that_is_killed_goes_on_where_it_stopped_and_the_second_waits(p
     assert outcome.rests == undisturbed("grown").rests
 
 
-def test_a_leader_that_was_stopped_beyond_its_lease_wakes_up_and_ends(pair, undisturbed):
+def test_a_leader_that_was_stopped_beyond_its_lease_ends_when_it_continues(pair, undisturbed):
     """Stopped with a write on the wire, too, which comes after the successor has made it: it is refused, being of an older version."""
     plan = Held("deployments")
 

@@ -6,8 +6,8 @@ import pytest
 from pagoda_contracts.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAIN_DEADLINE, LABEL_SERVICE_UID, LOWEST_DELETION_COST
 from pagoda_operator.api.state import PODS, QUOTAS, SERVICES
 from support.judges.deletes import unplanned
-from support.judges.honest import LAG_S, dishonest, unfounded
-from support.judges.users_words import lost
+from support.judges.lost_updates import lost
+from support.judges.status_truth import LAG_S, dishonest, unfounded
 from support.kube.client import Asked
 from support.kube.recorded import Event
 
@@ -56,7 +56,7 @@ BEGUN = [service(0), pod(1), pod(1, "p2")]
         ([*BEGUN, service(2, 2), service(3, change="DELETED"), pod(4)], 0),
     ],
 )
-def test_who_says_that_replicas_are_ready_has_had_so_many_ready_pods(events, breaches):
+def test_a_status_that_counts_ready_replicas_had_so_many_ready_pods(events, breaches):
     assert len(set(unfounded(events))) == breaches
 
 

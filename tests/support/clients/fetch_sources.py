@@ -19,7 +19,7 @@ _OBJECT = "<Contents><Key>llama/{0}</Key><Size>{1}</Size><ETag>{2}</ETag><LastMo
 
 
 @dataclass
-class Shelf:
+class ModelSource:
     """`listing`: the path that is asked for first; `words`: the credential's files."""
 
     hub: HubDouble
@@ -40,27 +40,27 @@ class Shelf:
         return len(self.hub.asked_for(path))
 
 
-def shelf(scheme: str, hub: HubDouble) -> Shelf:
+def shelf(scheme: str, hub: HubDouble) -> ModelSource:
     """The hub's files under an address of this scheme."""
     return _MADE[scheme](hub)
 
 
-def _hf(hub: HubDouble) -> Shelf:
-    return Shelf(hub, "hf://org/model", f"/api/models/org/model/revision/{COMMIT}", COMMIT)
+def _hf(hub: HubDouble) -> ModelSource:
+    return ModelSource(hub, "hf://org/model", f"/api/models/org/model/revision/{COMMIT}", COMMIT)
 
 
-def _s3(hub: HubDouble) -> Shelf:
+def _s3(hub: HubDouble) -> ModelSource:
     _bucket(hub)
     keys = {"AWS_ACCESS_KEY_ID": "AKIDEXAMPLE", "AWS_SECRET_ACCESS_KEY": "s3cret", "AWS_ENDPOINT_URL": hub.url}
-    return Shelf(hub, "s3://models/llama", "/models", words=keys)
+    return ModelSource(hub, "s3://models/llama", "/models", words=keys)
 
 
-def _gs(hub: HubDouble) -> Shelf:
+def _gs(hub: HubDouble) -> ModelSource:
     """No package offers a server of Google's XML API."""
     _bucket(hub)
     account = {"gcs_base_url": hub.url, "disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
     words = {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(account), "GOOGLE_BASE_URL": hub.url}
-    return Shelf(hub, "gs://models/llama", "/models", words=words)
+    return ModelSource(hub, "gs://models/llama", "/models", words=words)
 
 
 def _bucket(hub: HubDouble) -> None:
@@ -85,7 +85,7 @@ def _object(hub: HubDouble, request: Any, name: str) -> None:
         request.file(name, {"last-modified": "Thu, 01 Jan 2026 00:00:00 GMT", "etag": tag})
 
 
-def _oci(hub: HubDouble) -> Shelf:
+def _oci(hub: HubDouble) -> ModelSource:
     layers = []
     for name, body in hub.files.items():
         digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
@@ -94,7 +94,7 @@ def _oci(hub: HubDouble) -> Shelf:
         hub.extra[f"/v2/models/llama/blobs/{digest}"] = lambda request, name=name: request.file(name)  # type: ignore[misc]
     manifest, where = json.dumps({"layers": layers}).encode(), "/v2/models/llama/manifests/v1"
     hub.extra[where] = lambda request: request.answer(200, manifest)  # type: ignore[attr-defined]
-    return Shelf(hub, f"oci://{hub.url.removeprefix('http://')}/models/llama", where, "v1")
+    return ModelSource(hub, f"oci://{hub.url.removeprefix('http://')}/models/llama", where, "v1")
 
 
-_MADE: dict[str, Callable[[HubDouble], Shelf]] = {"hf": _hf, "s3": _s3, "gs": _gs, "oci": _oci}
+_MADE: dict[str, Callable[[HubDouble], ModelSource]] = {"hf": _hf, "s3": _s3, "gs": _gs, "oci": _oci}

@@ -52,7 +52,7 @@ def number(tenant: str, tokens: tuple[int, ...], block: int) -> int:
 
 @pytest.mark.parametrize("window", [None, 9])
 @pytest.mark.parametrize("seed", range(4))
-def test_events_tell_exactly_which_contents_are_known(seed, window):
+def test_events_describe_exactly_which_contents_are_known(seed, window):
     device = NaiveDevice(18, window=window)
     device.kv.ledger = BlockLedger(device.block)
     known: dict[int, tuple[int | None, tuple[int, ...]]] = {}
@@ -185,7 +185,7 @@ def test_a_content_that_two_blocks_hold_is_stored_once_and_removed_with_the_last
     assert ledger.take() == [Removed(first.hashes[:2])]
 
 
-def test_of_a_chain_only_what_is_new_is_told_after_what_was_known():
+def test_only_the_new_part_of_a_chain_is_published_after_the_known_part():
     ledger = BlockLedger(4)
     chain = Chain.of(Scope("a", "m"), 4)
     ledger.stored(chain, [0], 0, np.arange(4, dtype=np.int32))

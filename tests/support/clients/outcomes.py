@@ -15,7 +15,7 @@ PATIENCE_S = 300.0
 
 
 @dataclass
-class Told:
+class Outcome:
     """`error` is the code of the one error that a client was told, "broken" where its connection just ended, None where all went well."""
 
     name: str
@@ -36,7 +36,7 @@ class Told:
         return len(errors) == 1 and self.events[-2:] == [errors[0], "[DONE]"]
 
 
-async def ask(client: httpx.AsyncClient, told: Told, body: dict[str, Any]) -> Told:
+async def ask(client: httpx.AsyncClient, told: Outcome, body: dict[str, Any]) -> Outcome:
     """Whatever happens is in `told`."""
     try:
         async with client.stream("POST", "/v1/completions", json={**body, "prompt": told.name, "stream": told.stream}) as answer:
@@ -53,7 +53,7 @@ async def ask(client: httpx.AsyncClient, told: Told, body: dict[str, Any]) -> To
     return told
 
 
-async def _read(answer: httpx.Response, told: Told) -> None:
+async def _read(answer: httpx.Response, told: Outcome) -> None:
     async for line in answer.aiter_lines():
         if line.startswith("data: "):
             told.events.append(line.removeprefix("data: "))
@@ -64,19 +64,19 @@ async def _read(answer: httpx.Response, told: Told) -> None:
         told.error = "broken"
 
 
-class Crowd:
+class MixedClients:
     """So many streaming clients, and one that waits for its whole answer. Each has a prompt of its own: its name."""
 
     def __init__(self, address: str, body: dict[str, Any], streams: int = 3, wholes: int = 1) -> None:
-        self.clients = [Told(f"s{i}", True) for i in range(streams)] + [Told(f"w{i}", False) for i in range(wholes)]
+        self.outcomes = [Outcome(f"s{i}", True) for i in range(streams)] + [Outcome(f"w{i}", False) for i in range(wholes)]
         self._http = httpx.AsyncClient(base_url=f"http://{address}", timeout=PATIENCE_S, trust_env=False)
-        self._tasks = [asyncio.ensure_future(ask(self._http, told, body)) for told in self.clients]
+        self._tasks = [asyncio.ensure_future(ask(self._http, told, body)) for told in self.outcomes]
 
     async def streaming(self) -> None:
         """Until every stream has begun (or ended)."""
-        await asyncio.wait_for(asyncio.gather(*(told.began.wait() for told in self.clients if told.stream)), PATIENCE_S)
+        await asyncio.wait_for(asyncio.gather(*(told.began.wait() for told in self.outcomes if told.stream)), PATIENCE_S)
 
-    async def ended(self) -> list[Told]:
+    async def ended(self) -> list[Outcome]:
         try:
             return list(await asyncio.wait_for(asyncio.gather(*self._tasks), PATIENCE_S))
         finally:

@@ -20,7 +20,7 @@ async def test_probes_say_started_live_and_ready(bench):
 
 
 @pytest.mark.deep
-async def test_a_request_that_was_held_in_vain_is_told_when_to_come_back(bench, replicas):
+async def test_a_request_that_was_held_without_result_is_told_when_to_retry(bench, replicas):
     one, _ = replicas
     await bench.serve(one)
     one.say(phase=Phase.PHASE_LOADING)

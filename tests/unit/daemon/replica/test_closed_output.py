@@ -14,7 +14,7 @@ pytestmark = pytest.mark.deep
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_one_signal_ends_a_replica_whose_output_nobody_reads(number):
+def test_one_signal_ends_a_replica_whose_output_is_not_read(number):
     command = [sys.executable, "-P", "-m", "pagoda_daemon", "serve", str(tiny_model()), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as daemon:
         try:

@@ -1,4 +1,4 @@
-"""DaemonState-ins for the parts that a reconcile depends on: each knows nothing, caps nothing and keeps nothing."""
+"""Stubs for the parts that a reconcile depends on: each knows nothing, caps nothing and keeps nothing."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from pagoda_operator.watch.triggers import NameOwners
 
 
 def dependencies_with(api: Cluster, **parts: Any) -> Dependencies:
-    """These parts, and stand-ins for all others. Events are queued; a test that needs them calls `events.write_pending`."""
-    stand_ins = {
+    """These parts, and stubs for all others. Events are queued; a test that needs them calls `events.write_pending`."""
+    stubs = {
         "triggers": NoTriggers(),
         "signals": Silence(),
         "caches": Current(api),
@@ -38,7 +38,7 @@ def dependencies_with(api: Cluster, **parts: Any) -> Dependencies:
         "ages": Ages(lambda: 0.0),
         "events": Recorder(api, "operator-1"),
     }
-    return Dependencies(**(stand_ins | parts))
+    return Dependencies(**(stubs | parts))
 
 
 class NoDaemons:

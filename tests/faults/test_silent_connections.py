@@ -6,7 +6,7 @@ import time
 import pytest
 from pagoda_contracts.names import PATH_LIVE, PATH_READY
 from support.kube.client import eventually
-from support.kube.fault_plan import Deaf, Plan, Silent, Slow
+from support.kube.fault_plan import Plan, Silent, SilentKind, Slow
 from support.kube.operator_under_test import under_test
 from support.worlds.service_life import run, world_of
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
 RED_S, SLACK_S, PATIENCE_S = 180, 60, 300
 
 
-def test_a_leader_that_hears_nothing_ends_and_its_next_life_waits_for_an_answer(undisturbed, place, proxy, account):
+def test_a_leader_on_silent_connections_ends_and_waits_for_an_answer_after_its_restart(undisturbed, place, proxy, account):
     plan = Silent()
     with world_of(place(), proxy, account) as world:
 
@@ -52,7 +52,7 @@ def test_watches_that_fell_silent_are_begun_anew(undisturbed, place, proxy, acco
 
 
 @pytest.mark.parametrize("haste", [10, pytest.param(1, marks=[pytest.mark.full, pytest.mark.timeout(900)])])
-def test_an_operator_that_may_write_and_hears_no_watch_says_that_it_is_not_alive(haste, undisturbed, place, proxy, account):
+def test_an_operator_with_silent_watches_fails_its_liveness_probe(haste, undisturbed, place, proxy, account):
     """It holds its Lease and works by its resyncs: the zombie that looks alive. The test does what a kubelet does with a red probe."""
     plan = Silent(watches_only=True)
     with world_of(place(), proxy, account, program=under_test(haste=haste)) as world:
@@ -74,20 +74,20 @@ def test_an_operator_that_may_write_and_hears_no_watch_says_that_it_is_not_alive
 
 
 @pytest.mark.parametrize("plural", ["inferenceservices", pytest.param("deployments", marks=pytest.mark.full)])
-def test_what_a_watch_does_not_tell_that_is_accepted_anew_each_time_is_found_by_lists(plural, undisturbed, place, proxy, account):
+def test_what_a_silent_watch_misses_is_found_by_lists(plural, undisturbed, place, proxy, account):
     """What an API server does whose store was restored. Lists are as frequent here as the resync."""
-    plan = Deaf(plural)
+    plan = SilentKind(plural)
     with world_of(place(), proxy, account, program=under_test(haste=10)) as world:
 
-        def deafness():
-            plan.deaf = True
+        def silent_watch():
+            plan.silent = True
             since = time.monotonic()
             world.real.edit(replicas=2)
             eventually(lambda: plural in proxy.watched(since), "its watch is begun anew")
             eventually(lambda: world.real.service()["status"].get("readyReplicas") == 2, "the edit is found")
-            plan.deaf = False
+            plan.silent = False
 
-        outcome = run("grown", world, plan, during=deafness)
+        outcome = run("grown", world, plan, during=silent_watch)
     assert outcome.broken == []
     assert outcome.deaths == 0
     assert outcome.rests == undisturbed("grown").rests

@@ -4,7 +4,7 @@ written for ever, and what must hold held, but for the pods that he himself aske
 import time
 
 import pytest
-from support.clients.vandal import Vandal
+from support.clients.foreign_editor import ForeignEditor
 from support.kube.fault_plan import Plan
 from support.worlds.service_life import run, world_of
 
@@ -18,22 +18,22 @@ WRITES_PER_EDIT = 3
     ("seed", "edits", "pause"),
     [(1, 30, 0.3), *(pytest.param(seed, 150, 2.0, marks=[pytest.mark.full, pytest.mark.timeout(1800)]) for seed in (2, 3))],
 )
-def test_who_edits_children_is_outlasted_and_not_fought(seed, edits, pause, undisturbed, place, proxy, account):
+def test_foreign_edits_are_undone_in_the_end_and_not_fought_over(seed, edits, pause, undisturbed, place, proxy, account):
     with world_of(place(), proxy, account) as world:
-        vandal, told = Vandal(world.real, seed), []
+        editor, told = ForeignEditor(world.real, seed), []
 
-        def vandalism():
+        def foreign_edits():
             # The slower the machine, the more often what he wants to edit is not there again: then he tries more.
             for number in range(10 * edits):
-                if number >= edits and done(vandal) > edits // 2:
+                if number >= edits and done(editor) > edits // 2:
                     break
-                told.append(vandal.edit())
+                told.append(editor.edit())
                 if number == edits // 2:
                     world.real.edit(replicas=2)
                 time.sleep(pause)  # the fault itself: how long he keeps at it
 
         try:
-            outcome = run("grown", world, Plan(), during=vandalism)
+            outcome = run("grown", world, Plan(), during=foreign_edits)
         finally:
             print("\n".join(told))
         writes = len(proxy.writes())
@@ -46,13 +46,13 @@ def test_who_edits_children_is_outlasted_and_not_fought(seed, edits, pause, undi
     assert ours == []
     assert [line for line in outcome.broken if line.startswith("I8: Ready with")] == []
     assert outcome.deaths == 0
-    assert done(vandal) > edits // 2
+    assert done(editor) > edits // 2
     assert writes <= WRITES_PER_EDIT * len(told) + 60
     for here, wanted in zip(outcome.rests, undisturbed("grown").rests, strict=True):
         assert {name: body for name, body in here.items() if body != wanted.get(name)} == {}
         assert here.keys() == wanted.keys()
 
 
-def done(vandal):
+def done(editor):
     """Edits that the API server took."""
-    return sum(vandal.done.values()) - vandal.done["refused"]
+    return sum(editor.done.values()) - editor.done["refused"]

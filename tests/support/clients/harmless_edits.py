@@ -41,13 +41,13 @@ _MADE: dict[Resource, dict[str, Any]] = {
 }
 
 
-class Pokes:
+class HarmlessEdits:
     """In one namespace, and beside it."""
 
     def __init__(self, real: Real) -> None:
         self._real, self._numbers = real, count()
 
-    def poke(self, resource: Resource) -> None:
+    def edit(self, resource: Resource) -> None:
         """An event, or two: of one that goes and one that comes."""
         namespace = self._namespace(resource)
         if resource in _MADE:
@@ -66,7 +66,7 @@ class Pokes:
 
     @property
     def _name(self) -> str:
-        return f"poke-{self._real.namespace}"
+        return f"edit-{self._real.namespace}"
 
     def _remove(self, resource: Resource) -> None:
         self._real.kube.delete(resource, self._namespace(resource), self._name)

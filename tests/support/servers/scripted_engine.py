@@ -89,7 +89,7 @@ def _text(template: str | None) -> ModelText:
 
 
 @asynccontextmanager
-async def told_replica(engine: Any, replica: Replica, template: str | None = None, **parts: Any) -> AsyncIterator[str]:
+async def replica_with_scripted_engine(engine: Any, replica: Replica, template: str | None = None, **parts: Any) -> AsyncIterator[str]:
     """Its URL. `template` replaces the toy model's, `parts` are further fields of the application's."""
     text = await asyncio.to_thread(_text, template)
     generator = Generator(engine, text, Counts())

@@ -31,7 +31,7 @@ def told(d: Drive, name: str) -> list[tuple[int, Life]]:
     return found
 
 
-def test_a_life_is_told_with_the_first_token_and_the_last_and_with_none_between() -> None:
+def test_timings_are_sent_with_the_first_token_and_the_last_and_with_none_between() -> None:
     d = drive()
     d.submit("a", range(40), 5)
     d.drain()
@@ -39,7 +39,7 @@ def test_a_life_is_told_with_the_first_token_and_the_last_and_with_none_between(
     assert told(d, "a") == [(1, life), (5, life)]
 
 
-def test_a_request_of_one_token_tells_its_life_once() -> None:
+def test_a_request_of_one_token_reports_its_timings_once() -> None:
     d = drive()
     d.submit("a", [1, 2], 1)
     d.drain()
@@ -57,7 +57,7 @@ def test_waiting_for_a_row_is_queueing_and_a_known_beginning_is_not_computed() -
     assert life.cached_tokens + life.computed_tokens == 12
 
 
-def test_a_preemption_is_told_with_the_next_token_and_does_not_move_the_first() -> None:
+def test_a_preemption_is_reported_with_the_next_token_and_does_not_move_the_first() -> None:
     d = drive(blocks=5, rows=2)
     d.submit("old", [1] * 5, 10)
     d.submit("new", [2] * 5, 6)
@@ -87,7 +87,7 @@ def test_what_steps_computed_is_counted_as_if_by_hand() -> None:
     assert computed.read == sum((16, 32, 40, 41, 42, 43, 44, 3, 4, 5, 6, 9, 10))
 
 
-def test_every_answer_of_a_request_has_a_life_of_its_own() -> None:
+def test_every_answer_of_a_request_has_timings_of_its_own() -> None:
     d = drive()
     d.submit("a", range(9), 3, n=2)
     d.drain()
@@ -97,7 +97,7 @@ def test_every_answer_of_a_request_has_a_life_of_its_own() -> None:
     assert of[1][0].cached_tokens == 8, "the second one begins with the first one's prompt"
 
 
-def test_who_ends_before_a_first_token_has_a_life_only_if_it_had_a_row() -> None:
+def test_a_request_that_ends_before_a_first_token_has_timings_only_if_it_had_a_row() -> None:
     d = drive(rows=1)
     d.submit("seated", range(40), 5)
     d.submit("waiting", [1], 5)
@@ -110,7 +110,7 @@ def test_who_ends_before_a_first_token_has_a_life_only_if_it_had_a_row() -> None
     assert failed.life.prefill_ms >= 0
 
 
-def test_nobody_waits_to_tell_a_life_once_all_are_gone() -> None:
+def test_no_timings_are_kept_once_all_requests_are_gone() -> None:
     d = drive(blocks=9, rows=3)
     rng = np.random.default_rng(1)
     for at in range(30):
@@ -123,7 +123,7 @@ def test_nobody_waits_to_tell_a_life_once_all_are_gone() -> None:
     assert all(output.life is not None for outputs in d.ends.values() for output in outputs)
 
 
-def test_lives_cross_the_wire() -> None:
+def test_timings_cross_the_wire() -> None:
     output = RowOutput("a", (1,), "stop", life=Life(1.5, 2.5, 3, 4, 5, 6))
     sent = StepOutput((output, RowOutput("b", (2,))), Stats())
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=FromEngine) == sent

@@ -7,7 +7,7 @@ from support.worlds.service_life import run, world_of
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
 
 
-def test_an_edit_that_a_watch_swallows_is_found_by_a_list(undisturbed, place, proxy, account):
+def test_an_edit_that_a_watch_loses_is_found_by_a_list(undisturbed, place, proxy, account):
     """Runs alone do not find it: they are planned from what was shown."""
     plan = AtLine(-1, "drop")
 

@@ -20,8 +20,8 @@ from support.servers.replica import Replica, replica_config, start_replica
 OFTEN = HealthConfig(deep_probe_every="10s")
 
 
-class Ward:
-    """The pods of one service on the paper node, one loopback address each."""
+class DaemonProcesses:
+    """The pods of one service on a node without a kubelet, one loopback address each."""
 
     def __init__(self, real: Real, folder: Path, stack: ExitStack, auth: AuthConfig | None = None) -> None:
         self.real, self.folder, self.stack, self.auth = real, folder, stack, auth

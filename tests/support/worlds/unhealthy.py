@@ -1,4 +1,4 @@
-"""A world whose replicas fall sick, as gateways and those who watch devices say."""
+"""A world whose replicas become unhealthy, as gateways and those who watch devices say."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pagoda_operator.api.signals import CONFIRM_S, EndpointSignal, Seen, Service
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, Key, Observed
 from pagoda_operator.watch.observe import Ages
 from support.kube.fake_api import Body, running
-from support.worlds.stand_ins import NoQuotas, dependencies_with
+from support.worlds.stubs import NoQuotas, dependencies_with
 from support.worlds.world import KEY, World, now
 
 WELL = EndpointSignal(Seen.FRESH, "ready", phase="ready")
@@ -21,7 +21,7 @@ STUCK = EndpointSignal(Seen.DEAD, "stuck", bad_s=CONFIRM_S)
 WRONG = EndpointSignal(Seen.DEAD, "deep-check", deep_failed=True, bad_s=CONFIRM_S)
 
 
-class Crowd(NoQuotas):
+class FullQuota(NoQuotas):
     """A quota that has no room for a successor while `why` says so."""
 
     why = ""
@@ -31,15 +31,15 @@ class Crowd(NoQuotas):
         return {child.name: self.why for child in observed.of(DEPLOYMENTS)} if self.why else {}
 
 
-class Sickbay(World):
+class UnhealthyWorld(World):
     """A world whose replicas are as `said` says; those that are not in it are well."""
 
     def __init__(self, replicas: int = 3, **spec: Any) -> None:
         self.said: dict[str, EndpointSignal] = {}
-        self.deaf = self.nobody = False
-        # For how long nobody has been heard, where `deaf`.
+        self.no_signals = self.nobody = False
+        # For how long nobody has been heard, where `no_signals`.
         self.silent_s = math.inf
-        self.crowd = Crowd()
+        self.full_quota = FullQuota()
         # By how much somebody has set the clock on the wall.
         self.jump = timedelta()
         super().__init__(replicas=replicas, **spec)
@@ -49,7 +49,7 @@ class Sickbay(World):
     def restart(self) -> None:
         super().restart()
         self.operator._dependencies = dependencies_with(
-            self.api, daemons=self.daemons, signals=self, ages=Ages(self.steady), quota=self.crowd
+            self.api, daemons=self.daemons, signals=self, ages=Ages(self.steady), quota=self.full_quota
         )
         self.operator._clock = lambda: now() + self.later + self.jump
 
@@ -58,12 +58,12 @@ class Sickbay(World):
 
     def of(self, key: Key, _now: float) -> ServiceSignals | None:
         assert key == KEY
-        if self.deaf:
+        if self.no_signals:
             return None if self.nobody else ServiceSignals()
         return ServiceSignals(fresh=True, endpoints={name: self.said.get(name, WELL) for name in self.pods})
 
     def unheard(self, _key: Key) -> float:
-        return self.silent_s if self.deaf else 0.0
+        return self.silent_s if self.no_signals else 0.0
 
     @property
     def pods(self) -> list[str]:
@@ -86,7 +86,7 @@ class Sickbay(World):
         line = self.degraded() or {}
         return line.get("status", ""), line.get("reason", ""), line.get("message", "")
 
-    def patient(self, **changes: Any) -> Observed:
+    def observation(self, **changes: Any) -> Observed:
         """What a run observes, for the pure half."""
         return replace(self.observed(), now=1_767_225_600.0, signals=self.of(KEY, 0), **changes)
 
@@ -94,7 +94,7 @@ class Sickbay(World):
         for name in names:
             self.pod(name)["metadata"].setdefault("annotations", {})[ANNOTATION_DEVICE_FAULT] = "Xid 79"
 
-    def mend_device(self, *names: str) -> None:
+    def repair_device(self, *names: str) -> None:
         for name in names:
             self.pod(name)["metadata"].get("annotations", {}).pop(ANNOTATION_DEVICE_FAULT, None)
 
