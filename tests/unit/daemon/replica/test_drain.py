@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -126,14 +125,6 @@ def test_a_drain_refuses_new_requests_until_those_in_flight_are_whole(tmp_path):
         assert draining[0].in_flight == 2
 
 
-def test_an_idle_replica_notifies_its_watchers_before_it_ends(tmp_path):
-    """That it refuses in words meanwhile, `api/grpc/test_control.py` shows on a clock that stands."""
-    with start_replica(replica_config(tmp_path)) as replica, watching(replica) as watcher:
-        replica.terminate()
-        wait_until(lambda: watcher.frames[-1].phase == Phase.PHASE_DRAINING)
-        assert replica.wait() == 0
-
-
 def test_at_the_drain_deadline_each_stream_ends_with_one_clean_error(tmp_path):
     with start_replica(replica_config(tmp_path, step_ms=50, drain_timeout="500ms", engine={"max_concurrency": 1})) as replica:
         answers = {}
@@ -242,21 +233,3 @@ def test_a_model_without_a_tokenizer_exits_78_and_names_the_file(tmp_path):
     with start_daemon(config, {"PAGODA_TERMINATION_LOG": str(reason)}) as replica:
         assert replica.wait() == EXIT_PERMANENT
     assert reason.read_text().startswith("ModelRejected: tokenizer.json is missing")
-
-
-def test_a_signal_while_loading_ends_it_as_drained(tmp_path):
-    with start_daemon(replica_config(tmp_path)) as replica:
-        replica.wait_listening()
-        replica.terminate()
-        assert replica.wait() == 0
-
-
-def test_a_port_in_use_is_named(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        for name in ("http", "grpc", "probes"):
-            config = replica_config(tmp_path)
-            config = config.model_copy(update={"listen": config.listen.model_copy(update={name: port})})
-            with start_daemon(config) as replica:
-                assert replica.wait() == EXIT_PERMANENT
-            assert f"listen.{name}" in replica.lines[-1]["message"]
