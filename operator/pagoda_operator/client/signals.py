@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pagoda_contracts.names import STATE_DEAD_MS
@@ -44,10 +44,12 @@ class _Gateway:
 
 @dataclass(slots=True)
 class _Service:
-    """`bad`: since when a replica's verdict is DEAD or UNHEARD; `last_state`: what the last wake-up was for."""
+    """`bad`: since when a replica's verdict is DEAD or UNHEARD; `lacking`: since when a gateway has not admitted a replica that another
+    one has; `last_state`: what the last wake-up was for."""
 
     bins: Bins
     bad: dict[str, float] = field(default_factory=dict)
+    lacking: dict[str, float] = field(default_factory=dict)
     confirmed: set[str] = field(default_factory=set)
     last_state: object = None
 
@@ -108,6 +110,7 @@ class Signals:
             self._review(tuple(self._services))
         for key, service in self._services.items():
             self._confirm(key, service, now)
+        self._review([key for key, service in self._services.items() if service.lacking])
         if now >= self._bin_ends:
             self._end_bins(now)
         self._amend_bins(now)
@@ -120,14 +123,14 @@ class Signals:
         if service is None:
             return None
         parts, shift = self._parts(key, ours), now - ours
-        counted = [one for gateway in self._counted(ours) if (one := gateway.services.get(key)) is not None]
+        counted = self._counted_parts(key, ours)
         return ServiceSignals(
             measures=service.bins.measures(shift),
             watched_since=service.bins.since + shift,
             fresh=self._complete(ours),
             held=sum(one.held for one in counted),
             wake=any(one.wake for one in counted),
-            endpoints=self._endpoints(service, parts, ours),
+            endpoints=self._endpoints(key, parts, ours),
             revisions=revisions(parts),
         )
 
@@ -159,8 +162,16 @@ class Signals:
         """The last reports on it of the gateways with a fresh frame."""
         return [one for gateway in self._gateways.values() if gateway.fresh(now) and (one := gateway.services.get(key)) is not None]
 
-    def _endpoints(self, service: _Service, parts: list[pb.ServiceDemand], now: float) -> dict[str, EndpointSignal]:
-        seen = endpoints(parts)
+    def _counted_parts(self, key: Key, now: float) -> list[pb.ServiceDemand]:
+        """The last reports on it of all gateways that count."""
+        return [one for gateway in self._counted(now) if (one := gateway.services.get(key)) is not None]
+
+    def _endpoints(self, key: Key, parts: list[pb.ServiceDemand], now: float) -> dict[str, EndpointSignal]:
+        service, seen = self._services[key], endpoints(parts)
+        admitted = admitted_by_all(self._counted_parts(key, now))
+        service.lacking = {pod: service.lacking.get(pod, now) for pod in seen.keys() - admitted}
+        for pod, since in service.lacking.items():
+            seen[pod] = replace(seen[pod], lacking=now - since < MISSING_S)
         for pod in service.bad.keys() - {pod for pod, one in seen.items() if one.bad}:
             del service.bad[pod]
             service.confirmed.discard(pod)
@@ -184,7 +195,7 @@ class Signals:
             if (service := self._services.get(key)) is None:
                 continue
             parts = self._parts(key, now)
-            found = decisive_state(parts, self._endpoints(service, parts, now))
+            found = decisive_state(parts, self._endpoints(key, parts, now))
             if found != service.last_state:
                 service.last_state = found
                 self._wake(key)
@@ -228,6 +239,7 @@ _SEEN: Final = {
     pb.VERDICT_DEAD: Seen.DEAD,
     pb.VERDICT_UNSPECIFIED: Seen.UNHEARD,
 }
+_HEARD: Final = (pb.VERDICT_FRESH, pb.VERDICT_SUSPECT)
 _BEST_FIRST: Final = (Seen.FRESH, Seen.SUSPECT, Seen.DEAD, Seen.UNHEARD)
 _PHASES: Final = {number: name.removeprefix("PHASE_").lower() for name, number in Phase.items() if number != Phase.PHASE_UNSPECIFIED}
 
@@ -239,6 +251,12 @@ def endpoints(parts: Iterable[pb.ServiceDemand]) -> dict[str, EndpointSignal]:
         seen = _endpoint(row)
         merged[row.pod] = min(merged.get(row.pod, seen), seen, key=lambda one: (_BEST_FIRST.index(one.verdict), one.age_s))
     return merged
+
+
+def admitted_by_all(parts: Iterable[pb.ServiceDemand]) -> set[str]:
+    """The pods to which each of these gateways sends requests."""
+    admitted = [{row.pod for row in part.endpoints if row.verdict in _HEARD and row.phase == Phase.PHASE_READY} for part in parts]
+    return set.intersection(*admitted) if admitted else set()
 
 
 def _endpoint(row: pb.EndpointDemand) -> EndpointSignal:
@@ -265,7 +283,7 @@ def revisions(parts: Iterable[pb.ServiceDemand]) -> dict[str, RevisionSignal]:
 
 def level(parts: Sequence[pb.ServiceDemand]) -> Level:
     """The load now: held requests of all gateways, and the replicas' own figures from the gateway that hears most of them."""
-    best = max(parts, key=lambda part: sum(row.verdict in (pb.VERDICT_FRESH, pb.VERDICT_SUSPECT) for row in part.endpoints))
+    best = max(parts, key=lambda part: sum(row.verdict in _HEARD for row in part.endpoints))
     return Level(
         running=best.running,
         waiting=best.waiting,
@@ -279,7 +297,15 @@ def decisive_state(parts: Iterable[pb.ServiceDemand], seen: Mapping[str, Endpoin
     """Equal if every decision is the same. Load is not part of it, since it changes with each frame and is measured in bins."""
     asked = any(part.held for part in parts), any(part.wake for part in parts)
     states = {
-        pod: (one.bad, one.reason if one.bad else "", one.deep_failed, one.phase, one.draining, one.draining and not one.in_flight)
+        pod: (
+            one.bad,
+            one.lacking,
+            one.reason if one.bad else "",
+            one.deep_failed,
+            one.phase,
+            one.draining,
+            one.draining and not one.in_flight,
+        )
         for pod, one in seen.items()
     }
     return asked, states
