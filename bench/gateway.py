@@ -33,8 +33,8 @@ import uvloop
 HERE: Final = Path(__file__).parent
 sys.path[:0] = [str(HERE / "common")]
 from gateway_envoy import running_envoy
-from gateway_profile import profiled
 from gateway_load import Target, closed_loop, many_streams, paced
+from gateway_profile import profiled
 from gateway_sides import MODEL
 from pagoda_contracts.names import GRPC_WATCH_DEMAND
 from pagoda_contracts.pb.demand_pb2 import Demand, WatchDemandRequest
@@ -89,7 +89,7 @@ async def child(*argv: str, log: Path) -> AsyncIterator[tuple[asyncio.subprocess
 
 
 async def _first_line(process: asyncio.subprocess.Process, log: Path) -> dict[str, Any]:
-    while b"\n" not in (said := log.read_bytes()):
+    while b"\n" not in (said := log.read_bytes()):  # noqa: ASYNC240  a small file in memory
         if process.returncode is not None:
             raise RuntimeError(f"it ended with {process.returncode}")
         await asyncio.sleep(0.05)
@@ -204,10 +204,12 @@ async def picks(folder: Path, endpoints: Sequence[dict[str, str]], seconds: floa
     gateway = Gateway(folder, endpoints)
     async with gateway.running(timed=True) as side:
         await asyncio.sleep(2)
-        await paced([side.target], 500, seconds)
-    told = json.loads(gateway.picks.read_text())
-    points = {name: [round(_point(values, part), 3) for part in (0.5, 0.95, 0.99)] for name, values in told.items()}
-    return {"endpoints": len(endpoints), "picks": len(told["wall_ms"]), "p50, p95, p99": points}
+        begin = asyncio.get_running_loop().time()
+        took = await paced([side.target], 500, seconds)
+        rate = len(took["gateway"]) / (asyncio.get_running_loop().time() - begin)
+    timed = json.loads(gateway.picks.read_text())
+    points = {name: [round(_point(values, part), 3) for part in (0.5, 0.95, 0.99)] for name, values in timed.items()}
+    return {"endpoints": len(endpoints), "picks": len(timed["wall_ms"]), "reached req/s": round(rate), "p50, p95, p99": points}
 
 
 async def idle(folder: Path, endpoints: Sequence[dict[str, str]], seconds: float) -> dict[str, Any]:
@@ -229,35 +231,49 @@ async def streams(folder: Path, endpoints: Sequence[dict[str, str]], count: int)
         return {"streams": count, "whole": whole, "cpu_s": round(side.cpu_seconds() - before, 1), "MB": round(side.resident_mb(), 1)}
 
 
+async def compared(chosen: argparse.Namespace, served: Side, endpoints: Sequence[dict[str, str]], folder: Path) -> dict[str, Any]:
+    """The parts for which all sides run at once."""
+    out: dict[str, Any] = {}
+    async with AsyncExitStack() as stack:
+        direct = served.target
+        passing, at = await stack.enter_async_context(child(SIDES, "passing", endpoints[0]["http"], log=folder / "passing"))
+        sides = [served, Side(Target("pass-through", "127.0.0.1", at["http"]), passing.pid)]
+        if chosen.envoy:
+            port, pid = await stack.enter_async_context(running_envoy(chosen.envoy, folder, direct.host, direct.port))
+            sides.append(Side(Target("envoy", "127.0.0.1", port), pid))
+        gateway = await stack.enter_async_context(Gateway(folder, endpoints[:4]).running())
+        await closed_loop(gateway.target, "whole", 1)
+        if "rates" in chosen.only:
+            out["rates"] = told(await rates([*sides, gateway], chosen.rounds, chosen.seconds))
+        if "paced" in chosen.only:
+            out["at 200 req/s"] = told(await added(served, gateway, chosen.seconds * 5))
+        if chosen.profile:
+            out["profile"] = await profiled(chosen.profile, gateway.pid, gateway.target, folder, chosen.seconds * 3)
+    return out
+
+
+def told(part: dict[str, Any]) -> dict[str, Any]:
+    """Shows a part when it is there, too: a whole run takes minutes."""
+    print(json.dumps(part, ensure_ascii=False), file=sys.stderr, flush=True)
+    return part
+
+
 async def measure(chosen: argparse.Namespace) -> dict[str, Any]:
     """Returns all parts that were chosen."""
     out: dict[str, Any] = {"seconds": chosen.seconds, "rounds": chosen.rounds, "cores": os.cpu_count(), "load_before": os.getloadavg()[0]}
-    async with AsyncExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pagoda-bench-")))
-        served, said = await stack.enter_async_context(child(SIDES, "replicas", "100", log=scratch / "replicas"))
-        endpoints, parts = said["endpoints"], set(chosen.only.split(","))
-        host, _, port = endpoints[0]["http"].partition(":")
-        direct = Side(Target("direct", host, int(port)), served.pid)
-        if parts & {"rates", "paced"}:
-            passing, at = await stack.enter_async_context(child(SIDES, "passing", endpoints[0]["http"], log=scratch / "passing"))
-            sides = [direct, Side(Target("pass-through", "127.0.0.1", at["http"]), passing.pid)]
-            if chosen.envoy:
-                number, pid = await stack.enter_async_context(running_envoy(chosen.envoy, scratch, host, int(port)))
-                sides.append(Side(Target("envoy", "127.0.0.1", number), pid))
-            async with Gateway(scratch, endpoints[:4]).running() as gateway:
-                await closed_loop(gateway.target, "whole", 1)
-                if "rates" in parts:
-                    out["rates"] = await rates([*sides, gateway], chosen.rounds, chosen.seconds)
-                if "paced" in parts:
-                    out["at 200 req/s"] = await added(direct, gateway, chosen.seconds * 5)
-                if chosen.profile:
-                    out["profile"] = await profiled(chosen.profile, gateway.pid, gateway.target, scratch, chosen.seconds * 3)
-        if "picks" in parts:
-            out["picks at 500 req/s"] = await picks(scratch, endpoints, chosen.seconds * 3)
-        if "idle" in parts:
-            out["idle"] = await idle(scratch, endpoints, 20)
-        if "streams" in parts:
-            out["open streams"] = await streams(scratch, endpoints, 5000)
+    with tempfile.TemporaryDirectory(prefix="pagoda-bench-") as name:
+        folder = Path(name)
+        async with child(SIDES, "replicas", "100", log=folder / "replicas") as (process, said):
+            endpoints = said["endpoints"]
+            host, _, port = endpoints[0]["http"].partition(":")
+            if {"rates", "paced"} & set(chosen.only):
+                out |= await compared(chosen, Side(Target("direct", host, int(port)), process.pid), endpoints, folder)
+            if "picks" in chosen.only:
+                out["picks at 500 req/s"] = told(await picks(folder, endpoints, chosen.seconds * 3))
+            if "idle" in chosen.only:
+                out["idle"] = told(await idle(folder, endpoints, 20))
+            if "streams" in chosen.only:
+                out["open streams"] = told(await streams(folder, endpoints, 5000))
     return out | {"load_after": os.getloadavg()[0], "goals": GOALS}
 
 
@@ -268,7 +284,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--envoy", default="", help="the binary of Envoy; without it, Envoy is left out")
     parser.add_argument("--profile", default="", help="the binary of py-spy; without it, there is no profile")
-    parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--only", default=PARTS, type=lambda text: text.split(","), help="some of: " + ", ".join(PARTS))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         print(json.dumps(runner.run(measure(parser.parse_args())), indent=1, ensure_ascii=False))
 

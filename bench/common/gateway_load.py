@@ -1,4 +1,4 @@
-"""The load generator of bench/gateway.py: raw HTTP/1.1 over asyncio, so that it takes little of the cores that it shares with what it loads."""
+"""The load generator of bench/gateway.py: raw HTTP/1.1 over asyncio. It takes little of the cores that it shares with what it loads."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gateway_sides import DONE, EVENTS, MODEL, PATH, WHOLE
 
 CONNECTIONS: Final = {"whole": 32, "stream": 64}
 _PATIENCE_S: Final = 300.0
+MOST: Final = 128
 
 
 class Target(NamedTuple):
@@ -144,14 +145,18 @@ class _Pool:
 
 
 async def paced(targets: Sequence[Target], per_second: float, seconds: float) -> dict[str, list[float]]:
-    """Returns ms of each request by target; RuntimeError if one failed. Arrivals at a fixed rate for each, in turn, so that all targets meet the same moments."""
+    """Returns ms of each request by target; RuntimeError if one failed. Arrivals at a fixed rate for each, in turn: all targets meet the
+    same moments. At most MOST are under way, so that a machine without a free core is not asked for what it cannot do."""
     loop, pools = asyncio.get_running_loop(), [_Pool(target) for target in targets]
+    running: set[asyncio.Task[None]] = set()
     requests = [target.request("whole") for target in targets]
     for pool in pools:
         pool.idle.extend([await connect(pool.target) for _ in range(16)])
-    begin, running = loop.time(), set()
+    begin = loop.time()
     for number in range(round(per_second * seconds) * len(targets)):
         await asyncio.sleep(max(0.0, begin + number / (per_second * len(targets)) - loop.time()))
+        while len(running) >= MOST:
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         which = number % len(targets)
         task = loop.create_task(pools[which].ask(requests[which]))
         running.add(task)

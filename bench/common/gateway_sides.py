@@ -136,7 +136,7 @@ def gateway(told: Path, options: list[str]) -> None:
 
     walls: list[float] = []
     cpus: list[float] = []
-    choose: Callable[..., Any] = Router._choose
+    choose: Callable[..., Any] = Router._choose  # noqa: SLF001
 
     def timed(router: Router, life: Any) -> Any:
         wall, cpu = time.perf_counter(), time.thread_time()
@@ -146,7 +146,7 @@ def gateway(told: Path, options: list[str]) -> None:
             walls.append((time.perf_counter() - wall) * 1000)
             cpus.append((time.thread_time() - cpu) * 1000)
 
-    Router._choose = timed  # type: ignore[method-assign]
+    Router._choose = timed  # type: ignore[method-assign]  # noqa: SLF001
     try:
         program.main(options)
     finally:

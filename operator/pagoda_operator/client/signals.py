@@ -15,10 +15,10 @@ from typing import Final
 
 from pagoda_contracts.names import STATE_DEAD_MS
 from pagoda_contracts.pb import demand_pb2 as pb
-from pagoda_contracts.pb.daemon_pb2 import Phase
 
-from pagoda_operator.api.signals import BIN_S, CONFIRM_S, MISSING_S, EndpointSignal, RevisionSignal, Seen, ServiceSignals
+from pagoda_operator.api.signals import BIN_S, CONFIRM_S, MISSING_S, EndpointSignal, RevisionSignal, ServiceSignals
 from pagoda_operator.api.state import Key
+from pagoda_operator.client.reports import HEARD, admitted_by_all, endpoints
 from pagoda_operator.decide.scale.demand import Bins, Level
 
 FRESH_S: Final = STATE_DEAD_MS / 1000
@@ -233,44 +233,6 @@ class Signals:
                 self.measured(key)
 
 
-_SEEN: Final = {
-    pb.VERDICT_FRESH: Seen.FRESH,
-    pb.VERDICT_SUSPECT: Seen.SUSPECT,
-    pb.VERDICT_DEAD: Seen.DEAD,
-    pb.VERDICT_UNSPECIFIED: Seen.UNHEARD,
-}
-_HEARD: Final = (pb.VERDICT_FRESH, pb.VERDICT_SUSPECT)
-_BEST_FIRST: Final = (Seen.FRESH, Seen.SUSPECT, Seen.DEAD, Seen.UNHEARD)
-_PHASES: Final = {number: name.removeprefix("PHASE_").lower() for name, number in Phase.items() if number != Phase.PHASE_UNSPECIFIED}
-
-
-def endpoints(parts: Iterable[pb.ServiceDemand]) -> dict[str, EndpointSignal]:
-    """By pod, as the most favourable gateway reports it: a replica that one gateway cannot reach may be healthy."""
-    merged: dict[str, EndpointSignal] = {}
-    for row in (row for part in parts for row in part.endpoints):
-        seen = _endpoint(row)
-        merged[row.pod] = min(merged.get(row.pod, seen), seen, key=lambda one: (_BEST_FIRST.index(one.verdict), one.age_s))
-    return merged
-
-
-def admitted_by_all(parts: Iterable[pb.ServiceDemand]) -> set[str]:
-    """The pods to which each of these gateways sends requests."""
-    admitted = [{row.pod for row in part.endpoints if row.verdict in _HEARD and row.phase == Phase.PHASE_READY} for part in parts]
-    return set.intersection(*admitted) if admitted else set()
-
-
-def _endpoint(row: pb.EndpointDemand) -> EndpointSignal:
-    return EndpointSignal(
-        verdict=_SEEN.get(row.verdict, Seen.UNHEARD),
-        reason=row.reason,
-        in_flight=row.in_flight,
-        draining=row.draining,
-        phase=_PHASES.get(row.phase, ""),
-        age_s=row.state_age_ms / 1000,
-        deep_failed=row.deep_check_failed,
-    )
-
-
 def revisions(parts: Iterable[pb.ServiceDemand]) -> dict[str, RevisionSignal]:
     """By hash: the sums of requests and errors, and the worst time to first token."""
     merged: dict[str, RevisionSignal] = {}
@@ -283,7 +245,7 @@ def revisions(parts: Iterable[pb.ServiceDemand]) -> dict[str, RevisionSignal]:
 
 def level(parts: Sequence[pb.ServiceDemand]) -> Level:
     """The load now: held requests of all gateways, and the replicas' own figures from the gateway that hears most of them."""
-    best = max(parts, key=lambda part: sum(row.verdict in _HEARD for row in part.endpoints))
+    best = max(parts, key=lambda part: sum(row.verdict in HEARD for row in part.endpoints))
     return Level(
         running=best.running,
         waiting=best.waiting,
