@@ -19,7 +19,7 @@ import uvloop
 from aiohttp import web
 from pagoda_contracts.names import GRPC_DAEMON, GRPC_WATCH_STATE, HEADER_REPORT_USAGE, HEADER_USAGE
 from pagoda_contracts.pb.daemon_pb2 import Phase, State, WatchStateRequest
-from pagoda_contracts.usage import Used, to_comment, to_header
+from pagoda_contracts.usage import Used, to_header
 
 MODEL: Final = "bench"
 PATH: Final = "/v1/chat/completions"
@@ -67,7 +67,7 @@ async def _stream(out: asyncio.Transport, asked: dict[str, Any], *, counts: bool
     """One event, one write: as tokens come."""
     out.write(_SSE)
     for number in range(asked.get("events", EVENTS)):
-        event = to_comment(Used(250, 0, number + 1)) + EVENT if counts else EVENT
+        event = b": pagoda-usage 250 0 %d\n\n" % (number + 1) + EVENT if counts else EVENT
         out.write(b"%x\r\n%s\r\n" % (len(event), event))
         await asyncio.sleep(PAUSE_S if asked.get("slow") else 0)
         if out.is_closing():

@@ -29,6 +29,7 @@ from support.kube.cluster import running_cluster
 from support.kube.fake_kubelet import PATIENT, Container, FakeKubelet, InLoop, fake_kubelet
 from support.kube.namespace import Real
 from support.kube.operator_process import NodeWithoutKubelet, OperatorProcess, install_role, kubeconfig
+from support.kube.operator_under_test import under_test
 from support.servers.balancer import Balancer, balancing
 from support.servers.gateway_process import GatewayProcess, start_gateway
 from support.servers.local_front import NAME, local_config, local_front
@@ -240,7 +241,9 @@ async def zero_loss(real: Real, account: Path, folder: Path, load: Load, step_s:
         model = {"uri": "pvc://models", "servedNames": [NAME]}
         await asyncio.to_thread(real.apply, replicas=REPLICAS, model=model, drain={"timeout": "30m"}, health={"progressTimeout": "30m"})
         demand = ",".join(f"127.0.0.1:{one.demand}" for one in place.gateways)
-        operator = await asyncio.to_thread(OperatorProcess, account, "--gateways", demand)
+        # On a busy machine four replicas start within minutes, and no gateway may be given up meanwhile.
+        patient = under_test(missing_s=PATIENCE_S)
+        operator = await asyncio.to_thread(OperatorProcess, account, "--gateways", demand, program=patient)
         stack.callback(operator.stop)
         place.kubelet = await stack.enter_async_context(fake_kubelet(real, folder, place.start))
         await place.prepare()
