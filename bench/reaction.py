@@ -37,7 +37,7 @@ from support.kube.fake_api import is_ready, service_body
 from support.kube.namespace import NAME, Real
 from support.kube.operator_process import NodeWithoutKubelet, install_role, kubeconfig, running_operator
 from support.servers.gateway_process import GatewayProcess, start_gateway
-from support.servers.scripted_gateway import Chorus, ScriptedGateway, Traffic, serving
+from support.servers.scripted_gateway import MultiServiceGateway, ScriptedGateway, Traffic, serving
 
 GOALS: Final = {"decision": 2.0, "unrouted": 5.0, "replaced": 10.0}
 BIN_S: Final = 5.0
@@ -102,13 +102,13 @@ class Decisions:
         self.deployments = Watched(kube, DEPLOYMENTS, namespace)
         self.pods = Watched(kube, PODS, namespace)
         self.objects = Watched(kube, SERVICES, namespace)
-        self.chorus = Chorus()
+        self.multi_gateway = MultiServiceGateway()
         self.services: dict[str, ScriptedGateway] = {}
 
     def add(self, name: str) -> None:
         more = {"replicas": 0, "engine": {"maxConcurrency": 16}, "scaling": SCALING, "accelerators": CPU}
         self.kube.create(SERVICES, self.namespace, service_body(name, self.namespace, profileRef={"name": self.namespace}, **more))
-        self.services[name] = self.chorus.add(self.namespace, name, lambda: self.ready(name))
+        self.services[name] = self.multi_gateway.add(self.namespace, name, lambda: self.ready(name))
 
     def ready(self, name: str) -> list[str]:
         pods = list(self.pods.bodies.values())
@@ -157,7 +157,7 @@ def decisions(count: int) -> dict[str, list[float]]:
         ready = {"podTemplate": {"metadata": {"annotations": {"devcluster.pagoda.dev/ready-after": "0"}}}}
         Real(cluster, kube, NodeWithoutKubelet(kube), "bench").prepare(**ready)
         world = Decisions(kube, "bench")
-        with serving(world.chorus) as address, running_operator(account, "--gateways", address):
+        with serving(world.multi_gateway) as address, running_operator(account, "--gateways", address):
             for number in range(count):
                 world.add(f"s{number}")
             eventually(world.asleep, "all services sleep")
@@ -170,7 +170,7 @@ def decisions(count: int) -> dict[str, list[float]]:
             return found | {"invalid": [world.spoil(name) for name in names]}
 
 
-class Sickness:
+class UnhealthyReplica:
     """One replica of two goes bad, once per service: a second replacement would have to wait two minutes."""
 
     def __init__(self, real: Real, gateway: GatewayProcess, processes: DaemonProcesses) -> None:
@@ -221,7 +221,7 @@ def health(rounds: int) -> dict[str, list[tuple[float, float]]]:
                 folder = Path(daemons.enter_context(tempfile.TemporaryDirectory()))
                 real = Real(cluster, kube, node_without_kubelet, f"bench-{uuid.uuid4().hex[:8]}")
                 real.prepare()
-                found[kind].append(Sickness(real, gateway, DaemonProcesses(real, folder, daemons)).run(kind))
+                found[kind].append(UnhealthyReplica(real, gateway, DaemonProcesses(real, folder, daemons)).run(kind))
                 real.clean()
     return found
 

@@ -14,7 +14,7 @@ def main() -> None:
     try:
         from pagoda_cli import commands
     except ModuleNotFoundError as missing:
-        print(f"pagoda: {missing.name} is not installed: pip install 'pagoda[{EXTRA}]'", file=sys.stderr)
+        print(f"pagoda: {missing.name} is not installed; in a checkout: pip install '.[{EXTRA}]'", file=sys.stderr)
         sys.exit(EXIT_MISSING)
     sys.exit(commands.run(sys.argv[1:]))
 

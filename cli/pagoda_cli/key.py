@@ -18,7 +18,7 @@ from pagoda_contracts.resources.apikeys import RANDOM_BYTES, SECRET_PREFIX, NewK
 from pagoda_contracts.units import parse_duration
 
 from pagoda_cli.errors import CliError
-from pagoda_cli.kubectl import Access, apply, get, remove
+from pagoda_cli.kubectl import Access, apply, get, remove, replace
 
 _NAMESPACE: Final = "pagoda-system"
 # A Secret's name, and a label's value.
@@ -28,17 +28,19 @@ Namespace = Annotated[str, typer.Option("--namespace", "-n", help="The gateway's
 Context = Annotated[str, typer.Option("--context", help="A context of the kubeconfig.")]
 Kubeconfig = Annotated[str, typer.Option("--kubeconfig", help="A kubeconfig file.")]
 Output = Annotated[Literal["text", "json"], typer.Option("--output", "-o", help="For people or for scripts.")]
+Secret = Annotated[str, typer.Option("--secret", help="The key's Secret, if several hold a key with this id.")]
 KeyId = Annotated[str, typer.Argument(help="The key's id, as `pagoda key list` shows it.", metavar="ID")]
 
 
 class Found(NamedTuple):
-    """A key that exists. `fault` says why a gateway does not use it."""
+    """A key that exists. `fault` says why a gateway does not use it; `value` is its entry as the Secret has it."""
 
     secret: str
     tenant: str
     id: str
     key: StoredKey | None
     fault: str = ""
+    value: str = ""
 
 
 def commands() -> typer.Typer:
@@ -72,29 +74,41 @@ def list_keys(namespace: Namespace = _NAMESPACE, context: Context = "", kubeconf
 def rotate(
     key_id: KeyId,
     grace: Annotated[str, typer.Option("--grace", help="How long the old key stays valid.")] = "24h",
+    secret: Secret = "",
     namespace: Namespace = _NAMESPACE,
     context: Context = "",
     kubeconfig: Kubeconfig = "",
 ) -> None:
     """Make a key with the tenant and lifetime of another one, which expires after the grace."""
     access, now = Access(namespace, context, kubeconfig), _now()
-    old = one_key(found_keys(access), key_id)
+    old = one_key(found_keys(access), key_id, secret)
     if old.key is None:
         raise CliError(f"key {old.id} cannot be rotated: {old.fault}")
     ends = min(filter(None, (old.key.expires, later(now, grace))))  # before anything is written: the grace may be refused
     made = new_key(secrets.token_bytes(RANDOM_BYTES), now, now + (old.key.expires - old.key.created) if old.key.expires else None)
     apply(access, manager(made.id), document(old.tenant, made.id, made.stored, successor_secret(old)))
     _show(made)
-    apply(access, manager(old.id), document(old.tenant, old.id, old.key.model_copy(update={"expires": ends}), old.secret))
+    _expire(access, old, old.key.model_copy(update={"expires": ends}))
     print(f"Key {old.id} expires at {_time(ends)}.")
 
 
-def revoke(key_id: KeyId, namespace: Namespace = _NAMESPACE, context: Context = "", kubeconfig: Kubeconfig = "") -> None:
+def revoke(
+    key_id: KeyId, secret: Secret = "", namespace: Namespace = _NAMESPACE, context: Context = "", kubeconfig: Kubeconfig = ""
+) -> None:
     """Remove a key. Requests that show it are refused within a second."""
     access = Access(namespace, context, kubeconfig)
-    key = one_key(found_keys(access), key_id)
+    key = one_key(found_keys(access), key_id, secret)
     remove(access, f"secret/{key.secret}", "data", key.id)
     print(f"Key {key.id} of tenant {key.tenant} is revoked.")
+
+
+def _expire(access: Access, old: Found, key: StoredKey) -> None:
+    """Writes the old key's end, unless somebody has changed or revoked it meanwhile: that must not be undone."""
+    try:
+        replace(access, f"secret/{old.secret}", ("data", old.id), (old.value, _encoded(key)), manager(old.id))
+    except CliError as error:
+        said = f"key {old.id} was changed or revoked meanwhile, and stays as it is now; its successor is valid"
+        raise CliError(f"{said} (pagoda key list shows both): {error}") from None
 
 
 def checked_tenant(name: str) -> str:
@@ -131,8 +145,12 @@ def manager(key_id: str) -> str:
 def document(tenant: str, key_id: str, key: StoredKey, secret: str = "") -> dict[str, Any]:
     """The tenant's Secret, as far as this key is concerned."""
     labels = {LABEL_API_KEYS: "true", LABEL_TENANT: tenant}
-    data = {key_id: base64.b64encode(key.document().encode()).decode()}
+    data = {key_id: _encoded(key)}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": secret or SECRET_PREFIX + tenant, "labels": labels}, "data": data}
+
+
+def _encoded(key: StoredKey) -> str:
+    return base64.b64encode(key.document().encode()).decode()
 
 
 def found_keys(access: Access) -> list[Found]:
@@ -145,20 +163,22 @@ def found_keys(access: Access) -> list[Found]:
 def _found(meta: dict[str, Any], key_id: str, value: str) -> Found:
     tenant = (meta.get("labels") or {}).get(LABEL_TENANT, "")
     try:
-        return Found(
-            meta["name"], tenant, key_id, stored_key(key_id, base64.b64decode(value)), "" if tenant else "its Secret names no tenant"
-        )
+        key, fault = stored_key(key_id, base64.b64decode(value)), "" if tenant else "its Secret names no tenant"
     except ValueError as error:
-        return Found(meta["name"], tenant, key_id, None, str(error))
+        key, fault = None, str(error)
+    return Found(meta["name"], tenant, key_id, key, fault, value)
 
 
-def one_key(keys: list[Found], key_id: str) -> Found:
-    """The key with this id; CliError if there is none or more than one."""
-    found = [key for key in keys if key.id == key_id]
-    if len(found) != 1:
+def one_key(keys: list[Found], key_id: str, secret: str = "") -> Found:
+    """The key with this id, in this Secret if one is named; CliError if there is none or more than one."""
+    found = [key for key in keys if key.id == key_id and secret in ("", key.secret)]
+    if len(found) > 1:
+        names = ", ".join(f"{key.secret} (tenant {key.tenant})" for key in found)
+        raise CliError(f"{len(found)} Secrets hold a key with the id {key_id!r}; name one by --secret: {names}")
+    if not found:
         known = ", ".join(key.id for key in keys) or "none"
-        many = f"{len(found)} Secrets hold" if found else "no Secret holds"
-        raise CliError(f"{many} a key with the id {key_id!r}; keys: {known}")
+        holder = f"the Secret {secret!r} does not hold" if secret else "no Secret holds"
+        raise CliError(f"{holder} a key with the id {key_id!r}; keys: {known}")
     return found[0]
 
 

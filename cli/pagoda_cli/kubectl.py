@@ -49,6 +49,13 @@ def remove(access: Access, target: str, *path: str) -> None:
     _run(access, ["patch", target], ["--type=json", f"--patch={json.dumps([{'op': 'remove', 'path': pointer}])}"])
 
 
+def replace(access: Access, target: str, path: Sequence[str], values: tuple[str, str], manager: str) -> None:
+    """Changes one text of an object from the first value to the second; CliError if it is another one by now, and nothing is written."""
+    pointer = "".join("/" + step.replace("~", "~0").replace("/", "~1") for step in path)
+    steps = [{"op": op, "path": pointer, "value": value} for op, value in zip(("test", "replace"), values, strict=True)]
+    _run(access, ["patch", target], ["--type=json", f"--field-manager={manager}", f"--patch={json.dumps(steps)}"])
+
+
 def _run(access: Access, words: Sequence[str], options: Sequence[str], given: str | None = None) -> str:
     """What kubectl prints. A refusal names the words and not the options."""
     program = shutil.which("kubectl")

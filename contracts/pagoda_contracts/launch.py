@@ -120,7 +120,7 @@ class SloConfig(_Section):
 class TlsConfig(_Section):
     """A certificate for the HTTP port. gRPC, probes and KV events stay unencrypted."""
 
-    cert_file: str = Field(description="Certificate in PEM, followed by its chain. Read at the start.")
+    cert_file: str = Field(description="Certificate in PEM, followed by its chain. Renewed files are used by new connections.")
     key_file: str | None = Field(default=None, description="Its private key in PEM, without a password; in certFile where absent.")
 
 

@@ -215,27 +215,6 @@ DAEMON_OWN: Final = (
 DAEMON_PROCESS: Final = (PROCESS_CPU, PROCESS_OPEN_FDS, PROCESS_MAX_FDS, PROCESS_VIRTUAL, PROCESS_RESIDENT, PROCESS_START)
 DAEMON: Final = (*DAEMON_VLLM, *DAEMON_HTTP, *DAEMON_PROCESS, *DAEMON_OWN)
 
-GATEWAY_REQUESTS: Final = Metric("pagoda_gateway_requests", "counter", "Requests answered", ("service", "code"))
-GATEWAY_UNAUTHENTICATED: Final = Metric(
-    "pagoda_gateway_unauthenticated", "counter", "Requests refused for their API key: missing, malformed, unknown or expired", ("reason",)
-)
-GATEWAY_HELD: Final = Metric("pagoda_gateway_held_requests", "gauge", "Requests held: no endpoint yet", ("service",))
-GATEWAY_ENDPOINTS: Final = Metric("pagoda_gateway_endpoints", "gauge", "Endpoints known", ("service", "verdict"))
-GATEWAY_REPICKS: Final = Metric("pagoda_gateway_repicks", "counter", "Requests picked again before a model byte", ("service", "reason"))
-GATEWAY_CONTINUED: Final = Metric(
-    "pagoda_gateway_continued_streams",
-    "counter",
-    "Streams that went on at another replica: with the same numbers, or with others",
-    ("service", "numbers"),
-)
-GATEWAY_HOLD_SECONDS: Final = Metric(
-    "pagoda_gateway_hold_seconds", "histogram", "Time requests were held", ("service",), (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0)
-)
-GATEWAY: Final = (
-    *(GATEWAY_REQUESTS, GATEWAY_UNAUTHENTICATED, GATEWAY_HELD, GATEWAY_ENDPOINTS, GATEWAY_REPICKS, GATEWAY_CONTINUED),
-    GATEWAY_HOLD_SECONDS,
-)
-
 OPERATOR_RECONCILES: Final = Metric("pagoda_operator_reconciles", "counter", "Runs, by what came of them", ("outcome",))
 OPERATOR_RECONCILE_SECONDS: Final = Metric(
     "pagoda_operator_reconcile_seconds",

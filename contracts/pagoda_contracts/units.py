@@ -10,6 +10,7 @@ from decimal import Decimal
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 DURATION_PATTERN: Final = r"^([0-9]{1,9}(\.[0-9]{1,9})?(ms|s|m|h)){1,4}$"
 QUANTITY_PATTERN: Final = r"^[0-9]{1,18}(\.[0-9]{1,9})?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"
@@ -67,6 +68,12 @@ def read_quantity(value: Any) -> Decimal:
     return Decimal(number) * (Decimal(10) ** int(exponent) if exponent else _SUFFIXES[suffix or ""])
 
 
+def _text_of_duration(value: Any) -> Any:
+    if isinstance(value, int | float):
+        raise PydanticCustomError("duration", "must be a duration such as 2s")
+    return value
+
+
 def _duration(text: str) -> str:
     parse_duration(text)
     return text
@@ -90,6 +97,7 @@ QUANTITY_MESSAGE: Final = "must be a quantity above 0, such as 250m or 4Gi"
 
 Duration = Annotated[
     str,
+    BeforeValidator(_text_of_duration),
     AfterValidator(_duration),
     WithJsonSchema({"type": "string", "maxLength": 48, "pattern": DURATION_PATTERN}),
 ]

@@ -36,7 +36,7 @@ def main() -> None:
         from pagoda_daemon.api.front import process
         from pagoda_daemon.process import settings
     except ModuleNotFoundError as missing:
-        sys.exit(f"pagoda-daemon: module {missing.name!r} is missing; install it with: pip install 'pagoda[daemon]'")
+        sys.exit(f"pagoda-daemon: module {missing.name!r} is missing; install it in a checkout: pip install '.[daemon]'")
     reason_file = settings.termination_log()
     try:
         if sys.argv[1:2] == [settings.SIMULATE_FRONTS]:
@@ -64,7 +64,7 @@ def _simulate(argv: list[str]) -> None:
     try:
         from pagoda_daemon.simulated.replay.command import main as simulate
     except ModuleNotFoundError as missing:
-        sys.exit(f"pagoda-daemon simulate: module {missing.name!r} is missing; install it with: pip install 'pagoda[daemon]'")
+        sys.exit(f"pagoda-daemon simulate: module {missing.name!r} is missing; install it in a checkout: pip install '.[daemon]'")
     simulate(argv)
 
 
@@ -72,7 +72,7 @@ def _bench(argv: list[str]) -> None:
     try:
         from pagoda_daemon.bench.command import main as bench
     except ModuleNotFoundError as missing:
-        sys.exit(f"pagoda-daemon bench: module {missing.name!r} is missing; install it with: pip install 'pagoda[bench]'")
+        sys.exit(f"pagoda-daemon bench: module {missing.name!r} is missing; install it in a checkout: pip install '.[bench]'")
     bench(argv)
 
 

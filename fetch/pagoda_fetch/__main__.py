@@ -31,7 +31,7 @@ def main() -> None:
     try:
         from pagoda_fetch.serve import settings
     except ModuleNotFoundError as missing:
-        sys.exit(f"pagoda-fetch: module {missing.name!r} is missing; install it with: pip install 'pagoda[fetch]'")
+        sys.exit(f"pagoda-fetch: module {missing.name!r} is missing; install it in a checkout: pip install '.[fetch]'")
     message = settings.termination_log()
     try:
         output = asyncio.run(_run(settings.resolve(sys.argv[1:])))

@@ -7,6 +7,7 @@ import sys
 import structlog
 
 from pagoda_gateway.serve import settings
+from pagoda_gateway.serve.steady_log import SteadyLogger
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -16,13 +17,16 @@ def main(argv: list[str] | None = None) -> None:
     try:
         from pagoda_gateway.serve import process
     except ModuleNotFoundError as error:
-        sys.exit(f"{error.name} is missing: install pagoda[gateway]")
+        sys.exit(f"{error.name} is missing; in a checkout: pip install '.[gateway]'")
     process.main(chosen)
 
 
 def configure_log() -> None:
     """Lines of JSON, or colours for a person."""
-    structlog.configure(processors=[structlog.processors.TimeStamper(fmt="iso"), structlog.processors.add_log_level, *_renderers()])
+    structlog.configure(
+        processors=[structlog.processors.TimeStamper(fmt="iso"), structlog.processors.add_log_level, *_renderers()],
+        logger_factory=lambda *_names: SteadyLogger(),
+    )
 
 
 def _renderers() -> list[structlog.typing.Processor]:

@@ -30,7 +30,7 @@ def main() -> None:
             sys.exit(replay(sys.argv[2:]))
         sys.exit(_operate(sys.argv[1:]))
     except ModuleNotFoundError as missing:
-        sys.exit(f"pagoda-operator: {missing.name} is not installed: pip install 'pagoda[operator]'")
+        sys.exit(f"pagoda-operator: {missing.name} is not installed; in a checkout: pip install '.[operator]'")
 
 
 def _operate(argv: list[str]) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from pagoda_devcluster.demo import install
-from pagoda_devcluster.demo.build import Workshop
+from pagoda_devcluster.demo.build import ImageBuilder
 from pagoda_devcluster.demo.show import Line, watch
 from support.judges.rights import GATEWAY, OPERATOR, nothing_refused
 from support.kube.cluster import Cluster, running_cluster
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 class Pagoda:
     """An installed Pagoda and the ways a user reaches it."""
 
-    shop: Workshop
+    builder: ImageBuilder
     cluster: install.Cluster
     running: Cluster
     url: str
@@ -38,7 +38,7 @@ class Pagoda:
         name = f"e2e-{uuid.uuid4().hex[:8]}"
         self.cluster.kubectl("create", "namespace", name)
         self.cluster.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
-        install.claim_deps(self.shop, self.cluster, name)
+        install.claim_deps(self.builder, self.cluster, name)
         return name
 
     def apply(self, namespace: str, manifest: dict[str, object]) -> None:
@@ -46,7 +46,7 @@ class Pagoda:
 
     def serve(self, namespace: str, name: str, model: Path, **spec: object) -> Line:
         """Claims the model, applies a service and waits for what becomes of it."""
-        install.claim(self.shop, self.cluster, model, namespace, name)
+        install.claim(self.builder, self.cluster, model, namespace, name)
         self.apply(namespace, service(name, **spec))
         return self.outcome(namespace, name)
 
@@ -62,13 +62,13 @@ class Pagoda:
 def pagoda() -> Iterator[Pagoda]:
     """Installs what `make demo` installs, by the same functions."""
     cache = Path(os.environ.get("PAGODA_CACHE") or Path.home() / ".cache/pagoda")
-    shop = Workshop(ROOT, cache, lambda text: print(text, file=sys.stderr))
+    builder = ImageBuilder(ROOT, cache, lambda text: print(text, file=sys.stderr))
     model = install.train_tiny(ROOT)
     with running_cluster(nodes="kubelet") as running:
         cluster = install.Cluster(running.name)
-        install.install_chart(shop, cluster, install.load_images(shop, cluster), ["--set", "gateway.auth.anonymous=true"])
+        install.install_chart(builder, cluster, install.load_images(builder, cluster), ["--set", "gateway.auth.anonymous=true"])
         since = time.time()
-        yield Pagoda(shop, cluster, running, install.gateway_url(cluster), model)
+        yield Pagoda(builder, cluster, running, install.gateway_url(cluster), model)
         nothing_refused(running, (OPERATOR, GATEWAY), since)
 
 

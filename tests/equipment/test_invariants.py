@@ -134,18 +134,18 @@ def test_a_cap_is_judged_at_every_instant(events, breaches):
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/n/leases/l"
 
 
-def on_lease(at, holder, door, life=0, epoch=1, taken="", method="PUT"):
+def on_lease(at, holder, listener, life=0, epoch=1, taken="", method="PUT"):
     spec = {"holderIdentity": holder, "leaseTransitions": epoch, "acquireTime": taken or holder}
     body = json.dumps({"spec": spec}).encode()
-    return Entry(at, Seen(0, method, LEASE, door=door), "forward", 200, body, done=at + 0.1, version=int(10 * at), life=life)
+    return Entry(at, Seen(0, method, LEASE, listener=listener), "forward", 200, body, done=at + 0.1, version=int(10 * at), life=life)
 
 
 def asked_for(at, life):
     return Entry(at, Seen(0, "GET", LEASE), "forward", 200, done=at + 0.1, life=life)
 
 
-def written(at, door, code=200, life=0, number=1):
-    seen = Seen(number, "PATCH", "/apis/apps/v1/namespaces/ns/deployments/d", door=door)
+def written(at, listener, code=200, life=0, number=1):
+    seen = Seen(number, "PATCH", "/apis/apps/v1/namespaces/ns/deployments/d", listener=listener)
     return Entry(at, seen, "forward", code, done=at + 0.1, life=life)
 
 
@@ -230,8 +230,13 @@ def test_silent_connections_are_watches_or_all():
 
 
 def test_one_write_of_one_listener_is_held():
-    plan, path = Held("pods", door=1), "/api/v1/namespaces/ns/pods/a"
-    asked = [Seen(1, "PATCH", path, door=1), Seen(2, "PATCH", path), Seen(3, "GET", path, door=1), Seen(4, "PATCH", path, door=1)]
+    plan, path = Held("pods", listener=1), "/api/v1/namespaces/ns/pods/a"
+    asked = [
+        Seen(1, "PATCH", path, listener=1),
+        Seen(2, "PATCH", path),
+        Seen(3, "GET", path, listener=1),
+        Seen(4, "PATCH", path, listener=1),
+    ]
     assert [plan.request(seen).act for seen in asked] == ["forward"] * 4
     plan.armed = True
     assert [plan.request(seen).act for seen in asked[1:] + asked[:1]] == ["forward", "forward", "hold", "forward"]

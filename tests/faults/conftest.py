@@ -53,7 +53,7 @@ def proxy(kube):
 
 @pytest.fixture(scope="package")
 def accounts(kube, proxy, tmp_path_factory):
-    """The operator's own account, by way of each of the proxy's doors."""
+    """The operator's own account, by way of each of the proxy's listeners."""
     files = [kubeconfig(kube, tmp_path_factory.mktemp("account")) for _ in proxy.addresses]
     for file, address in zip(files, proxy.addresses, strict=True):
         document = json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""Two operators behind the proxy, a door each: whatever becomes of the leader, nobody writes while another one's name is on the Lease."""
+"""Two operators behind the proxy, one listener each: whatever becomes of the leader, none writes while the other one holds the Lease."""
 
 import signal
 

@@ -9,13 +9,13 @@ from contextlib import suppress
 import pytest
 from pagoda_daemon.api.http.connection import Bounds
 from pagoda_daemon.api.openai import requests
+from support.clients import malformed_http as malformed
+from support.clients.malformed_http import HEAD
 from support.judges.refusals import COMPLETIONS, PATIENCE_S, completion, error_of, served
 from support.servers.local_replica import HOST, LocalReplica, local_replica, read_answer, request
 from support.servers.loop_clock import LoopClock
 
 BODY = json.dumps(completion()).encode()
-POST = b"POST /v1/completions HTTP/1.1\r\n"
-HEAD = POST + b"host: x\r\n"
 
 
 async def refused_raw(replica: LocalReplica, raw: bytes, *statuses: int) -> None:
@@ -43,19 +43,8 @@ async def refuses(*raws: bytes, statuses: tuple[int, ...] = (400,), bounds: Boun
         await replica.until(lambda: replica.connections <= 1)
 
 
-async def test_headers_are_bounded_in_bytes() -> None:
-    long = b"x" * 70_000
-    await refuses(
-        HEAD + b"x-a: " + long + b"\r\n\r\n",
-        b"GET /" + long + b" HTTP/1.1\r\nhost: x\r\n\r\n",
-        HEAD + b"x-a: " + long * 20,  # and never ends
-        HEAD + b"".join(b"x-%d: %s\r\n" % (n, b"y" * 1000) for n in range(80)) + b"\r\n",
-        statuses=(431, 0),
-    )
-
-
-async def test_headers_are_bounded_in_number() -> None:
-    await refuses(HEAD + b"".join(b"x-%d: y\r\n" % n for n in range(1000)) + b"\r\n", statuses=(431, 0))
+async def test_headers_are_bounded_in_bytes_and_in_number() -> None:
+    await refuses(*malformed.LARGE.values(), statuses=(431, 0))
 
 
 async def test_a_body_in_countless_chunks_is_bounded_like_any_other() -> None:
@@ -74,14 +63,11 @@ async def test_a_body_in_countless_chunks_is_bounded_like_any_other() -> None:
 
 
 async def test_the_sizes_of_chunks_are_numbers_of_this_machine() -> None:
-    chunked = HEAD + b"transfer-encoding: chunked\r\n\r\n"
-    sizes = (b"FFFFFFFFFFFFFFFF1", b"-5", b"0x5", b"5 5", b"", b"5;" + b"\n", b"+5", b"5\n")
-    await refuses(*(chunked + size + b"\r\nhello\r\n0\r\n\r\n" for size in sizes))
+    await refuses(*malformed.chunk_sizes())
 
 
 async def test_lengths_are_numbers_of_this_machine() -> None:
-    wrong = (b"18446744073709551616", b"-1", b"+4", b"0x4", b"4, 4", b"4 4", b"", b"1e3", b"\xd9\xa4")
-    await refuses(*(HEAD + b"content-length: " + length + b"\r\n\r\n" + BODY for length in wrong))
+    await refuses(*malformed.lengths(BODY))
 
 
 async def test_a_length_that_nobody_holds_is_refused_before_its_bytes() -> None:
@@ -93,63 +79,23 @@ async def test_a_length_that_nobody_holds_is_refused_before_its_bytes() -> None:
 
 
 async def test_chunks_end_as_the_standard_says() -> None:
-    chunked = HEAD + b"transfer-encoding: chunked\r\n\r\n"
-    await refuses(chunked + b"5\r\nhelloXX0\r\n\r\n", chunked + b"5\r\nhello0\r\n\r\n", chunked + b"5\nhello\r\n0\r\n\r\n")
+    await refuses(*malformed.CHUNK_ENDS)
 
 
 async def test_a_request_of_two_lengths_is_refused() -> None:
-    smuggled = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
-    te, cl = b"transfer-encoding: chunked\r\n", b"content-length: 4\r\n"
-    await refuses(
-        HEAD + cl + te + b"\r\n0\r\n\r\n" + smuggled,
-        HEAD + te + cl + b"\r\n0\r\n\r\n" + smuggled,
-        HEAD + cl + b"content-length: 5\r\n\r\nabcd" + smuggled,
-        HEAD + cl + cl + b"\r\nabcd" + smuggled,
-        HEAD + te + b"\r\n5\r\nhello\r\n0\r\ncontent-length: 9\r\n\r\n" + smuggled,
-    )
+    await refuses(*malformed.TWO_LENGTHS)
 
 
 async def test_transfer_codings_that_are_not_plainly_chunked_are_refused() -> None:
-    for_each = (
-        b"xchunked",
-        b"identity",
-        b"chunked, identity",
-        b"gzip, chunked",
-        b"chunked\r\ntransfer-encoding: chunked",
-        b"\x0bchunked",
-        b"",
-    )
-    await refuses(
-        *(HEAD + b"transfer-encoding: " + value + b"\r\n\r\n0\r\n\r\n" for value in for_each),
-        b"POST /v1/completions HTTP/1.0\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-    )
+    await refuses(*malformed.codings())
 
 
 async def test_header_lines_are_those_of_the_standard() -> None:
-    end = b"content-length: 0\r\n\r\n"
-    await refuses(
-        HEAD + b"content-length : 0\r\n\r\n",
-        HEAD + b"x: a\r\n b\r\n" + end,
-        HEAD + b"x: a\rb\r\n" + end,
-        HEAD + b"x: a\0b\r\n" + end,
-        HEAD + b"x\0y: a\r\n" + end,
-        POST.replace(b"\r", b"") + b"host: x\ncontent-length: 0\n\n",
-        POST + end,
-        HEAD + b"host: y\r\n" + end,
-    )
+    await refuses(*malformed.HEADER_LINES)
 
 
 async def test_what_is_no_http_gets_one_refusal_and_the_end() -> None:
-    await refuses(
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 500,
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"GET / HTTP/1.2\r\nhost: x\r\n\r\n",
-        b"FOO / HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"GET http://x:99999999/v1/models HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"GET /\xc3\xa9 HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"*3\r\n$3\r\nSET\r\n",
-        b"\0" * 10_000,
-    )
+    await refuses(*malformed.NO_HTTP)
 
 
 async def test_this_is_no_proxy() -> None:

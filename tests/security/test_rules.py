@@ -30,8 +30,8 @@ FIXED = {
     "torch": (2, 6),
 }
 # Code that runs code on purpose: what is said there is ours, not a client's.
-DOORS = ("daemon/pagoda_daemon/text/template_worker.py",)
-# Who writes to the cluster: a plan's deeds, words beside the runs, and the Lease. Of the client itself only the door's own.
+ENTRY_POINTS = ("daemon/pagoda_daemon/text/template_worker.py",)
+# Who writes to the cluster: a plan's deeds, words beside the runs, and the Lease. Of the client itself only the entry point's own.
 WRITES = {
     "apply.py": {"create(resource)", "apply(resource)", "delete(resource)", "annotate(write.resource)", "apply_status(resource)"},
     "events.py": {"create(EVENTS)"},
@@ -45,7 +45,7 @@ def test_no_unsafe_deserialisation() -> None:
 
 
 def test_no_code_from_data() -> None:
-    found = [line for line in broken(code_from_data) if "re.compile" not in line and not line.startswith(DOORS)]
+    found = [line for line in broken(code_from_data) if "re.compile" not in line and not line.startswith(ENTRY_POINTS)]
     assert found == []
 
 
@@ -54,7 +54,7 @@ def test_no_forms_and_no_files() -> None:
 
 
 def test_no_address_of_every_interface() -> None:
-    """Where a pod listens is said by DaemonConfig and by the doors' own settings, in these places only."""
+    """Where a pod listens is said by DaemonConfig and by the entry points' own settings, in these places only."""
     holders = sorted({line.partition(":")[0] for line in broken(every_interface)})
     assert [path for path in holders if not path.endswith(("settings.py", "launch.py", "__main__.py"))] == []
 

@@ -1,4 +1,4 @@
-"""Every door opens with its forbidden packages made unimportable: the third guard besides import-linter and the single-extra installs."""
+"""Every entry point imports without its forbidden packages: the third guard besides import-linter and the single-extra installs."""
 
 import ast
 import re

@@ -47,10 +47,16 @@ def schema() -> Schema:
                 _workload()
                 | {
                     "holdTimeout": _DURATION,
+                    "lameDuck": _DURATION,
                     "drainTimeout": _DURATION,
+                    "accessLog": _BOOLEAN,
+                    "tls": _closed({"secretName": {"type": "string"}}),
+                    "tracing": _closed({"endpoint": {"type": "string", "pattern": "^(https?://.+)?$"}}),
                     "auth": _closed({"anonymous": _BOOLEAN, "firstKey": _closed({"create": _BOOLEAN, "tenant": _TENANT})}),
                     "service": _closed({"type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]}}),
                     "keda": _closed({"enabled": _BOOLEAN}),
+                    "quota": _closed({"store": _closed({"secret": {"type": "string"}, "key": {"type": "string", "minLength": 1}})}),
+                    "usageLines": _BOOLEAN,
                 }
             ),
             "auth": _closed({"enabled": _BOOLEAN, "metrics": _closed({"accounts": _ACCOUNTS, "networks": _NETWORKS})}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pagoda_contracts import metrics
+from pagoda_contracts import gateway_metrics, metrics
 from pagoda_contracts.metrics import Metric
 from pagoda_contracts.names import PORT_DAEMON_HTTP, PORT_METRICS
 
@@ -40,10 +40,11 @@ def text() -> str:
         ("Replica: HTTP", metrics.DAEMON_HTTP),
         ("Replica: its front process", metrics.DAEMON_PROCESS),
         ("Replica: our own", metrics.DAEMON_OWN),
-        ("Gateway", metrics.GATEWAY),
+        ("Gateway", gateway_metrics.GATEWAY_OWN),
+        ("Gateway: names of llm-d's endpoint picker, and their older twins", gateway_metrics.GATEWAY_POOL),
         ("Operator", metrics.OPERATOR),
     )
-    buckets = _numbered((*metrics.DAEMON, *metrics.GATEWAY, *metrics.OPERATOR, *metrics.OPERATOR_LATER))
+    buckets = _numbered((*metrics.DAEMON, *gateway_metrics.GATEWAY, *metrics.OPERATOR, *metrics.OPERATOR_LATER))
     tables = [f"\n## {title}\n\n{_table(families, buckets)}" for title, families in parts]
     later = _LATER + "\n" + _table(metrics.OPERATOR_LATER, buckets)
     return _HEAD + "".join(tables) + later + _bucket_list(buckets)

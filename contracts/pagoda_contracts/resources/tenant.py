@@ -1,6 +1,6 @@
 """TenantQuota: who pays, and how much they may use. Cluster-wide, not writable by tenants.
 
-The operator acts on `devices` (docs/quota.md). Nothing acts on the rest yet (docs/roadmap.md).
+The operator acts on `devices`. Gateways act on the rest, for requests with the tenant's API keys (docs/quota.md).
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ class Subjects(Model):
     """What identifies the tenant."""
 
     namespaces: Annotated[tuple[DnsName, ...], Field(max_length=256)] = Field(
-        default=(), description="Namespaces whose services count.", json_schema_extra={"x-kubernetes-list-type": "set"}
+        default=(), description="Namespaces whose replicas `devices` counts.", json_schema_extra={"x-kubernetes-list-type": "set"}
     )
-    api_keys_secret_ref: ApiKeysRef | None = Field(default=None, description="The Secret whose API keys are the tenant's.")
+    api_keys_secret_ref: ApiKeysRef | None = Field(
+        default=None, description="The Secret, in the gateways' namespace, whose tenant the other fields limit, with all its keys."
+    )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -57,9 +59,13 @@ class Subjects(Model):
 class WindowLimit(Model):
     """How much within one window of time."""
 
-    window: Duration = Field(description="Length of the window, 1s to 720h, such as 1m or 24h.")
+    window: Duration = Field(
+        description="Length of the window, 1s to 720h, such as 1m or 24h. Windows begin at multiples of it since 1970, UTC."
+    )
     requests: Count | None = Field(default=None, description="Requests admitted within it.")
-    tokens: Count | None = Field(default=None, description="Prompt plus answer tokens within it, reserved at admission.")
+    tokens: Count | None = Field(
+        default=None, description="Prompt plus answer tokens of requests admitted within it. An upper bound is reserved at admission."
+    )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -111,7 +117,9 @@ class TenantQuotaSpec(Model):
 
     subjects: Subjects = Field(description="What identifies the tenant.")
     models: Annotated[tuple[ServedName, ...], Field(max_length=256)] = Field(
-        default=(), description="Served names that the tenant may use; all if empty.", json_schema_extra={"x-kubernetes-list-type": "set"}
+        default=(),
+        description="Served names that the tenant may use and see; all if empty.",
+        json_schema_extra={"x-kubernetes-list-type": "set"},
     )
     limits: Annotated[tuple[WindowLimit, ...], Field(max_length=8)] = Field(
         default=(),
@@ -126,13 +134,16 @@ class TenantQuotaSpec(Model):
         default=None, description="Answer of one request, in tokens."
     )
     default_max_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = Field(
-        default=None, description="max_tokens of a request that sets none, and what is reserved for it."
+        default=None,
+        description="max_tokens of a request that sets none. Without it maxOutputTokens is reserved, or 4096 if tokens are limited.",
     )
     devices: DeviceCaps | None = Field(
         default=None, description="GPUs and MIG slices of the tenant's replicas. If several quotas count a namespace, all of them apply."
     )
-    weight: int = Field(default=1, ge=1, le=1000, description="Share among tenants that wait, relative to the others' weights.")
-    priority: int = Field(default=0, ge=-1000, le=1000, description="Higher goes first; equal ones share by weight.")
+    weight: int = Field(
+        default=1, ge=1, le=1000, description="Share of a replica among tenants that wait there, relative to the others' weights."
+    )
+    priority: int = Field(default=0, ge=-1000, le=1000, description="Higher goes first at a replica; equal ones share by weight.")
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -180,7 +191,7 @@ class TenantQuota(Model):
     api_version: ApiVersion = API_VERSION
     kind: Literal["TenantQuota"] = "TenantQuota"
     metadata: ObjectMeta = ObjectMeta()
-    spec: TenantQuotaSpec = Field(description="The tenant and its limits. Only subjects.namespaces and devices are acted on yet.")
+    spec: TenantQuotaSpec = Field(description="The tenant and its limits. If several quotas concern a tenant, all of them apply.")
     status: TenantQuotaStatus | None = Field(default=None, description="The observed state. Only the operator writes it.")
 
 

@@ -79,7 +79,7 @@ async def ask(session: aiohttp.ClientSession, target: Target, body: bytes, sampl
         async with session.post(target.url, data=body, headers=headers) as response:
             if response.status != OK:
                 said = (await response.text(errors="replace"))[:_LONGEST_ERROR]
-                return answer.outcome(sent, f"HTTP {response.status}: {said}")
+                return answer.outcome(sent, f"HTTP {response.status}: {said}", response.status)
             async for event in _events(response.content):
                 answer.take(event, time.perf_counter())
     except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
@@ -119,8 +119,8 @@ class _Answer:
             return "the stream ended before [DONE]"
         return "" if self._counted else "the server sent no usage, so its tokens are not known (stream_options.include_usage)"
 
-    def outcome(self, sent: float, error: str) -> Outcome:
-        return Outcome(sent, time.perf_counter(), tuple(self._stamps), self._input, self._output, "".join(self._texts), error)
+    def outcome(self, sent: float, error: str, status: int = 0) -> Outcome:
+        return Outcome(sent, time.perf_counter(), tuple(self._stamps), self._input, self._output, "".join(self._texts), error, status)
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

@@ -49,7 +49,7 @@ def parse(argv: Sequence[str], api_key: str = "") -> Settings:
     percentiles = tuple(float(one) for one in given.metric_percentiles.split(","))
     return Settings(
         given,
-        (given.base_url or f"http://{given.host}:{given.port}").rstrip("/"),
+        (given.base_url or f"http://{given.host}:{given.port}").rstrip("/").removesuffix("/v1"),
         given.endpoint or BACKENDS[given.backend],
         _body(given),
         {**key, **dict(given.header or ())},
@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_target(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--backend", choices=tuple(BACKENDS), default="openai", help="which endpoint is asked (default: %(default)s)")
-    serve.add_argument("--base-url", help="address of the server, without /v1")
+    serve.add_argument("--base-url", help="address of the server; /v1 at its end is left out")
     serve.add_argument("--host", default="127.0.0.1", help="used without --base-url (default: %(default)s)")
     serve.add_argument("--port", type=_positive, default=8000, help="used without --base-url (default: %(default)s)")
     serve.add_argument("--endpoint", help="path (default: the backend's)")

@@ -6,6 +6,7 @@ If the client itself is late, that is not the server's fault: a run says how lat
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -20,6 +21,7 @@ from pagoda_daemon.nouns.errors import NotStarted
 
 _LONGEST_S: Final = 6 * 3600.0
 _AGAIN_S: Final = 1.0
+_MAY_PASS: Final = (408, 429)  # every other 4xx is about the request, which stays the same
 
 
 class Run(NamedTuple):
@@ -46,12 +48,21 @@ def session() -> aiohttp.ClientSession:
 
 
 async def wait_ready(opened: aiohttp.ClientSession, target: Target, sample: Sample, patience_s: float) -> None:
-    """Until the endpoint answers this request; NotStarted says why it does not."""
-    deadline = time.monotonic() + patience_s
+    """Until the endpoint answers this request; NotStarted says why it does not. A refusal that waiting cannot change ends at once."""
+    deadline, told = time.monotonic() + patience_s, False
     while (outcome := await ask(opened, target, target.body_of(sample), sample)).error:
+        if _for_good(outcome.status):
+            raise NotStarted(f"{target.url} refuses the first request: {outcome.error}")
         if time.monotonic() + _AGAIN_S > deadline:
             raise NotStarted(f"{target.url} does not answer: {outcome.error}")
+        if not told:
+            sys.stderr.write(f"waiting for {target.url} for up to {patience_s:g} s: {outcome.error}\n")
+            told = True
         await asyncio.sleep(_AGAIN_S)
+
+
+def _for_good(status: int) -> bool:
+    return 400 <= status < 500 and status not in _MAY_PASS
 
 
 async def run(opened: aiohttp.ClientSession, target: Target, load: Load, done: Callable[[], None]) -> Run:

@@ -27,7 +27,7 @@ _PER_REQUEST: Final = ("input_lens", "output_lens", "ttfts", "itls", "generated_
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """One request. `sent` and `stamps` (of each event that brought text) are times; `ended` is that of the last byte. `error` is empty if
-    the answer is whole. Tokens are those that the server counted."""
+    the answer is whole. Tokens are those that the server counted. `status` is HTTP's, 0 without an answer."""
 
     sent: float
     ended: float
@@ -36,6 +36,7 @@ class Outcome:
     output_tokens: int = 0
     text: str = ""
     error: str = ""
+    status: int = 0
 
     @property
     def ttft(self) -> float:

@@ -1,4 +1,4 @@
-"""cause_of: an engine's exit code and last words → the error that says why it ended. Called by what links a front to its engine; pure."""
+"""cause_of: an engine's exit code and last output → the error that says why it ended. Called by what links a front to its engine; pure."""
 
 from __future__ import annotations
 

@@ -64,6 +64,11 @@ class Record:
         if self.reason != REFUSED:
             self.reason = FAILED
 
+    def fail_all(self) -> None:
+        """Its answers came, and could not be written: each of them failed."""
+        self.ends.clear()
+        self.reason = FAILED
+
     @property
     def cached_tokens(self) -> int:
         """Of the prompt, counted once however many answers there are."""

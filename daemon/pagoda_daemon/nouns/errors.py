@@ -22,6 +22,7 @@ DaemonError
     ├── WrongReplica          an order for the pod that had this address before
     ├── NotBuilt              a method that this version knows and does not serve
     │   └── EndpointNotBuilt  a path of OpenAI's API
+    ├── OverReservation       needs more tokens than its gateway has reserved for it
     ├── Overloaded            holds as many as it may: try another replica
     │   └── TooMany           too much waits already
     └── RequestFailed         the engine ended this request; others go on
@@ -39,6 +40,7 @@ from pagoda_contracts.names import (
     ERROR_FORBIDDEN,
     ERROR_MODEL_NOT_FOUND,
     ERROR_NOT_READY,
+    ERROR_OVER_RESERVATION,
     ERROR_OVERLOADED,
     ERROR_UNAUTHENTICATED,
     ERROR_UNSUPPORTED,
@@ -198,6 +200,16 @@ class EndpointNotBuilt(NotBuilt):
     """A path of OpenAI's API that is not served."""
 
     code = ERROR_UNSUPPORTED_ENDPOINT
+
+
+class OverReservation(RequestError):
+    """Needs `needed` tokens, more than its gateway has reserved. The gateway reserves them and asks again, or refuses its client."""
+
+    code = ERROR_OVER_RESERVATION
+
+    def __init__(self, needed: int, reserved: int) -> None:
+        super().__init__(f"the request needs {needed} tokens, and {reserved} are reserved for it")
+        self.needed = needed
 
 
 class Overloaded(RequestError):

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
 from typing import Final, NamedTuple, TypeVar
 
 from pagoda_daemon.api.routes.generation import Delta, Generator, Submission
@@ -68,8 +67,8 @@ class Core:
     async def _collected(self, job: Submission) -> Answered:
         found: tuple[list[Delta], ...] = tuple([] for _ in range(job.message.n))
         self.check()  # no await from here to the submission: an engine that ends after it fails the stream
-        async with aclosing(self._generator.deltas((job,), time.monotonic())) as deltas:  # type: ignore[type-var]
-            async for several in deltas:
+        async with self._generator.answering((job,), time.monotonic()) as answers:
+            async for several in answers:
                 for delta in several:
                     found[delta.choice].append(delta)
         return Answered(job, found)

@@ -32,7 +32,7 @@ _FIELDS: Final = {
     "auth.keysFile": "--api-key",
 }
 _OTHERS: Final = {
-    "--name": "one name for `model.servedNames`",
+    "--name": "one name for `model.servedNames`; repeatable",
     "--revision": "commit, tag or branch of a model that is fetched",
     "--download-dir": "where fetched models are kept (default: `~/.cache/pagoda/models`)",
     "--set": "any field of the tables by its name: `--set slo.ttft=2s`",

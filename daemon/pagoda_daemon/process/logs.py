@@ -1,4 +1,4 @@
-"""SteadyLogger: log lines straight to a descriptor. Set up by the two doors, `__main__` and `engine.__main__`.
+"""SteadyLogger: log lines straight to a descriptor. Set up by the two entry points, `__main__` and `engine.__main__`.
 
 A line that cannot be written is dropped and counted: a full disk or a closed pipe behind stdout must not end a request, let alone the
 process. Nothing is buffered, so nothing fails later, at exit.

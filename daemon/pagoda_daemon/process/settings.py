@@ -26,7 +26,11 @@ from pagoda_daemon.nouns.errors import ConfigRejected, NotStarted
 from pagoda_daemon.process import stand_alone
 
 VERSION: Final = version("pagoda")
-SIMULATE_FRONTS: Final = "simulate-fronts"  # a door of its own: simulated/fleet/fronts.py
+SIMULATE_FRONTS: Final = "simulate-fronts"  # a command of its own: simulated/fleet/fronts.py
+_ELSEWHERE: Final = {  # `__main__` runs them before it comes here: listed for --help alone
+    "bench": "send load to an OpenAI endpoint and say how it answered (bench serve --help)",
+    "simulate": "run a trace through the scheduler on a simulated device, without a model (simulate --help)",
+}
 _COLLECTOR: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _DEFAULT: Final = Path(DAEMON_CONFIG_DIR) / DAEMON_CONFIG_KEY
 _TERMINATION_LOG: Final = "/dev/termination-log"  # where kubelet mounts a pod's terminationMessagePath by default
@@ -59,7 +63,10 @@ def termination_log(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 def resolve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Settings:
     """Settings of a command line; exits with argparse's message on a malformed one, ConfigRejected on an impossible one."""
-    arguments = _parser().parse_args(stand_alone.with_file(argv))
+    parser = _parser()
+    arguments = parser.parse_args(stand_alone.with_file(argv))
+    if arguments.command in _ELSEWHERE:
+        parser.error(f"{arguments.command} must be the first word")
     if arguments.version:
         _tell_version(arguments.config)
     if arguments.command == "serve":
@@ -85,15 +92,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="pagoda-daemon",
         description="Serves one large language model over the OpenAI API.",
-        epilog="`pagoda-daemon simulate --help`: a trace through the scheduler on a simulated device, without a model. "
-        "`pagoda-daemon bench serve --help`: load against an OpenAI endpoint.",
+        epilog="In a pod no command is given: what to serve is in the file of --config.",
     )
     parser.add_argument("--version", action="store_true", help="tell the version, after reading the DaemonConfig where --config is given")
     parser.add_argument("--config", type=Path, help=f"DaemonConfig as JSON (default: {_DEFAULT})")
-    commands = parser.add_subparsers(dest="command", metavar="{serve,simulate-fronts}")
-    commands.add_parser(SIMULATE_FRONTS, help="play many replicas in one process, for a cluster whose nodes only pretend", add_help=False)
+    commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
     serve = commands.add_parser("serve", help="serve a model without Kubernetes")
     stand_alone.add_flags(serve)
+    for name, told in _ELSEWHERE.items():
+        commands.add_parser(name, help=told, add_help=False)
     return parser
 
 

@@ -28,10 +28,16 @@ from pagoda_daemon.nouns.errors import ConfigRejected, NotStarted
 
 ENV_API_KEY: Final = "PAGODA_API_KEY"
 _MAX_PORT: Final = 65535
-_SOURCE: Final = re.compile(r"(hf|s3|gs|oci)://.+|[\w.-]+/[\w.-]+")
+_BLOCKS: Final = ("16", "32", "64")
+_WHICH_BLOCKS: Final = f"must be {', '.join(_BLOCKS[:-1])} or {_BLOCKS[-1]}"
+_SOURCE: Final = re.compile(r"(hf|s3|gs|oci)://.+|\w[\w.-]*/[\w.-]+")  # ./x is a path
 _KEYS: Final = "api-keys"
 # What people type who come from vLLM, and that has no effect here: said, not silently taken.
-_NOT_BUILT: Final = ("--tensor-parallel-size", "--enable-lora")
+_REFUSED: Final = {
+    "--tensor-parallel-size": "is not built yet",
+    "--enable-lora": "is not built yet",
+    "--trust-remote-code": "is never done: code that comes with a model is not run",
+}
 _LISTS: Final = (
     ("--cors-origin", "ORIGIN", "origin of web pages that may read answers, such as https://chat.example.org; repeatable"),
     ("--allowed-host", "NAME", "host name under which clients without keys reach the daemon, * for any; repeatable"),
@@ -72,6 +78,13 @@ def port(text: str) -> int:
     raise argparse.ArgumentTypeError(f"must be a port from 0 to {_MAX_PORT}, got {text}")
 
 
+def block(text: str) -> int:
+    """Tokens of a KV block."""
+    if text in _BLOCKS:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{_WHICH_BLOCKS}, got {text!r}")
+
+
 FLAGS: Final = (
     Flag("--host", "listen.host", "address to listen on (default: 127.0.0.1)"),
     Flag("--port", "listen.http", f"HTTP port, 0 for a free one (default: {PORT_DAEMON_HTTP})", port),
@@ -80,7 +93,7 @@ FLAGS: Final = (
     Flag("--max-model-len", "engine.maxModelLen", "longest context in tokens, 32k is 32,768 (default: the model's)", tokens),
     Flag("--max-num-seqs", "engine.maxConcurrency", "requests that decode together (default: 64)", int),
     Flag("--max-num-batched-tokens", "engine.tokenBudget", "tokens computed per step (default: 512)", int),
-    Flag("--block-size", "engine.blockSize", "tokens of a KV block (default: 16)", int),
+    Flag("--block-size", "engine.blockSize", "tokens of a KV block: 16, 32 or 64 (default: 16)", block),
     Flag("--kv-cache-memory-bytes", "engine.kvBytes", "memory for KV blocks such as 4Gi (default: what is left)", size),
     Flag("--gpu-memory-utilization", "engine.kvMemoryFraction", "share of all memory for weights, steps and KV, on CPU too", float),
     Flag("--quantization", "engine.quantization", "type of the weights' matrices", choices=("int8", "fp8", "int4", "nvfp4")),
@@ -104,7 +117,7 @@ def add_flags(serve: argparse.ArgumentParser) -> None:
         more: dict[str, Any] = {"choices": flag.choices} if flag.choices else {"type": flag.kind}
         serve.add_argument(flag.name, dest=flag.field, help=flag.help, **more)
     serve.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names that clients put in `model` (default: the model's)")
-    serve.add_argument("--name", help="one such name")
+    serve.add_argument("--name", action="append", help="one such name; repeatable")
     serve.add_argument("--api-key", action="append", metavar="KEY", help=f"key that clients must send; repeatable; or {ENV_API_KEY}")
     for name, metavar, told in _LISTS:
         serve.add_argument(name, action="append", default=[], metavar=metavar, help=told)
@@ -116,15 +129,15 @@ def add_flags(serve: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="any field of a DaemonConfig (docs/daemon-config.md)"
     )
     serve.add_argument("--config", dest="flags_file", type=Path, help="YAML file of flags, without their dashes")
-    for name in _NOT_BUILT:
-        serve.add_argument(name, action=_NotBuilt, nargs="?", help=argparse.SUPPRESS)
+    for name in _REFUSED:
+        serve.add_argument(name, action=_Refused, nargs="?", help=argparse.SUPPRESS)
 
 
-class _NotBuilt(argparse.Action):
+class _Refused(argparse.Action):
     """Ends with a sentence that names the flag."""
 
     def __call__(self, parser: argparse.ArgumentParser, _space: object, _values: object, option: str | None = None) -> None:
-        parser.error(f"{option} is not built yet; leave it out")
+        parser.error(f"{option} {_REFUSED[self.option_strings[0]]}; leave it out")
 
 
 def with_file(argv: Sequence[str]) -> list[str]:
@@ -155,14 +168,14 @@ def _words(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [f"--{name}"] if value else []
     values = [str(one) for one in value] if isinstance(value, list) else [str(value)]
-    repeated = name in ("set", "api-key", *(one.removeprefix("--") for one, _, _ in _LISTS))
+    repeated = name in ("set", "name", "api-key", *(one.removeprefix("--") for one, _, _ in _LISTS))
     return [word for one in values for word in (f"--{name}", one)] if repeated else [f"--{name}", *values]
 
 
 def config_of(arguments: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> DaemonConfig:
     """ConfigRejected names what cannot be; nothing is left behind then."""
     folder = model_folder(arguments.model, arguments.revision, arguments.download_dir, environ)
-    names = arguments.served_model_name or [arguments.name or name_of(arguments.model)]
+    names = list(dict.fromkeys((*(arguments.served_model_name or ()), *(arguments.name or ())))) or [name_of(arguments.model)]
     tree: dict[str, Any] = {"model": {"path": str(folder), "servedNames": names}}
     _put(tree, "listen", {"host": "127.0.0.1", "http": PORT_DAEMON_HTTP, "grpc": 0, "probes": 0, "pingAfter": "15s"})
     for name, value in vars(arguments).items():
@@ -214,6 +227,8 @@ def checked(tree: Mapping[str, Any]) -> DaemonConfig:
         raise ConfigRejected(f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {str(first['input'])[:200]!r}") from error
     if unknown := config.unknown_fields():
         raise ConfigRejected(f"{', '.join(unknown)}: not built yet, or no field of a DaemonConfig (docs/daemon-config.md)")
+    if str(config.engine.block_size) not in _BLOCKS:
+        raise ConfigRejected(f"engine.blockSize: {_WHICH_BLOCKS}, got {config.engine.block_size}")
     return config
 
 
@@ -244,16 +259,18 @@ def model_folder(given: str, revision: str | None = None, store: Path | None = N
     if not _SOURCE.fullmatch(given):
         raise ConfigRejected(f"{given} is not a directory")
     cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagoda" / "models"
-    uri = given if "://" in given else f"hf://{given}"
-    return _fetched(uri, revision, store or cache)
+    return _fetched(given, revision, store or cache)
 
 
-def _fetched(uri: str, revision: str | None, store: Path) -> Path:
+def _fetched(given: str, revision: str | None, store: Path) -> Path:
     """By `pagoda-fetch`: resumed, verified, kept. It shows its progress on stderr, and says itself what is wrong."""
+    hub = "://" not in given
+    uri = f"hf://{given}" if hub else given
     store.mkdir(parents=True, exist_ok=True)
     more = ["--revision", revision] if revision else []
     argv = [sys.executable, "-P", "-m", "pagoda_fetch", "fetch", uri, "--to", str(store), *more]
     done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        raise NotStarted(f"{uri} was not fetched; pagoda-fetch ended with {done.returncode}")
+        path = f". There is no directory {given} here either" if hub else ""
+        raise NotStarted(f"{uri} was not fetched; pagoda-fetch ended with {done.returncode}{path}")
     return Path(done.stdout.strip())

@@ -1,6 +1,6 @@
 """Requests in and out by the client's will or the clock's: submit, abort, expire. Called by the engine's loop; pure.
 
-The front has validated what a user may write; what is refused here can never run, whatever the load, or cannot run now (`scheduler.door`).
+The front has validated what a user may write; what is refused here can never run, whatever the load, or cannot run now.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Milliseconds are modelled as base + per_token * tokens + per_context * context, 
 A weighted least-squares fit whose sums forget: each step multiplies the past by 0.998 and counts by the square of its relative, not its
 absolute error, so that 2 ms decodes and 500 ms chunks are fitted alike. A step of more than three times its prediction enters as three
 times, so one pause of the machine moves nothing much; at the third surprise in a row the past is all but forgotten, so a device that
-became slow is believed.
+became slow counts.
 """
 
 from __future__ import annotations

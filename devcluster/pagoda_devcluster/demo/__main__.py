@@ -33,14 +33,14 @@ def main() -> None:
         sys.exit(exit_code(error))
 
 
-def _workshop() -> build.Workshop:
+def _builder() -> build.ImageBuilder:
     """This checkout and the user's cache; each step is said with the seconds since the start."""
     root = Path(__file__).resolve().parents[3]
     if not (root / "charts/pagoda").is_dir():
         raise StartError("pagoda-demo runs from a checkout: install it with `make setup`")
     cache = Path(os.environ.get("PAGODA_CACHE") or Path.home() / ".cache/pagoda")
     console, start = Console(stderr=True), time.monotonic()
-    return build.Workshop(
+    return build.ImageBuilder(
         root, cache, lambda text: console.print(f"[dim]{time.monotonic() - start:5.1f} s[/dim]  {text}", highlight=False, soft_wrap=True)
     )
 
@@ -51,32 +51,32 @@ def up(
 ) -> None:
     """A cluster, the chart, the quickstart's service, and a streamed chat."""
     try:
-        _up(_workshop(), question)
+        _up(_builder(), question)
     except KeyboardInterrupt:
         Console(stderr=True).print("\ninterrupted: `make demo` takes up where it stopped, `make demo-down` removes it")
         raise typer.Exit(130) from None
 
 
-def _up(shop: build.Workshop, question: str) -> None:
-    cluster = _cluster(shop)
-    model = install.train_tiny(shop.root)
-    images = install.load_images(shop, cluster)
-    install.claim(shop, cluster, model, NAMESPACE, SERVICE)
-    install.claim_deps(shop, cluster, NAMESPACE)
-    install.install_chart(shop, cluster, images)
-    shop.say("kubectl apply -f examples/01-quickstart/")
-    cluster.kubectl("apply", "-n", NAMESPACE, "-f", str(shop.root / "examples/01-quickstart"))
+def _up(builder: build.ImageBuilder, question: str) -> None:
+    cluster = _cluster(builder)
+    model = install.train_tiny(builder.root)
+    images = install.load_images(builder, cluster)
+    install.claim(builder, cluster, model, NAMESPACE, SERVICE)
+    install.claim_deps(builder, cluster, NAMESPACE)
+    install.install_chart(builder, cluster, images)
+    builder.say("kubectl apply -f examples/01-quickstart/")
+    cluster.kubectl("apply", "-n", NAMESPACE, "-f", str(builder.root / "examples/01-quickstart"))
     for line in show.watch(cluster, NAMESPACE, SERVICE, seconds=300):
-        shop.say(f"[bold]{SERVICE}[/bold] {line.reason}: {line.message}")
+        builder.say(f"[bold]{SERVICE}[/bold] {line.reason}: {line.message}")
         if line.stalled:
             raise StartError(f"{SERVICE} is Stalled: {line.message}")
-    _chat(shop, install.gateway_url(cluster), install.api_key(cluster, TENANT), question)
+    _chat(builder, install.gateway_url(cluster), install.api_key(cluster, TENANT), question)
     _next_commands(cluster)
 
 
-def _cluster(shop: build.Workshop) -> install.Cluster:
+def _cluster(builder: build.ImageBuilder) -> install.Cluster:
     """The demo's cluster, its progress shown by the tool that makes it. Packages first: the images need buildah."""
-    shop.say(f"dev cluster {CLUSTER!r}: a real Kubernetes on this machine")
+    builder.say(f"dev cluster {CLUSTER!r}: a real Kubernetes on this machine")
     # Native: the chat goes to a ClusterIP and the model is a folder of this machine; a kind node shows neither.
     up = ["up", "--name", CLUSTER, "--provider", "native", "--install"]
     done = subprocess.run([str(Path(sys.executable).parent / "pagoda-devcluster"), *up], check=False)
@@ -85,9 +85,9 @@ def _cluster(shop: build.Workshop) -> install.Cluster:
     return install.Cluster(CLUSTER)
 
 
-def _chat(shop: build.Workshop, url: str, key: str, question: str) -> None:
-    shop.say(f"the openai client asks {url} for {SERVICE!r}")
-    argv = [str(shop.root / "examples/chat.py"), "--base-url", url, "--model", SERVICE, "--question", question]
+def _chat(builder: build.ImageBuilder, url: str, key: str, question: str) -> None:
+    builder.say(f"the openai client asks {url} for {SERVICE!r}")
+    argv = [str(builder.root / "examples/chat.py"), "--base-url", url, "--model", SERVICE, "--question", question]
     if subprocess.run([sys.executable, "-P", *argv], check=False, env={**os.environ, "OPENAI_API_KEY": key}).returncode != 0:
         raise StartError("the chat failed: see above")
 
@@ -115,7 +115,7 @@ def images(
     full: Annotated[bool, typer.Option(help="The daemon's image with all its dependencies, instead of the thin one.")] = False,
 ) -> None:
     """Build operator, gateway, fetch and daemon images; prints each archive and the name inside."""
-    shop = _workshop()
+    builder = _builder()
     for component in (recipe.OPERATOR, recipe.GATEWAY, recipe.FETCH, recipe.DAEMON if full else recipe.DAEMON_THIN):
-        name, file = build.archive(shop, component)
+        name, file = build.archive(builder, component)
         print(file, name)

@@ -25,7 +25,7 @@ KEPT = 3
 
 
 @dataclass(frozen=True)
-class Workshop:
+class ImageBuilder:
     """Where sources are read and products are kept."""
 
     root: Path
@@ -65,23 +65,23 @@ def finished(target: Path) -> Iterator[Path | None]:
                 raise
 
 
-def site_packages(shop: Workshop, component: Component) -> Path:
+def site_packages(builder: ImageBuilder, component: Component) -> Path:
     """The lock's packages in a folder, by content; hard links out of uv's cache where that is on the same disk."""
-    target = shop.cache / "deps" / f"{component.folder}-{recipe.deps_hash(shop.root, component)}"
+    target = builder.cache / "deps" / f"{component.folder}-{recipe.deps_hash(builder.root, component)}"
     with finished(target) as made:
         if made is not None:
-            shop.say(f"installing {component.lock} for the image")
-            _uv_install(made, ["--require-hashes", "--requirements", str(shop.root / component.lock)])
+            builder.say(f"installing {component.lock} for the image")
+            _uv_install(made, ["--require-hashes", "--requirements", str(builder.root / component.lock)])
             run(["chmod", "-R", "a+rX", str(made)])
     return target
 
 
-def app_package(shop: Workshop) -> Path:
+def app_package(builder: ImageBuilder) -> Path:
     """Our own wheel, unpacked."""
-    target = shop.cache / "app" / recipe.app_hash(shop.root)
+    target = builder.cache / "app" / recipe.app_hash(builder.root)
     with finished(target) as made:
         if made is not None:
-            shop.say("building our wheel")
+            builder.say("building our wheel")
             wheels = made.parent / "wheel"
             run(
                 [
@@ -94,7 +94,7 @@ def app_package(shop: Workshop) -> Path:
                     sys.executable,
                     "-o",
                     str(wheels),
-                    str(shop.root),
+                    str(builder.root),
                 ]
             )
             _uv_install(made, ["--no-deps", str(next(wheels.glob("*.whl")))])
@@ -114,19 +114,19 @@ def _tool(name: str) -> str:
     return str(beside) if beside.exists() else name
 
 
-def archive(shop: Workshop, component: Component) -> tuple[str, Path]:
+def archive(builder: ImageBuilder, component: Component) -> tuple[str, Path]:
     """The component's image by name, and an OCI archive of it, built where it is not there yet."""
-    name = recipe.image(shop.root, component)
-    target = shop.images / f"{name.replace('/', '_').replace(':', '_')}.tar"
+    name = recipe.image(builder.root, component)
+    target = builder.images / f"{name.replace('/', '_').replace(':', '_')}.tar"
     with finished(target) as made:
         if made is not None:
-            base = _base(shop)
-            shop.say(f"building {name}")
-            with tempfile.TemporaryDirectory(dir=shop.images, prefix=".context.") as context:
-                _lay_out(shop, component, Path(context))
-                _buildah(shop, ["bud", "--quiet", "--build-arg", f"BASE={base}", "-t", name, context])
-            _buildah(shop, ["push", "--quiet", name, f"oci-archive:{made}:{name}"])
-            _buildah(shop, ["rmi", name])
+            base = _base(builder)
+            builder.say(f"building {name}")
+            with tempfile.TemporaryDirectory(dir=builder.images, prefix=".context.") as context:
+                _lay_out(builder, component, Path(context))
+                _buildah(builder, ["bud", "--quiet", "--build-arg", f"BASE={base}", "-t", name, context])
+            _buildah(builder, ["push", "--quiet", name, f"oci-archive:{made}:{name}"])
+            _buildah(builder, ["rmi", name])
     prune(target, target.name.rsplit("_", 1)[0])
     return name, target
 
@@ -142,32 +142,32 @@ def prune(current: Path, prefix: str) -> None:
             old.unlink()
 
 
-def _lay_out(shop: Workshop, component: Component, context: Path) -> None:
-    shutil.copy2(shop.root / component.folder / "Dockerfile", context / "Dockerfile")
-    app = app_package(shop)
+def _lay_out(builder: ImageBuilder, component: Component, context: Path) -> None:
+    shutil.copy2(builder.root / component.folder / "Dockerfile", context / "Dockerfile")
+    app = app_package(builder)
     for part in (found for pattern in recipe.app_parts(component) for found in app.glob(pattern)):
         shutil.copytree(part, context / "app" / part.name)
     if component.with_deps:
-        shutil.copytree(site_packages(shop, component), context / "deps", copy_function=os.link)
+        shutil.copytree(site_packages(builder, component), context / "deps", copy_function=os.link)
     else:
         (context / "deps").mkdir()
 
 
-def _base(shop: Workshop) -> str:
+def _base(builder: ImageBuilder) -> str:
     name = recipe.base_image()
-    if name in _buildah(shop, ["images", "--format", "{{.Name}}:{{.Tag}}"]).splitlines():
+    if name in _buildah(builder, ["images", "--format", "{{.Name}}:{{.Tag}}"]).splitlines():
         return name
-    shop.say(f"building {name} (a Debian with Python, about 40 s)")
-    with tempfile.TemporaryDirectory(dir=shop.images, prefix=".base.") as context:
+    builder.say(f"building {name} (a Debian with Python, about 40 s)")
+    with tempfile.TemporaryDirectory(dir=builder.images, prefix=".base.") as context:
         packages = ",".join(recipe.BASE_PACKAGES)
         run(["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", recipe.SUITE, f"{context}/base.tar"])
         (Path(context) / "Dockerfile").write_text("FROM scratch\nADD base.tar /\n")
-        _buildah(shop, ["bud", "--quiet", "-t", name, context])
+        _buildah(builder, ["bud", "--quiet", "-t", name, context])
     return name
 
 
-def _buildah(shop: Workshop, argv: list[str]) -> str:
+def _buildah(builder: ImageBuilder, argv: list[str]) -> str:
     # A store of our own: vfs works on every file system, and nothing of ours stays in the machine's.
-    shop.images.mkdir(parents=True, exist_ok=True)
-    store = ["--root", str(shop.images / "store"), "--runroot", str(shop.images / "run"), "--storage-driver", "vfs"]
-    return run(["buildah", *store, *argv], BUILDAH_ISOLATION="chroot", TMPDIR=str(shop.images))
+    builder.images.mkdir(parents=True, exist_ok=True)
+    store = ["--root", str(builder.images / "store"), "--runroot", str(builder.images / "run"), "--storage-driver", "vfs"]
+    return run(["buildah", *store, *argv], BUILDAH_ISOLATION="chroot", TMPDIR=str(builder.images))

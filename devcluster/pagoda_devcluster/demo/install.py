@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pagoda_devcluster.cluster.errors import BuildError, StartError
 from pagoda_devcluster.demo import recipe
-from pagoda_devcluster.demo.build import Workshop, archive, run, site_packages
+from pagoda_devcluster.demo.build import ImageBuilder, archive, run, site_packages
 from pagoda_devcluster.demo.recipe import Component
 
 NAMESPACE = "pagoda-system"
@@ -49,35 +49,35 @@ class Cluster:
         return run([str(self.bin / "helm"), "--kubeconfig", self.kubeconfig, *argv])
 
 
-def load_images(shop: Workshop, cluster: Cluster) -> dict[Component, str]:
+def load_images(builder: ImageBuilder, cluster: Cluster) -> dict[Component, str]:
     """The thin set of images, built where needed; their names, as read once: an edit meanwhile must not name what was never built."""
     names = {}
     for component in IMAGES:
-        name, file = archive(shop, component)
-        shop.say(f"loading {name}")
+        name, file = archive(builder, component)
+        builder.say(f"loading {name}")
         cluster.tool("load-image", str(file))
         names[component] = name
     return names
 
 
-def claim(shop: Workshop, cluster: Cluster, directory: Path, namespace: str, name: str) -> None:
+def claim(builder: ImageBuilder, cluster: Cluster, directory: Path, namespace: str, name: str) -> None:
     """A read-only claim on a folder of this machine."""
-    shop.say(f"claim {namespace}/{name} holds {directory.name}")
+    builder.say(f"claim {namespace}/{name} holds {directory.name}")
     cluster.tool("load-model", str(directory), "--claim", f"{namespace}/{name}")
 
 
-def claim_deps(shop: Workshop, cluster: Cluster, namespace: str) -> None:
+def claim_deps(builder: ImageBuilder, cluster: Cluster, namespace: str) -> None:
     """The daemon's dependencies for the replicas of one namespace."""
-    claim(shop, cluster, site_packages(shop, recipe.DAEMON), namespace, recipe.DEPS_CLAIM)
+    claim(builder, cluster, site_packages(builder, recipe.DAEMON), namespace, recipe.DEPS_CLAIM)
 
 
-def install_chart(shop: Workshop, cluster: Cluster, images: dict[Component, str], extra: Iterable[str] = ()) -> None:
+def install_chart(builder: ImageBuilder, cluster: Cluster, images: dict[Component, str], extra: Iterable[str] = ()) -> None:
     """`helm upgrade --install`, waiting until operator and gateway are ready."""
-    shop.say("helm upgrade --install pagoda charts/pagoda")
+    builder.say("helm upgrade --install pagoda charts/pagoda")
     with tempfile.NamedTemporaryFile("w", suffix=".json") as values:
         json.dump(recipe.chart_values(images), values)
         values.flush()
-        chart = str(shop.root / "charts/pagoda")
+        chart = str(builder.root / "charts/pagoda")
         where = ["--namespace", NAMESPACE, "--create-namespace"]
         try:
             cluster.helm("upgrade", "--install", RELEASE, chart, *where, "--values", values.name, "--wait", "--timeout", "10m", *extra)

@@ -17,7 +17,7 @@ import httpx
 from pagoda_devcluster.client.watching import CONFLICT, AsyncApi
 from pagoda_devcluster.cluster.errors import ApiError
 from pagoda_devcluster.fake import pods
-from pagoda_devcluster.fake.plays import NOT_READY, READY, Object, PodPlay, Scene
+from pagoda_devcluster.fake.plays import NOT_READY, READY, Object, PodContext, PodPlay
 
 CONFIG_OPTION = "--config"
 DOWN = {PodPlay.IMAGE_PULL_BACKOFF.value, PodPlay.CRASH_LOOP.value, PodPlay.OOM_KILLED.value}
@@ -60,14 +60,14 @@ def mounted(pod: Object, container: Object, file: str) -> Source | None:
     return None
 
 
-def wish(pod: Object, scene: Scene, now: datetime) -> Wish:
+def wish(pod: Object, context: PodContext, now: datetime) -> Wish:
     """A silent kubelet's containers go on. A container that is dead or never started has no front; one told to end drains until its
     grace has passed."""
-    if scene.node_down:
+    if context.node_down:
         return Wish.LEAVE
     if deleted := pod["metadata"].get("deletionTimestamp"):
         return Wish.KILL if now >= pods.read_time(deleted) else Wish.STOP
-    return Wish.KILL if pods.has_ended(pod) or scene.complaint or scene.plays & DOWN else Wish.RUN
+    return Wish.KILL if pods.has_ended(pod) or context.complaint or context.plays & DOWN else Wish.RUN
 
 
 class Fronts:
@@ -90,37 +90,37 @@ class Fronts:
         for uid in self._seen.keys() - uids:
             await self._end(uid, kill=True)
 
-    async def tend(self, pod: Object, scene: Scene, now: datetime) -> Scene:
-        """Does what is to be done, and returns the scene with the front in it."""
+    async def tend(self, pod: Object, context: PodContext, now: datetime) -> PodContext:
+        """Does what is to be done, and returns the context with the front in it."""
         source, uid = source_of(pod), pod["metadata"]["uid"]
         if source is None:
-            return scene
-        match wish(pod, scene, now):
+            return context
+        match wish(pod, context, now):
             case Wish.RUN:
-                return await self._run(pod, source, scene)
+                return await self._run(pod, source, context)
             case Wish.STOP if uid in self._seen:
                 await self._end(uid, kill=False)
             case Wish.KILL if uid in self._seen:
                 await self._end(uid, kill=True)
-                return replace(scene, serves=True)
-        return replace(scene, serves=True, front=self._state(uid))
+                return replace(context, serves=True)
+        return replace(context, serves=True, front=self._state(uid))
 
     def _state(self, uid: str) -> str | None:
         found = self._seen.get(uid)
         return found and (READY if found["ready"] else NOT_READY)
 
-    async def _run(self, pod: Object, source: Source, scene: Scene) -> Scene:
+    async def _run(self, pod: Object, source: Source, context: PodContext) -> PodContext:
         uid = pod["metadata"]["uid"]
         if uid in self._killed:
             # As last seen it may be ready still: its pod would be called ready over a front that is gone.
             raise ApiError(f"the killed front of {pod['metadata']['namespace']}/{pod['metadata']['name']} still closes", CONFLICT)
-        if uid not in self._seen and (complaint := await self._start(pod, source, scene)):
-            return replace(scene, complaint=complaint)
+        if uid not in self._seen and (complaint := await self._start(pod, source, context)):
+            return replace(context, complaint=complaint)
         if failure := self._seen[uid]["failure"]:
-            return replace(scene, complaint=failure)
-        return replace(scene, serves=True, front=self._state(uid))
+            return replace(context, complaint=failure)
+        return replace(context, serves=True, front=self._state(uid))
 
-    async def _start(self, pod: Object, source: Source, scene: Scene) -> str:
+    async def _start(self, pod: Object, source: Source, context: PodContext) -> str:
         """What is wrong with its configuration, if anything. An address whose last holder still closes is an error to try again."""
         namespace, uid = pod["metadata"]["namespace"], pod["metadata"]["uid"]
         found = await self._api.get(f"/api/v1/namespaces/{namespace}/configmaps/{source.config_map}")
@@ -130,7 +130,7 @@ class Fronts:
             config = json.loads(found.get("data", {})[source.key])
         except (KeyError, ValueError) as error:
             return f"configmap {source.config_map}, key {source.key}: {type(error).__name__}: {error}"
-        order = {"address": scene.ip, "config": config, "load_s": scene.ready_after}
+        order = {"address": context.ip, "config": config, "load_s": context.ready_after}
         answer = await self._http.put(f"/replicas/{uid}", json=order)
         if answer.status_code == REFUSED:
             return str(answer.json()["message"])

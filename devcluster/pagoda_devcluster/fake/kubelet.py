@@ -202,10 +202,10 @@ class FakeKubelets:
         node = self._fleet.get(pod["spec"]["nodeName"]) if pod else None
         if pod is None or node is None:
             return None
-        scene = self._scene(key, pod, node)
+        context = self._context(key, pod, node)
         if self._fronts:
-            scene = await self._fronts.tend(pod, scene, now())
-        verdict = pods.decide(pod, scene, now())
+            context = await self._fronts.tend(pod, context, now())
+        verdict = pods.decide(pod, context, now())
         path = f"/api/v1/namespaces/{key[0]}/pods/{key[1]}"
         if verdict.delete:
             await self._api.delete(path, {"gracePeriodSeconds": 0, "preconditions": {"uid": pod["metadata"]["uid"]}})
@@ -215,10 +215,10 @@ class FakeKubelets:
             keep(self._pods, key, await self._api.merge(f"{path}/status", body))
         return verdict.wake
 
-    def _scene(self, key: Key, pod: Object, node: FakeNode) -> plays.Scene:
+    def _context(self, key: Key, pod: Object, node: FakeNode) -> plays.PodContext:
         found = self._nodes.get(node.name, {"metadata": {}})
         addresses = (self._address(key, pod, node), node.address)
-        return plays.scene_of(pod, found, plays.drawn(self._layout.seed, pod, self._layout.ready_seconds), addresses)
+        return plays.pod_context(pod, found, plays.drawn(self._layout.seed, pod, self._layout.ready_seconds), addresses)
 
     def _address(self, key: Key, pod: Object, node: FakeNode) -> str:
         """A pod that has ended gives its own back, as it gives back its place: Jobs that are not removed would use up the node's 253."""

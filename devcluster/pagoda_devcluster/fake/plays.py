@@ -33,7 +33,7 @@ class NodePlay(StrEnum):
 
 
 @dataclass(frozen=True)
-class Scene:
+class PodContext:
     """What one pod is to play, where, and how fast."""
 
     plays: frozenset[str]
@@ -96,13 +96,13 @@ def tells_version(pod: Object) -> bool:
     return all((container.get("args") or [""])[-1] == "--version" for container in pod["spec"]["containers"])
 
 
-def scene_of(pod: Object, node: Object, drawn_seconds: float, addresses: tuple[str, str]) -> Scene:
+def pod_context(pod: Object, node: Object, drawn_seconds: float, addresses: tuple[str, str]) -> PodContext:
     plays = pod_plays(pod, node)
     ready, ready_complaint = seconds(pod, READY_AFTER, drawn_seconds)
     complete, complete_complaint = seconds(pod, COMPLETE_AFTER, ready if tells_version(pod) else -1)
     stop, stop_complaint = seconds(pod, STOP_AFTER, 0)
     complaints = [complaint_of(plays, PodPlay), ready_complaint, complete_complaint, stop_complaint]
-    return Scene(
+    return PodContext(
         plays=plays,
         ready_after=ready,
         complete_after=complete if complete >= 0 else None,

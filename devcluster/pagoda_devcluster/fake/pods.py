@@ -7,7 +7,7 @@ Reasons, messages and conditions are those of kubelet 1.35: tests/e2e/devcluster
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from pagoda_devcluster.fake.plays import READY, Object, PodPlay, Scene
+from pagoda_devcluster.fake.plays import READY, Object, PodContext, PodPlay
 
 BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 10, 300
 DEATHS = {PodPlay.CRASH_LOOP.value: ("Error", 1), PodPlay.OOM_KILLED.value: ("OOMKilled", 137)}
@@ -32,15 +32,15 @@ class Act:
     wake: float | None = None
 
 
-def decide(pod: Object, scene: Scene, now: datetime) -> Verdict:
-    if scene.node_down:
+def decide(pod: Object, context: PodContext, now: datetime) -> Verdict:
+    if context.node_down:
         return decide_lost(pod, now)
     if pod["metadata"].get("deletionTimestamp"):
-        return decide_end(pod, scene, now)
+        return decide_end(pod, context, now)
     if has_ended(pod):
         return Verdict()
-    act = act_of(pod, scene, now)
-    wanted = status_of(pod, scene, act, now)
+    act = act_of(pod, context, now)
+    wanted = status_of(pod, context, act, now)
     return Verdict(changed(pod, wanted), wake=act.wake)
 
 
@@ -73,30 +73,30 @@ def decide_lost(pod: Object, now: datetime) -> Verdict:
     return Verdict({"conditions": [*others, lost]})
 
 
-def decide_end(pod: Object, scene: Scene, now: datetime) -> Verdict:
+def decide_end(pod: Object, context: PodContext, now: datetime) -> Verdict:
     """`stop_after` counts from the request and no longer than the grace the API server gave."""
-    if PodPlay.STUCK_TERMINATING.value in scene.plays:
+    if PodPlay.STUCK_TERMINATING.value in context.plays:
         return Verdict()
     grace = pod["metadata"].get("deletionGracePeriodSeconds", 0)
     asked = read_time(pod["metadata"]["deletionTimestamp"]) - timedelta(seconds=grace)
     spent = (now - asked).total_seconds()
-    if scene.front is not None and spent < grace:
+    if context.front is not None and spent < grace:
         # Drains: its readiness is still probed, and the pod goes when the front has ended.
-        return Verdict(changed(pod, status_of(pod, scene, running(pod, scene, now), now)), wake=grace - spent)
-    left = min(scene.stop_after, grace) - spent
+        return Verdict(changed(pod, status_of(pod, context, running(pod, context, now), now)), wake=grace - spent)
+    left = min(context.stop_after, grace) - spent
     # Whole seconds are all that a deletion is dated with.
     return Verdict(delete=True) if left <= 0 else Verdict(wake=left)
 
 
-def act_of(pod: Object, scene: Scene, now: datetime) -> Act:
-    if scene.complaint:
-        return waiting(pod, "CreateContainerError", scene.complaint)
-    if PodPlay.IMAGE_PULL_BACKOFF.value in scene.plays:
+def act_of(pod: Object, context: PodContext, now: datetime) -> Act:
+    if context.complaint:
+        return waiting(pod, "CreateContainerError", context.complaint)
+    if PodPlay.IMAGE_PULL_BACKOFF.value in context.plays:
         return waiting(pod, "ImagePullBackOff", 'Back-off pulling image "{image}": ErrImagePull: played')
-    death = next((DEATHS[play] for play in sorted(scene.plays & DEATHS.keys())), None)
+    death = next((DEATHS[play] for play in sorted(context.plays & DEATHS.keys())), None)
     if death:
         return dying(pod, death, now)
-    return running(pod, scene, now)
+    return running(pod, context, now)
 
 
 def names(pod: Object) -> list[tuple[str, str]]:
@@ -160,18 +160,18 @@ def backoff_left(before: Object, death: tuple[str, int], now: datetime) -> float
     return backoff(before["restartCount"]) - (now - read_time(last["finishedAt"])).total_seconds()
 
 
-def running(pod: Object, scene: Scene, now: datetime) -> Act:
+def running(pod: Object, context: PodContext, now: datetime) -> Act:
     started = min((started_at(previous(pod, name), now) for name, _ in names(pod)), default=now)
     age = (now - started).total_seconds()
-    if scene.complete_after is not None and pod["spec"].get("restartPolicy", "Always") != "Always" and age >= scene.complete_after:
+    if context.complete_after is not None and pod["spec"].get("restartPolicy", "Always") != "Always" and age >= context.complete_after:
         done = ended(("Completed", 0), now)
         return Act("Succeeded", [container(named, done, previous(pod, named[0])) for named in names(pod)])
-    never = PodPlay.NEVER_READY.value in scene.plays
-    ready = not never and (scene.front == READY if scene.serves else age >= scene.ready_after)
+    never = PodPlay.NEVER_READY.value in context.plays
+    ready = not never and (context.front == READY if context.serves else age >= context.ready_after)
     state = {"running": {"startedAt": write_time(started)}}
     containers = [container(named, state, previous(pod, named[0]), ready) for named in names(pod)]
-    ends = [] if ready or never or scene.serves else [scene.ready_after - age]
-    ends += [] if scene.complete_after is None else [scene.complete_after - age]
+    ends = [] if ready or never or context.serves else [context.ready_after - age]
+    ends += [] if context.complete_after is None else [context.complete_after - age]
     return Act("Running", containers, ready, min((left for left in ends if left > 0), default=None))
 
 
@@ -179,16 +179,16 @@ def started_at(before: Object, now: datetime) -> datetime:
     return read_time(before["state"]["running"]["startedAt"]) if "running" in before["state"] else now
 
 
-def status_of(pod: Object, scene: Scene, act: Act, now: datetime) -> Object:
+def status_of(pod: Object, context: PodContext, act: Act, now: datetime) -> Object:
     """Only what a kubelet writes; the scheduler's condition and others' stay. A sandbox, and with it an address, there always is."""
     generation = {"observedGeneration": pod["metadata"].get("generation", 1)}
     status: Object = generation | {
         "phase": act.phase,
         "startTime": pod.get("status", {}).get("startTime") or write_time(now),
-        "hostIP": scene.host_ip,
-        "hostIPs": [{"ip": scene.host_ip}],
-        "podIP": scene.ip,
-        "podIPs": [{"ip": scene.ip}],
+        "hostIP": context.host_ip,
+        "hostIPs": [{"ip": context.host_ip}],
+        "podIP": context.ip,
+        "podIPs": [{"ip": context.ip}],
         "conditions": conditions(pod, conditions_of(pod, act), now),
         "containerStatuses": act.containers,
     }

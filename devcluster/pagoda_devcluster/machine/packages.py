@@ -24,12 +24,12 @@ NODE = {
 }
 SERVE = {"iproute2": "ip"}
 # Nothing needs them to run a cluster; `make demo` and the tests build their images with them, and count on `--install`.
-WORKSHOP = {"buildah": "buildah", "mmdebstrap": "mmdebstrap"}
+IMAGE_TOOLS = {"buildah": "buildah", "mmdebstrap": "mmdebstrap"}
 SYSTEM_FOLDERS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def missing(nodes: Nodes, workshop: bool = False, serve: bool = False) -> list[str]:
-    wanted = CONTROL_PLANE | (NODE if nodes is Nodes.KUBELET else {}) | (SERVE if serve else {}) | (WORKSHOP if workshop else {})
+def missing(nodes: Nodes, image_tools: bool = False, serve: bool = False) -> list[str]:
+    wanted = CONTROL_PLANE | (NODE if nodes is Nodes.KUBELET else {}) | (SERVE if serve else {}) | (IMAGE_TOOLS if image_tools else {})
     return [package for package, file in wanted.items() if not present(file)]
 
 
@@ -43,7 +43,7 @@ def install_line(packages: list[str]) -> list[str]:
 
 def ensure(nodes: Nodes, install: bool, is_root: bool, serve: bool = False) -> list[str]:
     """Returns what was installed."""
-    packages = missing(nodes, workshop=install and nodes is Nodes.KUBELET, serve=serve)
+    packages = missing(nodes, image_tools=install and nodes is Nodes.KUBELET, serve=serve)
     if not packages:
         return []
     line = " ".join(install_line(packages))

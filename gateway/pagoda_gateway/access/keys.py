@@ -30,12 +30,18 @@ class Refused(Exception):
 
 
 class KeyRing:
-    """The keys of all sources. `synced` is False until every source was read once: before that "unknown" means nothing."""
+    """The keys of all sources. `version` changes with them. `synced` is False until every source was read once: before that "unknown" means
+    nothing."""
 
     def __init__(self, *, synced: bool = True) -> None:
         self._sources: dict[str, tuple[str, Mapping[str, StoredKey]]] = {}
         self._owners: dict[str, Owner] | None = None  # of the sources as they are now; None until a key is asked for
+        self.version = 0
         self.synced = synced
+
+    def tenants(self) -> dict[str, str]:
+        """Returns the tenant of each source."""
+        return {source: tenant for source, (tenant, _) in self._sources.items()}
 
     def mark_synced(self) -> None:
         """Records that every source was read once."""
@@ -45,11 +51,13 @@ class KeyRing:
         """Replaces the keys of one source, such as a Secret."""
         self._sources[source] = tenant, keys
         self._owners = None
+        self.version += 1
 
     def drop(self, source: str) -> None:
         """Removes a source and its keys."""
         self._sources.pop(source, None)
         self._owners = None
+        self.version += 1
 
     def owner(self, text: str, now: datetime) -> Owner:
         """Returns whose key this is; Refused if it is nobody's or has expired."""

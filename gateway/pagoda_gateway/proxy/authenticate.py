@@ -14,11 +14,13 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from pagoda_gateway.access.credentials import shown_key
-from pagoda_gateway.access.keys import KeyRing, Refused
+from pagoda_gateway.access.keys import KeyRing, Owner, Refused
+from pagoda_gateway.proxy.observe import OBSERVED
 from pagoda_gateway.requests.errors import NotSynced, Unauthenticated
 from pagoda_gateway.requests.metrics import Metrics
 
 TENANT: Final = web.RequestKey("tenant", str)
+KEY_ID: Final = web.RequestKey("key_id", str)
 _HOW: Final = "send it as `authorization: Bearer KEY`; `pagoda key create` makes one"
 
 
@@ -31,18 +33,18 @@ class Authenticate:
     clock: Callable[[], datetime]
     anonymous: bool
 
-    def tenant(self, request: web.Request) -> str:
-        """Returns the tenant of a request, "" for an anonymous one; Unauthenticated if it has no valid key."""
+    def owner(self, request: web.Request) -> Owner | None:
+        """Returns whose key a request shows, None for an anonymous one; Unauthenticated if it has no valid key."""
         key = shown_key(request.headers)
         try:
             if not key:
                 raise Refused("missing", f"this request has no API key; {_HOW}")
-            return self.ring.owner(key, self.clock()).tenant
+            return self.ring.owner(key, self.clock())
         except Refused as refused:
             if not self.ring.synced and (key or not self.anonymous):
                 raise NotSynced("the gateway has not read the API keys yet") from refused
             if self.anonymous:
-                return ""
+                return None
             self.metrics.unauthenticated(refused.reason)
             raise Unauthenticated(str(refused)) from refused
 
@@ -51,7 +53,11 @@ class Authenticate:
 
         @web.middleware
         async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-            request[TENANT] = self.tenant(request)
+            owner = self.owner(request)
+            request[TENANT] = owner.tenant if owner is not None else ""
+            request[KEY_ID] = owner.key_id if owner is not None else ""
+            if owner is not None and (observed := request.get(OBSERVED)) is not None:
+                observed.tenant, observed.key_id = owner.tenant, owner.key_id
             return await handler(request)
 
         return authenticate

@@ -18,17 +18,24 @@ from pagoda_contracts.name_owners import ServedName
 from pagoda_contracts.names import HEADER_REQUEST_ID
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from pagoda_gateway.limits.told import Style
 from pagoda_gateway.proxy import body, parse
-from pagoda_gateway.proxy.authenticate import TENANT, Authenticate
+from pagoda_gateway.proxy.authenticate import KEY_ID, TENANT, Authenticate
 from pagoda_gateway.proxy.body import Limits
+from pagoda_gateway.proxy.connection import check_head
 from pagoda_gateway.proxy.headers import to_replica
+from pagoda_gateway.proxy.observe import OBSERVED, Observe
 from pagoda_gateway.proxy.relay import Relay
+from pagoda_gateway.proxy.tracing import TRACEPARENT
 from pagoda_gateway.proxy.upstream import Call, Upstream
-from pagoda_gateway.requests.dialects import ENDPOINTS, dialect_of
-from pagoda_gateway.requests.errors import GatewayError, ModelNotFound, NotBuilt, NotServedHere, NotSynced, NotThisMethod
+from pagoda_gateway.proxy.wish import wish
+from pagoda_gateway.requests.dialects import ANTHROPIC, ENDPOINTS, dialect_of
+from pagoda_gateway.requests.errors import GatewayError, MalformedHttp, ModelNotFound, NotBuilt, NotServedHere, NotSynced, NotThisMethod
 from pagoda_gateway.requests.lifecycle import InFlight, RequestLife
+from pagoda_gateway.requests.limiter import Account, Asked, Limiter
 from pagoda_gateway.requests.metrics import Metrics
 from pagoda_gateway.requests.router import Router
+from pagoda_gateway.requests.usage import Payer, Usage
 from pagoda_gateway.watch.cache import EndpointCache
 
 log = structlog.get_logger()
@@ -48,11 +55,14 @@ class Api:
     upstream: Upstream
     limits: Limits
     authenticate: Authenticate
+    observe: Observe
+    limiter: Limiter
+    usage: Usage
     stopping: bool = False
 
     def application(self) -> web.Application:
         """Returns the application for the API's port."""
-        app = web.Application(middlewares=[_envelope, self.authenticate.middleware()])
+        app = web.Application(middlewares=[self.observe.middleware(), _envelope, self.authenticate.middleware()])
         app.add_routes([web.post(path, self._inference) for path in ENDPOINTS])
         app.add_routes([web.get("/v1/models", self._models), web.get("/v1/models/{id:.+}", self._model)])
         app.add_routes([web.route("*", path, _not_built) for path in _NOT_BUILT])
@@ -71,25 +81,43 @@ class Api:
         relay = Relay(self.upstream, request, request[_REQUEST_ID])
         try:
             async with self.in_flight.begin(request[_REQUEST_ID]) as life:
+                if (observed := request.get(OBSERVED)) is not None:
+                    observed.life, observed.told = life, relay.told
                 return await self._answer(request, life, relay)
         except GatewayError as error:
             if relay.begun is None:
                 raise
+            _note(request, error)
             return await relay.end(relay.begun, error)
 
     async def _answer(self, request: web.Request, life: RequestLife, relay: Relay) -> web.StreamResponse:
         whole = await body.read(request, self.limits, life.take_bytes)
         life.request = parse.routing_request(whole, request.headers, request[TENANT])
-        path = request.rel_url.raw_path_qs  # a target in absolute form names the gateway, not the replica
-        headers = to_replica(request.headers, request[_REQUEST_ID], life.request, continuable=parse.may_continue(request.headers))
-        return await self.router.serve(life, partial(relay.attempt, Call(path, headers, whole), life))
+        style: Style = "anthropic" if dialect_of(request.path) is ANTHROPIC else "openai"
+        asked = Asked(request[TENANT], life.request.model, partial(wish, request.path, whole), style)
+        async with self.limiter.admitted(asked) as relay.account:
+            path = request.rel_url.raw_path_qs  # a target in absolute form names the gateway, not the replica
+            headers = to_replica(request.headers, request[_REQUEST_ID], life.request, continuable=parse.may_continue(request.headers))
+            if (observed := request.get(OBSERVED)) is not None and observed.traceparent:
+                headers[TRACEPARENT] = observed.traceparent
+            try:
+                answer = await self.router.serve(life, partial(relay.reserved, Call(path, headers, whole), life))
+                relay.account.status = answer.status
+                return answer
+            finally:
+                self._count(request, life, relay.account)
 
-    async def _models(self, _request: web.Request) -> web.Response:
-        return _json({"object": "list", "data": [self._card(model) for model in self._served()]})
+    def _count(self, request: web.Request, life: RequestLife, account: Account) -> None:
+        if account.used is not None:
+            payer = Payer(request[TENANT], request[KEY_ID], life.service, life.request.adapter)
+            self.usage.record(payer, account.used, request[_REQUEST_ID], life.request.model, account.status)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return _json({"object": "list", "data": [self._card(model) for model in self._served(request[TENANT])]})
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["id"]
-        for model in self._served():
+        for model in self._served(request[TENANT]):
             if model.name == name:
                 return _json(self._card(model))
         raise ModelNotFound(name)
@@ -100,10 +128,12 @@ class Api:
         why = self.router.why_not(model.owner)
         return card | {"available": not why} | ({"unavailable_reason": why} if why else {})
 
-    def _served(self) -> list[ServedName]:
+    def _served(self, tenant: str) -> list[ServedName]:
+        """Returns the names that a tenant may use."""
+        policy = self.limiter.policy(tenant)
         if not self.cache.synced:
             raise NotSynced("the gateway has not listed the cluster's services yet")
-        return self.cache.models()
+        return [model for model in self.cache.models() if policy.refusing(model.name) is None]
 
 
 async def _not_built(request: web.Request) -> web.StreamResponse:
@@ -121,8 +151,9 @@ def _epoch(rfc3339: str) -> int:
 @web.middleware
 async def _envelope(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Gives the request its id, and turns the error that ends it into an answer."""
-    request[_REQUEST_ID] = parse.request_id(request.headers.get(HEADER_REQUEST_ID))
+    request[_REQUEST_ID] = request[OBSERVED].request_id = parse.request_id(request.headers.get(HEADER_REQUEST_ID))
     try:
+        check_head(request)
         return await handler(request)
     except GatewayError as error:
         failure = error
@@ -136,8 +167,18 @@ async def _envelope(request: web.Request, handler: Handler) -> web.StreamRespons
     except Exception:
         log.exception("a request failed by an error of the gateway", request_id=request[_REQUEST_ID])
         failure = GatewayError("internal error; the gateway's log has its cause")
+    _note(request, failure)
     answer = dialect_of(request.path).reply(failure, request[_REQUEST_ID])
-    return web.Response(status=answer.status, headers=answer.headers, body=answer.body)
+    response = web.Response(status=answer.status, headers=answer.headers, body=answer.body)
+    if isinstance(failure, MalformedHttp):
+        response.force_close()
+    return response
+
+
+def _note(request: web.Request, error: GatewayError) -> None:
+    """For the access line: what ended the request, and a word on why, such as why its key is not valid."""
+    if (observed := request.get(OBSERVED)) is not None:
+        observed.error, observed.why = error, getattr(error.__cause__, "reason", "")
 
 
 def metrics_application(metrics: Metrics) -> web.Application:

@@ -3,10 +3,12 @@
 GatewayError                  ends one request
 ├── BadRequest 400            the body is not JSON, or lacks `model`
 │   ├── BodyTooLarge 413      BodyTooSlow 408      EncodingUnsupported 415
+│   ├── MalformedHttp 400     the head can be read in two ways; HeadersTooLarge 431
 │   └── NotServedHere 404     no such path; NotThisMethod 405
 ├── NotBuilt 501              a path of OpenAI's that Pagoda does not have yet
 ├── Unauthenticated 401       no API key, or one that is not valid here
-├── ModelNotFound 404         no service has the name `model`
+├── ModelNotFound 404         no service has the name `model`, or the tenant may not use it (ModelNotAllowed)
+├── OverQuota 429             a quota of the tenant has no room for the request
 ├── QueueFull 429             too many requests are held already, or too many bytes of bodies
 ├── ServiceStalled 503        no replica serves, and only a person can change that
 ├── HoldTimeout 503           no endpoint became ready in time
@@ -14,6 +16,7 @@ GatewayError                  ends one request
 ├── NotSynced 503             the gateway has not listed the cluster yet
 ├── UpstreamDied 502          the replica died with the answer under way
 └── ShuttingDown 503          the gateway's own deadline
+NeedsMore                     the request needs more tokens than are reserved; handlers.py reserves them and sends it again
 AttemptFailed                 ends one attempt; router.py picks again, no client sees it
 ├── Refused                   nothing was computed: draining, not ready, no connection
 │   └── Overloaded            the replica is overloaded
@@ -22,11 +25,13 @@ AttemptFailed                 ends one attempt; router.py picks again, no client
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
 from pagoda_contracts.names import ERROR_MODEL_NOT_FOUND, ERROR_OVERLOADED
+
+from pagoda_gateway.limits.told import Refusal
 
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -67,6 +72,18 @@ class BodyTooSlow(BadRequest):
     status, code = 408, "request_timeout"
 
 
+class MalformedHttp(BadRequest):
+    """The request's head can be read in two ways. The connection ends with it."""
+
+    code = "malformed_http"
+
+
+class HeadersTooLarge(MalformedHttp):
+    """The request's head is over the limit."""
+
+    status, code = 431, "headers_too_large"
+
+
 class EncodingUnsupported(BadRequest):
     """The body is compressed."""
 
@@ -103,14 +120,33 @@ class ModelNotFound(GatewayError):
 
     status, type, code, param = 404, "invalid_request_error", ERROR_MODEL_NOT_FOUND, "model"
 
-    def __init__(self, model: str) -> None:
-        super().__init__(f"no service has the model name {model[:128]!r}; GET /v1/models lists the names")
+    def __init__(self, model: str, near: Sequence[str] = ()) -> None:
+        meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        super().__init__(f"no service has the model name {model[:128]!r}{meant or '; GET /v1/models lists the names'}")
 
 
 class ModelGone(ModelNotFound):
     """The name was lost seconds ago. Its service may be made anew at this moment, as GitOps tools do."""
 
     retry_after, should_retry = 5, True
+
+
+class ModelNotAllowed(ModelNotFound):
+    """A quota does not allow the tenant to use this model. Whether it exists is not said."""
+
+    def __init__(self, model: str) -> None:
+        why = f"the model {model[:128]!r} does not exist, or the quota of your tenant does not allow it"
+        Exception.__init__(self, f"{why}; GET /v1/models lists the names")
+
+
+class OverQuota(GatewayError):
+    """A quota of the tenant has no room for the request."""
+
+    status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
+
+    def __init__(self, refusal: Refusal, headers: Mapping[str, str]) -> None:
+        super().__init__(refusal.message)
+        self.retry_after, self.should_retry, self.headers = refusal.retry_after, refusal.worth_a_retry, headers
 
 
 class QueueFull(GatewayError):
@@ -155,6 +191,14 @@ class ShuttingDown(GatewayError):
     status, code, retry_after, should_retry = 503, "gateway_stopping", 1, True
 
 
+class NeedsMore(Exception):
+    """A replica refuses to begin, because the request needs `tokens`, more than are reserved for it."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(f"the request needs {tokens} tokens")
+        self.tokens = tokens
+
+
 class AttemptFailed(Exception):
     """Ends one attempt. `reason` is a word for the route header and the metric."""
 
@@ -172,9 +216,4 @@ class Overloaded(Refused):
 
 
 class Died(AttemptFailed):
-    """The connection ended after the request was sent. It is picked again once: a request that kills replicas kills two at most.
-    `advanced`: the attempt brought its client further, so the next one does not begin where this one did."""
-
-    def __init__(self, reason: str, detail: str = "", *, advanced: bool = False) -> None:
-        super().__init__(reason, detail)
-        self.advanced = advanced
+    """The connection ended after the request was sent. It is picked again once: a request that kills replicas kills two at most."""

@@ -27,10 +27,9 @@ _FROZEN: Final = (Verdict.SILENT, Verdict.STUCK)
 
 
 class Heard(Protocol):
-    """A request under way: its service, when its replica was asked and last heard of, and whether it can be answered by this one alone."""
+    """A request under way: its service, when its replica was last heard of, and whether it can be answered by this one alone."""
 
     service: str
-    asked_ms: float
     heard_ms: float
     fixed: bool
 
@@ -55,7 +54,7 @@ class Frozen:
         except TimeoutError as error:
             if not patience.expired():
                 raise
-            raise Died("frozen", "the replica is silent, and so is its answer", advanced=life.heard_ms > life.asked_ms) from error
+            raise Died("frozen", "the replica is silent, and so is its answer") from error
         finally:
             here.pop(patience, None)
             if not here:

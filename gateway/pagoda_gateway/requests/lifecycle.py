@@ -63,8 +63,10 @@ class Place:
 @dataclass(slots=True)
 class RequestLife:
     """One request under way. `take_bytes` counts its body. `tried`: endpoint → sequence of its last frame when it died on this request;
-    `overloaded`: endpoints that had no room; `point`: its draw while requests are split between revisions; `deaths`: of replicas, in a row,
-    that brought its client no further; `lives`: how often its stream went on after a death; `fixed`: it cannot go on elsewhere."""
+    `overloaded`: endpoints that had no room; `point`: its draw while requests are split between revisions.
+
+    Of a stream: `begun`: its client has a part of the answer; `advanced`: this attempt added to it; `fixed`: it cannot go on elsewhere;
+    `deaths`: of replicas, in a row, that added nothing; `lives`: how often it went on after a death."""
 
     _counters: Counters
     request_id: str
@@ -80,8 +82,10 @@ class RequestLife:
     admitted_ms: float = 0.0
     asked_ms: float = 0.0
     heard_ms: float = 0.0
+    first_ms: float = 0.0
     begun: bool = False
     fixed: bool = False
+    advanced: bool = False
     lives: int = 0
     status: int = _FAILED
     point: float | None = None
@@ -126,7 +130,7 @@ class RequestLife:
         """One attempt at an endpoint. Records how the attempt failed, so that the next pick knows."""
         with self._counters.cache.in_flight(endpoint):
             self.revision, self.asked_ms = endpoint.revision, self._counters.clock_ms()
-            self.heard_ms = self.asked_ms
+            self.heard_ms, self.advanced = self.asked_ms, False
             try:
                 yield
             except Refused as refusal:
@@ -151,6 +155,7 @@ class RequestLife:
     def first_byte(self) -> None:
         """The first byte of a stream has arrived from the replica."""
         tally, now_ms = self._counters.tally, self._counters.clock_ms()
+        self.first_ms = now_ms
         tally.first_token(self.service, self.revision, now_ms - self.asked_ms, now_ms)
         tally.waited(self.service, now_ms - self.admitted_ms, now_ms)
 

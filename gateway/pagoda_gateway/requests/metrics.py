@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter as Counts
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from pagoda_contracts import metrics as words
+from pagoda_contracts import gateway_metrics as words
 from pagoda_contracts.metrics import Metric
 from pagoda_contracts.resources.apikeys import Refusal
+from pagoda_contracts.usage import Used
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from pagoda_gateway.requests.hold_queue import HoldQueue
+from pagoda_gateway.requests.pool_metrics import PoolMetrics
 from pagoda_gateway.routing.verdict import judge
 from pagoda_gateway.watch.cache import EndpointCache
 
@@ -25,9 +27,15 @@ class Metrics:
         self._unauthenticated = _counter(words.GATEWAY_UNAUTHENTICATED, self._registry)
         self._repicks = _counter(words.GATEWAY_REPICKS, self._registry)
         self._continued = _counter(words.GATEWAY_CONTINUED, self._registry)
+        self._tokens = _counter(words.GATEWAY_TOKENS, self._registry)
+        self._over_quota = _counter(words.GATEWAY_OVER_QUOTA, self._registry)
+        self._quota_store: Gauge | None = None
         self._hold_seconds = _histogram(words.GATEWAY_HOLD_SECONDS, self._registry)
         self._held = _gauge(words.GATEWAY_HELD, self._registry)
         self._endpoints = _gauge(words.GATEWAY_ENDPOINTS, self._registry)
+        self._duration = _histogram(words.GATEWAY_DURATION, self._registry)
+        self._ttft = _histogram(words.GATEWAY_TTFT, self._registry)
+        self._pools = PoolMetrics(self._registry)
 
     def answered(self, service: str, code: int) -> None:
         """A request ended. 499: the client left. A stream whose replica died counts as 502, one that the
@@ -37,6 +45,22 @@ class Metrics:
     def unauthenticated(self, reason: Refusal) -> None:
         """A request was refused for its API key."""
         self._unauthenticated.labels(reason).inc()
+
+    def used(self, labels: Iterable[str], used: Used) -> None:
+        """A request ended that used so many tokens. The caller bounds the labels."""
+        who = tuple(labels)
+        for kind, tokens in (("prompt", used.prompt - used.cached), ("cached", used.cached), ("answer", used.answer)):
+            self._tokens.labels(*who, kind).inc(tokens)
+
+    def over_quota(self, quota: str, limit: str) -> None:
+        """A request was refused by a quota."""
+        self._over_quota.labels(quota, limit).inc()
+
+    def quota_store(self, up: bool) -> None:
+        """The common store of quotas answers, or does not. Without a store there is no such metric."""
+        if self._quota_store is None:
+            self._quota_store = _gauge(words.GATEWAY_QUOTA_STORE, self._registry)
+        self._quota_store.set(up)
 
     def repicked(self, service: str, reason: str) -> None:
         """An attempt failed without loss, and the request was picked again."""
@@ -50,14 +74,23 @@ class Metrics:
         """A request left the hold queue."""
         self._hold_seconds.labels(service).observe(seconds)
 
+    def took(self, service: str, seconds: float, ttft_seconds: float | None) -> None:
+        """A request that a replica of this service was asked for has ended."""
+        self._duration.labels(service).observe(seconds)
+        if ttft_seconds is not None:
+            self._ttft.labels(service).observe(ttft_seconds)
+
     def exposition(self) -> bytes:
         """Returns the metrics as Prometheus text."""
         now_ms = self._clock_ms()
         self._held.clear()
         self._endpoints.clear()
+        self._pools.clear()
         for service in self._cache.services():
-            self._held.labels(service.key).set(self._queue.count(service.key))
-            for verdict, count in Counts(judge(endpoint, now_ms) for endpoint in self._cache.endpoints(service)).items():
+            endpoints, held = self._cache.endpoints(service), self._queue.count(service.key)
+            self._held.labels(service.key).set(held)
+            self._pools.tell(service, endpoints, held, now_ms)
+            for verdict, count in Counts(judge(endpoint, now_ms) for endpoint in endpoints).items():
                 self._endpoints.labels(service.key, verdict).set(count)
         return generate_latest(self._registry)
 

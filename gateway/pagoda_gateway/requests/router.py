@@ -23,6 +23,7 @@ from pagoda_gateway.requests.errors import (
 from pagoda_gateway.requests.frozen import Frozen
 from pagoda_gateway.requests.hold_queue import UNSYNCED
 from pagoda_gateway.requests.lifecycle import Counters, RequestLife
+from pagoda_gateway.requests.near_names import near
 from pagoda_gateway.routing.endpoint import Endpoint
 from pagoda_gateway.routing.pick import NoPick, Pick, Split, any_routable, pick, pick_by_revision
 from pagoda_gateway.routing.revisions import draw
@@ -97,7 +98,11 @@ class Router:
 
     def _not_found(self, model: str) -> ModelNotFound:
         lost_ms = self._lost.get(model)
-        return ModelNotFound(model) if lost_ms is None or self._clock_ms() - lost_ms >= _LOST_MS else ModelGone(model)
+        return (
+            ModelNotFound(model, near(model, self._names))
+            if lost_ms is None or self._clock_ms() - lost_ms >= _LOST_MS
+            else ModelGone(model)
+        )
 
     def why_not(self, service: str) -> str:
         """Returns why a service cannot serve until a person acts; "" if it can, also after a wait."""
@@ -189,7 +194,7 @@ class Router:
 def _count_death(life: RequestLife, failure: AttemptFailed) -> None:
     if not isinstance(failure, Died):
         return
-    life.deaths = 1 if failure.advanced else life.deaths + 1
+    life.deaths = 1 if life.advanced else life.deaths + 1
     life.lives += life.begun
     if life.deaths > _MAX_DEATHS:
         said = "any more of the answer" if life.begun else "an answer"

@@ -1,18 +1,22 @@
 """Builds the gateway's parts, runs them, and stops so that nothing is lost. Called by __main__; holds no logic of requests.
 
-After SIGTERM the gateway is unready at once. For `grace` it still takes new connections while its endpoint is removed, and answers
-`connection: close`. Then the listener closes, running requests finish within `drain-timeout`, and the process exits with 0.
+After SIGTERM the gateway is unready at once. For `lame-duck` it still takes new connections while its endpoint is removed, and
+answers `connection: close`; a second signal ends this time. Then the listener closes, running requests finish within `drain-timeout`, and
+the process exits with 0.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
+import ssl
 import sys
+import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
+from uuid import uuid4
 
 import structlog
 import uvloop
@@ -24,29 +28,35 @@ from pagoda_gateway.demand.keda import ExternalScaler
 from pagoda_gateway.demand.messages import DemandMessages
 from pagoda_gateway.demand.peers import Peers
 from pagoda_gateway.demand.server import DemandServer
+from pagoda_gateway.limits.registry import Registry
 from pagoda_gateway.proxy.authenticate import Authenticate
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.handlers import Api, metrics_application
+from pagoda_gateway.proxy.listener import Listener, default_bounds, listening
+from pagoda_gateway.proxy.observe import Observe
+from pagoda_gateway.proxy.tracing import Tracing, tracing
 from pagoda_gateway.proxy.upstream import Upstream
 from pagoda_gateway.requests.budget import Budget
 from pagoda_gateway.requests.hold_queue import HoldQueue
 from pagoda_gateway.requests.lifecycle import Counters, InFlight
+from pagoda_gateway.requests.limiter import Limiter, LocalStore, Store
 from pagoda_gateway.requests.metrics import Metrics
 from pagoda_gateway.requests.router import Router
 from pagoda_gateway.requests.tally import Tally
+from pagoda_gateway.requests.usage import Usage
 from pagoda_gateway.serve.probes import Health, Probes
 from pagoda_gateway.serve.settings import Settings
+from pagoda_gateway.serve.tls import tls_context
 from pagoda_gateway.watch.cache import EndpointCache
 from pagoda_gateway.watch.key_file import read_key_file
 from pagoda_gateway.watch.own_token import OwnToken
+from pagoda_gateway.watch.quotas import read_quota_file
 from pagoda_gateway.watch.state_streams import StateStreams
 from pagoda_gateway.watch.static_file import StaticFile
 
 log = structlog.get_logger()
 
 _BEAT_S: Final = 1.0
-# After the requests have ended only their last bytes are to be written.
-_FLUSH_S: Final = 5.0
 
 
 def main(settings: Settings) -> None:
@@ -56,18 +66,29 @@ def main(settings: Settings) -> None:
 
 
 async def _run(settings: Settings) -> None:
-    stop = asyncio.Event()
+    signals = Signals()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, signals.came)
     async with AsyncExitStack() as stack:
         parts = await _build(settings, stack)
         async with asyncio.TaskGroup() as background:  # one that fails ends the process: a restart recovers
-            works = (_discover(parts, settings), _beat(parts.health), parts.peers.run(), parts.api.router.frozen.run())
-            tasks = [background.create_task(work) for work in works]
-            await stop.wait()
-            await _drain(parts, settings)
+            work = (_discover(parts, settings), _beat(parts.health), parts.peers.run(), parts.store.run(), parts.api.router.frozen.run())
+            tasks = [background.create_task(one) for one in work]
+            await signals.stop.wait()
+            await _drain(parts, settings, signals.hurry)
             for task in tasks:
                 task.cancel()
+
+
+class Signals:
+    """SIGTERM and SIGINT: the first one begins the drain, the second one ends its lame duck."""
+
+    def __init__(self) -> None:
+        self.stop, self.hurry = asyncio.Event(), asyncio.Event()
+
+    def came(self) -> None:
+        """Counts a signal."""
+        (self.hurry if self.stop.is_set() else self.stop).set()
 
 
 class Parts(NamedTuple):
@@ -75,8 +96,10 @@ class Parts(NamedTuple):
 
     cache: EndpointCache
     ring: KeyRing
+    registry: Registry
+    store: Store
     api: Api
-    runner: web.AppRunner
+    listener: Listener
     health: Health
     peers: Peers
 
@@ -87,21 +110,28 @@ async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
     cache = counters.cache
     own = OwnToken(settings.token) if settings.token is not None else None
     ring = _keys(settings)
+    registry = _quotas(settings, ring)
     router = _router(counters, settings)
     _read_states(cache, StateStreams(cache, settings.identity, _clock_ms, own), stack)
     upstream = Upstream(settings.connect_timeout, own)
     stack.push_async_callback(upstream.close)
     limits = Limits(settings.body_limit, settings.body_timeout)
-    api = Api(cache, InFlight(counters), router, upstream, limits, Authenticate(ring, counters.metrics, _utc, settings.anonymous))
-    health = Health(lambda: cache.synced and ring.synced and not api.stopping)
+    authenticate = Authenticate(ring, counters.metrics, _utc, settings.anonymous)
+    store = _store(counters, settings, stack)
+    limiter = Limiter(registry, store, counters.metrics.over_quota)
+    usage = Usage(counters.metrics, log.info if settings.usage_lines else None)
+    observe = Observe(_clock_ms, counters.metrics, settings.access_log, _tracing(settings, stack))
+    api = Api(cache, InFlight(counters), router, upstream, limits, authenticate, observe, limiter, usage)
+    health = Health(lambda: cache.synced and ring.synced and registry.synced and not api.stopping)
     probes = Probes(health, settings.host, settings.probes_port)
     stack.callback(probes.close)
-    metrics = await stack.enter_async_context(_listening(metrics_application(counters.metrics), settings.host, settings.metrics_port))
+    metrics = await stack.enter_async_context(_scraped(metrics_application(counters.metrics), settings.host, settings.metrics_port))
     peers = Peers((settings.peers,) if settings.peers else (), settings.identity, _clock_ms, own)
     demand = await _serve_demand(counters, settings, peers, stack)
-    runner = await stack.enter_async_context(_listening(api.application(), settings.host, settings.http_port))
-    log.info("listening", http=runner.addresses[0][1], metrics=metrics.addresses[0][1], probes=probes.port, demand=demand)
-    return Parts(cache, ring, api, runner, health, peers)
+    tls = _tls(settings)
+    listener = await stack.enter_async_context(listening(api.application(), settings.host, settings.http_port, tls, default_bounds()))
+    log.info("listening", http=listener.port, tls=tls is not None, metrics=metrics.addresses[0][1], probes=probes.port, demand=demand)
+    return Parts(cache, ring, registry, store, api, listener, health, peers)
 
 
 def _keys(settings: Settings) -> KeyRing:
@@ -112,6 +142,53 @@ def _keys(settings: Settings) -> KeyRing:
         except (OSError, ValueError) as error:
             sys.exit(f"pagoda-gateway: keys: {error}")
     return ring
+
+
+def _quotas(settings: Settings, ring: KeyRing) -> Registry:
+    """Quotas come from the cluster if services do, or from a file."""
+    registry = Registry(ring, settings.keys_namespace, synced=settings.fleet is not None or settings.quotas is not None)
+    if settings.quotas is not None:
+        try:
+            read_quota_file(settings.quotas, registry)
+        except (OSError, ValueError) as error:
+            sys.exit(f"pagoda-gateway: quotas: {error}")
+    return registry
+
+
+def _store(counters: Counters, settings: Settings, stack: AsyncExitStack) -> Store:
+    """Quotas are counted in the common store, or here by this gateway's share."""
+    local = LocalStore(settings.quota_gateways, _wall_ms)
+    if settings.quota_store is None:
+        return local
+    from pagoda_gateway.requests.shared_store import SharedStore, connected  # 0.1 s of client that most installs do not need
+
+    try:
+        client = connected(settings.quota_store.read_text().strip())
+    except (OSError, ValueError) as error:
+        sys.exit(f"pagoda-gateway: quota-store: {error}")
+    shared = SharedStore(client, local, f"{settings.identity}-{uuid4().hex[:8]}", counters.metrics.quota_store)
+    stack.push_async_callback(shared.close)
+    return shared
+
+
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    try:
+        return tls_context(settings.tls_cert, settings.tls_key)
+    except (OSError, ValueError) as error:
+        sys.exit(f"pagoda-gateway: tls: {error}")
+
+
+def _tracing(settings: Settings, stack: AsyncExitStack) -> Tracing | None:
+    if settings.traces_endpoint is None:
+        return None
+    try:
+        made = tracing(settings.traces_endpoint)
+    except ModuleNotFoundError as missing:
+        sys.exit(f"pagoda-gateway: traces-endpoint: {missing.name} is missing; in a checkout: pip install '.[gateway,otel]'")
+    stack.push_async_callback(made.close)
+    return made
 
 
 def _counters(settings: Settings) -> Counters:
@@ -144,17 +221,20 @@ def _utc() -> datetime:
     return datetime.now(UTC)
 
 
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 def _clock_ms() -> float:
     return asyncio.get_running_loop().time() * 1000
 
 
 @asynccontextmanager
-async def _listening(app: web.Application, host: str, port: int) -> AsyncIterator[web.AppRunner]:
-    """Listens. A request is cancelled when its client leaves; bodies are not decompressed."""
-    runner = web.AppRunner(app, access_log=None, auto_decompress=False, handler_cancellation=True, shutdown_timeout=_FLUSH_S)
+async def _scraped(app: web.Application, host: str, port: int) -> AsyncIterator[web.AppRunner]:
+    runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port, backlog=1024).start()
+        await web.TCPSite(runner, host, port).start()
         yield runner
     finally:
         await runner.cleanup()
@@ -167,7 +247,7 @@ async def _discover(parts: Parts, settings: Settings) -> None:
     from pagoda_gateway.watch.cluster import watch  # 60 MB of client that a static file does not need
 
     keys = (settings.keys_namespace, parts.ring) if settings.keys_namespace is not None else None
-    await watch(parts.cache, settings.kubeconfig, keys)
+    await watch(parts.cache, settings.kubeconfig, keys, parts.registry if settings.quotas is None else None)
 
 
 async def _beat(health: Health) -> None:
@@ -176,11 +256,11 @@ async def _beat(health: Health) -> None:
         await asyncio.sleep(_BEAT_S)
 
 
-async def _drain(parts: Parts, settings: Settings) -> None:
+async def _drain(parts: Parts, settings: Settings, hurry: asyncio.Event) -> None:
     parts.api.stopping = True
-    log.info("draining", grace_s=settings.grace, under_way=parts.api.in_flight.count)
-    await asyncio.sleep(settings.grace)
-    for site in list(parts.runner.sites):
-        await site.stop()
+    log.info("draining", lame_duck_s=settings.lame_duck, under_way=parts.api.in_flight.count)
+    with suppress(TimeoutError):
+        await asyncio.wait_for(hurry.wait(), settings.lame_duck)
+    parts.listener.close()
     await parts.api.in_flight.finish(settings.drain_timeout)
     log.info("drained")

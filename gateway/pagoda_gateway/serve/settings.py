@@ -31,6 +31,10 @@ class Settings:
     fleet: Path | None
     keys: Path | None
     keys_namespace: str | None
+    quotas: Path | None
+    quota_gateways: int
+    quota_store: Path | None
+    usage_lines: bool
     anonymous: bool
     kubeconfig: Path | None
     token: Path | None
@@ -46,8 +50,12 @@ class Settings:
     body_budget: int
     body_timeout: float
     connect_timeout: float
-    grace: float
+    lame_duck: float
     drain_timeout: float
+    access_log: bool
+    traces_endpoint: str | None
+    tls_cert: Path | None
+    tls_key: Path | None
 
 
 def _port(text: str) -> int:
@@ -62,6 +70,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{text!r} is not a count; it must be a whole number, 1 or more")
+    return int(text)
+
+
 def _bool(text: str) -> bool:
     if text not in ("true", "false"):
         raise ValueError(f"{text!r} is not valid; it must be true or false")
@@ -70,6 +84,12 @@ def _bool(text: str) -> bool:
 
 def _bytes(text: str) -> int:
     return int(parse_quantity(text))
+
+
+def _url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise ValueError(f"{text!r} is not an address; it must begin with http:// or https://")
+    return text
 
 
 def _account(text: str) -> str:
@@ -103,6 +123,12 @@ OPTIONS: Final = (
     Option("fleet", Path, None, "services and replicas from this JSON file instead of Kubernetes; read again when it changes"),
     Option("keys", Path, None, "API keys from this JSON file (watch/key_file.py)"),
     Option("keys_namespace", str, None, "API keys from the labelled Secrets of this namespace (`pagoda key create`)"),
+    Option("quotas", Path, None, "TenantQuotas from this JSON file instead of Kubernetes, read at the start (watch/quotas.py)"),
+    Option("quota_gateways", _positive, "1", "how many gateways share the limits of quotas; without a common store each takes its part"),
+    Option(
+        "quota_store", Path, None, "file with the URL of a Redis or Valkey where all gateways count, such as redis://:PASSWORD@HOST:6379/0"
+    ),
+    Option("usage_lines", _bool, "false", "write a line of JSON to the log for each request that used tokens"),
     Option("anonymous", _bool, "false", "serve requests without a valid API key too"),
     Option("kubeconfig", Path, None, "kubeconfig for Kubernetes; without it the pod's own ServiceAccount"),
     Option("token", Path, None, "file with the ServiceAccount token for replicas; without it the gateway sends none"),
@@ -118,8 +144,12 @@ OPTIONS: Final = (
     Option("body_budget", _bytes, "256Mi", "how many bytes of bodies may be held and under way at once"),
     Option("body_timeout", parse_duration, "1m", "how long a request body may take to arrive"),
     Option("connect_timeout", parse_duration, "3s", "how long a connection to a replica may take"),
-    Option("grace", parse_duration, "5s", "how long new connections are still taken after SIGTERM, while endpoints propagate"),
+    Option("lame_duck", parse_duration, "10s", "how long new connections are still taken after SIGTERM, while endpoints propagate"),
     Option("drain_timeout", parse_duration, "10m", "how long running requests may finish after that"),
+    Option("access_log", _bool, "true", "a line for each request that ended or was refused: times, tokens and names, no text"),
+    Option("traces_endpoint", _url, None, "spans of requests go to this OpenTelemetry collector, such as http://collector:4318/v1/traces"),
+    Option("tls_cert", Path, None, "certificate of the API's port in PEM, followed by its chain; without it the port is not encrypted"),
+    Option("tls_key", Path, None, "its private key in PEM, without a password; a renewed pair is used by new connections"),
 )
 
 
@@ -139,5 +169,7 @@ def load(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
             parser.error(f"{option.name.replace('_', '-')}: {error}")
     if not (values["anonymous"] or values["keys"] or values["keys_namespace"]):
         parser.error("no request would be served: name the clients' API keys by keys or keys-namespace, or set anonymous to true")
+    if bool(values["tls_cert"]) != bool(values["tls_key"]):
+        parser.error("tls-cert and tls-key must be given together")
     values["identity"] = values["identity"] or socket.gethostname()
     return Settings(**values)

@@ -33,8 +33,10 @@ from pagoda_kube.cache import Cache, Changed, Item, Key
 from pagoda_kube.reflector import Kind, Reflector, Signs
 
 from pagoda_gateway.access.keys import KeyRing
+from pagoda_gateway.limits.registry import Registry
 from pagoda_gateway.watch.cache import EndpointCache
 from pagoda_gateway.watch.key_secrets import watch_keys
+from pagoda_gateway.watch.quotas import watch_quotas
 from pagoda_gateway.watch.services import Policy, Replica, Service
 
 V = TypeVar("V")
@@ -166,9 +168,11 @@ SERVICES: Final = Kind(f"/apis/{GROUP}/{VERSION}/{INFERENCE_SERVICE.plural}", re
 PODS: Final = Kind("/api/v1/pods", read_pod, (("labelSelector", LABEL_SERVICE),))
 
 
-async def watch(cache: EndpointCache, kubeconfig: Path | None, keys: tuple[str, KeyRing] | None = None) -> None:
+async def watch(
+    cache: EndpointCache, kubeconfig: Path | None, keys: tuple[str, KeyRing] | None = None, quotas: Registry | None = None
+) -> None:
     """Keeps the cache as the cluster says, until it is cancelled. `kubeconfig` None: the pod's own account. `keys`: the namespace whose
-    Secrets hold API keys, and the ring that they fill."""
+    Secrets hold API keys, and the ring that they fill. `quotas` takes the TenantQuotas."""
     api = KubernetesApi(await _configuration(kubeconfig))
     services = Cache[Service](_telling(cache.put_service, cache.delete_service))
     replicas = Cache[Replica](_telling(cache.put_replica, cache.delete_replica))
@@ -178,6 +182,8 @@ async def watch(cache: EndpointCache, kubeconfig: Path | None, keys: tuple[str, 
             group.create_task(Reflector(api, PODS, replicas, Signs(lambda: cache.mark_synced("replicas"))).run())
             if keys is not None:
                 group.create_task(watch_keys(api, *keys))
+            if quotas is not None:
+                group.create_task(watch_quotas(api, quotas))
     finally:
         await api.close()
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 import structlog
-from pagoda_contracts.conditions.quota import IN_FORCE, OVER_CAP, RESOURCE_QUOTA_REFUSED, UNREADABLE
+from pagoda_contracts.conditions.quota import IN_FORCE, NOT_ENFORCED, OVER_CAP, RESOURCE_QUOTA_REFUSED, UNREADABLE
 from pagoda_contracts.conditions.service import NOT_STALLED, SETTLED
 from pagoda_contracts.conditions.types import READY, RECONCILING, STALLED, ConditionType, Reason
 from pagoda_contracts.resources.meta import Condition
@@ -31,17 +31,20 @@ TICK_S: Final = 2.0
 _PERIOD_S: Final = 60.0
 _KEPT: Final = "Its namespaces keep the devices that they have and get no more until the spec is corrected."
 _LIMITS_NONE: Final = "Its namespaces cannot be read either, so it limits none."
-# Fields of the spec that the operator acts on. The gateways do not enforce the others yet.
-_ENFORCED: Final = frozenset(("subjects", "devices"))
+# Fields of the spec that the operator acts on. Gateways act on the others, for requests with the keys of a Secret that they read.
+_OPERATORS: Final = frozenset(("subjects", "devices"))
 
 _Verdict = tuple[Reason, str]
 
 
 class StatusWriter:
-    """`single`: slices that the inventory offers as GPUs. It is called only when all nodes are known."""
+    """`single`: slices that the inventory offers as GPUs. It is called only when all nodes are known. `keys`: the namespace whose Secrets
+    of API keys the gateways read, the release's; "" if it is not known."""
 
-    def __init__(self, cluster: Cluster, keeper: Quotas, clock: Callable[[], datetime], single: Callable[[], frozenset[str]]) -> None:
-        self._cluster, self._keeper, self._clock, self._single = cluster, keeper, clock, single
+    def __init__(
+        self, cluster: Cluster, keeper: Quotas, clock: Callable[[], datetime], single: Callable[[], frozenset[str]], keys: str = ""
+    ) -> None:
+        self._cluster, self._keeper, self._clock, self._single, self._keys = cluster, keeper, clock, single, keys
         # Quota (by uid) → when its status was checked last, in seconds of the keeper's clock, and at which generation.
         self._checked: dict[str, tuple[float, int]] = {}
 
@@ -70,27 +73,29 @@ class StatusWriter:
     async def _one(self, quota: Quota) -> None:
         await self._keeper.fill()
         native = await ensure_resource_quota(self._cluster, quota, self._single()) if not quota.invalid else Native()
-        wanted = status(quota, self._keeper.ledger.used(quota), native, self._clock().strftime("%Y-%m-%dT%H:%M:%SZ"))
+        wanted = status(quota, self._keeper.ledger.used(quota), native, self._keys, self._clock().strftime("%Y-%m-%dT%H:%M:%SZ"))
         if wanted != quota.status:
             await apply_status(self._cluster, QUOTAS, quota.meta, wanted)
 
 
-def status(quota: Quota, used: Devices, native: Native, now: str) -> dict[str, Any]:
-    """The whole status on the wire; `native`: the state of the native ResourceQuota."""
+def status(quota: Quota, used: Devices, native: Native, keys: str, now: str) -> dict[str, Any]:
+    """The whole status on the wire; `native`: the state of the native ResourceQuota; `keys`: the namespace of API keys."""
     slices = quota.spec.devices.mig_slices if quota.spec is not None and quota.spec.devices is not None else ()
     counts = tuple(MigSlices(profile=entry.profile, count=used.get(slice_word(entry.profile), 0)) for entry in slices)
     return TenantQuotaStatus(
         observed_generation=quota.meta.generation,
-        conditions=_conditions(quota, _verdict(quota, used, native), now),
+        conditions=_conditions(quota, _verdict(quota, used, native, keys), now),
         usage=Usage(gpus=used.get(GPU), mig_slices=counts) if quota.caps else None,
     ).wire()
 
 
-def _verdict(quota: Quota, used: Devices, native: Native) -> _Verdict:
+def _verdict(quota: Quota, used: Devices, native: Native, keys: str) -> _Verdict:
     if quota.spec is None:
         return UNREADABLE, f"{quota.invalid}. {_KEPT if quota.namespaces else _LIMITS_NONE}"
     if native.fault:
         return RESOURCE_QUOTA_REFUSED, native.fault
+    if idle := _not_enforced(quota.spec, keys):
+        return NOT_ENFORCED, idle
     notes = "".join(f"; {note}" for note in _notes(quota, quota.spec, native))
     over = [spoken(word) for word, cap in sorted(quota.caps.items()) if used.get(word, 0) > cap]
     if over:
@@ -99,14 +104,19 @@ def _verdict(quota: Quota, used: Devices, native: Native) -> _Verdict:
     return IN_FORCE, f"in force{notes}"
 
 
+def _not_enforced(spec: TenantQuotaSpec, keys: str) -> str:
+    """Why no gateway acts on fields that limit requests; "" if gateways do, or if none is set."""
+    fields = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    ref, limits = spec.subjects.api_keys_secret_ref, [name for name in fields if name not in _OPERATORS]
+    if not limits or (ref is not None and keys in ("", ref.namespace)):
+        return ""
+    found = f"it names one in {ref.namespace}" if ref is not None else "it names none"
+    where = f"in namespace {keys}" if keys else "in the gateways' namespace"
+    return f"not enforced: {', '.join(limits)}. subjects.apiKeysSecretRef must name a Secret of API keys {where}, and {found}"
+
+
 def _notes(quota: Quota, spec: TenantQuotaSpec, native: Native) -> Iterator[str]:
     """What a tenant might not expect of a quota that is in force."""
-    fields = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    ignored = [name for name in fields if name not in _ENFORCED]
-    if spec.subjects.api_keys_secret_ref is not None:
-        ignored.append("subjects.apiKeysSecretRef")
-    if ignored:
-        yield f"not acted on yet: {', '.join(ignored)}"
     profiles = [entry.profile for entry in spec.devices.mig_slices] if spec.devices is not None else []
     words = [slice_word(profile) for profile in profiles]
     twice = [profile for profile, word in zip(profiles, words, strict=True) if words.count(word) > 1]
@@ -124,7 +134,7 @@ def _notes(quota: Quota, spec: TenantQuotaSpec, native: Native) -> Iterator[str]
 
 
 def _conditions(quota: Quota, verdict: _Verdict, now: str) -> tuple[Condition, ...]:
-    over, stalled = verdict[0] == OVER_CAP, verdict[0] in (UNREADABLE, RESOURCE_QUOTA_REFUSED)
+    over, stalled = verdict[0] == OVER_CAP, verdict[0] in (UNREADABLE, NOT_ENFORCED, RESOURCE_QUOTA_REFUSED)
     states = (
         (READY, not stalled, verdict),
         (RECONCILING, over, verdict if over else (SETTLED, "")),

@@ -64,7 +64,7 @@ class Means(NamedTuple):
     clock: Callable[[], float] = time.monotonic
     terms: Terms = Terms()
     apart: Callable[[Coroutine[Any, Any, None]], Awaitable[None]] = _here
-    farewell: float = 5.0
+    release_s: float = 5.0
 
 
 _MEANS: Final = Means()
@@ -76,7 +76,7 @@ class Lease:
     def __init__(self, store: KubeCluster, namespace: str, identity: str, means: Means = _MEANS) -> None:
         self._store = store
         self._namespace = namespace
-        self._end, self._clock, self._terms, self._apart, self._farewell = means
+        self._end, self._clock, self._terms, self._apart, self._release_s = means
         # Written on the Lease's loop alone, and replaced as a whole: other threads read it.
         self._view = View(identity)
         self._acquired_at = ""
@@ -129,10 +129,10 @@ class Lease:
         """Gives the Lease back, once nothing writes any more, so that a successor need not wait for its end. `answered`: nor for our last
         writes. If its loop or the API server hangs, the Lease expires."""
         try:
-            async with asyncio.timeout(self._farewell):
+            async with asyncio.timeout(self._release_s):
                 await self._apart(self._give_back(answered=answered))
         except TimeoutError:
-            structlog.get_logger().warning("lease_not_released", error=f"no answer within {self._farewell:.0f} s")
+            structlog.get_logger().warning("lease_not_released", error=f"no answer within {self._release_s:.0f} s")
 
     async def _renew(self) -> None:
         self._renewing = asyncio.current_task()

@@ -157,7 +157,7 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
     inventory = NodePools(made.cluster, view, settings.lease_namespace, time.time)
     keys = TokenKeys(made.cluster, own.newest_key if own else lambda: "")
     quotas = Quotas(made.cluster, partial(made.caches.all, QUOTAS), made.queue.add, time.monotonic, made.lease.settled)
-    status_writer = StatusWriter(made.cluster, quotas, _utc, lambda: singles(inventory()))
+    status_writer = StatusWriter(made.cluster, quotas, _utc, lambda: singles(inventory()), settings.lease_namespace or "")
     events = Recorder(made.cluster, settings.identity)
     dependencies = Dependencies(
         triggers=made.triggers,

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pagoda_contracts import metrics
+from pagoda_contracts import gateway_metrics, metrics
 from pagoda_contracts.names import GROUP, LABEL_COMPONENT, LABEL_NAME, PORT_METRICS, VERSION
+from pagoda_gateway.serve.settings import OPTIONS, load
 from pagoda_operator.api.state import Resource
 from support.kube.chart import CHART, NAMESPACE, metric_names, of_kind, rendered, the
 from support.kube.client import Kube, eventually
 from support.kube.cluster import Cluster, running_cluster
 
 pytestmark = pytest.mark.cluster
+EXAMPLES = Path(__file__).parents[3] / "examples/02-expose"
 MONITORING_SCHEMAS = Path(__file__).parents[2] / "data/monitoring"
 
 FLOW_SCHEMAS = Resource("flowcontrol.apiserver.k8s.io/v1", "FlowSchema", "flowschemas")
@@ -71,11 +73,53 @@ def test_crds_are_kept_or_left_out_as_the_values_say(cluster):
     assert of_kind(rendered(cluster, "crds.install=false"), "CustomResourceDefinition") == []
 
 
-@pytest.mark.parametrize(("timeout", "grace"), [("30s", 60), ("10m", 630), ("1h", 3630)])
-def test_a_gateway_s_grace_outlasts_its_drain(cluster, timeout, grace):
-    gateway = of_kind(rendered(cluster, f"gateway.drainTimeout={timeout}"), "Deployment")
+@pytest.mark.parametrize(("timeout", "grace"), [("30s", 75), ("10m", 645), ("1h", 3645)])
+def test_a_gateway_s_grace_outlasts_its_lame_duck_and_its_drain(cluster, timeout, grace):
+    gateway = of_kind(rendered(cluster, f"gateway.drainTimeout={timeout}", "gateway.lameDuck=15s"), "Deployment")
     found = [d["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] for d in gateway if d["metadata"]["name"] == "pagoda-gateway"]
     assert found == [grace]
+
+
+def gateway_of(cluster, *settings):
+    """The gateways' Deployment, their container, and its environment."""
+    deployment = the(rendered(cluster, *settings), "Deployment", "pagoda-gateway")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    return deployment, container, {entry["name"]: entry.get("value") for entry in container["env"]}
+
+
+def test_a_gateway_reads_its_certificate_from_the_secret_that_is_named(cluster):
+    deployment, container, env = gateway_of(cluster, "gateway.tls.secretName=models")
+    (volume,) = [one for one in deployment["spec"]["template"]["spec"]["volumes"] if one["name"] == "tls"]
+    assert volume["secret"]["secretName"] == "models"
+    (mount,) = [one for one in container["volumeMounts"] if one["name"] == "tls"]
+    folder = mount["mountPath"]
+    assert (env["PAGODA_TLS_CERT"], env["PAGODA_TLS_KEY"]) == (f"{folder}/tls.crt", f"{folder}/tls.key")
+    assert "PAGODA_TLS_CERT" not in gateway_of(cluster)[2]
+
+
+def test_the_gateway_s_variables_are_its_settings(cluster):
+    _, _, env = gateway_of(cluster, "gateway.tls.secretName=models", "gateway.tracing.endpoint=http://c/v1/traces")
+    known = {f"PAGODA_{option.name.upper()}" for option in OPTIONS}
+    assert {name for name in env if name.startswith("PAGODA_")} <= known
+    load([], env)
+
+
+def test_the_examples_name_what_the_chart_installs_and_the_api_server_takes_them(cluster):
+    objects = rendered(cluster, "gateway.replicas=null")
+    deployment, service = the(objects, "Deployment", "pagoda-gateway"), the(objects, "Service", "pagoda-gateway")
+    assert "replicas" not in deployment["spec"]
+    hpa, ingress, route = (yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text()) for name in ("hpa", "ingress", "httproute"))
+    namespace = "chart-examples"
+    cluster.create_namespace(namespace)
+    for body in (hpa, ingress):
+        assert body["metadata"]["namespace"] == NAMESPACE
+        text = yaml.safe_dump(body | {"metadata": body["metadata"] | {"namespace": namespace}})
+        cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", input=text)
+    assert hpa["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    (path,) = ingress["spec"]["rules"][0]["http"]["paths"]
+    (port,) = service["spec"]["ports"]
+    assert path["backend"]["service"] == {"name": service["metadata"]["name"], "port": {"name": port["name"]}}
+    assert route["spec"]["rules"][0]["backendRefs"] == [{"name": service["metadata"]["name"], "port": port["port"]}]
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +224,7 @@ def test_our_own_kinds_conform_or_are_named_too(cluster, schemas):
         ("operator.replicas=two", "replicas"),
         ("gateway.imagePullPolicy=Sometimes", "imagePullPolicy"),
         ("gateway.drainTimeout=soon", "drainTimeout"),
+        ("gateway.tls.secret=x", "secret"),
         ("defaultProfile.images.deamon=x", "deamon"),
         ("defaultProfile.sharedMemory=much", "sharedMemory"),
         ("monitoring.serviceMonitor.enable=true", "enable"),
@@ -290,7 +335,7 @@ def test_rules_and_dashboard_name_only_metrics_that_are_exported(cluster):
     alerts = [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
     board = json.loads(the(objects, "ConfigMap", "pagoda-dashboard")["data"]["pagoda.json"])
     asked = [alert["expr"] for alert in alerts] + [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    exported = {family.name for family in (*metrics.DAEMON, *metrics.GATEWAY, *metrics.OPERATOR)}
+    exported = {family.name for family in (*metrics.DAEMON, *gateway_metrics.GATEWAY, *metrics.OPERATOR)}
     for expression in asked:
         assert metric_names(expression), expression
         assert metric_names(expression) <= exported
@@ -307,7 +352,7 @@ def test_a_metric_that_nobody_exports_would_be_found():
 
 
 def test_expressions_use_labels_that_their_metrics_have(cluster):
-    labels = {family.name: set(family.labels) for family in (*metrics.DAEMON, *metrics.GATEWAY, *metrics.OPERATOR)}
+    labels = {family.name: set(family.labels) for family in (*metrics.DAEMON, *gateway_metrics.GATEWAY, *metrics.OPERATOR)}
     for line in (CHART / "rules.yaml").read_text().splitlines():
         for name, matchers in re.findall(r"((?:pagoda_|vllm:)[a-z_]+)\{([^}]*)\}", line):
             (family,) = metric_names(name)

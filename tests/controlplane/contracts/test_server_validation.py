@@ -71,7 +71,7 @@ def test_defaults_of_the_server_are_the_models_own(server):
 
 
 def test_a_file_s_findings_are_the_server_s_with_lines(server):
-    """The door of `pagoda validate` reads YAML: each refusal carries the line on which the field stands."""
+    """`pagoda validate` reads YAML: each refusal carries the line on which the field stands."""
     for row in INVALID[::7]:
         text = json.dumps(row.body("table"), indent=1)
         (document,) = documents("table", text)

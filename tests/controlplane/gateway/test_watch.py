@@ -22,6 +22,7 @@ from pagoda_contracts.names import (
 )
 from pagoda_contracts.pb.daemon_pb2 import Phase, State
 from pagoda_contracts.resources.service import INFERENCE_SERVICE
+from pagoda_contracts.resources.tenant import TENANT_QUOTA
 from support.kube.cluster import Cluster, running_cluster
 from support.servers.gateway_process import GatewayProcess, start_gateway
 from support.servers.loopback import own_net
@@ -128,7 +129,7 @@ def cluster() -> Iterator[Cluster]:
 def place(cluster: Cluster) -> Iterator[Place]:
     name = f"gw-{secrets.token_hex(3)}"
     rules = [
-        {"apiGroups": [GROUP], "resources": [INFERENCE_SERVICE.plural], "verbs": READ},
+        {"apiGroups": [GROUP], "resources": [INFERENCE_SERVICE.plural, TENANT_QUOTA.plural], "verbs": READ},
         {"apiGroups": [""], "resources": ["pods"], "verbs": READ},
     ]
     role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": name}, "rules": rules}
@@ -153,7 +154,9 @@ async def gateway(place: Place, tmp_path: Path) -> AsyncIterator[tuple[GatewayPr
         file = tmp_path / "kubeconfig"
         file.write_text(json.dumps(config))
         with _off_loop(start_gateway("--kubeconfig", str(file))) as starting:
-            yield await starting, wire
+            process = await starting
+            await until(lambda: asyncio.to_thread(process.probe, "/readyz"), 200)
+            yield process, wire
 
 
 @pytest.fixture

@@ -23,20 +23,20 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def shop() -> build.Workshop:
-    return build.Workshop(ROOT, Path(os.environ.get("PAGODA_CACHE") or Path.home() / ".cache/pagoda"), print)
+def builder() -> build.ImageBuilder:
+    return build.ImageBuilder(ROOT, Path(os.environ.get("PAGODA_CACHE") or Path.home() / ".cache/pagoda"), print)
 
 
 @pytest.fixture(scope="module")
-def image(shop, tmp_path_factory) -> Image:
-    _, archive = build.archive(shop, recipe.DAEMON_THIN)
+def image(builder, tmp_path_factory) -> Image:
+    _, archive = build.archive(builder, recipe.DAEMON_THIN)
     return unpack(archive, tmp_path_factory.mktemp("image") / "rootfs")
 
 
 @pytest.fixture(scope="module")
-def replica(shop, image, tmp_path_factory):
+def replica(builder, image, tmp_path_factory):
     """`serve`, with the same packages mounted that the full image has inside."""
-    binds = {recipe.DEPS_MOUNT: build.site_packages(shop, recipe.DAEMON_THIN), "/models/tiny": tiny_model()}
+    binds = {recipe.DEPS_MOUNT: build.site_packages(builder, recipe.DAEMON_THIN), "/models/tiny": tiny_model()}
     for mount in binds:
         (image.rootfs / mount.lstrip("/")).mkdir(parents=True, exist_ok=True)
     arguments = ["serve", "/models/tiny", "--name", "tiny", "--port", "0", "--dtype", "float32"]

@@ -37,9 +37,9 @@ def played(pod: dict[str, Any], restarts: int, **annotations: str) -> dict[str, 
     known = {f"{plays.PREFIX}/{key.replace('_', '-')}": value for key, value in annotations.items()}
     twin: dict[str, Any] = {"metadata": pod["metadata"] | {"annotations": known}, "spec": pod["spec"]}
     twin["status"] = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "True"}]}
-    scene, moment = plays.scene_of(twin, {"metadata": {}}, 0.0, ("10.0.0.2", "10.0.0.1")), NOW
+    context, moment = plays.pod_context(twin, {"metadata": {}}, 0.0, ("10.0.0.2", "10.0.0.1")), NOW
     while True:
-        verdict = pods.decide(twin, scene, moment)
+        verdict = pods.decide(twin, context, moment)
         twin["status"] |= verdict.status or {}
         if verdict.wake is None or twin["status"]["containerStatuses"][0]["restartCount"] >= restarts:
             found: dict[str, Any] = twin["status"]

@@ -30,8 +30,8 @@ NOWHERE = {
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory) -> Image:
-    shop = build.Workshop(ROOT, Path(os.environ.get("PAGODA_CACHE") or Path.home() / ".cache/pagoda"), print)
-    _, archive = build.archive(shop, recipe.OPERATOR)
+    builder = build.ImageBuilder(ROOT, Path(os.environ.get("PAGODA_CACHE") or Path.home() / ".cache/pagoda"), print)
+    _, archive = build.archive(builder, recipe.OPERATOR)
     return unpack(archive, tmp_path_factory.mktemp("image") / "rootfs")
 
 

@@ -21,8 +21,8 @@ SERVICE = "llama-tiny"
 @pytest.fixture(scope="module")
 def served(pagoda) -> Iterator[str]:
     """The example as it stands in the repository, in the namespace where a newcomer applies it."""
-    install.claim(pagoda.shop, pagoda.cluster, pagoda.model, "default", SERVICE)
-    install.claim_deps(pagoda.shop, pagoda.cluster, "default")
+    install.claim(pagoda.builder, pagoda.cluster, pagoda.model, "default", SERVICE)
+    install.claim_deps(pagoda.builder, pagoda.cluster, "default")
     pagoda.cluster.kubectl("apply", "-n", "default", "-f", str(EXAMPLE))
     line = pagoda.outcome("default", SERVICE)
     assert line.ready, line

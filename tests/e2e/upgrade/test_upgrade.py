@@ -23,7 +23,7 @@ def helm(pagoda):
 
     def upgrade(cpu):
         words = ("--reset-then-reuse-values", "--set", f"operator.resources.requests.cpu={cpu}")
-        chart = str(pagoda.shop.root / "charts/pagoda")
+        chart = str(pagoda.builder.root / "charts/pagoda")
         pagoda.cluster.helm("upgrade", RELEASE, chart, "--namespace", NAMESPACE, *words, "--wait", "--timeout", "10m")
 
     before = json.loads(pagoda.cluster.helm("history", RELEASE, "--namespace", NAMESPACE, "-o", "json"))[-1]["revision"]

@@ -25,7 +25,7 @@ def test_the_condition_says_what_is_wrong_and_a_corrected_model_serves(pagoda, n
     line = pagoda.serve(namespace, "broken", broken)
     assert (line.stalled, line.reason) == (True, "ModelRejected")
     assert "GrandioseForCausalLM" in line.message
-    install.claim(pagoda.shop, pagoda.cluster, pagoda.model, namespace, "whole")
+    install.claim(pagoda.builder, pagoda.cluster, pagoda.model, namespace, "whole")
     patch = json.dumps({"spec": {"model": {"uri": "pvc://whole"}}})
     pagoda.cluster.kubectl("patch", "inferenceservice", "broken", "-n", namespace, "--type=merge", "-p", patch)
     assert pagoda.outcome(namespace, "broken").ready

@@ -32,12 +32,12 @@ class Drive:
     keep_plans: bool = True
     prefix_caching: bool = True
     depth: int = 1
-    door: bool = False
+    admission: bool = False
     results: deque[tuple[StepPlan, StepResult]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         limits = Limits.of(self.worker.limits, self.max_concurrency, self.token_budget, prefix_caching=self.prefix_caching)
-        self.state = State(limits if self.door else replace(limits, queue_tokens=1 << 40, committed_blocks=1 << 40))
+        self.state = State(limits if self.admission else replace(limits, queue_tokens=1 << 40, committed_blocks=1 << 40))
         self.now_ms = 0.0
 
     def submit(self, request_id: str, prompt: Sequence[int], sampling: Sampling | int, **more: Any) -> None:

@@ -27,7 +27,14 @@ State = dict[tuple[str, str], Body]
 
 def violations(events: Sequence[Event], journal: Sequence[Entry], asked: Iterable[Asked] = ()) -> list[str]:
     """All that was broken; empty where nothing was. `asked`: what users asked for and were told is done."""
-    over_objects = [*orphans(events), *doubles(events), *crowds(events), *dishonest(events), *unplanned(events), *lost(events, asked)]
+    over_objects = [
+        *orphans(events),
+        *doubles(events),
+        *surplus_replicas(events),
+        *dishonest(events),
+        *unplanned(events),
+        *lost(events, asked),
+    ]
     return sorted({*over_objects, *foreign_writes(journal), *unsafe_deletes(journal)})
 
 
@@ -47,7 +54,7 @@ def doubles(events: Sequence[Event]) -> Iterator[str]:
         yield from (f"I2: {count} Deployments for {who}" for who, count in names.items() if count > 1)
 
 
-def crowds(events: Sequence[Event]) -> Iterator[str]:
+def surplus_replicas(events: Sequence[Event]) -> Iterator[str]:
     """I2, at every instant: pods that stay, and replicas that Deployments are to have, are no more than the most that was wanted since the
     service was last what it should be, and the surge. (Not than is wanted now: what a smaller number ends was right before it.)"""
     most: dict[str, int] = defaultdict(int)
@@ -108,13 +115,13 @@ def _caps(quota: Body) -> dict[str, int]:
 
 def rivals(journal: Sequence[Entry], identities: Mapping[int, str]) -> Iterator[str]:
     """I10: nobody writes before he has put his own name on the Lease, or once another one has, be it his own next life under the same
-    name. `identities`: who speaks through which door."""
+    name. `identities`: who speaks through which listener."""
     taken = [(entry.done, _holder(entry), entry.life) for entry in journal if _on_lease(entry)]
     began = _began(journal)
     for entry in journal:
         if not (entry.seen.write and entry.seen.number and 200 <= entry.code < 300):
             continue
-        who = identities[entry.seen.door]
+        who = identities[entry.seen.listener]
         holder, life = ([(name, life) for done, name, life in taken if done < entry.at] or [("", entry.life)])[-1]
         if holder != who:
             yield f"I10: {entry.seen.method} {entry.seen.path} by {who} while {holder or 'nobody'} leads"

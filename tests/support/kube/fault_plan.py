@@ -18,13 +18,13 @@ LINES = ("drop", "twice", "cut", "410", "500", "504", "garbage", "unknown type",
 
 class Seen(NamedTuple):
     """A request; `number` 0 for watches and Leases, -1 for what a process that was killed still had on the wire. `path` without the query;
-    `door`: by which of the proxy's addresses it came."""
+    `listener`: by which of the proxy's addresses it came."""
 
     number: int
     method: str
     path: str
     watch: bool = False
-    door: int = 0
+    listener: int = 0
 
     @property
     def write(self) -> bool:
@@ -153,15 +153,15 @@ class Slow(Plan):
 
 @dataclass
 class Held(Plan):
-    """The first write to a kind, by one door, once `armed`: it stays on the wire until `armed` is taken back."""
+    """The first write to a kind, by one listener, once `armed`: it stays on the wire until `armed` is taken back."""
 
     plural: str
-    door: int = 0
+    listener: int = 0
     armed: bool = False
     caught: str = ""
 
     def request(self, seen: Seen) -> Reaction:
-        if not self.armed or self.caught or not seen.write or (seen.plural, seen.door) != (self.plural, self.door):
+        if not self.armed or self.caught or not seen.write or (seen.plural, seen.listener) != (self.plural, self.listener):
             return Reaction()
         self.caught = seen.path
         return Reaction("hold")

@@ -62,7 +62,7 @@ def write_fleet(path: Path, services: Sequence[dict[str, Any]]) -> None:
 
 @contextmanager
 def start_gateway(*options: str, program: Sequence[str] = ("-m", "pagoda_gateway")) -> Iterator[GatewayProcess]:
-    """Runs `pagoda-gateway` (or a test's door to it) on free ports. Its log is read to the end: a full pipe would hold it up. Clients
+    """Runs `pagoda-gateway` (or a test's variant of it) on free ports. Its log is read to the end: a full pipe would hold it up. Clients
     need no API key, unless the options name keys."""
     if not any(option.startswith("--keys") for option in options):
         options = ("--anonymous", "true", *options)

@@ -143,6 +143,19 @@ class CountedEngine(LocalEngine):
         return super()._send(message)
 
 
+class Held:
+    """A device that computes so many steps and then waits: what the client does meanwhile comes before the next token, on any machine."""
+
+    def __init__(self, steps: int) -> None:
+        self._left, self.reached, self.go_on = steps, asyncio.Event(), asyncio.Event()
+
+    async def step(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            self.reached.set()
+            await self.go_on.wait()
+
+
 @dataclass
 class LocalReplica:
     """Addresses, and the parts of the front that tests look into."""

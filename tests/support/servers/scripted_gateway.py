@@ -32,7 +32,7 @@ class Traffic:
 
 
 class ScriptedGateway:
-    """One service; `pods` names the Ready ones, which all are heard. Those of one gateway share `changed` (`Chorus`)."""
+    """One service; `pods` names the Ready ones, which all are heard. Those of one gateway share `changed` (`MultiServiceGateway`)."""
 
     def __init__(self, namespace: str, name: str, pods: Callable[[], list[str]], changed: threading.Condition | None = None) -> None:
         self._key = {"namespace": namespace, "name": name}
@@ -85,7 +85,7 @@ class ScriptedGateway:
             )
 
 
-class Chorus:
+class MultiServiceGateway:
     """One gateway with many services, which a change of any of them makes speak."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Chorus:
 
 
 @contextmanager
-def serving(gateway: ScriptedGateway | Chorus) -> Iterator[str]:
+def serving(gateway: ScriptedGateway | MultiServiceGateway) -> Iterator[str]:
     """Its address."""
     method = grpc.unary_stream_rpc_method_handler(
         gateway.watch, request_deserializer=pb.WatchDemandRequest.FromString, response_serializer=pb.Demand.SerializeToString

@@ -7,13 +7,20 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from pagoda_gateway.access.keys import KeyRing
+from pagoda_gateway.limits.registry import Registry
 from pagoda_gateway.proxy.authenticate import Authenticate
+from pagoda_gateway.proxy.body import Limits
+from pagoda_gateway.proxy.handlers import Api
+from pagoda_gateway.proxy.observe import Observe
+from pagoda_gateway.proxy.upstream import Upstream
 from pagoda_gateway.requests.budget import Budget
 from pagoda_gateway.requests.hold_queue import HoldQueue
 from pagoda_gateway.requests.lifecycle import Counters, InFlight
+from pagoda_gateway.requests.limiter import Limiter, LocalStore
 from pagoda_gateway.requests.metrics import Metrics
 from pagoda_gateway.requests.router import Router
 from pagoda_gateway.requests.tally import Tally
+from pagoda_gateway.requests.usage import Usage
 from pagoda_gateway.routing.endpoint import Frame
 from pagoda_gateway.watch.cache import EndpointCache
 from pagoda_gateway.watch.services import Replica, Service
@@ -30,6 +37,10 @@ class GatewayWorld:
         self.metrics = Metrics(self.cache, self.queue, self.clock_ms)
         self.ring = KeyRing()
         self.authenticate = Authenticate(self.ring, self.metrics, lambda: datetime(2026, 1, 1, tzinfo=UTC), anonymous=True)
+        self.registry = Registry(self.ring, None)
+        self.limiter = Limiter(self.registry, LocalStore(1, lambda: round(self.now_ms)), self.metrics.over_quota)
+        self.usage = Usage(self.metrics, None)
+        self.observe = Observe(self.clock_ms, self.metrics)
         self.budget = Budget(budget)
         self.counters = Counters(self.cache, self.queue, self.metrics, self.tally, self.budget, self.clock_ms)
         self.counters.demand_changed = lambda _service: self.changed.set()
@@ -54,6 +65,11 @@ class GatewayWorld:
         self.cache.put_replica(Replica(name, service, "", address or f"{name}:8000", "", draining=False))
         self.sequence += 1
         self.cache.update_state(name, Frame(self.sequence, phase, running, 0, 0), self.now_ms, self.now_ms)
+
+    def api(self, upstream: Upstream, limits: Limits, authenticate: Authenticate | None = None) -> Api:
+        """Its routes."""
+        parts = (authenticate or self.authenticate, self.observe, self.limiter, self.usage)
+        return Api(self.cache, self.in_flight, self.router, upstream, limits, *parts)
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Returns when that is so. Each request that comes, is held or ends changes the demand."""

@@ -102,7 +102,7 @@ class Life:
 
 
 class Rivals(Life):
-    """Two of them, through a door each; the first one leads until it cannot. What is said of one is said of the first."""
+    """Two of them, through a listener each; the first one leads until it cannot. What is said of one is said of the first."""
 
     def __init__(self, accounts: tuple[Path, Path], names: tuple[str, str]) -> None:
         first, self.second = accounts[0], Life(accounts[1], identity=names[1], lease=True)

@@ -38,6 +38,13 @@ class Secrets:
         assert field == "data"
         del self.stored[target.removeprefix("secret/")]["data"][key_id]
 
+    def replace(self, _access, target, path, values, manager):
+        entries = self.stored[target.removeprefix("secret/")][path[0]]
+        if entries.get(path[1]) != values[0]:
+            raise CliError("kubectl patch: the test failed")
+        entries[path[1]] = values[1]
+        self.managers.append(manager)
+
     def tenant(self, text, now=NOW):
         """Whose a gateway takes the key to be; None if it refuses it."""
         ring = KeyRing()
@@ -53,7 +60,7 @@ class Secrets:
 @pytest.fixture
 def secrets(monkeypatch):
     made = Secrets()
-    for name in ("get", "apply", "remove"):
+    for name in ("get", "apply", "remove", "replace"):
         monkeypatch.setattr(key, name, getattr(made, name))
     monkeypatch.setattr(key, "_now", lambda: NOW)
     return made
@@ -155,7 +162,31 @@ def test_what_cannot_be_done_is_one_line(secrets, capsys, words, message):
     assert secrets.stored == {}
 
 
-def test_an_id_in_two_secrets_is_ambiguous():
-    keys = [key.Found(name, "a", "id", None) for name in ("s", "t")]
-    with pytest.raises(CliError, match="2 Secrets hold a key with the id 'id'"):
-        key.one_key(keys, "id")
+def test_of_two_secrets_that_hold_one_id_the_named_one_is_meant(secrets, capsys):
+    """A GitOps tool may have made the second."""
+    texts = {tenant: said(capsys, "create", "--tenant", tenant) for tenant in ("a", "b")}
+    for name in ("pagoda-keys-a", "pagoda-keys-b"):
+        secrets.stored[name]["data"] = {"id": next(iter(secrets.stored[name]["data"].values()))}
+    assert run(["key", "revoke", "id"]) == 2
+    refusal = capsys.readouterr().err
+    assert all(said in refusal for said in ("--secret", "pagoda-keys-a (tenant a)", "pagoda-keys-b (tenant b)"))
+    assert run(["key", "revoke", "id", "--secret", "other"]) == 2
+    said(capsys, "rotate", "id", "--secret", "pagoda-keys-a")
+    said(capsys, "revoke", "id", "--secret", "pagoda-keys-b")
+    assert {tenant: secrets.tenant(text) for tenant, text in texts.items()} == {"a": "a", "b": None}
+    assert secrets.tenant(texts["a"], NOW + timedelta(hours=24)) is None
+
+
+def test_a_key_that_is_revoked_while_it_is_rotated_stays_revoked(secrets, capsys, monkeypatch):
+    old = said(capsys, "create", "--tenant", "a")
+    key_id = next(iter(secrets.stored["pagoda-keys-a"]["data"]))
+
+    def apply(*argv):
+        secrets.apply(*argv)
+        secrets.remove(None, "secret/pagoda-keys-a", "data", key_id)
+
+    monkeypatch.setattr(key, "apply", apply)
+    assert run(["key", "rotate", key_id]) == 2
+    shown = capsys.readouterr()
+    assert "was changed or revoked meanwhile" in shown.err
+    assert (secrets.tenant(old), secrets.tenant(shown.out.strip())) == (None, "a")

@@ -187,4 +187,4 @@ def test_the_command_names_the_extra_if_a_package_is_missing():
     hide = "import sys; sys.modules['typer'] = None; sys.argv = ['pagoda', 'plan']; from pagoda_cli.__main__ import main; main()"
     done = subprocess.run([sys.executable, "-P", "-c", hide], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr == "pagoda: typer is not installed: pip install 'pagoda[cli]'\n"
+    assert done.stderr == "pagoda: typer is not installed; in a checkout: pip install '.[cli]'\n"

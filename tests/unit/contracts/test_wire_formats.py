@@ -9,7 +9,7 @@ import yaml
 from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
-from pagoda_contracts import metrics
+from pagoda_contracts import gateway_metrics, metrics
 from pagoda_contracts.crds.yamltext import dump_yaml
 from pagoda_contracts.launch import DaemonConfig
 from pagoda_contracts.pb import daemon_pb2, demand_pb2, fetch_pb2, inference_pb2
@@ -67,10 +67,10 @@ def test_a_reader_of_v0_1_skips_what_came_later_and_a_later_one_reads_v0_1():
 
 
 def test_metric_names_and_labels_are_what_exposition_allows_and_stand_once():
-    families = (*metrics.DAEMON, *metrics.GATEWAY, *metrics.OPERATOR, *metrics.OPERATOR_LATER)
+    families = (*metrics.DAEMON, *gateway_metrics.GATEWAY, *metrics.OPERATOR, *metrics.OPERATOR_LATER)
     assert len({family.name for family in families}) == len(families)
     for family in families:
-        assert re.fullmatch(r"(vllm:|pagoda_|http_|process_)[a-z0-9_]+", family.name)
+        assert re.fullmatch(r"(vllm:|pagoda_|http_|process_|llm_d_epp_|inference_pool_|inference_extension_)[a-z0-9_]+", family.name)
         if family is not metrics.ITERATION_TOKENS:  # vLLM's own slip, which its dashboards read
             assert not family.name.endswith(("_total", "_bucket", "_sum", "_count"))
         assert family.help

@@ -25,9 +25,9 @@ def replica(*arguments: str, items: list[dict[str, str]] | None = None, **meta: 
 POD = replica("--config", "/etc/pagoda/daemon.json")
 
 
-def scene(pod: dict[str, Any] = POD, **changes: Any) -> plays.Scene:
-    made = plays.scene_of(pod, {"metadata": {}}, 3.0, ("10.1.0.2", "10.1.0.1"))
-    return plays.Scene(**made.__dict__ | changes)
+def context(pod: dict[str, Any] = POD, **changes: Any) -> plays.PodContext:
+    made = plays.pod_context(pod, {"metadata": {}}, 3.0, ("10.1.0.2", "10.1.0.1"))
+    return plays.PodContext(**made.__dict__ | changes)
 
 
 @pytest.mark.parametrize(
@@ -63,23 +63,23 @@ def leaving(seconds: float) -> dict[str, Any]:
     ],
 )
 def test_a_front_starts_and_ends_as_its_container_would(pod, changes, wish):
-    assert fronts.wish(pod, scene(pod, **changes), NOW) == wish
+    assert fronts.wish(pod, context(pod, **changes), NOW) == wish
 
 
 def test_a_served_pod_is_ready_when_its_front_says_so_and_not_by_the_clock():
     pod = POD | {"status": {"phase": "Pending", "conditions": []}}
     for front, ready in ((None, False), (plays.NOT_READY, False), (plays.READY, True)):
-        verdict = pods.decide(pod, scene(serves=True, front=front), NOW + timedelta(hours=1))
+        verdict = pods.decide(pod, context(serves=True, front=front), NOW + timedelta(hours=1))
         pod["status"] |= verdict.status or {}
         assert (pods.is_true(pod, "Ready"), verdict.wake) == (ready, None)
 
 
 def test_a_deleted_pod_stays_while_its_front_drains_and_no_longer_than_its_grace():
     pod = leaving(20)
-    draining = pods.decide(pod, scene(pod, serves=True, front=plays.NOT_READY), NOW)
+    draining = pods.decide(pod, context(pod, serves=True, front=plays.NOT_READY), NOW)
     assert (draining.delete, draining.wake) == (False, 20)
-    assert pods.decide(pod, scene(pod, serves=True), NOW).delete
-    assert pods.decide(pod, scene(pod, serves=True, front=plays.NOT_READY), NOW + timedelta(seconds=20)).delete
+    assert pods.decide(pod, context(pod, serves=True), NOW).delete
+    assert pods.decide(pod, context(pod, serves=True, front=plays.NOT_READY), NOW + timedelta(seconds=20)).delete
 
 
 class Api:
@@ -115,44 +115,44 @@ async def test_a_pod_gets_its_front_once_with_address_configuration_and_drawn_ti
     process = Process()
     client = process.client(Api({"daemon.json": '{"a": 1}'}))
     for _ in range(2):
-        told = await client.tend(POD, scene(), NOW)
+        told = await client.tend(POD, context(), NOW)
     assert process.asked == ['PUT /replicas/u {"address":"10.1.0.2","config":{"a":1},"load_s":3.0}']
     assert (told.serves, told.front) == (True, plays.NOT_READY)
 
 
 async def test_a_pod_without_a_replica_in_it_is_left_alone():
     process = Process()
-    assert await process.client(Api({})).tend(replica("serve"), scene(), NOW) == scene()
+    assert await process.client(Api({})).tend(replica("serve"), context(), NOW) == context()
     assert process.asked == []
 
 
 async def test_what_is_wrong_with_a_configuration_stands_on_the_pod():
     refused = Process(422, {"reason": "ConfigRejected", "message": "config.model: Field required"})
-    assert (await refused.client(Api({"daemon.json": "{}"})).tend(POD, scene(), NOW)).complaint == "config.model: Field required"
-    assert "JSONDecodeError" in (await Process().client(Api({"daemon.json": "{"})).tend(POD, scene(), NOW)).complaint
-    assert "KeyError: 'daemon.json'" in (await Process().client(Api({})).tend(POD, scene(), NOW)).complaint
+    assert (await refused.client(Api({"daemon.json": "{}"})).tend(POD, context(), NOW)).complaint == "config.model: Field required"
+    assert "JSONDecodeError" in (await Process().client(Api({"daemon.json": "{"})).tend(POD, context(), NOW)).complaint
+    assert "KeyError: 'daemon.json'" in (await Process().client(Api({})).tend(POD, context(), NOW)).complaint
 
 
 @pytest.mark.parametrize(("process", "api"), [(Process(409), Api({"daemon.json": "{}"})), (Process(), Api(None))])
 async def test_what_may_pass_is_tried_again(process, api):
     with pytest.raises(ApiError) as raised:
-        await process.client(api).tend(POD, scene(), NOW)
+        await process.client(api).tend(POD, context(), NOW)
     assert raised.value.code == CONFLICT
 
 
 async def test_a_front_that_was_killed_is_not_ready_by_its_last_look_and_starts_anew_once_it_is_gone():
     process = Process(answer={"u": {"ready": True, "failure": ""}})
     client = process.client(Api({"daemon.json": "{}"}), {"u": {"ready": True, "failure": ""}})
-    assert (await client.tend(POD, scene(plays=frozenset({"crash-loop"})), NOW)).front is None
+    assert (await client.tend(POD, context(plays=frozenset({"crash-loop"})), NOW)).front is None
     for _ in range(2):
         with pytest.raises(ApiError, match="killed front of d/p still closes") as raised:
-            await client.tend(POD, scene(), NOW)
+            await client.tend(POD, context(), NOW)
         assert raised.value.code == CONFLICT
         await client.look(lambda _uids: None)
     process.answer = {}
     await client.look(lambda _uids: None)
     process.answer = {"ready": False, "failure": ""}
-    assert (await client.tend(POD, scene(), NOW)).front == plays.NOT_READY
+    assert (await client.tend(POD, context(), NOW)).front == plays.NOT_READY
 
 
 async def test_fronts_of_pods_that_are_gone_are_killed_and_changes_are_reported():

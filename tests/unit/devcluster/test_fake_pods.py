@@ -39,7 +39,7 @@ def new_pod(policy: str = "Always", **annotations: str) -> dict[str, Any]:
 
 def after(pod: dict[str, Any], seconds: float, node: dict[str, Any] = NODE) -> pods.Verdict:
     """The decision at that second, written into the pod as the API server would."""
-    verdict = pods.decide(pod, plays.scene_of(pod, node, 5.0, ("10.1.0.2", "10.1.0.1")), NOW + timedelta(seconds=seconds))
+    verdict = pods.decide(pod, plays.pod_context(pod, node, 5.0, ("10.1.0.2", "10.1.0.1")), NOW + timedelta(seconds=seconds))
     if verdict.status:
         pod["status"] |= copy.deepcopy(verdict.status)
     return verdict

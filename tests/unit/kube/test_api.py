@@ -15,7 +15,7 @@ PROXYS = "<html><body><h1>502 Bad Gateway</h1>" + "x" * 5000
 
 
 @pytest.fixture
-async def scene() -> AsyncIterator[tuple]:
+async def harness() -> AsyncIterator[tuple]:
     """The client, and what the server will say to /pods."""
     async with scripted_api() as (url, scripts):
         api = KubernetesApi(Configuration(host=url, api_key={"BearerToken": "Bearer mine"}))
@@ -23,8 +23,8 @@ async def scene() -> AsyncIterator[tuple]:
         await api.close()
 
 
-async def test_an_answer_is_the_caller_s_to_read_and_was_asked_for_with_the_token(scene):
-    api, script = scene
+async def test_an_answer_is_the_caller_s_to_read_and_was_asked_for_with_the_token(harness):
+    api, script = harness
     script.say((200, b"anything"))
     answer = await api.get("/pods", [("labelSelector", "a in (b,c)"), ("limit", "1")], LIMITS)
     assert await answer.read() == b"anything"
@@ -33,8 +33,8 @@ async def test_an_answer_is_the_caller_s_to_read_and_was_asked_for_with_the_toke
     assert (request.headers["authorization"], request.headers["accept"]) == ("Bearer mine", "application/json")
 
 
-async def test_a_status_is_a_fault_with_its_code_and_message(scene):
-    api, script = scene
+async def test_a_status_is_a_fault_with_its_code_and_message(harness):
+    api, script = harness
     script.say(410)
     with pytest.raises(ApiFault, match="410: scripted") as fault:
         await api.get("/pods", [], LIMITS)
@@ -44,8 +44,8 @@ async def test_a_status_is_a_fault_with_its_code_and_message(scene):
 @pytest.mark.parametrize(
     ("body", "told"), [(PROXYS.encode(), PROXYS[:200]), (b"[1]", "[1]"), (b"", ""), (b'{"message": "\xff"}', '{"message": "\ufffd"}')]
 )
-async def test_a_page_that_is_no_status_is_a_fault_with_the_code_and_the_page_s_beginning(scene, body, told):
-    api, script = scene
+async def test_a_page_that_is_no_status_is_a_fault_with_the_code_and_the_page_s_beginning(harness, body, told):
+    api, script = harness
     script.say((502, body))
     with pytest.raises(ApiFault) as fault:
         await api.get("/pods", [], LIMITS)

@@ -32,7 +32,7 @@ PODS = Kind("/pods", read, (("labelSelector", "l"),))
 
 
 @dataclass
-class Scene:
+class Harness:
     """A reflector, what its server will say, and what came of it."""
 
     api: KubernetesApi
@@ -59,17 +59,17 @@ class Scene:
 
 
 @pytest.fixture
-async def idle(monkeypatch) -> AsyncIterator[Scene]:
+async def idle(monkeypatch) -> AsyncIterator[Harness]:
     """Nothing is asked yet."""
     monkeypatch.setattr(reflector, "_BACKOFF_S", (0.001, 5.0))
     async with scripted_api() as (url, scripts):
         api = KubernetesApi(Configuration(host=url))
-        yield Scene(api, scripts["/pods"])
+        yield Harness(api, scripts["/pods"])
         await api.close()
 
 
 @pytest.fixture
-async def scene(idle) -> AsyncIterator[Scene]:
+async def harness(idle) -> AsyncIterator[Harness]:
     task = asyncio.create_task(idle.reflector.run())
     yield idle
     task.cancel()
@@ -77,20 +77,20 @@ async def scene(idle) -> AsyncIterator[Scene]:
         await task
 
 
-async def test_pages_become_one_list_and_a_watch_begins_at_its_version(scene):
-    scene.server.say(
+async def test_pages_become_one_list_and_a_watch_begins_at_its_version(harness):
+    harness.server.say(
         page(pod("a"), pod("d"), more="next"),
         page(pod("b"), version="20"),
         [event("ADDED", pod("c", "21")), event("DELETED", pod("a", "22"))],
     )
-    first = await scene.server.next_query()
+    first = await harness.server.next_query()
     assert first == {"labelSelector": "l", "limit": "250"}
-    assert await scene.server.next_query() == first | {"continue": "next"}
-    watch = await scene.server.next_query()
+    assert await harness.server.next_query() == first | {"continue": "next"}
+    watch = await harness.server.next_query()
     assert 1440 <= int(watch.pop("timeoutSeconds")) <= 2160
     assert watch == {"labelSelector": "l", "watch": "1", "allowWatchBookmarks": "true", "resourceVersion": "20"}
-    assert await scene.server.next_query() == first
-    assert scene.known == {"b": "1", "c": "21", "d": "1"}
+    assert await harness.server.next_query() == first
+    assert harness.known == {"b": "1", "c": "21", "d": "1"}
 
 
 GONE = event("ERROR", {"kind": "Status", "code": 410, "message": "too old"})
@@ -110,17 +110,17 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
-async def test_every_end_of_a_watch_is_followed_by_a_list_and_what_it_lacks_is_gone(scene, end):
-    scene.server.say(page(pod("a"), pod("b")), end, page(pod("b", "31"), pod("c", "32"), version="40"))
-    assert await scene.asked(4) == ["list", "watch 10", "list", "watch 40"]
-    assert scene.known == {"b": "31", "c": "32"}
+async def test_every_end_of_a_watch_is_followed_by_a_list_and_what_it_lacks_is_gone(harness, end):
+    harness.server.say(page(pod("a"), pod("b")), end, page(pod("b", "31"), pod("c", "32"), version="40"))
+    assert await harness.asked(4) == ["list", "watch 10", "list", "watch 40"]
+    assert harness.known == {"b": "31", "c": "32"}
 
 
 @pytest.mark.parametrize("end", [end for end in ENDS.values() if isinstance(end, list)], ids=[k for k in ENDS if isinstance(ENDS[k], list)])
-async def test_no_end_of_a_watch_loses_its_earlier_events(scene, end):
-    scene.server.say(page(pod("a")), [event("ADDED", pod("b", "11")), event("DELETED", pod("a", "12")), *end])
-    assert await scene.asked(3) == ["list", "watch 10", "list"]
-    assert scene.known == {"b": "11"}
+async def test_no_end_of_a_watch_loses_its_earlier_events(harness, end):
+    harness.server.say(page(pod("a")), [event("ADDED", pod("b", "11")), event("DELETED", pod("a", "12")), *end])
+    assert await harness.asked(3) == ["list", "watch 10", "list"]
+    assert harness.known == {"b": "11"}
 
 
 @pytest.mark.parametrize(
@@ -128,35 +128,35 @@ async def test_no_end_of_a_watch_loses_its_earlier_events(scene, end):
     [[500], [403], [410], [(502, b"<html>")], [(200, b"no json")], [(200, b'{"\xff')], [page(pod("c", "19"), more="next"), 500]],
     ids=["500", "403", "410", "page-of-a-proxy", "garbage", "no-utf8", "half-a-list"],
 )
-async def test_a_list_that_fails_keeps_what_is_known_and_is_asked_for_again(scene, faults):
-    scene.server.say(page(pod("a")), [event("ADDED", pod("b", "12"))], *faults)
-    assert await scene.asked(3 + len(faults)) == ["list", "watch 10", *["list"] * len(faults), "list"]
-    assert scene.known == {"a": "1", "b": "12"}
-    scene.server.say(page(pod("b", "12"), version="20"))
-    assert await scene.asked(1) == ["watch 20"]
-    assert scene.known == {"b": "12"}
+async def test_a_list_that_fails_keeps_what_is_known_and_is_asked_for_again(harness, faults):
+    harness.server.say(page(pod("a")), [event("ADDED", pod("b", "12"))], *faults)
+    assert await harness.asked(3 + len(faults)) == ["list", "watch 10", *["list"] * len(faults), "list"]
+    assert harness.known == {"a": "1", "b": "12"}
+    harness.server.say(page(pod("b", "12"), version="20"))
+    assert await harness.asked(1) == ["watch 20"]
+    assert harness.known == {"b": "12"}
 
 
-async def test_a_large_event_is_read_whole(scene):
-    scene.server.say(page(), [event("ADDED", pod("big", "11", annotations={"x": "y" * 3 * 2**20}))])
-    await scene.asked(3)
-    assert scene.known == {"big": "11"}
+async def test_a_large_event_is_read_whole(harness):
+    harness.server.say(page(), [event("ADDED", pod("big", "11", annotations={"x": "y" * 3 * 2**20}))])
+    await harness.asked(3)
+    assert harness.known == {"big": "11"}
 
 
-async def test_a_bookmark_is_a_sign_of_life_and_changes_nothing(scene):
+async def test_a_bookmark_is_a_sign_of_life_and_changes_nothing(harness):
     watch = Held()
-    scene.server.say(page(pod("a")), watch)
-    assert await asyncio.wait_for(scene.signs.get(), 60) == "listed"
-    await scene.asked(2)
-    assert await asyncio.wait_for(scene.signs.get(), 60) == "heard"  # it was accepted
-    assert scene.signs.empty()
+    harness.server.say(page(pod("a")), watch)
+    assert await asyncio.wait_for(harness.signs.get(), 60) == "listed"
+    await harness.asked(2)
+    assert await asyncio.wait_for(harness.signs.get(), 60) == "heard"  # it was accepted
+    assert harness.signs.empty()
     watch.put_nowait(event("BOOKMARK", {"kind": "Pod", "metadata": {"resourceVersion": "99"}}))
-    assert await asyncio.wait_for(scene.signs.get(), 60) == "heard"
+    assert await asyncio.wait_for(harness.signs.get(), 60) == "heard"
     watch.put_nowait(event("ADDED", pod("b", "12")))
-    await scene.hears(("a", "1"), ("b", "12"))
+    await harness.hears(("a", "1"), ("b", "12"))
     watch.put_nowait(None)
-    assert await scene.asked(1) == ["list"]
-    assert scene.known == {"a": "1", "b": "12"}
+    assert await harness.asked(1) == ["list"]
+    assert harness.known == {"a": "1", "b": "12"}
 
 
 async def test_what_a_watch_keeps_back_is_found_by_a_list_beside_it(idle):
@@ -178,36 +178,36 @@ async def test_what_a_watch_keeps_back_is_found_by_a_list_beside_it(idle):
         await task
 
 
-async def test_a_watch_that_falls_silent_ends(scene, monkeypatch):
+async def test_a_watch_that_falls_silent_ends(harness, monkeypatch):
     """Its connection is up, and nothing comes: without a bookmark for so long it is dead."""
     monkeypatch.setattr(reflector, "SILENT_S", 0.5)
-    scene.server.say(page(pod("a")), Held())
-    assert await scene.asked(3) == ["list", "watch 10", "list"]
-    assert scene.known == {"a": "1"}
+    harness.server.say(page(pod("a")), Held())
+    assert await harness.asked(3) == ["list", "watch 10", "list"]
+    assert harness.known == {"a": "1"}
 
 
-async def test_a_list_beside_a_watch_is_not_undone_by_late_events_of_the_watch(scene):
+async def test_a_list_beside_a_watch_is_not_undone_by_late_events_of_the_watch(harness):
     watch = Held()
-    scene.server.say(page(pod("a")), watch, page(pod("b", "31"), version="40"))
-    await scene.asked(2)
-    assert await scene.reflector.list() == "40"
+    harness.server.say(page(pod("a")), watch, page(pod("b", "31"), version="40"))
+    await harness.asked(2)
+    assert await harness.reflector.list() == "40"
     for line in (event("ADDED", pod("b", "11")), event("MODIFIED", pod("a", "12")), event("MODIFIED", pod("b", "41"))):
         watch.put_nowait(line)
-    await scene.hears(("a", "1"), ("b", "31"), ("a", None), ("b", "41"))
-    assert scene.known == {"b": "41"}
+    await harness.hears(("a", "1"), ("b", "31"), ("a", None), ("b", "41"))
+    assert harness.known == {"b": "41"}
 
 
-async def test_events_that_arrive_during_a_list_are_not_undone_by_the_list(scene):
+async def test_events_that_arrive_during_a_list_are_not_undone_by_the_list(harness):
     watch = Held()
-    scene.server.say(page(pod("a")), watch)
-    await scene.asked(2)
-    listing = asyncio.create_task(scene.reflector.list())
-    assert await scene.asked(1) == ["list"]
+    harness.server.say(page(pod("a")), watch)
+    await harness.asked(2)
+    listing = asyncio.create_task(harness.reflector.list())
+    assert await harness.asked(1) == ["list"]
     watch.put_nowait(event("ADDED", pod("b", "50")))
-    await scene.hears(("a", "1"), ("b", "50"))
-    scene.server.say(page(pod("a"), version="40"))
+    await harness.hears(("a", "1"), ("b", "50"))
+    harness.server.say(page(pod("a"), version="40"))
     assert await listing == "40"
-    assert scene.known == {"a": "1", "b": "50"}
+    assert harness.known == {"a": "1", "b": "50"}
 
 
 async def test_a_list_says_why_it_failed_and_leaves_the_cache_as_it_is(idle):

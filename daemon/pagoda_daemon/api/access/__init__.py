@@ -1,1 +1,1 @@
-"""Who may call what: principals, keys, tokens, and what is believed of a caller."""
+"""Who may call what: principals, keys, tokens, and what a caller is trusted with."""

@@ -17,13 +17,14 @@ from typing import Final
 
 from pagoda_contracts.jwks import MAX_TOKEN
 from pagoda_contracts.launch import AuthConfig
+from pagoda_contracts.names import ROLE_METRICS
 from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pagoda_daemon.api.access.caller import ANYBODY, Principal, authorization, caller
 from pagoda_daemon.api.access.jwks import Proof, Tokens
-from pagoda_daemon.api.access.keys import Keys
+from pagoda_daemon.api.access.keys import OF_FLAG, Keys
 from pagoda_daemon.api.access.roles import NOBODY, OPEN, PEER_ROUTES, ROUTES, Roles
 from pagoda_daemon.nouns.errors import ConfigRejected, Forbidden, Unauthenticated
 
@@ -79,7 +80,7 @@ class Guard:
             return principal
         if not self.closed:
             raise Forbidden("this cannot be used unless the configuration has auth")
-        raise Forbidden(f"{principal.name} may not use this; its role is {principal.role or 'none'}")
+        raise Forbidden(f"{_called(principal)} may not use this; its role is {principal.role or 'none'}{_cure(roles)}")
 
     def is_peer(self, host: str) -> bool:
         """Whether an address is in one of the networks that read metrics without a token."""
@@ -109,6 +110,17 @@ class Guard:
         if self._tokens is not None and secret.count(".") == 2:  # as a JWT has
             return self._tokens.verify(secret)
         raise Unauthenticated("the key is not known here")
+
+
+def _called(principal: Principal) -> str:
+    return "the key of --api-key" if principal.name.startswith(OF_FLAG) else principal.name
+
+
+def _cure(roles: Roles) -> str:
+    """What lets a key in, where one can be let in. Keys have the roles client and metrics only."""
+    if ROLE_METRICS not in roles:
+        return ""
+    return ". Use a key that has role=metrics in auth.keysFile, or name the caller's network in auth.metricsFrom (docs/wires.md)"
 
 
 class Guarded:

@@ -1,4 +1,4 @@
-"""Caller: the identity of a request, and which of its own statements are believed. Pure; made by `auth.py`, read by every interface.
+"""Caller: the identity of a request, and which of its own statements are trusted. Pure; made by `auth.py`, read by every interface.
 
 A gateway, which has proven that it is one, speaks for its clients: tenant, weight, tier, priority, cache salt and prefix hashes are its
 word. From anybody else they are not read at all. A deadline is taken from everybody, since it only shortens.
@@ -18,8 +18,12 @@ from pagoda_contracts.names import (
     HEADER_CACHE_SALT,
     HEADER_CONTINUABLE,
     HEADER_DEADLINE,
+    HEADER_DEFAULT_MAX_TOKENS,
+    HEADER_MAX_CONTEXT,
     HEADER_PREFIX_HASHES,
     HEADER_PRIORITY,
+    HEADER_REPORT_USAGE,
+    HEADER_RESERVED_TOKENS,
     HEADER_TENANT,
     HEADER_TIER,
     HEADER_WEIGHT,
@@ -57,9 +61,21 @@ class Principal:
 
 
 @dataclass(frozen=True, slots=True)
+class Allowance:
+    """Bounds of the tenant's quota, in tokens: `reserved` for all prompts and answers, `context` for prompt and answer, `default` for an
+    answer whose request sets no bound. None: not bounded. `reports`: the gateway is told what was used (contracts, `notes.py`)."""
+
+    reserved: int | None = None
+    context: int | None = None
+    default: int | None = None
+    reports: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Terms:
-    """How a request is to be treated. `deadline_ms` is on this machine's monotonic clock; `prefixes` name the text's beginnings. `marked`:
-    the caller can continue the stream elsewhere, by its marks. The last `answered` bytes of the body are those of one that it continues."""
+    """How a request is to be treated. `deadline_ms` is on this machine's monotonic clock; `prefixes` name the text's beginnings.
+    `continuable`: the caller can continue the stream elsewhere, by the tokens in its notes. The last `answered` bytes of the body are
+    those of a stream that goes on here."""
 
     tenant: str = ""
     weight: float = 1.0
@@ -68,8 +84,9 @@ class Terms:
     cache_salt: str = ""
     deadline_ms: int | None = None
     prefixes: tuple[bytes, ...] = ()
-    marked: bool = False
+    continuable: bool = False
     answered: int = 0
+    allowance: Allowance = Allowance()
 
     def until(self, deadline_ms: int) -> Terms:
         """The same, with this deadline."""
@@ -108,7 +125,7 @@ ANYBODY: Final = Principal(ROLE_ANYBODY)
 
 
 def caller(principal: Principal, headers: Mapping[str, str], arrived_s: float) -> Caller:
-    """From an HTTP request's headers; BadRequest where one that is believed makes no sense."""
+    """From an HTTP request's headers; BadRequest where one that is trusted makes no sense."""
     deadline = _deadline(headers.get(HEADER_DEADLINE), arrived_s)
     if principal.role != ROLE_GATEWAY:
         return Caller(principal, own_terms(principal, deadline))
@@ -120,8 +137,9 @@ def caller(principal: Principal, headers: Mapping[str, str], arrived_s: float) -
         cache_salt=named(HEADER_CACHE_SALT, headers.get(HEADER_CACHE_SALT, ""), MAX_SALT),
         deadline_ms=deadline,
         prefixes=_prefixes(headers.get(HEADER_PREFIX_HASHES, "")),
-        marked=HEADER_CONTINUABLE in headers,
+        continuable=HEADER_CONTINUABLE in headers,
         answered=_number(HEADER_ANSWERED, headers.get(HEADER_ANSWERED, "0"), int),
+        allowance=_allowance(headers),
     )
     return Caller(principal, terms)
 
@@ -190,6 +208,12 @@ def _number(header: str, value: str, kind: Callable[[str], _N]) -> _N:
         return kind(value[:32])
     except ValueError:
         raise BadRequest(f"{header} must be a number, got {shown(value)}", header) from None
+
+
+def _allowance(headers: Mapping[str, str]) -> Allowance:
+    names = (HEADER_RESERVED_TOKENS, HEADER_MAX_CONTEXT, HEADER_DEFAULT_MAX_TOKENS)
+    reserved, context, default = (None if (given := headers.get(name)) is None else _number(name, given, int) for name in names)
+    return Allowance(reserved, context, default, reports=headers.get(HEADER_REPORT_USAGE) == "true")
 
 
 def _tier(value: str) -> Tier:

@@ -18,6 +18,7 @@ from pagoda_daemon.api.access.caller import MAX_TENANT, ROLE_CLIENT, Principal
 from pagoda_daemon.api.access.watched import WatchedFile
 
 MAX_KEYS: Final = 4096
+OF_FLAG: Final = "api-key-"  # how `serve` names the keys of --api-key, with a number
 _MAX_BYTES: Final = 2**20
 _STDIN: Final = "-"  # what sha256sum writes where a name stands: two keys appended that way are not one tenant
 _ROLES: Final = (ROLE_CLIENT, ROLE_METRICS)  # gateways and operators prove who they are by a token

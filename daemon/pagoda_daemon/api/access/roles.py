@@ -47,8 +47,9 @@ ROUTES: Final[Mapping[str, Roles]] = {
     "/v1/requests/{id}/trace": _OPENAI,
     "/tokenize": _OPENAI,
     "/detokenize": _OPENAI,
-    "/openapi.json": _OPENAI,
-    "/docs": OPEN,  # a browser that opens a page has no key to show; the page says what the documentation says
+    # A browser that opens a page has no key to show. Both say what the documentation says.
+    "/docs": OPEN,
+    "/openapi.json": OPEN,
     "/load": _OPENAI | _SCRAPE,
     "/metrics": _SCRAPE,
     "/health": OPEN,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Callable, Coroutine, Generator
@@ -31,7 +32,7 @@ from pagoda_daemon.api.grpc.control import CUT, Control
 from pagoda_daemon.api.grpc.watch import Identity, StateFeed
 from pagoda_daemon.api.http.app import Parts, application
 from pagoda_daemon.api.http.connection import Bounds
-from pagoda_daemon.api.http.last_words import last_words
+from pagoda_daemon.api.http.final_errors import send_final_errors
 from pagoda_daemon.api.http.lines import report
 from pagoda_daemon.api.http.listener import bind, default_bounds, server_config
 from pagoda_daemon.api.http.tls import tls_context
@@ -51,6 +52,7 @@ from pagoda_daemon.text.tokens import ModelText
 log = structlog.get_logger()
 
 _REFUSE_AT_LEAST_S: Final = 1.0  # two heartbeats of WatchState: a gateway that just connected has seen DRAINING by then
+_ANOTHER_PORT: Final = "; --port takes another one, 0 a free one"
 _FLUSH_S: Final = 2.0  # for last bytes to leave after a stream was ended
 _ENGINE_GRACE_S: Final = 5.0
 _SECOND_SIGNAL_S: Final = 1.5
@@ -136,7 +138,7 @@ class Front:
         parts = self._parts(await asyncio.to_thread(self._read_text))
         configured = server_config(application(parts), self._engine.backlog, _FLUSH_S, self._bounds, self._tls)
         server = self._server = UnsignalledServer(configured)
-        with _refusing(f"listen.http: cannot listen on {listen.host}:{listen.http}"):
+        with _refusing(f"listen.http: cannot listen on {listen.host}:{listen.http}", _ANOTHER_PORT if self._settings.human else ""):
             listener = bind(listen.host, listen.http, self._bounds.send_buffer)
         serving = asyncio.ensure_future(server.serve([listener]))
         try:
@@ -179,7 +181,7 @@ class Front:
         said = (config.model.served_names, self._settings.version, config.revision, self._guard, self._settings.ping_after_s)
         return Parts(
             *(self.replica, self._admission, generator, exposition, *said, self._web),
-            tell=None if self._tracing is None else self._tracing.tell,
+            export=None if self._tracing is None else self._tracing.export,
             seed=config.engine.seed,
         )
 
@@ -213,9 +215,9 @@ class Front:
         for connection in list(self._server.server_state.connections):
             connection.transport.abort()
 
-    def last_words(self, error: DaemonError) -> int:
-        """Tells who still waits, past a loop that stands still: from any thread, right before the process ends."""
-        return 0 if self._server is None else last_words(self._server.server_state.connections, error)
+    def send_final_errors(self, error: DaemonError) -> int:
+        """Sends an error to every client that waits, past a loop that stands still: from any thread, right before the process ends."""
+        return 0 if self._server is None else send_final_errors(self._server.server_state.connections, error)
 
     def _count_down(self, looks: int) -> None:
         """In parts: if this process was stopped, at most one part counts, and the waiting clients are answered after it."""
@@ -280,8 +282,9 @@ def _futures(*futures: asyncio.Future[Any]) -> set[asyncio.Future[Any]]:
 
 
 @contextlib.contextmanager
-def _refusing(what: str) -> Generator[None]:
+def _refusing(what: str, taken: str = "") -> Generator[None]:
+    """ConfigRejected with `what` before the reason; `taken` follows it where another program has the port."""
     try:
         yield
     except (OSError, OverflowError, RuntimeError) as error:  # a port beyond 65535 is an OverflowError, gRPC raises RuntimeError
-        raise ConfigRejected(f"{what}: {error}") from error
+        raise ConfigRejected(f"{what}: {error}{taken if getattr(error, 'errno', None) == errno.EADDRINUSE else ''}") from error

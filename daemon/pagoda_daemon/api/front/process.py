@@ -98,8 +98,8 @@ async def _serve(settings: Settings, process: subprocess.Popen[bytes], addresses
         front.stop()
 
     def abrupt(why: str) -> None:
-        told = front.last_words(EngineDied("this replica stands still and ends"))
-        log.error("ended_abruptly", why=why, told=told)
+        sent = front.send_final_errors(EngineDied("this replica stands still and ends"))
+        log.error("ended_abruptly", why=why, told=sent)
         _tidy(settings, process)
         os._exit(EXIT_STUCK)
 

@@ -70,7 +70,7 @@ class Parts:
     guard: Guard = field(default_factory=lambda: Guard(None))
     ping_after_s: float | None = None
     web: Web = field(default_factory=Web)
-    tell: Callable[[Ended], None] | None = None
+    export: Callable[[Ended], None] | None = None
     seed: int | None = None
 
 
@@ -104,7 +104,7 @@ def application(parts: Parts) -> ASGIApp:
     app = Starlette(routes=guarded(routes, parts.guard), exception_handlers=handlers)
     app.router.redirect_slashes = False  # the redirect would name whatever host the client wrote
     wrapped = parts.web.around(NamedMessages(Sized(app)))
-    inner = Measured(wrapped, patterns(routes), parts.exposition.http, parts.generator.counts.recent, parts.tell)
+    inner = Measured(wrapped, patterns(routes), parts.exposition.http, parts.generator.counts.recent, parts.export)
     return Outermost(inner, parts.replica)
 
 

@@ -30,13 +30,13 @@ class Measured:
     """`app`, timed. `patterns`: the pattern of each route by the identity of its endpoint, which the router leaves in the scope."""
 
     def __init__(
-        self, app: ASGIApp, patterns: Mapping[int, str], counts: HttpCounts, recent: Ring, tell: Callable[[Ended], None] | None = None
+        self, app: ASGIApp, patterns: Mapping[int, str], counts: HttpCounts, recent: Ring, export: Callable[[Ended], None] | None = None
     ) -> None:
         self._app = app
         self._patterns = patterns
         self._counts = counts
         self._recent = recent
-        self._tell = tell
+        self._export = export
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         status, begun = _LEFT, time.monotonic()
@@ -63,8 +63,8 @@ class Measured:
         more = {name: state[name] for name in ("model", "refusal", "param", "why") if name in state}
         records = self._recent.get(state["request_id"])
         log.info("request", **said, **more, **access(records))
-        if self._tell is not None and "caller" in state:  # whoever was not let in cannot fill a collector
-            self._tell(_ended(scope, handler, status, records))
+        if self._export is not None and "caller" in state:  # whoever was not let in cannot fill a collector
+            self._export(_ended(scope, handler, status, records))
 
 
 def _ended(scope: Scope, handler: str, status: int, records: Sequence[Record]) -> Ended:

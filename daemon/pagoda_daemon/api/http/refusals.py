@@ -1,4 +1,4 @@
-"""Errors in the shape of the API that the request's path belongs to. Called by `app` and `last_words`.
+"""Errors in the shape of the API that the request's path belongs to. Called by `app` and `final_errors`.
 
 The mapper is `api/openai/errors.py`. For the Messages API its answers are translated; nothing is decided here but whose shape it is.
 """
@@ -19,6 +19,8 @@ from pagoda_daemon.api.openai.replies import DONE, event
 from pagoda_daemon.nouns.errors import DaemonError
 
 _MESSAGES: Final = "/v1/messages"
+HEADER_MESSAGE_ID: Final = "request-id"
+"""By this name Anthropic's clients read the id of a request."""
 
 
 def is_messages(path: str) -> bool:
@@ -33,7 +35,7 @@ def response_of(scope: Scope, error: DaemonError) -> Response:
     return openai.response_of(error)
 
 
-def farewell_of(scope: Scope, error: DaemonError) -> bytes:
+def final_events_of(scope: Scope, error: DaemonError) -> bytes:
     """Returns the last events of a stream that fails."""
     if is_messages(scope["path"]):
         return replies.event(anthropic.body_of(error, answer_id(scope)))
@@ -72,7 +74,7 @@ class NamedMessages:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["request-id"] = answer_id(scope)
+                MutableHeaders(scope=message)[HEADER_MESSAGE_ID] = answer_id(scope)
             await send(message)
 
         await self._app(scope, receive, named if is_messages(scope["path"]) else send)

@@ -52,7 +52,7 @@ class Tracing:
         self._tracer = provider.get_tracer(_SCOPE)
         self._propagator = TraceContextTextMapPropagator()
 
-    def tell(self, ended: Ended) -> None:
+    def export(self, ended: Ended) -> None:
         """Continues the client's trace where it sent one."""
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
@@ -92,7 +92,7 @@ def tracing(config: TracingConfig | None, version: str, *, wished: bool) -> Trac
     try:
         made = Tracing(_provider(config, version))
     except ModuleNotFoundError as missing:
-        said = f"module {missing.name!r} is missing; install it with: pip install 'pagoda[daemon,otel]'"
+        said = f"module {missing.name!r} is missing; install it in a checkout: pip install '.[daemon,otel]'"
         if wished:
             raise ConfigRejected(f"tracing: {said}") from missing
         log.warning("tracing_off", why=said)

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pagoda_daemon.api.http.refusals import response_of
+from pagoda_daemon.api.http.refusals import HEADER_MESSAGE_ID, response_of
 from pagoda_daemon.api.openai.errors import body_of
 from pagoda_daemon.nouns.errors import ConfigRejected, Forbidden, shown
 
@@ -25,7 +25,11 @@ _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])
 _PREFIX: Final = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _ANY: Final = "*"
 _LOCALHOST: Final = "localhost"
-_TOLD: Final = (HEADER_REQUEST_ID, HEADER_IGNORED, HEADER_RETRY_AFTER, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY)
+# Headers of an answer that pages of other origins may read.
+_EXPOSED: Final = (
+    *(HEADER_REQUEST_ID, HEADER_MESSAGE_ID, HEADER_IGNORED),
+    *(HEADER_RETRY_AFTER, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY),
+)
 _DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
 
 
@@ -47,7 +51,7 @@ class Web:
     def around(self, app: ASGIApp) -> ASGIApp:
         """`app` behind what is configured. A preflight has no key and none of the client's headers, so it is answered out here."""
         if self.origins:
-            app = CORSMiddleware(app, self.origins, ("GET", "POST"), ("*",), expose_headers=_TOLD)
+            app = CORSMiddleware(app, self.origins, ("GET", "POST"), ("*",), expose_headers=_EXPOSED)
         if self.hosts is not None:
             app = KnownHosts(app, self.hosts, self.origins)
         return UnderPrefix(app, self.root_path) if self.root_path else app

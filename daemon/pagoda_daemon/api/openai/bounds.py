@@ -11,9 +11,15 @@ from typing import Any, Final
 
 KEYWORDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 EXACT: Final = 2**53
-"""Larger integers are exact in the library only by chance: llguidance 1.9 takes 2**53 for a `const` of 2**53 + 1."""
+"""All integers up to it are exact in the library. llguidance 1.9 reads every number of a schema as float64, also in `const` and `enum`: it
+takes 2**53 for a `const` of 2**53 + 1, and nothing else in a schema names the digits of a number."""
 _LARGEST: Final = 10**18 - 128  # of float64 with 18 digits; with 19 a minimum is refused by the library
 _MAX_INT64: Final = 2**63 - 1  # the library's own end of integers, which it follows as a maximum
+
+
+def is_exact(number: int) -> bool:
+    """Whether the library writes this integer of a `const` or an `enum` as it is."""
+    return abs(number) <= EXACT or (abs(number) <= _LARGEST and int(float(number)) == number)
 
 
 def fit(schema: dict[str, Any], keyword: str, bound: int) -> bool:

@@ -40,8 +40,9 @@ class Chat(EndedByDone):
         self._envelope = head.envelope("chatcmpl")
         self._texts = TextEvents(lambda text, index: self._chunk(ChunkChoice(ChatDelta(content=text), None, index)))
         self._parsers = [head.reading.parser() for _ in range(head.choices)]
-        self._scored: list[tuple[Scored, ...]] = [()] * head.choices
-        self._ids: list[Ids] = [()] * head.choices
+        # Tokens that wait for a chunk: an answer in which no text becomes certain has all of them here.
+        self._scored: list[list[Scored]] = [[] for _ in range(head.choices)]
+        self._ids: list[list[int]] = [[] for _ in range(head.choices)]
         self._called = [False] * head.choices
         self._is_text = head.plain and head.reading.parser is PlainText  # as most are: an event costs a quarter
 
@@ -100,9 +101,9 @@ class Chat(EndedByDone):
 
     def _part(self, delta: ChatDelta, index: int) -> bytes:
         """Log-probabilities and ids go with the first chunk that leaves after them."""
-        scored, self._scored[index] = self._scored[index], ()
-        ids, self._ids[index] = self._ids[index], ()
-        return self._chunk(ChunkChoice(delta, None, index, self._logprobs(scored), self._head.token_ids(ids)))
+        scored, self._scored[index] = self._scored[index], []
+        ids, self._ids[index] = self._ids[index], []
+        return self._chunk(ChunkChoice(delta, None, index, self._logprobs(scored), self._head.token_ids(tuple(ids))))
 
     def _fragment(self, one: Event, index: int) -> ChatDelta:
         if isinstance(one, Content):
@@ -129,8 +130,8 @@ def joined(events: Sequence[Event], kind: type[Content | Reasoning]) -> str:
 def calls_of(events: Sequence[Event]) -> list[tuple[str, str]]:
     """Returns name and arguments of each call, in order."""
     names = [one.name for one in events if isinstance(one, Call)]
-    texts = [""] * len(names)
+    texts: list[list[str]] = [[] for _ in names]
     for one in events:
         if isinstance(one, Arguments):
-            texts[one.number] += one.text
-    return list(zip(names, texts, strict=True))
+            texts[one.number].append(one.text)
+    return list(zip(names, map("".join, texts), strict=True))

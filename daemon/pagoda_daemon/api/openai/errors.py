@@ -10,7 +10,14 @@ import math
 from typing import Final, NamedTuple
 
 import msgspec
-from pagoda_contracts.names import ERROR_ENGINE_DIED, HEADER_ERROR_CODE, HEADER_RETRY_AFTER, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY
+from pagoda_contracts.names import (
+    ERROR_ENGINE_DIED,
+    HEADER_ERROR_CODE,
+    HEADER_NEEDED_TOKENS,
+    HEADER_RETRY_AFTER,
+    HEADER_RETRY_AFTER_MS,
+    HEADER_SHOULD_RETRY,
+)
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,6 +35,7 @@ from pagoda_daemon.nouns.errors import (
     ModelNotFound,
     NotReady,
     Overloaded,
+    OverReservation,
     RequestError,
     RequestNotFound,
     ResponseNotFound,
@@ -77,6 +85,7 @@ _CLASSES: Final[dict[type[DaemonError], _Class]] = {
     DeadlineExceeded: _Class(408, "invalid_request_error", None, False),
     Draining: _Class(503, "server_error", None, True),
     NotReady: _Class(503, "server_error", None, True),
+    OverReservation: _Class(409, "invalid_request_error", None, False),
     Overloaded: _Class(503, "server_error", None, True),
     TooMany: _Class(429, "rate_limit_error", None, True),
     RequestError: _Class(500, "server_error", None, False),
@@ -108,6 +117,8 @@ def response_of(error: DaemonError) -> Response:
     known = _class_of(error)
     status = _STATUS_OF_CODE.get(error.code, known.status) if isinstance(error, BadRequest) else known.status
     headers = {"www-authenticate": "Bearer"} if isinstance(error, Unauthenticated) else {}
+    if isinstance(error, OverReservation):
+        headers[HEADER_NEEDED_TOKENS] = str(error.needed)
     if (code := body_of(error).error.code) is not None:
         headers[HEADER_ERROR_CODE] = code
     if known.retry is not None:
@@ -120,7 +131,7 @@ def response_of(error: DaemonError) -> Response:
 
 
 def on_daemon_error(request: Request, error: Exception) -> Response:
-    """Starlette's door to `response_of`; the access line names the refusal."""
+    """Starlette's handler, which calls `response_of`; the access line names the refusal."""
     if not isinstance(error, DaemonError):
         raise error
     reply = body_of(error).error

@@ -102,7 +102,7 @@ def _typed_again(fields: dict[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert({name: _whole_numbers(value, types[name]) for name, value in fields.items()}, kind)
     except msgspec.ValidationError as error:
-        raise BadRequest(*_explained(str(error))) from error
+        raise BadRequest(*_explained(str(error), kind)) from error
 
 
 class Foreign(NamedTuple):
@@ -236,11 +236,34 @@ def _same(value: Any, one: Any) -> bool:
     return value is one if isinstance(value, bool) or isinstance(one, bool) else bool(value == one)
 
 
-def _explained(text: str) -> tuple[str, str | None]:
-    """msgspec's sentence as ours: message and parameter."""
+def _explained(text: str, kind: type[msgspec.Struct]) -> tuple[str, str | None]:
+    """msgspec's sentence as ours: message and parameter. Where one of a few values is wanted, they are told."""
     what, _, where = text.partition(" - at `$")
     what = clipped(what)
     if missing := re.search(r"missing required field `(\w+)`", what):
         return f"{missing[1]} is required", missing[1]
     param = where.rstrip("`").removeprefix(".") or None
+    if param and what.startswith("Invalid enum value") and (accepted := _accepted(param, kind)):
+        what = f"{what}; accepted are {', '.join(accepted)}"
     return f"{param}: {what}" if param else what, param
+
+
+def _accepted(path: str, kind: type[msgspec.Struct]) -> list[str]:
+    """Values of the field at `path`, which is msgspec's: `messages[0].role`. Empty if its type has no such list."""
+    at = [inspect.type_info(kind)]
+    for step in re.findall(r"\w+|\[", path.replace("[...]", "[").replace("]", "")):
+        if not step.isdecimal():
+            at = [inner for one in at for inner in _inner(one, step)]
+    return list(dict.fromkeys(str(value) for one in at if isinstance(one, inspect.LiteralType) for value in one.values))
+
+
+def _inner(of: inspect.Type, step: str) -> Iterator[inspect.Type]:
+    if isinstance(of, inspect.StructType):
+        found = [field.type for field in of.fields if field.encode_name == step]
+    elif step != "[":
+        found = []
+    elif isinstance(of, inspect.DictType):
+        found = [of.value_type]
+    else:
+        found = [of.item_type] if isinstance(of, inspect.CollectionType | inspect.VarTupleType) else []
+    return (one for inside in found for one in _members(inside))

@@ -62,7 +62,10 @@ def tool_form(text: ModelText) -> ToolForm:
     """BadRequest if it is not known how this model writes calls."""
     form = tool_form_of(text.template, text.tool_parser)
     if form is None:
-        raise BadRequest("this model's chat template has no tools in a way that is known here", "tools", "unsupported_parameter")
+        said = (
+            "this model's chat template does not handle tools, or not in a way that is known here; serve --tool-call-parser names the way"
+        )
+        raise BadRequest(said, "tools", "unsupported_parameter")
     return form
 
 

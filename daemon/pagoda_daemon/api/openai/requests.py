@@ -1,4 +1,4 @@
-"""The bodies of the two generating endpoints: their types, and what must hold between their fields. Pure; `fields` reads them."""
+"""The bodies of `/v1/chat/completions` and `/v1/completions`: their types, and what must hold between fields. Pure; `fields` reads them."""
 
 from __future__ import annotations
 

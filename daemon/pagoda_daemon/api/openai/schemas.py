@@ -159,7 +159,7 @@ def _refuse(schema: dict[str, Any], place: Place) -> None:
         _refuse_number(step, place.key("multipleOf"), f"must be at most {_MOST_MULTIPLE}")
     for keyword in ("const", "enum"):
         if (large := _large(schema.get(keyword))) is not None:
-            _refuse_number(large, place.key(keyword), f"integers beyond {EXACT} are not exact here")
+            _refuse_number(large, place.key(keyword), f"integers beyond {EXACT} must be float64 numbers of at most 18 digits")
 
 
 def _refuse_number(number: float, place: Place, why: str) -> None:
@@ -170,7 +170,7 @@ def _large(value: Any) -> int | None:
     """An integer anywhere in a value that is not exact here."""
     level = [value]
     while level:
-        large = next((one for one in level if isinstance(one, int) and abs(one) > EXACT), None)
+        large = next((one for one in level if isinstance(one, int) and not bounds.is_exact(one)), None)
         if large is not None:
             return large
         level = [inner for one in level if isinstance(one, dict | list) for inner in (one.values() if isinstance(one, dict) else one)]

@@ -2,6 +2,9 @@
 
 msgspec refuses NaN, infinities, lone surrogates, control characters, trailing bytes and integers that no machine holds, but keeps the
 last of two equal keys, where others keep the first: what a gateway counted would not be what runs here.
+
+Each parser is one call that no other thread interrupts. CPU time of 16 MB on one core of a cloud VM: msgspec takes 0.09 s for token ids,
+0.15 s for short messages, 0.43 s for empty objects. Python's own takes 0.17 s for token ids; between objects it lets other threads run.
 """
 
 from __future__ import annotations
@@ -18,13 +21,21 @@ def decode(body: bytes) -> Any:
     """BadRequest says what is wrong with it."""
     try:
         parsed = msgspec.json.decode(body)
-        # Again with a hook for each object: 3 us for a small body, and 0.3 s for 16 MB of token ids, which msgspec reads in 0.07.
-        json.loads(body, object_pairs_hook=_unique)
+        if body.count(b":") > _keys(parsed):
+            json.loads(body, object_pairs_hook=_unique)  # again with a hook for each object: 3 us for a small body
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(_why(body, error)) from error
     except RecursionError as error:
         raise BadRequest("the body is nested too deeply") from error
     return parsed
+
+
+def _keys(parsed: Any) -> int:
+    """Different keys of the body and of the objects right in it. Each key has a colon, so if there are no more colons, no key was lost: a
+    prompt of token ids is not parsed twice."""
+    if not isinstance(parsed, dict):
+        return 0
+    return len(parsed) + sum(len(inner) for inner in parsed.values() if isinstance(inner, dict))
 
 
 def _why(body: bytes, error: Exception) -> str:

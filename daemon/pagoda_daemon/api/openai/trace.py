@@ -137,6 +137,6 @@ class Traces:
 
 
 def tenant_of(scope: Scope) -> str:
-    """As the door that let the caller in believed it."""
+    """The caller's tenant, as authentication found it."""
     caller: Caller = scope["state"]["caller"]
     return caller.terms.tenant

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal
 
 import msgspec
@@ -20,6 +20,7 @@ UNSUPPORTED: Final = "unsupported_parameter"
 LOGPROBS: Final = "message.output_text.logprobs"
 ENCRYPTED: Final = "reasoning.encrypted_content"
 _MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512  # of metadata, OpenAI's numbers
+_MAX_TOOLS: Final = 2**20  # bytes that no prompt holds, and that a stream repeats three times; 100 tools of agents have 0.2 MB
 _MAX_NAME: Final = 512  # of what is echoed and means nothing here
 NO_STORE: Final = "this replica keeps no responses; send the whole conversation in input"
 
@@ -211,6 +212,17 @@ def _check_echoed(request: ResponsesRequest) -> None:
     if len(pairs) > _MAX_PAIRS or any(len(key) > _MAX_KEY or len(value) > _MAX_VALUE for key, value in pairs.items()):
         most = f"{_MAX_PAIRS} pairs, keys of {_MAX_KEY} and values of {_MAX_VALUE} characters"
         raise BadRequest(f"metadata must have at most {most}, got {len(pairs)} pairs", "metadata")
+    if request.tool_choice == "none":
+        _check_unused(request.tools or ())
+
+
+def _check_unused(tools: Iterable[FunctionTool]) -> None:
+    """Tools that the model may call are in the prompt, so the context bounds them. These are only repeated."""
+    size = 0
+    for tool in tools:
+        size += len(msgspec.json.encode(tool))
+        if size > _MAX_TOOLS:
+            raise BadRequest(f'tools must have at most {_MAX_TOOLS} bytes with tool_choice "none"', "tools")
 
 
 def _without_effect(request: ResponsesRequest) -> list[str]:

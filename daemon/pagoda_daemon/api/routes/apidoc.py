@@ -39,7 +39,7 @@ def tables() -> str:
     for name, schema in sorted(schemas.items()):
         parts += ["", f"### {name.lstrip('_')}", "", schema.get("description", ""), "", "| field | type | |", "|---|---|---|"]
         parts += [_row(field, schema, at) for field, at in schema["properties"].items() if field not in skipped or "default" in at]
-    parts += ["", "## Fields of both generating endpoints that are in no table", ""]
+    parts += ["", "## Fields of OpenAI's completions that are in no table", ""]
     parts += [f"Accepted, whatever they say: {_words(apart.harmless)}.", ""]
     parts += [
         "Accepted, by an endpoint whose table lacks them, only at a value that changes no answer, else 400 `unsupported_parameter`:",

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple, cast
 
 import msgspec
 import structlog
-from msgspec import UNSET, UnsetType, structs
-from pagoda_contracts.names import HEADER_ANSWERED
+from msgspec import UNSET, UnsetType
+from pagoda_contracts.names import HEADER_ANSWERED, HEADER_USAGE
+from pagoda_contracts.usage import to_header
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -29,13 +29,16 @@ from pagoda_daemon.api.openai.replies import Answer, Dialect, Head
 from pagoda_daemon.api.openai.requests import CompletionRequest, GenerationRequest
 from pagoda_daemon.api.openai.trace import Timing, timing
 from pagoda_daemon.api.routes.admission import Admission, admitted
-from pagoda_daemon.api.routes.believed import stamped
-from pagoda_daemon.api.routes.continuing import Marks, NoMarks, apart, begun_by, continuable, resumed, seeded, seeds_of
+from pagoda_daemon.api.routes.allowance import allowed, limited, used, within
+from pagoda_daemon.api.routes.continuing import Answered, NoNotes, Notes, TokenLog, apart, begun_by, continuable, resumed, seeded, seeds_of
 from pagoda_daemon.api.routes.events import EventStream
-from pagoda_daemon.api.routes.generation import Delta, Generator, Submission, submissions
+from pagoda_daemon.api.routes.generation import Answering, Delta, Generator, Submission
 from pagoda_daemon.api.routes.preparing import in_time
+from pagoda_daemon.api.routes.stamping import stamped
+from pagoda_daemon.api.routes.submitting import submissions
 from pagoda_daemon.api.routes.usages import Usages
 from pagoda_daemon.nouns.errors import BadRequest, DaemonError, RequestFailed
+from pagoda_daemon.nouns.messages import Ready
 from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.text.answer import Piece
 
@@ -46,23 +49,23 @@ _BYTES_PER_TOKEN: Final = 4  # of an answer that is written whole; with 256 toke
 Parts = dict[int, list[Delta]]  # of each choice, in their order
 
 
-class Told(NamedTuple):
-    """What comes with a body, and where the names of its fields go that nobody knows."""
+class Context(NamedTuple):
+    """What comes with a body. `ignored` takes the names of its fields that have no effect."""
 
     request_id: str
     terms: Terms
     ignored: list[str]
 
     @classmethod
-    def of(cls, scope: Scope) -> Told:
+    def of(cls, scope: Scope) -> Context:
         """As the layers around the endpoints have put it there."""
         state = scope["state"]
         return cls(state["request_id"], state["caller"].terms, state["ignored"])
 
 
 class Read(NamedTuple):
-    """A body as the request that it is, what writes its answers, and how a refusal of it is told. `most`: tokens of an answer, of which the
-    context may hold fewer."""
+    """A body as the request that it is, what writes its answers, and how a refusal of it is worded. `most`: tokens of an answer, of which
+    the context may hold fewer."""
 
     request: GenerationRequest
     dialect: Callable[[Head, Sampling], Dialect]
@@ -77,7 +80,7 @@ class Prepared(NamedTuple):
     jobs: tuple[Submission, ...]
     usages: Usages
     dialect: Dialect
-    marks: Marks | NoMarks
+    notes: Notes | NoNotes
 
     @property
     def request(self) -> GenerationRequest:
@@ -104,10 +107,10 @@ class Generate:
         await admitted(self.admission, scope, receive, lambda body: self._answer(body, scope, receive, send))
 
     async def _answer(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        told = Told.of(scope)
+        context = Context.of(scope)
         chat = self.kind is not CompletionRequest  # another process renders its template
-        prepare = self.admission.preparing.run(len(body), lambda: self._prepare(body, told), blocks=chat)
-        prepared = await in_time(told.terms.deadline_ms, prepare)
+        prepare = self.admission.preparing.run(len(body), lambda: self._prepare(body, context), blocks=chat)
+        prepared = await in_time(context.terms.deadline_ms, prepare)
         scope["state"]["model"] = prepared.request.model
         try:
             await self._generated(prepared, scope, receive, send)
@@ -115,17 +118,19 @@ class Generate:
             raise prepared.read.refusal(error) from error
 
     async def _generated(self, prepared: Prepared, scope: Scope, receive: Receive, send: Send) -> None:
-        request, (_, jobs, usages, dialect, marks) = prepared.request, prepared
-        async with aclosing(self.generator.deltas(jobs, scope["state"]["arrived"])) as deltas:  # type: ignore[type-var]
+        request, (_, jobs, usages, dialect, notes) = prepared.request, prepared
+        async with self.generator.answering(jobs, scope["state"]["arrived"]) as answers:
             if request.stream:
-                events = EventStream(send, self.ping_after_s, ping=dialect.ping + marks.silent, headers=marks.headers)
-                await _stream(Writing(dialect, usages, marks), deltas, events)
-            else:
-                parts = await self._collect(jobs, usages, deltas)
-                size = _BYTES_PER_TOKEN * (usages.completion_tokens + (usages.prompt_tokens if _shows_prompt(request) else 0))
+                events = EventStream(send, self.ping_after_s, ping=dialect.ping + notes.silent, headers=notes.headers)
+                await _stream(prepared, answers, events)
+                return
+            parts = await self._collect(jobs, usages, answers)
+            size = _BYTES_PER_TOKEN * (usages.completion_tokens + (usages.prompt_tokens if _shows_prompt(request) else 0))
+            with answers.written():
                 whole = partial(self._whole, dialect, request, jobs, parts, usages)
                 content = await self.admission.preparing.run(size, whole)
-                await Response(content, media_type=JSON)(scope, receive, send)
+        headers = {HEADER_USAGE: to_header(used(usages))} if scope["state"]["caller"].terms.allowance.reports else None
+        await Response(content, headers=headers, media_type=JSON)(scope, receive, send)
 
     def _head(self, request: GenerationRequest, request_id: str, jobs: Sequence[Submission], usages: Usages) -> Head:
         spell = self.generator.text.spell if request.listed is not None else None
@@ -140,9 +145,9 @@ class Generate:
         recent = self.generator.counts.recent
         return (lambda: timing(found) if (found := recent.get(request_id)) else UNSET) if request.include_timing else None
 
-    async def _collect(self, jobs: Sequence[Submission], usages: Usages, deltas: AsyncIterator[list[Delta]]) -> Parts:
+    async def _collect(self, jobs: Sequence[Submission], usages: Usages, answers: Answering) -> Parts:
         parts: Parts = {job.first + index: [] for job in jobs for index in range(job.message.n)}
-        async for found in deltas:
+        async for found in answers:
             for delta in found:
                 usages.note(delta)
                 parts[delta.choice].append(delta)
@@ -164,37 +169,39 @@ class Generate:
         request = requests.parse(body, cast("type[GenerationRequest]", self.kind), ignored)
         return Read(request, lambda head, _sampling: self.dialect(head))
 
-    def _prepare(self, body: bytes, told: Told) -> Prepared:
+    def _prepare(self, body: bytes, context: Context) -> Prepared:
         """All that takes longer the more the client wrote: looking into 8 MB of tools takes a second, in which no stream would move."""
-        body, answered = apart(body, told.terms.answered)
-        read = self._read(body, told.ignored)
-        limits = self.admission.limits_of(read.request.model, self.served_names)
+        terms = context.terms
+        body, answered = apart(body, terms.answered)
+        read = self._read(body, context.ignored)
+        limits = within(self.admission.limits_of(read.request.model, self.served_names), terms.allowance)
         try:
-            made = submissions(read.request, told.request_id, self.generator.text, limits)
+            made = submissions(read.request, context.request_id, self.generator.text, limits)
         except BadRequest as error:
             raise read.refusal(error) from error
         most = read.most
-        jobs = stamped(made if most is None else [limited(job, most) for job in made], read.request, told.terms)
-        marked = told.terms.marked and continuable(read.request, jobs)
-        if answered is not None:
-            if not marked:
-                raise BadRequest(f"{HEADER_ANSWERED} needs a stream of one answer", HEADER_ANSWERED)
-            jobs = (resumed(jobs[0], answered, limits),)
-        elif marked:
-            jobs = (seeded(jobs[0], self.seeds),)
+        made = made if most is None else tuple(limited(job, most) for job in made)
+        bounded = most is not None or read.request.limit_field is not None
+        jobs = stamped(allowed(made, terms.allowance, bounded=bounded), read.request, terms)
+        logged = terms.continuable and continuable(read.request, jobs)
+        if answered is not None and not logged:
+            raise BadRequest(f"{HEADER_ANSWERED} needs a stream of one answer", HEADER_ANSWERED)
+        if logged:
+            jobs = (seeded(jobs[0], self.seeds) if answered is None else resumed(jobs[0], answered, limits),)
+        return self._prepared(read, jobs, context, answered, limits if logged else None)
+
+    def _prepared(
+        self, read: Read, jobs: Sequence[Submission], context: Context, answered: Answered | None, logged: Ready | None
+    ) -> Prepared:
+        """`answered`: elsewhere; `logged`: the limits of a replica whose notes have tokens."""
         begun = None if answered is None else answered.begun
-        usages = Usages(jobs, self._timing(read.request, told.request_id), None if begun is None else begun.cached)
-        head = self._head(read.request, told.request_id, jobs, usages)
+        usages = Usages(jobs, self._timing(read.request, context.request_id), None if begun is None else begun.cached)
+        head = self._head(read.request, context.request_id, jobs, usages)
         if begun is not None:
             head = replace(head, request_id=begun.id, created=begun.created)
-        marks = Marks(begun_by(jobs[0], head, limits), lambda: usages.cached_tokens, begun) if marked else NoMarks()
-        return Prepared(read, jobs, usages, read.dialect(head, jobs[0].sampling), marks)
-
-
-def limited(job: Submission, most: int) -> Submission:
-    """The submission for at most so many tokens."""
-    sampling = structs.replace(job.sampling, max_tokens=min(most, job.sampling.max_tokens))
-    return replace(job, message=structs.replace(job.message, sampling=sampling))
+        tokens = None if logged is None else TokenLog(begun_by(jobs[0], head, logged), lambda: usages.cached_tokens, begun)
+        notes = Notes(partial(used, usages), tokens) if context.terms.allowance.reports else NoNotes()
+        return Prepared(read, tuple(jobs), usages, read.dialect(head, jobs[0].sampling), notes)
 
 
 def _shows_prompt(request: GenerationRequest) -> bool:
@@ -227,41 +234,34 @@ def _answer(deltas: Sequence[Delta]) -> Answer:
     return Answer(piece, deltas[-1].finish_reason or "stop", stop=deltas[-1].stop)
 
 
-class Writing(NamedTuple):
-    """What a stream is written by."""
-
-    dialect: Dialect
-    usages: Usages
-    marks: Marks | NoMarks = NoMarks()
-
-
-async def _stream(writing: Writing, deltas: AsyncIterator[list[Delta]], events: EventStream) -> None:
-    dialect, usages, marks = writing
+async def _stream(prepared: Prepared, answers: Answering, events: EventStream) -> None:
+    _, _, usages, dialect, notes = prepared
     opened = False
     async with events:
         try:
-            async for found in deltas:
-                opening, opened = b"" if opened else dialect.opening(), True
-                frames = opening + _frames(dialect, usages, found)
+            async for found in answers:
+                with answers.written():
+                    opening, opened = b"" if opened else dialect.opening(), True
+                    frames = opening + _frames(dialect, usages, found)
                 if found and found[0].again:  # the client has them
                     continue
-                marks.note(found)
+                notes.note(found)
                 if frames or not events.begun:
-                    await events.write(frames + marks.written())
+                    await events.write(frames + notes.written())
         except DaemonError as error:
             if not events.begun:
                 raise
             log.warning("stream_failed", error=type(error).__name__, tokens=usages.completion_tokens)
-            await events.end(dialect.failed(error) + marks.failed(error))
+            await events.end(dialect.failed(error) + notes.failed(error))
             return
         except Exception:  # a fault of ours: its client gets the stream's last event all the same
             if not events.begun:
                 raise
             log.exception("stream_failed", tokens=usages.completion_tokens)
             failure = RequestFailed("internal error")
-            await events.end(dialect.failed(failure) + marks.failed(failure))
+            await events.end(dialect.failed(failure) + notes.failed(failure))
             return
-        await events.end(dialect.end(usages.usage()) + marks.over())
+        await events.end(dialect.end(usages.usage()) + notes.over())
 
 
 def _frames(dialect: Dialect, usages: Usages, deltas: Sequence[Delta]) -> bytes:

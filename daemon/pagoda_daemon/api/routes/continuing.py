@@ -1,9 +1,10 @@
-"""Continuing: a stream that goes on at another replica. What this one marks in its own streams, and how it takes up another's. Pure.
+"""Continuing: a stream that goes on at another replica. What this one notes in its own streams, and how it takes up another's. Pure.
 
-A marked stream has a comment behind the events of each write. It holds the tokens that all events before it were made of, so a gateway
-that has read it knows exactly what its client has. The gateway keeps the marks as they are and sends them behind the body of the same
-request: here they become the answer's first tokens. They are read again as if they came from the engine, so that text, stop strings, calls
-and usage are where they were, and nothing of them is sent. Tokens after them are drawn by seed and position, as they were there.
+A stream for a gateway has a note behind the events of each write (contracts, notes.py). It holds the tokens that all events before it were
+made of, so a gateway that has read it knows exactly what its client has. The gateway keeps the tokens as they are and sends them behind the
+body of the same request: here they become the answer's first tokens. They are read again as if they came from the engine, so that text,
+stop strings, calls and usage are where they were, and nothing of them is sent. Tokens after them are drawn by seed and position, as they
+were there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from typing import Final
 
 import msgspec
 from msgspec import structs
-from pagoda_contracts.names import CONTINUABLE_EXACT, CONTINUABLE_OTHER, HEADER_ANSWERED, HEADER_CONTINUABLE, MARK, MARK_DIED, MARK_OVER
+from pagoda_contracts.names import CONTINUABLE_EXACT, CONTINUABLE_NO, CONTINUABLE_OTHER, HEADER_ANSWERED, HEADER_CONTINUABLE
+from pagoda_contracts.notes import Note, to_comment
+from pagoda_contracts.usage import Used
 
 from pagoda_daemon.api.openai.errors import retryable
 from pagoda_daemon.api.openai.replies import Head
@@ -29,7 +32,7 @@ from pagoda_daemon.nouns.messages import Ready, RowOutput, TokenLogprob
 
 
 class Begun(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How an answer began, in its first mark: the id and time that all its events have, its random seed, how many tokens of the prompt
+    """How an answer began, in its first note: the id and time that all its events have, its random seed, how many tokens of the prompt
     were cached. `model` and `by` name the weights and what computes them, `prompt` the prompt's tokens."""
 
     id: str
@@ -42,8 +45,8 @@ class Begun(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Said(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Tokens since the mark before. `reason`: the engine ended the answer with the last one, or (`apart`) after it. `closed`: its end was
-    written too, perhaps at a stop string, of which the engine knows nothing. The first one has `begun`: a mark is all or nothing."""
+    """Tokens since the note before. `reason`: the engine ended the answer with the last one, or (`apart`) after it. `closed`: its end was
+    written too, perhaps at a stop string, of which the engine knows nothing. The first one has `begun`: a note is all or nothing."""
 
     ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -75,7 +78,7 @@ _SAID: Final = msgspec.json.Decoder(Said)
 
 
 def apart(body: bytes, size: int) -> tuple[bytes, Answered | None]:
-    """The client's body, and what stands in the `size` bytes behind it; BadRequest where these are no marks."""
+    """The client's body, and what stands in the `size` bytes behind it; BadRequest where these are not of notes."""
     if not size:
         return body, None
     if not 0 < size < len(body):
@@ -85,7 +88,7 @@ def apart(body: bytes, size: int) -> tuple[bytes, Answered | None]:
     except msgspec.DecodeError as error:
         raise BadRequest(f"{HEADER_ANSWERED}: {error}", HEADER_ANSWERED) from error
     if (begun := said[0].begun) is None:
-        raise BadRequest(f"{HEADER_ANSWERED}: the first mark does not say how the answer began", HEADER_ANSWERED)
+        raise BadRequest(f"{HEADER_ANSWERED}: the first note does not say how the answer began", HEADER_ANSWERED)
     return body[:-size], Answered(begun, said)
 
 
@@ -122,13 +125,13 @@ def seeds_of(seed: int | None) -> Callable[[], int]:
 
 
 def begun_by(job: Submission, head: Head, limits: Ready) -> Begun:
-    """What the first mark says of an answer, but for `cached`."""
+    """What the first note says of an answer, but for `cached`."""
     prompt = hashlib.blake2b(repr(job.message.prompt).encode(), digest_size=8).hexdigest()
     return Begun(head.request_id, head.created, limits.model, f"{limits.computed_by} {head.fingerprint}", prompt, job.sampling.seed)
 
 
-class Marks:
-    """The marks of one stream, from its beginning or, if it was `begun` elsewhere, from there on."""
+class TokenLog:
+    """What the notes of one stream say of its tokens, from its beginning or, if it was begun elsewhere (`before`), from there on."""
 
     def __init__(self, own: Begun, cached: Callable[[], int], before: Begun | None = None) -> None:
         self._own, self._cached, self._before = own, cached, before
@@ -136,39 +139,61 @@ class Marks:
         self._deltas: list[Delta] = []
 
     @property
-    def headers(self) -> tuple[tuple[bytes, bytes], ...]:
-        """Of the answer. Exact: this replica computes what the one before it would have computed."""
+    def exact(self) -> bool:
+        """Whether this replica computes what the one before it would have computed."""
         before = self._before
-        same = before is None or (before.by, before.prompt) == (self._own.by, self._own.prompt)
-        return ((HEADER_CONTINUABLE.encode(), (CONTINUABLE_EXACT if same else CONTINUABLE_OTHER).encode()),)
-
-    @property
-    def silent(self) -> bytes:
-        """Behind events that no token made."""
-        return _mark(b"")
+        return before is None or (before.by, before.prompt) == (self._own.by, self._own.prompt)
 
     def note(self, deltas: Sequence[Delta]) -> None:
         """These are written next, or show nothing yet."""
         self._deltas += deltas
 
-    def written(self) -> bytes:
-        """The mark behind all that was noted."""
+    def take(self) -> bytes:
+        """Returns all that was noted since the last time."""
         said, self._deltas = _said(self._deltas), []
         if self._first:
             self._first, said = False, structs.replace(said, begun=structs.replace(self._own, cached=self._cached()))
-        return _mark(msgspec.json.encode(said))
+        return msgspec.json.encode(said)
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What a gateway is told beside the events of one stream. `log`: of a stream that another replica can continue."""
+
+    used: Callable[[], Used]
+    log: TokenLog | None = None
+
+    @property
+    def headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        """Of the answer."""
+        exact = CONTINUABLE_NO if self.log is None else CONTINUABLE_EXACT if self.log.exact else CONTINUABLE_OTHER
+        return ((HEADER_CONTINUABLE.encode(), exact.encode()),)
+
+    @property
+    def silent(self) -> bytes:
+        """Behind events that no token made."""
+        return to_comment(Note())
+
+    def note(self, deltas: Sequence[Delta]) -> None:
+        """These are written next, or show nothing yet."""
+        if self.log is not None:
+            self.log.note(deltas)
+
+    def written(self) -> bytes:
+        """Behind the events of all that was noted."""
+        return to_comment(Note("more", self.used(), b"" if self.log is None else self.log.take()))
 
     def over(self) -> bytes:
         """Behind the last events of an answer."""
-        return _mark(MARK_OVER)
+        return to_comment(Note("over", self.used()))
 
     def failed(self, error: DaemonError) -> bytes:
         """Behind those that tell an error: the gateway drops them where another replica can go on."""
-        return _mark(MARK_DIED if retryable(error) else MARK_OVER)
+        return to_comment(Note("died" if self.log is not None and retryable(error) else "over", self.used()))
 
 
-class NoMarks:
-    """Of a stream that nobody continues."""
+class NoNotes:
+    """Of a stream whose client is no gateway."""
 
     headers: tuple[tuple[bytes, bytes], ...] = ()
     silent = b""
@@ -185,10 +210,6 @@ class NoMarks:
     def failed(self, error: DaemonError) -> bytes:
         del error
         return b""
-
-
-def _mark(content: bytes) -> bytes:
-    return MARK + content + b"\n\n"
 
 
 def _said(deltas: Sequence[Delta]) -> Said:

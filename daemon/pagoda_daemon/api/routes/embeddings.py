@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal
 
 import msgspec
 import numpy as np
+from pagoda_contracts.names import HEADER_USAGE
+from pagoda_contracts.usage import to_header
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -23,7 +24,8 @@ from pagoda_daemon.api.openai.errors import JSON
 from pagoda_daemon.api.openai.replies import PromptDetails
 from pagoda_daemon.api.openai.sampling import check_ids, in_range
 from pagoda_daemon.api.routes.admission import Admission, admitted
-from pagoda_daemon.api.routes.completions import Told
+from pagoda_daemon.api.routes.allowance import allowed, used, within
+from pagoda_daemon.api.routes.completions import Context
 from pagoda_daemon.api.routes.generation import Generator, Submission
 from pagoda_daemon.api.routes.preparing import in_time
 from pagoda_daemon.api.routes.usages import Usages
@@ -87,23 +89,27 @@ class Embed:
         await admitted(self.admission, scope, receive, lambda body: self._answer(body, scope, receive, send))
 
     async def _answer(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        told = Told.of(scope)
-        request, jobs = await in_time(told.terms.deadline_ms, self.admission.preparing.run(len(body), lambda: self._prepare(body, told)))
+        context = Context.of(scope)
+        request, jobs = await in_time(
+            context.terms.deadline_ms, self.admission.preparing.run(len(body), lambda: self._prepare(body, context))
+        )
         scope["state"]["model"] = request.model
         usages, found = Usages(jobs), {}
-        async with aclosing(self.generator.deltas(jobs, scope["state"]["arrived"])) as deltas:  # type: ignore[type-var]
-            async for several in deltas:
+        async with self.generator.answering(jobs, scope["state"]["arrived"]) as answers:
+            async for several in answers:
                 for delta in several:
                     usages.note(delta)
                     found[delta.choice] = delta.embedding
         size = sum(len(vector) for vector in found.values())
         content = await self.admission.preparing.run(size, partial(_whole, request, [found[index] for index in range(len(jobs))], usages))
-        await Response(content, media_type=JSON)(scope, receive, send)
+        headers = {HEADER_USAGE: to_header(used(usages))} if context.terms.allowance.reports else None
+        await Response(content, headers=headers, media_type=JSON)(scope, receive, send)
 
-    def _prepare(self, body: bytes, told: Told) -> tuple[EmbeddingRequest, tuple[Submission, ...]]:
-        request = fields.typed(body, EmbeddingRequest, told.ignored)
-        limits = self.admission.limits_of(request.model, self.served_names)
-        return request, submissions(request, told.request_id, self.generator.text, limits, replace(told.terms, prefixes=()))
+    def _prepare(self, body: bytes, context: Context) -> tuple[EmbeddingRequest, tuple[Submission, ...]]:
+        request = fields.typed(body, EmbeddingRequest, context.ignored)
+        limits = within(self.admission.limits_of(request.model, self.served_names), context.terms.allowance)
+        jobs = submissions(request, context.request_id, self.generator.text, limits, replace(context.terms, prefixes=()))
+        return request, tuple(allowed(jobs, context.terms.allowance, bounded=True))
 
 
 def submissions(request: EmbeddingRequest, request_id: str, text: ModelText, limits: Ready, terms: Terms) -> tuple[Submission, ...]:

@@ -70,4 +70,4 @@ class EventStream:
             if left > 0:
                 await asyncio.sleep(left)
             else:
-                await self.write(self._ping_frame)
+                await self._put(self._ping_frame, more=True)

@@ -1,33 +1,27 @@
-"""One request's way through the front: prompt ids and limits, submit, tokens back to text, the end. Knows no HTTP.
+"""One request's way through the front: submit, tokens back to text, the end. Knows no HTTP.
 
-Called by `api/routes/completions.py`. `Submission` is made by pure functions; `deltas` is the only place that talks to the engine.
+Called by `api/routes/completions.py`. A `Submission` is made by submitting.py; `Generator` is the only place that talks to the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
-from msgspec import structs
-
 from pagoda_daemon.answers.counting import ThoughtTokens
-from pagoda_daemon.api.openai.reading import PLAIN, Reading, reading_of, tool_form
-from pagoda_daemon.api.openai.requests import ChatRequest, GenerationRequest
-from pagoda_daemon.api.openai.sampling import Wished, sampling_of
-from pagoda_daemon.api.openai.structured import grammar_of
-from pagoda_daemon.api.openai.tools import Toolbox
+from pagoda_daemon.api.openai.reading import PLAIN, Reading
 from pagoda_daemon.api.routes.ends import checked_reason
-from pagoda_daemon.api.routes.prompts import check_ids, infilled, max_tokens, prompt_listed, room, truncated
 from pagoda_daemon.engine.client import EngineLink
 from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.metrics import Counts
 from pagoda_daemon.metrics.records import Record
 from pagoda_daemon.nouns.errors import BadRequest, DaemonError
-from pagoda_daemon.nouns.messages import Life, Ready, RowOutput, Submit, TokenLogprob
+from pagoda_daemon.nouns.messages import Life, RowOutput, Submit, TokenLogprob
 from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.text.answer import AnswerText, Piece, echo
 from pagoda_daemon.text.stops import StopMatcher
@@ -74,52 +68,6 @@ class Submission:
     @property
     def sampling(self) -> Sampling:
         return self.message.sampling
-
-
-def submissions(request: GenerationRequest, request_id: str, text: ModelText, limits: Ready) -> tuple[Submission, ...]:
-    """One per prompt. Tokenises and checks against the engine's limits; BadRequest says by how many tokens it does not fit."""
-    if isinstance(request, ChatRequest):
-        ids = chat_ids(request, request.box, text, room(request, limits))
-        return (_read_by(request, submission(request, request_id, ids, text, limits), text),)
-    given = request.prompts()
-    found = []
-    for number, prompt in enumerate(given):
-        special = request.add_special_tokens is not False
-        written = infilled(prompt, request.suffix, text) if request.suffix else prompt
-        ids = text.encode(written, room(request, limits), special=special) if isinstance(written, str) else written
-        job = submission(request, request_id if len(given) == 1 else f"{request_id}-{number}", ids, text, limits)
-        said = prompt if isinstance(prompt, str) and job.message.prompt == ids else text.decode(job.message.prompt)
-        shown = said if request.echoes else None
-        found.append(replace(job, echo=shown, first=number * job.message.n))
-    return tuple(found)
-
-
-def submission(request: GenerationRequest, request_id: str, prompt: tuple[int, ...], text: ModelText, limits: Ready) -> Submission:
-    """Of one prompt."""
-    prompt = truncated(prompt, request, limits)
-    check_ids(prompt, limits.vocab_size)
-    scored = 0 if request.listed is None and request.generated > (request.n or 1) else request.listed  # to find the best ones
-    wished = Wished(max_tokens(request, len(prompt), limits.max_model_len), scored, prompt_listed(request))
-    grammar = grammar_of(request, text.stop_ids)
-    message = Submit(request_id, prompt, sampling_of(request, wished, text, limits.vocab_size), request.generated, grammar=grammar)
-    skip, shows = request.skip_special_tokens, bool(request.include_stop_str_in_output)
-    made = Submission(message, request.stops, answers=request.limit != 0, skip_special=skip, shows_stop=shows)
-    return replace(made, shows_ids=bool(request.return_token_ids))
-
-
-def chat_ids(request: ChatRequest, box: Toolbox | None, text: ModelText, context: int) -> tuple[int, ...]:
-    """The prompt of a conversation with these tools: what is generated from, and what /tokenize counts."""
-    if box is None:
-        return text.encode_chat(request.turns(), context, request.shape)
-    tool_form(text)  # whose template knows no tools is told so, instead of leaving them out
-    return text.encode_chat(request.turns(), context, request.shape, box.for_template())
-
-
-def _read_by(request: ChatRequest, job: Submission, text: ModelText) -> Submission:
-    """Marks that the parser needs must not be left out of the text if they are special tokens."""
-    reading = reading_of(request, job.message.prompt, job.message.grammar, text)
-    message = structs.replace(job.message, grammar=reading.grammar)
-    return replace(job, message=message, skip_special=job.skip_special and not reading.marks, reading=reading)
 
 
 class _Choice:
@@ -177,6 +125,27 @@ class _Choice:
 _Open = dict[str, dict[int, _Choice]]
 
 
+@dataclass(frozen=True, eq=False)
+class Answering:
+    """The answers of one request: iterate for text as it comes, all that is new at a time, of each choice the last delta with a reason."""
+
+    deltas: AsyncIterator[list[Delta]]
+    records: Sequence[Record]
+
+    def __aiter__(self) -> AsyncIterator[list[Delta]]:
+        return self.deltas
+
+    @contextmanager
+    def written(self) -> Iterator[None]:
+        """While they are written for the client: if that raises, the client gets an error, and all of them count as failed."""
+        try:
+            yield
+        except Exception:
+            for record in self.records:
+                record.fail_all()
+            raise
+
+
 @dataclass(frozen=True)
 class Generator:
     """Runs submissions on the engine and counts what comes back."""
@@ -185,14 +154,22 @@ class Generator:
     text: ModelText
     counts: Counts
 
-    async def deltas(self, jobs: Sequence[Submission], arrived: float) -> AsyncIterator[list[Delta]]:
-        """Text as it comes, all that is new at a time, of each choice the last delta with a reason; `arrived` is monotonic.
+    @asynccontextmanager
+    async def answering(self, jobs: Sequence[Submission], arrived: float) -> AsyncIterator[Answering]:
+        """Their answers; `arrived` is monotonic. They are counted when the block ends, because writing them may fail. If it is left early
+        (client gone, cancelled), or one choice fails, the engine is told to stop all of them."""
+        records: list[Record] = []
+        try:
+            async with aclosing(self._deltas(jobs, arrived, records)) as deltas:
+                yield Answering(deltas, records)
+        finally:
+            for record in records:
+                self.counts.close(record, record.ended or time.monotonic())
 
-        Left early (client gone, cancelled), or with one choice failed, the engine is told to stop all of them.
-        """
+    async def _deltas(self, jobs: Sequence[Submission], arrived: float, records: list[Record]) -> AsyncGenerator[list[Delta]]:
         open_choices: _Open = {}
         try:
-            stream = self._submit(jobs, open_choices, arrived)
+            stream = self._submit(jobs, open_choices, arrived, records)
             for again in self._said_again(jobs, open_choices):
                 yield again
                 await asyncio.sleep(0)
@@ -210,7 +187,7 @@ class Generator:
         finally:
             for request_id, choices in open_choices.items():
                 self.engine.close_stream(request_id, finished=False)
-                self._count_cut(tuple(choices.values()))
+                _cut(tuple(choices.values()))
 
     def _read(self, rows: Sequence[RowOutput], open_choices: _Open) -> tuple[list[Delta], DaemonError | None]:
         """What the rows say, and what went wrong after it."""
@@ -250,7 +227,7 @@ class Generator:
                 choice.record.end(choice.index, _ENDED, choice.generated)
                 self._close(open_choices, choice)
 
-    def _submit(self, jobs: Sequence[Submission], open_choices: _Open, arrived: float) -> Stream:
+    def _submit(self, jobs: Sequence[Submission], open_choices: _Open, arrived: float, records: list[Record]) -> Stream:
         stream = None
         for job in jobs:
             scores: list[TokenLogprob] = []
@@ -258,6 +235,7 @@ class Generator:
             if not job.closed:
                 stream = self.engine.submit(job.message, stream) if stream else self.engine.submit(job.message)
             record = self.counts.open(job.message, arrived, sent)
+            records.append(record)
             share = (job, record, scores, self.text)
             open_choices[job.message.request_id] = {index: _Choice(index, *share) for index in range(job.message.n)}
         if not jobs:
@@ -272,15 +250,16 @@ class Generator:
         if not siblings:
             del open_choices[request_id]
             self.engine.close_stream(request_id, finished=choice.ended)
-            self.counts.close(choice.record, time.monotonic())
+            choice.record.ended = time.monotonic()
         elif not choice.ended:
             self.engine.abort_choice(request_id, choice.index)
 
-    def _count_cut(self, choices: Sequence[_Choice]) -> None:
-        """Those of one prompt that nobody waits for any more."""
-        record = choices[0].record
-        record.completion_tokens += sum(choice.generated for choice in choices)
-        self.counts.close(record, time.monotonic())
+
+def _cut(choices: Sequence[_Choice]) -> None:
+    """Those of one prompt that nobody waits for any more."""
+    record = choices[0].record
+    record.completion_tokens += sum(choice.generated for choice in choices)
+    record.ended = time.monotonic()
 
 
 def _taken(answer: AnswerText, row: RowOutput, *, shows_stop: bool) -> Piece:

@@ -10,7 +10,7 @@ from pagoda_daemon.api.openai import fields, requests
 from pagoda_daemon.api.openai.replies import Dialect, Head
 from pagoda_daemon.api.openai.requests import ChatRequest
 from pagoda_daemon.api.routes.completions import Generate, Read
-from pagoda_daemon.api.routes.generation import chat_ids
+from pagoda_daemon.api.routes.submitting import chat_ids
 from pagoda_daemon.nouns.messages import Ready
 from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.text.tokens import ModelText
@@ -37,7 +37,7 @@ def checked_chat(request: MessagesRequest | CountTokensRequest, ignored: list[st
     return chat
 
 
-def count_tokens(request: CountTokensRequest, text: ModelText, limits: Ready) -> CountTokensReply:
+def count_tokens(request: CountTokensRequest, text: ModelText, limits: Ready, ignored: list[str]) -> CountTokensReply:
     """Returns how many tokens the prompt of a message has: its `input_tokens` and the cached ones."""
-    chat = checked_chat(request, [])
+    chat = checked_chat(request, ignored)
     return CountTokensReply(len(chat_ids(chat, chat.box, text, limits.max_model_len)))

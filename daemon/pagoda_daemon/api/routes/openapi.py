@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from pagoda_contracts.names import HEADER_RETRY_AFTER, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY
 
+from pagoda_daemon.api.access.absent import NOT_BUILT
 from pagoda_daemon.api.anthropic.errors import MessageErrorReply
 from pagoda_daemon.api.anthropic.replies import MESSAGE_EVENTS, CountTokensReply, MessageReply
 from pagoda_daemon.api.anthropic.requests import CountTokensRequest, MessagesRequest
@@ -107,6 +108,7 @@ _ERRORS: Final[Mapping[str, str]] = {
     "500": "This one request failed",
     "503": "Not now: loading, draining, or without memory or time for this request",
 }
+_OF_NOT_BUILT: Final[Mapping[str, str]] = {**{status: _ERRORS[status] for status in ("401", "403")}, "501": "Not built"}
 _OF_MESSAGES: Final[Mapping[str, str]] = {"504": "The request's own deadline passed", "529": "Not now, as 503 elsewhere"}
 _HINTS: Final = {
     HEADER_RETRY_AFTER: {"description": "Seconds, at most 120", "schema": {"type": "integer"}},
@@ -125,6 +127,7 @@ def document(version: str, operations: Iterable[Operation] = OPERATIONS, prefix:
     paths: dict[str, Any] = {}
     for operation in listed:
         paths.setdefault(operation.path, {})[operation.method] = _described(operation)
+    paths |= {path: {"post": _not_built(path, what)} for path, what in NOT_BUILT.items() if "{" not in path}
     servers = {"servers": [{"url": prefix}]} if prefix else {}
     return {
         "openapi": "3.1.0",
@@ -135,10 +138,17 @@ def document(version: str, operations: Iterable[Operation] = OPERATIONS, prefix:
     }
 
 
+def _not_built(path: str, what: str) -> dict[str, Any]:
+    """By one method, though any other one is answered in the same way."""
+    error = MessageErrorReply if path.startswith("/v1/messages/") else ErrorReply
+    answers = {status: _answer(said, {JSON: error}) for status, said in _OF_NOT_BUILT.items()}
+    return {"summary": f"Not built, by any method: {what}", "responses": answers}
+
+
 def _described(operation: Operation) -> dict[str, Any]:
-    told = _ERRORS if operation.error is ErrorReply else {**_ERRORS, **_OF_MESSAGES}
-    errors = {status: _answer(said, {JSON: operation.error}) for status, said in told.items()}
-    for status in told.keys() & {"429", "503", "529"}:
+    statuses = _ERRORS if operation.error is ErrorReply else {**_ERRORS, **_OF_MESSAGES}
+    errors = {status: _answer(said, {JSON: operation.error}) for status, said in statuses.items()}
+    for status in errors.keys() & {"429", "503", "529"}:
         errors[status]["headers"] = _HINTS
     if operation.path == "/health":
         errors["503"] = {"description": "Not accepting"}

@@ -74,11 +74,11 @@ class Preparing:
         return done
 
 
-def _run(work: Callable[[], Made], tell: Callable[[Made | None, BaseException | None], object]) -> None:
+def _run(work: Callable[[], Made], deliver: Callable[[Made | None, BaseException | None], object]) -> None:
     made, failed = None, None
     try:
         made = work()
     except BaseException as error:  # noqa: BLE001  it is raised again where the result is waited for
         failed = error
     with suppress(RuntimeError):  # the loop is closed: the process ends
-        tell(made, failed)
+        deliver(made, failed)

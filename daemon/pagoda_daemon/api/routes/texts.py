@@ -21,8 +21,8 @@ from pagoda_daemon.api.openai.requests import ChatRequest, ReasoningEffort
 from pagoda_daemon.api.openai.sampling import check_ids
 from pagoda_daemon.api.openai.tools import Tool, ToolChoice
 from pagoda_daemon.api.routes.admission import Admission, admitted
-from pagoda_daemon.api.routes.generation import chat_ids
 from pagoda_daemon.api.routes.preparing import in_time
+from pagoda_daemon.api.routes.submitting import chat_ids
 from pagoda_daemon.nouns.errors import BadRequest
 from pagoda_daemon.nouns.messages import Ready
 from pagoda_daemon.text.tokens import ModelText
@@ -72,10 +72,11 @@ class DetokenizeReply(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class TextRoute:
-    """One endpoint: its request type, what it makes of one, and what it has instead of other endpoints' fields (`fields.typed`)."""
+    """One endpoint: its request type, what it makes of one, and what it has instead of other endpoints' fields (`fields.typed`). `answer`
+    adds the names of fields without effect to its last argument."""
 
     kind: type[Any]
-    answer: Callable[[Any, ModelText, Ready], msgspec.Struct]
+    answer: Callable[[Any, ModelText, Ready, list[str]], msgspec.Struct]
     admission: Admission
     text: ModelText
     served_names: tuple[str, ...]
@@ -96,10 +97,10 @@ class TextRoute:
     def _answered(self, body: bytes, ignored: list[str]) -> bytes:
         request = fields.typed(body, self.kind, ignored, self.elsewhere)
         limits = self.admission.limits_of(request.model, self.served_names)
-        return msgspec.json.encode(self.answer(request, self.text, limits))
+        return msgspec.json.encode(self.answer(request, self.text, limits, ignored))
 
 
-def tokenize(request: TokenizeRequest, text: ModelText, limits: Ready) -> TokenizeReply:
+def tokenize(request: TokenizeRequest, text: ModelText, limits: Ready, _ignored: list[str]) -> TokenizeReply:
     context = limits.max_model_len
     if (request.prompt is None) is (request.messages is None):
         raise BadRequest("give either prompt or messages", "prompt")
@@ -119,6 +120,6 @@ def _as_chat(request: TokenizeRequest) -> ChatRequest:
     return chat
 
 
-def detokenize(request: DetokenizeRequest, text: ModelText, limits: Ready) -> DetokenizeReply:
+def detokenize(request: DetokenizeRequest, text: ModelText, limits: Ready, _ignored: list[str]) -> DetokenizeReply:
     check_ids("tokens", request.tokens, limits.vocab_size)
     return DetokenizeReply(text.decode_apart(request.tokens, skip_special=False))

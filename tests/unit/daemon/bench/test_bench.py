@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pagoda_daemon.bench import client, command, datasets
+from pagoda_daemon.bench import client, command, datasets, load
 from pagoda_daemon.bench.datasets import Lengths, Sample
 from pagoda_daemon.bench.flags import parse
 from pagoda_daemon.bench.load import Load, run, session
+from pagoda_daemon.bench.statistics import Outcome
 from pagoda_daemon.nouns.errors import ConfigRejected, NotStarted
 from support.engine.toy_model import tiny_model_dir
 from support.servers.local_replica import NAME, local_replica
@@ -91,13 +92,34 @@ async def test_a_lost_connection_is_a_failure_of_its_request_alone(model):
     assert all(one.stamps for one in found.outcomes), "some text had come"
 
 
-async def test_an_endpoint_that_does_not_answer_is_reported(model):
+async def test_an_endpoint_that_refuses_the_first_request_is_not_asked_again(model, capsys):
     async with local_replica() as replica:
-        settings = parse(
-            ["serve", "--base-url", replica.url, "--model", "absent", "--tokenizer", str(model), "--ready-check-timeout-sec", "0.1"]
-        )
-        with pytest.raises(NotStarted, match="HTTP 404"):
+        settings = parse(["serve", "--base-url", replica.url + "/v1/", "--model", "absent", "--tokenizer", str(model)])
+        with pytest.raises(NotStarted, match=r"refuses the first request: HTTP 404: .*absent"):
             await command.bench(settings)
+    assert "waiting for" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("status", [0, 408, 429, 500, 503])
+async def test_an_endpoint_that_may_come_yet_is_waited_for_and_its_last_error_told(status, monkeypatch, capsys):
+    errors = iter(["first", "second", ""])
+
+    async def ask(*_):
+        return Outcome(0.0, 0.0, error=next(errors), status=status)
+
+    monkeypatch.setattr(load, "ask", ask)
+    monkeypatch.setattr(load, "_AGAIN_S", 0.0)
+    target, sample = client.Target("http://h/v1/completions", NAME), Sample("a", 1, 1)
+    await load.wait_ready(None, target, sample, 600)
+    assert capsys.readouterr().err == "waiting for http://h/v1/completions for up to 600 s: first\n", "said once"
+    errors = iter(["last"])
+    with pytest.raises(NotStarted, match="does not answer: last"):
+        await load.wait_ready(None, target, sample, -1)
+
+
+def test_v1_at_the_end_of_a_base_url_counts_once():
+    for given in ("http://h:1/x", "http://h:1/x/", "http://h:1/x/v1", "http://h:1/x/v1/"):
+        assert parse(["serve", "--base-url", given]).base_url == "http://h:1/x"
 
 
 @pytest.mark.parametrize(

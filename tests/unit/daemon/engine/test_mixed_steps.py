@@ -44,13 +44,13 @@ def answers(folder, every):
         said = {name: engine.tokens(name) for name in ends if not name.startswith("t")}
         said |= {f"t{index}": engine.tokens("t", index) for index in range(3)}
         texts = {job.request_id: engine.said(job.request_id) for job in DRAWN}
-        sung = []
+        checks = []
         engine.send(DeepCheckPrompt(99, (65, 66)))
-        while not sung or sung[-1].check_id != 99:
+        while not checks or checks[-1].check_id != 99:
             message = engine.heard.get(timeout=60)
             if isinstance(message, DeepCheckAnswer):
-                sung.append(message)
-        assert sung[-1].token_id == expected_tokens((65, 66), 1, VOCAB)[0]
+                checks.append(message)
+        assert checks[-1].token_id == expected_tokens((65, 66), 1, VOCAB)[0]
     return ends, said, texts, worker.stumbled
 
 

@@ -65,7 +65,7 @@ class Watched:
         monkeypatch.setattr(watchdog, "faulthandler", SimpleNamespace(**quiet))
         monkeypatch.setattr(watchdog, "_GRACE_S", 0.0)
         self.ended, self.why = threading.Event(), []
-        self.dog = watchdog.Watchdog(replica, limits, watchdog.Ends(self.end, self.end))
+        self.watchdog = watchdog.Watchdog(replica, limits, watchdog.Ends(self.end, self.end))
 
     def end(self, why):
         self.why.append(why)
@@ -80,7 +80,7 @@ def test_the_watchdog_ends_a_hung_replica_also_while_it_drains(monkeypatch, phas
     try:
         assert watched.ended.wait(60)
     finally:
-        watched.dog.close()
+        watched.watchdog.close()
     assert "engine's heartbeat is 1000.0 s old" in watched.why[0]
 
 

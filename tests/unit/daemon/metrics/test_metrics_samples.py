@@ -5,6 +5,7 @@ exact. What a scrape shows is compared as a whole: a family that is added must b
 """
 
 import asyncio
+import collections
 import threading
 import time
 
@@ -56,13 +57,19 @@ class Stage:
         self.loop = asyncio.get_running_loop()
         self.landed, self.heard, self.beaten = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._begun, self._go = threading.Semaphore(0), threading.Semaphore(0)
+        self._lengths = collections.deque()
 
     def pause(self, seconds):
-        """On the device's thread: a step's length."""
+        """On the device's thread: a step of this length, if the test holds the device."""
         if not self.free:
             self._begun.release()
             self._go.acquire()
-            self.clock.pass_(seconds)
+            self._lengths.append(seconds)
+
+    def land(self):
+        """On the engine's thread, as it takes a step's result. The step's length passes here, so that no heartbeat comes in between."""
+        if self._lengths:
+            self.clock.pass_(self._lengths.popleft())
 
     def tell(self, event):
         self.loop.call_soon_threadsafe(event.set)
@@ -118,6 +125,10 @@ async def stage(monkeypatch):
         def _hear(self, message):
             super()._hear(message)
             self.news = made.heard
+
+        def _take(self, outcome):
+            made.land()
+            super()._take(outcome)
 
         def _commit(self, state, result):
             super()._commit(state, result)

@@ -21,7 +21,7 @@ def test_what_is_no_port_is_refused_before_anything_starts(tmp_path, capsys, por
 
 
 def test_ctrl_c_while_it_still_imports_is_no_traceback():
-    code = "import os, signal; from pagoda_daemon import __main__ as door; door._end_quietly(); os.kill(os.getpid(), signal.SIGINT)"
+    code = "import os, signal; from pagoda_daemon import __main__ as main; main._end_quietly(); os.kill(os.getpid(), signal.SIGINT)"
     ended = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (130, "")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import stat
 import sys
 import tempfile
@@ -113,6 +114,8 @@ def test_keys_are_written_as_digests_for_this_user_alone(model):
         (["--kv-cache-dtype", "float8"], "engine.kvDtype: not built yet"),
         (["--tool-call-parser", "x" * 1000], "engine.toolParser: "),
         (["--config", "none.yaml"], "none.yaml: No such file"),
+        (["--set", "engine.blockSize=8"], "engine.blockSize: must be 16, 32 or 64, got 8"),
+        (["--set", "slo.ttft=2"], "slo.ttft: must be a duration such as 2s"),
     ],
 )
 def test_what_cannot_be_is_refused_and_leaves_nothing(model, own_temporary_folder, argv, said):
@@ -123,11 +126,40 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(model, own_temporary_folde
     assert list(own_temporary_folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("flag", ["--tensor-parallel-size 2", "--tensor-parallel-size=2", "--enable-lora"])
+@pytest.mark.parametrize("flag", ["--tensor-parallel-size 2", "--tensor-parallel-size=2", "--enable-lora", "--trust-remote-code"])
 def test_vllms_flags_that_have_no_effect_here_are_refused_by_name(model, capsys, flag):
     with pytest.raises(SystemExit):
         config(model, *flag.split())
-    assert f"{flag.split()[0].partition('=')[0]} is not built yet; leave it out" in capsys.readouterr().err
+    why = "is never done: code that comes with a model is not run" if "trust" in flag else "is not built yet"
+    assert f"{flag.split()[0].partition('=')[0]} {why}; leave it out" in capsys.readouterr().err
+
+
+def test_every_name_is_served(model, tmp_path):
+    assert config(model, "--name", "a", "--name", "b").model.served_names == ("a", "b")
+    assert config(model, "--served-model-name", "a", "b", "--name", "b", "--name", "c").model.served_names == ("a", "b", "c")
+    file = tmp_path / "flags.yaml"
+    file.write_text("name: [a, b]\n")
+    assert config(model, "--config", file).model.served_names == ("a", "b")
+
+
+def test_a_size_of_blocks_that_no_op_has_is_refused(model, capsys):
+    with pytest.raises(SystemExit):
+        config(model, "--block-size", "8")
+    assert "--block-size: must be 16, 32 or 64, got '8'" in capsys.readouterr().err
+
+
+def test_help_lists_what_a_person_runs(capsys):
+    with pytest.raises(SystemExit):
+        settings.resolve(["--help"], {})
+    said = capsys.readouterr().out
+    assert [name for name in ("serve", "bench", "simulate", "simulate-fronts") if f"\n    {name} " in said] == [
+        "serve",
+        "bench",
+        "simulate",
+    ]
+    assert "simulate-fronts" not in said
+    with pytest.raises(SystemExit):
+        settings.resolve(["--config", "x", "bench", "serve"], {})
 
 
 def test_a_name_of_a_hub_is_fetched_by_pagoda_fetch(tmp_path, monkeypatch):
@@ -153,10 +185,11 @@ def test_a_name_of_a_hub_is_fetched_by_pagoda_fetch(tmp_path, monkeypatch):
         "v1",
     ]
     program.write_text("#!/bin/sh\nexit 78\n")
-    with pytest.raises(NotStarted, match="hf://org/tiny was not fetched; pagoda-fetch ended with 78"):
+    with pytest.raises(NotStarted, match=r"hf://org/tiny was not fetched; pagoda-fetch ended with 78. There is no directory org/tiny here"):
         config("org/tiny", environ={"XDG_CACHE_HOME": str(tmp_path)})
-    with pytest.raises(ConfigRejected, match="no/such/folder is not a directory"):
-        config("no/such/folder")
+    for path in ("no/such/folder", "./nothere", "../nothere", ".hidden/x"):
+        with pytest.raises(ConfigRejected, match=f"{re.escape(path)} is not a directory"):
+            config(path)
 
 
 def test_the_name_is_what_was_asked_for(model):

@@ -4,8 +4,9 @@ import hashlib
 import re
 
 import pytest
-from pagoda_contracts.names import MARK, ROLE_GATEWAY
-from support.clients.marks import ASKS, Marked, body_of, continued
+from pagoda_contracts.names import ROLE_GATEWAY
+from pagoda_contracts.notes import NOTE
+from support.clients.notes import ASKS, Noted, body_of, continued
 from support.kube.issuer import Issuer
 from support.servers.local_replica import NAME, local_replica
 
@@ -50,17 +51,17 @@ async def test_the_rest_is_the_rest_wherever_it_was_cut(gateway):
     """Also where the continuation breaks in its turn."""
     for name, (path, fields) in CASES.items():
         status, stream = await gateway(path, body_of(fields), ASKS)
-        marked = Marked.of(stream)
-        assert (name, status, marked.whole) == (name, 200, True)
-        cuts = marked.cuts()
+        noted = Noted.of(stream)
+        assert (name, status, noted.whole) == (name, 200, True)
+        cuts = noted.cuts()
         assert len(cuts) > 4
         for at in {cuts[0], cuts[len(cuts) // 2], cuts[-2], cuts[-1]}:
-            status, stream = await gateway(path, *continued(fields, marked.record(at)))
-            rest = Marked.of(stream)
-            assert (name, status, rest.whole, told(rest.events)) == (name, 200, True, told(marked.after(at)))
+            status, stream = await gateway(path, *continued(fields, noted.record(at)))
+            rest = Noted.of(stream)
+            assert (name, status, rest.whole, told(rest.events)) == (name, 200, True, told(noted.after(at)))
             if len(rest.parts) > 1:
-                _, stream = await gateway(path, *continued(fields, marked.record(at) + b"\n" + rest.record(1)))
-                assert told(Marked.of(stream).events) == told(rest.after(1))
+                _, stream = await gateway(path, *continued(fields, noted.record(at) + b"\n" + rest.record(1)))
+                assert told(Noted.of(stream).events) == told(rest.after(1))
 
 
 WRONG = (
@@ -75,14 +76,17 @@ async def test_what_is_no_answer_of_this_model_is_refused(gateway):
     path, fields = CASES["chat"]
     _, stream = await gateway(path, body_of(fields), ASKS)
     for change, status, code in WRONG:
-        found, reply = await gateway(path, *continued(fields, change(Marked.of(stream).record(3))))
+        found, reply = await gateway(path, *continued(fields, change(Noted.of(stream).record(3))))
         assert (found, reply["error"]["code"]) == (status, code)
 
 
-async def test_what_cannot_be_continued_has_no_marks(gateway):
+async def test_what_cannot_be_continued_has_notes_without_tokens(gateway):
+    """They have what was used, as all streams that a gateway asks for."""
     for more in ({"n": 2}, {"prompt": ["x", "y"]}, {"echo": True}):
         status, stream = await gateway("/v1/completions", body_of({"model": NAME, "prompt": "x", "max_tokens": 4} | more), ASKS)
-        assert (status, MARK in stream) == (200, False)
+        noted = Noted.of(stream)
+        assert (status, noted.whole, noted.cuts()) == (200, True, [])
+        assert noted.parts[-1][1].used.answer == (4 if "echo" in more else 8)
 
 
 async def test_only_a_gateway_is_sent_tokens_and_believed_what_was_answered(issuer):
@@ -93,7 +97,7 @@ async def test_only_a_gateway_is_sent_tokens_and_believed_what_was_answered(issu
         key = {"authorization": f"Bearer {KEY.decode()}"}
         path, fields = CASES["chat"]
         status, stream = await replica.post(path, body_of(fields), **key, **ASKS)
-        assert (status, MARK in stream) == (200, False)
+        assert (status, NOTE in stream) == (200, False)
         body, headers = continued(fields, b'{"ids":[1]}')
         status, _ = await replica.post(path, body, **key, **headers)
         assert status == 400

@@ -1,4 +1,4 @@
-"""A replica in its own two processes: proof at the door, texts and blocks told from the engine's process, nothing secret logged."""
+"""A replica in its own two processes: authentication, texts and blocks that the engine process reports, nothing secret in logs."""
 
 import subprocess
 

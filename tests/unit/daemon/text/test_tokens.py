@@ -154,7 +154,7 @@ def test_other_threads_run_while_a_text_is_tokenised(text):
 
 def test_other_threads_run_while_many_ids_are_shown(text):
     ids, found = [ord("a")] * 500_000, []
-    shown = partial(detokenize, DetokenizeRequest(tokens=ids), text, Ready(512, VOCAB, 16, 64, 4))
+    shown = partial(detokenize, DetokenizeRequest(tokens=ids), text, Ready(512, VOCAB, 16, 64, 4), ())
     assert others_run_during(lambda: found.append(shown())), "decoding kept the interpreter's lock"
     assert found[0].prompt == text.decode(ids, skip_special=False) == "a" * 500_000
 

@@ -13,7 +13,6 @@ from pagoda_contracts.resources.apikeys import new_key
 from pagoda_gateway.access.keys import KeyRing
 from pagoda_gateway.proxy.authenticate import Authenticate
 from pagoda_gateway.proxy.body import Limits
-from pagoda_gateway.proxy.handlers import Api
 from pagoda_gateway.proxy.upstream import Upstream
 from pagoda_gateway.requests.dialects import ENDPOINTS
 from support.servers.scripted_replica import Replica, running
@@ -59,7 +58,7 @@ async def served(*, anonymous: bool = False, synced: bool = True):
         upstream = Upstream(300.0)
         stack.push_async_callback(upstream.close)
         authenticate = Authenticate(ring, world.metrics, lambda: NOW, anonymous)
-        runner = web.AppRunner(Api(world.cache, world.in_flight, world.router, upstream, Limits(1 << 20, 300), authenticate).application())
+        runner = web.AppRunner(world.api(upstream, Limits(1 << 20, 300), authenticate).application())
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, "127.0.0.1", 0).start()

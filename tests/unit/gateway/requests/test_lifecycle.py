@@ -14,7 +14,6 @@ from pagoda_contracts.names import ERROR_DRAINING
 from pagoda_gateway.proxy import handlers
 from pagoda_gateway.proxy.authenticate import TENANT
 from pagoda_gateway.proxy.body import Limits
-from pagoda_gateway.proxy.handlers import Api
 from pagoda_gateway.requests.errors import Died, GatewayError, ShuttingDown
 from support.worlds.gateway import GatewayWorld
 
@@ -137,7 +136,7 @@ class World(GatewayWorld):
         super().__init__()
         self.service()
         self.synced()
-        self.api = Api(self.cache, self.in_flight, self.router, Upstream(*answers), LIMITS, self.authenticate)
+        self.under_test = self.api(Upstream(*answers), LIMITS)
 
     def request(self):
         request = make_mocked_request("POST", "/v1/completions", payload=SimpleNamespace(readany=Body(b'{"model"', b': "m"}').readany))
@@ -154,7 +153,7 @@ class World(GatewayWorld):
 
     async def interrupted(self, at=0, interrupt=None):
         """One request through the handler; returns how many awaits it had."""
-        run = Interrupted(self.api._inference(self.request()), at, interrupt)
+        run = Interrupted(self.under_test._inference(self.request()), at, interrupt)
         coming = asyncio.create_task(self.ready())
         try:
             self.answer = await run
@@ -279,7 +278,7 @@ async def test_an_error_of_the_gateway_in_the_middle_of_a_stream_ends_it_with_on
 
 async def test_bytes_of_a_body_count_until_the_request_ends(stream):
     world, used = World(), []
-    upstream = world.api.upstream
+    upstream = world.under_test.upstream
 
     async def send(*call, fresh):
         used.append(world.budget.used)

@@ -2,18 +2,20 @@
 
 import asyncio
 import math
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import aiohttp
 import pytest
 from aiohttp import web
-from pagoda_contracts import metrics as words
+from pagoda_contracts import gateway_metrics as words
 from pagoda_contracts.names import ERROR_DRAINING
 from pagoda_gateway.proxy.body import Limits
-from pagoda_gateway.proxy.handlers import Api, metrics_application
+from pagoda_gateway.proxy.handlers import metrics_application
 from pagoda_gateway.proxy.upstream import Upstream
+from pagoda_gateway.requests.errors import ModelNotFound
+from pagoda_gateway.routing.request import RoutingRequest
 from support.servers.scripted_replica import Replica, running, say_ok
-from support.worlds.gateway import GatewayWorld
+from support.worlds.gateway import SERVICE, GatewayWorld
 
 LIMITS = Limits(body_bytes=1 << 20, body_seconds=300)
 
@@ -29,7 +31,7 @@ async def listening(world):
     async with AsyncExitStack() as stack:
         upstream = Upstream(300.0)
         stack.push_async_callback(upstream.close)
-        api = Api(world.cache, world.in_flight, world.router, upstream, LIMITS, world.authenticate)
+        api = world.api(upstream, LIMITS)
         servers = []
         for app in (api.application(), metrics_application(world.metrics)):
             runner = web.AppRunner(app, handler_cancellation=True)
@@ -41,11 +43,15 @@ async def listening(world):
         yield client, *servers
 
 
-async def samples_of(client, url):
-    """Every sample, without the times at which a series began."""
+OF_POOLS = ("llm_d_epp_", "inference_")
+OF_TIMES = ("pagoda_gateway_request_duration_seconds", "pagoda_gateway_time_to_first_token_seconds")
+
+
+async def samples_of(client, url, without=(*OF_POOLS, *OF_TIMES)):
+    """Every sample but those `without`, and without the times at which a series began."""
     async with client.get(f"{url}/metrics") as answer:
         lines = (await answer.text()).splitlines()
-    return {line for line in lines if not line.startswith("#") and "_created{" not in line}
+    return {line for line in lines if not line.startswith(("#", *without)) and "_created{" not in line}
 
 
 async def test_every_metric_counts_what_was_done_in_its_unit(world):
@@ -115,8 +121,89 @@ async def test_every_metric_counts_what_was_done_in_its_unit(world):
     }
 
 
+async def test_a_request_s_time_and_that_of_its_first_byte_are_observed(world):
+    async with running(Replica("a")) as replica, listening(world) as (client, api, scraped):
+        world.service()
+        world.synced()
+        world.frame(address=replica.http)
+
+        async def late(exchange):
+            world.now_ms += 300
+            await exchange.stream(1)
+
+        replica.script = late
+        for model in ("m", "nobody's"):
+            async with client.post(f"{api}/v1/completions", json={"model": model, "stream": True}) as answer:
+                await answer.read()
+        await world.until(lambda: not world.in_flight.count)
+        async with asyncio.timeout(120):
+            while 'pagoda_gateway_request_duration_seconds_sum{service="ns/s"} 0.3' not in (
+                samples := await samples_of(client, scraped, ())
+            ):
+                await asyncio.sleep(0)
+    assert 'pagoda_gateway_time_to_first_token_seconds_sum{service="ns/s"} 0.3' in samples
+    assert not [line for line in samples if line.startswith(OF_TIMES) and 'service=""' in line]
+
+
+async def test_pools_have_llm_d_s_names_and_their_older_twins(world):
+    world.service()
+    for name, waiting, used in (("ns/a", 4, 10), ("ns/b", 1, 30)):
+        world.frame(name=name)
+        endpoint = next(one for one in world.cache.endpoints(world.cache.resolve("m")) if one.name == name)
+        endpoint.frame = endpoint.frame._replace(waiting=waiting, blocks_used=used, blocks_total=40)
+    world.frame("loading", "ns/c")
+    world.queue.enter(SERVICE)
+    found = {line for line in world.metrics.exposition().decode().splitlines() if line.startswith(OF_POOLS)}
+    model = 'fairness_id="",inference_pool="ns/s",model_name="m",priority="0",target_model_name="m"'
+    pairs = {
+        ("average_queue_size", "average_queue_size"): 2.5,
+        ("average_kv_cache_utilization", "average_kv_cache_utilization"): 0.5,
+        ("ready_endpoints", "ready_pods"): 2.0,
+    }
+    assert found == {
+        *(f'llm_d_epp_{new}{{name="ns/s"}} {value}' for (new, _), value in pairs.items()),
+        *(f'inference_pool_{old}{{name="ns/s"}} {value}' for (_, old), value in pairs.items()),
+        *(f"{kind}_flow_control_queue_size{{{model}}} 1.0" for kind in ("llm_d_epp", "inference_extension")),
+    }
+
+
+async def test_no_name_that_a_client_makes_up_makes_a_series(world):
+    async with listening(world) as (client, api, scraped):
+        world.service()
+        world.synced()
+
+        async def ask(number):
+            headers = {"x-request-id": f"id-{number}", "authorization": f"Bearer made-up-{number}", "x-pagoda-tenant": f"t{number}"}
+            for path in ("/v1/completions", f"/v1/models/made-up-{number}", f"/made-up-{number}"):
+                async with client.post(f"{api}{path}", json={"model": f"made-up-{number}"}, headers=headers) as answer:
+                    assert answer.status in (404, 405)
+
+        await ask(0)
+        before = {line.rsplit(" ", 1)[0] for line in await samples_of(client, scraped, ())}
+        for number in range(1, 20):
+            await ask(number)
+        assert {line.rsplit(" ", 1)[0] for line in await samples_of(client, scraped, ())} == before
+
+
+@pytest.mark.deep
+async def test_ten_thousand_models_make_no_series(world):
+    world.service()
+    world.synced()
+    lines = set()
+    for number in range(10_000):
+        with suppress(ModelNotFound):
+            async with world.in_flight.begin() as life:
+                life.request = RoutingRequest(f"made-up-{number}")
+                await world.router.serve(life, None)
+        if number in (0, 9_999):
+            lines.add(len(world.metrics.exposition().splitlines()))
+    assert len(lines) == 1
+
+
 def test_every_metric_that_is_named_is_exported_and_no_other():
-    empty = GatewayWorld().metrics.exposition().decode()
+    metrics = GatewayWorld().metrics
+    metrics.quota_store(up=True)  # only with a store
+    empty = metrics.exposition().decode()
     families = {line.split()[2] for line in empty.splitlines() if line.startswith("# TYPE")}
     exported = {name for name in families if not name.endswith("_created")}
     assert exported == {metric.name + ("_total" if metric.kind == "counter" else "") for metric in words.GATEWAY}

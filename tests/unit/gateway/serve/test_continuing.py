@@ -15,7 +15,8 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from pagoda_contracts.names import HEADER_CONTINUE, MARK, ROLE_GATEWAY
+from pagoda_contracts.names import HEADER_CONTINUE, ROLE_GATEWAY
+from pagoda_contracts.notes import NOTE
 from support.kube.issuer import Issuer
 from support.servers.gateway_process import GatewayProcess, start_gateway, write_fleet
 from support.servers.real_replica import real_config
@@ -134,7 +135,7 @@ async def all_of(gateway, cases, happen=None):
 
 
 def told(stream):
-    assert MARK not in stream
+    assert NOTE not in stream
     return VARIES.sub(b"", stream)
 
 

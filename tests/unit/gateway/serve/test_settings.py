@@ -26,9 +26,9 @@ def test_defaults_are_complete_and_typed():
 
 
 def test_a_flag_wins_over_its_variable():
-    environment = {"PAGODA_HOLD_TIMEOUT": "10s", "PAGODA_GRACE": "1s"} | SERVED
+    environment = {"PAGODA_HOLD_TIMEOUT": "10s", "PAGODA_LAME_DUCK": "1s"} | SERVED
     settings = load(["--hold-timeout", "20s", "--fleet", "f.json"], environment)
-    assert (settings.hold_timeout, settings.grace, settings.fleet) == (20.0, 1.0, Path("f.json"))
+    assert (settings.hold_timeout, settings.lame_duck, settings.fleet) == (20.0, 1.0, Path("f.json"))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from support.servers.scripted_replica import DONE, EVENT, Exchange
 
 @pytest.fixture
 def options(request: pytest.FixtureRequest) -> list[str]:
-    return getattr(request, "param", ["--grace", "0s"])
+    return getattr(request, "param", ["--lame-duck", "0s"])
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ async def refuses(gateway) -> None:
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("options", [["--grace", "300ms"]], indirect=True)
+@pytest.mark.parametrize("options", [["--lame-duck", "300ms"]], indirect=True)
 async def test_a_stream_under_way_outlives_the_listener_and_the_exit_is_clean(bench, replicas):
     replicas[0].script = gate = Gate()
     await bench.serve(replicas[0])
@@ -71,14 +71,12 @@ async def test_a_stream_under_way_outlives_the_listener_and_the_exit_is_clean(be
     assert await gone(bench.gateway) == 0
 
 
-@pytest.mark.parametrize("options", [["--grace", "10m"]], indirect=True)
-async def test_during_the_grace_new_requests_are_served_and_told_to_reconnect(bench, replicas):
+@pytest.mark.parametrize("options", [["--lame-duck", "10m"]], indirect=True)
+async def test_during_the_lame_duck_new_requests_are_served_and_told_to_reconnect(bench, replicas):
     await bench.serve(replicas[0])
     assert (await bench.ask())[0] == 200
     bench.gateway.terminate()
-    async with asyncio.timeout(120):
-        while bench.gateway.probe(PATH_READY) != 503:
-            await asyncio.sleep(0.01)
+    await _unready(bench)
     async with bench.post() as answer, aiohttp.ClientSession() as stranger:
         assert (answer.status, answer.headers["connection"]) == (200, "close")
         async with stranger.post(f"{bench.gateway.url}/v1/completions", json={"model": "m"}) as second:
@@ -100,7 +98,7 @@ async def test_a_body_on_its_way_when_the_listener_closes_is_still_read_and_serv
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("options", [["--grace", "0s", "--drain-timeout", "1s"]], indirect=True)
+@pytest.mark.parametrize("options", [["--lame-duck", "0s", "--drain-timeout", "1s"]], indirect=True)
 async def test_at_the_deadline_the_held_get_an_answer_and_streams_a_clean_end(bench, replicas):
     replicas[0].script = Gate()
     await bench.serve(replicas[0])
@@ -118,6 +116,42 @@ async def test_at_the_deadline_the_held_get_an_answer_and_streams_a_clean_end(be
     assert await gone(bench.gateway) == 0
 
 
+@pytest.mark.deep
+async def test_a_held_request_is_served_after_the_listener_has_closed(bench, replicas):
+    await bench.serve(replicas[0])
+    replicas[0].silent = True
+    await bench.sees(silent=1)
+    held = asyncio.create_task(_status(bench))
+    await bench.told("held_requests", 1)
+    bench.gateway.terminate()
+    await refuses(bench.gateway)
+    replicas[0].silent = False
+    assert await held == (200, "")
+    assert await gone(bench.gateway) == 0
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("options", [["--lame-duck", "10m"]], indirect=True)
+async def test_a_second_signal_ends_the_lame_duck_and_cuts_no_stream(bench, replicas):
+    replicas[0].script = gate = Gate()
+    await bench.serve(replicas[0])
+    async with bench.post(stream=True) as answer:
+        assert await answer.content.readexactly(len(EVENT % 0)) == EVENT % 0
+        for _ in range(2):
+            bench.gateway.terminate()
+            await _unready(bench)
+        await refuses(bench.gateway)
+        gate.go.set()
+        assert await answer.content.read() == DONE
+    assert await gone(bench.gateway) == 0
+
+
+async def _unready(bench) -> None:
+    async with asyncio.timeout(120):
+        while bench.gateway.probe(PATH_READY) != 503:
+            await asyncio.sleep(0.01)
+
+
 async def _status(bench) -> tuple[int, str]:
     async with bench.post() as answer:
-        return answer.status, (await answer.json())["error"]["code"]
+        return answer.status, (await answer.json()).get("error", {}).get("code", "")

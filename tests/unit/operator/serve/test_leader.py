@@ -291,7 +291,7 @@ def test_a_blocked_log_reader_does_not_delay_the_end(monkeypatch, reader):
 
 
 async def test_the_end_does_not_wait_for_a_lease_loop_that_hangs(apart, store):
-    lease, let = Lease(store, "ns", "a", Means(end, apart=apart.do, farewell=0.01)), threading.Event()
+    lease, let = Lease(store, "ns", "a", Means(end, apart=apart.do, release_s=0.01)), threading.Event()
     apart._loop.call_soon_threadsafe(let.wait)
     try:
         await lease.release()

@@ -15,7 +15,7 @@ from pagoda_contracts.names import ROLE_GATEWAY, ROLE_METRICS, ROLE_OPERATOR
 from pagoda_daemon.api.access import auth, keys
 from pagoda_daemon.api.access.auth import Guard
 from pagoda_daemon.api.access.caller import ANYBODY, ROLE_CLIENT
-from pagoda_daemon.api.access.roles import NOBODY, OPEN
+from pagoda_daemon.api.access.roles import NOBODY, OPEN, ROUTES
 from pagoda_daemon.nouns.errors import ConfigRejected, Forbidden, Unauthenticated
 from structlog.testing import capture_logs
 from support.kube.issuer import STRANGER, SUBJECTS, Issuer, SigningKey
@@ -54,6 +54,14 @@ def clock():
 @pytest.fixture
 def guard(issuer, clock):
     return Guard(issuer.config(), clock)
+
+
+def test_who_may_not_read_metrics_is_told_what_does(tmp_path):
+    given = AuthConfig(keysFile=str(key_file(tmp_path, f"{hashlib.sha256(b'sk').hexdigest()} {keys.OF_FLAG}0")))
+    with pytest.raises(Forbidden, match=r"^the key of --api-key may not use this; its role is client\. Use a key that has role=metrics"):
+        Guard(given).allow(ROUTES["/metrics"], "Bearer sk")
+    with pytest.raises(Forbidden, match=r"its role is client$"):
+        Guard(given).allow(GATEWAYS, "Bearer sk")
 
 
 def key_file(tmp_path, *lines):

@@ -1,4 +1,4 @@
-"""Who is believed: a gateway's word about its clients reaches the engine, anybody else's does not."""
+"""Who is trusted: a gateway's word about its clients reaches the engine, anybody else's does not."""
 
 import pytest
 from pagoda_contracts.names import (
@@ -77,7 +77,7 @@ def test_a_gateway_cannot_be_mistaken_for_the_holder_of_a_key():
         (HEADER_PREFIX_HASHES, to_header([bytes(16)] * (MAX_TEXT_HASHES + 1))),
     ],
 )
-def test_a_believed_header_that_makes_no_sense_is_refused_by_name(header, value):
+def test_a_trusted_header_that_makes_no_sense_is_refused_by_name(header, value):
     with pytest.raises(BadRequest, match=header) as refused:
         caller(GATEWAY, {header: value}, 0.0)
     assert refused.value.param == header

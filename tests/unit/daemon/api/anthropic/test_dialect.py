@@ -2,9 +2,7 @@
 
 import json
 
-import anthropic.types
 import pytest
-from anthropic.lib.streaming._messages import accumulate_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagoda_daemon.answers.events import Arguments, Call, Content, Reasoning
@@ -15,16 +13,15 @@ from pagoda_daemon.api.openai.reading import Reading
 from pagoda_daemon.api.openai.replies import Answer, CompletionDetails, Head, PromptDetails, Usage
 from pagoda_daemon.nouns.errors import RequestFailed
 from pagoda_daemon.text.answer import Piece
-from pydantic import TypeAdapter
+from support.judges import anthropic_types
 from support.suite.profiles import examples
 
 WHOLE = "whole"
 USAGE = Usage(10, 5, 15, PromptDetails(4), CompletionDetails(2))
-EVENT = TypeAdapter(anthropic.types.RawMessageStreamEvent)
 THOUGHT, TEXT, CALL, INPUT = Reasoning("hm"), Content("hi"), Call(0, "f"), Arguments(0, '{"a": [1, "x"]}')
 
 
-class Told:
+class ScriptedParser:
     """Stands for the parser: a piece of text is the next event, and all that is left if it is the whole answer."""
 
     def __init__(self, events):
@@ -39,7 +36,7 @@ class Told:
 
 
 def dialect(events, **changes):
-    return Messages(Head("r", 0, "m", False, used=lambda: USAGE, reading=Reading(lambda: Told(events))), **changes)
+    return Messages(Head("r", 0, "m", False, used=lambda: USAGE, reading=Reading(lambda: ScriptedParser(events))), **changes)
 
 
 def whole(events, reason="stop", stop=None, **changes):
@@ -59,12 +56,9 @@ def frames(events, reason="stop", stop=None, **changes):
 
 def accumulated(events, reason="stop", stop=None, **changes):
     """What the client's own accumulator makes of the stream; its types judge each event."""
-    message, buffers = None, {}
-    for name, data in frames(events, reason, stop, **changes):
-        event = EVENT.validate_python(data)
-        assert event.type == name
-        message = accumulate_event(event=event, current_snapshot=message, json_bufs=buffers)
-    return message.to_dict()
+    found = frames(events, reason, stop, **changes)
+    assert [name for name, _ in found] == [data["type"] for _, data in found]
+    return anthropic_types.accumulated(data for _, data in found)
 
 
 def test_the_order_of_events_is_anthropics():
@@ -90,7 +84,7 @@ def test_blocks_have_their_types_and_a_calls_input_is_an_object():
     ]
     assert all(one.startswith("toolu_") for one in ids)
     assert len(set(ids)) == 2
-    assert anthropic.types.Message.model_validate(said).id == "msg_r"
+    assert anthropic_types.message(said).id == "msg_r"
 
 
 def test_input_tokens_are_without_those_from_the_cache():
@@ -156,11 +150,8 @@ def test_a_call_in_any_form_is_a_block_whole_and_streamed(name):
     assert [(block["type"], block["name"], block["input"]) for block in said["content"]] == [("tool_use", "f", {"n": 1})]
     assert said["stop_reason"] == "tool_use"
     out = b"".join(other.text(Piece(letter)) for letter in FORMS[name]) + other.finish("stop") + other.end(USAGE)
-    message, buffers = None, {}
-    for frame in out.decode().split("\n\n")[:-1]:
-        event = EVENT.validate_json(frame.partition("data: ")[2])
-        message = accumulate_event(event=event, current_snapshot=message, json_bufs=buffers)
-    assert message.to_dict()["content"] == said["content"]
+    streamed = anthropic_types.accumulated(json.loads(frame.partition("data: ")[2]) for frame in out.decode().split("\n\n")[:-1])
+    assert streamed["content"] == said["content"]
 
 
 PIECES = st.text('ab é\\"', min_size=1, max_size=5)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import uvloop
+from pagoda_daemon.api.http.final_errors import send_final_errors
 from pagoda_daemon.api.http.half_closed import BEGIN
-from pagoda_daemon.api.http.last_words import last_words
 from pagoda_daemon.nouns.errors import EngineDied
-from support.servers.local_replica import NAME, PATIENCE_S, LocalReplica, local_replica, read_answer, request, texts
+from support.servers.local_replica import NAME, PATIENCE_S, Held, LocalReplica, local_replica, read_answer, request, texts
 
 TOKENS = 40
 LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -33,19 +33,6 @@ async def one() -> AsyncIterator[LocalReplica]:
 def played(loop: Callable[[], asyncio.AbstractEventLoop], test: Callable[[], Awaitable[None]]) -> None:
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(test())  # type: ignore[arg-type]
-
-
-class Held:
-    """A device that computes so many steps and then waits: what the client does meanwhile comes before the next token, on any machine."""
-
-    def __init__(self, steps: int) -> None:
-        self._left, self.reached, self.go_on = steps, asyncio.Event(), asyncio.Event()
-
-    async def step(self) -> None:
-        self._left -= 1
-        if self._left < 0:
-            self.reached.set()
-            await self.go_on.wait()
 
 
 async def shut_down(replica: LocalReplica, writer: asyncio.StreamWriter) -> None:
@@ -151,7 +138,7 @@ def test_who_has_not_asked_to_the_end_is_let_go(loop: Any, part: bytes) -> None:
 
 
 @LOOPS
-def test_a_refusal_and_last_words_go_on_behind_what_is_written(loop: Any) -> None:
+def test_a_refusal_and_a_final_error_go_on_behind_what_is_written(loop: Any) -> None:
     async def test() -> None:
         async with one() as replica:
             reader, writer = await replica.connect()
@@ -167,7 +154,7 @@ def test_a_refusal_and_last_words_go_on_behind_what_is_written(loop: Any) -> Non
             assert await reader.readexactly(len(BEGIN)) == BEGIN
             server = replica.front._server
             assert server is not None
-            assert last_words(server.server_state.connections, EngineDied("gone")) == 1
+            assert send_final_errors(server.server_state.connections, EngineDied("gone")) == 1
             assert (await reader.readline()) == b"503 Service Unavailable\r\n"
             held.go_on.set()
 

@@ -9,7 +9,7 @@ import pytest
 from pagoda_daemon.api.openai import strict
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest, parse
 from pagoda_daemon.api.routes import embeddings
-from pagoda_daemon.api.routes.generation import submission
+from pagoda_daemon.api.routes.submitting import submission
 from pagoda_daemon.nouns.errors import BadRequest
 from pagoda_daemon.nouns.messages import Ready
 from pagoda_daemon.text.tokens import ModelText
@@ -46,6 +46,51 @@ def test_a_body_that_cannot_be_read_is_refused_with_the_reason(body: bytes, says
 
 def test_a_whole_pair_is_a_character() -> None:
     assert strict.decode(b'{"a":"\\ud83d\\ude00"}') == {"a": "\U0001f600"}
+
+
+@pytest.mark.parametrize(
+    ("body", "key"),
+    [
+        (b'{"a":1,"a":1}', "a"),
+        (b'{"a" :1,"a"\n:1}', "a"),
+        (b'{"a":{"b":1,"b":2},"c":3}', "b"),
+        (b'{"a":[{"b":1,"b":2}]}', "b"),
+        (b'{"a":{"b":{"c":1,"c":2}}}', "c"),
+        (b'[{"a":1,"a":1}]', "a"),
+        (b'{"a:":1,"b":{},"a:":"x"}', "a:"),
+        (b'{"a":1,"\\u0061":{"b":1}}', "a"),
+    ],
+)
+def test_a_key_that_stands_twice_in_one_object_is_refused_at_every_depth(body: bytes, key: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        strict.decode(body)
+    assert (caught.value.code, caught.value.param) == ("duplicate_key", key)
+
+
+def test_a_body_of_token_ids_is_not_parsed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's parser would hold the interpreter for 0.17 s of 16 MB, beside 0.09 s of msgspec's."""
+    calls: list[bytes] = []
+    monkeypatch.setattr(strict.json, "loads", lambda body, **_: calls.append(body))
+    strict.decode(b'{"model":"m","prompt":[1,2,3],"stream_options":{"include_usage":true}}')
+    assert calls == []
+    strict.decode(b'{"messages":[{"role":"user"}]}')
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (
+            {"messages": [{"role": "usr", "content": "x"}]},
+            "messages[0].role: Invalid enum value 'usr'; accepted are assistant, developer, system, tool, user",
+        ),
+        ({"reasoning_effort": "huge"}, "reasoning_effort: Invalid enum value 'huge'; accepted are "),
+    ],
+)
+def test_where_one_of_a_few_values_is_wanted_they_are_told(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse(json.dumps(CHAT | fields).encode(), ChatRequest, [])
+    assert str(caught.value).startswith(says)
 
 
 @pytest.fixture(scope="module")

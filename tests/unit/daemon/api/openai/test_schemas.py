@@ -8,6 +8,7 @@ from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest, pa
 from pagoda_daemon.api.openai.schemas import EXACT, FORMATS
 from pagoda_daemon.api.openai.structured import grammar_of
 from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.nouns.messages import Grammar
 from pagoda_daemon.structured.compile import matcher_of
 
 BYTES = LLTokenizer("byte")
@@ -140,6 +141,7 @@ def test_comparing_branches_has_a_budget(monkeypatch):
         ("multipleOf", 10**9),
         ("multipleOf", EXACT + 1),
         ("const", EXACT + 1),
+        ("const", 10**18),
         ("enum", [1, {"a": [EXACT + 1]}]),
     ],
 )
@@ -147,6 +149,19 @@ def test_an_integer_that_would_not_be_exact_is_refused_by_name(keyword, value, w
     error = refusal({"type": "object", "properties": {"a": {"type": "integer", keyword: value}}}, way)
     assert error.param == f"{way}.properties.a.{keyword}"
     assert "got" in str(error)
+
+
+@pytest.mark.parametrize("number", [EXACT, EXACT + 2, 10**17, -(2**59), 10**18 - 128])
+def test_an_integer_of_a_const_or_an_enum_is_exact_if_float64_holds_it(number):
+    for schema in ({"const": number}, {"enum": ["a", number]}, {"type": "integer", "enum": [number]}):
+        assert [step for step in (-128, -64, -2, -1, 0, 1, 2, 64, 128) if accepts(schema, str(number + step))] == [0]
+    assert accepts({"const": {"a": [number]}}, f'{{"a": [{number}]}}')
+
+
+def test_the_library_still_has_no_other_integers():
+    """The day this fails, `bounds.is_exact` and the bounds that move inwards may go."""
+    for schema in ({"const": EXACT + 1}, {"enum": [EXACT + 1]}, {"type": "integer", "minimum": EXACT + 1, "maximum": EXACT + 1}):
+        assert not follows(Grammar("json_schema", json.dumps(schema)), str(EXACT + 1))
 
 
 @pytest.mark.parametrize("bound", [5, EXACT - 1, EXACT, EXACT + 2, 2**59, 10**18 - 128, -EXACT, -(2**59)])

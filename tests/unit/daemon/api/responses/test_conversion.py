@@ -21,6 +21,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 FLAT = {"type": "function", "name": "f", "description": "d", "parameters": SCHEMA, "strict": True}
 NESTED = {"type": "function", "function": {"name": "f", "description": "d", "parameters": SCHEMA, "strict": True}}
 OTHER = {"type": "function", "name": "g"}
+LARGE = [{"type": "function", "name": f"f{n}", "description": "d" * 2**19} for n in range(2)]
 BOTH = {"tools": [{"type": "function", "function": {"name": "g"}}, NESTED]}
 CHOICE = {"type": "function", "function": {"name": "f"}}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
@@ -189,6 +190,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"stream_options": {"include_obfuscation": False}}, "stream_options", "invalid_value"),
     ({"user": "u" * 513}, "user", "invalid_value"),
     ({"metadata": {str(n): "" for n in range(17)}}, "metadata", "invalid_value"),
+    ({"tools": LARGE, "tool_choice": "none"}, "tools", "invalid_value"),
     ({"metadata": {"a": "b" * 513}}, "metadata", "invalid_value"),
     ({"messages": [HI]}, "messages", "unknown_parameter"),
     ({"max_tokens": 3}, "max_tokens", "unknown_parameter"),
@@ -260,7 +262,12 @@ def test_what_is_refused_is_named_as_it_was_sent(fields: dict[str, Any], param: 
         assert word not in str(caught.value).replace("response_format is not a parameter", "")
 
 
-def test_a_wish_to_store_is_answered_with_false() -> None:
+def test_tools_that_a_stream_repeats_are_bounded_where_no_prompt_bounds_them() -> None:
+    assert read(body(tools=LARGE[:1], tool_choice="none"), []).chat.tools
+    assert len(read(body(tools=LARGE), []).chat.tools or ()) == len(LARGE)
+
+
+def test_references_to_stored_responses_are_refused() -> None:
     for field in ("previous_response_id", "conversation", "prompt", "input"):
         with pytest.raises(BadRequest, match="keeps no responses; send the whole conversation in input"):
             read(body(**{field: [{"type": "item_reference", "id": "msg_1"}]}), [])

@@ -7,7 +7,7 @@ from pagoda_daemon.api.openai.chat_replies import Chat
 from pagoda_daemon.api.openai.replies import DONE, Head
 from pagoda_daemon.api.routes.completions import _stream
 from pagoda_daemon.api.routes.events import PING, EventStream
-from pagoda_daemon.api.routes.generation import Delta, Submission
+from pagoda_daemon.api.routes.generation import Answering, Delta, Submission
 from pagoda_daemon.api.routes.usages import Usages
 from pagoda_daemon.nouns.errors import RequestFailed
 from pagoda_daemon.nouns.messages import Submit
@@ -39,7 +39,7 @@ class Wire:
 async def streamed(wire, deltas, **settings):
     usages = Usages([Submission(Submit("r", (1,), Sampling(1)))])
     dialect = Chat(Head("r", 0, "m", include_usage=False))
-    await _stream(dialect, usages, deltas, EventStream(wire.send, **settings))
+    await _stream(dialect, usages, Answering(deltas, ()), EventStream(wire.send, **settings))
 
 
 async def test_comments_come_before_the_first_token_where_wished_and_the_stream_is_whole_after_them():

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
@@ -37,9 +36,9 @@ class FailingEngine:
 @pytest.mark.parametrize(("error", "said"), [("why", "why (request r1)"), (None, "the engine ended this request: error (request r1)")])
 async def test_a_request_that_the_engine_ended_names_its_id(tmp_path, error, said):
     generator = Generator(FailingEngine(error), ModelText(tiny_model_dir(tmp_path)), Counts())
-    async with aclosing(generator.deltas([Submission(Submit("r1", (1,), Sampling(1)))], 0.0)) as deltas:
+    async with generator.answering([Submission(Submit("r1", (1,), Sampling(1)))], 0.0) as deltas:
         with pytest.raises(RequestFailed) as caught:
-            await anext(deltas)
+            await anext(aiter(deltas))
     assert str(caught.value) == said
     assert generator.counts.finished["error"] == 1
 
@@ -79,7 +78,7 @@ def job(request_id, n=1, first=0, stops=()):
 async def told(engine, jobs, tmp_path):
     """All deltas as (choice, text, tokens so far, reason)."""
     generator = Generator(engine, ModelText(tiny_model_dir(tmp_path)), Counts())
-    async with aclosing(generator.deltas(jobs, 0.0)) as deltas:
+    async with generator.answering(jobs, 0.0) as deltas:
         together = [delta async for found in deltas for delta in found]
     return [(delta.choice, delta.piece.text, delta.completion_tokens, delta.finish_reason) for delta in together]
 
@@ -139,7 +138,7 @@ async def test_what_preparing_took_ends_before_the_engine_may_have_heard_of_the_
     """The engine's own times run from there: one that was stamped later counted the first part of the queue twice."""
     engine = ScriptedEngine(row("r", 0, "a", "stop"))
     generator = Generator(engine, ModelText(tiny_model_dir(tmp_path)), Counts())
-    async with aclosing(generator.deltas([job("r")], 0.0)) as deltas:
+    async with generator.answering([job("r")], 0.0) as deltas:
         assert [delta async for delta in deltas]
     (heard_at,) = engine.heard_at
     assert generator.counts.recent.get("r")[0].submitted <= heard_at
@@ -155,10 +154,10 @@ async def test_one_answer_that_fails_ends_its_request_and_frees_the_others(tmp_p
 async def test_tokens_that_came_together_are_sent_together_and_before_a_later_error(tmp_path):
     engine = ScriptedEngine(row("r", 0, "a"), row("r", 0, "b"), RowOutput("r", (), "error", "why"))
     generator = Generator(engine, ModelText(tiny_model_dir(tmp_path)), Counts())
-    async with aclosing(generator.deltas([job("r")], 0.0)) as deltas:
-        assert [delta.piece.text for delta in await anext(deltas)] == ["a", "b"]
+    async with generator.answering([job("r")], 0.0) as deltas:
+        assert [delta.piece.text for delta in await anext(aiter(deltas))] == ["a", "b"]
         with pytest.raises(RequestFailed, match="why"):
-            await anext(deltas)
+            await anext(aiter(deltas))
     assert engine.asked[-1] == ("close", "r", False)
 
 

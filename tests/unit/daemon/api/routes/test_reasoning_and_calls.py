@@ -1,5 +1,6 @@
 """Reasoning and calls, streamed and whole, with the real openai client as the judge. The engine says what each test tells it to."""
 
+import asyncio
 import json
 from contextlib import asynccontextmanager
 
@@ -37,19 +38,24 @@ def tool(name="f", **more):
 
 
 class Engine:
-    """Answers every choice with the tokens of `answer`."""
+    """Answers every choice with the tokens of `answer`; if it answers `later`, the first token comes before all others."""
 
     def __init__(self):
-        self.tokens, self.submitted = [], []
+        self.tokens, self.submitted, self.later = [], [], False
 
     def submit(self, message, joined=None):
         self.submitted.append(message)
         stream = joined or Stream(message.request_id)
         scores = (TokenLogprob(-1.0, 1),) if message.sampling.logprobs is not None else ()
+        rows = []
         for index in range(message.n):
-            for token in self.tokens:
-                stream.put(RowOutput(message.request_id, (token,), index=index, logprobs=scores))
-            stream.put(RowOutput(message.request_id, (EOS,), "stop", index=index, logprobs=scores))
+            rows += [RowOutput(message.request_id, (token,), index=index, logprobs=scores) for token in self.tokens]
+            rows.append(RowOutput(message.request_id, (EOS,), "stop", index=index, logprobs=scores))
+        at_once = 1 if self.later else len(rows)
+        for row in rows[:at_once]:
+            stream.put(row)
+        for row in rows[at_once:]:
+            asyncio.get_running_loop().call_soon(stream.put, row)
         return stream
 
     def close_stream(self, request_id, *, finished):
@@ -72,8 +78,8 @@ class Rendering:
 class Judge:
     """What the client makes of the answers of one model."""
 
-    def __init__(self, engine, text, client, vocabulary):
-        self.engine, self.text, self.client, self.vocabulary = engine, text, client, vocabulary
+    def __init__(self, engine, text, client, vocabulary, counts):
+        self.engine, self.text, self.client, self.vocabulary, self.counts = engine, text, client, vocabulary, counts
 
     def says(self, answer, cut=None):
         ids = self.text.word_ids(answer)
@@ -133,7 +139,7 @@ def model(tmp_path):
         app = application(Parts(replica, Admission(replica), generator, Exposition("m", replica, generator.counts), ("m",), "0"))
         http = httpx.AsyncClient(transport=httpx.ASGITransport(app))
         async with openai.AsyncOpenAI(base_url="http://replica/v1", api_key="none", max_retries=0, http_client=http) as client:
-            yield Judge(engine, text, client, read_vocabulary((folder / "tokenizer.json").read_text(), VOCAB))
+            yield Judge(engine, text, client, read_vocabulary((folder / "tokenizer.json").read_text(), VOCAB), generator.counts)
 
     return made
 
@@ -358,3 +364,20 @@ async def test_gpt_oss_has_reasoning_calls_and_content_in_channels(model, marks)
         await judge.whole(tools=[tool(strict=True)])
         assert judge.bound()(f"{thought}<|channel|>final<|message|>Yes.")
         assert not judge.bound()(call.replace("1", '"x"'))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_arguments_that_are_not_json_are_an_error_in_the_metrics_and_in_the_record_too(model, stream):
+    """Of a message: its client gets an error, and no answer. A chat's arguments are text, so there they are no fault."""
+    schema = {"name": "f", "input_schema": PARAMETERS}
+    message = {"model": "m", "messages": HI, "max_tokens": 99, "tools": [schema], "stream": stream}
+    async with model(QWEN, MARKS) as judge:
+        judge.says("So. " + CALL.replace("1}", "one}"))
+        judge.engine.later = stream
+        answer = await judge.client._client.post("http://replica/v1/messages", json=message)
+        assert (answer.status_code, "not JSON" in answer.text) == (200 if stream else 500, True)
+        assert judge.counts.finished == {"error": 1}
+        (record,) = judge.counts.recent.get(judge.engine.submitted[-1].request_id)
+        assert (record.reasons, record.completion_tokens > 0, record.ended is not None) == (["error"], True, True)
+        await judge.whole(tools=[tool()])
+        assert judge.counts.finished == {"error": 1, "stop": 1}

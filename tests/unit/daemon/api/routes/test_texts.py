@@ -6,8 +6,10 @@ import json
 from typing import Any
 
 import pytest
+from pagoda_daemon.api.anthropic.requests import CountTokensRequest, MessagesRequest
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest, parse, typed
-from pagoda_daemon.api.routes.generation import submissions
+from pagoda_daemon.api.routes.messages import checked_chat, count_tokens
+from pagoda_daemon.api.routes.submitting import submissions
 from pagoda_daemon.api.routes.texts import CHAT_FIELDS, TokenizeRequest, tokenize
 from pagoda_daemon.nouns.errors import BadRequest
 from pagoda_daemon.nouns.messages import Ready
@@ -37,7 +39,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> ModelText:
 
 
 def counted(text: ModelText, **body: Any) -> tuple[int, ...]:
-    return tokenize(typed(json.dumps(body).encode(), TokenizeRequest, []), text, LIMITS).tokens
+    return tokenize(typed(json.dumps(body).encode(), TokenizeRequest, []), text, LIMITS, []).tokens
 
 
 def generated_from(text: ModelText, **body: Any) -> tuple[int, ...]:
@@ -83,3 +85,22 @@ def test_what_a_chat_would_refuse_is_refused(text: ModelText, changes: dict[str,
     with pytest.raises(BadRequest) as caught:
         counted(text, **{"messages": HI, **changes})
     assert caught.value.param == param
+
+
+def test_what_a_message_ignores_is_ignored_and_named_when_it_is_counted(text: ModelText) -> None:
+    kept: list[str] = []
+    redacted = {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "a"}]}
+    schema = {"type": "object", "properties": {"a": {"oneOf": [{"type": "string"}, {"minLength": 1}]}}}
+    fields: dict[str, Any] = {
+        "messages": [*HI, redacted, *HI],
+        "thinking": {"type": "enabled", "budget_tokens": 2000},
+        "tools": [{"name": "f", "input_schema": schema, "strict": True}],
+        "tool_choice": {"type": "any"},
+        "unheard_of": 1,
+    }
+    body = json.dumps({"model": "m", **fields}).encode()
+    assert count_tokens(typed(body, CountTokensRequest, kept), text, LIMITS, kept).input_tokens > 0
+    named: list[str] = []
+    checked_chat(typed(json.dumps({"model": "m", "max_tokens": 9, **fields}).encode(), MessagesRequest, named), named)
+    assert kept == named
+    assert {"unheard_of", "messages[].content[].data", "thinking.budget_tokens"} < set(kept)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from pagoda_fetch import __main__ as door
+from pagoda_fetch import __main__ as main_module
 from pagoda_operator.api.state import CONFIG_MAPS, PODS, PROFILES
 from pagoda_operator.inventory.fit import from_report
 from pagoda_sizing.families import parse_model
@@ -61,7 +61,7 @@ def played(made, tmp_path, run):
 @pytest.fixture
 def fetch(monkeypatch, tmp_path):
     """The command in this process; its log lines would go to stderr in a form of their own."""
-    monkeypatch.setattr(door, "_log_to_stderr", lambda: None)
+    monkeypatch.setattr(main_module, "_log_to_stderr", lambda: None)
 
     def run(argv, environment):
         with monkeypatch.context() as patch:
@@ -69,7 +69,7 @@ def fetch(monkeypatch, tmp_path):
             for name, value in environment.items():
                 patch.setenv(name, value)
             try:
-                door.main()
+                main_module.main()
             except SystemExit as end:
                 return end.code
             return 0

@@ -645,7 +645,10 @@ def test_unenforced_fields_are_named_and_an_invalid_spec_is_stalled():
     world.cap(1, "ns")
     world.api.edit(QUOTAS, "", "team", lambda body: body["spec"].update(weight=3, maxConcurrency=4))
     asyncio.run(world.status_writer.write())
-    assert told(world)["conditions"][0]["message"] == "in force; not acted on yet: maxConcurrency, weight"
+    ready = told(world)["conditions"][0]
+    wanted = "subjects.apiKeysSecretRef must name a Secret of API keys in the gateways' namespace, and it names none"
+    assert (ready["status"], ready["reason"]) == ("False", "NotEnforced")
+    assert ready["message"] == f"not enforced: maxConcurrency, weight. {wanted}"
     world.api.edit(QUOTAS, "", "team", lambda body: body["spec"].update(weight=-3))
     asyncio.run(world.status_writer.write())
     assert told(world)["conditions"][2]["reason"] == "InvalidSpec"

@@ -69,13 +69,19 @@ def test_ready_is_unknown_on_the_way_and_false_once_lost():
 
 
 def test_a_transition_time_moves_only_when_its_status_flips():
-    world = world_with(running())
-    before = {kind: line["lastTransitionTime"] for kind, line in world.conditions().items()}
-    world.tick()
-    world.api.of(PODS)[0]["status"] = running(ready=True)
-    world.settle()
-    after = {kind: line["lastTransitionTime"] for kind, line in world.conditions().items()}
-    assert {kind for kind in after if after[kind] != before[kind]} == {"Ready", "Reconciling"}
+    world = world_with(waiting("ContainerCreating"))
+
+    def moved(**state):
+        before = world.conditions()
+        world.tick()
+        world.api.of(PODS)[0]["status"] = running(**state)
+        world.settle()
+        after = world.conditions()
+        assert {kind for kind in after if after[kind]["reason"] != before[kind]["reason"]} == {"Ready", "Reconciling"}
+        return {kind for kind in after if after[kind]["lastTransitionTime"] != before[kind]["lastTransitionTime"]}
+
+    assert moved() == set(), "another reason for the same status"
+    assert moved(ready=True) == {"Ready", "Reconciling"}
 
 
 def test_a_pull_that_fails_in_turns_is_one_message():

@@ -1,4 +1,4 @@
-"""A gateway's part of a stream that continues, without the gateway: reads the marks of a replica's stream, and asks for the rest of it."""
+"""A gateway's part of a stream that continues, without the gateway: reads the notes of a replica's stream, and asks for the rest of it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from pagoda_contracts.names import HEADER_ANSWERED, HEADER_CONTINUABLE, MARK, MARK_DIED, MARK_OVER
+from pagoda_contracts.names import HEADER_ANSWERED, HEADER_CONTINUABLE, HEADER_REPORT_USAGE
+from pagoda_contracts.notes import NOTE, Note, from_line
 
-ASKS = {HEADER_CONTINUABLE: "1"}
+ASKS = {HEADER_CONTINUABLE: "1", HEADER_REPORT_USAGE: "true"}
 
 
 @dataclass(frozen=True)
-class Marked:
-    """A stream by its marks: the events before each of them, and what they hold (empty: events that no token made)."""
+class Noted:
+    """A stream by its notes: the events before each of them, and the note."""
 
-    parts: tuple[tuple[bytes, bytes], ...]
+    parts: tuple[tuple[bytes, Note], ...]
     rest: bytes = b""
 
     @classmethod
-    def of(cls, stream: bytes) -> Marked:
+    def of(cls, stream: bytes) -> Noted:
         parts, events = [], b""
         for event in stream.split(b"\n\n")[:-1]:
-            if event.startswith(MARK):
-                parts.append((events, event[len(MARK) :]))
+            if event.startswith(NOTE):
+                parts.append((events, from_line(event[len(NOTE) :])))
                 events = b""
             else:
                 events += event + b"\n\n"
@@ -31,11 +32,11 @@ class Marked:
 
     @property
     def whole(self) -> bool:
-        return bool(self.parts) and self.parts[-1][1] == MARK_OVER and not self.rest
+        return bool(self.parts) and self.parts[-1][1].state == "over" and not self.rest
 
     @property
     def died(self) -> bool:
-        return bool(self.parts) and self.parts[-1][1] == MARK_DIED
+        return bool(self.parts) and self.parts[-1][1].state == "died"
 
     @property
     def events(self) -> bytes:
@@ -46,7 +47,7 @@ class Marked:
         return [at for at in range(1, len(self.parts)) if self.record(at)]
 
     def record(self, parts: int) -> bytes:
-        return b"\n".join(mark for _, mark in self.parts[:parts] if mark and mark not in (MARK_OVER, MARK_DIED))
+        return b"\n".join(note.answered for _, note in self.parts[:parts] if note.answered)
 
     def after(self, parts: int) -> bytes:
         return b"".join(events for events, _ in self.parts[parts:])

@@ -1,4 +1,4 @@
-"""last_words: one clean error to every client that still waits, written past an event loop that stands still.
+"""One clean error to every client that still waits, written past an event loop that stands still.
 
 Called by `api/front/process.py` from the watchdog's thread, right before the process exits. What the loop has not sent yet makes a
 connection's place in the protocol unknown: that one is left to break off.
@@ -16,7 +16,7 @@ import structlog
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from pagoda_daemon.api.http.half_closed import BEGIN
-from pagoda_daemon.api.http.refusals import farewell_of, response_of
+from pagoda_daemon.api.http.refusals import final_events_of, response_of
 from pagoda_daemon.nouns.errors import DaemonError
 
 log = structlog.get_logger()
@@ -31,27 +31,27 @@ class Cycle(Protocol):
     chunked_encoding: bool | None
 
 
-def last_words(connections: Iterable[Any], error: DaemonError) -> int:
-    """How many clients were told; `connections` are `BoundedProtocol`s."""
-    told = 0
+def send_final_errors(connections: Iterable[Any], error: DaemonError) -> int:
+    """Returns how many clients got their error; `connections` are `BoundedProtocol`s."""
+    sent = 0
     for connection in list(connections):
-        words = farewell(connection.serving, error)
-        if words is not None:
+        rest = final_bytes(connection.serving, error)
+        if rest is not None:
             if connection.begun and not connection.serving.response_started:
-                words = words.removeprefix(BEGIN)
+                rest = rest.removeprefix(BEGIN)
             with suppress(OSError, RuntimeError, AttributeError):  # gone meanwhile, or a transport that is closing
-                told += _send(connection.transport, words)
-    return told
+                sent += _send(connection.transport, rest)
+    return sent
 
 
-def farewell(cycle: Cycle | None, error: DaemonError) -> bytes | None:
+def final_bytes(cycle: Cycle | None, error: DaemonError) -> bytes | None:
     """The rest of the answer: a whole one where none has begun, an error event at the end of a stream; None where nothing fits."""
     if cycle is None or cycle.response_complete:
         return None
     if not cycle.response_started:
         return _whole(cycle, error)
     if cycle.chunked_encoding:
-        tail = farewell_of(cycle.scope, error)
+        tail = final_events_of(cycle.scope, error)
         return b"%x\r\n%b\r\n0\r\n\r\n" % (len(tail), tail)
     return None
 
@@ -63,12 +63,12 @@ def _whole(cycle: Cycle, error: DaemonError) -> bytes:
     return b"\r\n".join([*head, b"connection: close", b"", bytes(response.body)])
 
 
-def _send(transport: Any, words: bytes) -> bool:
+def _send(transport: Any, rest: bytes) -> bool:
     """Never blocks: a client that does not read gets what fits, hence nothing it could mistake for an end."""
     if transport.get_write_buffer_size() or transport.get_extra_info("sslcontext") is not None:
         return False  # nothing can be encrypted past the loop: such a connection breaks off
     with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as raw:
         raw.setblocking(False)
-        sent = raw.send(words, socket.MSG_NOSIGNAL)
+        sent = raw.send(rest, socket.MSG_NOSIGNAL)
         raw.shutdown(socket.SHUT_WR)
-    return sent == len(words)
+    return sent == len(rest)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from pagoda_contracts.names import ERROR_ENGINE_DIED
-from pagoda_daemon.api.http.last_words import farewell, last_words
+from pagoda_daemon.api.http.final_errors import final_bytes, send_final_errors
 from pagoda_daemon.nouns.errors import EngineDied
 from pagoda_daemon.process.logs import SteadyLogger
 
@@ -53,7 +53,7 @@ class Connection:
 
 
 def test_who_had_no_byte_gets_a_whole_answer_that_may_be_retried():
-    said = farewell(Cycle(), ERROR)
+    said = final_bytes(Cycle(), ERROR)
     assert said is not None
     head, _, body = said.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
@@ -64,7 +64,7 @@ def test_who_had_no_byte_gets_a_whole_answer_that_may_be_retried():
 
 
 def test_a_stream_gets_one_error_event_and_its_end():
-    said = farewell(Cycle(response_started=True, chunked_encoding=True), ERROR)
+    said = final_bytes(Cycle(response_started=True, chunked_encoding=True), ERROR)
     assert said is not None
     size, _, rest = said.partition(b"\r\n")
     chunk, end = rest[: int(size, 16)], rest[int(size, 16) :]
@@ -75,14 +75,14 @@ def test_a_stream_gets_one_error_event_and_its_end():
 
 
 def test_a_message_gets_an_error_in_the_shape_of_its_own_api():
-    said = farewell(Cycle(scope=OF_A_MESSAGE), ERROR)
+    said = final_bytes(Cycle(scope=OF_A_MESSAGE), ERROR)
     assert said is not None
     head, _, body = said.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 529 \r\n")
     assert b"x-should-retry: true" in head
     error = {"type": "error", "error": {"type": "overloaded_error", "message": str(ERROR)}, "request_id": "r1"}
     assert json.loads(body) == error
-    said = farewell(Cycle(response_started=True, chunked_encoding=True, scope=OF_A_MESSAGE), ERROR)
+    said = final_bytes(Cycle(response_started=True, chunked_encoding=True, scope=OF_A_MESSAGE), ERROR)
     assert said is not None
     name, data = said.split(b"\r\n")[1].removesuffix(b"\n\n").split(b"\n")
     assert (name, json.loads(data.removeprefix(b"data: "))) == (b"event: error", error)
@@ -90,13 +90,13 @@ def test_a_message_gets_an_error_in_the_shape_of_its_own_api():
 
 @pytest.mark.parametrize("cycle", [None, Cycle(True, True, True), Cycle(response_started=True, chunked_encoding=False)])
 def test_where_nothing_fits_nothing_is_said(cycle: Cycle | None):
-    assert farewell(cycle, ERROR) is None
+    assert final_bytes(cycle, ERROR) is None
 
 
 def test_a_request_sent_ahead_is_not_answered_in_the_midst_of_the_one_before_it():
     here, there = socket.socketpair()
     streaming, ahead = Cycle(response_started=True, chunked_encoding=True), Cycle()
-    assert last_words([Connection(streaming, Transport(here), ahead)], ERROR) == 1
+    assert send_final_errors([Connection(streaming, Transport(here), ahead)], ERROR) == 1
     assert not there.recv(1000).startswith(b"HTTP/1.1")
     here.close()
     there.close()
@@ -113,7 +113,7 @@ def test_every_client_is_answered_unless_it_is_gone_or_has_bytes_to_come_or_read
         Connection(Cycle(), Transport(gone[0])),
         Connection(Cycle(), Transport(pairs[3][0], encrypted=True)),
     ]
-    assert last_words(connections, ERROR) == 1
+    assert send_final_errors(connections, ERROR) == 1
     assert pairs[0][1].recv(12) == b"HTTP/1.1 503"
     for one in (pairs[1][1], pairs[2][1], pairs[3][1]):
         one.setblocking(False)
@@ -138,6 +138,6 @@ def test_a_line_that_cannot_be_written_is_dropped_and_the_next_one_is_not():
 
 
 def test_a_request_that_the_loop_never_began_is_answered_too():
-    said = farewell(Cycle(scope={"path": "/v1/messages", "state": {}}), ERROR)
+    said = final_bytes(Cycle(scope={"path": "/v1/messages", "state": {}}), ERROR)
     assert said is not None
     assert json.loads(said.partition(b"\r\n\r\n")[2])["request_id"] == ""

@@ -1,0 +1,50 @@
+"""Usage: tokens that replicas counted, by tenant, key, service, adapter and class; as metrics, and as a line of JSON for each request.
+
+Called by proxy/handlers.py when a request has ended, however it ended. A request that no replica counted is not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from pagoda_contracts.usage import Used
+
+from pagoda_gateway.requests.metrics import Metrics
+
+# Five series each. More are counted as `other`, as the endpoint picker of llm-d does.
+MAX_PAYERS: Final = 1000
+_OTHER: Final = "other"
+
+
+class Payer(NamedTuple):
+    """Whose tokens they are, and of what. An anonymous client has no tenant and no key."""
+
+    tenant: str
+    key: str
+    service: str
+    adapter: str = ""
+    tier: str = "interactive"
+
+
+class Usage:
+    """`write` takes the fields of a line; None: no lines are written."""
+
+    def __init__(self, metrics: Metrics, write: Callable[..., Any] | None) -> None:
+        self._metrics, self._write = metrics, write
+        self._known: set[Payer] = set()
+
+    def record(self, payer: Payer, used: Used, request_id: str, model: str, status: int) -> None:
+        """A request has ended. `status` 0: it was cut, by its client or by a fault."""
+        self._metrics.used(self._bounded(payer), used)
+        if self._write is not None:
+            who = {"tenant": payer.tenant, "key": payer.key, "service": payer.service, "adapter": payer.adapter, "class": payer.tier}
+            tokens = {"prompt_tokens": used.prompt - used.cached, "cached_tokens": used.cached, "answer_tokens": used.answer}
+            self._write("usage", **who, model=model, **tokens, request_id=request_id, status=status)
+
+    def _bounded(self, payer: Payer) -> Payer:
+        if payer not in self._known:
+            if len(self._known) >= MAX_PAYERS:
+                return Payer(*[_OTHER] * len(payer))
+            self._known.add(payer)
+        return payer

@@ -1,0 +1,69 @@
+"""tls_context: the certificate of the API's port, renewed while the gateway runs. Called by process.py.
+
+Kubelet renews a mounted Secret by swapping a link. Each handshake looks at the files, at most once a second, and uses what they hold now;
+connections that are open keep theirs. Files that cannot be used leave the last certificate in use.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+log = structlog.get_logger()
+
+_LOOK_EVERY_S: Final = 1.0
+
+
+def tls_context(certificate: Path, key: Path, clock: Callable[[], float] = time.monotonic) -> ssl.SSLContext:
+    """Returns a context whose handshakes use the files of now; OSError or ValueError if they cannot be used at the start."""
+    return _Renewed((certificate, key), clock).context
+
+
+class _Renewed:
+    """`context` listens; each handshake is moved to the context of the files as they are now, which was read whole before."""
+
+    def __init__(self, files: tuple[Path, Path], clock: Callable[[], float]) -> None:
+        self._files, self._clock = files, clock
+        self._signature, self._looked = self._stat(), clock()
+        self.context = self._now = _loaded(*files)
+        self.context.sni_callback = self._choose
+
+    def _choose(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        now = self._clock()
+        if now - self._looked >= _LOOK_EVERY_S:
+            self._looked = now
+            self._look()
+        connection.context = self._now
+
+    def _look(self) -> None:
+        try:
+            if (signature := self._stat()) == self._signature:
+                return
+            self._signature = signature  # also of files that cannot be used, so that they are read and told of once
+            self._now = _loaded(*self._files)
+            log.info("certificate_renewed", file=str(self._files[0]))
+        except (OSError, ValueError) as error:
+            log.warning("certificate_unusable", file=str(self._files[0]), why=str(error), kept="the one before")
+
+    def _stat(self) -> tuple[tuple[int, ...], ...]:
+        found = [file.stat() for file in self._files]
+        return tuple((one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) for one in found)
+
+
+def _loaded(certificate: Path, key: Path) -> ssl.SSLContext:
+    """TLS 1.2 is the oldest version that is spoken."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        # OpenSSL would ask the terminal for a password; an empty one fails instead.
+        context.load_cert_chain(certificate, key, password="")
+    except ssl.SSLError as error:
+        said = "a certificate and its private key in PEM, without a password"
+        raise ValueError(f"{certificate} and {key} must be {said}: {error.reason or error}") from error
+    return context

@@ -1,0 +1,149 @@
+"""The access log: one line for each request, whatever became of it, with its reason; and never a text or a key."""
+
+import asyncio
+import json
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+
+import aiohttp
+import pytest
+import structlog
+from aiohttp import web
+from pagoda_contracts.resources.apikeys import new_key
+from pagoda_gateway.proxy.authenticate import Authenticate
+from pagoda_gateway.proxy.body import Limits
+from pagoda_gateway.proxy.upstream import Upstream
+from support.servers.scripted_replica import DONE, Replica, running
+from support.worlds.gateway import GatewayWorld
+
+NOW = datetime(2026, 11, 24, tzinfo=UTC)
+KEY, OLD = new_key(b"k" * 32, NOW), new_key(b"o" * 32, NOW, expires=NOW)
+CANARY = "canary-of-a-prompt"
+USAGE = {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
+LAST = b'data: {"choices":[{"finish_reason":"stop"}],"usage":%s}\n\n' % json.dumps(USAGE, separators=(",", ":")).encode()
+
+
+@asynccontextmanager
+async def served():
+    """A world, its replica, a client that asks with a key, and the lines so far."""
+    world, replica = GatewayWorld(), Replica("a")
+    world.service()
+    world.ring.put("ns/keys", "team-a", {key.id: key.stored for key in (KEY, OLD)})
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(running(replica))
+        world.synced()
+        world.frame(address=replica.http)
+        upstream = Upstream(300.0)
+        stack.push_async_callback(upstream.close)
+        authenticate = Authenticate(world.ring, world.metrics, lambda: NOW, anonymous=False)
+        api = world.api(upstream, Limits(1 << 20, 300), authenticate)
+        runner = web.AppRunner(api.application(), handler_cancellation=True)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        client = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}"))
+        lines = stack.enter_context(structlog.testing.capture_logs())
+        yield world, replica, client, lines
+
+
+async def ask(client, key=KEY.text, path="/v1/chat/completions", **fields):
+    body = {"model": "m", "messages": [{"role": "user", "content": CANARY}]} | fields
+    headers = {"authorization": f"Bearer {key}", "x-request-id": "r1"}
+    async with client.post(path, json=body, headers=headers) as answer:
+        await answer.read()
+
+
+async def line_of(lines):
+    """The only one: it is written when the client may have its answer already."""
+    async with asyncio.timeout(120):
+        while not [entry for entry in lines if entry["event"] == "request"]:
+            await asyncio.sleep(0)
+    (line,) = (entry for entry in lines if entry["event"] == "request")
+    assert not [word for word in (CANARY, KEY.text, OLD.text) if word in json.dumps(lines)]
+    return {name: value for name, value in line.items() if name not in ("event", "log_level")}
+
+
+OURS = {"id": "r1", "route": "/v1/chat/completions", "tenant": "team-a", "key": KEY.id}
+ROUTED = OURS | {"model": "m", "service": "ns/s", "reason": "only-endpoint"}
+COUNTS = {"prompt_tokens": 7, "cached_tokens": 4, "completion_tokens": 2, "finish": ["stop"]}
+
+
+async def test_an_answer_has_one_line_with_its_way_its_tokens_and_its_times():
+    async with served() as (world, replica, client, lines):
+
+        async def answer(exchange):
+            world.now_ms += 30
+            await exchange.answer(200, {"choices": [{"message": {"content": CANARY}, "finish_reason": "stop"}], "usage": USAGE})
+
+        replica.script = answer
+        await ask(client)
+        assert await line_of(lines) == ROUTED | COUNTS | {
+            "status": 200,
+            "endpoint": replica.http,
+            "held_ms": 0.0,
+            "retries": 0,
+            "total_ms": 30.0,
+        }
+
+
+async def test_the_line_of_a_stream_has_its_time_to_the_first_token():
+    async with served() as (world, replica, client, lines):
+
+        async def stream(exchange):
+            await exchange.begin_stream()
+            world.now_ms += 20
+            await exchange.chunk(LAST)
+            await exchange.chunk(DONE)
+            exchange.writer.write(b"0\r\n\r\n")
+
+        replica.script = stream
+        await ask(client, stream=True)
+        line = await line_of(lines)
+        assert (line["ttft_ms"], line["status"]) == (20.0, 200)
+        assert COUNTS.items() <= line.items()
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"key": "nobody's"}, {"status": 401, "refusal": "invalid_api_key", "why": "unknown"}),
+        ({"key": OLD.text}, {"status": 401, "refusal": "invalid_api_key", "why": "expired"}),
+        (
+            {"model": "x\x1b[2J" + "y" * 1000},
+            OURS | {"status": 404, "refusal": "model_not_found", "param": "model", "model": "x?[2J" + "y" * 123},
+        ),
+        ({"model": 7}, OURS | {"status": 400, "refusal": "invalid_value", "param": "model"}),
+        ({"path": "/v1/nothing"}, OURS | {"route": "none", "status": 404, "refusal": "not_found"}),
+    ],
+)
+async def test_a_refused_request_has_a_line_with_its_reason(asked, told):
+    async with served() as (_, _, client, lines):
+        await ask(client, **asked)
+        line = await line_of(lines)
+        assert {name: line.get(name) for name in told} == told
+        assert not {"endpoint", "ttft_ms", "finish"} & line.keys()
+
+
+async def test_a_stream_that_breaks_has_the_status_that_is_counted():
+    async with served() as (_, replica, client, lines):
+
+        async def die(exchange):
+            await exchange.begin_stream()
+            await exchange.chunk(b"data: 1\n\n")
+            exchange.die()
+
+        replica.script = die
+        await ask(client, stream=True)
+        line = await line_of(lines)
+        assert (line["status"], line["refusal"], line["endpoint"]) == (502, "upstream_died", replica.http)
+
+
+async def test_a_client_that_leaves_while_it_is_held_has_a_line_with_the_time_that_it_waited():
+    async with served() as (world, _, client, lines):
+        world.frame("loading", address="127.0.0.1:1")
+        asking = asyncio.create_task(ask(client))
+        await world.until(lambda: world.queue.total == 1)
+        world.now_ms += 4_000
+        asking.cancel()
+        line = await line_of(lines)
+        assert (line["status"], line["held_ms"], line["total_ms"]) == (499, 4000.0, 4000.0)
