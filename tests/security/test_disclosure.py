@@ -30,7 +30,7 @@ async def test_a_bug_in_the_front_says_nothing_of_itself() -> None:
         yield
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Generator, "deltas", broken)
+        patch.setattr(Generator, "_deltas", broken)
         async with local_replica() as replica:
             assert not LEAK.search(await failing(replica))
 

@@ -16,7 +16,7 @@ NAME = "kept"
 def upgrade(pagoda):
     """By a value that changes the pods and nothing else. It stays: a rollback would restart the gateways for no test."""
     flags = ("--namespace", NAMESPACE, "--reset-then-reuse-values", "--wait", "--timeout", "10m")
-    chart = str(pagoda.shop.root / "charts/pagoda")
+    chart = str(pagoda.builder.root / "charts/pagoda")
     pagoda.cluster.helm("upgrade", RELEASE, chart, *flags, "--set", "gateway.resources.requests.cpu=60m")
 
 

@@ -88,7 +88,7 @@ async def one_of_many(replica: Replica) -> list[Outcome]:
     """Streams of ANSWER tokens, and, when the fault is due, one who comes late."""
     streams = MixedClients(replica.http, {**BODY, "max_tokens": ANSWER})
     await streams.streaming()
-    while any(client.stream and not client.ended and len(client.events) < 60 for client in streams.clients):
+    while any(client.stream and not client.ended and len(client.events) < 60 for client in streams.outcomes):
         await asyncio.sleep(0.01)
     late = MixedClients(replica.http, {**BODY, "max_tokens": 20}, streams=0, wholes=1)
     return await streams.ended() + await late.ended()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections import deque
@@ -73,6 +74,8 @@ def start_gateway(*options: str, program: Sequence[str] = ("-m", "pagoda_gateway
     try:
         gateway = _listening(process)
         reader.start()
+        if "--kubeconfig" in options:  # before it has listed the cluster it refuses requests, and no Service would send it any
+            _until_ready(gateway)
         yield gateway
     finally:
         if process.poll() is None:
@@ -82,6 +85,13 @@ def start_gateway(*options: str, program: Sequence[str] = ("-m", "pagoda_gateway
             reader.join()
         if process.stdout:
             process.stdout.close()
+
+
+def _until_ready(gateway: GatewayProcess) -> None:
+    deadline = time.monotonic() + 240
+    while gateway.probe("/readyz") != 200:
+        assert time.monotonic() < deadline, "the gateway was not ready within 240 s"
+        time.sleep(0.05)
 
 
 def _listening(process: subprocess.Popen[str]) -> GatewayProcess:

@@ -141,7 +141,7 @@ async def test_a_collector_gets_the_clients_trace_continued_and_no_text():
 
 def test_without_the_extra_a_wish_is_refused_and_a_variable_is_not(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(ConfigRejected, match=r"pip install 'pagoda\[daemon,otel\]'"):
+    with pytest.raises(ConfigRejected, match=r"pip install '\.\[daemon,otel\]'"):
         tracing(TracingConfig(), "1", wished=True)
     with capture_logs() as found:
         assert tracing(TracingConfig(), "1", wished=False) is None
