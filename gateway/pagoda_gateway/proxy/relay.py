@@ -40,8 +40,8 @@ from pagoda_gateway.proxy.upstream import Call, Upstream
 from pagoda_gateway.requests.budget import Take
 from pagoda_gateway.requests.dialects import dialect_of
 from pagoda_gateway.requests.errors import Died, GatewayError, NeedsMore, Overloaded, Refused, UpstreamDied
+from pagoda_gateway.requests.finish_reasons import FinishReasons
 from pagoda_gateway.requests.limiter import Account
-from pagoda_gateway.requests.told import Told
 
 log = structlog.get_logger()
 
@@ -80,7 +80,7 @@ class Relay:
         self._ended = False
         self._record: Record | None = None
         self.account = Account()  # of a request that no quota concerns
-        self.told = Told()
+        self.finish = FinishReasons()
 
     async def attempt(self, call: Call, life: Life, address: str, route: str, *, fresh: bool) -> web.StreamResponse:
         """With the first two arguments bound, router.py's Attempt."""
@@ -99,7 +99,7 @@ class Relay:
             if self.begun is not None:
                 raise UpstreamDied(f"the replica died with this answer under way, and another one cannot continue it: {whole.status}")
             if isinstance(whole.body, bytes):
-                self.told.feed(whole.body)
+                self.finish.feed(whole.body)
             return whole
         except BaseException:
             answer.close()  # not back into the pool: the replica sees at once that its answer is not read any more
@@ -170,7 +170,7 @@ class Relay:
         record.add(release.answered)
         life.advanced = life.advanced or bool(release.answered)
         self._count += release.events.count(_END)
-        self.told.feed(release.events)
+        self.finish.feed(release.events)
         await begun.write(release.events)
 
     async def end(self, begun: web.StreamResponse, error: GatewayError) -> web.StreamResponse:
