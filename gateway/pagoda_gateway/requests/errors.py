@@ -216,4 +216,4 @@ class Overloaded(Refused):
 
 
 class Died(AttemptFailed):
-    """The connection ended after the request was sent. It is picked again once: a request that kills replicas kills two at most."""
+    """The connection ended after the request was sent. It is picked again: a request that kills replicas kills three at most."""

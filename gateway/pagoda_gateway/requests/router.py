@@ -31,8 +31,9 @@ from pagoda_gateway.routing.scorers import LEAST_LOAD, SCORERS
 from pagoda_gateway.routing.verdict import SOUND, Verdict
 from pagoda_gateway.watch.services import Service
 
-# A request whose connection dies is sent once more, on a fresh connection: a request that kills replicas kills two at most.
-_MAX_DEATHS: Final = 1
+# A request whose connection dies is sent again, on a fresh connection. One that kills replicas kills three at most. Two would be too few:
+# where replicas die one after the other, all that the first one had loses the second one too, before a new token.
+_MAX_DEATHS: Final = 2
 # A stream may go on so often. One that kills replicas at the same token every time is ended by the rule above.
 _MAX_LIVES: Final = 8
 
