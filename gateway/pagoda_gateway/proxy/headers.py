@@ -6,7 +6,7 @@ from typing import Final
 
 from aiohttp import hdrs
 from multidict import CIMultiDict, MultiMapping
-from pagoda_contracts.names import HEADER_INTERNAL_PREFIX, HEADER_PREFIX_HASHES, HEADER_REQUEST_ID, HEADER_ROUTE, HEADER_TENANT
+from pagoda_contracts.names import HEADER_INTERNAL_PREFIX, HEADER_PREFIX_HASHES, HEADER_REQUEST_ID, HEADER_ROUTE, HEADER_TENANT, HEADER_TIER
 from pagoda_contracts.prefix import to_header
 
 from pagoda_gateway.routing.request import RoutingRequest
@@ -38,6 +38,8 @@ def to_replica(headers: MultiMapping[str], request_id: str, request: RoutingRequ
     kept[HEADER_REQUEST_ID] = request_id
     if request.tenant:
         kept[HEADER_TENANT] = request.tenant
+    if request.tier != "interactive":
+        kept[HEADER_TIER] = request.tier
     if request.prefix_hashes:
         kept[HEADER_PREFIX_HASHES] = to_header(request.prefix_hashes)
     return kept

@@ -9,7 +9,7 @@ import hashlib
 import re
 import uuid
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from pagoda_contracts.prefix import MAX_TEXT_HASHES, TEXT_CHUNK_BYTES, Scope, chat_text, text_hashes
@@ -43,6 +43,8 @@ class _Head(msgspec.Struct, frozen=True):
     prompt: msgspec.Raw = _NONE
     system: msgspec.Raw = _NONE
     instructions: msgspec.Raw = _NONE
+    service_tier: msgspec.Raw = _NONE
+    stream: msgspec.Raw = _NONE
 
 
 _DECODER = msgspec.json.Decoder(_Head)
@@ -53,7 +55,9 @@ def routing_request(body: bytes, headers: Mapping[str, str], tenant: str) -> Rou
     head = _head(body)
     messages = _conversation(head) if _is_readable(body) else []
     names = text_hashes(Scope(tenant, head.model), chat_text(messages)[:_MAX_TEXT]) if messages else []
-    return RoutingRequest(head.model, tenant=tenant, prefix_hashes=tuple(names), session=_session(head, headers, tenant, messages))
+    session = _session(head, headers, tenant, messages)
+    stream = bytes(memoryview(head.stream)) == b"true"
+    return RoutingRequest(head.model, tenant=tenant, prefix_hashes=tuple(names), session=session, tier=_tier(head), stream=stream)
 
 
 def _is_readable(body: bytes) -> bool:
@@ -84,6 +88,11 @@ def _session(head: _Head, headers: Mapping[str, str], tenant: str, messages: lis
         return ""
     first = next((at for at, (role, _) in enumerate(messages) if role == "user"), 0)
     return _key(tenant, "turns", chat_text(messages[: first + 1]))
+
+
+def _tier(head: _Head) -> Literal["interactive", "batch"]:
+    """OpenAI's `flex`: cheaper, and it may wait or be refused when others do not."""
+    return "batch" if bytes(memoryview(head.service_tier)) == b'"flex"' else "interactive"
 
 
 def _key(tenant: str, *parts: str) -> str:

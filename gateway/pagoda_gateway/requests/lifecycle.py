@@ -17,7 +17,7 @@ from pagoda_contracts.route import NO_ENDPOINT, REPICK_PREFIX, Route, format_rou
 
 from pagoda_gateway.requests.budget import Budget, Take
 from pagoda_gateway.requests.errors import Died, GatewayError, Overloaded, Refused, ShuttingDown, UpstreamDied
-from pagoda_gateway.requests.hold_queue import HoldQueue, Ticket
+from pagoda_gateway.requests.hold_queue import HoldQueue, Share, Ticket
 from pagoda_gateway.requests.metrics import Metrics
 from pagoda_gateway.requests.tally import Tally
 from pagoda_gateway.routing.endpoint import Endpoint
@@ -45,30 +45,38 @@ class Counters:
 
 
 class Place:
-    """A held request's place in a queue."""
+    """A held request's place in a queue. `served`: it found an endpoint."""
 
-    def __init__(self, queue: HoldQueue, ticket: Ticket) -> None:
-        self._queue, self.ticket = queue, ticket
+    def __init__(self, counters: Counters, ticket: Ticket) -> None:
+        self._queue, self._clock_ms, self.ticket, self.served = counters.queue, counters.clock_ms, ticket, False
 
     async def wait(self, seconds: float) -> None:
         """Returns when something changed for the queue; TimeoutError after `seconds`."""
         await self.ticket.wait(seconds)
 
-    def move(self, service: str) -> None:
-        """Moves to the end of another service's queue, if it is another one."""
+    def looked(self, service: str, *, full: bool) -> None:
+        """It found no endpoint, and waits on; in another service's queue, if its name is that one's now. `full`: no endpoint has room."""
         if self.ticket.service != service:
-            self.ticket = self._queue.move(self.ticket, service)
+            self.ticket = self._queue.move(self.ticket, service, self._clock_ms())
+        else:
+            self._queue.looked(self.ticket, self._clock_ms(), full=full)
+
+    def leave(self) -> None:
+        """Frees the place."""
+        self._queue.leave(self.ticket, self._clock_ms(), served=self.served)
 
 
 @dataclass(slots=True)
 class RequestLife:
     """One request under way. `take_bytes` counts its body. `tried`: endpoint → sequence of its last frame when it died on this request;
-    `overloaded`: endpoints that had no room; `point`: its draw while requests are split between revisions."""
+    `overloaded`: endpoints that had no room; `point`: its draw while requests are split between revisions; `share`: its order among held
+    requests."""
 
     _counters: Counters
     request_id: str
     take_bytes: Take
     request: RoutingRequest = _UNREAD
+    share: Share = Share()
     service: str = ""
     endpoint: str = NO_ENDPOINT
     revision: str = ""
@@ -107,12 +115,12 @@ class RequestLife:
     def held(self, service: str) -> Iterator[Place]:
         """Holds the request in a service's queue for as long as the context lasts; QueueFull at the limit."""
         counters, began_ms = self._counters, self._counters.clock_ms()
-        place = Place(counters.queue, counters.queue.enter(service, began_ms))
+        place = Place(counters, counters.queue.enter(service, began_ms, self.share._replace(first=self.attempt > 1)))
         try:
             counters.demand_changed(service)
             yield place
         finally:
-            counters.queue.leave(place.ticket)
+            place.leave()
             held_ms = counters.clock_ms() - began_ms
             self.held_ms += held_ms
             counters.metrics.held(place.ticket.service, held_ms / 1000)
@@ -120,7 +128,7 @@ class RequestLife:
     @contextmanager
     def at(self, endpoint: Endpoint) -> Iterator[None]:
         """One attempt at an endpoint. Records how the attempt failed, so that the next pick knows."""
-        with self._counters.cache.in_flight(endpoint):
+        with self._counters.cache.in_flight(endpoint, self._counters.clock_ms):
             self.revision, self.asked_ms = endpoint.revision, self._counters.clock_ms()
             try:
                 yield

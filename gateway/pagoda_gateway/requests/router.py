@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from pagoda_contracts.route import HELD_PREFIX
+from pagoda_contracts.route import HELD_FULL, HELD_IN_TURN, HELD_PREFIX
 
 from pagoda_gateway.requests.errors import (
     AllOverloaded,
@@ -26,6 +26,7 @@ from pagoda_gateway.requests.near_names import near
 from pagoda_gateway.routing.endpoint import Endpoint
 from pagoda_gateway.routing.pick import NoPick, Pick, Split, any_routable, pick, pick_by_revision
 from pagoda_gateway.routing.revisions import draw
+from pagoda_gateway.routing.room import has_room
 from pagoda_gateway.routing.scorers import LEAST_LOAD, SCORERS
 from pagoda_gateway.routing.verdict import SOUND, Verdict
 from pagoda_gateway.watch.services import Service
@@ -68,8 +69,8 @@ class Wait(NamedTuple):
 class Router:
     """Decides where requests go and when they wait."""
 
-    def __init__(self, counters: Counters, hold_timeout_s: float) -> None:
-        self._counters, self._hold_timeout_s = counters, hold_timeout_s
+    def __init__(self, counters: Counters, hold_timeout_s: float, gateways: int = 1) -> None:
+        self._counters, self._hold_timeout_s, self._gateways = counters, hold_timeout_s, gateways
         self._cache, self._queue, self._clock_ms = counters.cache, counters.queue, counters.clock_ms
         self._draws = 0
         self._names: frozenset[str] = frozenset()
@@ -82,7 +83,7 @@ class Router:
         self._counters.demand_changed(service)
         known = self._cache.service(service)
         if known and any_routable(self._cache.endpoints(known), self._clock_ms()):
-            self._queue.wake(service)
+            self._queue.wake(service, self._clock_ms())
 
     def names_changed(self) -> None:
         """Names may belong to other services now, or services may be stalled: wakes all queues."""
@@ -90,7 +91,7 @@ class Router:
         lost = {name: lost_ms for name, lost_ms in self._lost.items() if now_ms - lost_ms < _LOST_MS}
         self._lost = {name: lost_ms for name, lost_ms in (lost | dict.fromkeys(self._names - names, now_ms)).items() if name not in names}
         self._names = names
-        self._queue.wake_all()
+        self._queue.wake_all(now_ms)
 
     def _not_found(self, model: str) -> ModelNotFound:
         lost_ms = self._lost.get(model)
@@ -130,6 +131,8 @@ class Router:
 
     async def _acquire(self, life: RequestLife) -> Endpoint:
         choice = self._choose(life)
+        if isinstance(choice, Pick) and self._queue.count(life.service):
+            choice = Wait(life.service, HELD_IN_TURN)  # others wait already
         if isinstance(choice, Wait):
             life.reason = life.reason or HELD_PREFIX + choice.reason
             choice = await self._hold(life, choice)
@@ -146,7 +149,10 @@ class Router:
         life.assign(service.key)
         left = [endpoint for endpoint in self._cache.endpoints(service) if endpoint.name not in life.overloaded]
         choice = self._pick(life, service, left)
-        if isinstance(choice, Pick):
+        if isinstance(choice, Pick) and not has_room(choice.endpoint, self._gateways):
+            choice = self._pick(life, service, [endpoint for endpoint in left if has_room(endpoint, self._gateways)])
+            choice = choice if isinstance(choice, Pick) else Wait(service.key, HELD_FULL)
+        if isinstance(choice, Pick | Wait):
             return choice
         if life.overloaded and choice.reason not in _BRIEF:
             raise AllOverloaded(
@@ -169,6 +175,8 @@ class Router:
         """Waits in a queue for a pick. No await stands between looking and waiting, so no wake-up is lost."""
         deadline_ms = self._clock_ms() + self._hold_timeout_s * 1000 - life.held_ms
         with life.held(wait.service) as place:
+            if wait.reason == HELD_IN_TURN:
+                self._queue.wake(wait.service, self._clock_ms())
             while True:
                 try:
                     await place.wait((deadline_ms - self._clock_ms()) / 1000)
@@ -177,9 +185,10 @@ class Router:
                     raise HoldTimeout(f"no {service} took the request in time; the next candidate is: {wait.reason}") from error
                 choice = self._choose(life)
                 if isinstance(choice, Pick):
+                    place.served = True
                     return choice
                 wait = choice
-                place.move(wait.service)
+                place.looked(wait.service, full=wait.reason == HELD_FULL)
 
 
 def _count_death(life: RequestLife, failure: AttemptFailed) -> None:

@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 class Frame(NamedTuple):
     """One frame of a replica's pushed state. `phase` is a Verdict's word or "ready"; `step_age_ms` is 0 without a step under way.
 
-    The fields after `revision` are not for routing: demand/ sums them per service.
+    `max_concurrency` is how many requests run at the same time, 0 if it is not known. The fields after `revision` are for demand/, which sums
+    them per service, and for room.py.
     """
 
     sequence: int
@@ -29,6 +30,7 @@ class Frame(NamedTuple):
     blocks_used: int = 0
     blocks_total: int = 0
     ttft_p95_ms: int = 0
+    max_concurrency: int = 0
 
 
 class PrefixChange(NamedTuple):
@@ -60,6 +62,7 @@ class Endpoint:
     in_flight: int = 0  # requests of this gateway that are under way there
     in_flight_at_frame: int = 0
     resident: set[bytes] = field(default_factory=set)  # names of prompts' beginnings in its cache
+    took_ms: float = 0.0  # how long requests take there, a mean of the last ones; 0 if not known
     last_pick: int = 0  # the number of the pick that chose it last
 
     @property

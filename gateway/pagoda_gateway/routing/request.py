@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingRequest:
     """`model` is the name that the client asks for, `tenant` the owner of its API key, `prefix_hashes` the hash chain of the prompt's
     beginning. `session` is the same for all requests of a conversation, "" if it is not known to be one; `owner` is the endpoint that has
-    the session, which pick.py fills in. `adapter`, a LoRA of the service, and `priority`, larger is sooner, keep their empty values until
-    they exist."""
+    the session, which pick.py fills in. `tier` is "batch" for requests that may wait; `stream`: the answer is a stream. `adapter`, a LoRA of
+    the service, keeps its empty value until it exists."""
 
     model: str
     adapter: str = ""
@@ -18,4 +19,5 @@ class RoutingRequest:
     prefix_hashes: tuple[bytes, ...] = ()
     session: str = ""
     owner: str = ""
-    priority: int = 0
+    tier: Literal["interactive", "batch"] = "interactive"
+    stream: bool = False

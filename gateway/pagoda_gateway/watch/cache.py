@@ -17,6 +17,8 @@ from pagoda_gateway.watch.services import Replica, Service
 # The estimate of (our clock − sender's clock) may rise by this per frame, at most ~2 ms/s: enough for any drift of two crystals
 # (100 ppm is 0.1 ms/s), too little to excuse frames that begin to come late.
 _OFFSET_LEAK_MS: Final = 0.2
+# Of the last request in the mean of how long requests take.
+_TOOK_WEIGHT: Final = 0.05
 
 
 class EndpointCache:
@@ -123,8 +125,9 @@ class EndpointCache:
     # The gateway's own requests
 
     @contextmanager
-    def in_flight(self, endpoint: Endpoint) -> Iterator[None]:
-        """Counts one request at an endpoint for as long as the context lasts."""
+    def in_flight(self, endpoint: Endpoint, clock_ms: Callable[[], float] = lambda: 0.0) -> Iterator[None]:
+        """Counts one request at an endpoint for as long as the context lasts. Its end makes room for one that is held."""
+        began_ms = clock_ms()
         self._picks += 1
         endpoint.last_pick = self._picks
         endpoint.in_flight += 1
@@ -132,6 +135,9 @@ class EndpointCache:
             yield
         finally:
             endpoint.in_flight -= 1
+            took_ms = clock_ms() - began_ms
+            endpoint.took_ms += (took_ms - endpoint.took_ms) * (_TOOK_WEIGHT if endpoint.took_ms else 1)
+            self.on_state_change(endpoint.service)
 
     def mark_refused(self, endpoint: Endpoint) -> None:
         """Records a refusal: no request goes there before its next frame."""

@@ -60,6 +60,7 @@ def parse_state(state: State) -> Frame:
         blocks_used=state.blocks_used,
         blocks_total=state.blocks_total,
         ttft_p95_ms=state.ttft_p95_ms,
+        max_concurrency=state.max_concurrency,
     )
 
 

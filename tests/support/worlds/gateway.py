@@ -60,11 +60,14 @@ class GatewayWorld:
     def service(self, key: str = SERVICE, model: str = "m", created: str = "2026-01-01T00:00:00Z", stalled: str = "") -> None:
         self.cache.put_service(Service(key, "", created, (model,), stalled=stalled))
 
-    def frame(self, phase: str = "ready", name: str = "ns/a", service: str = SERVICE, address: str = "", running: int = 0) -> None:
+    def frame(
+        self, phase: str = "ready", name: str = "ns/a", service: str = SERVICE, address: str = "", running: int = 0, rows: int = 0
+    ) -> None:
         """A replica's frame, made now. The replica is added if it is new."""
         self.cache.put_replica(Replica(name, service, "", address or f"{name}:8000", "", draining=False))
         self.sequence += 1
-        self.cache.update_state(name, Frame(self.sequence, phase, running, 0, 0), self.now_ms, self.now_ms)
+        frame = Frame(self.sequence, phase, running, 0, 0, max_concurrency=rows)
+        self.cache.update_state(name, frame, self.now_ms, self.now_ms)
 
     def api(self, upstream: Upstream, limits: Limits, authenticate: Authenticate | None = None) -> Api:
         """Its routes."""

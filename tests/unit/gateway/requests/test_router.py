@@ -7,7 +7,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pagoda_gateway.requests.errors import AllOverloaded, Died, HoldTimeout, ModelNotFound, Overloaded, QueueFull, Refused, ServiceStalled
+from pagoda_gateway.requests.hold_queue import Share
 from pagoda_gateway.routing.request import RoutingRequest
+from pagoda_gateway.routing.turns import rank_of
 from support.suite.profiles import examples
 from support.worlds.gateway import GatewayWorld
 
@@ -27,7 +29,8 @@ class World(GatewayWorld):
         super().__init__(timeout_s, limit)
         self.served = []
 
-    async def request(self, label, model="m", failures=()):
+    async def request(self, label, model="m", failures=(), share=None, until=None):
+        """`until`: the replica has the request until this event."""
         failures = list(failures)
 
         async with self.in_flight.begin() as life:
@@ -36,9 +39,12 @@ class World(GatewayWorld):
                 if failures:
                     raise failures.pop()
                 self.served.append(label)
+                if until is not None:
+                    await until.wait()
                 return Done(life)
 
             life.request = RoutingRequest(model)
+            life.share = share or life.share
             return (await self.router.serve(life, attempt)).life
 
     async def serve(self, attempt):
@@ -269,6 +275,55 @@ async def test_overloaded_here_and_refused_there_waits_for_a_new_state_of_the_ot
     assert (world.served, world.queue.count("ns/s")) == ([], 1)
     world.frame("ready", "ns/b")
     assert (await task).endpoint == "ns/b:8000"
+
+
+async def test_requests_beyond_a_replicas_rows_are_held_and_go_when_one_ends_in_the_order_of_turns():
+    """Eight rows, and one more as nobody knows how long requests take. A flood has them all, and is held; another tenant's request is next all the same."""
+    world = World(limit=100)
+    discover(world)
+    world.frame(rows=8)
+    ends = [asyncio.Event() for _ in range(30)]
+    tasks = [world.start(number, share=Share("flood"), until=ends[number]) for number in range(30)]
+    await turns()
+    assert (world.served, world.queue.count("ns/s")) == (list(range(9)), 21)
+    tasks.append(world.start("other", share=Share("other")))
+    tasks.append(world.start("batch", share=Share("other", rank_of("batch", 0))))
+    for number in range(2):
+        ends[number].set()
+        await turns()
+    assert world.served[9:] == [9, "other", 10]  # the other one's place is free again at once
+    assert tasks[30].result().reason == "held-full"
+    assert tasks[0].result().reason == "only-endpoint"
+    for end in ends:
+        end.set()
+    await asyncio.gather(*tasks)
+    assert [one for one in world.served if isinstance(one, int)] == list(range(30)), "the order of a tenant"
+    assert 0 < world.served.index("batch") - 9 <= 10, "of ten turns one is for the batch tier"
+    assert world.queue.total == 0
+
+
+async def test_a_request_is_held_only_if_all_replicas_are_full_and_takes_the_first_place_that_is_free():
+    world = World(limit=100)
+    discover(world)
+    for name in ("ns/a", "ns/b"):
+        world.frame(name=name, rows=8)
+    ends = [asyncio.Event() for _ in range(18)]
+    tasks = [world.start(number, until=ends[number]) for number in range(18)]
+    await turns()
+    assert (len(world.served), world.queue.count("ns/s")) == (18, 0)
+    tasks.append(world.start("held"))
+    await turns()
+    assert (len(world.served), world.queue.count("ns/s")) == (18, 1)
+    world.frame(name="ns/a", rows=8, running=8)  # nothing has ended
+    await turns()
+    assert world.queue.count("ns/s") == 1
+    ends[7].set()
+    await turns()
+    assert world.served[-1] == "held"
+    assert tasks[-1].result().reason == "held-full"
+    for end in ends:
+        end.set()
+    await asyncio.gather(*tasks)
 
 
 STEPS = st.lists(
