@@ -1,8 +1,8 @@
 """What a flooding tenant does to the others: the gateway's own order of held requests over simulated replicas, in virtual time. JSON.
 
-`python -P bench/fairness.py`. Replicas have rows. A request has a row until its answer ends. Without a free row it is held, and the order of
-turns decides which request is next; `arrival` is the order without it. The time to the first token is the wait for a row plus the prompt at
-a fixed pace. Not in it: steps become longer as rows fill up, so the quiet fleet is busy for 80 % too.
+`python -P bench/fairness.py`. A request has a row of a replica until its answer ends. Without a free row it is held, and the order of turns
+decides which request is next; `arrival` is the order without it. The time to the first token is the wait for a row plus the prompt at a
+fixed pace. Not in it: steps become longer as rows fill up.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def arrivals(tenants: list[Tenant], rows: int, seconds: float, seed: int) -> lis
     """Poisson arrivals; prompts and answers are lognormal. A tenant's requests are the same whatever the others do."""
     found = []
     for tenant in tenants:
-        chance = random.Random(f"{seed}/{tenant.name}")  # noqa: S311
+        chance = random.Random(f"{seed}/{tenant.name}")
         now, mean_s = 0.0, 0.2 + 300 * TOKEN_S
         while (now := now + chance.expovariate(tenant.load * rows / mean_s)) < seconds:
             prefill = 1500 * chance.lognormvariate(-0.5, 1.0) / PREFILL_TOKENS_PER_S + 0.075

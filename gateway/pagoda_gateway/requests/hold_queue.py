@@ -22,13 +22,16 @@ UNSYNCED: Final = ""
 
 
 class Share(NamedTuple):
-    """Whose request it is, and how it shares with others: `rank`, lower is sooner, and `weight` among tenants of the same rank. `first`: it had
-    its turn already, and its replica refused it, so it goes before others of its tenant."""
+    """Whose request it is, and how it shares with others: `rank`, lower is sooner, and `weight` among tenants of the same rank. `first`: it
+    had its turn already, and its replica refused it, so it goes before others of its tenant."""
 
     tenant: str = ""
     rank: int = 0
     weight: int = 1
     first: bool = False
+
+
+ALONE: Final = Share()
 
 
 def share_of(request: RoutingRequest, policy: Policy) -> Share:
@@ -68,8 +71,8 @@ class Ticket:
 
 @dataclass(slots=True)
 class _Queue:
-    """One service's tickets by line. `looking`: tickets that are woken and have not looked; `looked`: those that looked in vain since the last
-    change."""
+    """One service's tickets by line. `looking`: tickets that are woken and have not looked; `looked`: those that looked in vain since the
+    last change."""
 
     turns: Turns = field(default_factory=Turns)
     lines: dict[Key, dict[Ticket, None]] = field(default_factory=dict)
@@ -142,7 +145,7 @@ class HoldQueue:
         queue = self._queues.get(service)
         return min((ticket.since_ms for ticket in queue.tickets()), default=None) if queue is not None else None
 
-    def enter(self, service: str, now_ms: float = 0.0, share: Share = Share()) -> Ticket:
+    def enter(self, service: str, now_ms: float = 0.0, share: Share = ALONE) -> Ticket:
         """Takes a place at the end of its tenant's line; QueueFull at the limit."""
         if self._total >= self._limit:
             raise QueueFull(f"no replica is ready and {self._total} requests are already held, which is the limit ({self._limit})")
@@ -167,7 +170,7 @@ class HoldQueue:
             queue.hand_on(now_ms)
 
     def move(self, ticket: Ticket, service: str, now_ms: float = 0.0) -> Ticket:
-        """Returns a place in another queue, because the name now belongs to that service. Never refused: the request was accepted already."""
+        """Returns a place in another queue, because the name now belongs to that service. Never refused: it was accepted already."""
         self.leave(ticket, now_ms)
         return self._added(Ticket(service, ticket.since_ms, ticket.share), now_ms)
 

@@ -17,7 +17,7 @@ from pagoda_contracts.route import NO_ENDPOINT, REPICK_PREFIX, Route, format_rou
 
 from pagoda_gateway.requests.budget import Budget, Take
 from pagoda_gateway.requests.errors import Died, GatewayError, Overloaded, Refused, ShuttingDown, UpstreamDied
-from pagoda_gateway.requests.hold_queue import HoldQueue, Share, Ticket
+from pagoda_gateway.requests.hold_queue import ALONE, HoldQueue, Share, Ticket
 from pagoda_gateway.requests.metrics import Metrics
 from pagoda_gateway.requests.tally import Tally
 from pagoda_gateway.routing.endpoint import Endpoint
@@ -76,7 +76,7 @@ class RequestLife:
     request_id: str
     take_bytes: Take
     request: RoutingRequest = _UNREAD
-    share: Share = Share()
+    share: Share = ALONE
     service: str = ""
     endpoint: str = NO_ENDPOINT
     revision: str = ""

@@ -149,11 +149,8 @@ class Router:
         life.assign(service.key)
         left = [endpoint for endpoint in self._cache.endpoints(service) if endpoint.name not in life.overloaded]
         choice = self._pick(life, service, left)
-        if isinstance(choice, Pick) and not has_room(choice.endpoint, self._gateways):
-            choice = self._pick(life, service, [endpoint for endpoint in left if has_room(endpoint, self._gateways)])
-            choice = choice if isinstance(choice, Pick) else Wait(service.key, HELD_FULL)
-        if isinstance(choice, Pick | Wait):
-            return choice
+        if isinstance(choice, Pick):
+            return choice if has_room(choice.endpoint, self._gateways) else self._with_room(life, service, left)
         if life.overloaded and choice.reason not in _BRIEF:
             raise AllOverloaded(
                 f"all {len(life.overloaded)} ready replicas of {service.key} are overloaded; the next candidate is: {choice.reason}"
@@ -161,6 +158,10 @@ class Router:
         if service.stalled and choice.reason not in SOUND:
             raise ServiceStalled(f"no replica of {service.key} serves, and only a person can change that: {service.stalled}")
         return Wait(service.key, choice.reason)
+
+    def _with_room(self, life: RequestLife, service: Service, endpoints: list[Endpoint]) -> Pick | Wait:
+        choice = self._pick(life, service, [endpoint for endpoint in endpoints if has_room(endpoint, self._gateways)])
+        return choice if isinstance(choice, Pick) else Wait(service.key, HELD_FULL)
 
     def _pick(self, life: RequestLife, service: Service, endpoints: list[Endpoint]) -> Pick | NoPick:
         now_ms, scorers = self._clock_ms(), LEAST_LOAD if service.policy == "LeastLoad" else SCORERS

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 class Frame(NamedTuple):
     """One frame of a replica's pushed state. `phase` is a Verdict's word or "ready"; `step_age_ms` is 0 without a step under way.
 
-    `max_concurrency` is how many requests run at the same time, 0 if it is not known. The fields after `revision` are for demand/, which sums
-    them per service, and for room.py.
+    `max_concurrency` is how many requests run at the same time, 0 if it is not known. The fields after `revision` are for demand/,
+    which sums them per service, and for room.py.
     """
 
     sequence: int

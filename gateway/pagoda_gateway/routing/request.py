@@ -10,8 +10,8 @@ from typing import Literal
 class RoutingRequest:
     """`model` is the name that the client asks for, `tenant` the owner of its API key, `prefix_hashes` the hash chain of the prompt's
     beginning. `session` is the same for all requests of a conversation, "" if it is not known to be one; `owner` is the endpoint that has
-    the session, which pick.py fills in. `tier` is "batch" for requests that may wait; `stream`: the answer is a stream. `adapter`, a LoRA of
-    the service, keeps its empty value until it exists."""
+    the session, which pick.py fills in. `tier` is "batch" for requests that may wait; `stream`: the answer is a stream. `adapter`, a LoRA
+    of the service, keeps its empty value until it exists."""
 
     model: str
     adapter: str = ""

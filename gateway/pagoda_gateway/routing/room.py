@@ -19,8 +19,8 @@ _KV_FULL: Final = 0.9
 
 def has_room(endpoint: Endpoint, gateways: int) -> bool:
     """Returns whether one more request fits. Each of so many gateways may use its part of the places whatever the others have there: else
-    one that comes later would find them taken for as long as the first one holds requests. With an autoscaler their number is not known, so a
-    gateway's part is at most a half."""
+    one that comes later would find them taken for as long as the first one holds requests. An autoscaler's number of gateways is not
+    known, so a gateway's part is at most a half."""
     frame = endpoint.frame
     if frame is None or not frame.max_concurrency:
         return True
@@ -29,9 +29,9 @@ def has_room(endpoint: Endpoint, gateways: int) -> bool:
 
 
 def places(frame: Frame, took_ms: float) -> int:
-    """Returns how many requests a replica should have: its rows, or what runs if its KV cache admits no further one, and as many more as end
-    before the next one could come. `took_ms` is how long requests take, 0 if that is not known. Those more have to wait for a row of this
-    replica, so there are none if requests take long."""
+    """Returns how many requests a replica should have: its rows, or what runs if its KV cache admits no further one, and as many more as
+    end before the next one could come. `took_ms` is how long requests take, 0 if that is not known. Those more have to wait for a row of
+    this replica, so there are none if requests take long."""
     full = frame.waiting > 0 and frame.blocks_total > 0 and frame.blocks_used >= _KV_FULL * frame.blocks_total
     rows = frame.running if full else frame.max_concurrency
     most = max(1, frame.max_concurrency // _SPARE)

@@ -1,9 +1,9 @@
 """Turns: whose held request goes next when a replica has room. Pure: values and a time come in, values go out.
 
-Called by requests/hold_queue.py. A line is what one tenant holds in one rank. The lowest rank goes first, but of ten turns in a row one goes
-to another rank that waits. Within a rank, tenants share turns by weight: each line counts its turns divided by its weight, and the
-smallest count is next. A line that begins to wait starts from the smallest count there, so a pause earns no credit. A line whose requests
-leave without a turn has paid nothing.
+Called by requests/hold_queue.py. A line is what one tenant holds in one rank. The lowest rank goes first, but of ten turns in a row one
+goes to another rank that waits. Within a rank, tenants share turns by weight: each line counts its turns divided by its weight, and the
+smallest count is next. A line that begins to wait starts from the smallest count there, so a pause earns no credit. A line whose
+requests leave without a turn has paid nothing.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The lines that wait. `gone`: lines that wait no more and have had more turns than those that do; `since`: when each rank that waits had
-    its last turn or began to wait, and after how many turns of all; `count`: these turns; `passed`: turns in a row of the first rank while
-    another one waited."""
+    """The lines that wait. `gone`: lines that wait no more and have had more turns than those that do; `since`: when each rank that waits
+    had its last turn or began to wait, and after how many turns of all; `count`: these turns; `passed`: turns in a row of the first rank
+    while another one waited."""
 
     lines: Mapping[Key, Line] = field(default_factory=lambda: MappingProxyType({}))
     gone: Mapping[Key, Line] = field(default_factory=lambda: MappingProxyType({}))

@@ -197,7 +197,7 @@ def _counters(settings: Settings) -> Counters:
 
 
 def _router(counters: Counters, settings: Settings) -> Router:
-    router = Router(counters, settings.hold_timeout)
+    router = Router(counters, settings.hold_timeout, settings.quota_gateways)
     counters.cache.on_state_change, counters.cache.on_names_change = router.state_changed, router.names_changed
     return router
 

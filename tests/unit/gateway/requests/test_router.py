@@ -278,7 +278,7 @@ async def test_overloaded_here_and_refused_there_waits_for_a_new_state_of_the_ot
 
 
 async def test_requests_beyond_a_replicas_rows_are_held_and_go_when_one_ends_in_the_order_of_turns():
-    """Eight rows, and one more as nobody knows how long requests take. A flood has them all, and is held; another tenant's request is next all the same."""
+    """Eight rows, and one more as nobody knows how long requests take. A flood has them all and is held; another tenant is second."""
     world = World(limit=100)
     discover(world)
     world.frame(rows=8)
