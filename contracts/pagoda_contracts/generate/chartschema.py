@@ -47,6 +47,7 @@ def schema() -> Schema:
                 _workload()
                 | {
                     "holdTimeout": _DURATION,
+                    "holdPingAfter": _DURATION,
                     "lameDuck": _DURATION,
                     "drainTimeout": _DURATION,
                     "accessLog": _BOOLEAN,

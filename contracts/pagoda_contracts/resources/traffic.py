@@ -130,7 +130,7 @@ class OverflowSpec(Model):
 
 
 class RoutingSpec(Model):
-    """How the gateway picks a replica. `hold` and `overflow` are not acted on yet."""
+    """How the gateway picks a replica, and what it does if none has room. `overflow` is not acted on yet."""
 
     policy: Literal["PrefixAware", "LeastLoad"] = Field(
         default="PrefixAware",

@@ -94,6 +94,7 @@ class Api:
     async def _answer(self, request: web.Request, life: RequestLife, relay: Relay) -> web.StreamResponse:
         whole = await body.read(request, self.limits, life.take_bytes)
         life.request = parse.routing_request(whole, request.headers, request[TENANT])
+        life.ping = relay.ping if life.request.stream else None
         style: Style = "anthropic" if dialect_of(request.path) is ANTHROPIC else "openai"
         asked = Asked(request[TENANT], life.request.model, partial(wish, request.path, whole), style)
         async with self.limiter.admitted(asked) as relay.account:

@@ -13,7 +13,7 @@ from typing import Final
 import aiohttp
 import msgspec
 import structlog
-from aiohttp import web
+from aiohttp import hdrs, web
 from multidict import CIMultiDict
 from pagoda_contracts.names import (
     ERROR_DRAINING,
@@ -33,7 +33,7 @@ from pagoda_contracts.usage import from_header
 from pagoda_gateway.proxy.headers import to_client
 from pagoda_gateway.proxy.sse import Events
 from pagoda_gateway.proxy.upstream import Call, Upstream
-from pagoda_gateway.requests.dialects import dialect_of
+from pagoda_gateway.requests.dialects import dialect_of, late_answer
 from pagoda_gateway.requests.errors import Died, GatewayError, NeedsMore, Overloaded, Refused, UpstreamDied
 from pagoda_gateway.requests.limiter import Account
 from pagoda_gateway.requests.told import Told
@@ -46,6 +46,9 @@ _REFUSALS: Final = frozenset({ERROR_DRAINING, ERROR_NOT_READY})
 # A client's credentials are not forwarded, so a replica that answers with this refuses the gateway's.
 _UNAUTHORIZED: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 _UNAUTHORIZED_CODES: Final = frozenset({ERROR_UNAUTHENTICATED, ERROR_FORBIDDEN})
+
+
+_PING: Final = b": held\n\n"
 
 
 class Relay:
@@ -72,6 +75,8 @@ class Relay:
             whole = await _whole(answer, headers)
             if isinstance(whole.body, bytes):
                 self.told.feed(whole.body)
+                if self.begun is not None:
+                    raise late_answer(whole.status, whole.body)
             return whole
         except BaseException:
             answer.close()  # not back into the pool: the replica sees at once that its answer is not read any more
@@ -100,8 +105,7 @@ class Relay:
         if not chunk:
             raise Died("empty", "the stream ended before its first event")
         first_byte()
-        self.begun = begun = web.StreamResponse(headers=headers)
-        await begun.prepare(self._request)
+        begun = self.begun or await self._begin(headers)
         try:
             await self._pass_on(answer, chunk, begun)
         except Died as death:
@@ -111,6 +115,18 @@ class Relay:
                 await self.end(begun, error)
             raise error from death
         return begun
+
+    async def ping(self, route: str) -> None:
+        """Keeps the connection of a held stream alive by a comment. The first one commits the answer to 200."""
+        headers = CIMultiDict({hdrs.CONTENT_TYPE: "text/event-stream; charset=utf-8", hdrs.CACHE_CONTROL: "no-cache", HEADER_ROUTE: route})
+        headers.update(self.account.headers)
+        begun = self.begun or await self._begin(headers)
+        await begun.write(_PING)
+
+    async def _begin(self, headers: CIMultiDict[str]) -> web.StreamResponse:
+        self.begun = web.StreamResponse(headers=headers)
+        await self.begun.prepare(self._request)
+        return self.begun
 
     async def end(self, begun: web.StreamResponse, error: GatewayError) -> web.StreamResponse:
         """Ends a stream with one error event, unless that was done: the client's parser raises it and finds the end that it waits for."""

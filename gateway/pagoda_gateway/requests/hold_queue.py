@@ -145,10 +145,14 @@ class HoldQueue:
         queue = self._queues.get(service)
         return min((ticket.since_ms for ticket in queue.tickets()), default=None) if queue is not None else None
 
-    def enter(self, service: str, now_ms: float = 0.0, share: Share = ALONE) -> Ticket:
-        """Takes a place at the end of its tenant's line; QueueFull at the limit."""
+    def enter(self, service: str, now_ms: float = 0.0, share: Share = ALONE, most: int | None = None) -> Ticket:
+        """Takes a place at the end of its tenant's line; QueueFull at the limit of all services, or at `most` of this one."""
         if self._total >= self._limit:
-            raise QueueFull(f"no replica is ready and {self._total} requests are already held, which is the limit ({self._limit})")
+            raise QueueFull(f"no replica has room and {self._total} requests are already held, which is the limit ({self._limit})")
+        if most is not None and self.count(service) >= most:
+            raise QueueFull(
+                f"no replica of {service} has room and {self.count(service)} requests are already held for it; at most {most} are"
+            )
         return self._added(Ticket(service, now_ms, share), now_ms)
 
     def _added(self, ticket: Ticket, now_ms: float) -> Ticket:

@@ -7,7 +7,7 @@ return, an error or a cancellation. Called by proxy/handlers.py and router.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -70,7 +70,7 @@ class Place:
 class RequestLife:
     """One request under way. `take_bytes` counts its body. `tried`: endpoint → sequence of its last frame when it died on this request;
     `overloaded`: endpoints that had no room; `point`: its draw while requests are split between revisions; `share`: its order among held
-    requests."""
+    requests; `ping` keeps its client's connection alive, `pinged_ms` is when it did. It is None if the answer is no stream."""
 
     _counters: Counters
     request_id: str
@@ -89,6 +89,8 @@ class RequestLife:
     first_ms: float = 0.0
     status: int = _FAILED
     point: float | None = None
+    ping: Callable[[str], Awaitable[None]] | None = None
+    pinged_ms: float = 0.0
     tried: dict[str, int] = field(default_factory=dict)
     overloaded: set[str] = field(default_factory=set)
 
@@ -98,7 +100,13 @@ class RequestLife:
 
     def admit(self) -> None:
         """The request is read. Its time to first token counts from now on."""
-        self.admitted_ms = self._counters.clock_ms()
+        self.admitted_ms = self.pinged_ms = self._counters.clock_ms()
+
+    async def keep_alive(self) -> None:
+        """The client of a stream has waited for long."""
+        if self.ping is not None:
+            await self.ping(self.route())
+        self.pinged_ms = self._counters.clock_ms()
 
     def assign(self, service: str) -> None:
         """The request's name belongs to this service, now that it was looked up (again)."""
@@ -112,10 +120,10 @@ class RequestLife:
         counters.demand_changed(service)
 
     @contextmanager
-    def held(self, service: str) -> Iterator[Place]:
-        """Holds the request in a service's queue for as long as the context lasts; QueueFull at the limit."""
+    def held(self, service: str, most: int | None = None) -> Iterator[Place]:
+        """Holds the request in a service's queue for as long as the context lasts; QueueFull at the limit, or at `most` of this service."""
         counters, began_ms = self._counters, self._counters.clock_ms()
-        place = Place(counters, counters.queue.enter(service, began_ms, self.share._replace(first=self.attempt > 1)))
+        place = Place(counters, counters.queue.enter(service, began_ms, self.share._replace(first=self.attempt > 1), most))
         try:
             counters.demand_changed(service)
             yield place

@@ -5,6 +5,8 @@ Called by proxy/handlers.py. It asks watch/cache.py and routing/, and counts not
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from pagoda_contracts.route import HELD_FULL, HELD_IN_TURN, HELD_PREFIX
@@ -17,11 +19,12 @@ from pagoda_gateway.requests.errors import (
     HoldTimeout,
     ModelGone,
     ModelNotFound,
+    QueueFull,
     ServiceStalled,
     UpstreamDied,
 )
 from pagoda_gateway.requests.hold_queue import UNSYNCED
-from pagoda_gateway.requests.lifecycle import Counters, RequestLife
+from pagoda_gateway.requests.lifecycle import Counters, Place, RequestLife
 from pagoda_gateway.requests.near_names import near
 from pagoda_gateway.routing.endpoint import Endpoint
 from pagoda_gateway.routing.pick import NoPick, Pick, Split, any_routable, pick, pick_by_revision
@@ -29,10 +32,13 @@ from pagoda_gateway.routing.revisions import draw
 from pagoda_gateway.routing.room import has_room
 from pagoda_gateway.routing.scorers import LEAST_LOAD, SCORERS
 from pagoda_gateway.routing.verdict import SOUND, Verdict
-from pagoda_gateway.watch.services import Service
+from pagoda_gateway.watch.services import Hold, Service
 
 # A request whose connection dies is sent once more, on a fresh connection: a request that kills replicas kills two at most.
 _MAX_DEATHS: Final = 1
+
+# Clients ignore a longer Retry-After.
+_MAX_RETRY_S: Final = 120
 
 # A service that is made anew (`kubectl replace --force`) has its name again within seconds.
 _LOST_MS: Final = 30_000
@@ -66,11 +72,20 @@ class Wait(NamedTuple):
     reason: str
 
 
-class Router:
-    """Decides where requests go and when they wait."""
+class HoldRules(NamedTuple):
+    """How requests are held: for how long, and after how long a stream's client gets comments that keep its connection alive. `gateways`:
+    how many share the replicas."""
 
-    def __init__(self, counters: Counters, hold_timeout_s: float, gateways: int = 1) -> None:
-        self._counters, self._hold_timeout_s, self._gateways = counters, hold_timeout_s, gateways
+    timeout_s: float
+    ping_after_s: float = 15.0
+    gateways: int = 1
+
+
+class Router:
+    """Decides where requests go and when they wait. `wall_ms` is the time since 1970."""
+
+    def __init__(self, counters: Counters, rules: HoldRules, wall_ms: Callable[[], float]) -> None:
+        self._counters, self._rules, self._wall_ms = counters, rules, wall_ms
         self._cache, self._queue, self._clock_ms = counters.cache, counters.queue, counters.clock_ms
         self._draws = 0
         self._names: frozenset[str] = frozenset()
@@ -120,7 +135,14 @@ class Router:
                     life.repicked(failure.reason)
         except GatewayError as error:
             error.route = life.route()
+            if isinstance(error, QueueFull | HoldTimeout) and (seconds := self._starts_in_s(life.service)):
+                error.retry_after = min(_MAX_RETRY_S, seconds)
             raise
+
+    def _starts_in_s(self, service: str) -> int:
+        """Returns in how many seconds a replica that starts should be ready, 0 if that is not known."""
+        known = self._cache.service(service)
+        return max(0, math.ceil((known.ready_at_ms - self._wall_ms()) / 1000)) if known is not None and known.ready_at_ms else 0
 
     async def _attempt(self, life: RequestLife, attempt: Attempt[A]) -> A:
         endpoint = await self._acquire(life)
@@ -150,7 +172,7 @@ class Router:
         left = [endpoint for endpoint in self._cache.endpoints(service) if endpoint.name not in life.overloaded]
         choice = self._pick(life, service, left)
         if isinstance(choice, Pick):
-            return choice if has_room(choice.endpoint, self._gateways) else self._with_room(life, service, left)
+            return choice if has_room(choice.endpoint, self._rules.gateways) else self._with_room(life, service, left)
         if life.overloaded and choice.reason not in _BRIEF:
             raise AllOverloaded(
                 f"all {len(life.overloaded)} ready replicas of {service.key} are overloaded; the next candidate is: {choice.reason}"
@@ -160,7 +182,7 @@ class Router:
         return Wait(service.key, choice.reason)
 
     def _with_room(self, life: RequestLife, service: Service, endpoints: list[Endpoint]) -> Pick | Wait:
-        choice = self._pick(life, service, [endpoint for endpoint in endpoints if has_room(endpoint, self._gateways)])
+        choice = self._pick(life, service, [endpoint for endpoint in endpoints if has_room(endpoint, self._rules.gateways)])
         return choice if isinstance(choice, Pick) else Wait(service.key, HELD_FULL)
 
     def _pick(self, life: RequestLife, service: Service, endpoints: list[Endpoint]) -> Pick | NoPick:
@@ -174,13 +196,16 @@ class Router:
 
     async def _hold(self, life: RequestLife, wait: Wait) -> Pick:
         """Waits in a queue for a pick. No await stands between looking and waiting, so no wake-up is lost."""
-        deadline_ms = self._clock_ms() + self._hold_timeout_s * 1000 - life.held_ms
-        with life.held(wait.service) as place:
+        known = self._cache.service(wait.service)
+        hold = known.hold if known is not None else Hold()
+        timeout_s = self._rules.timeout_s if hold.timeout_s is None else hold.timeout_s
+        deadline_ms = self._clock_ms() + timeout_s * 1000 - life.held_ms
+        with life.held(wait.service, hold.requests) as place:
             if wait.reason == HELD_IN_TURN:
                 self._queue.wake(wait.service, self._clock_ms())
             while True:
                 try:
-                    await place.wait((deadline_ms - self._clock_ms()) / 1000)
+                    await self._woken(life, place, deadline_ms)
                 except TimeoutError as error:
                     service = f"replica of {wait.service}" if wait.service else "replica of any service"
                     raise HoldTimeout(f"no {service} took the request in time; the next candidate is: {wait.reason}") from error
@@ -190,6 +215,19 @@ class Router:
                     return choice
                 wait = choice
                 place.looked(wait.service, full=wait.reason == HELD_FULL)
+
+    async def _woken(self, life: RequestLife, place: Place, deadline_ms: float) -> None:
+        """Returns when the request may look again; TimeoutError at the deadline. In between, the client of a stream gets comments."""
+        while True:
+            ping_ms = life.pinged_ms + self._rules.ping_after_s * 1000 if life.ping is not None else math.inf
+            try:
+                await place.wait((min(ping_ms, deadline_ms) - self._clock_ms()) / 1000)
+            except TimeoutError:
+                if ping_ms >= deadline_ms:
+                    raise
+                await life.keep_alive()
+            else:
+                return
 
 
 def _count_death(life: RequestLife, failure: AttemptFailed) -> None:

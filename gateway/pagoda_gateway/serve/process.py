@@ -41,7 +41,7 @@ from pagoda_gateway.requests.hold_queue import HoldQueue
 from pagoda_gateway.requests.lifecycle import Counters, InFlight
 from pagoda_gateway.requests.limiter import Limiter, LocalStore, Store
 from pagoda_gateway.requests.metrics import Metrics
-from pagoda_gateway.requests.router import Router
+from pagoda_gateway.requests.router import HoldRules, Router
 from pagoda_gateway.requests.tally import Tally
 from pagoda_gateway.requests.usage import Usage
 from pagoda_gateway.serve.probes import Health, Probes
@@ -197,7 +197,7 @@ def _counters(settings: Settings) -> Counters:
 
 
 def _router(counters: Counters, settings: Settings) -> Router:
-    router = Router(counters, settings.hold_timeout, settings.quota_gateways)
+    router = Router(counters, HoldRules(settings.hold_timeout, settings.hold_ping_after, settings.quota_gateways), _wall_ms)
     counters.cache.on_state_change, counters.cache.on_names_change = router.state_changed, router.names_changed
     return router
 

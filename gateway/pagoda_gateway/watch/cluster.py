@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -28,6 +29,7 @@ from pagoda_contracts.names import (
     VERSION,
 )
 from pagoda_contracts.resources.service import INFERENCE_SERVICE
+from pagoda_contracts.units import parse_duration
 from pagoda_kube.api import KubernetesApi
 from pagoda_kube.cache import Cache, Changed, Item, Key
 from pagoda_kube.reflector import Kind, Reflector, Signs
@@ -37,7 +39,7 @@ from pagoda_gateway.limits.registry import Registry
 from pagoda_gateway.watch.cache import EndpointCache
 from pagoda_gateway.watch.key_secrets import watch_keys
 from pagoda_gateway.watch.quotas import watch_quotas
-from pagoda_gateway.watch.services import Policy, Replica, Service
+from pagoda_gateway.watch.services import Hold, Policy, Replica, Service
 
 V = TypeVar("V")
 
@@ -68,8 +70,17 @@ class _Model(msgspec.Struct, rename="camel"):
     served_names: tuple[str, ...] = ()
 
 
+class _Hold(msgspec.Struct, rename="camel"):
+    timeout: str | None = None
+    max_requests: int | None = None
+
+    def parsed(self) -> Hold:
+        return Hold(_seconds(self.timeout), self.max_requests)
+
+
 class _Routing(msgspec.Struct):
     policy: str = ""
+    hold: _Hold = msgspec.field(default_factory=_Hold)
 
 
 class _ServiceSpec(msgspec.Struct, rename="camel"):
@@ -93,6 +104,7 @@ class _ServiceStatus(msgspec.Struct, rename="camel"):
     conditions: tuple[_Condition, ...] = ()
     revisions: tuple[_Revision, ...] = ()
     served_names: tuple[str, ...] = ()
+    ready_expected_at: str = ""
 
 
 class ServiceObject(msgspec.Struct, rename="camel"):
@@ -108,7 +120,33 @@ class ServiceObject(msgspec.Struct, rename="camel"):
         weights = tuple((one.hash, one.weight) for one in self.status.revisions if one.weight is not None)
         policy: Policy = "LeastLoad" if self.spec.routing.policy == "LeastLoad" else "PrefixAware"
         wanted, owned = self.spec.model.served_names or (meta.name,), self.status.served_names
-        return Service(meta.key, meta.uid, meta.creation_timestamp, wanted, weights, owned, _stalled(self.status.conditions), policy)
+        return Service(
+            meta.key,
+            meta.uid,
+            meta.creation_timestamp,
+            wanted,
+            weights,
+            owned,
+            _stalled(self.status.conditions),
+            policy,
+            self.spec.routing.hold.parsed(),
+            _epoch_ms(self.status.ready_expected_at),
+        )
+
+
+def _seconds(text: str | None) -> float | None:
+    """The schema refuses what is no duration. An object from before the schema has the gateway's own limit."""
+    try:
+        return parse_duration(text) if text is not None else None
+    except ValueError:
+        return None
+
+
+def _epoch_ms(rfc3339: str) -> int:
+    try:
+        return int(datetime.fromisoformat(rfc3339).timestamp() * 1000) if rfc3339 else 0
+    except ValueError:
+        return 0
 
 
 # Reasons that no newer operator has are held for: they may pass.

@@ -10,6 +10,7 @@ from pagoda_gateway.requests.errors import AllOverloaded, Died, HoldTimeout, Mod
 from pagoda_gateway.requests.hold_queue import Share
 from pagoda_gateway.routing.request import RoutingRequest
 from pagoda_gateway.routing.turns import rank_of
+from pagoda_gateway.watch.services import Hold
 from support.suite.profiles import examples
 from support.worlds.gateway import GatewayWorld
 
@@ -25,11 +26,11 @@ class Done:
 class World(GatewayWorld):
     """Starts requests whose attempts fail as a test says."""
 
-    def __init__(self, timeout_s=300.0, limit=4):
-        super().__init__(timeout_s, limit)
+    def __init__(self, timeout_s=300.0, limit=4, **options):
+        super().__init__(timeout_s, limit, **options)
         self.served = []
 
-    async def request(self, label, model="m", failures=(), share=None, until=None):
+    async def request(self, label, model="m", failures=(), share=None, until=None, ping=None):
         """`until`: the replica has the request until this event."""
         failures = list(failures)
 
@@ -44,7 +45,7 @@ class World(GatewayWorld):
                 return Done(life)
 
             life.request = RoutingRequest(model)
-            life.share = share or life.share
+            life.share, life.ping = share or life.share, ping
             return (await self.router.serve(life, attempt)).life
 
     async def serve(self, attempt):
@@ -275,6 +276,48 @@ async def test_overloaded_here_and_refused_there_waits_for_a_new_state_of_the_ot
     assert (world.served, world.queue.count("ns/s")) == ([], 1)
     world.frame("ready", "ns/b")
     assert (await task).endpoint == "ns/b:8000"
+
+
+async def test_a_service_says_for_how_long_and_how_many_requests_are_held():
+    world = World(timeout_s=3600.0)
+    world.service(hold=Hold(timeout_s=0.0))
+    world.synced()
+    with pytest.raises(HoldTimeout):
+        await world.request(0)
+    world.service(hold=Hold(requests=1))
+    task = world.start("held")
+    await turns()
+    with pytest.raises(QueueFull, match="at most 1 are"):
+        await world.request(1)
+    world.service(hold=Hold(requests=0))  # one that was accepted stays
+    await turns()
+    world.frame()
+    await task
+    assert world.served == ["held"]
+
+
+@pytest.mark.parametrize(("ready_in_ms", "retry_after"), [(30_500, 31), (900_000, 120), (-1, 5), (None, 5)])
+async def test_a_refusal_for_want_of_room_says_when_a_starting_replica_should_be_ready(ready_in_ms, retry_after):
+    world = World(limit=0)
+    world.service(ready_at_ms=0 if ready_in_ms is None else round(world.now_ms) + ready_in_ms)
+    world.synced()
+    with pytest.raises(QueueFull) as caught:
+        await world.request(0)
+    assert caught.value.retry_after == retry_after
+
+
+async def test_a_stream_that_is_held_for_long_gets_pings_until_it_is_served():
+    world, pings = World(ping_s=0.0), []
+    discover(world)
+
+    async def ping(route):
+        pings.append(route)
+        if len(pings) == 3:
+            world.frame()
+
+    await world.request("stream", ping=ping)
+    assert pings == ["endpoint=none; reason=held-no-replica; held_ms=0; attempt=1"] * 3
+    assert world.served == ["stream"]
 
 
 async def test_requests_beyond_a_replicas_rows_are_held_and_go_when_one_ends_in_the_order_of_turns():
