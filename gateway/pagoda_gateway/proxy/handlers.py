@@ -31,7 +31,7 @@ from pagoda_gateway.proxy.upstream import Call, Upstream
 from pagoda_gateway.proxy.wish import wish
 from pagoda_gateway.requests.dialects import ANTHROPIC, ENDPOINTS, dialect_of
 from pagoda_gateway.requests.errors import GatewayError, MalformedHttp, ModelNotFound, NotBuilt, NotServedHere, NotSynced, NotThisMethod
-from pagoda_gateway.requests.hold_queue import share_of
+from pagoda_gateway.requests.hold_queue import claim_of
 from pagoda_gateway.requests.lifecycle import InFlight, RequestLife
 from pagoda_gateway.requests.limiter import Account, Asked, Limiter
 from pagoda_gateway.requests.metrics import Metrics
@@ -98,7 +98,7 @@ class Api:
         style: Style = "anthropic" if dialect_of(request.path) is ANTHROPIC else "openai"
         asked = Asked(request[TENANT], life.request.model, partial(wish, request.path, whole), style)
         async with self.limiter.admitted(asked) as relay.account:
-            life.share = share_of(life.request, relay.account.policy)
+            life.claim = claim_of(life.request, relay.account.policy)
             path = request.rel_url.raw_path_qs  # a target in absolute form names the gateway, not the replica
             headers = to_replica(request.headers, request[_REQUEST_ID], life.request)
             if (observed := request.get(OBSERVED)) is not None and observed.traceparent:

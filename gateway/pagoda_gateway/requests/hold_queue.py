@@ -8,20 +8,22 @@ Called by lifecycle.py and router.py.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from pagoda_gateway.limits.rules import Policy
-from pagoda_gateway.requests.errors import QueueFull
+from pagoda_gateway.requests.errors import LoadShed, QueueFull
 from pagoda_gateway.routing.request import RoutingRequest
+from pagoda_gateway.routing.shed import Fill, shed_share
 from pagoda_gateway.routing.turns import Key, Turns, emptied, in_order, joined, next_key, rank_of, taken
 
 UNSYNCED: Final = ""
 """The queue of requests that wait until the gateway has listed the cluster's services and replicas."""
 
 
-class Share(NamedTuple):
+class Claim(NamedTuple):
     """Whose request it is, and how it shares with others: `rank`, lower is sooner, and `weight` among tenants of the same rank. `first`: it
     had its turn already, and its replica refused it, so it goes before others of its tenant."""
 
@@ -31,27 +33,27 @@ class Share(NamedTuple):
     first: bool = False
 
 
-ALONE: Final = Share()
+ALONE: Final = Claim()
 
 
-def share_of(request: RoutingRequest, policy: Policy) -> Share:
+def claim_of(request: RoutingRequest, policy: Policy) -> Claim:
     """Returns how a request of a tenant with this policy shares with others."""
-    return Share(request.tenant, rank_of(request.tier, policy.priority), policy.weight)
+    return Claim(request.tenant, rank_of(request.tier, policy.priority), policy.weight)
 
 
 class Ticket:
     """One held request's place in the queue of `service`."""
 
-    __slots__ = ("_woken", "service", "share", "since_ms")
+    __slots__ = ("_woken", "claim", "service", "since_ms")
 
-    def __init__(self, service: str, since_ms: float, share: Share) -> None:
-        self.service, self.since_ms, self.share = service, since_ms, share
+    def __init__(self, service: str, since_ms: float, claim: Claim) -> None:
+        self.service, self.since_ms, self.claim = service, since_ms, claim
         self._woken = asyncio.Event()
 
     @property
     def key(self) -> Key:
         """Its line."""
-        return Key(self.share.rank, self.share.tenant)
+        return Key(self.claim.rank, self.claim.tenant)
 
     @property
     def woken(self) -> bool:
@@ -85,12 +87,12 @@ class _Queue:
 
     def add(self, ticket: Ticket, now_ms: float) -> None:
         line = self.lines.setdefault(ticket.key, {})
-        if ticket.share.first:
+        if ticket.claim.first:
             self.lines[ticket.key] = {ticket: None} | line
         else:
             line[ticket] = None
         self.count += 1
-        self.turns = joined(self.turns, ticket.key, ticket.share.weight, now_ms)
+        self.turns = joined(self.turns, ticket.key, ticket.claim.weight, now_ms)
 
     def drop(self, ticket: Ticket, now_ms: float, *, served: bool) -> None:
         if served:
@@ -128,6 +130,7 @@ class HoldQueue:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._queues: dict[str, _Queue] = {}
+        self._tenants = Counter[str]()
         self._total = 0
 
     @property
@@ -145,18 +148,29 @@ class HoldQueue:
         queue = self._queues.get(service)
         return min((ticket.since_ms for ticket in queue.tickets()), default=None) if queue is not None else None
 
-    def enter(self, service: str, now_ms: float = 0.0, share: Share = ALONE, most: int | None = None) -> Ticket:
-        """Takes a place at the end of its tenant's line; QueueFull at the limit of all services, or at `most` of this one."""
+    def enter(self, service: str, now_ms: float = 0.0, claim: Claim = ALONE, most: int | None = None, luck: float = 1.0) -> Ticket:
+        """Takes a place at the end of its tenant's line; QueueFull at the limit of all services, or at `most` of this one. LoadShed before
+        that, if `luck`, drawn from 0 to 1, says so. A request that had its turn before is not shed."""
         if self._total >= self._limit:
             raise QueueFull(f"no replica has room and {self._total} requests are already held, which is the limit ({self._limit})")
         if most is not None and self.count(service) >= most:
             raise QueueFull(
                 f"no replica of {service} has room and {self.count(service)} requests are already held for it; at most {most} are"
             )
-        return self._added(Ticket(service, now_ms, share), now_ms)
+        share = 0.0 if claim.first else max(shed_share(claim.rank, fill) for fill in self._fills(service, claim.tenant, most))
+        if luck < share:
+            held = f"{self._total} requests are held, of these {self._tenants[claim.tenant]} of this tenant"
+            raise LoadShed(f"no replica has room and {held}; {share:.0%} of such requests are refused now")
+        return self._added(Ticket(service, now_ms, claim), now_ms)
+
+    def _fills(self, service: str, tenant: str, most: int | None) -> Iterator[Fill]:
+        yield Fill(self._tenants[tenant], self._total, self._limit)
+        if most is not None and (queue := self._queues.get(service)) is not None:
+            yield Fill(sum(len(line) for key, line in queue.lines.items() if key.tenant == tenant), queue.count, most)
 
     def _added(self, ticket: Ticket, now_ms: float) -> Ticket:
         self._queues.setdefault(ticket.service, _Queue()).add(ticket, now_ms)
+        self._tenants[ticket.claim.tenant] += 1
         self._total += 1
         return ticket
 
@@ -167,6 +181,8 @@ class HoldQueue:
         queue.drop(ticket, now_ms, served=served)
         queue.looking.discard(ticket)
         queue.looked.discard(ticket)
+        self._tenants[ticket.claim.tenant] -= 1
+        self._tenants += Counter()  # drops those with nothing
         self._total -= 1
         if not queue.lines:
             del self._queues[ticket.service]
@@ -176,7 +192,7 @@ class HoldQueue:
     def move(self, ticket: Ticket, service: str, now_ms: float = 0.0) -> Ticket:
         """Returns a place in another queue, because the name now belongs to that service. Never refused: it was accepted already."""
         self.leave(ticket, now_ms)
-        return self._added(Ticket(service, ticket.since_ms, ticket.share), now_ms)
+        return self._added(Ticket(service, ticket.since_ms, ticket.claim), now_ms)
 
     def wake(self, service: str, now_ms: float = 0.0) -> None:
         """Something changed for this service: its requests look again, one after the other."""

@@ -17,7 +17,7 @@ from pagoda_contracts.route import NO_ENDPOINT, REPICK_PREFIX, Route, format_rou
 
 from pagoda_gateway.requests.budget import Budget, Take
 from pagoda_gateway.requests.errors import Died, GatewayError, Overloaded, Refused, ShuttingDown, UpstreamDied
-from pagoda_gateway.requests.hold_queue import ALONE, HoldQueue, Share, Ticket
+from pagoda_gateway.requests.hold_queue import ALONE, Claim, HoldQueue, Ticket
 from pagoda_gateway.requests.metrics import Metrics
 from pagoda_gateway.requests.tally import Tally
 from pagoda_gateway.routing.endpoint import Endpoint
@@ -69,14 +69,14 @@ class Place:
 @dataclass(slots=True)
 class RequestLife:
     """One request under way. `take_bytes` counts its body. `tried`: endpoint → sequence of its last frame when it died on this request;
-    `overloaded`: endpoints that had no room; `point`: its draw while requests are split between revisions; `share`: its order among held
+    `overloaded`: endpoints that had no room; `point`: its draw while requests are split between revisions; `claim`: its order among held
     requests; `ping` keeps its client's connection alive, `pinged_ms` is when it did. It is None if the answer is no stream."""
 
     _counters: Counters
     request_id: str
     take_bytes: Take
     request: RoutingRequest = _UNREAD
-    share: Share = ALONE
+    claim: Claim = ALONE
     service: str = ""
     endpoint: str = NO_ENDPOINT
     revision: str = ""
@@ -120,10 +120,12 @@ class RequestLife:
         counters.demand_changed(service)
 
     @contextmanager
-    def held(self, service: str, most: int | None = None) -> Iterator[Place]:
-        """Holds the request in a service's queue for as long as the context lasts; QueueFull at the limit, or at `most` of this service."""
+    def held(self, service: str, most: int | None = None, luck: float = 1.0) -> Iterator[Place]:
+        """Holds the request in a service's queue for as long as the context lasts; QueueFull at the limit, or at `most` of this service,
+        and LoadShed before that, as `luck` says."""
         counters, began_ms = self._counters, self._counters.clock_ms()
-        place = Place(counters, counters.queue.enter(service, began_ms, self.share._replace(first=self.attempt > 1), most))
+        claim = self.claim._replace(first=self.attempt > 1)
+        place = Place(counters, counters.queue.enter(service, began_ms, claim, most, luck))
         try:
             counters.demand_changed(service)
             yield place
@@ -136,10 +138,11 @@ class RequestLife:
     @contextmanager
     def at(self, endpoint: Endpoint) -> Iterator[None]:
         """One attempt at an endpoint. Records how the attempt failed, so that the next pick knows."""
-        with self._counters.cache.in_flight(endpoint, self._counters.clock_ms):
+        with self._counters.cache.in_flight(endpoint):
             self.revision, self.asked_ms = endpoint.revision, self._counters.clock_ms()
             try:
                 yield
+                self._counters.cache.took(endpoint, self._counters.clock_ms() - self.asked_ms)
             except Refused as refusal:
                 self._counters.cache.mark_refused(endpoint)
                 if isinstance(refusal, Overloaded):

@@ -190,9 +190,12 @@ class Router:
         if not service.weights:
             return pick(endpoints, life.request, life.tried, now_ms, scorers)
         if life.point is None:
-            self._draws += 1
-            life.point = draw(self._draws)
+            life.point = self._draw()
         return pick_by_revision(endpoints, Split(service.weights, life.point), life.request, life.tried, now_ms, scorers)
+
+    def _draw(self) -> float:
+        self._draws += 1
+        return draw(self._draws)
 
     async def _hold(self, life: RequestLife, wait: Wait) -> Pick:
         """Waits in a queue for a pick. No await stands between looking and waiting, so no wake-up is lost."""
@@ -200,7 +203,7 @@ class Router:
         hold = known.hold if known is not None else Hold()
         timeout_s = self._rules.timeout_s if hold.timeout_s is None else hold.timeout_s
         deadline_ms = self._clock_ms() + timeout_s * 1000 - life.held_ms
-        with life.held(wait.service, hold.requests) as place:
+        with life.held(wait.service, hold.requests, self._draw()) as place:
             if wait.reason == HELD_IN_TURN:
                 self._queue.wake(wait.service, self._clock_ms())
             while True:

@@ -17,7 +17,8 @@ LOW_SHARE: Final = 10
 """Of so many turns in a row, one goes to another rank than the first, if one waits."""
 LONGEST_MS: Final = 30_000.0
 """A rank that had no turn for so long gets the next one, even if the replicas are so slow that ten turns take minutes."""
-_PER_TIER: Final = 10_000
+PER_TIER: Final = 10_000
+"""How far the ranks of the two tiers are apart; priorities are from -1000 to 1000."""
 
 
 class Key(NamedTuple):
@@ -50,7 +51,7 @@ class Turns:
 
 def rank_of(tier: str, priority: int) -> int:
     """Returns the rank, as replicas have it: lower goes first. Interactive before batch, then the larger priority."""
-    return (_PER_TIER if tier == "batch" else 0) - priority
+    return (PER_TIER if tier == "batch" else 0) - priority
 
 
 def joined(turns: Turns, key: Key, weight: int, now_ms: float) -> Turns:

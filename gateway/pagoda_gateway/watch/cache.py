@@ -125,9 +125,8 @@ class EndpointCache:
     # The gateway's own requests
 
     @contextmanager
-    def in_flight(self, endpoint: Endpoint, clock_ms: Callable[[], float] = lambda: 0.0) -> Iterator[None]:
+    def in_flight(self, endpoint: Endpoint) -> Iterator[None]:
         """Counts one request at an endpoint for as long as the context lasts. Its end makes room for one that is held."""
-        began_ms = clock_ms()
         self._picks += 1
         endpoint.last_pick = self._picks
         endpoint.in_flight += 1
@@ -135,9 +134,11 @@ class EndpointCache:
             yield
         finally:
             endpoint.in_flight -= 1
-            took_ms = clock_ms() - began_ms
-            endpoint.took_ms += (took_ms - endpoint.took_ms) * (_TOOK_WEIGHT if endpoint.took_ms else 1)
             self.on_state_change(endpoint.service)
+
+    def took(self, endpoint: Endpoint, took_ms: float) -> None:
+        """Records how long a request took there."""
+        endpoint.took_ms += (took_ms - endpoint.took_ms) * (_TOOK_WEIGHT if endpoint.took_ms else 1)
 
     def mark_refused(self, endpoint: Endpoint) -> None:
         """Records a refusal: no request goes there before its next frame."""

@@ -5,14 +5,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from pagoda_gateway.limits.rules import Policy, Rule
-from pagoda_gateway.requests.errors import QueueFull
-from pagoda_gateway.requests.hold_queue import HoldQueue, Share, share_of
+from pagoda_gateway.requests.errors import LoadShed, QueueFull
+from pagoda_gateway.requests.hold_queue import Claim, HoldQueue, claim_of
 from pagoda_gateway.routing.request import RoutingRequest
 from support.suite.profiles import examples
 
 LIMIT = 6
 SERVICES = st.sampled_from(["x", "y"])
-SHARES = st.builds(Share, st.sampled_from("ab"), st.integers(0, 1), st.integers(1, 3), st.booleans())
+CLAIMS = st.builds(Claim, st.sampled_from("ab"), st.integers(0, 1), st.integers(1, 3), st.booleans())
 
 
 class Queues(RuleBasedStateMachine):
@@ -27,17 +27,17 @@ class Queues(RuleBasedStateMachine):
     def waiting(self, service):
         return [ticket for line in self.lines[service].values() for ticket in line]
 
-    @rule(service=SERVICES, share=SHARES, now=st.integers(1, 1000))
-    def enter(self, service, share, now):
+    @rule(service=SERVICES, claim=CLAIMS, now=st.integers(1, 1000))
+    def enter(self, service, claim, now):
         if sum(len(self.waiting(one)) for one in self.lines) == LIMIT:
             with pytest.raises(QueueFull):
-                self.queue.enter(service, now, share)
+                self.queue.enter(service, now, claim)
             return
-        self.entered(self.queue.enter(service, now, share))
+        self.entered(self.queue.enter(service, now, claim))
 
     def entered(self, ticket):
         line = self.lines[ticket.service].setdefault(ticket.key, [])
-        line.insert(0 if ticket.share.first else len(line), ticket)
+        line.insert(0 if ticket.claim.first else len(line), ticket)
 
     def left(self, ticket):
         self.lines[ticket.service][ticket.key].remove(ticket)
@@ -132,8 +132,8 @@ def served(queue, service="x"):
 
 def test_one_request_behind_a_flood_is_second_and_the_flood_keeps_its_order():
     queue = HoldQueue(1000)
-    flood = [queue.enter("x", 0, Share("flood")) for _ in range(500)]
-    other = queue.enter("x", 0, Share("other"))
+    flood = [queue.enter("x", 0, Claim("flood")) for _ in range(500)]
+    other = queue.enter("x", 0, Claim("other"))
     order = served(queue)
     assert order.index(other) <= 1
     assert [ticket for ticket in order if ticket is not other] == flood
@@ -141,11 +141,32 @@ def test_one_request_behind_a_flood_is_second_and_the_flood_keeps_its_order():
 
 def test_a_request_whose_replica_refused_it_goes_before_its_tenants_others():
     queue = HoldQueue(10)
-    later, again = queue.enter("x", 0, Share("a")), queue.enter("x", 0, Share("a", first=True))
+    later, again = queue.enter("x", 0, Claim("a")), queue.enter("x", 0, Claim("a", first=True))
     assert served(queue) == [again, later]
 
 
 def test_the_share_is_that_of_the_tenants_quotas_and_of_the_requests_tier():
     policy = Policy((Rule("q", weight=5, priority=7),))
-    assert share_of(RoutingRequest("m", tenant="t"), policy) == Share("t", -7, 5)
-    assert share_of(RoutingRequest("m", tenant="t", tier="batch"), policy).rank > share_of(RoutingRequest("m"), Policy()).rank
+    assert claim_of(RoutingRequest("m", tenant="t"), policy) == Claim("t", -7, 5)
+    assert claim_of(RoutingRequest("m", tenant="t", tier="batch"), policy).rank > claim_of(RoutingRequest("m"), Policy()).rank
+
+
+def test_requests_are_shed_by_what_their_tenant_holds_and_one_that_had_its_turn_is_not():
+    queue = HoldQueue(100)
+    for _ in range(90):
+        queue.enter("x", 0, Claim("flood"))
+    with pytest.raises(LoadShed, match="90 of this tenant"):
+        queue.enter("x", 0, Claim("flood"), luck=0.5)
+    queue.enter("x", 0, Claim("other"), luck=0.0)
+    queue.enter("x", 0, Claim("flood", first=True), luck=0.0)
+    with pytest.raises(LoadShed):
+        queue.enter("x", 0, claim_of(RoutingRequest("m", tenant="other", tier="batch"), Policy()), luck=0.99)
+
+
+def test_a_services_own_limit_sheds_by_what_is_held_for_that_service():
+    queue = HoldQueue(1000)
+    for _ in range(9):
+        queue.enter("x", 0, Claim("flood"))
+    with pytest.raises(LoadShed):
+        queue.enter("x", 0, Claim("flood"), most=10, luck=0.4)
+    queue.enter("y", 0, Claim("flood"), most=10, luck=0.0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pagoda_gateway.requests.errors import AllOverloaded, Died, HoldTimeout, ModelNotFound, Overloaded, QueueFull, Refused, ServiceStalled
-from pagoda_gateway.requests.hold_queue import Share
+from pagoda_gateway.requests.hold_queue import Claim
 from pagoda_gateway.routing.request import RoutingRequest
 from pagoda_gateway.routing.turns import rank_of
 from pagoda_gateway.watch.services import Hold
@@ -30,7 +30,7 @@ class World(GatewayWorld):
         super().__init__(timeout_s, limit, **options)
         self.served = []
 
-    async def request(self, label, model="m", failures=(), share=None, until=None, ping=None):
+    async def request(self, label, model="m", failures=(), claim=None, until=None, ping=None):
         """`until`: the replica has the request until this event."""
         failures = list(failures)
 
@@ -45,7 +45,7 @@ class World(GatewayWorld):
                 return Done(life)
 
             life.request = RoutingRequest(model)
-            life.share, life.ping = share or life.share, ping
+            life.claim, life.ping = claim or life.claim, ping
             return (await self.router.serve(life, attempt)).life
 
     async def serve(self, attempt):
@@ -326,11 +326,11 @@ async def test_requests_beyond_a_replicas_rows_are_held_and_go_when_one_ends_in_
     discover(world)
     world.frame(rows=8)
     ends = [asyncio.Event() for _ in range(30)]
-    tasks = [world.start(number, share=Share("flood"), until=ends[number]) for number in range(30)]
+    tasks = [world.start(number, claim=Claim("flood"), until=ends[number]) for number in range(30)]
     await turns()
     assert (world.served, world.queue.count("ns/s")) == (list(range(9)), 21)
-    tasks.append(world.start("other", share=Share("other")))
-    tasks.append(world.start("batch", share=Share("other", rank_of("batch", 0))))
+    tasks.append(world.start("other", claim=Claim("other")))
+    tasks.append(world.start("batch", claim=Claim("other", rank_of("batch", 0))))
     for number in range(2):
         ends[number].set()
         await turns()
