@@ -84,6 +84,8 @@ HEADER_NEEDED_TOKENS: Final = "x-pagoda-needed-tokens"
 # Milliseconds from the request's arrival after which its answer is not wanted any more. Believed from every caller, since it only shortens.
 HEADER_DEADLINE: Final = "x-pagoda-deadline-ms"
 HEADER_ROUTE: Final = "x-pagoda-route"
+# Of an answer that came from outside of the cluster: the name of the target.
+HEADER_OVERFLOW: Final = "x-pagoda-overflow"
 HEADER_REQUEST_ID: Final = "x-request-id"
 # In an answer: fields of the request that the daemon does not know.
 HEADER_IGNORED: Final = "x-pagoda-ignored"

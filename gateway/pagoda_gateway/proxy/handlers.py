@@ -25,6 +25,7 @@ from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.connection import check_head
 from pagoda_gateway.proxy.headers import to_replica
 from pagoda_gateway.proxy.observe import OBSERVED, Observe
+from pagoda_gateway.proxy.overflow import Overflow
 from pagoda_gateway.proxy.relay import Relay
 from pagoda_gateway.proxy.tracing import TRACEPARENT
 from pagoda_gateway.proxy.upstream import Call, Upstream
@@ -59,6 +60,7 @@ class Api:
     observe: Observe
     limiter: Limiter
     usage: Usage
+    overflow: Overflow | None = None
     stopping: bool = False
 
     def application(self) -> web.Application:
@@ -105,11 +107,16 @@ class Api:
                 headers[TRACEPARENT] = observed.traceparent
             call = Call(path, headers, whole)
             try:
-                answer = await self.router.serve(life, partial(relay.reserved, call, life.first_byte))
+                answer = await self._serve(life, relay, call)
                 relay.account.status = answer.status
                 return answer
             finally:
                 self._count(request, life, relay.account)
+
+    async def _serve(self, life: RequestLife, relay: Relay, call: Call) -> web.StreamResponse:
+        if self.overflow is not None:
+            return await self.overflow.serve(self.router, life, relay, call)
+        return await self.router.serve(life, partial(relay.reserved, call, life.first_byte))
 
     def _count(self, request: web.Request, life: RequestLife, account: Account) -> None:
         if account.used is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Final
+from typing import Final, Protocol
 
 import aiohttp
 import msgspec
@@ -46,6 +46,25 @@ _REFUSALS: Final = frozenset({ERROR_DRAINING, ERROR_NOT_READY})
 # A client's credentials are not forwarded, so a replica that answers with this refuses the gateway's.
 _UNAUTHORIZED: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 _UNAUTHORIZED_CODES: Final = frozenset({ERROR_UNAUTHENTICATED, ERROR_FORBIDDEN})
+
+
+class Pieces(Protocol):
+    """A body that arrives."""
+
+    async def readany(self) -> bytes: ...
+
+
+class Answer(Protocol):
+    """An answer as aiohttp gives it, or as proxy/overflow.py does."""
+
+    @property
+    def status(self) -> int: ...
+    @property
+    def content_type(self) -> str: ...
+    @property
+    def content(self) -> Pieces: ...
+    async def read(self) -> bytes: ...
+    def close(self) -> None: ...
 
 
 _PING: Final = b": held\n\n"
@@ -98,9 +117,7 @@ class Relay:
             self.account.sent = before  # nothing was computed
             raise
 
-    async def _stream(
-        self, answer: aiohttp.ClientResponse, headers: CIMultiDict[str], first_byte: Callable[[], None]
-    ) -> web.StreamResponse:
+    async def _stream(self, answer: Answer, headers: CIMultiDict[str], first_byte: Callable[[], None]) -> web.StreamResponse:
         chunk = await _read(answer)
         if not chunk:
             raise Died("empty", "the stream ended before its first event")
@@ -115,6 +132,16 @@ class Relay:
                 await self.end(begun, error)
             raise error from death
         return begun
+
+    async def outside(self, answer: Answer, headers: CIMultiDict[str]) -> web.StreamResponse:
+        """Relays an answer from outside of the cluster. It counts for no replica."""
+        headers.update(self.account.headers)
+        if answer.status == HTTPStatus.OK and answer.content_type == "text/event-stream":
+            return await self._stream(answer, headers, lambda: None)
+        body = await answer.read()
+        if self.begun is not None:
+            raise late_answer(answer.status, body)
+        return web.Response(status=answer.status, headers=headers, body=body)
 
     async def ping(self, route: str) -> None:
         """Keeps the connection of a held stream alive by a comment. The first one commits the answer to 200."""
@@ -135,7 +162,7 @@ class Relay:
             await begun.write(dialect_of(self._request.path).event(error, self._request_id, self._events.count))
         return begun
 
-    async def _pass_on(self, answer: aiohttp.ClientResponse, chunk: bytes, begun: web.StreamResponse) -> None:
+    async def _pass_on(self, answer: Answer, chunk: bytes, begun: web.StreamResponse) -> None:
         while chunk:
             events, used = self._events.take(chunk)
             if used is not None:
@@ -147,7 +174,7 @@ class Relay:
         await begun.write(self._events.rest())
 
 
-async def _read(answer: aiohttp.ClientResponse) -> bytes:
+async def _read(answer: Answer) -> bytes:
     """Returns the next bytes, b"" at a good end; Died if the connection broke."""
     try:
         return await answer.content.readany()

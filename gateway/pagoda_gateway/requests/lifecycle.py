@@ -23,6 +23,7 @@ from pagoda_gateway.requests.tally import Tally
 from pagoda_gateway.routing.endpoint import Endpoint
 from pagoda_gateway.routing.request import RoutingRequest
 from pagoda_gateway.watch.cache import EndpointCache
+from pagoda_gateway.watch.services import Overflow
 
 log = structlog.get_logger()
 
@@ -70,7 +71,8 @@ class Place:
 class RequestLife:
     """One request under way. `take_bytes` counts its body. `tried`: endpoint → sequence of its last frame when it died on this request;
     `overloaded`: endpoints that had no room; `point`: its draw while requests are split between revisions; `claim`: its order among held
-    requests; `ping` keeps its client's connection alive, `pinged_ms` is when it did. It is None if the answer is no stream."""
+    requests; `ping` keeps its client's connection alive, `pinged_ms` is when it did. It is None if the answer is no stream. `targets`:
+    where it may overflow; `overflow`: where its service says so, among them."""
 
     _counters: Counters
     request_id: str
@@ -91,6 +93,8 @@ class RequestLife:
     point: float | None = None
     ping: Callable[[str], Awaitable[None]] | None = None
     pinged_ms: float = 0.0
+    targets: frozenset[str] = frozenset()
+    overflow: Overflow | None = None
     tried: dict[str, int] = field(default_factory=dict)
     overloaded: set[str] = field(default_factory=set)
 
@@ -100,7 +104,8 @@ class RequestLife:
 
     def admit(self) -> None:
         """The request is read. Its time to first token counts from now on."""
-        self.admitted_ms = self.pinged_ms = self._counters.clock_ms()
+        self.admitted_ms = self.admitted_ms or self._counters.clock_ms()
+        self.pinged_ms = self.pinged_ms or self.admitted_ms
 
     async def keep_alive(self) -> None:
         """The client of a stream has waited for long."""
@@ -124,7 +129,7 @@ class RequestLife:
         """Holds the request in a service's queue for as long as the context lasts; QueueFull at the limit, or at `most` of this service,
         and LoadShed before that, as `luck` says."""
         counters, began_ms = self._counters, self._counters.clock_ms()
-        claim = self.claim._replace(first=self.attempt > 1)
+        claim = self.claim._replace(first=self.claim.first or self.attempt > 1)
         place = Place(counters, counters.queue.enter(service, began_ms, claim, most, luck))
         try:
             counters.demand_changed(service)

@@ -169,6 +169,7 @@ class Router:
                 return Wait(UNSYNCED, "unsynced")
             raise self._not_found(life.request.model)
         life.assign(service.key)
+        life.overflow = service.overflow if service.overflow is not None and service.overflow.target in life.targets else None
         left = [endpoint for endpoint in self._cache.endpoints(service) if endpoint.name not in life.overloaded]
         choice = self._pick(life, service, left)
         if isinstance(choice, Pick):
@@ -193,15 +194,25 @@ class Router:
             life.point = self._draw()
         return pick_by_revision(endpoints, Split(service.weights, life.point), life.request, life.tried, now_ms, scorers)
 
+    def _rules_of(self, life: RequestLife, key: str) -> tuple[Hold, float]:
+        """Returns how a service holds requests, and for how long this one. HoldTimeout if it can go elsewhere and many wait already."""
+        service = self._cache.service(key)
+        hold = service.hold if service is not None else Hold()
+        timeout_s = self._rules.timeout_s if hold.timeout_s is None else hold.timeout_s
+        if service is None or life.overflow is None:
+            return hold, timeout_s
+        held = self._queue.count(key)
+        if held >= life.overflow.queue_depth * max(1, len(self._cache.endpoints(service))):
+            raise HoldTimeout(f"{held} requests are held for {key} already")
+        return hold, min(timeout_s, life.overflow.after_s)
+
     def _draw(self) -> float:
         self._draws += 1
         return draw(self._draws)
 
     async def _hold(self, life: RequestLife, wait: Wait) -> Pick:
         """Waits in a queue for a pick. No await stands between looking and waiting, so no wake-up is lost."""
-        known = self._cache.service(wait.service)
-        hold = known.hold if known is not None else Hold()
-        timeout_s = self._rules.timeout_s if hold.timeout_s is None else hold.timeout_s
+        hold, timeout_s = self._rules_of(life, wait.service)
         deadline_ms = self._clock_ms() + timeout_s * 1000 - life.held_ms
         with life.held(wait.service, hold.requests, self._draw()) as place:
             if wait.reason == HELD_IN_TURN:

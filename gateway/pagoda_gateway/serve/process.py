@@ -34,6 +34,7 @@ from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.handlers import Api, metrics_application
 from pagoda_gateway.proxy.listener import Listener, default_bounds, listening
 from pagoda_gateway.proxy.observe import Observe
+from pagoda_gateway.proxy.overflow import Overflow
 from pagoda_gateway.proxy.tracing import Tracing, tracing
 from pagoda_gateway.proxy.upstream import Upstream
 from pagoda_gateway.requests.budget import Budget
@@ -41,6 +42,7 @@ from pagoda_gateway.requests.hold_queue import HoldQueue
 from pagoda_gateway.requests.lifecycle import Counters, InFlight
 from pagoda_gateway.requests.limiter import Limiter, LocalStore, Store
 from pagoda_gateway.requests.metrics import Metrics
+from pagoda_gateway.requests.outside import read_targets
 from pagoda_gateway.requests.router import HoldRules, Router
 from pagoda_gateway.requests.tally import Tally
 from pagoda_gateway.requests.usage import Usage
@@ -121,7 +123,7 @@ async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
     limiter = Limiter(registry, store, counters.metrics.over_quota)
     usage = Usage(counters.metrics, log.info if settings.usage_lines else None)
     observe = Observe(_clock_ms, counters.metrics, settings.access_log, _tracing(settings, stack))
-    api = Api(cache, InFlight(counters), router, upstream, limits, authenticate, observe, limiter, usage)
+    api = Api(cache, InFlight(counters), router, upstream, limits, authenticate, observe, limiter, usage, _overflow(settings, stack))
     health = Health(lambda: cache.synced and ring.synced and registry.synced and not api.stopping)
     probes = Probes(health, settings.host, settings.probes_port)
     stack.callback(probes.close)
@@ -169,6 +171,17 @@ def _store(counters: Counters, settings: Settings, stack: AsyncExitStack) -> Sto
     shared = SharedStore(client, local, f"{settings.identity}-{uuid4().hex[:8]}", counters.metrics.quota_store)
     stack.push_async_callback(shared.close)
     return shared
+
+
+def _overflow(settings: Settings, stack: AsyncExitStack) -> Overflow | None:
+    if settings.overflow_targets is None:
+        return None
+    try:
+        made = Overflow(read_targets(settings.overflow_targets))
+    except (OSError, ValueError) as error:
+        sys.exit(f"pagoda-gateway: overflow-targets: {error}")
+    stack.push_async_callback(made.close)
+    return made
 
 
 def _tls(settings: Settings) -> ssl.SSLContext | None:

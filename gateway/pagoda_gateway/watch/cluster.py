@@ -29,7 +29,6 @@ from pagoda_contracts.names import (
     VERSION,
 )
 from pagoda_contracts.resources.service import INFERENCE_SERVICE
-from pagoda_contracts.units import parse_duration
 from pagoda_kube.api import KubernetesApi
 from pagoda_kube.cache import Cache, Changed, Item, Key
 from pagoda_kube.reflector import Kind, Reflector, Signs
@@ -39,7 +38,8 @@ from pagoda_gateway.limits.registry import Registry
 from pagoda_gateway.watch.cache import EndpointCache
 from pagoda_gateway.watch.key_secrets import watch_keys
 from pagoda_gateway.watch.quotas import watch_quotas
-from pagoda_gateway.watch.services import Hold, Policy, Replica, Service
+from pagoda_gateway.watch.routing_spec import RoutingSpec
+from pagoda_gateway.watch.services import Replica, Service
 
 V = TypeVar("V")
 
@@ -70,22 +70,9 @@ class _Model(msgspec.Struct, rename="camel"):
     served_names: tuple[str, ...] = ()
 
 
-class _Hold(msgspec.Struct, rename="camel"):
-    timeout: str | None = None
-    max_requests: int | None = None
-
-    def parsed(self) -> Hold:
-        return Hold(_seconds(self.timeout), self.max_requests)
-
-
-class _Routing(msgspec.Struct):
-    policy: str = ""
-    hold: _Hold = msgspec.field(default_factory=_Hold)
-
-
 class _ServiceSpec(msgspec.Struct, rename="camel"):
     model: _Model = msgspec.field(default_factory=_Model)
-    routing: _Routing = msgspec.field(default_factory=_Routing)
+    routing: RoutingSpec = RoutingSpec()
 
 
 class _Revision(msgspec.Struct, rename="camel"):
@@ -118,7 +105,6 @@ class ServiceObject(msgspec.Struct, rename="camel"):
         """Returns it as routing sees it."""
         meta = self.metadata
         weights = tuple((one.hash, one.weight) for one in self.status.revisions if one.weight is not None)
-        policy: Policy = "LeastLoad" if self.spec.routing.policy == "LeastLoad" else "PrefixAware"
         wanted, owned = self.spec.model.served_names or (meta.name,), self.status.served_names
         return Service(
             meta.key,
@@ -128,18 +114,11 @@ class ServiceObject(msgspec.Struct, rename="camel"):
             weights,
             owned,
             _stalled(self.status.conditions),
-            policy,
-            self.spec.routing.hold.parsed(),
+            self.spec.routing.kind(),
+            self.spec.routing.holds(),
+            self.spec.routing.overflows(),
             _epoch_ms(self.status.ready_expected_at),
         )
-
-
-def _seconds(text: str | None) -> float | None:
-    """The schema refuses what is no duration. An object from before the schema has the gateway's own limit."""
-    try:
-        return parse_duration(text) if text is not None else None
-    except ValueError:
-        return None
 
 
 def _epoch_ms(rfc3339: str) -> int:

@@ -14,6 +14,16 @@ class Hold(NamedTuple):
     requests: int | None = None
 
 
+class Overflow(NamedTuple):
+    """A service's `routing.overflow`: the target's name and model, after which time a held request goes there, and how many requests per
+    replica may be held before others go there at once."""
+
+    target: str
+    model: str
+    after_s: float
+    queue_depth: int
+
+
 class Service(NamedTuple):
     """An InferenceService as routing sees it. `key` is "namespace/name", `created` its creationTimestamp, `owned` the names that it has by
     its status. `weights` (revision, percent) is not empty while the operator splits requests between revisions. `stalled`: the reason and
@@ -29,6 +39,7 @@ class Service(NamedTuple):
     stalled: str = ""
     policy: Policy = "PrefixAware"
     hold: Hold = Hold()
+    overflow: Overflow | None = None
     ready_at_ms: int = 0
 
 

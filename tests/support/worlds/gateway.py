@@ -13,6 +13,7 @@ from pagoda_gateway.proxy.authenticate import Authenticate
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.handlers import Api
 from pagoda_gateway.proxy.observe import Observe
+from pagoda_gateway.proxy.overflow import Overflow as OverflowTargets
 from pagoda_gateway.proxy.upstream import Upstream
 from pagoda_gateway.requests.budget import Budget
 from pagoda_gateway.requests.hold_queue import HoldQueue
@@ -70,9 +71,11 @@ class GatewayWorld:
         frame = Frame(self.sequence, phase, running, 0, 0, max_concurrency=rows)
         self.cache.update_state(name, frame, self.now_ms, self.now_ms)
 
-    def api(self, upstream: Upstream, limits: Limits, authenticate: Authenticate | None = None) -> Api:
+    def api(
+        self, upstream: Upstream, limits: Limits, authenticate: Authenticate | None = None, overflow: OverflowTargets | None = None
+    ) -> Api:
         """Its routes."""
-        parts = (authenticate or self.authenticate, self.observe, self.limiter, self.usage)
+        parts = (authenticate or self.authenticate, self.observe, self.limiter, self.usage, overflow)
         return Api(self.cache, self.in_flight, self.router, upstream, limits, *parts)
 
     async def until(self, holds: Callable[[], bool]) -> None:
