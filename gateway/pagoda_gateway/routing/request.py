@@ -9,9 +9,10 @@ from typing import Literal
 @dataclass(frozen=True, slots=True)
 class RoutingRequest:
     """`model` is the name that the client asks for, `tenant` the owner of its API key, `prefix_hashes` the hash chain of the prompt's
-    beginning. `session` is the same for all requests of a conversation, "" if it is not known to be one; `owner` is the endpoint that has
-    the session, which pick.py fills in. `tier` is "batch" for requests that may wait; `stream`: the answer is a stream. `adapter`, a LoRA
-    of the service, keeps its empty value until it exists."""
+    beginning, and `prompt_tokens` a guess at the prompt's length. `session` is the same for all requests of a conversation, "" if it is
+    not known to be one. pick.py fills in `owner`, the endpoint that has the session, and `crowded`, the endpoints that had more than their
+    share of late. `tier` is "batch" for requests that may wait; `stream`: the answer is a stream. `adapter`, a LoRA of the service, keeps
+    its empty value until it exists."""
 
     model: str
     adapter: str = ""
@@ -19,5 +20,7 @@ class RoutingRequest:
     prefix_hashes: tuple[bytes, ...] = ()
     session: str = ""
     owner: str = ""
+    crowded: frozenset[str] = frozenset()
+    prompt_tokens: int = 0
     tier: Literal["interactive", "batch"] = "interactive"
     stream: bool = False
