@@ -23,6 +23,7 @@ class Queues(RuleBasedStateMachine):
         self.queue = HoldQueue(LIMIT)
         self.lines = {"x": {}, "y": {}}
         self.looked = set()
+        self.since = {}
 
     def waiting(self, service):
         return [ticket for line in self.lines[service].values() for ticket in line]
@@ -33,7 +34,9 @@ class Queues(RuleBasedStateMachine):
             with pytest.raises(QueueFull):
                 self.queue.enter(service, now, claim)
             return
-        self.entered(self.queue.enter(service, now, claim))
+        ticket = self.queue.enter(service, now, claim)
+        self.since[ticket] = now
+        self.entered(ticket)
 
     def entered(self, ticket):
         line = self.lines[ticket.service].setdefault(ticket.key, [])
@@ -60,7 +63,9 @@ class Queues(RuleBasedStateMachine):
     def move(self, number, service):
         ticket = self.one(number)
         self.left(ticket)
-        self.entered(self.queue.move(ticket, service))
+        moved = self.queue.move(ticket, service)
+        self.since[moved] = self.since[ticket]
+        self.entered(moved)
 
     @rule(service=SERVICES)
     def change(self, service):
@@ -111,7 +116,7 @@ class Queues(RuleBasedStateMachine):
         assert self.queue.total == sum(map(len, held.values())) <= LIMIT
         for service, tickets in held.items():
             assert self.queue.count(service) == len(tickets)
-            assert self.queue.oldest(service) == min((ticket.since_ms for ticket in tickets), default=None)
+            assert self.queue.oldest(service) == min((self.since[ticket] for ticket in tickets), default=None)
 
 
 TestQueues = Queues.TestCase
@@ -128,6 +133,17 @@ def served(queue, service="x"):
         order.append(ticket)
         queue.leave(ticket, served=True)
     return order
+
+
+@pytest.mark.parametrize(("full", "others"), [(False, [False, True]), (True, [False, False])])
+def test_one_that_looks_in_vain_lets_the_next_one_look_unless_all_is_full(full, others):
+    queue = HoldQueue(10)
+    first, second = queue.enter("x"), queue.enter("x")
+    queue.wake("x")
+    assert (first.woken, second.woken) == (True, False)
+    first._woken.clear()
+    queue.looked(first, full=full)
+    assert [first.woken, second.woken] == others
 
 
 def test_one_request_behind_a_flood_is_second_and_the_flood_keeps_its_order():
