@@ -85,13 +85,13 @@ class Api:
         try:
             async with self.in_flight.begin(request[_REQUEST_ID]) as life:
                 if (observed := request.get(OBSERVED)) is not None:
-                    observed.life, observed.told = life, relay.told
+                    observed.life, observed.finish = life, relay.finish
                 return await self._answer(request, life, relay)
         except GatewayError as error:
-            if relay.begun is None:
+            if relay.opened is None:
                 raise
             _note(request, error)
-            return await relay.end(relay.begun, error)
+            return await relay.end(relay.opened, error)
 
     async def _answer(self, request: web.Request, life: RequestLife, relay: Relay) -> web.StreamResponse:
         whole = await body.read(request, self.limits, life.take_bytes)
@@ -102,12 +102,13 @@ class Api:
         async with self.limiter.admitted(asked) as relay.account:
             life.claim = claim_of(life.request, relay.account.policy)
             path = request.rel_url.raw_path_qs  # a target in absolute form names the gateway, not the replica
-            headers = to_replica(request.headers, request[_REQUEST_ID], life.request)
-            if (observed := request.get(OBSERVED)) is not None and observed.traceparent:
-                headers[TRACEPARENT] = observed.traceparent
-            call = Call(path, headers, whole)
+            headers = to_replica(request.headers, request[_REQUEST_ID], life.request, continuable=parse.may_continue(request.headers))
+            if (observed := request.get(OBSERVED)) is not None:
+                observed.account = relay.account
+                if observed.traceparent:
+                    headers[TRACEPARENT] = observed.traceparent
             try:
-                answer = await self._serve(life, relay, call)
+                answer = await self._serve(life, relay, Call(path, headers, whole))
                 relay.account.status = answer.status
                 return answer
             finally:
@@ -116,7 +117,7 @@ class Api:
     async def _serve(self, life: RequestLife, relay: Relay, call: Call) -> web.StreamResponse:
         if self.overflow is not None:
             return await self.overflow.serve(self.router, life, relay, call)
-        return await self.router.serve(life, partial(relay.reserved, call, life.first_byte))
+        return await self.router.serve(life, partial(relay.reserved, call, life))
 
     def _count(self, request: web.Request, life: RequestLife, account: Account) -> None:
         if account.used is not None:

@@ -61,7 +61,7 @@ class Overflow:
     async def serve(self, router: Router, life: RequestLife, relay: Relay, call: Call) -> web.StreamResponse:
         """Returns the answer of a replica, or that of the service's target if none takes the request in time. If the target fails, the
         request is treated as without it: it is held on, or refused."""
-        attempt = partial(relay.reserved, call, life.first_byte)
+        attempt = partial(relay.reserved, call, life)
         path = URL(call.path, encoded=True).path
         life.targets = frozenset(self._targets) if fits(path, call.body) else frozenset()
         try:
@@ -119,11 +119,14 @@ class Metered:
     async def readany(self) -> bytes:
         """Returns the next events, b"" at the end."""
         while data := await self._answer.content.readany():
-            events, _ = self._events.take(data)
-            self._meter.feed(events)
-            if kept := without_usage(events) if self._hides else events:
+            if kept := self._kept(self._events.take(data).events):
                 return kept
-        return b""
+        rest, self._events = self._events.take(b"").events, Events()
+        return self._kept(rest)
+
+    def _kept(self, events: bytes) -> bytes:
+        self._meter.feed(events)
+        return without_usage(events) if self._hides else events
 
     async def read(self) -> bytes:
         """Returns the whole body."""

@@ -6,8 +6,19 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from pagoda_gateway.requests.errors import AllOverloaded, Died, HoldTimeout, ModelNotFound, Overloaded, QueueFull, Refused, ServiceStalled
+from pagoda_gateway.requests.errors import (
+    AllOverloaded,
+    Died,
+    HoldTimeout,
+    ModelNotFound,
+    Overloaded,
+    QueueFull,
+    Refused,
+    ServiceStalled,
+    UpstreamDied,
+)
 from pagoda_gateway.requests.hold_queue import Claim
+from pagoda_gateway.requests.lifecycle import RequestLife
 from pagoda_gateway.routing.request import RoutingRequest
 from pagoda_gateway.routing.turns import rank_of
 from pagoda_gateway.watch.services import Hold
@@ -242,6 +253,35 @@ async def test_a_frame_that_arrives_during_the_attempt_does_not_make_a_dead_endp
 
     await world.serve(attempt)
     assert went == ["ns/a:8000", "ns/b:8000"]
+
+
+@pytest.mark.parametrize(("advances", "error"), [("yyyyyyyyn", True), ("ynn", True), ("ynynyn", False), ("nn", False), ("nnn", True)])
+async def test_a_stream_goes_on_unless_three_replicas_in_a_row_die_before_a_new_token(advances, error):
+    """Two that die right after each other have nothing to do with the streams that the second one had taken over."""
+    world, went = World(), []
+    discover(world)
+    for name in ("ns/a", "ns/b", "ns/c"):
+        world.frame("ready", name)
+    with world.counters.budget.account() as take:
+        life = RequestLife(world.counters, "id", take, RoutingRequest("m"))
+
+        async def attempt(address, route, *, fresh):
+            assert fresh is bool(went)
+            if len(went) == len(advances):
+                return Done(life)
+            advanced = advances[len(went)] == "y"
+            went.append(address)
+            for name in ("ns/a", "ns/b", "ns/c"):
+                world.frame("ready", name)
+            life.begun, life.advanced = life.begun or advanced, advanced
+            raise Died("closed")
+
+        if error:
+            with pytest.raises(UpstreamDied):
+                await world.router.serve(life, attempt)
+        else:
+            assert (await world.router.serve(life, attempt)).status == 200
+    assert len(went) == len(advances)
 
 
 async def test_overloaded_everywhere_is_answered_after_one_try_each():
