@@ -35,9 +35,10 @@ from pagoda_gateway.routing.scorers import LEAST_LOAD, SCORERS
 from pagoda_gateway.routing.verdict import SOUND, Verdict
 from pagoda_gateway.watch.services import Hold, Service
 
-# A request whose connection dies is sent again, on a fresh connection. One that kills replicas kills three at most. Two would be too few:
-# where replicas die one after the other, all that the first one had loses the second one too, before a new token.
-_MAX_DEATHS: Final = 2
+# A request whose connection dies is sent again once, on a fresh connection: one that kills replicas kills two. A stream whose answer has
+# begun may lose two in a row: where replicas die one after the other, all that the first one had loses the second one too, before a token.
+_RETRIES: Final = 1
+_RETRIES_OF_BEGUN: Final = 2
 # A stream may go on so often. One that kills replicas at the same token every time is ended by the rule above.
 _MAX_LIVES: Final = 8
 
@@ -260,7 +261,7 @@ def _count_death(life: RequestLife, failure: AttemptFailed) -> None:
         return
     life.deaths = 1 if life.advanced else life.deaths + 1
     life.lives += life.begun
-    if life.deaths > _MAX_DEATHS:
+    if life.deaths > (_RETRIES_OF_BEGUN if life.begun else _RETRIES):
         said = "any more of the answer" if life.begun else "an answer"
         raise UpstreamDied(f"the replica's connection ended before {said}, {life.deaths} times: {failure}") from failure
     if life.lives > _MAX_LIVES:
