@@ -94,6 +94,8 @@ CONTINUABLE_NO: Final = "no"
 CONTINUABLE_EXACT: Final = "exact"
 CONTINUABLE_OTHER: Final = "other"
 HEADER_ROUTE: Final = "x-pagoda-route"
+# Of an answer that came from outside of the cluster: the name of the target.
+HEADER_OVERFLOW: Final = "x-pagoda-overflow"
 HEADER_REQUEST_ID: Final = "x-request-id"
 # In an answer: fields of the request that the daemon does not know.
 HEADER_IGNORED: Final = "x-pagoda-ignored"

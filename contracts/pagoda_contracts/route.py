@@ -15,7 +15,12 @@ REASON_ONLY_ENDPOINT: Final = "only-endpoint"
 REASON_ONLY_SUSPECT: Final = "only-suspect"
 # Every replica fails its deep check or has a faulty device: then the check may be what is wrong, and some answer is better than none.
 REASON_ONLY_UNSOUND: Final = "only-unsound"
+# No replica took the request in time; an API outside of the cluster answered.
+REASON_OVERFLOW: Final = "overflow"
 HELD_PREFIX: Final = "held-"
+# Causes of HELD_PREFIX beside the verdicts on replicas: every replica has as many requests as it can run, or others waited before.
+HELD_FULL: Final = "full"
+HELD_IN_TURN: Final = "turn"
 REPICK_PREFIX: Final = "repick-"
 NO_ENDPOINT: Final = "none"
 

@@ -25,6 +25,21 @@ _TENANT: Final[Schema] = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9.-]{0,5
 _LABELS: Final[Schema] = {"type": "object", "additionalProperties": {"type": "string"}}
 _QUANTITIES: Final[Schema] = {"type": "object", "additionalProperties": {"type": ["string", "number"]}}
 
+_TARGETS: Final[Schema] = {
+    "^[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?$": {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["url", "secret"],
+        "properties": {
+            "url": {"type": "string", "pattern": "^https://[^/@?#\\s]+(/[^@?#\\s]*)?$"},
+            "model": {"type": "string", "minLength": 1},
+            "secret": {"type": "string", "minLength": 1},
+            "key": {"type": "string", "minLength": 1},
+            "ca": {"type": "string", "minLength": 1},
+        },
+    }
+}
+
 # namespace/name; addresses with a length, which the operator checks to the bit.
 _ACCOUNTS: Final[Schema] = {"type": "array", "items": {"type": "string", "pattern": "^[a-z0-9][-a-z0-9.]*/[a-z0-9][-a-z0-9.]*$"}}
 _NETWORKS: Final[Schema] = {"type": "array", "items": {"type": "string", "pattern": "^[0-9a-fA-F:.]+/[0-9]{1,3}$"}}
@@ -47,6 +62,7 @@ def schema() -> Schema:
                 _workload()
                 | {
                     "holdTimeout": _DURATION,
+                    "holdPingAfter": _DURATION,
                     "lameDuck": _DURATION,
                     "drainTimeout": _DURATION,
                     "accessLog": _BOOLEAN,
@@ -56,6 +72,7 @@ def schema() -> Schema:
                     "service": _closed({"type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]}}),
                     "keda": _closed({"enabled": _BOOLEAN}),
                     "quota": _closed({"store": _closed({"secret": {"type": "string"}, "key": {"type": "string", "minLength": 1}})}),
+                    "overflow": _closed({"targets": {"type": "object", "additionalProperties": False, "patternProperties": _TARGETS}}),
                     "usageLines": _BOOLEAN,
                 }
             ),

@@ -123,14 +123,37 @@ class HoldSpec(Model):
 
 
 class OverflowSpec(Model):
-    """Where requests go if this service is overloaded."""
+    """Where requests go if this service cannot take them in time. `service` is not acted on yet."""
 
-    service: DnsName = Field(description="Another InferenceService of this namespace, which answers instead.")
-    queue_depth: int = Field(default=16, ge=0, le=10_000, description="Requests overflow if more than this number wait per replica.")
+    service: DnsName | None = Field(default=None, description="Another InferenceService of this namespace, which answers instead.")
+    target: DnsName | None = Field(
+        default=None, description="An OpenAI-compatible API outside of the cluster: one of gateway.overflow.targets in the chart's values."
+    )
+    model: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = Field(
+        default=None, description="The model to ask for there; the target's own if absent."
+    )
+    after: Duration = Field(default="10s", description="A request goes there once it was held for this long, 0s to 1h.")
+    queue_depth: int = Field(
+        default=16, ge=0, le=10_000, description="Requests go there at once if this number per replica is held in a gateway."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.service) != has(self.target)",
+            "overflow: name one of service and target",
+            lambda o: (o.service is None) != (o.target is None),
+        ),
+        Rule(
+            "duration(self.after) <= duration('1h')",
+            "overflow.after must be at most 1h",
+            lambda o: parse_duration(o.after) <= 3600,
+            "after",
+        ),
+    )
 
 
 class RoutingSpec(Model):
-    """How the gateway picks a replica. `hold` and `overflow` are not acted on yet."""
+    """How the gateway picks a replica, and what it does if none has room."""
 
     policy: Literal["PrefixAware", "LeastLoad"] = Field(
         default="PrefixAware",
@@ -138,4 +161,4 @@ class RoutingSpec(Model):
         "LeastLoad: the replica with the fewest requests.",
     )
     hold: HoldSpec | None = Field(default=None, description="Requests that wait for a replica.")
-    overflow: OverflowSpec | None = Field(default=None, description="Where requests go if this service is overloaded.")
+    overflow: OverflowSpec | None = Field(default=None, description="Where requests go if this service cannot take them in time.")

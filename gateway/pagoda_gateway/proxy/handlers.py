@@ -25,12 +25,14 @@ from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.connection import check_head
 from pagoda_gateway.proxy.headers import to_replica
 from pagoda_gateway.proxy.observe import OBSERVED, Observe
+from pagoda_gateway.proxy.overflow import Overflow
 from pagoda_gateway.proxy.relay import Relay
 from pagoda_gateway.proxy.tracing import TRACEPARENT
 from pagoda_gateway.proxy.upstream import Call, Upstream
 from pagoda_gateway.proxy.wish import wish
 from pagoda_gateway.requests.dialects import ANTHROPIC, ENDPOINTS, dialect_of
 from pagoda_gateway.requests.errors import GatewayError, MalformedHttp, ModelNotFound, NotBuilt, NotServedHere, NotSynced, NotThisMethod
+from pagoda_gateway.requests.hold_queue import claim_of
 from pagoda_gateway.requests.lifecycle import InFlight, RequestLife
 from pagoda_gateway.requests.limiter import Account, Asked, Limiter
 from pagoda_gateway.requests.metrics import Metrics
@@ -58,6 +60,7 @@ class Api:
     observe: Observe
     limiter: Limiter
     usage: Usage
+    overflow: Overflow | None = None
     stopping: bool = False
 
     def application(self) -> web.Application:
@@ -85,17 +88,19 @@ class Api:
                     observed.life, observed.finish = life, relay.finish
                 return await self._answer(request, life, relay)
         except GatewayError as error:
-            if relay.begun is None:
+            if relay.opened is None:
                 raise
             _note(request, error)
-            return await relay.end(relay.begun, error)
+            return await relay.end(relay.opened, error)
 
     async def _answer(self, request: web.Request, life: RequestLife, relay: Relay) -> web.StreamResponse:
         whole = await body.read(request, self.limits, life.take_bytes)
         life.request = parse.routing_request(whole, request.headers, request[TENANT])
+        life.ping = relay.ping if life.request.stream else None
         style: Style = "anthropic" if dialect_of(request.path) is ANTHROPIC else "openai"
         asked = Asked(request[TENANT], life.request.model, partial(wish, request.path, whole), style)
         async with self.limiter.admitted(asked) as relay.account:
+            life.claim = claim_of(life.request, relay.account.policy)
             path = request.rel_url.raw_path_qs  # a target in absolute form names the gateway, not the replica
             headers = to_replica(request.headers, request[_REQUEST_ID], life.request, continuable=parse.may_continue(request.headers))
             if (observed := request.get(OBSERVED)) is not None:
@@ -103,11 +108,16 @@ class Api:
                 if observed.traceparent:
                     headers[TRACEPARENT] = observed.traceparent
             try:
-                answer = await self.router.serve(life, partial(relay.reserved, Call(path, headers, whole), life))
+                answer = await self._serve(life, relay, Call(path, headers, whole))
                 relay.account.status = answer.status
                 return answer
             finally:
                 self._count(request, life, relay.account)
+
+    async def _serve(self, life: RequestLife, relay: Relay, call: Call) -> web.StreamResponse:
+        if self.overflow is not None:
+            return await self.overflow.serve(self.router, life, relay, call)
+        return await self.router.serve(life, partial(relay.reserved, call, life))
 
     def _count(self, request: web.Request, life: RequestLife, account: Account) -> None:
         if account.used is not None:

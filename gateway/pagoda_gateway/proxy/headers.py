@@ -13,6 +13,7 @@ from pagoda_contracts.names import (
     HEADER_REQUEST_ID,
     HEADER_ROUTE,
     HEADER_TENANT,
+    HEADER_TIER,
 )
 from pagoda_contracts.prefix import to_header
 
@@ -48,6 +49,8 @@ def to_replica(headers: MultiMapping[str], request_id: str, request: RoutingRequ
         kept[HEADER_CONTINUABLE] = "1"
     if request.tenant:
         kept[HEADER_TENANT] = request.tenant
+    if request.tier != "interactive":
+        kept[HEADER_TIER] = request.tier
     if request.prefix_hashes:
         kept[HEADER_PREFIX_HASHES] = to_header(request.prefix_hashes)
     return kept

@@ -9,7 +9,7 @@ import hashlib
 import re
 import uuid
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from pagoda_contracts.names import HEADER_CONTINUE
@@ -46,6 +46,8 @@ class _Head(msgspec.Struct, frozen=True):
     prompt: msgspec.Raw = _NONE
     system: msgspec.Raw = _NONE
     instructions: msgspec.Raw = _NONE
+    service_tier: msgspec.Raw = _NONE
+    stream: msgspec.Raw = _NONE
 
 
 _DECODER = msgspec.json.Decoder(_Head)
@@ -63,6 +65,8 @@ def routing_request(body: bytes, headers: Mapping[str, str], tenant: str) -> Rou
         prefix_hashes=tuple(names),
         session=_session(head, headers, tenant, messages),
         prompt_tokens=(len(text) or len(body)) // BYTES_PER_TOKEN,
+        tier=_tier(head),
+        stream=bytes(memoryview(head.stream)) == b"true",
     )
 
 
@@ -94,6 +98,11 @@ def _session(head: _Head, headers: Mapping[str, str], tenant: str, messages: lis
         return ""
     first = next((at for at, (role, _) in enumerate(messages) if role == "user"), 0)
     return _key(tenant, "turns", chat_text(messages[: first + 1]))
+
+
+def _tier(head: _Head) -> Literal["interactive", "batch"]:
+    """OpenAI's `flex`: cheaper, and it may wait or be refused when others do not."""
+    return "batch" if bytes(memoryview(head.service_tier)) == b'"flex"' else "interactive"
 
 
 def _key(tenant: str, *parts: str) -> str:

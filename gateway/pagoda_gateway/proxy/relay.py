@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import aiohttp
 import msgspec
 import structlog
-from aiohttp import web
+from aiohttp import hdrs, web
 from multidict import CIMultiDict
 from pagoda_contracts.names import (
     CONTINUABLE_EXACT,
@@ -38,7 +38,7 @@ from pagoda_gateway.proxy.headers import to_client
 from pagoda_gateway.proxy.sse import Events, NotedEvents, Release
 from pagoda_gateway.proxy.upstream import Call, Upstream
 from pagoda_gateway.requests.budget import Take
-from pagoda_gateway.requests.dialects import dialect_of
+from pagoda_gateway.requests.dialects import dialect_of, late_answer
 from pagoda_gateway.requests.errors import Died, GatewayError, NeedsMore, Overloaded, Refused, UpstreamDied
 from pagoda_gateway.requests.finish_reasons import FinishReasons
 from pagoda_gateway.requests.limiter import Account
@@ -70,12 +70,35 @@ class Life(Protocol):
     def continued(self, *, exact: bool) -> None: ...
 
 
+class Pieces(Protocol):
+    """A body that arrives."""
+
+    async def readany(self) -> bytes: ...
+
+
+class Answer(Protocol):
+    """An answer as aiohttp gives it, or as proxy/overflow.py does."""
+
+    @property
+    def status(self) -> int: ...
+    @property
+    def content_type(self) -> str: ...
+    @property
+    def content(self) -> Pieces: ...
+    async def read(self) -> bytes: ...
+    def close(self) -> None: ...
+
+
+_PING: Final = b": held\n\n"
+
+
 class Relay:
     """One request's way to replicas and back to its client."""
 
     def __init__(self, upstream: Upstream, request: web.Request, request_id: str) -> None:
         self._upstream, self._request, self._request_id = upstream, request, request_id
-        self.begun: web.StreamResponse | None = None  # a stream whose first byte is on its way to the client
+        self.opened: web.StreamResponse | None = None  # a stream that its client has begun to read, be it comments
+        self.begun: web.StreamResponse | None = None  # the same, once it has a part of a replica's answer
         self._count = 0  # of its events
         self._ended = False
         self._record: Record | None = None
@@ -100,6 +123,8 @@ class Relay:
                 raise UpstreamDied(f"the replica died with this answer under way, and another one cannot continue it: {whole.status}")
             if isinstance(whole.body, bytes):
                 self.finish.feed(whole.body)
+                if self.opened is not None:
+                    raise late_answer(whole.status, whole.body)
             return whole
         except BaseException:
             answer.close()  # not back into the pool: the replica sees at once that its answer is not read any more
@@ -159,9 +184,47 @@ class Relay:
         """`fixed`: no other replica could go on."""
         life.first_byte()
         life.begun, life.fixed, record.lost = True, fixed, fixed
-        self.begun = begun = web.StreamResponse(headers=headers)
-        await begun.prepare(self._request)
-        return begun
+        self.begun = self.opened or await self._open(headers)
+        return self.begun
+
+    async def _open(self, headers: CIMultiDict[str]) -> web.StreamResponse:
+        self.opened = web.StreamResponse(headers=headers)
+        await self.opened.prepare(self._request)
+        return self.opened
+
+    async def ping(self, route: str) -> None:
+        """Keeps the connection of a held stream alive by a comment. The first one commits the answer to 200."""
+        headers = CIMultiDict({hdrs.CONTENT_TYPE: "text/event-stream; charset=utf-8", hdrs.CACHE_CONTROL: "no-cache", HEADER_ROUTE: route})
+        headers.update(self.account.headers)
+        opened = self.opened or await self._open(headers)
+        await opened.write(_PING)
+
+    async def outside(self, answer: Answer, headers: CIMultiDict[str]) -> web.StreamResponse:
+        """Relays an answer from outside of the cluster. It counts for no replica, and no replica can continue it."""
+        headers.update(self.account.headers)
+        if answer.status == HTTPStatus.OK and answer.content_type == "text/event-stream":
+            return await self._stream_outside(answer, headers)
+        body = await answer.read()
+        if self.opened is not None:
+            raise late_answer(answer.status, body)
+        return web.Response(status=answer.status, headers=headers, body=body)
+
+    async def _stream_outside(self, answer: Answer, headers: CIMultiDict[str]) -> web.StreamResponse:
+        events = await _read(answer)
+        if not events:
+            raise Died("empty", "the stream ended before its first event")
+        opened = self.opened or await self._open(headers)
+        try:
+            while events:
+                self._count += events.count(_END)
+                self.finish.feed(events)
+                await opened.write(events)
+                events = await _read(answer)
+        except Died as death:
+            error = UpstreamDied("the API outside of the cluster broke off this answer; it cannot be continued")
+            await self.end(opened, error)
+            raise error from death
+        return opened
 
     async def _pass_on(self, release: Release, begun: web.StreamResponse, life: Life, record: Record) -> None:
         """The client has what the record says: both change in one step, without a wait between them."""
@@ -182,7 +245,7 @@ class Relay:
         return begun
 
 
-async def _read(answer: aiohttp.ClientResponse) -> bytes:
+async def _read(answer: Answer) -> bytes:
     """Returns the next bytes, b"" at a good end; Died if the connection broke."""
     try:
         return await answer.content.readany()

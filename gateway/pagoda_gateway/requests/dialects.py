@@ -101,6 +101,29 @@ ENDPOINTS: Final = {
 }
 
 
+class _Said(msgspec.Struct):
+    message: str = ""
+    type: str = ""
+    param: str | None = None
+    code: str | None = None
+
+
+class _Body(msgspec.Struct):
+    error: _Said = msgspec.field(default_factory=_Said)
+
+
+def late_answer(status: int, body: bytes) -> GatewayError:
+    """Returns the error that stands for a replica's answer without a stream, if the client's stream has begun: it can only be an event."""
+    try:
+        said = msgspec.json.decode(body, type=_Body).error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        said = _Said()
+    error = GatewayError(said.message or f"the replica answered with {status} and without a stream")
+    error.status = status if status >= HTTPStatus.BAD_REQUEST else HTTPStatus.BAD_GATEWAY
+    error.type, error.param, error.code = said.type or error.type, said.param, said.code or error.code
+    return error
+
+
 def dialect_of(path: str) -> Dialect:
     """Returns the dialect of a path. An unknown one is OpenAI's, unless it is below /v1/messages."""
     return ENDPOINTS.get(path) or (ANTHROPIC if path.startswith("/v1/messages/") else OPENAI)

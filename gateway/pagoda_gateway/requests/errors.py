@@ -10,6 +10,7 @@ GatewayError                  ends one request
 ├── ModelNotFound 404         no service has the name `model`, or the tenant may not use it (ModelNotAllowed)
 ├── OverQuota 429             a quota of the tenant has no room for the request
 ├── QueueFull 429             too many requests are held already, or too many bytes of bodies
+│   └── LoadShed 429          many requests are held, and this one is among those that are refused first
 ├── ServiceStalled 503        no replica serves, and only a person can change that
 ├── HoldTimeout 503           no endpoint became ready in time
 ├── AllOverloaded 503         every ready replica refused the request as overloaded
@@ -153,6 +154,12 @@ class QueueFull(GatewayError):
     """Too many requests are held already, or too many bytes of bodies."""
 
     status, type, code, retry_after, should_retry = 429, "rate_limit_error", "queue_full", 5, True
+
+
+class LoadShed(QueueFull):
+    """Many requests are held. This one is refused because of its tier, its priority or what its tenant holds already."""
+
+    code = "load_shed"
 
 
 class ServiceStalled(GatewayError):

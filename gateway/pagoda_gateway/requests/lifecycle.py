@@ -7,7 +7,7 @@ return, an error or a cancellation. Called by proxy/handlers.py and router.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,13 +17,14 @@ from pagoda_contracts.route import NO_ENDPOINT, REPICK_PREFIX, Route, format_rou
 
 from pagoda_gateway.requests.budget import Budget, Take
 from pagoda_gateway.requests.errors import Died, GatewayError, Overloaded, Refused, ShuttingDown, UpstreamDied
-from pagoda_gateway.requests.hold_queue import HoldQueue, Ticket
+from pagoda_gateway.requests.hold_queue import ALONE, Claim, HoldQueue, Ticket
 from pagoda_gateway.requests.metrics import Metrics
 from pagoda_gateway.requests.tally import Tally
 from pagoda_gateway.routing.endpoint import Endpoint
 from pagoda_gateway.routing.predict import missed_tokens
 from pagoda_gateway.routing.request import RoutingRequest
 from pagoda_gateway.watch.cache import EndpointCache
+from pagoda_gateway.watch.services import Overflow
 
 log = structlog.get_logger()
 
@@ -46,33 +47,42 @@ class Counters:
 
 
 class Place:
-    """A held request's place in a queue."""
+    """A held request's place in a queue. `served`: it found an endpoint."""
 
-    def __init__(self, queue: HoldQueue, ticket: Ticket) -> None:
-        self._queue, self.ticket = queue, ticket
+    def __init__(self, counters: Counters, ticket: Ticket) -> None:
+        self._queue, self._clock_ms, self.ticket, self.served = counters.queue, counters.clock_ms, ticket, False
 
     async def wait(self, seconds: float) -> None:
         """Returns when something changed for the queue; TimeoutError after `seconds`."""
         await self.ticket.wait(seconds)
 
-    def move(self, service: str) -> None:
-        """Moves to the end of another service's queue, if it is another one."""
+    def looked(self, service: str, *, full: bool) -> None:
+        """It found no endpoint, and waits on; in another service's queue, if its name is that one's now. `full`: no endpoint has room."""
         if self.ticket.service != service:
-            self.ticket = self._queue.move(self.ticket, service)
+            self.ticket = self._queue.move(self.ticket, service, self._clock_ms())
+        else:
+            self._queue.looked(self.ticket, self._clock_ms(), full=full)
+
+    def leave(self) -> None:
+        """Frees the place."""
+        self._queue.leave(self.ticket, self._clock_ms(), served=self.served)
 
 
 @dataclass(slots=True)
 class RequestLife:
     """One request under way. `take_bytes` counts its body. `tried`: endpoint → sequence of its last frame when it died on this request;
-    `overloaded`: endpoints that had no room; `point`: its draw while requests are split between revisions.
+    `overloaded`: endpoints that had no room; `point`: its draw while requests are split between revisions; `claim`: its order among held
+    requests; `targets`: where it may overflow; `overflow`: where its service says so, among them.
 
     Of a stream: `begun`: its client has a part of the answer; `advanced`: this attempt added to it; `fixed`: it cannot go on elsewhere;
-    `deaths`: of replicas, in a row, that added nothing; `lives`: how often it went on after a death."""
+    `deaths`: of replicas, in a row, that added nothing; `lives`: how often it went on after a death; `ping` keeps its client's connection
+    alive, and `pinged_ms` is when it did last."""
 
     _counters: Counters
     request_id: str
     take_bytes: Take
     request: RoutingRequest = _UNREAD
+    claim: Claim = ALONE
     service: str = ""
     endpoint: str = NO_ENDPOINT
     revision: str = ""
@@ -90,6 +100,10 @@ class RequestLife:
     lives: int = 0
     status: int = _FAILED
     point: float | None = None
+    ping: Callable[[str], Awaitable[None]] | None = None
+    pinged_ms: float = 0.0
+    targets: frozenset[str] = frozenset()
+    overflow: Overflow | None = None
     tried: dict[str, int] = field(default_factory=dict)
     overloaded: set[str] = field(default_factory=set)
 
@@ -99,7 +113,14 @@ class RequestLife:
 
     def admit(self) -> None:
         """The request is read. Its time to first token counts from now on."""
-        self.admitted_ms = self._counters.clock_ms()
+        self.admitted_ms = self.admitted_ms or self._counters.clock_ms()
+        self.pinged_ms = self.pinged_ms or self.admitted_ms
+
+    async def keep_alive(self) -> None:
+        """The client of a stream has waited for long."""
+        if self.ping is not None:
+            await self.ping(self.route())
+        self.pinged_ms = self._counters.clock_ms()
 
     def assign(self, service: str) -> None:
         """The request's name belongs to this service, now that it was looked up (again)."""
@@ -113,15 +134,17 @@ class RequestLife:
         counters.demand_changed(service)
 
     @contextmanager
-    def held(self, service: str) -> Iterator[Place]:
-        """Holds the request in a service's queue for as long as the context lasts; QueueFull at the limit."""
+    def held(self, service: str, most: int | None = None, luck: float = 1.0) -> Iterator[Place]:
+        """Holds the request in a service's queue for as long as the context lasts; QueueFull at the limit, or at `most` of this service,
+        and LoadShed before that, as `luck` says."""
         counters, began_ms = self._counters, self._counters.clock_ms()
-        place = Place(counters.queue, counters.queue.enter(service, began_ms))
+        claim = self.claim._replace(first=self.claim.first or self.attempt > 1)
+        place = Place(counters, counters.queue.enter(service, began_ms, claim, most, luck))
         try:
             counters.demand_changed(service)
             yield place
         finally:
-            counters.queue.leave(place.ticket)
+            place.leave()
             held_ms = counters.clock_ms() - began_ms
             self.held_ms += held_ms
             counters.metrics.held(place.ticket.service, held_ms / 1000)
@@ -134,6 +157,7 @@ class RequestLife:
             self.heard_ms, self.advanced = self.asked_ms, False
             try:
                 yield
+                self._counters.cache.took(endpoint, self._counters.clock_ms() - self.asked_ms)
             except Refused as refusal:
                 self._counters.cache.mark_refused(endpoint)
                 if isinstance(refusal, Overloaded):

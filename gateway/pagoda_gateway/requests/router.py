@@ -5,9 +5,11 @@ Called by proxy/handlers.py. It asks watch/cache.py and routing/, and counts not
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from pagoda_contracts.route import HELD_PREFIX
+from pagoda_contracts.route import HELD_FULL, HELD_IN_TURN, HELD_PREFIX
 
 from pagoda_gateway.requests.errors import (
     AllOverloaded,
@@ -17,19 +19,21 @@ from pagoda_gateway.requests.errors import (
     HoldTimeout,
     ModelGone,
     ModelNotFound,
+    QueueFull,
     ServiceStalled,
     UpstreamDied,
 )
 from pagoda_gateway.requests.frozen import Frozen
 from pagoda_gateway.requests.hold_queue import UNSYNCED
-from pagoda_gateway.requests.lifecycle import Counters, RequestLife
+from pagoda_gateway.requests.lifecycle import Counters, Place, RequestLife
 from pagoda_gateway.requests.near_names import near
 from pagoda_gateway.routing.endpoint import Endpoint
 from pagoda_gateway.routing.pick import NoPick, Pick, Split, any_routable, pick, pick_by_revision
 from pagoda_gateway.routing.revisions import draw
+from pagoda_gateway.routing.room import has_room
 from pagoda_gateway.routing.scorers import LEAST_LOAD, SCORERS
 from pagoda_gateway.routing.verdict import SOUND, Verdict
-from pagoda_gateway.watch.services import Service
+from pagoda_gateway.watch.services import Hold, Service
 
 # A request whose connection dies is sent again once, on a fresh connection: one that kills replicas kills two. A stream whose answer has
 # begun may lose two in a row: where replicas die one after the other, all that the first one had loses the second one too, before a token.
@@ -37,6 +41,9 @@ _RETRIES: Final = 1
 _RETRIES_OF_BEGUN: Final = 2
 # A stream may go on so often. One that kills replicas at the same token every time is ended by the rule above.
 _MAX_LIVES: Final = 8
+
+# Clients ignore a longer Retry-After.
+_MAX_RETRY_S: Final = 120
 
 # A service that is made anew (`kubectl replace --force`) has its name again within seconds.
 _LOST_MS: Final = 30_000
@@ -70,11 +77,20 @@ class Wait(NamedTuple):
     reason: str
 
 
-class Router:
-    """Decides where requests go and when they wait."""
+class HoldRules(NamedTuple):
+    """How requests are held: for how long, and after how long a stream's client gets comments that keep its connection alive. `gateways`:
+    how many share the replicas."""
 
-    def __init__(self, counters: Counters, hold_timeout_s: float) -> None:
-        self._counters, self._hold_timeout_s = counters, hold_timeout_s
+    timeout_s: float
+    ping_after_s: float = 15.0
+    gateways: int = 1
+
+
+class Router:
+    """Decides where requests go and when they wait. `wall_ms` is the time since 1970."""
+
+    def __init__(self, counters: Counters, rules: HoldRules, wall_ms: Callable[[], float]) -> None:
+        self._counters, self._rules, self._wall_ms = counters, rules, wall_ms
         self._cache, self._queue, self._clock_ms = counters.cache, counters.queue, counters.clock_ms
         self._draws = 0
         self._names: frozenset[str] = frozenset()
@@ -88,7 +104,7 @@ class Router:
         self._counters.demand_changed(service)
         known = self._cache.service(service)
         if known and any_routable(self._cache.endpoints(known), self._clock_ms()):
-            self._queue.wake(service)
+            self._queue.wake(service, self._clock_ms())
 
     def names_changed(self) -> None:
         """Names may belong to other services now, or services may be stalled: wakes all queues."""
@@ -96,7 +112,7 @@ class Router:
         lost = {name: lost_ms for name, lost_ms in self._lost.items() if now_ms - lost_ms < _LOST_MS}
         self._lost = {name: lost_ms for name, lost_ms in (lost | dict.fromkeys(self._names - names, now_ms)).items() if name not in names}
         self._names = names
-        self._queue.wake_all()
+        self._queue.wake_all(now_ms)
 
     def _not_found(self, model: str) -> ModelNotFound:
         lost_ms = self._lost.get(model)
@@ -125,7 +141,14 @@ class Router:
                     life.repicked(failure.reason)
         except GatewayError as error:
             error.route = life.route()
+            if isinstance(error, QueueFull | HoldTimeout) and (seconds := self._starts_in_s(life.service)):
+                error.retry_after = min(_MAX_RETRY_S, seconds)
             raise
+
+    def _starts_in_s(self, service: str) -> int:
+        """Returns in how many seconds a replica that starts should be ready, 0 if that is not known."""
+        known = self._cache.service(service)
+        return max(0, math.ceil((known.ready_at_ms - self._wall_ms()) / 1000)) if known is not None and known.ready_at_ms else 0
 
     async def _attempt(self, life: RequestLife, attempt: Attempt[A]) -> A:
         endpoint = await self._acquire(life)
@@ -137,6 +160,8 @@ class Router:
 
     async def _acquire(self, life: RequestLife) -> Endpoint:
         choice = self._choose(life)
+        if isinstance(choice, Pick) and self._queue.count(life.service):
+            choice = Wait(life.service, HELD_IN_TURN)  # others wait already
         if isinstance(choice, Wait):
             life.reason = life.reason or HELD_PREFIX + choice.reason
             choice = await self._hold(life, choice)
@@ -151,10 +176,12 @@ class Router:
                 return Wait(UNSYNCED, "unsynced")
             raise self._not_found(life.request.model)
         life.assign(service.key)
+        overflows = service.overflow is not None and service.overflow.target in life.targets and not life.begun
+        life.overflow = service.overflow if overflows else None
         left = [endpoint for endpoint in self._cache.endpoints(service) if endpoint.name not in life.overloaded]
         choice = self._pick(life, service, left)
         if isinstance(choice, Pick):
-            return choice
+            return choice if has_room(choice.endpoint, self._rules.gateways) else self._with_room(life, service, left)
         if life.overloaded and choice.reason not in _BRIEF:
             raise AllOverloaded(
                 f"all {len(life.overloaded)} ready replicas of {service.key} are overloaded; the next candidate is: {choice.reason}"
@@ -162,6 +189,10 @@ class Router:
         if service.stalled and choice.reason not in SOUND:
             raise ServiceStalled(f"no replica of {service.key} serves, and only a person can change that: {service.stalled}")
         return Wait(service.key, choice.reason)
+
+    def _with_room(self, life: RequestLife, service: Service, endpoints: list[Endpoint]) -> Pick | Wait:
+        choice = self._pick(life, service, [endpoint for endpoint in endpoints if has_room(endpoint, self._rules.gateways)])
+        return choice if isinstance(choice, Pick) else Wait(service.key, HELD_FULL)
 
     def _pick(self, life: RequestLife, service: Service, endpoints: list[Endpoint]) -> Pick | NoPick:
         now_ms, scorers = self._clock_ms(), LEAST_LOAD if service.policy == "LeastLoad" else SCORERS
@@ -172,25 +203,57 @@ class Router:
         if not service.weights:
             return pick(endpoints, life.request, life.tried, now_ms, scorers)
         if life.point is None:
-            self._draws += 1
-            life.point = draw(self._draws)
+            life.point = self._draw()
         return pick_by_revision(endpoints, Split(service.weights, life.point), life.request, life.tried, now_ms, scorers)
+
+    def _rules_of(self, life: RequestLife, key: str) -> tuple[Hold, float]:
+        """Returns how a service holds requests, and for how long this one. HoldTimeout if it can go elsewhere and many wait already."""
+        service = self._cache.service(key)
+        hold = service.hold if service is not None else Hold()
+        timeout_s = self._rules.timeout_s if hold.timeout_s is None else hold.timeout_s
+        if service is None or life.overflow is None:
+            return hold, timeout_s
+        held = self._queue.count(key)
+        if held >= life.overflow.queue_depth * max(1, len(self._cache.endpoints(service))):
+            raise HoldTimeout(f"{held} requests are held for {key} already")
+        return hold, min(timeout_s, life.overflow.after_s)
+
+    def _draw(self) -> float:
+        self._draws += 1
+        return draw(self._draws)
 
     async def _hold(self, life: RequestLife, wait: Wait) -> Pick:
         """Waits in a queue for a pick. No await stands between looking and waiting, so no wake-up is lost."""
-        deadline_ms = self._clock_ms() + self._hold_timeout_s * 1000 - life.held_ms
-        with life.held(wait.service) as place:
+        hold, timeout_s = self._rules_of(life, wait.service)
+        deadline_ms = self._clock_ms() + timeout_s * 1000 - life.held_ms
+        with life.held(wait.service, hold.requests, self._draw()) as place:
+            if wait.reason == HELD_IN_TURN:
+                self._queue.wake(wait.service, self._clock_ms())
             while True:
                 try:
-                    await place.wait((deadline_ms - self._clock_ms()) / 1000)
+                    await self._woken(life, place, deadline_ms)
                 except TimeoutError as error:
                     service = f"replica of {wait.service}" if wait.service else "replica of any service"
                     raise HoldTimeout(f"no {service} took the request in time; the next candidate is: {wait.reason}") from error
                 choice = self._choose(life)
                 if isinstance(choice, Pick):
+                    place.served = True
                     return choice
                 wait = choice
-                place.move(wait.service)
+                place.looked(wait.service, full=wait.reason == HELD_FULL)
+
+    async def _woken(self, life: RequestLife, place: Place, deadline_ms: float) -> None:
+        """Returns when the request may look again; TimeoutError at the deadline. In between, the client of a stream gets comments."""
+        while True:
+            ping_ms = life.pinged_ms + self._rules.ping_after_s * 1000 if life.ping is not None else math.inf
+            try:
+                await place.wait((min(ping_ms, deadline_ms) - self._clock_ms()) / 1000)
+            except TimeoutError:
+                if ping_ms >= deadline_ms:
+                    raise
+                await life.keep_alive()
+            else:
+                return
 
 
 def _count_death(life: RequestLife, failure: AttemptFailed) -> None:

@@ -12,8 +12,9 @@ READY: Final = "ready"
 class Frame(NamedTuple):
     """One frame of a replica's pushed state. `phase` is a Verdict's word or "ready"; `step_age_ms` is 0 without a step under way.
 
-    The fields from `phase_number` to `ttft_p95_ms` are for demand/, which sums them per service. `prefill_tokens` are those that running
-    requests still wait for, and the `step_…` fields are the replica's own model of a step's time (routing/predict.py).
+    `max_concurrency` is how many requests run at the same time, 0 if it is not known. The fields from `phase_number` to `ttft_p95_ms` are
+    for demand/, which sums them per service. `prefill_tokens` are those that running requests still wait for, and the `step_…` fields are
+    the replica's own model of a step's time (routing/predict.py).
     """
 
     sequence: int
@@ -71,6 +72,7 @@ class Endpoint:
     sent_tokens: int = 0  # of prompts that this gateway has sent there since the last frame
     picks: float = 0.0  # how often this gateway chose it of late, beside its siblings (routing/share.py)
     resident: set[bytes] = field(default_factory=set)  # names of prompts' beginnings in its cache
+    took_ms: float = 0.0  # how long requests take there, a mean of the last ones; 0 if not known
     last_pick: int = 0  # the number of the pick that chose it last
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,7 +11,8 @@ class RoutingRequest:
     """`model` is the name that the client asks for, `tenant` the owner of its API key, `prefix_hashes` the hash chain of the prompt's
     beginning, and `prompt_tokens` a guess at the prompt's length. `session` is the same for all requests of a conversation, "" if it is
     not known to be one. pick.py fills in `owner`, the endpoint that has the session, and `crowded`, the endpoints that had more than their
-    share of late. `adapter`, a LoRA of the service, and `priority`, larger is sooner, keep their empty values until they exist."""
+    share of late. `tier` is "batch" for requests that may wait; `stream`: the answer is a stream. `adapter`, a LoRA of the service, keeps
+    its empty value until it exists."""
 
     model: str
     adapter: str = ""
@@ -20,4 +22,5 @@ class RoutingRequest:
     owner: str = ""
     crowded: frozenset[str] = frozenset()
     prompt_tokens: int = 0
-    priority: int = 0
+    tier: Literal["interactive", "batch"] = "interactive"
+    stream: bool = False

@@ -34,6 +34,7 @@ from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.handlers import Api, metrics_application
 from pagoda_gateway.proxy.listener import Listener, default_bounds, listening
 from pagoda_gateway.proxy.observe import Observe
+from pagoda_gateway.proxy.overflow import Overflow
 from pagoda_gateway.proxy.tracing import Tracing, tracing
 from pagoda_gateway.proxy.upstream import Upstream
 from pagoda_gateway.requests.budget import Budget
@@ -41,7 +42,8 @@ from pagoda_gateway.requests.hold_queue import HoldQueue
 from pagoda_gateway.requests.lifecycle import Counters, InFlight
 from pagoda_gateway.requests.limiter import Limiter, LocalStore, Store
 from pagoda_gateway.requests.metrics import Metrics
-from pagoda_gateway.requests.router import Router
+from pagoda_gateway.requests.outside import read_targets
+from pagoda_gateway.requests.router import HoldRules, Router
 from pagoda_gateway.requests.tally import Tally
 from pagoda_gateway.requests.usage import Usage
 from pagoda_gateway.serve.probes import Health, Probes
@@ -121,7 +123,7 @@ async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
     limiter = Limiter(registry, store, counters.metrics.over_quota)
     usage = Usage(counters.metrics, log.info if settings.usage_lines else None)
     observe = Observe(_clock_ms, counters.metrics, settings.access_log, _tracing(settings, stack))
-    api = Api(cache, InFlight(counters), router, upstream, limits, authenticate, observe, limiter, usage)
+    api = Api(cache, InFlight(counters), router, upstream, limits, authenticate, observe, limiter, usage, _overflow(settings, stack))
     health = Health(lambda: cache.synced and ring.synced and registry.synced and not api.stopping)
     probes = Probes(health, settings.host, settings.probes_port)
     stack.callback(probes.close)
@@ -171,6 +173,17 @@ def _store(counters: Counters, settings: Settings, stack: AsyncExitStack) -> Sto
     return shared
 
 
+def _overflow(settings: Settings, stack: AsyncExitStack) -> Overflow | None:
+    if settings.overflow_targets is None:
+        return None
+    try:
+        made = Overflow(read_targets(settings.overflow_targets))
+    except (OSError, ValueError) as error:
+        sys.exit(f"pagoda-gateway: overflow-targets: {error}")
+    stack.push_async_callback(made.close)
+    return made
+
+
 def _tls(settings: Settings) -> ssl.SSLContext | None:
     if settings.tls_cert is None or settings.tls_key is None:
         return None
@@ -197,7 +210,7 @@ def _counters(settings: Settings) -> Counters:
 
 
 def _router(counters: Counters, settings: Settings) -> Router:
-    router = Router(counters, settings.hold_timeout)
+    router = Router(counters, HoldRules(settings.hold_timeout, settings.hold_ping_after, settings.quota_gateways), _wall_ms)
     counters.cache.on_state_change, counters.cache.on_names_change = router.state_changed, router.names_changed
     return router
 

@@ -46,6 +46,8 @@ class Settings:
     identity: str
     hold_timeout: float
     hold_limit: int
+    hold_ping_after: float
+    overflow_targets: Path | None
     body_limit: int
     body_budget: int
     body_timeout: float
@@ -140,6 +142,8 @@ OPTIONS: Final = (
     Option("identity", str, None, "this gateway's name in replicas' logs; without it the host name"),
     Option("hold_timeout", parse_duration, "5m", "how long a request waits for a ready replica"),
     Option("hold_limit", _count, "1000", "how many requests may wait at once"),
+    Option("hold_ping_after", parse_duration, "15s", "after so long a held stream begins, with comments that keep its connection alive"),
+    Option("overflow_targets", Path, None, "JSON file of APIs outside of the cluster to which services may overflow (requests/outside.py)"),
     Option("body_limit", _bytes, "16Mi", "largest request body"),
     Option("body_budget", _bytes, "256Mi", "how many bytes of bodies may be held and under way at once"),
     Option("body_timeout", parse_duration, "1m", "how long a request body may take to arrive"),

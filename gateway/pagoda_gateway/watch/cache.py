@@ -19,6 +19,8 @@ from pagoda_gateway.watch.services import Replica, Service
 # The estimate of (our clock − sender's clock) may rise by this per frame, at most ~2 ms/s: enough for any drift of two crystals
 # (100 ppm is 0.1 ms/s), too little to excuse frames that begin to come late.
 _OFFSET_LEAK_MS: Final = 0.2
+# Of the last request in the mean of how long requests take.
+_TOOK_WEIGHT: Final = 0.05
 
 
 def _begins_to_serve(endpoint: Endpoint, frame: Frame, now_ms: float) -> bool:
@@ -135,7 +137,8 @@ class EndpointCache:
 
     @contextmanager
     def in_flight(self, endpoint: Endpoint, tokens: int = 0) -> Iterator[None]:
-        """Counts one request at an endpoint for as long as the context lasts. The endpoint has to compute `tokens` of its prompt first."""
+        """Counts one request at an endpoint for as long as the context lasts. The endpoint has to compute `tokens` of its prompt first. The
+        end makes room for a request that is held."""
         self._picks += 1
         endpoint.last_pick = self._picks
         endpoint.in_flight += 1
@@ -145,6 +148,11 @@ class EndpointCache:
             yield
         finally:
             endpoint.in_flight -= 1
+            self.on_state_change(endpoint.service)
+
+    def took(self, endpoint: Endpoint, took_ms: float) -> None:
+        """Records how long a request took there."""
+        endpoint.took_ms += (took_ms - endpoint.took_ms) * (_TOOK_WEIGHT if endpoint.took_ms else 1)
 
     def mark_refused(self, endpoint: Endpoint) -> None:
         """Records a refusal: no request goes there before its next frame."""

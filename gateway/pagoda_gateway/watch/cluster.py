@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -37,7 +38,8 @@ from pagoda_gateway.limits.registry import Registry
 from pagoda_gateway.watch.cache import EndpointCache
 from pagoda_gateway.watch.key_secrets import watch_keys
 from pagoda_gateway.watch.quotas import watch_quotas
-from pagoda_gateway.watch.services import Policy, Replica, Service
+from pagoda_gateway.watch.routing_spec import RoutingSpec
+from pagoda_gateway.watch.services import Replica, Service
 
 V = TypeVar("V")
 
@@ -68,13 +70,9 @@ class _Model(msgspec.Struct, rename="camel"):
     served_names: tuple[str, ...] = ()
 
 
-class _Routing(msgspec.Struct):
-    policy: str = ""
-
-
 class _ServiceSpec(msgspec.Struct, rename="camel"):
     model: _Model = msgspec.field(default_factory=_Model)
-    routing: _Routing = msgspec.field(default_factory=_Routing)
+    routing: RoutingSpec = RoutingSpec()
 
 
 class _Revision(msgspec.Struct, rename="camel"):
@@ -93,6 +91,7 @@ class _ServiceStatus(msgspec.Struct, rename="camel"):
     conditions: tuple[_Condition, ...] = ()
     revisions: tuple[_Revision, ...] = ()
     served_names: tuple[str, ...] = ()
+    ready_expected_at: str = ""
 
 
 class ServiceObject(msgspec.Struct, rename="camel"):
@@ -106,9 +105,27 @@ class ServiceObject(msgspec.Struct, rename="camel"):
         """Returns it as routing sees it."""
         meta = self.metadata
         weights = tuple((one.hash, one.weight) for one in self.status.revisions if one.weight is not None)
-        policy: Policy = "LeastLoad" if self.spec.routing.policy == "LeastLoad" else "PrefixAware"
         wanted, owned = self.spec.model.served_names or (meta.name,), self.status.served_names
-        return Service(meta.key, meta.uid, meta.creation_timestamp, wanted, weights, owned, _stalled(self.status.conditions), policy)
+        return Service(
+            meta.key,
+            meta.uid,
+            meta.creation_timestamp,
+            wanted,
+            weights,
+            owned,
+            _stalled(self.status.conditions),
+            self.spec.routing.kind(),
+            self.spec.routing.holds(),
+            self.spec.routing.overflows(),
+            _epoch_ms(self.status.ready_expected_at),
+        )
+
+
+def _epoch_ms(rfc3339: str) -> int:
+    try:
+        return int(datetime.fromisoformat(rfc3339).timestamp() * 1000) if rfc3339 else 0
+    except ValueError:
+        return 0
 
 
 # Reasons that no newer operator has are held for: they may pass.

@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from pagoda_gateway.watch.cache import EndpointCache
+from pagoda_gateway.watch.routing_spec import RoutingSpec
 from pagoda_gateway.watch.services import Replica, Service
 
 log = structlog.get_logger()
@@ -32,12 +33,13 @@ class StaticEndpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StaticService(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A service; the first in the file is the oldest."""
+    """A service; the first in the file is the oldest. `routing` is as in an InferenceService."""
 
     name: str
     served_names: tuple[str, ...]
     endpoints: tuple[StaticEndpoint, ...] = ()
     weights: dict[str, int] = {}
+    routing: RoutingSpec = RoutingSpec()
 
 
 class StaticFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,7 +53,8 @@ def parse(text: bytes) -> tuple[dict[str, Service], dict[str, Replica]]:
     services, replicas = {}, {}
     for order, static in enumerate(msgspec.json.decode(text, type=StaticFleet).services):
         weights = tuple(static.weights.items())
-        services[static.name] = Service(static.name, f"{order:08}", _CREATED, static.served_names, weights)
+        service, routing = Service(static.name, f"{order:08}", _CREATED, static.served_names, weights), static.routing
+        services[static.name] = service._replace(policy=routing.kind(), hold=routing.holds(), overflow=routing.overflows())
         for endpoint in static.endpoints:
             name = f"{static.name}/{endpoint.http}"
             addresses = endpoint.http, endpoint.grpc

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from pagoda_contracts import gateway_metrics, metrics
 from pagoda_contracts.names import GROUP, LABEL_COMPONENT, LABEL_NAME, PORT_METRICS, VERSION
+from pagoda_gateway.requests.outside import read_targets
 from pagoda_gateway.serve.settings import OPTIONS, load
 from pagoda_operator.api.state import Resource
 from support.kube.chart import CHART, NAMESPACE, metric_names, of_kind, rendered, the
@@ -165,9 +166,24 @@ VALUES = {
         *("operator.pod.nodeSelector.pool=system", "gateway.pod.imagePullSecrets[0].name=pull", "operator.imagePullPolicy=Always"),
         *("operator.pod.tolerations[0].key=system", "operator.pod.tolerations[0].operator=Exists", "gateway.resources.limits.cpu=2"),
         *("defaultProfile.tolerations[0].key=nvidia.com/gpu", "defaultProfile.tolerations[0].operator=Exists"),
+        *("gateway.overflow.targets.hosted.url=https://api.example.com/v1", "gateway.overflow.targets.hosted.secret=hosted-api"),
         *("defaultProfile.sharedMemory=8Gi", "defaultProfile.nodeSelector.pool=gpu", "defaultProfile.priorityClassName=serving"),
     ),
 }
+
+
+def test_a_gateway_finds_the_targets_of_overflow_and_their_keys_where_the_chart_mounts_them(cluster, tmp_path):
+    objects = rendered(cluster, *VALUES["an admin's"])
+    pod = the(objects, "Deployment", "pagoda-gateway")["spec"]["template"]["spec"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+    text = the(objects, "ConfigMap", "pagoda-gateway-overflow")["data"]["targets.json"]
+    (tmp_path / "api-key").write_text("k")
+    (tmp_path / "targets.json").write_text(text.replace(mounts["overflow-hosted"], str(tmp_path)))
+    targets = read_targets(tmp_path / "targets.json")
+    assert (targets["hosted"].url, targets["hosted"].authorization()) == ("https://api.example.com/v1", "Bearer k")
+    assert {"name": "overflow-hosted", "secret": {"secretName": "hosted-api"}} in pod["volumes"]
+    settings = {entry["name"]: entry.get("value") for entry in pod["containers"][0]["env"]}
+    assert settings["PAGODA_OVERFLOW_TARGETS"] == f"{mounts['overflow']}/targets.json"
 
 
 @pytest.mark.parametrize("name", VALUES)

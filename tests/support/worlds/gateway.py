@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 from pagoda_gateway.access.keys import KeyRing
 from pagoda_gateway.limits.registry import Registry
@@ -12,13 +13,14 @@ from pagoda_gateway.proxy.authenticate import Authenticate
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.handlers import Api
 from pagoda_gateway.proxy.observe import Observe
+from pagoda_gateway.proxy.overflow import Overflow as OverflowTargets
 from pagoda_gateway.proxy.upstream import Upstream
 from pagoda_gateway.requests.budget import Budget
 from pagoda_gateway.requests.hold_queue import HoldQueue
 from pagoda_gateway.requests.lifecycle import Counters, InFlight
 from pagoda_gateway.requests.limiter import Limiter, LocalStore
 from pagoda_gateway.requests.metrics import Metrics
-from pagoda_gateway.requests.router import Router
+from pagoda_gateway.requests.router import HoldRules, Router
 from pagoda_gateway.requests.tally import Tally
 from pagoda_gateway.requests.usage import Usage
 from pagoda_gateway.routing.endpoint import Frame
@@ -31,7 +33,7 @@ SERVICE = "ns/s"
 class GatewayWorld:
     """`changed` is set when the demand of a service changed."""
 
-    def __init__(self, hold_timeout_s: float = 3600.0, hold_limit: int = 10, budget: int = 1 << 24) -> None:
+    def __init__(self, hold_timeout_s: float = 3600.0, hold_limit: int = 10, budget: int = 1 << 24, ping_s: float = 3600.0) -> None:
         self.now_ms = 5_000.0
         self.cache, self.queue, self.tally = EndpointCache(), HoldQueue(hold_limit), Tally()
         self.metrics = Metrics(self.cache, self.queue, self.clock_ms)
@@ -44,7 +46,7 @@ class GatewayWorld:
         self.budget = Budget(budget)
         self.counters = Counters(self.cache, self.queue, self.metrics, self.tally, self.budget, self.clock_ms)
         self.counters.demand_changed = lambda _service: self.changed.set()
-        self.router, self.in_flight = Router(self.counters, hold_timeout_s), InFlight(self.counters)
+        self.router, self.in_flight = Router(self.counters, HoldRules(hold_timeout_s, ping_s), lambda: self.now_ms), InFlight(self.counters)
         self.cache.on_state_change, self.cache.on_names_change = self.router.state_changed, self.router.names_changed
         self.changed = asyncio.Event()
         self.sequence = 0
@@ -57,18 +59,23 @@ class GatewayWorld:
         self.cache.mark_synced("services")
         self.cache.mark_synced("replicas")
 
-    def service(self, key: str = SERVICE, model: str = "m", created: str = "2026-01-01T00:00:00Z", stalled: str = "") -> None:
-        self.cache.put_service(Service(key, "", created, (model,), stalled=stalled))
+    def service(self, key: str = SERVICE, model: str = "m", created: str = "2026-01-01T00:00:00Z", **fields: Any) -> None:
+        self.cache.put_service(Service(key, "", created, (model,), **fields))
 
-    def frame(self, phase: str = "ready", name: str = "ns/a", service: str = SERVICE, address: str = "", running: int = 0) -> None:
+    def frame(
+        self, phase: str = "ready", name: str = "ns/a", service: str = SERVICE, address: str = "", running: int = 0, rows: int = 0
+    ) -> None:
         """A replica's frame, made now. The replica is added if it is new."""
         self.cache.put_replica(Replica(name, service, "", address or f"{name}:8000", "", draining=False))
         self.sequence += 1
-        self.cache.update_state(name, Frame(self.sequence, phase, running, 0, 0), self.now_ms, self.now_ms)
+        frame = Frame(self.sequence, phase, running, 0, 0, max_concurrency=rows)
+        self.cache.update_state(name, frame, self.now_ms, self.now_ms)
 
-    def api(self, upstream: Upstream, limits: Limits, authenticate: Authenticate | None = None) -> Api:
+    def api(
+        self, upstream: Upstream, limits: Limits, authenticate: Authenticate | None = None, overflow: OverflowTargets | None = None
+    ) -> Api:
         """Its routes."""
-        parts = (authenticate or self.authenticate, self.observe, self.limiter, self.usage)
+        parts = (authenticate or self.authenticate, self.observe, self.limiter, self.usage, overflow)
         return Api(self.cache, self.in_flight, self.router, upstream, limits, *parts)
 
     async def until(self, holds: Callable[[], bool]) -> None:

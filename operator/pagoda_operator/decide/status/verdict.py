@@ -18,7 +18,7 @@ from pagoda_operator.decide.plan import Plan
 from pagoda_operator.decide.render.fetch import fetched, has_revisions
 from pagoda_operator.decide.replicas.replica import clean, stage
 
-_NOT_YET: Final = ("engine.kvCache.memoryFraction", "engine.kvCache.dtype", "engine.kvCache.cpuOffload", "routing.hold", "routing.overflow")
+_NOT_YET: Final = ("engine.kvCache.memoryFraction", "engine.kvCache.dtype", "engine.kvCache.cpuOffload", "routing.overflow.service")
 # Blocks, and the values of each that ask for what is done anyway; a block that is present asks for its defaults too.
 _BLOCKS: Final[Mapping[str, tuple[Any, ...]]] = {"adapters": (None,)}
 # Fields of `scaling` that a mode does not use: in Manual a person decides, in External another autoscaler does.

@@ -1,71 +1,188 @@
-"""The queues of held requests against a model: order, counts, the bound, and who was woken."""
+"""The queues of held requests against a model: order, counts, the bound, who looks next, and that no room is left unused."""
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
-from pagoda_gateway.requests.errors import QueueFull
-from pagoda_gateway.requests.hold_queue import HoldQueue
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from pagoda_gateway.limits.rules import Policy, Rule
+from pagoda_gateway.requests.errors import LoadShed, QueueFull
+from pagoda_gateway.requests.hold_queue import Claim, HoldQueue, claim_of
+from pagoda_gateway.routing.request import RoutingRequest
+from support.suite.profiles import examples
 
-LIMIT = 4
+LIMIT = 6
 SERVICES = st.sampled_from(["x", "y"])
+CLAIMS = st.builds(Claim, st.sampled_from("ab"), st.integers(0, 1), st.integers(1, 3), st.booleans())
 
 
 class Queues(RuleBasedStateMachine):
-    """A model: the list of which request waits where, in order, since when, and which was woken."""
-
-    tickets = Bundle("tickets")
+    """A model: for each service, the requests of each line in order. `looked`: those that looked in vain since the last change."""
 
     def __init__(self):
         super().__init__()
         self.queue = HoldQueue(LIMIT)
-        self.waiting = []
-        self.woken = set()
+        self.lines = {"x": {}, "y": {}}
+        self.looked = set()
         self.since = {}
 
-    @rule(target=tickets, service=SERVICES, now=st.integers(1, 1000))
-    def enter(self, service, now):
-        if len(self.waiting) == LIMIT:
+    def waiting(self, service):
+        return [ticket for line in self.lines[service].values() for ticket in line]
+
+    @rule(service=SERVICES, claim=CLAIMS, now=st.integers(1, 1000))
+    def enter(self, service, claim, now):
+        if sum(len(self.waiting(one)) for one in self.lines) == LIMIT:
             with pytest.raises(QueueFull):
-                self.queue.enter(service, now)
-            return None
-        ticket = self.queue.enter(service, now)
-        self.waiting.append((ticket, service))
+                self.queue.enter(service, now, claim)
+            return
+        ticket = self.queue.enter(service, now, claim)
         self.since[ticket] = now
-        return ticket
+        self.entered(ticket)
 
-    @rule(ticket=consumes(tickets))
-    def leave(self, ticket):
-        if ticket is not None:
-            self.queue.leave(ticket)
-            self.waiting = [entry for entry in self.waiting if entry[0] is not ticket]
+    def entered(self, ticket):
+        line = self.lines[ticket.service].setdefault(ticket.key, [])
+        line.insert(0 if ticket.claim.first else len(line), ticket)
 
-    @rule(target=tickets, ticket=consumes(tickets), service=SERVICES)
-    def move(self, ticket, service):
-        if ticket is None:
-            return None
+    def left(self, ticket):
+        self.lines[ticket.service][ticket.key].remove(ticket)
+        self.looked.discard(ticket)
+
+    def one(self, number):
+        tickets = [ticket for service in self.lines for ticket in self.waiting(service)]
+        return tickets[number % len(tickets)]
+
+    @precondition(lambda self: self.queue.total)
+    @rule(number=st.integers(0, LIMIT))
+    def leave(self, number):
+        """A client leaves, whether it was about to look or not."""
+        ticket = self.one(number)
+        self.left(ticket)
+        self.queue.leave(ticket)
+
+    @precondition(lambda self: self.queue.total)
+    @rule(number=st.integers(0, LIMIT), service=SERVICES)
+    def move(self, number, service):
+        ticket = self.one(number)
+        self.left(ticket)
         moved = self.queue.move(ticket, service)
         self.since[moved] = self.since[ticket]
-        self.waiting = [entry for entry in self.waiting if entry[0] is not ticket] + [(moved, service)]
-        return moved
+        self.entered(moved)
 
     @rule(service=SERVICES)
-    def wake(self, service):
+    def change(self, service):
         self.queue.wake(service)
-        self.woken |= {ticket for ticket, place in self.waiting if place == service}
+        self.looked -= set(self.waiting(service))
+        assert any(ticket.woken for ticket in self.waiting(service)) or not self.waiting(service)
 
     @rule()
-    def wake_all(self):
+    def names_change(self):
         self.queue.wake_all()
-        self.woken |= {ticket for ticket, _ in self.waiting}
+        self.looked.clear()
+        assert all(ticket.woken for service in self.lines for ticket in self.waiting(service))
+
+    @rule(service=SERVICES, found=st.sampled_from(["room", "none", "full"]))
+    def look(self, service, found):
+        """One that is woken looks."""
+        ticket = next((one for one in self.waiting(service) if one.woken), None)
+        if ticket is None:
+            return
+        ticket._woken.clear()
+        others = any(one.woken for one in self.waiting(service))
+        if found == "room":
+            self.left(ticket)
+            self.queue.leave(ticket, served=True)
+        else:
+            self.looked.add(ticket)
+            self.queue.looked(ticket, full=found == "full")
+        left = set(self.waiting(service)) - self.looked
+        woken = {one for one in self.waiting(service) if one.woken}
+        assert bool(woken) == (others or (bool(left) and found != "full")), "room is left unused, or one looks for nothing"
+        assert others or woken <= left
+
+    @rule()
+    def all_are_served_in_the_order_of_their_lines(self):
+        for service, lines in self.lines.items():
+            served = []
+            self.queue.wake(service)
+            while (ticket := next((one for one in self.waiting(service) if one.woken), None)) is not None:
+                served.append(ticket)
+                self.left(ticket)
+                self.queue.leave(ticket, served=True)
+            assert not any(lines.values()), "lost"
+            assert len(set(served)) == len(served)
 
     @invariant()
     def queues_agree(self):
-        assert self.queue.total == len(self.waiting) <= LIMIT
-        for service in ("x", "y"):
-            since = [self.since[ticket] for ticket, place in self.waiting if place == service]
-            assert (self.queue.count(service), self.queue.oldest(service)) == (len(since), min(since, default=None))
-        for ticket, _ in self.waiting:
-            assert ticket.woken == (ticket in self.woken)
+        held = {service: self.waiting(service) for service in self.lines}
+        assert self.queue.total == sum(map(len, held.values())) <= LIMIT
+        for service, tickets in held.items():
+            assert self.queue.count(service) == len(tickets)
+            assert self.queue.oldest(service) == min((self.since[ticket] for ticket in tickets), default=None)
 
 
 TestQueues = Queues.TestCase
+TestQueues.settings = settings(max_examples=examples(40), deadline=None)
+
+
+def served(queue, service="x"):
+    """Takes all out, as they are woken."""
+    waiting, order = {ticket for one in queue._queues.values() for ticket in one.tickets()}, []
+    queue.wake(service)
+    while waiting:
+        (ticket,) = (one for one in waiting if one.woken)
+        waiting.discard(ticket)
+        order.append(ticket)
+        queue.leave(ticket, served=True)
+    return order
+
+
+@pytest.mark.parametrize(("full", "others"), [(False, [False, True]), (True, [False, False])])
+def test_one_that_looks_in_vain_lets_the_next_one_look_unless_all_is_full(full, others):
+    queue = HoldQueue(10)
+    first, second = queue.enter("x"), queue.enter("x")
+    queue.wake("x")
+    assert (first.woken, second.woken) == (True, False)
+    first._woken.clear()
+    queue.looked(first, full=full)
+    assert [first.woken, second.woken] == others
+
+
+def test_one_request_behind_a_flood_is_second_and_the_flood_keeps_its_order():
+    queue = HoldQueue(1000)
+    flood = [queue.enter("x", 0, Claim("flood")) for _ in range(500)]
+    other = queue.enter("x", 0, Claim("other"))
+    order = served(queue)
+    assert order.index(other) <= 1
+    assert [ticket for ticket in order if ticket is not other] == flood
+
+
+def test_a_request_whose_replica_refused_it_goes_before_its_tenants_others():
+    queue = HoldQueue(10)
+    later, again = queue.enter("x", 0, Claim("a")), queue.enter("x", 0, Claim("a", first=True))
+    assert served(queue) == [again, later]
+
+
+def test_the_share_is_that_of_the_tenants_quotas_and_of_the_requests_tier():
+    policy = Policy((Rule("q", weight=5, priority=7),))
+    assert claim_of(RoutingRequest("m", tenant="t"), policy) == Claim("t", -7, 5)
+    assert claim_of(RoutingRequest("m", tenant="t", tier="batch"), policy).rank > claim_of(RoutingRequest("m"), Policy()).rank
+
+
+def test_requests_are_shed_by_what_their_tenant_holds_and_one_that_had_its_turn_is_not():
+    queue = HoldQueue(100)
+    for _ in range(90):
+        queue.enter("x", 0, Claim("flood"))
+    with pytest.raises(LoadShed, match="90 of this tenant"):
+        queue.enter("x", 0, Claim("flood"), luck=0.5)
+    queue.enter("x", 0, Claim("other"), luck=0.0)
+    queue.enter("x", 0, Claim("flood", first=True), luck=0.0)
+    with pytest.raises(LoadShed):
+        queue.enter("x", 0, claim_of(RoutingRequest("m", tenant="other", tier="batch"), Policy()), luck=0.99)
+
+
+def test_a_services_own_limit_sheds_by_what_is_held_for_that_service():
+    queue = HoldQueue(1000)
+    for _ in range(9):
+        queue.enter("x", 0, Claim("flood"))
+    with pytest.raises(LoadShed):
+        queue.enter("x", 0, Claim("flood"), most=10, luck=0.4)
+    queue.enter("y", 0, Claim("flood"), most=10, luck=0.0)

@@ -17,8 +17,11 @@ from pagoda_gateway.requests.errors import (
     ServiceStalled,
     UpstreamDied,
 )
+from pagoda_gateway.requests.hold_queue import Claim
 from pagoda_gateway.requests.lifecycle import RequestLife
 from pagoda_gateway.routing.request import RoutingRequest
+from pagoda_gateway.routing.turns import rank_of
+from pagoda_gateway.watch.services import Hold
 from support.suite.profiles import examples
 from support.worlds.gateway import GatewayWorld
 
@@ -34,11 +37,12 @@ class Done:
 class World(GatewayWorld):
     """Starts requests whose attempts fail as a test says."""
 
-    def __init__(self, timeout_s=300.0, limit=4):
-        super().__init__(timeout_s, limit)
+    def __init__(self, timeout_s=300.0, limit=4, **options):
+        super().__init__(timeout_s, limit, **options)
         self.served = []
 
-    async def request(self, label, model="m", failures=()):
+    async def request(self, label, model="m", failures=(), claim=None, until=None, ping=None):
+        """`until`: the replica has the request until this event."""
         failures = list(failures)
 
         async with self.in_flight.begin() as life:
@@ -47,9 +51,12 @@ class World(GatewayWorld):
                 if failures:
                     raise failures.pop()
                 self.served.append(label)
+                if until is not None:
+                    await until.wait()
                 return Done(life)
 
             life.request = RoutingRequest(model)
+            life.claim, life.ping = claim or life.claim, ping
             return (await self.router.serve(life, attempt)).life
 
     async def serve(self, attempt):
@@ -312,6 +319,97 @@ async def test_overloaded_here_and_refused_there_waits_for_a_new_state_of_the_ot
     assert (world.served, world.queue.count("ns/s")) == ([], 1)
     world.frame("ready", "ns/b")
     assert (await task).endpoint == "ns/b:8000"
+
+
+async def test_a_service_says_for_how_long_and_how_many_requests_are_held():
+    world = World(timeout_s=3600.0)
+    world.service(hold=Hold(timeout_s=0.0))
+    world.synced()
+    with pytest.raises(HoldTimeout):
+        await world.request(0)
+    world.service(hold=Hold(requests=1))
+    task = world.start("held")
+    await turns()
+    with pytest.raises(QueueFull, match="at most 1 are"):
+        await world.request(1)
+    world.service(hold=Hold(requests=0))  # one that was accepted stays
+    await turns()
+    world.frame()
+    await task
+    assert world.served == ["held"]
+
+
+@pytest.mark.parametrize(("ready_in_ms", "retry_after"), [(30_500, 31), (900_000, 120), (-1, 5), (None, 5)])
+async def test_a_refusal_for_want_of_room_says_when_a_starting_replica_should_be_ready(ready_in_ms, retry_after):
+    world = World(limit=0)
+    world.service(ready_at_ms=0 if ready_in_ms is None else round(world.now_ms) + ready_in_ms)
+    world.synced()
+    with pytest.raises(QueueFull) as caught:
+        await world.request(0)
+    assert caught.value.retry_after == retry_after
+
+
+async def test_a_stream_that_is_held_for_long_gets_pings_until_it_is_served():
+    world, pings = World(ping_s=0.0), []
+    discover(world)
+
+    async def ping(route):
+        pings.append(route)
+        if len(pings) == 3:
+            world.frame()
+
+    await world.request("stream", ping=ping)
+    assert pings == ["endpoint=none; reason=held-no-replica; held_ms=0; attempt=1"] * 3
+    assert world.served == ["stream"]
+
+
+async def test_requests_beyond_a_replicas_rows_are_held_and_go_when_one_ends_in_the_order_of_turns():
+    """Eight rows, and one more as nobody knows how long requests take. A flood has them all and is held; another tenant is second."""
+    world = World(limit=100)
+    discover(world)
+    world.frame(rows=8)
+    ends = [asyncio.Event() for _ in range(30)]
+    tasks = [world.start(number, claim=Claim("flood"), until=ends[number]) for number in range(30)]
+    await turns()
+    assert (world.served, world.queue.count("ns/s")) == (list(range(9)), 21)
+    tasks.append(world.start("other", claim=Claim("other")))
+    tasks.append(world.start("batch", claim=Claim("other", rank_of("batch", 0))))
+    for number in range(2):
+        ends[number].set()
+        await turns()
+    assert world.served[9:] == [9, "other", 10]  # the other one's place is free again at once
+    assert tasks[30].result().reason == "held-full"
+    assert tasks[0].result().reason == "only-endpoint"
+    for end in ends:
+        end.set()
+    await asyncio.gather(*tasks)
+    assert [one for one in world.served if isinstance(one, int)] == list(range(30)), "the order of a tenant"
+    assert 0 < world.served.index("batch") - 9 <= 10, "of ten turns one is for the batch tier"
+    assert world.queue.total == 0
+
+
+async def test_a_request_is_held_only_if_all_replicas_are_full_and_takes_the_first_place_that_is_free():
+    world = World(limit=100)
+    discover(world)
+    for name in ("ns/a", "ns/b"):
+        world.frame(name=name, rows=8)
+    ends = [asyncio.Event() for _ in range(18)]
+    tasks = [world.start(number, until=ends[number]) for number in range(18)]
+    await turns()
+    assert (len(world.served), world.queue.count("ns/s")) == (18, 0)
+    tasks.append(world.start("held"))
+    await turns()
+    assert (len(world.served), world.queue.count("ns/s")) == (18, 1)
+    world.frame(name="ns/a", rows=8, running=8)  # nothing has ended
+    await turns()
+    assert world.queue.count("ns/s") == 1
+    ends[7].set()
+    await turns()
+    assert world.served[-1] == "held"
+    assert tasks[-1].result().reason == "held-full"
+    for end in ends:
+        end.set()
+    await asyncio.gather(*tasks)
 
 
 STEPS = st.lists(

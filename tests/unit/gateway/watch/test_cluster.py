@@ -15,7 +15,7 @@ from pagoda_contracts.names import (
 )
 from pagoda_gateway.watch.cache import EndpointCache
 from pagoda_gateway.watch.cluster import PODS, SERVICES, PodObject, ServiceObject, watch
-from pagoda_gateway.watch.services import Replica, Service
+from pagoda_gateway.watch.services import Hold, Replica, Service
 from support.servers.scripted_api import Held, Script, event, page, scripted_api
 
 
@@ -68,6 +68,22 @@ def test_a_service_of_a_newer_version_is_read_as_far_as_it_is_known():
 def test_a_service_is_stalled_by_a_reason_that_only_a_person_ends(condition, stalled):
     document = {"metadata": {"name": "s"}, "status": {"conditions": [condition | {"message": "m", "lastTransitionTime": "t"}]}}
     assert msgspec.convert(document, ServiceObject).parsed().stalled == stalled
+
+
+@pytest.mark.parametrize(
+    ("routing", "hold"),
+    [
+        ({"hold": {"timeout": "90s", "maxRequests": 7}}, Hold(90.0, 7)),
+        ({"hold": {"maxRequests": 0}}, Hold(None, 0)),
+        ({"hold": {"timeout": "soon"}}, Hold()),
+        ({"policy": "LeastLoad"}, Hold()),
+    ],
+)
+def test_a_service_says_how_its_requests_are_held(routing, hold):
+    document = {"metadata": {"name": "s"}, "spec": {"routing": routing}, "status": {"readyExpectedAt": "2026-11-24T12:00:00Z"}}
+    service = msgspec.convert(document, ServiceObject).parsed()
+    assert (service.hold, service.ready_at_ms) == (hold, 1795521600000)
+    assert msgspec.convert(document | {"status": {"readyExpectedAt": "soon"}}, ServiceObject).parsed().ready_at_ms == 0
 
 
 def test_a_services_status_has_the_weights_and_a_pods_annotation_says_that_its_device_is_faulty():

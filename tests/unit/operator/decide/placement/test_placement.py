@@ -84,7 +84,7 @@ def test_waiting_for_an_accelerator_is_no_new_revision():
     "field",
     [
         *("engine.kvCache.memoryFraction", "engine.kvCache.dtype", "engine.kvCache.cpuOffload"),
-        *("model.credential", "credentials", "model.revision", "adapters", "routing.hold", "routing.overflow"),
+        *("model.credential", "credentials", "model.revision", "adapters", "routing.overflow.service"),
     ],
 )
 def test_each_field_that_changes_nothing_yet_is_named(field):

@@ -1,0 +1,206 @@
+"""A request that its service cannot take goes to the target that the installation allows: nothing else leaves, and it is counted."""
+
+import json
+import ssl
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+
+import aiohttp
+import pytest
+from aiohttp import web
+from pagoda_contracts.resources.apikeys import new_key
+from pagoda_gateway.limits.registry import Subject
+from pagoda_gateway.limits.rules import Rule, Window
+from pagoda_gateway.proxy.body import Limits
+from pagoda_gateway.proxy.overflow import Overflow as Targets
+from pagoda_gateway.proxy.upstream import Upstream
+from pagoda_gateway.requests.outside import read_targets
+from pagoda_gateway.watch.services import Overflow
+from support.servers.certificates import CERT, KEY, write_pair
+from support.servers.scripted_replica import Replica, running
+from support.worlds.gateway import GatewayWorld
+
+OUR_KEY, TENANTS_KEY = "key-of-the-installation", new_key(b"k" * 32, datetime(2026, 1, 1, tzinfo=UTC))
+NOW_IF_HELD = Overflow("hosted", "", 0.0, 16)
+EVENTS = [
+    {"choices": [{"index": 0, "text": "hi", "finish_reason": "stop"}], "usage": None},
+    {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}},
+]
+
+
+class Outside:
+    """An API outside. `answer` gives what it says; `seen` are its requests."""
+
+    def __init__(self):
+        self.seen, self.status, self.then = [], 200, lambda: None
+
+    async def serve(self, request):
+        self.seen.append((request.path, request.headers.copy(), await request.json()))
+        self.then()
+        if self.status == 302:
+            raise web.HTTPFound("/elsewhere")
+        if self.status != 200:
+            return web.json_response({"error": {"message": "no", "type": "t", "code": "c"}}, status=self.status)
+        if not self.seen[-1][2].get("stream"):
+            return web.json_response({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}, headers={"x-theirs": "1"})
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for event in EVENTS:
+            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+@asynccontextmanager
+async def served(folder, *, trusted=True, **world_options):
+    """A gateway with the target `hosted`, whose service has no replica yet."""
+    world, outside, replica = GatewayWorld(**world_options), Outside(), Replica("a")
+    world.service(overflow=NOW_IF_HELD)
+    world.synced()
+    write_pair(folder)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(folder / CERT, folder / KEY)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(running(replica))
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", outside.serve)
+        target = await started(stack, app, tls)
+        (folder / "key").write_text(OUR_KEY + "\n")
+        about = {"url": f"https://127.0.0.1:{target}/v1", "model": "big", "key": str(folder / "key")}
+        (folder / "targets.json").write_text(json.dumps({"targets": {"hosted": about | ({"ca": str(folder / CERT)} if trusted else {})}}))
+        targets, upstream = Targets(read_targets(folder / "targets.json")), Upstream(300.0)
+        stack.push_async_callback(targets.close)
+        stack.push_async_callback(upstream.close)
+        port = await started(stack, world.api(upstream, Limits(1 << 20, 300), overflow=targets).application())
+        client = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
+        yield world, outside, replica, client
+
+
+async def started(stack, app, tls=None):
+    runner = web.AppRunner(app, handler_cancellation=True)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+    return runner.addresses[0][1]
+
+
+async def ask(client, path="/v1/completions", headers=None, **fields):
+    body = {"model": "m", "prompt": "x"} | fields
+    async with client.post(path, json=body, headers=headers or {}) as answer:
+        return answer.status, answer.headers.copy(), await answer.read()
+
+
+async def test_only_the_body_leaves_with_the_targets_model_and_the_installations_key(tmp_path):
+    secrets = {
+        "authorization": "Bearer theirs",
+        "x-api-key": "theirs",
+        "cookie": "a=b",
+        "x-pagoda-tenant": "x",
+        "x-session-id": "s",
+        "traceparent": "t",
+    }
+    async with served(tmp_path) as (_, outside, _, client):
+        status, headers, _ = await ask(client, headers=secrets, max_tokens=5)
+    assert (status, headers["x-pagoda-overflow"]) == (200, "hosted")
+    assert "reason=overflow" in headers["x-pagoda-route"]
+    assert "x-theirs" not in headers
+    ((path, seen, body),) = outside.seen
+    assert (path, body) == ("/v1/completions", {"model": "big", "prompt": "x", "max_tokens": 5})
+    assert {name.lower() for name in seen} == {"host", "accept", "authorization", "content-type", "content-length"}
+    assert seen["authorization"] == f"Bearer {OUR_KEY}"
+
+
+async def test_a_stream_is_relayed_and_its_usage_counts_for_the_tenant(tmp_path):
+    async with served(tmp_path) as (world, outside, _, client):
+        world.ring.put("ns/keys", "team-a", {TENANTS_KEY.id: TENANTS_KEY.stored})
+        world.registry.put("q", Subject("ns", "keys"), Rule("q", windows=(Window("1h", 3_600_000, None, 10_000),), default_output=50))
+        key = {"authorization": f"Bearer {TENANTS_KEY.text}"}
+        status, _, body = await ask(client, headers=key, stream=True)
+        assert (status, body) == (200, b"data: " + json.dumps(EVENTS[0]).encode() + b"\n\ndata: [DONE]\n\n")
+        assert outside.seen[0][2]["stream_options"] == {"include_usage": True}
+        assert outside.seen[0][2]["max_tokens"] == 50, "what is reserved bounds the answer"
+        _, headers, body = await ask(client, headers=key, stream=True, max_tokens=5, stream_options={"include_usage": True})
+        assert b'"completion_tokens": 2' in body
+        assert headers["x-ratelimit-remaining-tokens"]
+    assert {line for line in world.metrics.exposition().decode().splitlines() if "gateway_tokens_total{" in line and "team-a" in line}
+
+
+async def test_a_service_without_overflow_holds_its_requests(tmp_path):
+    async with served(tmp_path, hold_timeout_s=0.0) as (world, outside, _, client):
+        world.service()
+        assert (await ask(client))[0] == 503
+        world.service(overflow=NOW_IF_HELD._replace(target="unknown"))
+        assert (await ask(client))[0] == 503
+        world.service(overflow=NOW_IF_HELD)
+        assert (await ask(client, path="/v1/messages", max_tokens=1))[0] == 529, "the outside has no such path"
+    assert outside.seen == []
+
+
+@pytest.mark.parametrize("fault", [401, 429, 500, 302])
+async def test_what_a_target_refuses_is_held_on_and_served_by_a_replica(tmp_path, fault):
+    async with served(tmp_path) as (world, outside, replica, client):
+        outside.status, outside.then = fault, lambda: world.frame(address=replica.http)
+        status, headers, body = await ask(client)
+    assert (status, json.loads(body), len(outside.seen)) == (200, {"replica": "a"}, 1)
+    assert "x-pagoda-overflow" not in headers
+
+
+async def test_what_is_wrong_with_the_request_is_the_clients_to_know(tmp_path):
+    async with served(tmp_path) as (_, outside, _, client):
+        outside.status = 400
+        status, headers, body = await ask(client)
+    assert (status, json.loads(body)["error"]["message"], headers["x-pagoda-overflow"]) == (400, "no", "hosted")
+
+
+async def test_a_target_whose_certificate_is_not_trusted_sees_nothing(tmp_path):
+    async with served(tmp_path, trusted=False, hold_timeout_s=0.0) as (_, outside, _, client):
+        assert (await ask(client))[0] == 503
+    assert outside.seen == []
+
+
+async def test_a_request_that_is_refused_for_want_of_room_or_by_a_stalled_service_overflows_too(tmp_path):
+    async with served(tmp_path, hold_limit=0) as (world, outside, _, client):
+        world.service(overflow=NOW_IF_HELD._replace(after_s=3600.0))
+        assert (await ask(client))[1]["x-pagoda-overflow"] == "hosted"
+        outside.status = 503
+        status, _, body = await ask(client)
+        assert (status, json.loads(body)["error"]["code"]) == (429, "queue_full")
+        outside.status = 200
+        world.service(overflow=NOW_IF_HELD._replace(after_s=3600.0), stalled="ModelRejected: x")
+        assert (await ask(client))[1]["x-pagoda-overflow"] == "hosted"
+
+
+async def test_a_request_overflows_at_once_if_as_many_are_held_as_the_service_says(tmp_path):
+    async with served(tmp_path) as (world, _, _, client):
+        world.service(overflow=Overflow("hosted", "other-model", 3600.0, 0))
+        assert (await ask(client))[1]["x-pagoda-overflow"] == "hosted"
+
+
+async def test_a_held_stream_that_has_begun_goes_on_with_the_targets_events(tmp_path):
+    async with served(tmp_path, ping_s=0.0) as (world, _, _, client):
+        world.service(overflow=NOW_IF_HELD._replace(after_s=60.0))
+        async with client.post("/v1/completions", json={"model": "m", "prompt": "x", "stream": True}) as answer:
+            assert await answer.content.readuntil(b"\n\n") == b": held\n\n"
+            world.now_ms += 60_000.0
+            body = await answer.read()
+    assert (answer.status, body.endswith(b"data: [DONE]\n\n"), body.count(b"data: ")) == (200, True, 2)
+
+
+@pytest.mark.parametrize(
+    ("about", "why"),
+    [
+        ({"url": "http://api.example.com/v1", "key": "KEY"}, "url must be https://"),
+        ({"url": "https://user@api.example.com/v1", "key": "KEY"}, "url must be https://"),
+        ({"url": "https://api.example.com/v1?x=1", "key": "KEY"}, "url must be https://"),
+        ({"url": "https://api.example.com/v1", "key": "EMPTY"}, "must have the API key"),
+        ({"url": "https://api.example.com/v1"}, "key"),
+        ({"url": "https://api.example.com/v1", "key": "KEY", "headers": {}}, "headers"),
+    ],
+)
+def test_a_target_that_is_not_safe_or_not_known_is_refused_at_the_start(tmp_path, about, why):
+    (tmp_path / "KEY").write_text("k")
+    (tmp_path / "EMPTY").write_text("\n")
+    file = tmp_path / "targets.json"
+    file.write_text(json.dumps({"targets": {"a": {n: str(tmp_path / v) if n == "key" else v for n, v in about.items()}}}))
+    with pytest.raises(ValueError, match=why):
+        read_targets(file)
