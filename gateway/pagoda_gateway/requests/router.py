@@ -58,6 +58,17 @@ class Attempt(Protocol[A_co]):
     async def __call__(self, address: str, route: str, *, fresh: bool) -> A_co: ...
 
 
+class Terms(NamedTuple):
+    """How long a request may wait for an endpoint, and among which addresses ("ip:port", or "ip" with any port) it must be; None: all."""
+
+    hold_s: float
+    within: frozenset[str] | None = None
+
+    def allow(self, address: str) -> bool:
+        """Returns whether a replica may be chosen."""
+        return self.within is None or address in self.within or address.rpartition(":")[0] in self.within
+
+
 class Wait(NamedTuple):
     """No endpoint: wait in this service's queue, for this reason."""
 
@@ -69,7 +80,7 @@ class Router:
     """Decides where requests go and when they wait."""
 
     def __init__(self, counters: Counters, hold_timeout_s: float) -> None:
-        self._counters, self._hold_timeout_s = counters, hold_timeout_s
+        self._counters, self._terms = counters, Terms(hold_timeout_s)
         self._cache, self._queue, self._clock_ms = counters.cache, counters.queue, counters.clock_ms
         self._draws = 0
         self._names: frozenset[str] = frozenset()
@@ -121,30 +132,40 @@ class Router:
             error.route = life.route()
             raise
 
+    async def choose(self, life: RequestLife, terms: Terms) -> Endpoint:
+        """Returns where somebody else sends `life.request`, once: nothing can be held for long then, or sent again."""
+        life.admit()
+        try:
+            return await self._acquire(life, terms)
+        except GatewayError as error:
+            error.route = life.route()
+            raise
+
     async def _attempt(self, life: RequestLife, attempt: Attempt[A]) -> A:
-        endpoint = await self._acquire(life)
+        endpoint = await self._acquire(life, self._terms)
         with life.at(endpoint):
             answer = await attempt(endpoint.address, life.route(), fresh=life.deaths > 0)
             life.answered(answer.status)
             return answer
 
-    async def _acquire(self, life: RequestLife) -> Endpoint:
-        choice = self._choose(life)
+    async def _acquire(self, life: RequestLife, terms: Terms) -> Endpoint:
+        choice = self._choose(life, terms)
         if isinstance(choice, Wait):
             life.reason = life.reason or HELD_PREFIX + choice.reason
-            choice = await self._hold(life, choice)
+            choice = await self._hold(life, choice, terms)
         life.endpoint = choice.endpoint.address
         life.reason = life.reason or choice.reason
         return choice.endpoint
 
-    def _choose(self, life: RequestLife) -> Pick | Wait:
+    def _choose(self, life: RequestLife, terms: Terms) -> Pick | Wait:
         service = self._cache.resolve(life.request.model)
         if service is None:
             if not self._cache.synced:
                 return Wait(UNSYNCED, "unsynced")
             raise self._not_found(life.request.model)
         life.assign(service.key)
-        left = [endpoint for endpoint in self._cache.endpoints(service) if endpoint.name not in life.overloaded]
+        known = self._cache.endpoints(service)
+        left = [endpoint for endpoint in known if endpoint.name not in life.overloaded and terms.allow(endpoint.address)]
         choice = self._pick(life, service, left)
         if isinstance(choice, Pick):
             return choice
@@ -165,9 +186,9 @@ class Router:
             life.point = draw(self._draws)
         return pick_by_revision(endpoints, Split(service.weights, life.point), life.request, life.tried, now_ms, scorers)
 
-    async def _hold(self, life: RequestLife, wait: Wait) -> Pick:
+    async def _hold(self, life: RequestLife, wait: Wait, terms: Terms) -> Pick:
         """Waits in a queue for a pick. No await stands between looking and waiting, so no wake-up is lost."""
-        deadline_ms = self._clock_ms() + self._hold_timeout_s * 1000 - life.held_ms
+        deadline_ms = self._clock_ms() + terms.hold_s * 1000 - life.held_ms
         with life.held(wait.service) as place:
             while True:
                 try:
@@ -175,7 +196,7 @@ class Router:
                 except TimeoutError as error:
                     service = f"replica of {wait.service}" if wait.service else "replica of any service"
                     raise HoldTimeout(f"no {service} took the request in time; the next candidate is: {wait.reason}") from error
-                choice = self._choose(life)
+                choice = self._choose(life, terms)
                 if isinstance(choice, Pick):
                     return choice
                 wait = choice
