@@ -9,8 +9,9 @@ from multidict import CIMultiDict
 from pagoda_contracts.names import HEADER_DESTINATION, METADATA_LB, METADATA_SERVED, METADATA_SUBSET, METADATA_SUBSET_HINT
 from pagoda_contracts.pb import extproc_pb2 as pb
 
-from pagoda_gateway.extproc.phases import Chunk, Event, Head, OutOfOrder, Piece, Side, Trailers
+from pagoda_gateway.extproc.phases import Chunk, Event, Head, Piece, Side, Trailers
 from pagoda_gateway.requests.dialects import Reply
+from pagoda_gateway.requests.errors import ProxyMisconfigured
 
 _OVERWRITE: Final = pb.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 # The gateway answers for these, whatever a client or a replica wrote.
@@ -25,7 +26,7 @@ class Changes(NamedTuple):
 
 
 def event_of(message: pb.ProcessingRequest) -> Event:
-    """Returns what Envoy tells of; OutOfOrder if it is nothing that this processor knows."""
+    """Returns what Envoy tells of; ProxyMisconfigured if it is nothing that this processor knows."""
     kind = message.WhichOneof("request") or ""
     side = Side.REQUEST if kind.startswith("request") else Side.ANSWER
     if kind.endswith("headers"):
@@ -36,7 +37,7 @@ def event_of(message: pb.ProcessingRequest) -> Event:
         return Piece(side, part.body, part.end_of_stream)
     if kind.endswith("trailers"):
         return Trailers(side)
-    raise OutOfOrder("a message of Envoy's tells of no headers, body or trailers")
+    raise ProxyMisconfigured("a message of Envoy's tells of no headers, body or trailers")
 
 
 def _headers(told: pb.HeaderMap) -> CIMultiDict[str]:

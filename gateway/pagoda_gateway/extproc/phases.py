@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Final, NamedTuple
 
+from pagoda_gateway.requests.errors import ProxyMisconfigured
+
 # Envoy ends a stream with larger messages (RESOURCE_EXHAUSTED). The endpoint picker of the Gateway API's extension cuts here too.
 CHUNK_BYTES: Final = 62_000
 
@@ -53,10 +55,6 @@ class Chunk(NamedTuple):
     end: bool
 
 
-class OutOfOrder(Exception):
-    """Envoy told of a part that cannot come now, so its configuration is not one that this processor knows."""
-
-
 class State(Enum):
     """How much of a message has come."""
 
@@ -85,11 +83,11 @@ class Incoming:
         return self.state is State.HEAD and not self.body
 
     def take(self, event: Event) -> None:
-        """Records an event; OutOfOrder if it cannot come now."""
+        """Records an event; ProxyMisconfigured if it cannot come now."""
         due = State.NOTHING if isinstance(event, Head) else State.HEAD
         if self.state is not due:
             kind = type(event).__name__.lower()
-            raise OutOfOrder(f"{kind} of the {self._side.value} came when {self.state.value} had come")
+            raise ProxyMisconfigured(f"{kind} of the {self._side.value} came when {self.state.value} had come")
         self.trailers = isinstance(event, Trailers)
         self.body = self.body or isinstance(event, Piece)
         self.state = State.ALL if self.trailers or getattr(event, "end", False) else State.HEAD
@@ -102,9 +100,9 @@ class Exchange:
         self.request, self.answer = Incoming(Side.REQUEST), Incoming(Side.ANSWER)
 
     def take(self, event: Event) -> None:
-        """Records an event; OutOfOrder if it cannot come now."""
+        """Records an event; ProxyMisconfigured if it cannot come now."""
         if self.request.state is State.NOTHING and event.side is Side.ANSWER:
-            raise OutOfOrder("the answer came before the request; request_header_mode must be SEND")
+            raise ProxyMisconfigured("the answer came before the request; request_header_mode must be SEND")
         (self.request if event.side is Side.REQUEST else self.answer).take(event)
 
     @property

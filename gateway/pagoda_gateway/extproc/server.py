@@ -19,7 +19,6 @@ from pagoda_contracts.bearer import AUTHORIZATION
 from pagoda_contracts.names import GRPC_EXT_PROC, GRPC_EXT_PROC_PROCESS, GRPC_HEALTH, GRPC_HEALTH_CHECK
 from pagoda_contracts.pb import extproc_pb2 as pb
 
-from pagoda_gateway.extproc.phases import OutOfOrder
 from pagoda_gateway.extproc.session import Picker, Session
 from pagoda_gateway.requests.errors import GatewayError
 
@@ -67,9 +66,6 @@ class ExtProcServer:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "send the metadata `authorization: Bearer SECRET`")
         try:
             await Session(self._picker, told, context.write).run()
-        except OutOfOrder as error:
-            log.warning("Envoy's configuration cannot work", why=str(error))
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except GatewayError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 

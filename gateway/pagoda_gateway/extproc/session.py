@@ -75,7 +75,7 @@ class Session:
         self._routed = False
 
     async def run(self) -> None:
-        """Returns when the exchange is over; OutOfOrder if Envoy's configuration is not one that can work."""
+        """Returns when the exchange is over; ProxyMisconfigured if Envoy's configuration is not one that can work."""
         head = await self._next()
         if not isinstance(head, Head):
             return
@@ -93,9 +93,7 @@ class Session:
     async def _answered(self, head: Head, path: str, observed: Observed) -> int:
         try:
             if mode := messages.refused_mode(self._message):
-                raise GatewayError(
-                    f"Envoy's body modes must be FULL_DUPLEX_STREAMED, got {mode}; docs/operations/gateway.md has an example"
-                )
+                raise GatewayError(f"Envoy's body modes must be FULL_DUPLEX_STREAMED, got {mode}; see docs/operations/gateway.md")
             _check(head.headers.get(":method", ""), path)
             owner = self._picker.authenticate.owner(head.headers)
             if owner is not None:

@@ -155,7 +155,7 @@ OPTIONS: Final = (
         "ext_proc_port", _port, None, "port where Envoy asks for replicas (external processing), usually 9002; without it there is none"
     ),
     Option("ext_proc_secret", Path, None, "file with a text that Envoy shows there as `authorization: Bearer TEXT`"),
-    Option("ext_proc_open", _bool, "false", "let everybody ask there who reaches the port; an answer holds the token of --token"),
+    Option("ext_proc_open", _bool, "false", "serve every caller that reaches the port; an answer holds the token of --token"),
     Option("tls_cert", Path, None, "certificate of the API's port in PEM, followed by its chain; without it the port is not encrypted"),
     Option("tls_key", Path, None, "its private key in PEM, without a password; a renewed pair is used by new connections"),
 )

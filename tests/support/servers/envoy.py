@@ -28,11 +28,10 @@ class Envoy:
     admin: str
     url: str
 
-    def counter(self, name: str) -> int:
-        """One of its statistics; 0 before it was counted."""
-        with urllib.request.urlopen(f"http://{self.admin}/stats?format=json&filter={name}", timeout=60) as answer:
-            stats = json.load(answer)["stats"]
-        return sum(int(one["value"]) for one in stats if one.get("name", "").endswith(name))
+    def gauge(self, name: str) -> int:
+        """One of its statistics."""
+        with urllib.request.urlopen(f"http://{self.admin}/stats?format=json&filter=^{name}$", timeout=60) as answer:
+            return next(int(one["value"]) for one in json.load(answer)["stats"] if one.get("name") == name)
 
 
 def configuration(picker: int, secret: str = SECRET, **filter_changes: Any) -> dict[str, Any]:
