@@ -104,6 +104,13 @@ HEADER_ERROR_CODE: Final = "x-pagoda-error-code"
 HEADER_SHOULD_RETRY: Final = "x-should-retry"
 HEADER_RETRY_AFTER: Final = "retry-after"
 HEADER_RETRY_AFTER_MS: Final = "retry-after-ms"
+# The endpoint picker protocol of Gateway API's inference extension: to which replica Envoy sends a request, in a header and in metadata
+# of the first namespace; to which one it did; and among which ones the picker may choose, in the second namespace.
+HEADER_DESTINATION: Final = "x-gateway-destination-endpoint"
+METADATA_LB: Final = "envoy.lb"
+METADATA_SERVED: Final = "x-gateway-destination-endpoint-served"
+METADATA_SUBSET_HINT: Final = "envoy.lb.subset_hint"
+METADATA_SUBSET: Final = "x-gateway-destination-endpoint-subset"
 # Every header that starts so is ours; one that comes from outside is dropped at the gateway.
 HEADER_INTERNAL_PREFIX: Final = "x-pagoda-"
 
@@ -118,7 +125,6 @@ PORT_GATEWAY_HTTP: Final = 8080
 PORT_METRICS: Final = 9090
 PORT_DEMAND: Final = 9100
 PORT_EXT_PROC: Final = 9002
-PORT_EXT_PROC_HEALTH: Final = 9003
 
 PATH_STARTUP: Final = "/startupz"
 PATH_LIVE: Final = "/livez"
@@ -157,6 +163,8 @@ GRPC_HEALTH_WATCH: Final = f"/{GRPC_HEALTH}/Watch"
 GRPC_DEMAND: Final = "pagoda.v1.Demand"
 GRPC_WATCH_DEMAND: Final = f"/{GRPC_DEMAND}/Watch"
 GRPC_KEDA: Final = "externalscaler.ExternalScaler"  # KEDA's
+GRPC_EXT_PROC: Final = "envoy.service.ext_proc.v3.ExternalProcessor"  # Envoy's
+GRPC_EXT_PROC_PROCESS: Final = f"/{GRPC_EXT_PROC}/Process"
 GRPC_FETCH: Final = "pagoda.v1.Fetch"
 GRPC_FETCH_FETCH: Final = f"/{GRPC_FETCH}/Fetch"
 

@@ -56,13 +56,17 @@ readinessProbe:
 
 {{- /* Who may call replicas, as the operator reads it. */}}
 {{- define "pagoda.callers" -}}
-{{- dict
+{{- $callers := dict
       "gateway" (printf "%s/%s-gateway" .Release.Namespace .Release.Name)
       "operator" (printf "%s/%s-operator" .Release.Namespace .Release.Name)
       "metrics" .Values.auth.metrics.accounts
       "metricsFrom" .Values.auth.metrics.networks
       "tokens" .Values.auth.enabled
-      "networkPolicy" .Values.networkPolicy.enabled | toJson }}
+      "networkPolicy" .Values.networkPolicy.enabled }}
+{{- with .Values.networkPolicy.proxies }}
+{{- $callers = set $callers "proxies" . }}
+{{- end }}
+{{- $callers | toJson }}
 {{- end }}
 
 {{- /* A token of the pod's own account for our own wires; kubelet renews it. */}}

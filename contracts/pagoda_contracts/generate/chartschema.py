@@ -42,6 +42,7 @@ _TARGETS: Final[Schema] = {
 
 # namespace/name; addresses with a length, which the operator checks to the bit.
 _ACCOUNTS: Final[Schema] = {"type": "array", "items": {"type": "string", "pattern": "^[a-z0-9][-a-z0-9.]*/[a-z0-9][-a-z0-9.]*$"}}
+_NAMESPACES: Final[Schema] = {"type": "array", "items": {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}}
 _NETWORKS: Final[Schema] = {"type": "array", "items": {"type": "string", "pattern": "^[0-9a-fA-F:.]+/[0-9]{1,3}$"}}
 
 
@@ -71,13 +72,14 @@ def schema() -> Schema:
                     "auth": _closed({"anonymous": _BOOLEAN, "firstKey": _closed({"create": _BOOLEAN, "tenant": _TENANT})}),
                     "service": _closed({"type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]}}),
                     "keda": _closed({"enabled": _BOOLEAN}),
+                    "extProc": _closed({"enabled": _BOOLEAN, "secret": {"type": "string"}, "open": _BOOLEAN}),
                     "quota": _closed({"store": _closed({"secret": {"type": "string"}, "key": {"type": "string", "minLength": 1}})}),
                     "overflow": _closed({"targets": {"type": "object", "additionalProperties": False, "patternProperties": _TARGETS}}),
                     "usageLines": _BOOLEAN,
                 }
             ),
             "auth": _closed({"enabled": _BOOLEAN, "metrics": _closed({"accounts": _ACCOUNTS, "networks": _NETWORKS})}),
-            "networkPolicy": _closed({"enabled": _BOOLEAN}),
+            "networkPolicy": _closed({"enabled": _BOOLEAN, "proxies": _NAMESPACES}),
             "defaultProfile": _strict(structural(SERVING_PROFILE.model)["properties"]["spec"]),
             "monitoring": _closed(
                 {

@@ -20,6 +20,8 @@ PB_DIR = "contracts/pagoda_contracts/pb"
 
 def protobuf_files(root: Path) -> dict[str, str]:
     """Path below the root → generated protobuf code; messages only, the components register typed handlers themselves."""
+    from importlib.resources import files
+
     from grpc_tools import protoc  # a development dependency
 
     sources = sorted((root / PROTO_DIR).glob("*.proto"))
@@ -27,6 +29,7 @@ def protobuf_files(root: Path) -> dict[str, str]:
         arguments = [
             "protoc",
             f"-Ipagoda_contracts/pb={root / PROTO_DIR}",
+            f"-I{files('grpc_tools') / '_proto'}",  # google.protobuf
             f"--python_out={scratch}",
             f"--pyi_out={scratch}",
             *map(str, sources),

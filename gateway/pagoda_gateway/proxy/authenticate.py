@@ -1,11 +1,12 @@
 """Authenticate: refuses a request without a valid API key before its body is read, and names its tenant. A middleware of the API.
 
-Every path of port 8080 is behind it. What a client writes about its tenant never counts (proxy/headers.py drops it).
+Every path of port 8080 is behind it, and every request that Envoy asks about (extproc/). What a client writes about its tenant never
+counts (proxy/headers.py drops it).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -33,9 +34,9 @@ class Authenticate:
     clock: Callable[[], datetime]
     anonymous: bool
 
-    def owner(self, request: web.Request) -> Owner | None:
+    def owner(self, headers: Mapping[str, str]) -> Owner | None:
         """Returns whose key a request shows, None for an anonymous one; Unauthenticated if it has no valid key."""
-        key = shown_key(request.headers)
+        key = shown_key(headers)
         try:
             if not key:
                 raise Refused("missing", f"this request has no API key; {_HOW}")
@@ -53,7 +54,7 @@ class Authenticate:
 
         @web.middleware
         async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-            owner = self.owner(request)
+            owner = self.owner(request.headers)
             request[TENANT] = owner.tenant if owner is not None else ""
             request[KEY_ID] = owner.key_id if owner is not None else ""
             if owner is not None and (observed := request.get(OBSERVED)) is not None:

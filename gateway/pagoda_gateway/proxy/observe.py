@@ -45,14 +45,15 @@ class Observe:
                 status = answer.status
             finally:
                 observed.end(status, self.clock_ms())
-                self._tell(observed)
+                self.tell(observed)
                 if self.tracing is not None and span is not None and is_logged(observed):
                     self.tracing.end(span, observed)
             return answer
 
         return observe
 
-    def _tell(self, observed: Observed) -> None:
+    def tell(self, observed: Observed) -> None:
+        """Records a request that has ended: its times, and its access line."""
         if (life := observed.life) is not None and life.asked_ms:
             ttft_ms = observed.ttft_ms
             self.metrics.took(life.service, observed.total_ms / 1000, None if ttft_ms is None else ttft_ms / 1000)

@@ -16,6 +16,7 @@ GatewayError                  ends one request
 ├── AllOverloaded 503         every ready replica refused the request as overloaded
 ├── NotSynced 503             the gateway has not listed the cluster yet
 ├── UpstreamDied 502          the replica died with the answer under way
+├── ProxyMisconfigured 500    Envoy asks for a replica in a way that cannot work
 └── ShuttingDown 503          the gateway's own deadline
 NeedsMore                     the request needs more tokens than are reserved; handlers.py reserves them and sends it again
 AttemptFailed                 ends one attempt; router.py picks again, no client sees it
@@ -196,6 +197,12 @@ class ShuttingDown(GatewayError):
     """The gateway's own drain deadline has passed."""
 
     status, code, retry_after, should_retry = 503, "gateway_stopping", 1, True
+
+
+class ProxyMisconfigured(GatewayError):
+    """Envoy asks for a replica in a way that cannot work. Only a change of its configuration helps."""
+
+    code = "proxy_misconfigured"
 
 
 class NeedsMore(Exception):

@@ -70,6 +70,17 @@ class Attempt(Protocol[A_co]):
     async def __call__(self, address: str, route: str, *, fresh: bool) -> A_co: ...
 
 
+class Terms(NamedTuple):
+    """How long a request may wait for an endpoint, and among which addresses ("ip:port", or "ip" with any port) it must be; None: all."""
+
+    hold_s: float = math.inf
+    within: frozenset[str] | None = None
+
+    def allow(self, address: str) -> bool:
+        """Returns whether a replica may be chosen."""
+        return self.within is None or address in self.within or address.rpartition(":")[0] in self.within
+
+
 class Wait(NamedTuple):
     """No endpoint: wait in this service's queue, for this reason."""
 
@@ -90,7 +101,7 @@ class Router:
     """Decides where requests go and when they wait. `wall_ms` is the time since 1970."""
 
     def __init__(self, counters: Counters, rules: HoldRules, wall_ms: Callable[[], float]) -> None:
-        self._counters, self._rules, self._wall_ms = counters, rules, wall_ms
+        self._counters, self._rules, self._wall_ms, self._terms = counters, rules, wall_ms, Terms()
         self._cache, self._queue, self._clock_ms = counters.cache, counters.queue, counters.clock_ms
         self._draws = 0
         self._names: frozenset[str] = frozenset()
@@ -150,26 +161,35 @@ class Router:
         known = self._cache.service(service)
         return max(0, math.ceil((known.ready_at_ms - self._wall_ms()) / 1000)) if known is not None and known.ready_at_ms else 0
 
+    async def choose(self, life: RequestLife, terms: Terms) -> Endpoint:
+        """Returns where somebody else sends `life.request`, once: nothing can be held for long then, or sent again."""
+        life.admit()
+        try:
+            return await self._acquire(life, terms)
+        except GatewayError as error:
+            error.route = life.route()
+            raise
+
     async def _attempt(self, life: RequestLife, attempt: Attempt[A]) -> A:
-        endpoint = await self._acquire(life)
+        endpoint = await self._acquire(life, self._terms)
         with life.at(endpoint):
             async with self.frozen.watch(endpoint, life):
                 answer = await attempt(endpoint.address, life.route(), fresh=life.deaths > 0)
             life.answered(answer.status)
             return answer
 
-    async def _acquire(self, life: RequestLife) -> Endpoint:
-        choice = self._choose(life)
+    async def _acquire(self, life: RequestLife, terms: Terms) -> Endpoint:
+        choice = self._choose(life, terms)
         if isinstance(choice, Pick) and self._queue.count(life.service):
             choice = Wait(life.service, HELD_IN_TURN)  # others wait already
         if isinstance(choice, Wait):
             life.reason = life.reason or HELD_PREFIX + choice.reason
-            choice = await self._hold(life, choice)
+            choice = await self._hold(life, choice, terms)
         life.endpoint = choice.endpoint.address
         life.reason = life.reason or choice.reason
         return choice.endpoint
 
-    def _choose(self, life: RequestLife) -> Pick | Wait:
+    def _choose(self, life: RequestLife, terms: Terms) -> Pick | Wait:
         service = self._cache.resolve(life.request.model)
         if service is None:
             if not self._cache.synced:
@@ -178,7 +198,8 @@ class Router:
         life.assign(service.key)
         overflows = service.overflow is not None and service.overflow.target in life.targets and not life.begun
         life.overflow = service.overflow if overflows else None
-        left = [endpoint for endpoint in self._cache.endpoints(service) if endpoint.name not in life.overloaded]
+        known = self._cache.endpoints(service)
+        left = [endpoint for endpoint in known if endpoint.name not in life.overloaded and terms.allow(endpoint.address)]
         choice = self._pick(life, service, left)
         if isinstance(choice, Pick):
             return choice if has_room(choice.endpoint, self._rules.gateways) else self._with_room(life, service, left)
@@ -222,10 +243,10 @@ class Router:
         self._draws += 1
         return draw(self._draws)
 
-    async def _hold(self, life: RequestLife, wait: Wait) -> Pick:
+    async def _hold(self, life: RequestLife, wait: Wait, terms: Terms) -> Pick:
         """Waits in a queue for a pick. No await stands between looking and waiting, so no wake-up is lost."""
         hold, timeout_s = self._rules_of(life, wait.service)
-        deadline_ms = self._clock_ms() + timeout_s * 1000 - life.held_ms
+        deadline_ms = self._clock_ms() + min(timeout_s, terms.hold_s) * 1000 - life.held_ms
         with life.held(wait.service, hold.requests, self._draw()) as place:
             if wait.reason == HELD_IN_TURN:
                 self._queue.wake(wait.service, self._clock_ms())
@@ -235,7 +256,7 @@ class Router:
                 except TimeoutError as error:
                     service = f"replica of {wait.service}" if wait.service else "replica of any service"
                     raise HoldTimeout(f"no {service} took the request in time; the next candidate is: {wait.reason}") from error
-                choice = self._choose(life)
+                choice = self._choose(life, terms)
                 if isinstance(choice, Pick):
                     place.served = True
                     return choice

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import uuid4
 
 import structlog
@@ -55,6 +55,9 @@ from pagoda_gateway.watch.own_token import OwnToken
 from pagoda_gateway.watch.quotas import read_quota_file
 from pagoda_gateway.watch.state_streams import StateStreams
 from pagoda_gateway.watch.static_file import StaticFile
+
+if TYPE_CHECKING:
+    from pagoda_gateway.extproc.server import ExtProcServer
 
 log = structlog.get_logger()
 
@@ -104,6 +107,7 @@ class Parts(NamedTuple):
     listener: Listener
     health: Health
     peers: Peers
+    ext_proc: ExtProcServer | None
 
 
 async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
@@ -130,10 +134,12 @@ async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
     metrics = await stack.enter_async_context(_scraped(metrics_application(counters.metrics), settings.host, settings.metrics_port))
     peers = Peers((settings.peers,) if settings.peers else (), settings.identity, _clock_ms, own)
     demand = await _serve_demand(counters, settings, peers, stack)
+    ext_proc, ext_proc_port = await _serve_ext_proc(api, health, own, settings, stack)
     tls = _tls(settings)
     listener = await stack.enter_async_context(listening(api.application(), settings.host, settings.http_port, tls, default_bounds()))
-    log.info("listening", http=listener.port, tls=tls is not None, metrics=metrics.addresses[0][1], probes=probes.port, demand=demand)
-    return Parts(cache, ring, registry, store, api, listener, health, peers)
+    ports = {"metrics": metrics.addresses[0][1], "probes": probes.port, "demand": demand, "ext_proc": ext_proc_port}
+    log.info("listening", http=listener.port, tls=tls is not None, **ports)
+    return Parts(cache, ring, registry, store, api, listener, health, peers, ext_proc)
 
 
 def _keys(settings: Settings) -> KeyRing:
@@ -230,6 +236,20 @@ async def _serve_demand(counters: Counters, settings: Settings, peers: Peers, st
     return await server.start(f"{settings.host}:{settings.demand_port}")
 
 
+async def _serve_ext_proc(
+    api: Api, health: Health, own: OwnToken | None, settings: Settings, stack: AsyncExitStack
+) -> tuple[ExtProcServer | None, int | None]:
+    if settings.ext_proc_port is None:
+        return None, None
+    from pagoda_gateway.extproc.server import ExtProcServer  # most installs have no Envoy
+    from pagoda_gateway.extproc.session import Picker
+
+    requests = api.cache, api.in_flight, api.router, api.limits, api.authenticate, api.observe, api.limiter, api.usage
+    server = ExtProcServer(Picker(*requests, own), settings.ext_proc_secret, health.ready)
+    stack.push_async_callback(server.stop, 0)
+    return server, await server.start(f"{settings.host}:{settings.ext_proc_port}")
+
+
 def _utc() -> datetime:
     return datetime.now(UTC)
 
@@ -275,5 +295,8 @@ async def _drain(parts: Parts, settings: Settings, hurry: asyncio.Event) -> None
     with suppress(TimeoutError):
         await asyncio.wait_for(hurry.wait(), settings.lame_duck)
     parts.listener.close()
+    ended = asyncio.create_task(parts.ext_proc.stop(settings.drain_timeout)) if parts.ext_proc is not None else None
     await parts.api.in_flight.finish(settings.drain_timeout)
+    if ended is not None:
+        await ended
     log.info("drained")

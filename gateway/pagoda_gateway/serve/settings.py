@@ -56,6 +56,9 @@ class Settings:
     drain_timeout: float
     access_log: bool
     traces_endpoint: str | None
+    ext_proc_port: int | None
+    ext_proc_secret: Path | None
+    ext_proc_open: bool
     tls_cert: Path | None
     tls_key: Path | None
 
@@ -152,6 +155,11 @@ OPTIONS: Final = (
     Option("drain_timeout", parse_duration, "10m", "how long running requests may finish after that"),
     Option("access_log", _bool, "true", "a line for each request that ended or was refused: times, tokens and names, no text"),
     Option("traces_endpoint", _url, None, "spans of requests go to this OpenTelemetry collector, such as http://collector:4318/v1/traces"),
+    Option(
+        "ext_proc_port", _port, None, "port where Envoy asks for replicas (external processing), usually 9002; without it there is none"
+    ),
+    Option("ext_proc_secret", Path, None, "file with a text that Envoy shows there as `authorization: Bearer TEXT`"),
+    Option("ext_proc_open", _bool, "false", "serve every caller that reaches the port; an answer holds the token of --token"),
     Option("tls_cert", Path, None, "certificate of the API's port in PEM, followed by its chain; without it the port is not encrypted"),
     Option("tls_key", Path, None, "its private key in PEM, without a password; a renewed pair is used by new connections"),
 )
@@ -173,6 +181,8 @@ def load(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
             parser.error(f"{option.name.replace('_', '-')}: {error}")
     if not (values["anonymous"] or values["keys"] or values["keys_namespace"]):
         parser.error("no request would be served: name the clients' API keys by keys or keys-namespace, or set anonymous to true")
+    if values["ext_proc_port"] is not None and bool(values["ext_proc_secret"]) == values["ext_proc_open"]:
+        parser.error("ext-proc-port needs ext-proc-secret, or ext-proc-open true if only Envoy reaches the port")
     if bool(values["tls_cert"]) != bool(values["tls_key"]):
         parser.error("tls-cert and tls-key must be given together")
     values["identity"] = values["identity"] or socket.gethostname()

@@ -17,6 +17,7 @@ from pydantic.alias_generators import to_camel
 _NAME = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
 Account = Annotated[str, StringConstraints(pattern=rf"^{_NAME}/{_NAME}$", max_length=320)]
 """A ServiceAccount: namespace/name."""
+Namespace = Annotated[str, StringConstraints(pattern=rf"^{_NAME}$", max_length=63)]
 
 
 def _network(text: str) -> str:
@@ -37,6 +38,7 @@ class Callers(BaseModel):
     operator: Account
     metrics: tuple[Account, ...] = ()
     metrics_from: tuple[Network, ...] = ()
+    proxies: tuple[Namespace, ...] = Field(default=(), description="Namespaces of Envoys that send requests to replicas themselves.")
     tokens: bool = Field(default=True, description="Replicas of new revisions ask for tokens.")
     network_policy: bool = Field(default=True, description="Each service gets a NetworkPolicy.")
 

@@ -13,6 +13,7 @@ from pagoda_contracts import gateway_metrics, metrics
 from pagoda_contracts.names import GROUP, LABEL_COMPONENT, LABEL_NAME, PORT_METRICS, VERSION
 from pagoda_gateway.requests.outside import read_targets
 from pagoda_gateway.serve.settings import OPTIONS, load
+from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.state import Resource
 from support.kube.chart import CHART, NAMESPACE, metric_names, of_kind, rendered, the
 from support.kube.client import Kube, eventually
@@ -319,6 +320,28 @@ def test_keda_finds_the_gateways_only_where_it_is_wanted(cluster, enabled, ports
     environment = {row["name"]: row["value"] for row in gateway["spec"]["template"]["spec"]["containers"][0]["env"]}
     assert [port["port"] for port in service["spec"]["ports"]] == ports
     assert (environment.get("PAGODA_KEDA"), "PAGODA_PEERS" in environment) == (("true", True) if enabled == "true" else (None, False))
+
+
+def test_envoy_finds_the_gateways_only_where_it_is_wanted(cluster):
+    asked = ("gateway.extProc.enabled=true", "gateway.extProc.secret=envoy", "networkPolicy.proxies[0]=edge")
+    plain, objects = rendered(cluster), rendered(cluster, *asked)
+    assert "9002" not in yaml.safe_dump_all(plain)
+    assert len(objects) == len(plain) + 1
+    assert {"name": "ext-proc", "port": 9002} in [
+        {"name": port["name"], "port": port["port"]} for port in the(objects, "Service", "pagoda-gateway")["spec"]["ports"]
+    ]
+    gateway = the(objects, "Deployment", "pagoda-gateway")["spec"]["template"]["spec"]
+    environment = {row["name"]: row["value"] for row in gateway["containers"][0]["env"]}
+    assert (environment["PAGODA_EXT_PROC_PORT"], environment["PAGODA_EXT_PROC_OPEN"]) == ("9002", "false")
+    [mount] = [one for one in gateway["containers"][0]["volumeMounts"] if one["name"] == "envoy"]
+    assert environment["PAGODA_EXT_PROC_SECRET"] == f"{mount['mountPath']}/secret"
+    others, envoy = the(objects, "NetworkPolicy", "pagoda-gateway")["spec"]["ingress"]
+    assert "from" not in others
+    assert {port["port"] for port in others["ports"]} == {port["name"] for port in gateway["containers"][0]["ports"]} - {"ext-proc"}
+    assert [port["port"] for port in envoy["ports"]] == ["ext-proc"]
+    assert envoy["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "edge"}}}]
+    callers = next(one for one in of_kind(objects, "ConfigMap") if "callers.json" in one.get("data", {}))
+    assert Callers.model_validate_json(callers["data"]["callers.json"]).proxies == ("edge",)
 
 
 def test_nothing_of_prometheus_or_grafana_is_installed_unasked(cluster):

@@ -28,6 +28,7 @@ class GatewayProcess:
     metrics: int
     probes: int
     demand: int
+    ext_proc: int | None = None
 
     @property
     def url(self) -> str:
@@ -99,5 +100,5 @@ def _listening(process: subprocess.Popen[str]) -> GatewayProcess:
     for line in process.stdout:
         entry = json.loads(line)
         if entry["event"] == "listening":
-            return GatewayProcess(process, entry["http"], entry["metrics"], entry["probes"], entry["demand"])
+            return GatewayProcess(process, entry["http"], entry["metrics"], entry["probes"], entry["demand"], entry["ext_proc"])
     raise AssertionError(f"the gateway ended with {process.wait()} before it listened")

@@ -122,14 +122,27 @@ class Replica:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
-                length = next(int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
-                exchange = Exchange(self, head, await reader.readexactly(length), reader, writer)
+                exchange = Exchange(self, head, await _body(head, reader), reader, writer)
                 self.seen.append(exchange)
                 await self.script(exchange)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
             writer.close()
+
+
+async def _body(head: bytes, reader: asyncio.StreamReader) -> bytes:
+    """By its length, or in chunks as Envoy sends it. Trailers stand as lines at its end, after an empty one."""
+    lengths = [int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")]
+    if lengths:
+        return await reader.readexactly(lengths[0])
+    assert b"transfer-encoding: chunked" in head.lower()
+    body = b""
+    while size := int((await reader.readline()).strip(), 16):
+        body += (await reader.readexactly(size + 2))[:-2]
+    while (line := await reader.readline()).strip():
+        body += b"\n\n" + line.strip()
+    return body
 
 
 async def _next(queue: asyncio.Queue[State], seconds: float) -> State | None:

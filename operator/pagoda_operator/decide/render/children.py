@@ -194,7 +194,8 @@ def network_policy(owner: Owner, callers: Callers, egress: tuple[Egress, ...]) -
     namespaces = sorted({namespace_of(account) for account in callers.metrics})
     readers = [*map(_pods, namespaces), *map(_network, callers.metrics_from)]
     metrics = [{"from": readers, "ports": _tcp(PORT_DAEMON_HTTP)}] if readers else []
-    ingress = [{"from": peers, "ports": _tcp(PORT_DAEMON_HTTP, PORT_DAEMON_GRPC)}, *metrics]
+    proxies = [{"from": [*map(_pods, callers.proxies)], "ports": _tcp(PORT_DAEMON_HTTP)}] if callers.proxies else []
+    ingress = [{"from": peers, "ports": _tcp(PORT_DAEMON_HTTP, PORT_DAEMON_GRPC)}, *proxies, *metrics]
     return _policy(owner, owner.name, owner.selector, ingress, egress)
 
 

@@ -23,6 +23,7 @@ OURS = Callers(
     operator="pagoda/pagoda-operator",
     metrics=("monitoring/prometheus",),
     metrics_from=("192.0.2.0/28", "2001:db8:7::/64"),
+    proxies=("envoys",),
 )
 OWNER = Owner("team-a", "llama", "uid-1")
 EGRESS = (
@@ -32,7 +33,9 @@ EGRESS = (
 )
 FETCHING = [network_policy(OWNER, OURS, EGRESS), inspection_policy(OWNER, EGRESS)]
 LOCAL = [network_policy(OWNER, OURS, ()), inspection_policy(OWNER, ())]
-SPACES = {name: {"kubernetes.io/metadata.name": name} for name in ("team-a", "team-b", "pagoda", "monitoring", "kube-system", "storage")}
+SPACES = {
+    name: {"kubernetes.io/metadata.name": name} for name in ("team-a", "team-b", "pagoda", "monitoring", "kube-system", "storage", "envoys")
+}
 
 
 def ours(component):
@@ -51,6 +54,7 @@ GATEWAY = Peer("10.1.0.20", "pagoda", ours("gateway"))
 GATEWAY6 = Peer("fd00:1::20", "pagoda", ours("gateway"))
 OPERATOR = Peer("10.1.0.21", "pagoda", ours("operator"))
 IN_OUR_SPACE = Peer("10.1.0.22", "pagoda", {"app": "redis"})
+ENVOY = Peer("10.1.0.23", "envoys", {"app": "envoy"})
 PRETENDER = Peer("10.1.0.30", "team-b", ours("gateway"))
 PROMETHEUS = Peer("10.1.0.40", "monitoring", {"app": "prometheus"})
 SCRAPER, NOT_SCRAPER = Peer("192.0.2.7"), Peer("192.0.2.16")
@@ -68,6 +72,8 @@ FLOWS = [
     (GATEWAY, REPLICA, 8000, "TCP", True, True),
     (GATEWAY, REPLICA, 9000, "TCP", True, True),
     (GATEWAY6, REPLICA6, 8000, "TCP", True, True),
+    (ENVOY, REPLICA, 8000, "TCP", True, True),
+    (ENVOY, REPLICA, 9000, "TCP", False, False),
     (OPERATOR, REPLICA, 9000, "TCP", True, True),
     (GATEWAY, REPLICA, 8081, "TCP", False, False),
     (GATEWAY, REPLICA, 5557, "TCP", False, False),
@@ -200,7 +206,7 @@ def test_manual_edit_is_undone_and_disabled_policies_are_deleted():
     run(api, OURS)
     api.edit(NETWORK_POLICIES, "ns", "tiny", lambda body: body["spec"].update(ingress=[{}]))
     run(api, OURS)
-    assert len(api.of(NETWORK_POLICIES)[0]["spec"]["ingress"]) == 2
+    assert len(api.of(NETWORK_POLICIES)[0]["spec"]["ingress"]) == 3
     run(api, OURS.model_copy(update={"network_policy": False}))
     assert api.of(NETWORK_POLICIES) == []
 
