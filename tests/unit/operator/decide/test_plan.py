@@ -20,7 +20,7 @@ from pagoda_operator.api.state import (
     SERVICES,
 )
 from pagoda_operator.decide.render.writes import Create, Delete
-from pagoda_operator.watch.observe import strangers
+from pagoda_operator.watch.observe import named
 from support.kube.fake_api import Crash, running, service_body
 from support.worlds.world import KEY, World
 
@@ -204,7 +204,7 @@ def test_foreign_objects_are_looked_up_by_name_before_anything_is_created():
     world = World()
     drafted = world.plan()
     world.api.put(CORE_SERVICES, {"metadata": {"name": "tiny", "namespace": "ns"}})
-    found = asyncio.run(strangers(world.api, KEY, drafted))
+    found = asyncio.run(named(world.api, KEY, ((write.resource, write.name) for write in drafted.writes)))
     assert [(child.resource, child.name) for child in found] == [(CORE_SERVICES, "tiny")]
     assert all(isinstance(write, Create) for write in drafted.writes)
 
