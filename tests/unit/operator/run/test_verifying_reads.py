@@ -103,18 +103,34 @@ def test_a_new_revision_is_planned_on_verified_objects(world: Cached) -> None:
     assert asked(world) >= ALL
 
 
-def test_a_plan_on_an_outdated_cache_is_made_again(world: Cached, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_on_an_outdated_cache_is_not_carried_out_and_the_next_run_reads_first(world: Cached, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its Deployment is there, and the watch has said that it went."""
     (name,) = world.names(DEPLOYMENTS)
     key = next(iter(world.caches.kinds[DEPLOYMENTS].values()))
     world.caches.kinds[DEPLOYMENTS]._forget(key)
     made, written = plans(monkeypatch), len(world.api.journal)
+    assert world.run().again == 0
+    assert (len(made), len(world.api.journal)) == (1, written)
+    begun = len(world.api.kinds_read)
     world.run()
     assert (len(made), world.names(DEPLOYMENTS)) == (2, [name])
+    assert set(world.api.kinds_read[begun:]) == ALL
     assert [entry for entry in world.api.journal[written:] if entry[1] == "Deployment"] == []
 
 
-def test_after_a_conflict_the_caches_are_verified(world: Cached) -> None:
+@pytest.mark.parametrize("spec", [{"engine": {"maxModelLen": 64}}, {"replicas": 0}])
+def test_what_makes_or_removes_objects_is_planned_once(world: Cached, monkeypatch: pytest.MonkeyPatch, spec) -> None:
+    """The quorum reads show what was observed, so the plan that was made of it is carried out."""
+    world.edit(**spec)
+    made, written, runs = plans(monkeypatch), len(world.api.journal), 0
+    for runs in range(1, 12):
+        world.show()
+        world.run()
+        assert len(made) == runs
+    assert len(world.api.journal) > written
+
+
+def test_after_a_conflict_the_next_run_reads_first(world: Cached) -> None:
     (name,) = world.names(DEPLOYMENTS)
     world.edit(replicas=3)
     world.show(SERVICES)
