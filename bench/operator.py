@@ -222,7 +222,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 @contextmanager
-def world(nodes: int, nice: int) -> Iterator[Bench]:
+def harness(nodes: int, nice: int) -> Iterator[Bench]:
     """A cluster of fake nodes with the operator's role in it."""
     with running_cluster(f"fake:{nodes}") as cluster, tempfile.TemporaryDirectory() as folder:
         spec = require_running(from_environment(), cluster.name)
@@ -238,7 +238,7 @@ def world(nodes: int, nice: int) -> Iterator[Bench]:
 def at_rest(options: argparse.Namespace) -> dict[str, Any]:
     """200 services over minutes and restarts; 500 services cold. Of none, that part is left out."""
     figures: dict[str, Any] = {}
-    with world(options.nodes, options.nice) as bench:
+    with harness(options.nodes, options.nice) as bench:
         if options.services:
             with bench.operator() as operator:
                 figures["growth_s"] = bench.grow(options.services)
@@ -261,7 +261,7 @@ def at_rest(options: argparse.Namespace) -> dict[str, Any]:
 
 def at_scale(options: argparse.Namespace) -> dict[str, Any]:
     """Changes on a large fleet."""
-    with world(options.scale_nodes, options.nice) as bench:
+    with harness(options.scale_nodes, options.nice) as bench:
         with bench.operator():
             bench.grow(options.scale_services, replicas=(2, 3))
         start = time.monotonic()

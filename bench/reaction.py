@@ -156,18 +156,18 @@ def decisions(count: int) -> dict[str, list[float]]:
     with control_plane("fake:2") as (cluster, kube, account):
         ready = {"podTemplate": {"metadata": {"annotations": {"devcluster.pagoda.dev/ready-after": "0"}}}}
         Real(cluster, kube, NodeWithoutKubelet(kube), "bench").prepare(**ready)
-        world = Decisions(kube, "bench")
-        with serving(world.multi_gateway) as address, running_operator(account, "--gateways", address):
+        harness = Decisions(kube, "bench")
+        with serving(harness.multi_gateway) as address, running_operator(account, "--gateways", address):
             for number in range(count):
-                world.add(f"s{number}")
-            eventually(world.asleep, "all services sleep")
-            names = list(world.services)
-            found = {"held": [world.wake(name) for name in names]}
+                harness.add(f"s{number}")
+            eventually(harness.asleep, "all services sleep")
+            names = list(harness.services)
+            found = {"held": [harness.wake(name) for name in names]}
             time.sleep(3 * BIN_S)
-            assert {world.replicas(name) for name in names} == {1}, "calm is calm"
+            assert {harness.replicas(name) for name in names} == {1}, "calm is calm"
             for offset, (kind, traffic) in enumerate(STRIKES.items()):
-                found[kind] = [world.strike(name, traffic) for name in names[offset :: len(STRIKES)]]
-            return found | {"invalid": [world.spoil(name) for name in names]}
+                found[kind] = [harness.strike(name, traffic) for name in names[offset :: len(STRIKES)]]
+            return found | {"invalid": [harness.spoil(name) for name in names]}
 
 
 class UnhealthyReplica:

@@ -153,10 +153,10 @@ def test_an_unhealthy_replica_under_a_full_cap_stays_and_gets_a_successor_when_t
 @pytest.fixture
 def other(cluster, kube, node):
     """A second namespace of the same tenant."""
-    world = Real(cluster, kube, node, f"op-{uuid.uuid4().hex[:8]}")
-    world.prepare(podTemplate=TEMPLATE)
-    yield world
-    world.clean()
+    harness = Real(cluster, kube, node, f"op-{uuid.uuid4().hex[:8]}")
+    harness.prepare(podTemplate=TEMPLATE)
+    yield harness
+    harness.clean()
 
 
 def test_of_two_namespaces_that_race_for_one_slice_one_gets_it_and_a_cap_of_none_drains_to_the_end(real, other, operator, quota):
@@ -164,7 +164,7 @@ def test_of_two_namespaces_that_race_for_one_slice_one_gets_it_and_a_cap_of_none
 
     def held():
         """Slices of both: pods that end included, at each look no more than one."""
-        pods = [pod for world in both for pod in world.pods()]
+        pods = [pod for harness in both for pod in harness.pods()]
         assert len(pods) <= 1, [pod["metadata"]["name"] for pod in pods]
         return len(pods)
 
@@ -173,19 +173,19 @@ def test_of_two_namespaces_that_race_for_one_slice_one_gets_it_and_a_cap_of_none
 
     def winner():
         held()
-        found = [world for world in both if sum(wanted(world))]
+        found = [harness for harness in both if sum(wanted(harness))]
         assert len(found) <= 1
         return found[0] if found else None
 
     devices = {"migSlices": [{"profile": SLICE, "count": 1}], "resourceQuota": False}
-    spec = {"subjects": {"namespaces": [world.namespace for world in both]}, "devices": devices}
+    spec = {"subjects": {"namespaces": [harness.namespace for harness in both]}, "devices": devices}
     real.kube.merge(QUOTAS, "", real.namespace, {"spec": spec})
     generation = real.kube.get(QUOTAS, "", real.namespace)["metadata"]["generation"]
     eventually(lambda: told().get("observedGeneration") == generation, "the operator knows the cap")
-    for world in both:
-        world.apply(replicas=1, model={"uri": "pvc://models/tiny", "servedNames": [world.namespace]})
+    for harness in both:
+        harness.apply(replicas=1, model={"uri": "pvc://models/tiny", "servedNames": [harness.namespace]})
     first = eventually(winner, "one of them gets it")
-    loser = next(world for world in both if world is not first)
+    loser = next(harness for harness in both if harness is not first)
     loser.told(Stalled="QuotaExceeded")
     eventually(lambda: held() == 1, "its replica is there")
     first.edit(replicas=0)
@@ -196,9 +196,9 @@ def test_of_two_namespaces_that_race_for_one_slice_one_gets_it_and_a_cap_of_none
     first.edit(replicas=1)
     first.told(Stalled="QuotaExceeded")
     limit(real, 0)
-    eventually(lambda: [world.end_pods() for world in both] and not (held() or any(map(sum, map(wanted, both)))), "all is given back")
-    for world in both:
-        world.told(Stalled="QuotaExceeded")
+    eventually(lambda: [harness.end_pods() for harness in both] and not (held() or any(map(sum, map(wanted, both)))), "all is given back")
+    for harness in both:
+        harness.told(Stalled="QuotaExceeded")
     real.kube.merge(QUOTAS, "", real.namespace, {"spec": {"weight": 2}})  # a changed spec is answered at once
     eventually(lambda: told()["conditions"][1]["status"] == "False", "nothing drains any more")
     assert told()["usage"]["migSlices"] == [{"profile": SLICE, "count": 0}]

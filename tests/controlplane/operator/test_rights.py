@@ -26,6 +26,9 @@ from pagoda_operator.api.state import (
     RESOURCE_QUOTAS,
     SERVICES,
 )
+from support.harness.fake_nodes import MIXED, device_driver, device_node, inspected, templates_gone, tolerate
+from support.harness.fleets import dra_of
+from support.harness.placing import ENGINE
 from support.judges.rights import Right, forbidden, granted, refused, used
 from support.kube.chart import CHART, NAMESPACE, RELEASE
 from support.kube.client import eventually
@@ -33,9 +36,6 @@ from support.kube.fake_api import crashed, running
 from support.kube.namespace import NAME
 from support.kube.operator_process import LEASES, USER, OperatorProcess, kubeconfig
 from support.servers.gateway_process import start_gateway
-from support.worlds.fake_nodes import MIXED, device_driver, device_node, inspected, templates_gone, tolerate
-from support.worlds.fleets import dra_of
-from support.worlds.placing import ENGINE
 
 pytestmark = pytest.mark.cluster
 # Asked by admission (OwnerReferencesPermissionEnforcement), never by a request of ours.

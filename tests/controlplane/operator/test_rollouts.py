@@ -11,6 +11,9 @@ from pagoda_contracts.route import parse_route
 from pagoda_daemon.api.access.caller import ROLE_ANYBODY
 from pagoda_daemon.api.access.roles import METHODS
 from pagoda_operator.api.state import DEPLOYMENTS, PROFILES
+from support.harness.fake_nodes import MIXED, WHOLE, device_node, inspected, replicas, tolerate
+from support.harness.fleets import gpu
+from support.harness.placing import ENGINE
 from support.kube.client import eventually
 from support.kube.fake_api import is_ready, is_trial, passed, running, waiting
 from support.kube.fake_kubelet import fake_kubelet, in_loop
@@ -19,9 +22,6 @@ from support.kube.operator_process import OperatorProcess, running_operator
 from support.servers.gateway_process import start_gateway
 from support.servers.local_front import NAME as MODEL
 from support.servers.scripted_gateway import ScriptedGateway, Traffic, serving
-from support.worlds.fake_nodes import MIXED, WHOLE, device_node, inspected, replicas, tolerate
-from support.worlds.fleets import gpu
-from support.worlds.placing import ENGINE
 
 pytestmark = [pytest.mark.cluster]
 # Every step of a request that such a replica computes: each of its answers is an error, and it stays up.

@@ -24,7 +24,7 @@ WRITES, OF_ONE = 3, 20
 
 
 def changes(events: Sequence[Event]) -> list[int]:
-    """The versions at which a user changed something: a service or a quota came, got another spec or went; or at which the world did: a
+    """The versions at which a user changed something: a service or a quota came, got another spec or went; or at which the cluster did: a
     pod that was ready is not any more, though nobody deletes it."""
     specs: dict[str, int] = {}
     ready: set[str] = set()

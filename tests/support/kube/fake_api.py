@@ -40,7 +40,7 @@ class Crash(BaseException):
 
 
 class FakeApi:
-    """The verbs that `reconcile.Cluster` asks for, a journal of the writes, and the world's own moves."""
+    """The verbs that `reconcile.Cluster` asks for, a journal of the writes, and what the cluster does by itself."""
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], Body] = {}
@@ -156,7 +156,7 @@ class FakeApi:
                 self.crash_in = None
                 raise Crash
 
-    # The world
+    # The cluster
 
     def put(self, resource: Resource, body: Json) -> Body:
         """Store a new object as the server would."""

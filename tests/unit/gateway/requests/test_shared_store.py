@@ -10,8 +10,8 @@ from pagoda_gateway.limits.ledger import Ask
 from pagoda_gateway.limits.rules import Slot
 from pagoda_gateway.requests.limiter import LocalStore
 from pagoda_gateway.requests.shared_store import SharedStore, connected
+from support.harness.quota_race import Race
 from support.servers.redis_server import MISSING, PROGRAM, RedisServer, redis_server
-from support.worlds.quota_race import Race
 
 pytestmark = [pytest.mark.deep, pytest.mark.skipif(PROGRAM is None, reason=MISSING)]
 

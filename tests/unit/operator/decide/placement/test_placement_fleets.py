@@ -10,7 +10,7 @@ from pagoda_operator.decide.placement.place import alternatives, place
 from pagoda_operator.decide.placement.question import Run
 from pagoda_operator.decide.render.children import identify
 from pagoda_operator.inventory.inventory import Inventory, Terms
-from support.worlds.fleets import (
+from support.harness.fleets import (
     A100_40,
     A100_80,
     B200,

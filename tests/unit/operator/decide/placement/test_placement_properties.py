@@ -12,7 +12,7 @@ from pagoda_operator.inventory.values import matches
 from pagoda_sizing.devices import Device
 from pagoda_sizing.errors import SizingError
 from pagoda_sizing.fit import Demand, fit
-from support.worlds.fleets import (
+from support.harness.fleets import (
     A100_40,
     A100_80,
     B200,

@@ -13,24 +13,24 @@ from pagoda_operator.decide.scale.learned import decode
 from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.run import scaler
 from structlog.testing import capture_logs
+from support.harness.fleets import H100, TINY, fleet, gpu, node, pod, whole
+from support.harness.harness import KEY, now
+from support.harness.scaled import PAGE, ScaledHarness
 from support.kube.fake_api import is_ready, running, service_body
-from support.worlds.fleets import H100, TINY, fleet, gpu, node, pod, whole
-from support.worlds.scaled import PAGE, ScaledWorld
-from support.worlds.world import KEY, now
 
 AUTO: dict[str, Any] = {"mode": "Auto", "min": 0, "max": 8}
 ENGINE = {"maxConcurrency": 16}
 
 
-def world(**scaling: Any) -> ScaledWorld:
-    made = ScaledWorld(scaling=AUTO | scaling, replicas=1, engine=ENGINE)
+def harness(**scaling: Any) -> ScaledHarness:
+    made = ScaledHarness(scaling=AUTO | scaling, replicas=1, engine=ENGINE)
     made.settle()
     made.serve()
     return made
 
 
 def test_from_one_to_zero_to_many_and_back_without_writing_the_spec() -> None:
-    here = world(idleAfter="4m", behavior={"scaleDown": {"stabilizationWindowSeconds": 300}})
+    here = harness(idleAfter="4m", behavior={"scaleDown": {"stabilizationWindowSeconds": 300}})
     here.flow(300)
     assert here.wanted() == 0
     assert here.reason() == "ScaledToZero"
@@ -58,7 +58,7 @@ def test_from_one_to_zero_to_many_and_back_without_writing_the_spec() -> None:
 
 
 def test_a_first_decision_that_agrees_with_the_spec_is_no_change() -> None:
-    here = world(min=1)
+    here = harness(min=1)
     assert here.told() == {
         "desired": 1,
         "reason": "No recent metrics from the gateway; keeping the current replica count.",
@@ -71,7 +71,7 @@ def test_a_first_decision_that_agrees_with_the_spec_is_no_change() -> None:
 
 
 def test_a_restarted_operator_removes_nothing_for_a_window() -> None:
-    here = world(min=1)
+    here = harness(min=1)
     here.gateways.rate = 6.0
     here.flow(200)
     many = here.wanted()
@@ -86,7 +86,7 @@ def test_a_restarted_operator_removes_nothing_for_a_window() -> None:
 
 
 def test_steady_load_costs_at_most_a_status_a_minute_and_rest_costs_nothing() -> None:
-    here = world(min=2)
+    here = harness(min=2)
     here.flow(600)
     before = len(here.api.journal)
     here.flow(3600)
@@ -105,7 +105,7 @@ def test_steady_load_costs_at_most_a_status_a_minute_and_rest_costs_nothing() ->
 
 @pytest.mark.parametrize("short", [True, False])
 def test_an_idle_service_is_decided_once_a_minute_and_learns_the_same(short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    here, looks = world(min=1), []
+    here, looks = harness(min=1), []
     here.short = short
     decided = scaler.decide
     monkeypatch.setattr(scaler, "decide", lambda *told: looks.append(told) or decided(*told))
@@ -123,10 +123,10 @@ def test_an_idle_service_is_decided_once_a_minute_and_learns_the_same(short: boo
 
 
 def test_at_rest_only_the_resync_runs() -> None:
-    here = world(min=1)
+    here = harness(min=1)
     here.flow(900)
     assert here.run().again is None
-    sleeping = world(idleAfter="4m")
+    sleeping = harness(idleAfter="4m")
     sleeping.flow(60)
     assert (sleeping.run().again or 0) == pytest.approx(180.0, abs=6.0), "the idle timer"
     sleeping.flow(600)
@@ -134,7 +134,7 @@ def test_at_rest_only_the_resync_runs() -> None:
 
 
 def test_a_schedule_begins_in_time() -> None:
-    here = world(min=1, schedules=[{"name": "noon", "start": "2 0 1 1 *", "duration": "10m", "min": 3}])
+    here = harness(min=1, schedules=[{"name": "noon", "start": "2 0 1 1 *", "duration": "10m", "min": 3}])
     assert here.wanted() == 1
     assert (here.run().again or 0) == pytest.approx(120.0, abs=1.0)
     here.later += timedelta(seconds=120)
@@ -144,7 +144,7 @@ def test_a_schedule_begins_in_time() -> None:
 
 
 def test_a_bad_schedule_stalls_and_touches_no_child() -> None:
-    here = world(min=1)
+    here = harness(min=1)
     before = len(here.writes(kind=DEPLOYMENTS.kind))
     here.edit(scaling=AUTO | {"schedules": [{"name": "x", "start": "99 0 * * *", "duration": "1h", "min": 3}]})
     here.settle()
@@ -155,7 +155,7 @@ def test_a_bad_schedule_stalls_and_touches_no_child() -> None:
 
 def test_external_and_manual_do_what_spec_says() -> None:
     for mode in ("External", "Manual"):
-        here = ScaledWorld(scaling={"mode": mode}, replicas=3, engine=ENGINE)
+        here = ScaledHarness(scaling={"mode": mode}, replicas=3, engine=ENGINE)
         here.settle()
         here.gateways.rate = 40.0
         here.flow(300)
@@ -167,7 +167,7 @@ def test_external_and_manual_do_what_spec_says() -> None:
 
 
 def test_external_at_zero_serves_a_held_request_and_goes_back_to_zero() -> None:
-    here = ScaledWorld(scaling={"mode": "External", "min": 0, "idleAfter": "2m"}, replicas=0, engine=ENGINE)
+    here = ScaledHarness(scaling={"mode": "External", "min": 0, "idleAfter": "2m"}, replicas=0, engine=ENGINE)
     here.settle()
     here.flow(60)
     assert here.wanted() == 0
@@ -186,14 +186,14 @@ def test_external_at_zero_serves_a_held_request_and_goes_back_to_zero() -> None:
     here.gateways.rate = 0.0
     here.flow(180)
     assert here.wanted() == 0
-    manual = ScaledWorld(replicas=0)
+    manual = ScaledHarness(replicas=0)
     manual.settle()
     manual.hold(5)
     assert manual.wanted() == 0, "a person switched it off"
 
 
 def test_a_restarted_operator_keeps_a_started_replica_until_a_gateway_reports() -> None:
-    here = ScaledWorld(scaling={"mode": "External", "min": 0, "idleAfter": "2m"}, replicas=0, engine=ENGINE)
+    here = ScaledHarness(scaling={"mode": "External", "min": 0, "idleAfter": "2m"}, replicas=0, engine=ENGINE)
     here.flow(60)
     here.hold(1)
     here.serve()
@@ -212,7 +212,7 @@ def test_a_restarted_operator_keeps_a_started_replica_until_a_gateway_reports() 
 
 @pytest.mark.deep
 def test_the_page_is_written_hourly_and_only_after_load() -> None:
-    here = world(min=1)
+    here = harness(min=1)
     here.flow(3 * 3600)
     here.run()
     assert here.page() is None, "no load, nothing learned"
@@ -240,7 +240,7 @@ def test_the_page_is_written_hourly_and_only_after_load() -> None:
 
 
 def test_how_long_a_start_takes_is_learned_and_outlasts_the_process() -> None:
-    here = world(min=1)
+    here = harness(min=1)
     here.gateways.rate = 6.0
     here.flow(30, serve=False)
     here.later += timedelta(seconds=70)
@@ -259,7 +259,7 @@ def test_how_long_a_start_takes_is_learned_and_outlasts_the_process() -> None:
 
 
 def test_a_starting_service_reports_when_it_should_serve() -> None:
-    here = world(idleAfter="4m", behavior={"scaleDown": {"stabilizationWindowSeconds": 300}})
+    here = harness(idleAfter="4m", behavior={"scaleDown": {"stabilizationWindowSeconds": 300}})
     for woken in range(2):
         here.gateways.held = 0
         here.flow(400)
@@ -276,7 +276,7 @@ def test_a_starting_service_reports_when_it_should_serve() -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize("data", [{}, {HISTORY_KEY: "{"}, {HISTORY_KEY: json.dumps({"version": 9})}, {"other": "x"}, None])
 def test_an_invalid_page_is_logged_and_written_again(data: dict[str, str] | None) -> None:
-    here = world(min=1)
+    here = harness(min=1)
     uid = here.api.of(SERVICES)[0]["metadata"]["uid"]
     owners = [{"kind": "InferenceService", "name": "tiny", "uid": uid, "controller": True}]
     here.api.put(CONFIG_MAPS, {"metadata": {"name": PAGE, "namespace": "ns", "ownerReferences": owners}, "data": data})
@@ -293,7 +293,7 @@ def test_an_invalid_page_is_logged_and_written_again(data: dict[str, str] | None
 
 
 def test_a_configmap_of_another_owner_is_not_touched() -> None:
-    here = world(min=1)
+    here = harness(min=1)
     theirs = here.api.put(CONFIG_MAPS, {"metadata": {"name": PAGE, "namespace": "ns"}, "data": {"theirs": "x"}})
     before = dict(theirs)
     here.gateways.rate = 1.0
@@ -307,7 +307,7 @@ def test_a_configmap_of_another_owner_is_not_touched() -> None:
 
 
 def test_a_recreated_service_remembers_nothing() -> None:
-    here = world(min=1)
+    here = harness(min=1)
     here.gateways.rate = 6.0
     here.flow(120)
     assert here.wanted() > 1
@@ -321,7 +321,7 @@ def test_a_recreated_service_remembers_nothing() -> None:
 
 
 def test_what_can_be_placed_limits_what_is_ordered_but_for_one_that_waits() -> None:
-    here = ScaledWorld(scaling=AUTO, replicas=1, engine=ENGINE | {"maxModelLen": 4096}, accelerators=[gpu("H100")], model={"uri": TINY})
+    here = ScaledHarness(scaling=AUTO, replicas=1, engine=ENGINE | {"maxModelLen": 4096}, accelerators=[gpu("H100")], model={"uri": TINY})
     here.fleet = old_fleet(gpus=3)
     here.restart()
     here.settle()

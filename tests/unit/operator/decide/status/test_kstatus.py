@@ -8,11 +8,11 @@ from pagoda_contracts.conditions.table import reasons
 from pagoda_contracts.conditions.types import DEGRADED, SERVICE
 from pagoda_contracts.resources.service import InferenceServiceStatus
 from pagoda_operator.api.state import PODS, SERVICES
+from support.harness.harness import Harness
+from support.harness.status_states import STATES
 from support.judges.history import Version, violations
 from support.judges.kstatus import kstatus
 from support.kube.fake_api import copied, crashed, running
-from support.worlds.status_states import STATES
-from support.worlds.world import World
 
 
 @pytest.mark.parametrize("name", STATES)
@@ -51,7 +51,7 @@ def test_a_deleted_service_is_terminating_whatever_its_status_says():
     assert kstatus(body) == "Terminating"
 
 
-class Recorded(World):
+class Recorded(Harness):
     """Keeps every version of the service."""
 
     def __init__(self, **spec):
@@ -73,18 +73,18 @@ class Recorded(World):
 
 
 def test_through_start_crash_recovery_rollout_and_scale_the_status_stays_honest():
-    world = Recorded(replicas=2)
-    world.settle()
+    harness = Recorded(replicas=2)
+    harness.settle()
     for status in (running(), running(ready=True), crashed(code=1), running(ready=True)):
-        world.fate(status)
-    world.make_ready()
+        harness.fate(status)
+    harness.make_ready()
     for change in ({"engine": {"maxModelLen": 128}}, {"replicas": 3}, {"replicas": 0}, {"profileRef": {"name": "nobody"}}):
-        world.changes += 1
-        world.edit(**change)
-        world.settle()
-        world.make_ready()
-    assert len(world.versions) > 15
-    assert violations(world.versions) == []
+        harness.changes += 1
+        harness.edit(**change)
+        harness.settle()
+        harness.make_ready()
+    assert len(harness.versions) > 15
+    assert violations(harness.versions) == []
 
 
 @pytest.mark.parametrize(

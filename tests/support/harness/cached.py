@@ -8,12 +8,12 @@ from pagoda_operator.api.state import PODS, PROFILES, SERVICES, Key, Resource
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.watch.caches import Caches
 from pagoda_operator.watch.kept import OWN
+from support.harness.harness import Harness
+from support.harness.stubs import dependencies_with
 from support.kube.fake_api import Body, copied, running
-from support.worlds.stubs import dependencies_with
-from support.worlds.world import World
 
 
-class Cached(World):
+class Cached(Harness):
     """The fake API server and an operator that plans from its caches; `show` is the watches."""
 
     def restart(self) -> None:
@@ -56,6 +56,6 @@ class Cached(World):
         pytest.fail(f"not settled: {self.api.journal[-12:]}")
 
 
-def get_ready(world: World, pod: Body) -> None:
+def get_ready(harness: Harness, pod: Body) -> None:
     pod["status"] = running(ready=True)
-    world.api._touch(pod)
+    harness.api._touch(pod)

@@ -1,4 +1,4 @@
-"""The operator's runs on a fake API server, for unit tests: a service, its profile, and the world that moves in between."""
+"""The operator's runs on a fake API server, for unit tests: a service, its profile, and the cluster that changes in between."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from pagoda_operator.run.settings import Settings
 from pagoda_operator.watch.kept import key_of
 from pagoda_operator.watch.observe import Ages, observe
 from pagoda_operator.watch.triggers import NameOwners
+from support.harness.stubs import NoDaemons, NoQuotas, Silence, dependencies_with
 from support.kube.fake_api import FakeApi, copied, profile_body, running, service_body
-from support.worlds.stubs import NoDaemons, NoQuotas, Silence, dependencies_with
 
 KEY = Key("ns", "tiny")
 
@@ -29,8 +29,8 @@ def now() -> datetime:
     return datetime(2026, 1, 1, tzinfo=UTC)
 
 
-class World:
-    """A fake API server and the operator's own runs on it. Worlds with more in them say what the operator perceives (`dependencies`).
+class Harness:
+    """A fake API server and the operator's own runs on it. A subclass with more in it says what the operator observes (`dependencies`).
     `settings`: of the next process."""
 
     settings = Settings()

@@ -11,11 +11,11 @@ from pagoda_devcluster.gpus import devices, dra, labels, layout
 from pagoda_devcluster.gpus.layout import NodeClass
 from pagoda_operator.api.state import NODES, PODS, PROFILES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_SLICES, Resource
 from pagoda_operator.decide.render.inspection import CONTAINER
+from support.harness.placing import LLAMA_CONFIG
 from support.kube.client import Body, Kube, eventually
 from support.kube.fake_api import running
 from support.kube.namespace import Real
 from support.kube.operator_process import NodeWithoutKubelet
-from support.worlds.placing import LLAMA_CONFIG
 
 LAYOUT = Path(__file__).parents[3] / "devcluster/layouts/h100-mixed.yaml"
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
