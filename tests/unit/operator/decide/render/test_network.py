@@ -177,8 +177,9 @@ def harness(**spec):
 
 
 def run(api, callers, times=6):
+    operator = Reconciler(api, Settings(callers=callers), now, dependencies_with(api))
     for _ in range(times):
-        asyncio.run(Reconciler(api, Settings(callers=callers), now, dependencies_with(api)).reconcile(KEY))
+        asyncio.run(operator.reconcile(KEY))
 
 
 def test_policy_exists_before_the_first_replica_and_follows_the_profile():
@@ -249,8 +250,9 @@ def inspected(uri="hf://org/model"):
 
 
 def look(api, callers=OURS, times=3):
+    operator = Reconciler(api, Settings(callers=callers), now, dependencies_with(api, inventory=lambda: fleet(MIXED)))
     for _ in range(times):
-        asyncio.run(Reconciler(api, Settings(callers=callers), now, dependencies_with(api, inventory=lambda: fleet(MIXED))).reconcile(KEY))
+        asyncio.run(operator.reconcile(KEY))
 
 
 @pytest.mark.parametrize(("uri", "ways"), [("hf://org/model", 2), ("pvc://models/tiny", 0)])
