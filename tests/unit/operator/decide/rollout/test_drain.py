@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from pagoda_contracts.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAIN_DEADLINE, LOWEST_DELETION_COST
 from pagoda_operator.api.pods import Answer, DaemonState, Order, Pod
-from pagoda_operator.decide.replicas.drain import DrainState, Removal, drain
+from pagoda_operator.decide.replicas.drain import DrainState, Removal, answered, drain
 
 NOW = 1000.0
 DEADLINE = int((NOW + 20) * 1000)
@@ -62,6 +62,17 @@ def test_an_order_is_never_longer_than_a_drain_may_take():
 def test_while_requests_run_it_is_asked_again_and_stays():
     step = look(pod("a1"), leaving("a2", ready=False), target=1, answers={"a2": Answer(DaemonState.DRAINING, 3)})
     assert ([tell.pod for tell in step.orders], step.replicas, step.annotate) == (["a2"], 2, ())
+
+
+def test_an_answer_decides_the_next_step_of_a_drain_without_another_plan():
+    """Where a Deployment changes too, nothing: that needs all that a plan observes."""
+    drained = {"uid-a2": Answer(DaemonState.DRAINING, 0)}
+    state = DrainState((pod("a1"), leaving("a2", ready=False)), 2, 1, timeout_s=30, now=NOW)
+    cheap = replace(state, pods=(pod("a1"), leaving("a2", ready=False, cost=LOWEST_DELETION_COST)))
+    (write,) = answered([state], drained)
+    assert dict(write.annotations) == {ANNOTATION_DELETION_COST: str(LOWEST_DELETION_COST)}
+    assert answered([state, cheap], drained) == ()
+    assert answered([state], {"uid-a2": Answer(DaemonState.DRAINING, 1)}) == ()
 
 
 def test_a_drained_pod_gets_the_lowest_cost_before_replicas_falls():
