@@ -23,8 +23,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pagoda_contracts.prefix import MAX_TEXT_HASHES
+from pagoda_gateway.routing import share
 from pagoda_gateway.routing.endpoint import Endpoint, Frame
 from pagoda_gateway.routing.pick import Pick, pick
+from pagoda_gateway.routing.predict import missed_tokens
 from pagoda_gateway.routing.request import RoutingRequest
 from pagoda_gateway.routing.scorers import LEAST_LOAD, SCORERS, Weighted
 
@@ -39,10 +41,11 @@ REPLICAS: Final = 8
 
 
 class Change(NamedTuple):
-    """What a frame tells: at this time, so many requests more, and these names of chunks came and went."""
+    """What a frame tells: at this time, so many requests more, prompts computed by then, and these names of chunks came and went."""
 
     at_s: float
     running: int
+    free_at: float
     gained: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
 
@@ -80,13 +83,13 @@ class SimulatedReplica:
             self.cache.move_to_end(chunk)
         lost = tuple(self.cache.popitem(last=False)[0] for _ in range(len(self.cache) - CACHE_CHUNKS))
         self.running, self.served = self.running + 1, self.served + 1
-        self.changes.append(Change(now, 1, gained, lost))
+        self.changes.append(Change(now, 1, self.free_at, gained, lost))
         return now + ttft, now + ttft + asked.output_tokens * TOKEN_S, found
 
     def end(self, now: float) -> None:
         """A request ended."""
         self.running -= 1
-        self.changes.append(Change(now, -1))
+        self.changes.append(Change(now, -1, self.free_at))
 
 
 class Gateway:
@@ -109,18 +112,28 @@ class Gateway:
                 endpoint.resident.difference_update(map(_hash, replica.changes[at].lost))
                 at += 1
             if at != self._read[name] or endpoint.frame is None:
-                endpoint.in_flight_at_frame = endpoint.in_flight
+                endpoint.in_flight_at_frame, endpoint.sent_tokens = endpoint.in_flight, 0
             self._read[name] = at
-            endpoint.frame, endpoint.frame_made_ms = Frame(1, "ready", running, 0, 0, frozenset("m")), now * 1000
+            left_s = replica.changes[at - 1].free_at - told if at else 0.0
+            endpoint.frame, endpoint.frame_made_ms = _frame(replica, running, left_s), now * 1000
 
     def choose(self, asked: Asked, now: float) -> SimulatedReplica:
         """As the gateway does it."""
         self._see(now)
         names = tuple(map(_hash, asked.chunks[:MAX_TEXT_HASHES]))
-        request = RoutingRequest("m", session=asked.session, prefix_hashes=names)
+        request = RoutingRequest("m", session=asked.session, prefix_hashes=names, prompt_tokens=len(asked.chunks) * CHUNK_TOKENS)
         choice = pick(list(self.endpoints.values()), request, {}, now * 1000, self._scorers)
         assert isinstance(choice, Pick)
+        choice.endpoint.sent_tokens += missed_tokens(choice.endpoint, request)
+        share.count(choice.endpoint, self.endpoints.values())
         return self._replicas[choice.endpoint.name]
+
+
+def _frame(replica: SimulatedReplica, running: int, left_s: float) -> Frame:
+    """What the replica tells when it will have computed its prompts in so many seconds."""
+    tokens_per_s = PREFILL_TOKENS_PER_S * replica.pace
+    left = round(max(0.0, left_s) * tokens_per_s)
+    return Frame(1, "ready", running, 0, 0, frozenset("m"), prefill_tokens=left, step_token_us=1e6 / tokens_per_s)
 
 
 class Played(NamedTuple):
@@ -196,6 +209,30 @@ def scenarios(requests: int) -> dict[str, tuple[Trace, list[float]]]:
     }
 
 
+class Goals(NamedTuple):
+    """Each is the worst case of the run with 1 and with 4 gateways."""
+
+    hit_rate_over_oracle: float
+    ttft_p99_over_least_load: float
+    requests_most_over_mean: float
+
+    @property
+    def met(self) -> bool:
+        """Whether all hold."""
+        return self.hit_rate_over_oracle >= 0.9 and self.ttft_p99_over_least_load <= 1.0 and self.requests_most_over_mean <= 1.25
+
+
+def judged(by_policy: dict[str, Played]) -> Goals:
+    """Returns what one trace gave, as the goals count it."""
+    ours = [by_policy["ours, 1 gateway"], by_policy["ours, 4 gateways"]]
+    least, oracle = [by_policy["least load"], by_policy["least load, 4 gateways"]], by_policy["oracle"]
+    return Goals(
+        min(one.hit_rate for one in ours) / oracle.hit_rate if oracle.hit_rate else 1.0,
+        max(mine.ttft_p99_s / theirs.ttft_p99_s for mine, theirs in zip(ours, least, strict=True)),
+        max(one.requests_most_over_mean for one in ours),
+    )
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Compares ways to pick a replica, in virtual time.")
@@ -209,10 +246,13 @@ def main() -> None:
         "ours, 4 gateways": lambda replicas: [Gateway(replicas, SCORERS) for _ in range(4)],
     }
     found = {
-        name: {policy: play(trace, paces, make)._asdict() for policy, make in policies.items()}
+        name: {policy: play(trace, paces, make) for policy, make in policies.items()}
         for name, (trace, paces) in scenarios(arguments.requests).items()
     }
-    print(json.dumps({"replicas": REPLICAS, "cache_tokens": CACHE_CHUNKS * CHUNK_TOKENS, "scenarios": found}, indent=2))
+    goals = {name: judged(by_policy) for name, by_policy in found.items()}
+    told = {name: {policy: played._asdict() for policy, played in by_policy.items()} for name, by_policy in found.items()}
+    judgement = {name: goal._asdict() | {"met": goal.met} for name, goal in goals.items()}
+    print(json.dumps({"replicas": REPLICAS, "cache_tokens": CACHE_CHUNKS * CHUNK_TOKENS, "goals": judgement, "scenarios": told}, indent=2))
 
 
 if __name__ == "__main__":

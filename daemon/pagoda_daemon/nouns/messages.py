@@ -89,7 +89,7 @@ ToEngine = Submit | Abort | Shutdown | DeepCheckPrompt
 class Stats(msgspec.Struct, frozen=True):
     """Counts after a step. `running` hold a row, `waiting` do not; `compiling` wait for the verdict on their grammar, and no step helps
     them. `waiting_tokens` are those still to be computed for the last two. Blocks that are only remembered (`blocks_cached`) count as free.
-    Of `prompt_tokens` begun, `reused_tokens` were known already."""
+    Of `prompt_tokens` begun, `reused_tokens` were known already. `prefill_tokens` are those that rows compute before their next token."""
 
     running: int = 0
     waiting: int = 0
@@ -103,6 +103,7 @@ class Stats(msgspec.Struct, frozen=True):
     reused_tokens: int = 0
     blocks_cached: int = 0
     compiling: int = 0
+    prefill_tokens: int = 0
 
 
 class Residence(msgspec.Struct, frozen=True, array_like=True):

@@ -40,8 +40,7 @@ def ahead(state: State, rank: int, slot: int, prompt: int) -> Ahead:
 def first_token_ms(state: State, rank: int, slot: int, prompt: int) -> float:
     """Predicted; 0 while no step was measured."""
     before = ahead(state, rank, slot, prompt)
-    need = state.rows.need()
-    work = before.tokens + prompt + int(need[need > 1].sum())
+    work = before.tokens + prompt + state.rows.prefill_tokens()
     step = full_step_ms(state, work)
     under_way = step if state.in_flight else 0.0
     steps = math.ceil(work / _prompt_tokens(state))

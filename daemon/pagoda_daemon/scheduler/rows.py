@@ -76,6 +76,11 @@ class Rows:
         wanted: Ints = np.minimum(self.target, self.last - 1) - self.fed - self.waits
         return wanted
 
+    def prefill_tokens(self) -> int:
+        """How many tokens rows have to compute before they get their next one; a row that only decodes has none."""
+        need = self.need()
+        return int(need[need > 1].sum())
+
     def known_tokens(self, row: int) -> Ints:
         """A copy of what has a value."""
         return self.tokens[row, : self.known[row]].copy()

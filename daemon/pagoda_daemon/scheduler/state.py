@@ -138,6 +138,7 @@ class State:
             reused_tokens=totals.reused_tokens,
             blocks_cached=pool.resting,
             compiling=len(self.compilations),
+            prefill_tokens=self.rows.prefill_tokens(),
         )
 
     def tally(self) -> Tally:

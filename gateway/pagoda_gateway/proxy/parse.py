@@ -15,6 +15,7 @@ import msgspec
 from pagoda_contracts.prefix import MAX_TEXT_HASHES, TEXT_CHUNK_BYTES, Scope, chat_text, text_hashes
 
 from pagoda_gateway.requests.errors import BadRequest
+from pagoda_gateway.routing.predict import BYTES_PER_TOKEN
 from pagoda_gateway.routing.request import RoutingRequest
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -52,8 +53,15 @@ def routing_request(body: bytes, headers: Mapping[str, str], tenant: str) -> Rou
     """Returns what routing knows of a request; BadRequest says what is wrong with its body."""
     head = _head(body)
     messages = _conversation(head) if _is_readable(body) else []
-    names = text_hashes(Scope(tenant, head.model), chat_text(messages)[:_MAX_TEXT]) if messages else []
-    return RoutingRequest(head.model, tenant=tenant, prefix_hashes=tuple(names), session=_session(head, headers, tenant, messages))
+    text = chat_text(messages)
+    names = text_hashes(Scope(tenant, head.model), text[:_MAX_TEXT]) if messages else []
+    return RoutingRequest(
+        head.model,
+        tenant=tenant,
+        prefix_hashes=tuple(names),
+        session=_session(head, headers, tenant, messages),
+        prompt_tokens=(len(text) or len(body)) // BYTES_PER_TOKEN,
+    )
 
 
 def _is_readable(body: bytes) -> bool:

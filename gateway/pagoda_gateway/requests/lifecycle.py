@@ -21,6 +21,7 @@ from pagoda_gateway.requests.hold_queue import HoldQueue, Ticket
 from pagoda_gateway.requests.metrics import Metrics
 from pagoda_gateway.requests.tally import Tally
 from pagoda_gateway.routing.endpoint import Endpoint
+from pagoda_gateway.routing.predict import missed_tokens
 from pagoda_gateway.routing.request import RoutingRequest
 from pagoda_gateway.watch.cache import EndpointCache
 
@@ -120,7 +121,7 @@ class RequestLife:
     @contextmanager
     def at(self, endpoint: Endpoint) -> Iterator[None]:
         """One attempt at an endpoint. Records how the attempt failed, so that the next pick knows."""
-        with self._counters.cache.in_flight(endpoint):
+        with self._counters.cache.in_flight(endpoint, missed_tokens(endpoint, self.request)):
             self.revision, self.asked_ms = endpoint.revision, self._counters.clock_ms()
             try:
                 yield

@@ -35,6 +35,14 @@ def within_bound(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
 
 def resident_share(endpoint: Endpoint, hashes: Sequence[bytes]) -> float:
     """Returns which part of a prompt's named beginning the endpoint has in its cache, from 0 to 1."""
-    resident = endpoint.resident
-    found = next((at for at, name in enumerate(hashes) if name not in resident), len(hashes))
-    return found / len(hashes) if hashes else 0.0
+    return resident_chunks(endpoint, hashes) / len(hashes) if hashes else 0.0
+
+
+def resident_chunks(endpoint: Endpoint, hashes: Sequence[bytes]) -> int:
+    """Returns how many chunks of a prompt's named beginning the endpoint has in its cache."""
+    found, resident = 0, endpoint.resident
+    for name in hashes:  # no generator, because this runs for each endpoint of each request
+        if name not in resident:
+            break
+        found += 1
+    return found

@@ -6,11 +6,14 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+READY: Final = "ready"
+
 
 class Frame(NamedTuple):
     """One frame of a replica's pushed state. `phase` is a Verdict's word or "ready"; `step_age_ms` is 0 without a step under way.
 
-    The fields after `revision` are not for routing: demand/ sums them per service.
+    The fields from `phase_number` to `ttft_p95_ms` are for demand/, which sums them per service. `prefill_tokens` are those that running
+    requests still wait for, and the `step_…` fields are the replica's own model of a step's time (routing/predict.py).
     """
 
     sequence: int
@@ -29,6 +32,12 @@ class Frame(NamedTuple):
     blocks_used: int = 0
     blocks_total: int = 0
     ttft_p95_ms: int = 0
+    prefill_tokens: int = 0
+    max_concurrency: int = 0
+    block_size: int = 0
+    step_base_us: float = 0.0
+    step_token_us: float = 0.0
+    step_row_us: float = 0.0
 
 
 class PrefixChange(NamedTuple):
@@ -59,6 +68,8 @@ class Endpoint:
     refused: bool = False  # it has refused a request since its last frame
     in_flight: int = 0  # requests of this gateway that are under way there
     in_flight_at_frame: int = 0
+    sent_tokens: int = 0  # of prompts that this gateway has sent there since the last frame
+    picks: float = 0.0  # how often this gateway chose it of late, beside its siblings (routing/share.py)
     resident: set[bytes] = field(default_factory=set)  # names of prompts' beginnings in its cache
     last_pick: int = 0  # the number of the pick that chose it last
 

@@ -22,7 +22,8 @@ from pagoda_gateway.routing.affinity import owner, within_bound
 from pagoda_gateway.routing.endpoint import Endpoint
 from pagoda_gateway.routing.request import RoutingRequest
 from pagoda_gateway.routing.revisions import in_order
-from pagoda_gateway.routing.scorers import SCORERS, Weighted, prefix, score, session
+from pagoda_gateway.routing.scorers import SCORERS, Weighted, cached_share, prefix, score, session
+from pagoda_gateway.routing.share import crowded
 from pagoda_gateway.routing.verdict import RANK, ROUTABLE, SOUND, UNSOUND, Verdict, judge, judge_for
 
 # If this many endpoints are unsound and none is sound, a wrong answer sheet or a false alarm is likelier than as many broken devices.
@@ -106,7 +107,10 @@ def _best(endpoints: Sequence[Endpoint], request: RoutingRequest, scorers: Seque
     """Returns the endpoint with the best score of those within the bound of load, and the request with its session's owner among them.
     Among equals, the one that was not picked for the longest time: a stable rotation."""
     bounded = within_bound(endpoints)
-    request = replace(request, owner=owner(bounded, request.session)) if request.session else request
+    request = replace(request, crowded=crowded(endpoints))
+    if request.session:
+        fair = [one for one in bounded if one.name not in request.crowded]
+        request = replace(request, owner=owner(fair or bounded, request.session))
     return min(bounded, key=lambda one: (-score(one, request, scorers), one.last_pick, one.name)), request
 
 
@@ -114,7 +118,7 @@ def _reason(best: Endpoint, request: RoutingRequest, scorers: Sequence[Weighted]
     used = {one.scorer for one in scorers}
     if session in used and best.name == request.owner:
         return REASON_SESSION
-    return REASON_PREFIX if prefix in used and prefix(best, request) > 0 else REASON_LEAST_LOADED
+    return REASON_PREFIX if prefix in used and cached_share(best, request) > 0 else REASON_LEAST_LOADED
 
 
 def _last_resort(judged: Sequence[Judged]) -> list[Judged]:

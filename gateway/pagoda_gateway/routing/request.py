@@ -8,9 +8,9 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class RoutingRequest:
     """`model` is the name that the client asks for, `tenant` the owner of its API key, `prefix_hashes` the hash chain of the prompt's
-    beginning. `session` is the same for all requests of a conversation, "" if it is not known to be one; `owner` is the endpoint that has
-    the session, which pick.py fills in. `adapter`, a LoRA of the service, and `priority`, larger is sooner, keep their empty values until
-    they exist."""
+    beginning, and `prompt_tokens` a guess at the prompt's length. `session` is the same for all requests of a conversation, "" if it is
+    not known to be one. pick.py fills in `owner`, the endpoint that has the session, and `crowded`, the endpoints that had more than their
+    share of late. `adapter`, a LoRA of the service, and `priority`, larger is sooner, keep their empty values until they exist."""
 
     model: str
     adapter: str = ""
@@ -18,4 +18,6 @@ class RoutingRequest:
     prefix_hashes: tuple[bytes, ...] = ()
     session: str = ""
     owner: str = ""
+    crowded: frozenset[str] = frozenset()
+    prompt_tokens: int = 0
     priority: int = 0

@@ -1,7 +1,7 @@
 """Scorers: how much better one endpoint is than another for a request. Pure.
 
-A new scorer is one function of this file and one line of SCORERS. The larger sum wins. The unit of the sum is one request of load:
-a scorer from 0 to 1 with weight 8 makes up for eight requests more at that endpoint.
+A new scorer is one function of this file and one line of SCORERS. The larger sum wins. The unit of the sum is one second until the first
+token: a scorer from 0 to 1 with weight 0.5 makes up for half a second more at that endpoint.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from pagoda_gateway.routing.affinity import resident_share
 from pagoda_gateway.routing.endpoint import Endpoint, load
+from pagoda_gateway.routing.predict import ttft_s
 from pagoda_gateway.routing.request import RoutingRequest
 
 Scorer = Callable[[Endpoint, RoutingRequest], float]
@@ -21,6 +22,11 @@ class Weighted(NamedTuple):
 
     scorer: Scorer
     weight: float
+
+
+def predicted_ttft(endpoint: Endpoint, request: RoutingRequest) -> float:
+    """Minus the predicted seconds until the first token. What the endpoint has in its cache counts as computed."""
+    return -ttft_s(endpoint, request)
 
 
 def least_load(endpoint: Endpoint, _request: RoutingRequest) -> float:
@@ -34,14 +40,44 @@ def session(endpoint: Endpoint, request: RoutingRequest) -> float:
 
 
 def prefix(endpoint: Endpoint, request: RoutingRequest) -> float:
-    """The part of the prompt's beginning that the endpoint has in its cache. A session goes by its owner instead: agents that share a long
+    """The part of the prompt's beginning that the endpoint has in its cache, while it has not said how long its steps take: later,
+    `predicted_ttft` knows what that is worth."""
+    told = endpoint.frame is not None and endpoint.frame.step_token_us > 0
+    return 0.0 if told else cached_share(endpoint, request)
+
+
+def cached_share(endpoint: Endpoint, request: RoutingRequest) -> float:
+    """The part of the prompt's beginning that counts for the endpoint. A session goes by its owner instead: agents that share a long
     system prompt would all meet where it was cached first."""
-    return 0.0 if request.session else resident_share(endpoint, request.prefix_hashes)
+    return 0.0 if request.session or endpoint.name in request.crowded else resident_share(endpoint, request.prefix_hashes)
 
 
-LEAST_LOAD: Final = (Weighted(least_load, 1.0),)
-# No load within the bound (affinity.py) outweighs a session. A whole prompt in the cache makes up for four requests more.
-SCORERS: Final = (*LEAST_LOAD, Weighted(session, 1_000_000.0), Weighted(prefix, 4.0))
+def fair_share(endpoint: Endpoint, request: RoutingRequest) -> float:
+    """Minus 1 for an endpoint that had more than its share of the last requests."""
+    return -float(endpoint.name in request.crowded)
+
+
+def kv_headroom(endpoint: Endpoint, request: RoutingRequest) -> float:
+    """Minus the part of the prompt for which no KV block is free: the request would wait, or make others compute again."""
+    frame = endpoint.frame
+    if frame is None or not frame.block_size or not request.prompt_tokens:
+        return 0.0
+    free = (frame.blocks_total - frame.blocks_used) * frame.block_size
+    return -max(0.0, 1.0 - free / request.prompt_tokens)
+
+
+LEAST_LOAD: Final = (Weighted(least_load, 0.01),)
+SCORERS: Final = (
+    Weighted(predicted_ttft, 1.0),
+    # Each request also slows the others' tokens. Beside it, a whole prompt in the cache makes up for four requests more, which decides
+    # while replicas have not said how long their steps take.
+    *LEAST_LOAD,
+    Weighted(prefix, 0.04),
+    Weighted(kv_headroom, 1.0),
+    Weighted(fair_share, 0.5),
+    # No load within the bounds (affinity.py, share.py) outweighs a session.
+    Weighted(session, 1_000_000.0),
+)
 
 
 def score(endpoint: Endpoint, request: RoutingRequest, scorers: Sequence[Weighted] = SCORERS) -> float:

@@ -10,13 +10,22 @@ from contextlib import contextmanager
 from typing import Final, Literal
 
 from pagoda_contracts.name_owners import ServedName, resolve
+from pagoda_contracts.names import STATE_DEAD_MS
 
-from pagoda_gateway.routing.endpoint import NO_CHANGE, Endpoint, Frame, PrefixChange
+from pagoda_gateway.routing import share
+from pagoda_gateway.routing.endpoint import NO_CHANGE, READY, Endpoint, Frame, PrefixChange
 from pagoda_gateway.watch.services import Replica, Service
 
 # The estimate of (our clock − sender's clock) may rise by this per frame, at most ~2 ms/s: enough for any drift of two crystals
 # (100 ppm is 0.1 ms/s), too little to excuse frames that begin to come late.
 _OFFSET_LEAK_MS: Final = 0.2
+
+
+def _begins_to_serve(endpoint: Endpoint, frame: Frame, now_ms: float) -> bool:
+    """Whether it serves from now on, because it became ready or because it was silent."""
+    before = endpoint.frame
+    served = before is not None and before.phase == READY and now_ms - endpoint.frame_made_ms <= STATE_DEAD_MS
+    return frame.phase == READY and not served
 
 
 class EndpointCache:
@@ -104,8 +113,10 @@ class EndpointCache:
         delay = now_ms - sent_at_ms
         offset = min(self._offsets.get(name, delay) + _OFFSET_LEAK_MS, delay)
         self._offsets[name] = offset
+        if _begins_to_serve(endpoint, frame, now_ms):
+            share.join(endpoint, self._by_service[endpoint.service].values())
         endpoint.frame_made_ms = sent_at_ms + offset
-        endpoint.frame, endpoint.in_flight_at_frame = frame, endpoint.in_flight
+        endpoint.frame, endpoint.in_flight_at_frame, endpoint.sent_tokens = frame, endpoint.in_flight, 0
         endpoint.connected, endpoint.refused = True, False
         if prefixes.reset:
             endpoint.resident.clear()
@@ -123,11 +134,13 @@ class EndpointCache:
     # The gateway's own requests
 
     @contextmanager
-    def in_flight(self, endpoint: Endpoint) -> Iterator[None]:
-        """Counts one request at an endpoint for as long as the context lasts."""
+    def in_flight(self, endpoint: Endpoint, tokens: int = 0) -> Iterator[None]:
+        """Counts one request at an endpoint for as long as the context lasts. The endpoint has to compute `tokens` of its prompt first."""
         self._picks += 1
         endpoint.last_pick = self._picks
         endpoint.in_flight += 1
+        endpoint.sent_tokens += tokens
+        share.count(endpoint, self._by_service.get(endpoint.service, {}).values())
         try:
             yield
         finally:

@@ -60,6 +60,12 @@ def parse_state(state: State) -> Frame:
         blocks_used=state.blocks_used,
         blocks_total=state.blocks_total,
         ttft_p95_ms=state.ttft_p95_ms,
+        prefill_tokens=state.prefill_tokens,
+        max_concurrency=state.max_concurrency,
+        block_size=state.block_size,
+        step_base_us=state.step_base_us,
+        step_token_us=state.step_token_us,
+        step_row_us=state.step_row_us,
     )
 
 

@@ -57,6 +57,7 @@ def frame(replica: Replica, identity: Identity, sequence: int, now: float, pace:
         running=stats.running,
         waiting=stats.waiting + stats.compiling,
         waiting_tokens=stats.waiting_tokens,
+        prefill_tokens=stats.prefill_tokens,
         in_flight=replica.in_flight,
         preparing=replica.preparations.waiting + replica.preparations.running,
         max_concurrency=limits.max_concurrency if limits else 0,

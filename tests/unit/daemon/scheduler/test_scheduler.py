@@ -242,6 +242,17 @@ def test_stats_count_rows_queue_and_blocks() -> None:
     assert (stats.blocks_used, stats.blocks_free, stats.blocks_total) == (3, 61, 64)
 
 
+def test_stats_count_the_tokens_of_prompts_that_have_a_row() -> None:
+    d = drive(rows=2)
+    d.submit("long", range(40), 3)
+    d.step()
+    computed = int(d.state.rows.fed[d.state.row_of["long"]])
+    assert d.state.stats().prefill_tokens == 40 - computed > 0
+    while d.state.rows.fed[d.state.row_of["long"]] < 40:
+        d.step()
+    assert d.state.stats().prefill_tokens == 0
+
+
 def test_more_rows_than_budget_raise_the_budget() -> None:
     assert Limits.of(WorkerLimits(10, 4, VOCAB, 64), 64, 16).token_budget == 64
 

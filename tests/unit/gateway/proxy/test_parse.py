@@ -108,3 +108,9 @@ def test_a_body_of_very_many_tiny_parts_is_not_decoded_and_goes_by_the_session_t
         assert request.session == read(session_id="k").session
         assert (max(decoded) > 16) is read_text
         decoded.clear()
+
+
+def test_a_prompts_length_is_guessed_by_its_text_and_of_an_unread_body_by_the_body():
+    assert read(messages=CHAT).prompt_tokens == len(chat_text([("system", SYSTEM), ("user", FIRST)])) // 4
+    assert read(input=[[1] * 100]).prompt_tokens > 50
+    assert read(messages=[{"role": "user", "content": "x" * 3_000_000}]).prompt_tokens >= 750_000

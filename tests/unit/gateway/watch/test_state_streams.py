@@ -39,3 +39,9 @@ async def test_an_error_of_the_gateway_is_logged_and_the_stream_is_opened_again(
 def test_the_step_under_way_reaches_the_frame():
     frame = parse_state(State(phase=Phase.PHASE_READY, step_age_ms=7, predicted_step_ms=9))
     assert (frame.step_age_ms, frame.predicted_step_ms) == (7, 9)
+
+
+def test_what_the_predicted_time_to_first_token_needs_reaches_the_frame():
+    said = {"prefill_tokens": 1, "max_concurrency": 2, "block_size": 3, "step_base_us": 4.0, "step_token_us": 5.0, "step_row_us": 6.0}
+    frame = parse_state(State(phase=Phase.PHASE_READY, **said))
+    assert {name: getattr(frame, name) for name in said} == said
