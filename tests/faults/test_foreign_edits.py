@@ -20,14 +20,14 @@ WRITES_PER_EDIT = 3
 )
 def test_foreign_edits_are_undone_in_the_end_and_not_fought_over(seed, edits, pause, undisturbed, place, proxy, account):
     with harness_of(place(), proxy, account) as harness:
-        editor, told = ForeignEditor(harness.real, seed), []
+        editor, reported = ForeignEditor(harness.real, seed), []
 
         def foreign_edits():
             # The slower the machine, the more often what he wants to edit is not there again: then he tries more.
             for number in range(10 * edits):
                 if number >= edits and done(editor) > edits // 2:
                     break
-                told.append(editor.edit())
+                reported.append(editor.edit())
                 if number == edits // 2:
                     harness.real.edit(replicas=2)
                 time.sleep(pause)  # the fault itself: how long he keeps at it
@@ -35,7 +35,7 @@ def test_foreign_edits_are_undone_in_the_end_and_not_fought_over(seed, edits, pa
         try:
             outcome = run("grown", harness, Plan(), during=foreign_edits)
         finally:
-            print("\n".join(told))
+            print("\n".join(reported))
         writes = len(proxy.writes())
     # His own are the pods that his numbers and images brought or ended, the conditions that tell of them, and a write for each of his.
     ours = [
@@ -47,7 +47,7 @@ def test_foreign_edits_are_undone_in_the_end_and_not_fought_over(seed, edits, pa
     assert [line for line in outcome.broken if line.startswith("I8: Ready with")] == []
     assert outcome.deaths == 0
     assert done(editor) > edits // 2
-    assert writes <= WRITES_PER_EDIT * len(told) + 60
+    assert writes <= WRITES_PER_EDIT * len(reported) + 60
     for here, wanted in zip(outcome.rests, undisturbed("grown").rests, strict=True):
         assert {name: body for name, body in here.items() if body != wanted.get(name)} == {}
         assert here.keys() == wanted.keys()

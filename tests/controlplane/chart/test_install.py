@@ -80,7 +80,7 @@ def serving(harness, account):
         harness.prepare()
         harness.apply()
         harness.serve()
-        harness.told(Ready="Available", Reconciling="Settled")
+        harness.reported(Ready="Available", Reconciling="Settled")
 
 
 def looked(operator):
@@ -154,7 +154,7 @@ def test_from_the_chart_before_to_this_one_and_back_a_service_serves_on(cluster,
     assert (kube.get(DEPLOYMENTS, NAMESPACE, f"{RELEASE}-gateway") or {})["spec"]["replicas"] == 3
     with running_operator(kubeconfig(kube, tmp_path), "--resync", "1s") as operator:
         looked(operator)
-        harness.told(Ready="Available", Reconciling="Settled")
+        harness.reported(Ready="Available", Reconciling="Settled")
         assert operator.events("reconcile_bug") == []
     assert alive(harness) == before
     asked = cluster.audit(user=USER, verbs="all")
@@ -174,7 +174,7 @@ def test_uninstalled_it_leaves_crds_and_services_and_takes_them_along_only_where
     assert alive(harness) == before
     with running_operator(kubeconfig(kube, tmp_path), "--resync", "1s") as operator:
         looked(operator)
-        harness.told(Ready="Available", Reconciling="Settled")
+        harness.reported(Ready="Available", Reconciling="Settled")
     assert alive(harness) == before
     collected(harness)
     helm("upgrade", str(CHART), "--set", "crds.keep=false")
@@ -191,12 +191,12 @@ def test_a_deleted_namespace_and_a_deleted_service_leave_nothing_behind(cluster,
         for _ in range(2):
             harness.apply()
             harness.serve()
-            harness.told(Ready="Available", Reconciling="Settled")
+            harness.reported(Ready="Available", Reconciling="Settled")
             kube.delete(SERVICES, harness.namespace, NAME)
             eventually(lambda: gone(harness), "the service's children go")
         harness.apply()
         harness.serve()
-        harness.told(Ready="Available")
+        harness.reported(Ready="Available")
         kube.delete(NAMESPACES, "", harness.namespace)
         eventually(lambda: gone(harness) and kube.get(NAMESPACES, "", harness.namespace) is None, "the namespace goes")
         assert gone(harness)

@@ -63,7 +63,7 @@ def ask(url: str) -> tuple[str, str]:
 
 def test_a_service_becomes_ready_and_a_gateway_spreads_its_load_over_replicas_that_answer(harness):
     harness.apply(replicas=REPLICAS)
-    harness.told(Ready="Available")
+    harness.reported(Ready="Available")
     with start_gateway("--kubeconfig", str(harness.cluster.kubeconfig)) as gateway:
         eventually(lambda: gateway.probe("/readyz") == 200, "gateway ready")
         eventually(lambda: endpoints(gateway, "ready") == REPLICAS, "all are heard: requests would go to the first one else")
@@ -81,7 +81,7 @@ def test_a_service_becomes_ready_and_a_gateway_spreads_its_load_over_replicas_th
 
 def test_a_service_that_shrinks_and_goes_leaves_no_front(harness):
     harness.apply(replicas=2)
-    harness.told(Ready="Available")
+    harness.reported(Ready="Available")
     before = addresses(harness)
     harness.edit(replicas=1)
     eventually(lambda: len(addresses(harness)) == 1, "one replica left")

@@ -205,7 +205,7 @@ def daemons(harness, kubelet, gateway, operator, tmp_path):
         daemons = DaemonProcesses(harness, tmp_path, stack, AuthConfig(tokens=TokensConfig(jwks_file=str(kubelet.keys), subjects=subjects)))
         harness.apply(replicas=2, drain={"timeout": "5m"})
         daemons.admit(2)
-        harness.told(Ready="Available")
+        harness.reported(Ready="Available")
         eventually(lambda: endpoints(gateway, "ready") == 2, "both are heard")
         yield daemons
 

@@ -74,7 +74,7 @@ class Harness:
         return plan(self.observed())
 
     def run(self, key: Key = KEY) -> Outcome:
-        self.tell_names()
+        self.report_names()
         return asyncio.run(self._reconciled(key))
 
     async def _reconciled(self, key: Key) -> Outcome:
@@ -82,7 +82,7 @@ class Harness:
         await self.operator._dependencies.events.write_pending()
         return outcome
 
-    def tell_names(self) -> None:
+    def report_names(self) -> None:
         """The watch of services has told who wants and holds which names."""
         services = {key_of(body): body for body in self.api.of(SERVICES)}
         for body in services.values():

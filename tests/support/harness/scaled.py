@@ -108,7 +108,7 @@ class ScaledHarness(Harness):
     def wanted(self) -> int:
         return int(self.api.of(DEPLOYMENTS)[0]["spec"]["replicas"])
 
-    def told(self) -> dict[str, Any]:
+    def reported(self) -> dict[str, Any]:
         found: dict[str, Any] = self.api.of(SERVICES)[0]["status"].get("scaling", {})
         return found
 

@@ -157,10 +157,10 @@ class Harness:
     def settled(self, replicas: int) -> bool:
         service = self.real.service()
         status: Body = service.get("status", {})
-        told = {condition["type"]: condition["status"] for condition in status.get("conditions", [])}
+        reported = {condition["type"]: condition["status"] for condition in status.get("conditions", [])}
         pods = [pod for pod in self.real.pods() if "deletionTimestamp" not in pod["metadata"]]
         fresh = status.get("observedGeneration") == service["metadata"]["generation"]
-        right = told == {"Ready": "True", "Reconciling": "False", "Stalled": "False"}
+        right = reported == {"Ready": "True", "Reconciling": "False", "Stalled": "False"}
         return fresh and right and len(pods) == replicas == sum(map(is_ready, pods)) == status.get("readyReplicas", 0)
 
     def quiet_for(self, seconds: float) -> bool:

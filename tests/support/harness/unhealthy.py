@@ -81,7 +81,7 @@ class UnhealthyHarness(Harness):
     def degraded(self) -> Body | None:
         return self.conditions().get("Degraded")
 
-    def told(self) -> tuple[str, str, str]:
+    def reported(self) -> tuple[str, str, str]:
         """Status, reason and message of the condition Degraded."""
         line = self.degraded() or {}
         return line.get("status", ""), line.get("reason", ""), line.get("message", "")

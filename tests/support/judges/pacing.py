@@ -63,7 +63,9 @@ def flips(events: Sequence[Event], allowed: int = FLIPS) -> Iterator[str]:
                 turns.setdefault((*who, bisect_right(points, event.version)), [before]).append(status)
                 seen[who] = status
     yield from (
-        f"I8: in change {change} {kind} went {' '.join(told)}" for (_, kind, change), told in turns.items() if len(told) - 1 > allowed
+        f"I8: in change {change} {kind} went {' '.join(reported)}"
+        for (_, kind, change), reported in turns.items()
+        if len(reported) - 1 > allowed
     )
 
 

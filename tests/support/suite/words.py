@@ -26,11 +26,11 @@ Found = Mapping[str, list[str]]
 def found(root: Path) -> dict[str, list[str]]:
     """Page or component → its places, each as a line for people."""
     pages = sorted(path for pattern in PAGES for path in root.glob(pattern))
-    told = {str(path.relative_to(root)): _lines(root, path, page(path.read_text())) for path in pages}
+    reported = {str(path.relative_to(root)): _lines(root, path, page(path.read_text())) for path in pages}
     for component in COMPONENTS:
         paths = sorted(path for path in (root / component).rglob("*.py") if "pb" not in path.parts)
-        told[component] = [line for path in paths for line in _lines(root, path, source(path.read_text()))]
-    return told
+        reported[component] = [line for path in paths for line in _lines(root, path, source(path.read_text()))]
+    return reported
 
 
 def _lines(root: Path, path: Path, places: list[Place]) -> list[str]:

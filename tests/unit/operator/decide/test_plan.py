@@ -251,12 +251,12 @@ def test_a_deleted_controller_revision_keeps_what_the_profile_no_longer_has():
     harness.api.edit(PROFILES, "", "default", lambda body: [body["spec"].pop(field) for field in more])
     harness.settle()
     (deployment,) = copy.deepcopy(harness.api.of(DEPLOYMENTS))
-    told = harness.api.of(SERVICES)[0]["status"]["outdated"]
+    reported = harness.api.of(SERVICES)[0]["status"]["outdated"]
     del harness.api.objects["ControllerRevision", "ns", pin["metadata"]["name"]]
     harness.settle()
     assert harness.names(CONTROLLER_REVISIONS) == [pin["metadata"]["name"]]
     assert harness.api.of(DEPLOYMENTS)[0]["spec"]["template"] == deployment["spec"]["template"]
-    assert harness.api.of(SERVICES)[0]["status"]["outdated"].split(".")[0] == told.split(".")[0] == "podTemplate"
+    assert harness.api.of(SERVICES)[0]["status"]["outdated"].split(".")[0] == reported.split(".")[0] == "podTemplate"
 
 
 @pytest.mark.parametrize("resource", [DEPLOYMENTS, CORE_SERVICES, CONFIG_MAPS])

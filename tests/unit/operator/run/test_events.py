@@ -29,7 +29,7 @@ def harness():
 
 
 @pytest.fixture
-def tell(harness):
+def report(harness):
     """Tells a status as if it were the next one, `later` seconds after the start."""
     recorder = Recorder(harness.api, "operator-1")
     observed = harness.observed()
@@ -54,10 +54,10 @@ def test_each_reason_of_a_start_is_one_event(harness):
 def test_no_event_at_rest_or_after_a_restart(harness):
     harness.settle()
     harness.make_ready()
-    told = list(harness.api.told)
+    reported = list(harness.api.reported)
     harness.restart()
     harness.settle()
-    assert harness.api.told == told
+    assert harness.api.reported == reported
 
 
 def test_problems_are_warnings(harness):
@@ -67,27 +67,27 @@ def test_problems_are_warnings(harness):
     assert [(event["type"], event["reason"]) for event in harness.api.of(EVENTS)][-1] == ("Warning", "ModelRejected")
 
 
-def test_a_repeated_event_raises_the_count_of_its_series(harness, tell):
+def test_a_repeated_event_raises_the_count_of_its_series(harness, report):
     for turn in range(3):
-        tell("LoadingModel", later=70 * turn)
-        tell("CrashLooping", later=70 * turn + 1)
+        report("LoadingModel", later=70 * turn)
+        report("CrashLooping", later=70 * turn + 1)
     first = next(event for event in harness.api.of(EVENTS) if event["reason"] == "CrashLooping")
     assert sorted(reasons(harness)) == ["CrashLooping", "LoadingModel"]
     assert first["series"]["count"] == 3
     assert first["series"]["lastObservedTime"] > first["eventTime"]
 
 
-def test_after_six_minutes_a_repeated_event_is_a_new_one(harness, tell):
-    tell("CrashLooping")
-    tell("CrashLooping", later=361)
+def test_after_six_minutes_a_repeated_event_is_a_new_one(harness, report):
+    report("CrashLooping")
+    report("CrashLooping", later=361)
     assert reasons(harness) == ["CrashLooping"] * 2
 
 
-def test_events_past_the_limit_are_counted_and_written_later(harness, tell):
+def test_events_past_the_limit_are_counted_and_written_later(harness, report):
     for turn in range(20):
-        tell("CrashLooping", later=turn)
-    assert len(harness.api.told) == PER_MINUTE
-    tell("CrashLooping", later=100)
+        report("CrashLooping", later=turn)
+    assert len(harness.api.reported) == PER_MINUTE
+    report("CrashLooping", later=100)
     (event,) = harness.api.of(EVENTS)
     assert event["series"]["count"] == 21
 
@@ -111,20 +111,20 @@ def test_events_of_a_deleted_service_are_forgotten(harness):
     assert not harness.operator._dependencies.events._correlations
 
 
-def test_a_long_note_is_cut(harness, tell):
-    tell("InvalidSpec", stalled=True, message="x" * 5000)
+def test_a_long_note_is_cut(harness, report):
+    report("InvalidSpec", stalled=True, message="x" * 5000)
     (event,) = harness.api.of(EVENTS)
     assert (event["type"], len(event["note"])) == ("Warning", 1024)
 
 
-def test_events_with_different_notes_are_not_counted_together(harness, tell):
-    tell("ImagePull", message="a")
-    tell("ImagePull", message="b")
+def test_events_with_different_notes_are_not_counted_together(harness, report):
+    report("ImagePull", message="a")
+    report("ImagePull", message="b")
     assert len(harness.api.of(EVENTS)) == 2
     assert EventText("Warning", "ImagePull", "a") != EventText("Warning", "ImagePull", "b")
 
 
-async def told_beside(harness, words, until):
+async def reported_beside(harness, words, until):
     """Words that are written beside the runs, until so many Events were tried."""
     recorder, tried = Recorder(harness.api, "operator-1"), asyncio.Event()
     observed, wrote = await observe(harness.api, KEY), []
@@ -149,19 +149,19 @@ async def told_beside(harness, words, until):
 
 
 async def test_queued_events_are_written_in_order(harness):
-    await told_beside(harness, ["ScalingUp", "Available"], until=2)
+    await reported_beside(harness, ["ScalingUp", "Available"], until=2)
     assert reasons(harness) == ["ScalingUp", "Available"]
 
 
 @pytest.mark.parametrize("error", [Unavailable("503"), ValueError("a bug")])
 async def test_an_event_that_cannot_be_written_does_not_block_the_next(harness, error):
     harness.api.refuse["Event"] = error
-    await told_beside(harness, ["ScalingUp", "Available"], until=2)
+    await reported_beside(harness, ["ScalingUp", "Available"], until=2)
     assert reasons(harness) == []
 
 
 async def test_past_the_queue_limit_the_oldest_events_are_lost_and_logged(harness, monkeypatch, capsys):
     monkeypatch.setattr(events, "MOST_WAITING", 4)
-    await told_beside(harness, [f"Reason{number}" for number in range(6)], until=4)
+    await reported_beside(harness, [f"Reason{number}" for number in range(6)], until=4)
     assert reasons(harness) == [f"Reason{number}" for number in range(2, 6)]
     assert capsys.readouterr().out.count("event_lost") == 2

@@ -111,7 +111,7 @@ def test_a_drained_replica_is_removed_in_three_runs():
         steps.append([entry[:2] for entry in harness.api.journal[written:] if entry[1] != "InferenceService"])
         written = len(harness.api.journal)
     assert steps == [[("annotate", "Pod")], [("annotate", "Pod")], [("apply", "Deployment")]]
-    assert [word for _, word in daemons.told] == ["drain"]
+    assert [word for _, word in daemons.reported] == ["drain"]
 
 
 def test_a_draining_replica_with_requests_only_gets_the_order_again():
@@ -123,4 +123,4 @@ def test_a_draining_replica_with_requests_only_gets_the_order_again():
     for _ in range(4):
         harness.run()
     assert [entry[:2] for entry in harness.api.journal[written:] if entry[1] != "InferenceService"] == [("annotate", "Pod")]
-    assert len(daemons.told) >= 2
+    assert len(daemons.reported) >= 2

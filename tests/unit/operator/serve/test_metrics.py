@@ -55,7 +55,7 @@ class Harness:
 
         await self.core.metrics.timed(reconcile)(Key("ns", "a"))
 
-    async def told(self):
+    async def reported(self):
         """All samples, without the times at which a series began."""
         events = SimpleNamespace(waiting=lambda: 5)
         sampling = asyncio.create_task(self.core.metrics.sample(process.gauges(self.core, events), self.core.liveness.ages))
@@ -83,7 +83,7 @@ async def test_every_metric_has_its_value_and_unit(monkeypatch):
         harness.core.queue.add(Key("ns", name))
     harness.later(4.5)
     bounds = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-    assert await harness.told() == {
+    assert await harness.reported() == {
         'pagoda_operator_reconciles_total{outcome="settled"} 1.0',
         'pagoda_operator_reconciles_total{outcome="again"} 1.0',
         'pagoda_operator_reconciles_total{outcome="gone"} 1.0',
@@ -103,10 +103,10 @@ async def test_every_metric_has_its_value_and_unit(monkeypatch):
         "pagoda_operator_epoch 7.0",
     }
     harness.lease.epoch, harness.lease.leads = 8, lambda: False
-    assert {"pagoda_operator_leader 0.0", "pagoda_operator_epoch 8.0"} <= await harness.told()
+    assert {"pagoda_operator_leader 0.0", "pagoda_operator_epoch 8.0"} <= await harness.reported()
 
 
 async def test_exactly_the_named_metrics_are_exported(monkeypatch):
     lines = scrape(Harness(monkeypatch).core.metrics)
-    told = {line.split()[2] for line in lines if line.startswith("# TYPE") and not line.split()[2].endswith("_created")}
-    assert told == {metric.name + ("_total" if metric.kind == "counter" else "") for metric in words.OPERATOR}
+    reported = {line.split()[2] for line in lines if line.startswith("# TYPE") and not line.split()[2].endswith("_created")}
+    assert reported == {metric.name + ("_total" if metric.kind == "counter" else "") for metric in words.OPERATOR}

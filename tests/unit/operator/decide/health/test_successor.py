@@ -114,8 +114,8 @@ def test_an_unhealthy_replica_goes_after_its_successor_serves(replicas, restarts
     harness.break_device(unhealthy)
     harness.settle()
     assert (harness.ordered(), unhealthy in harness.pods) == ((replicas + 1, str(replicas + 1)), True)
-    assert harness.told()[:2] == ("True", "DeviceFault")
-    assert "drains the unhealthy replica when the successor is Ready" in harness.told()[2]
+    assert harness.reported()[:2] == ("True", "DeviceFault")
+    assert "drains the unhealthy replica when the successor is Ready" in harness.reported()[2]
     assert harness.conditions()["Ready"]["status"] == "True"
     harness.pass_time(3600)
     if restarts:
@@ -125,7 +125,7 @@ def test_an_unhealthy_replica_goes_after_its_successor_serves(replicas, restarts
     assert len(harness.api.journal) == written
     harness.make_ready()
     assert (harness.ordered(), unhealthy in harness.pods, len(harness.pods)) == ((replicas, None), False, replicas)
-    assert harness.told()[:2] == ("False", "Well")
+    assert harness.reported()[:2] == ("False", "Well")
 
 
 @pytest.mark.parametrize("how", [SILENT, STUCK, WRONG])
@@ -167,13 +167,13 @@ def test_an_unhealthy_successor_is_marked_and_no_other_one_is_started_until_it_i
         written = len(harness.api.journal)
         harness.settle()
         assert (len(harness.api.journal), set(harness.pods)) == (written, there)
-    assert harness.told()[:2] == ("True", "ReplacementDelayed")
-    assert f"The successor {new} is unhealthy as well" in harness.told()[2]
-    assert "delete that pod" in harness.told()[2]
+    assert harness.reported()[:2] == ("True", "ReplacementDelayed")
+    assert f"The successor {new} is unhealthy as well" in harness.reported()[2]
+    assert "delete that pod" in harness.reported()[2]
     harness.lose(new)
     harness.settle()
     (again,) = set(harness.pods) - there
-    assert "A successor is starting" in harness.told()[2]
+    assert "A successor is starting" in harness.reported()[2]
     harness.ready(again)
     harness.settle()
     assert (unhealthy in harness.pods, again in harness.pods, len(harness.pods)) == (False, True, replicas)
@@ -194,7 +194,7 @@ def test_a_replica_that_is_well_again_is_kept_and_nothing_more():
     harness, unhealthy, _ = succeeding()
     harness.repair_device(unhealthy)
     harness.settle()
-    assert (harness.pods, harness.ordered(), harness.told()[0]) == ([unhealthy], (1, None), "False")
+    assert (harness.pods, harness.ordered(), harness.reported()[0]) == ([unhealthy], (1, None), "False")
 
 
 @pytest.mark.parametrize(("replicas", "unhealthy"), [(3, 3), (3, 2), (5, 3), (2, 2)])
@@ -207,9 +207,9 @@ def test_where_most_are_unhealthy_at_once_nothing_is_removed_and_nothing_started
         harness.pass_time(3600)
         harness.settle()
     assert (harness.pods, draining(harness), harness.ordered()) == (before, [], (replicas, None))
-    assert harness.told()[:2] == ("True", "ReplacementDelayed")
+    assert harness.reported()[:2] == ("True", "ReplacementDelayed")
     count = f"All {unhealthy}" if unhealthy == replicas else f"{unhealthy} of {replicas}"
-    assert f"{count} ready replicas of revision" in harness.told()[2]
+    assert f"{count} ready replicas of revision" in harness.reported()[2]
     assert harness.conditions()["Ready"]["status"] == "True"
 
 
@@ -243,7 +243,7 @@ def test_a_full_quota_delays_the_successor_and_is_named():
     harness.break_device(unhealthy)
     harness.settle()
     assert (harness.pods, harness.ordered(), harness.run().again) == ([unhealthy], (1, None), 30.0)
-    assert harness.told() == (
+    assert harness.reported() == (
         "True",
         "ReplacementDelayed",
         f"{unhealthy}: the device is faulty: Xid 79. A successor has no room: {NO_ROOM}. It starts when there is room.",
@@ -259,7 +259,7 @@ def test_a_successor_that_loads_goes_where_its_quota_shrank_and_the_unhealthy_on
     harness.full_quota.why = NO_ROOM
     harness.settle()
     assert (harness.pods, harness.ordered()) == ([unhealthy], (1, None))
-    assert NO_ROOM in harness.told()[2]
+    assert NO_ROOM in harness.reported()[2]
 
 
 def test_a_successor_without_a_node_waits_and_the_condition_says_for_what():
@@ -269,8 +269,8 @@ def test_a_successor_without_a_node_waits_and_the_condition_says_for_what():
     harness.pod(new)["status"] = {"phase": "Pending", "conditions": [unscheduled]}
     harness.settle()
     assert set(harness.pods) == {unhealthy, new}
-    assert harness.told()[1] == "ReplacementDelayed"
-    assert f"The successor {new} has no node: {why}" in harness.told()[2]
+    assert harness.reported()[1] == "ReplacementDelayed"
+    assert f"The successor {new} has no node: {why}" in harness.reported()[2]
     observed = harness.observed()
     state = current_state(observed, harness.plan().current)
     assert (state.short, state.stuck) == (0, False), "no rollout takes a replica away for it"
@@ -318,7 +318,7 @@ def test_no_successor_is_started_while_others_load():
     harness.load(other)
     harness.break_device(unhealthy)
     harness.settle()
-    assert (harness.ordered(), "Other replicas are starting" in harness.told()[2]) == ((3, None), True)
+    assert (harness.ordered(), "Other replicas are starting" in harness.reported()[2]) == ((3, None), True)
     harness.ready(other)
     harness.settle()
     assert harness.ordered() == (4, "4")
@@ -473,11 +473,11 @@ class Obeying:
     """Daemons that obey at once, with nothing under way."""
 
     def __init__(self):
-        self.told = []
+        self.reported = []
 
-    async def give(self, tells):
-        self.told += [(tell.pod, tell.deadline_ms is not None) for tell in tells]
-        return {tell.uid: Answer(DaemonState.SERVING if tell.deadline_ms is None else DaemonState.DRAINING) for tell in tells}
+    async def give(self, reports):
+        self.reported += [(report.pod, report.deadline_ms is not None) for report in reports]
+        return {report.uid: Answer(DaemonState.SERVING if report.deadline_ms is None else DaemonState.DRAINING) for report in reports}
 
 
 def addressed(harness):
@@ -499,12 +499,12 @@ def test_an_unhealthy_replica_drains_and_serves_again_if_its_successor_fails(spe
     harness.said[new] = STUCK
     harness.run()
     harness.turns(4)
-    assert daemons.told[0] == (first, True) or draining(harness) == []
+    assert daemons.reported[0] == (first, True) or draining(harness) == []
     assert set(harness.pods) == {first, new}
     assert draining(harness) == []
     harness.said.clear()
     harness.turns(12)
-    assert (first, True) in daemons.told
+    assert (first, True) in daemons.reported
     assert harness.pods == [new]
 
 
@@ -675,10 +675,10 @@ class Successors(RuleBasedStateMachine):
         self.peace()
         for _ in range(2 * len(self.harness.pods) + 2):
             self.harness.make_ready()
-            if "is unhealthy as well" in self.harness.told()[2]:
+            if "is unhealthy as well" in self.harness.reported()[2]:
                 self.harness.lose(max(self.harness.pods, key=lambda name: int(name.rpartition("-")[2])))
         assert not any(map(self.faulty, self.harness.api.of(PODS)))
-        assert (len(self.harness.pods), self.harness.told()[0] in ("", "False")) == (self.wanted, True)
+        assert (len(self.harness.pods), self.harness.reported()[0] in ("", "False")) == (self.wanted, True)
         self.most = self.wanted
 
 

@@ -97,9 +97,9 @@ def test_a_hub_that_asks_for_a_credential_stalls_and_a_repaired_one_is_asked_aga
     hub.token = "secret"
     made = harness(hub)
     assert fetch(made) == 78
-    told = made.conditions()["Stalled"]
-    assert (told["status"], told["reason"]) == ("True", "ModelRejected")
-    assert f"Forbidden: org/model at {hub.url} does not exist, or asks for a credential" in told["message"]
+    reported = made.conditions()["Stalled"]
+    assert (reported["status"], reported["reason"]) == ("True", "ModelRejected")
+    assert f"Forbidden: org/model at {hub.url} does not exist, or asks for a credential" in reported["message"]
     hub.token = ""
     assert fetch(made) == 0  # the kubelet's next try of the same pod
     assert placement(made)["chosen"] == "mig[0]"

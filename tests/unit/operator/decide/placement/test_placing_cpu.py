@@ -283,14 +283,14 @@ def test_service_that_falls_back_from_cpu_to_devices_is_inspected_then():
 
 
 def test_device_changes_do_not_requeue_a_service_that_waits_for_cores():
-    told = []
+    reported = []
     made = harness(CPU)
     made.settle()
     refuse(made, words=LACKS)
-    triggers = SimpleNamespace(waits=lambda _key, *, waiting: told.append(waiting))
+    triggers = SimpleNamespace(waits=lambda _key, *, waiting: reported.append(waiting))
     made.operator._dependencies = replace(made.operator._dependencies, triggers=triggers)
     made.run()
-    assert told == [False]
+    assert reported == [False]
 
 
 # The largest nodes
@@ -305,7 +305,7 @@ def cpu(count, memory):
 
 
 @pytest.mark.parametrize(
-    ("there", "asked", "told"),
+    ("there", "asked", "reported"),
     [
         (sizes(("64", "512Gi")), cpu("64", "512Gi"), ""),
         (sizes(("64", "512Gi")), cpu("65", "1Gi"), "needs 65 cores on one node, but the largest node has 64 cores"),
@@ -318,8 +318,8 @@ def cpu(count, memory):
         ((), cpu("8", "32Gi"), ""),
     ],
 )
-def test_node_sizes_are_reported_in_round_numbers(there, asked, told):
-    assert too_small(there, asked) == told
+def test_node_sizes_are_reported_in_round_numbers(there, asked, reported):
+    assert too_small(there, asked) == reported
 
 
 def test_a_thousand_nodes_are_summarised_once_in_a_few_sizes():

@@ -57,12 +57,12 @@ class Placements(RuleBasedStateMachine):
             assert not any(map(is_ready, mine)), f"{name} was deleted under ready pods"
 
     def placement(self) -> dict[str, Any]:
-        told: dict[str, Any] = self.harness.api.of(SERVICES)[0]["status"]["placement"]
-        return told
+        reported: dict[str, Any] = self.harness.api.of(SERVICES)[0]["status"]["placement"]
+        return reported
 
     def home(self) -> tuple[str, str]:
-        told = self.placement()
-        return told.get("chosen", ""), told.get("device", "")
+        reported = self.placement()
+        return reported.get("chosen", ""), reported.get("device", "")
 
     def runs(self) -> bool:
         return any(map(is_ready, self.harness.api.of(PODS)))

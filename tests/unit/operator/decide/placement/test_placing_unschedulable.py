@@ -103,7 +103,7 @@ def test_service_that_ran_falls_back_once_and_does_not_alternate(words, others):
     bind(made)
     lose(made)
     made.fleet = fleet(*ONE, pods=others)
-    told = ["gpu[0]"]
+    reported = ["gpu[0]"]
     for _ in range(20):
         made.later += timedelta(seconds=20)
         for _ in range(4):
@@ -111,11 +111,11 @@ def test_service_that_ran_falls_back_once_and_does_not_alternate(words, others):
                 refuse_once(made, words)
             made.run()
             made.api.control()
-            told += [placement(made)["chosen"]] * (placement(made)["chosen"] != told[-1])
+            reported += [placement(made)["chosen"]] * (placement(made)["chosen"] != reported[-1])
     moved = bool(words or others)
-    assert told == ["gpu[0]", "gpu[1]"][: 1 + moved]
+    assert reported == ["gpu[0]", "gpu[1]"][: 1 + moved]
     bind(made)
-    assert (made.reason(), len(made.api.of(DEPLOYMENTS)), placement(made)["chosen"]) == ("Available", 1, told[-1])
+    assert (made.reason(), len(made.api.of(DEPLOYMENTS)), placement(made)["chosen"]) == ("Available", 1, reported[-1])
 
 
 TIGHT = "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) didn't match Pod's node affinity/selector."
@@ -201,8 +201,12 @@ def test_scheduler_verdicts_are_kept_if_reasons_exceed_the_status():
     refuse(made)
     made.tick()
     made.settle()
-    told = placement(made)["rejected"]
-    assert (len(told), told[-1], WORDS in told[-2]["why"]) == (32, {"accelerator": "others", "why": "2 more reasons are left out"}, True)
+    reported = placement(made)["rejected"]
+    assert (len(reported), reported[-1], WORDS in reported[-2]["why"]) == (
+        32,
+        {"accelerator": "others", "why": "2 more reasons are left out"},
+        True,
+    )
     assert (placement(made)["chosen"], placement(made)["waiting"]["accelerator"]) == ("gpu[3]", "gpu[3]")
 
 

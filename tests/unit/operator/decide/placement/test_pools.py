@@ -170,7 +170,7 @@ def test_as_many_pools_as_are_kept_fit_into_their_map_whatever_drivers_say():
     pairs = [by_driver(number, pool=str(number)) for number in range(40)]
     for _, piece in pairs:
         kinds = [{"productName": {"string": str(kind)}, **attributes} for kind in range(20)]
-        piece["spec"]["devices"] = [{"name": f"d-{kind}", "attributes": told} for kind, told in enumerate(kinds)]
+        piece["spec"]["devices"] = [{"name": f"d-{kind}", "attributes": reported} for kind, reported in enumerate(kinds)]
     pools = seen({}, worn(*pairs), 0.0)
     assert len(pools) == 32
     assert len(written(pools)) < 2**20
@@ -180,9 +180,9 @@ def test_as_many_pools_as_are_kept_fit_into_their_map_whatever_drivers_say():
 @pytest.mark.parametrize("devices", ["x", [1], [{}], [{"driver": "d", "count": "x", "attributes": {}, "capacity": {}}], None, 5])
 def test_devices_that_are_not_ours_to_read_are_nothing(devices):
     text = written(seen({}, worn(by_driver(1)), 0.0))
-    (name, told), *_ = json.loads(text).items()
+    (name, reported), *_ = json.loads(text).items()
     assert read(text)
-    assert read(json.dumps({name: told | {"published": devices}})) == {}
+    assert read(json.dumps({name: reported | {"published": devices}})) == {}
 
 
 # What a service is told

@@ -54,7 +54,7 @@ def serving(replicas, cap):
     harness.cap(cap, "ns")
     key = harness.serve("ns", replicas)
     harness.round(key, 6)
-    assert (harness.replicas(key), len(harness.staying), harness.draining(), harness.daemons.told) == (replicas, replicas, [], [])
+    assert (harness.replicas(key), len(harness.staying), harness.draining(), harness.daemons.reported) == (replicas, replicas, [], [])
     for pod in harness.staying:
         harness.daemons.of(pod).in_flight = 1
     return harness, key
@@ -69,7 +69,7 @@ def test_shrunk_quota_drains_the_replicas_that_it_removes(replicas, cap):
     names = {pod["metadata"]["name"] for pod in going}
     assert len(going) == too_many
     assert {harness.deadline(pod) for pod in going} == {int(harness.now_ms() + DRAIN_S * 1000)}
-    assert set(harness.daemons.told) == {(name, "drain") for name in names}
+    assert set(harness.daemons.reported) == {(name, "drain") for name in names}
     assert all(harness.daemons.of(pod).draining for pod in going)
     assert (harness.replicas(key), len(harness.staying), harness.taken) == (replicas, replicas, [])
     assert harness.condition(key, "Stalled")["reason"] == "QuotaExceeded"
@@ -99,7 +99,7 @@ def seen_after_a_run(harness, key):
     harness.run(key)
     (pod,) = harness.draining()
     ours = frozenset(pod["metadata"]["annotations"]) & {ANNOTATION_DRAIN_DEADLINE, ANNOTATION_DELETION_COST}
-    return ours, bool(harness.daemons.told), harness.replicas(key)
+    return ours, bool(harness.daemons.reported), harness.replicas(key)
 
 
 def test_request_longer_than_the_drain_timeout_does_not_delay_the_quota():

@@ -209,9 +209,9 @@ def test_second_service_of_a_tenant_waits_and_reports_why():
     for key in (first, second):
         harness.run(key, 8)
     assert (harness.replicas(first), harness.replicas(second)) == (1, 0)
-    told = harness.condition(second, "Stalled")
-    assert (told["status"], told["reason"]) == ("True", "QuotaExceeded")
-    assert told["message"] == f"0 of 1 replicas ready: TenantQuota team allows 1 {SLICE} slices, and 1 is in use"
+    reported = harness.condition(second, "Stalled")
+    assert (reported["status"], reported["reason"]) == ("True", "QuotaExceeded")
+    assert reported["message"] == f"0 of 1 replicas ready: TenantQuota team allows 1 {SLICE} slices, and 1 is in use"
     assert harness.condition(first, "Stalled")["status"] == "False"
 
 
@@ -375,7 +375,7 @@ def test_invalid_quota_lets_nothing_grow_and_takes_nothing_away():
     harness.round(first, 6)
     assert (unhealthy in harness.staying, harness.replicas(first), harness.total) == (True, 2, 2)
     asyncio.run(harness.status_writer.write())
-    stalled = told(harness)["conditions"][2]
+    stalled = reported(harness)["conditions"][2]
     assert (stalled["status"], stalled["reason"]) == ("True", "InvalidSpec")
     assert stalled["message"].endswith(". Its namespaces keep the devices that they have and get no more until the spec is corrected.")
     spec.update(readable)
@@ -393,7 +393,7 @@ def test_quota_with_invalid_namespaces_limits_none_and_says_so(spec):
     harness.round(key, 3)
     asyncio.run(harness.status_writer.write())
     assert harness.replicas(key) == 1
-    assert told(harness)["conditions"][2]["message"].endswith("Its namespaces cannot be read either, so it limits none.")
+    assert reported(harness)["conditions"][2]["message"].endswith("Its namespaces cannot be read either, so it limits none.")
 
 
 def test_at_rest_nothing_is_written_after_any_number_of_restarts():
@@ -613,7 +613,7 @@ def test_of_two_that_race_for_the_last_slice_exactly_one_gets_it_hundreds_of_tim
 # The quota's own status, and the native one behind it
 
 
-def told(harness, name="team"):
+def reported(harness, name="team"):
     return harness.api.objects[QUOTAS.kind, "", name]["status"]
 
 
@@ -622,8 +622,8 @@ def test_quota_reports_usage_once_a_minute_and_spec_changes_at_once():
     harness.cap(2, "ns")
     key = harness.serve("ns", 1)
     asyncio.run(harness.status_writer.write())
-    assert told(harness)["usage"]["migSlices"] == [{"profile": SLICE, "count": 0}]
-    assert {line["type"]: line["status"] for line in told(harness)["conditions"]} == {
+    assert reported(harness)["usage"]["migSlices"] == [{"profile": SLICE, "count": 0}]
+    assert {line["type"]: line["status"] for line in reported(harness)["conditions"]} == {
         "Ready": "True",
         "Reconciling": "False",
         "Stalled": "False",
@@ -633,13 +633,13 @@ def test_quota_reports_usage_once_a_minute_and_spec_changes_at_once():
         harness.later += 2
         harness.jump = (-300, 0, 300)[turn % 3]  # somebody sets the clock
         asyncio.run(harness.status_writer.write())
-    assert told(harness)["usage"]["migSlices"][0]["count"] == 0
+    assert reported(harness)["usage"]["migSlices"][0]["count"] == 0
     harness.later += 2
     asyncio.run(harness.status_writer.write())
-    assert told(harness)["usage"]["migSlices"][0]["count"] == 1
+    assert reported(harness)["usage"]["migSlices"][0]["count"] == 1
     harness.recap(0)
     asyncio.run(harness.status_writer.write())
-    assert (told(harness)["observedGeneration"], told(harness)["conditions"][1]["reason"]) == (2, "Draining")
+    assert (reported(harness)["observedGeneration"], reported(harness)["conditions"][1]["reason"]) == (2, "Draining")
 
 
 def test_unenforced_fields_are_named_and_an_invalid_spec_is_stalled():
@@ -647,13 +647,13 @@ def test_unenforced_fields_are_named_and_an_invalid_spec_is_stalled():
     harness.cap(1, "ns")
     harness.api.edit(QUOTAS, "", "team", lambda body: body["spec"].update(weight=3, maxConcurrency=4))
     asyncio.run(harness.status_writer.write())
-    ready = told(harness)["conditions"][0]
+    ready = reported(harness)["conditions"][0]
     wanted = "subjects.apiKeysSecretRef must name a Secret of API keys in the gateways' namespace, and it names none"
     assert (ready["status"], ready["reason"]) == ("False", "NotEnforced")
     assert ready["message"] == f"not enforced: maxConcurrency, weight. {wanted}"
     harness.api.edit(QUOTAS, "", "team", lambda body: body["spec"].update(weight=-3))
     asyncio.run(harness.status_writer.write())
-    assert told(harness)["conditions"][2]["reason"] == "InvalidSpec"
+    assert reported(harness)["conditions"][2]["reason"] == "InvalidSpec"
     assert harness.seen()[0].caps == {}
 
 
@@ -664,7 +664,9 @@ def test_smaller_cap_of_two_spellings_applies_and_is_reported(counts):
     harness.cap(0, "ns", migSlices=slices)
     assert harness.seen()[0].caps == {"mig-1g.5gb.me": 1}
     asyncio.run(harness.status_writer.write())
-    assert told(harness)["conditions"][0]["message"] == "in force; 1g.5gb+me and 1g.5gb.me are the same slices, so the smaller cap applies"
+    assert (
+        reported(harness)["conditions"][0]["message"] == "in force; 1g.5gb+me and 1g.5gb.me are the same slices, so the smaller cap applies"
+    )
 
 
 def test_native_quota_is_created_updated_and_deleted():
@@ -721,18 +723,18 @@ def test_api_server_that_counts_no_claims_is_reported():
     native = native_of_gpus(harness)
     hard = native["spec"]["hard"]
 
-    def told_with(status):
+    def reported_with(status):
         harness.api.edit(RESOURCE_QUOTAS, "ns", "pagoda-team", lambda found: found.update(status=status))
         harness.later += 61
         asyncio.run(harness.status_writer.write())
-        return told(harness)["conditions"][0]["message"]
+        return reported(harness)["conditions"][0]["message"]
 
-    assert told(harness)["conditions"][0]["message"] == "in force"
-    assert told_with({"hard": hard, "used": dict.fromkeys(hard, "0")}) == "in force"
-    said = told_with({"hard": hard, "used": {"requests.nvidia.com/gpu": "0"}})
+    assert reported(harness)["conditions"][0]["message"] == "in force"
+    assert reported_with({"hard": hard, "used": dict.fromkeys(hard, "0")}) == "in force"
+    said = reported_with({"hard": hard, "used": {"requests.nvidia.com/gpu": "0"}})
     assert said.startswith("in force; the ResourceQuota does not count claims of gpu.nvidia.com, mig.nvidia.com")
-    assert told(harness)["conditions"][2]["status"] == "False", "the TenantQuota itself holds"
-    assert told_with({}) == "in force"
+    assert reported(harness)["conditions"][2]["status"] == "False", "the TenantQuota itself holds"
+    assert reported_with({}) == "in force"
 
 
 @pytest.mark.parametrize(("gpus", "limit"), [(0, "7"), (2, "9"), (None, None)])
@@ -746,13 +748,13 @@ def test_native_quota_allows_slices_that_are_requested_as_gpus(gpus, limit):
     hard = native["spec"]["hard"]
     assert (hard.get("requests.nvidia.com/gpu"), hard[f"requests.nvidia.com/mig-{SLICE}"]) == (limit, "7")
     said = f"allows {limit} of GPUs and {SLICE} slices together" if limit else f"does not limit {SLICE} slices of MIG strategy single"
-    assert f"; the ResourceQuota {said}" in told(harness)["conditions"][0]["message"]
+    assert f"; the ResourceQuota {said}" in reported(harness)["conditions"][0]["message"]
     harness.later += 61
     harness.single = singles(fleet(node("b", H100, whole(8))))
     asyncio.run(harness.status_writer.write())
     (native,) = harness.api.of(RESOURCE_QUOTAS)
     assert native["spec"]["hard"].get("requests.nvidia.com/gpu") == (None if gpus is None else str(gpus))
-    assert told(harness)["conditions"][0]["message"] == "in force"
+    assert reported(harness)["conditions"][0]["message"] == "in force"
 
 
 def test_resource_quota_of_another_owner_is_left_alone():
@@ -760,7 +762,7 @@ def test_resource_quota_of_another_owner_is_left_alone():
     harness.cap(2, "ns", resourceQuota=True)
     harness.api.put(RESOURCE_QUOTAS, {"metadata": {"name": "pagoda-team", "namespace": "ns"}, "spec": {"hard": {"pods": "1"}}})
     asyncio.run(harness.status_writer.write())
-    assert told(harness)["conditions"][2]["reason"] == "ResourceQuotaRefused"
+    assert reported(harness)["conditions"][2]["reason"] == "ResourceQuotaRefused"
     assert harness.api.of(RESOURCE_QUOTAS)[0]["spec"] == {"hard": {"pods": "1"}}
 
 

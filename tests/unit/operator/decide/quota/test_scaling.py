@@ -30,7 +30,7 @@ def test_quota_is_asked_for_the_devices_that_scaling_leads_to() -> None:
     here.settle()
     assert here.observed().status.placement.device.startswith("mig-2g.20gb")
     assert here.wanted() == 2
-    assert "the quota allows 2" in here.told()["reason"]
+    assert "the quota allows 2" in here.reported()["reason"]
 
 
 def test_a_forecast_is_not_stored() -> None:

@@ -100,9 +100,9 @@ def test_a_profile_may_change_its_resources_and_the_volume_and_not_what_it_runs(
 
 
 def test_a_profile_without_the_image_is_named():
-    with pytest.raises(SpecProblem, match=r"images\.fetch") as told:
+    with pytest.raises(SpecProblem, match=r"images\.fetch") as reported:
         daemon_config(inputs(images=("img:1", None)))
-    assert told.value.reason.name == "InvalidProfile"
+    assert reported.value.reason.name == "InvalidProfile"
     assert daemon_config(inputs(images=("img:1", None), model={"uri": "pvc://models"}))["model"]["path"] == "/models"
 
 

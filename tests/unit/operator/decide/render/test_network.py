@@ -299,7 +299,9 @@ def test_inspection_is_cleaned_up_and_profile_followed_while_nothing_can_be_plac
     api.edit(SERVICES, "ns", "tiny", lambda body: body["spec"].update(accelerators=[nowhere], model={"uri": TINY}))
     api.edit(PROFILES, "", "default", lambda body: body["spec"].update(egress=[{"cidr": "192.0.2.0/24"}]))
     look(api, times=6)
-    assert {told["reason"] for told in api.of(SERVICES)[0]["status"]["conditions"] if told["type"] == "Stalled"} == {"NoAccelerator"}
+    assert {reported["reason"] for reported in api.of(SERVICES)[0]["status"]["conditions"] if reported["type"] == "Stalled"} == {
+        "NoAccelerator"
+    }
     gone = [(kind, name) for verb, kind, name in api.journal if verb == "delete"]
     assert gone == [("Pod", pod["metadata"]["name"]), ("NetworkPolicy", "tiny.inspect")]
     (policy,) = api.of(NETWORK_POLICIES)

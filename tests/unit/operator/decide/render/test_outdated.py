@@ -15,7 +15,7 @@ def harness():
     return made
 
 
-def told(harness):
+def reported(harness):
     return harness.api.of(SERVICES)[0]["status"].get("outdated")
 
 
@@ -28,7 +28,7 @@ def pods(harness):
 
 
 def test_what_was_just_rendered_is_not_outdated(harness):
-    assert told(harness) is None
+    assert reported(harness) is None
 
 
 @pytest.mark.parametrize("replicas", [1, 0])
@@ -38,23 +38,23 @@ def test_edited_profile_is_reported_once_rolls_nothing_and_can_be_adopted(harnes
     before, since = pods(harness), len(harness.api.journal)
     harness.api.edit(PROFILES, "", "default", lambda body: body["spec"].update(images={"daemon": "localhost/daemon:2"}))
     harness.settle()
-    assert told(harness) == "podTemplate.spec.containers[daemon].image"
+    assert reported(harness) == "podTemplate.spec.containers[daemon].image"
     assert (len(status_writes(harness, since)), len(harness.api.journal) - since, pods(harness)) == (1, 1, before)
     harness.run()
     assert len(harness.api.journal) - since == 1
     harness.edit(profileRef={"adopt": "2"})
     harness.settle()
-    assert told(harness) is None
+    assert reported(harness) is None
 
 
 def test_profile_edited_back_is_reported_too(harness):
     spec = dict(harness.api.of(PROFILES)[0]["spec"])
     harness.api.edit(PROFILES, "", "default", lambda body: body["spec"].update(args=["--x"]))
     harness.settle()
-    assert told(harness) == "podTemplate.spec.containers[daemon].args"
+    assert reported(harness) == "podTemplate.spec.containers[daemon].args"
     harness.api.edit(PROFILES, "", "default", lambda body: body.update(spec=spec))
     harness.settle()
-    assert told(harness) is None
+    assert reported(harness) is None
 
 
 def test_outdated_rendering_is_reported_by_the_first_path_of_each_part(harness):
@@ -74,10 +74,10 @@ def test_report_stays_if_nothing_can_be_rendered_now(harness):
     harness.settle()
     profile = harness.api.objects.pop(("ServingProfile", "", "default"))
     harness.settle()
-    assert told(harness) == "podTemplate.spec.containers[daemon].args"
+    assert reported(harness) == "podTemplate.spec.containers[daemon].args"
     harness.api.objects["ServingProfile", "", "default"] = profile | {"spec": profile_body()["spec"]}
     harness.settle()
-    assert told(harness) is None
+    assert reported(harness) is None
 
 
 def test_a_revision_that_nothing_runs_yet_is_not_outdated(harness):

@@ -28,26 +28,26 @@ class Canary:
         (self.old,) = self.revisions()
         rolled(self.harness, READY)
         (self.new,) = self.revisions() - {self.old}
-        self.tell((0, 0), (0, 0))
+        self.report((0, 0), (0, 0))
         self.harness.settle()
         assert self.harness.reason() == "Canary"
 
     def revisions(self):
         return {body["metadata"]["labels"][LABEL_REVISION] for body in self.harness.api.of(DEPLOYMENTS)}
 
-    def tell(self, new, old, gateway="g"):
+    def report(self, new, old, gateway="g"):
         """Requests of a minute, by that gateway's own counters: how many, how long to the first token."""
         tally, now_ms = Tally(), 1e6
         for revision, (count, took_ms) in ((self.new, new), (self.old, old)):
             for _ in range(count):
                 tally.tried(WHERE, revision, now_ms, failed=False)
                 tally.first_token(WHERE, revision, took_ms, now_ms)
-        told = service_demand(Facts(Service(WHERE, "uid", "2026", (KEY.name,)), (), Held(0, None), tally.of(WHERE)), now_ms)
-        told.endpoints.extend(
+        reported = service_demand(Facts(Service(WHERE, "uid", "2026", (KEY.name,)), (), Held(0, None), tally.of(WHERE)), now_ms)
+        reported.endpoints.extend(
             pb.EndpointDemand(pod=pod["metadata"]["name"], verdict=pb.VERDICT_FRESH, reason="ready", phase=Phase.PHASE_READY)
             for pod in self.harness.api.of(PODS)
         )
-        frame = pb.Demand(gateway=gateway, sequence=1, full=True, services=[told]).SerializeToString()
+        frame = pb.Demand(gateway=gateway, sequence=1, full=True, services=[reported]).SerializeToString()
         self.signals.hear(gateway, pb.Demand.FromString(frame))
         self.signals.tick()
 
@@ -68,18 +68,18 @@ class Canary:
 )
 def test_a_report_of_late_first_tokens_ends_a_canary(limit, new, old, over):
     canary = Canary(limit)
-    canary.tell(new, old)
+    canary.report(new, old)
     canary.harness.settle()
-    told = canary.harness.conditions()["Stalled"]
-    assert (told["status"], canary.harness.reason()) == (("True", "RolledBack") if over else ("False", "Canary"))
-    assert over in told["message"]
+    reported = canary.harness.conditions()["Stalled"]
+    assert (reported["status"], canary.harness.reason()) == (("True", "RolledBack") if over else ("False", "Canary"))
+    assert over in reported["message"]
     assert canary.weights()[canary.old] == (100 if over else 50)
 
 
 def test_of_two_gateways_requests_add_up_and_the_slower_one_counts():
     canary = Canary("1.5x")
-    canary.tell((25, 1000), (25, 1000), "g")
-    canary.tell((25, 1700), (25, 900), "h")
+    canary.report((25, 1000), (25, 1000), "g")
+    canary.report((25, 1700), (25, 900), "h")
     canary.harness.settle()
     assert canary.harness.conditions()["Stalled"]["reason"] == "RolledBack"
     assert "(p95 of 50 requests)" in canary.harness.conditions()["Stalled"]["message"]
@@ -87,7 +87,7 @@ def test_of_two_gateways_requests_add_up_and_the_slower_one_counts():
 
 def test_old_reports_of_a_silent_gateway_end_no_canary():
     canary = Canary("1.5x")
-    canary.tell((100, 9000), (100, 1000))
+    canary.report((100, 9000), (100, 1000))
     canary.now += 4
     canary.signals.tick()
     canary.harness.settle()

@@ -176,9 +176,9 @@ class Drains(RuleBasedStateMachine):
             assert not {ANNOTATION_DRAIN_DEADLINE, ANNOTATION_DELETION_COST} & set(pod["metadata"].get("annotations", {}))
             assert not self.daemons.of(pod).draining
         written = len(self.api.journal)
-        told = len(self.daemons.told)
+        reported = len(self.daemons.reported)
         self.harness.run()
-        assert (len(self.api.journal), len(self.daemons.told)) == (written, told), KEY
+        assert (len(self.api.journal), len(self.daemons.reported)) == (written, reported), KEY
 
 
 TestDrains = Drains.TestCase

@@ -61,8 +61,8 @@ def decided(trial=NONE, new=NEW, old=OLD, wanted=1, elapsed=None, **words):
     return decide(RolloutState(RolloutSpec(strategy=before.strategy), wanted, new, (old,), before, now=NOW, trial=trial, elapsed=elapsed))
 
 
-def targets(told):
-    return told.targets["new"], told.targets["old"]
+def targets(reported):
+    return reported.targets["new"], reported.targets["old"]
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,13 @@ def targets(told):
     ],
 )
 def test_the_last_one_goes_when_a_trial_has_passed_and_not_before(tried, old, phase):
-    told = decided(tried)
-    assert (targets(told), told.tries, told.record.phase) == ((0, old), True, phase)
+    reported = decided(tried)
+    assert (targets(reported), reported.tries, reported.record.phase) == ((0, old), True, phase)
 
 
 def test_a_failed_trial_is_the_reason_of_the_rollback():
-    told = decided(HERE._replace(failed="x: not found"), since="2026-01-01T00:00:00Z")
-    assert (told.record.reason, told.record.since) == ("The trial of the new revision failed: x: not found", None)
+    reported = decided(HERE._replace(failed="x: not found"), since="2026-01-01T00:00:00Z")
+    assert (reported.record.reason, reported.record.since) == ("The trial of the new revision failed: x: not found", None)
 
 
 # Of whom it is asked: the new side, the old side, how many are wanted, words of the record.
@@ -99,8 +99,8 @@ NO_TRIAL = {
 
 @pytest.mark.parametrize("case", NO_TRIAL)
 def test_there_is_no_trial_if_no_last_replica_is_at_stake(case):
-    told = decided(**NO_TRIAL[case])
-    assert (told.tries, "trial" in told.waits) == (False, False)
+    reported = decided(**NO_TRIAL[case])
+    assert (reported.tries, "trial" in reported.waits) == (False, False)
 
 
 @pytest.mark.parametrize("old", [revision("old", 1, 0, proven=True), revision("old", 1, 0, pods=0, proven=True)])
@@ -112,8 +112,8 @@ def test_a_hiccup_of_the_old_one_does_not_end_a_trial_that_is_under_way(old):
 
 def test_a_trial_that_has_passed_stays_until_the_old_one_is_gone():
     """It is the memory: an operator that begins anew goes on with the drain."""
-    told = decided(HERE._replace(passed=True), old=revision("old", 1, 0, proven=True))
-    assert (told.tries, targets(told)) == (True, (0, 0))
+    reported = decided(HERE._replace(passed=True), old=revision("old", 1, 0, proven=True))
+    assert (reported.tries, targets(reported)) == (True, (0, 0))
     assert not decided(HERE._replace(passed=True), old=revision("old", proven=True)).tries
 
 
@@ -135,8 +135,8 @@ def test_a_trial_without_a_place_is_waited_for_two_minutes():
 
 
 def test_a_trial_with_a_place_is_waited_for_without_limit():
-    told = decided(HERE, since="2026-01-01T00:00:00Z", elapsed=80_000.0)
-    assert (targets(told), told.tries, told.record.since) == ((0, 1), True, None)
+    reported = decided(HERE, since="2026-01-01T00:00:00Z", elapsed=80_000.0)
+    assert (targets(reported), reported.tries, reported.record.since) == ((0, 1), True, None)
 
 
 # On a cluster
@@ -199,9 +199,9 @@ def test_what_cannot_come_up_turns_the_rollout_back_and_the_old_replica_is_never
         if restarted:
             made.restart()
     assert (made.reason(), rollout(made)["phase"]) == ("RolledBack", "RolledBack")
-    told = made.conditions()["Stalled"]["message"]
-    assert why in told
-    assert told.endswith("1 ready replica of an older revision continues to serve")
+    reported = made.conditions()["Stalled"]["message"]
+    assert why in reported
+    assert reported.endswith("1 ready replica of an older revision continues to serve")
     assert (trials(made), len(made.api.of(DEPLOYMENTS))) == ([], 1)
     written = len(made.api.journal)
     made.settle()
@@ -225,7 +225,7 @@ SLOW = {
 
 @pytest.mark.parametrize("case", SLOW)
 def test_what_only_takes_long_is_waited_for_and_said(case):
-    status, told = SLOW[case]
+    status, reported = SLOW[case]
     made = harness(status)
     roll(made)
     for hours in (1, 23):
@@ -234,7 +234,7 @@ def test_what_only_takes_long_is_waited_for_and_said(case):
         assert (untouched(made), made.reason()) == (True, "RollingOut")
     message = made.conditions()["Ready"]["message"]
     assert message.startswith("0 of 1 replicas ready: the old replica stays until the trial of the new revision has passed: tiny-")
-    assert told in message
+    assert reported in message
     trials(made)[0]["status"] = passed()
     made.settle()
     assert made.old not in [pod["metadata"]["uid"] for pod in replicas(made)]
@@ -314,9 +314,9 @@ def test_how_a_program_is_run_is_part_of_what_is_tried():
 
 
 def test_the_time_of_a_canary_step_does_not_count_for_a_trial():
-    told = decided(record=record(step=0, since="1970-01-01T00:00:00Z"))
-    assert (targets(told), told.tries, told.record.step) == ((0, 1), True, None)
-    assert told.record.since != "1970-01-01T00:00:00Z"
+    reported = decided(record=record(step=0, since="1970-01-01T00:00:00Z"))
+    assert (targets(reported), reported.tries, reported.record.step) == ((0, 1), True, None)
+    assert reported.record.since != "1970-01-01T00:00:00Z"
 
 
 def test_a_trial_that_comes_to_no_end_within_a_day_has_failed():

@@ -46,20 +46,20 @@ def test_from_one_to_zero_to_many_and_back_without_writing_the_spec() -> None:
     assert here.wanted() == many, "within the window"
     here.flow(400)
     assert here.wanted() == 1
-    told = here.told()
-    assert told["desired"] == 1
-    assert len(told["lastDecisions"]) == 5
-    for last, after in zip(told["lastDecisions"], told["lastDecisions"][1:], strict=False):
+    reported = here.reported()
+    assert reported["desired"] == 1
+    assert len(reported["lastDecisions"]) == 5
+    for last, after in zip(reported["lastDecisions"], reported["lastDecisions"][1:], strict=False):
         assert last["desired"] == after["from"] != after["desired"]
         assert last["time"] <= after["time"]
-    assert all(decision["reason"] for decision in told["lastDecisions"])
-    assert told["lastDecisions"][-1]["desired"] == told["desired"], "the newest are kept"
+    assert all(decision["reason"] for decision in reported["lastDecisions"])
+    assert reported["lastDecisions"][-1]["desired"] == reported["desired"], "the newest are kept"
     assert [line for line in here.writes(kind=SERVICES.kind) if line[0] != "status"] == []
 
 
 def test_a_first_decision_that_agrees_with_the_spec_is_no_change() -> None:
     here = harness(min=1)
-    assert here.told() == {
+    assert here.reported() == {
         "desired": 1,
         "reason": "No recent metrics from the gateway; keeping the current replica count.",
         "lastDecisions": [],
@@ -108,7 +108,7 @@ def test_an_idle_service_is_decided_once_a_minute_and_learns_the_same(short: boo
     here, looks = harness(min=1), []
     here.short = short
     decided = scaler.decide
-    monkeypatch.setattr(scaler, "decide", lambda *told: looks.append(told) or decided(*told))
+    monkeypatch.setattr(scaler, "decide", lambda *reported: looks.append(reported) or decided(*reported))
     here.flow(900)
     looks.clear()
     here.flow(600)
@@ -140,7 +140,7 @@ def test_a_schedule_begins_in_time() -> None:
     here.later += timedelta(seconds=120)
     here.settle()
     assert here.wanted() == 3
-    assert here.told()["reason"] == "No recent metrics from the gateway; min of schedule noon is 3."
+    assert here.reported()["reason"] == "No recent metrics from the gateway; min of schedule noon is 3."
 
 
 def test_a_bad_schedule_stalls_and_touches_no_child() -> None:
@@ -163,7 +163,7 @@ def test_external_and_manual_do_what_spec_says() -> None:
         here.edit(replicas=5)
         here.settle()
         assert here.wanted() == 5
-        assert here.told() == {"desired": 5, "lastDecisions": []}
+        assert here.reported() == {"desired": 5, "lastDecisions": []}
 
 
 def test_external_at_zero_serves_a_held_request_and_goes_back_to_zero() -> None:
@@ -201,7 +201,7 @@ def test_a_restarted_operator_keeps_a_started_replica_until_a_gateway_reports() 
     here.gateways.known = False
     here.settle()
     assert here.wanted() == 1
-    assert here.told()["desired"] == 1
+    assert here.reported()["desired"] == 1
     here.gateways.known = True
     here.flow(180)
     assert here.wanted() == 0
@@ -266,8 +266,8 @@ def test_a_starting_service_reports_when_it_should_serve() -> None:
         assert here.wanted() == 0
         here.hold(1)
         due = here.later + timedelta(seconds=70)
-        told = here.api.of(SERVICES)[0]["status"].get("readyExpectedAt")
-        assert told == ((now() + due).strftime("%Y-%m-%dT%H:%M:%SZ") if woken else None)
+        reported = here.api.of(SERVICES)[0]["status"].get("readyExpectedAt")
+        assert reported == ((now() + due).strftime("%Y-%m-%dT%H:%M:%SZ") if woken else None)
         here.later = due
         here.serve()
         assert "readyExpectedAt" not in here.api.of(SERVICES)[0]["status"]
@@ -328,7 +328,7 @@ def test_what_can_be_placed_limits_what_is_ordered_but_for_one_that_waits() -> N
     here.serve()
     here.gateways.rate = 12.0
     while here.gateways.measures == [] or len(here.pods()) < 4:
-        assert len(here.gateways.measures) < 200, here.told()
+        assert len(here.gateways.measures) < 200, here.reported()
         here.flow(5, serve=False)
         for body in here.pods()[:3]:
             if not is_ready(body):
@@ -336,7 +336,7 @@ def test_what_can_be_placed_limits_what_is_ordered_but_for_one_that_waits() -> N
         here.fleet = old_fleet(gpus=3, used=min(3, len(here.pods())))
     here.flow(300, serve=False)
     assert here.wanted() == 4
-    assert here.told()["reason"].endswith(", but 3 can be placed now, and one more waits for capacity.")
+    assert here.reported()["reason"].endswith(", but 3 can be placed now, and one more waits for capacity.")
 
 
 def old_fleet(gpus: int, used: int = 0) -> Inventory:

@@ -19,8 +19,8 @@ from support.kube.fake_api import copied, crashed, running
 def test_every_state_is_read_as_what_it_is(name):
     state = STATES[name]
     body = state.body()
-    told = {line["reason"] for line in body["status"]["conditions"] if line["type"] == "Ready"}
-    assert (told, kstatus(body)) == ({state.reason}, state.verdict)
+    reported = {line["reason"] for line in body["status"]["conditions"] if line["type"] == "Ready"}
+    assert (reported, kstatus(body)) == ({state.reason}, state.verdict)
     assert violations([Version(body)]) == []
     assert all(re.fullmatch("[A-Z][A-Za-z]+", line["reason"]) for line in body["status"]["conditions"])
     assert InferenceServiceStatus.model_validate(body["status"]).wire() == body["status"]
@@ -88,7 +88,7 @@ def test_through_start_crash_recovery_rollout_and_scale_the_status_stays_honest(
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "reported"),
     [
         (lambda status: status.update(readyReplicas=0), "Ready with 0 of 1"),
         (lambda status: status.pop("observedGeneration"), "observedGeneration None"),
@@ -98,11 +98,11 @@ def test_through_start_crash_recovery_rollout_and_scale_the_status_stays_honest(
         (lambda status: status["conditions"][0].update(observedGeneration=7), "another generation"),
     ],
 )
-def test_a_dishonest_version_is_found(spoil, told):
+def test_a_dishonest_version_is_found(spoil, reported):
     body = STATES["serving"].body()
     spoil(body["status"])
     (fault, *_) = violations([Version(body)])
-    assert told in fault
+    assert reported in fault
 
 
 def test_flips_and_times_and_generations_are_judged_over_the_history():

@@ -131,8 +131,8 @@ def test_an_older_service_that_adds_a_name_does_not_take_it_from_a_younger_one_t
         harness.settle()
     assert (names(harness.api, "ns", "tiny"), names(harness.api, "other", "old")) == (["tiny"], ["mine"])
     assert harness.reason() == "Available"
-    told = next(c for c in harness.api.objects[SERVICES.kind, "other", "old"]["status"]["conditions"] if c["type"] == "Stalled")
-    assert (told["reason"], "'tiny' belongs to ns/tiny" in told["message"]) == ("NameConflict", True)
+    reported = next(c for c in harness.api.objects[SERVICES.kind, "other", "old"]["status"]["conditions"] if c["type"] == "Stalled")
+    assert (reported["reason"], "'tiny' belongs to ns/tiny" in reported["message"]) == ("NameConflict", True)
     del harness.api.objects[SERVICES.kind, "ns", "tiny"]
     harness.run()
     harness.run(Key("other", "old"))
