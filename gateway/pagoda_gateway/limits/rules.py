@@ -48,7 +48,7 @@ class Slot(NamedTuple):
 
     def share(self, gateways: int) -> Slot:
         """Returns what each of so many gateways may use, so that all together never use more: it is rounded down."""
-        return self._replace(limit=self.limit // gateways)
+        return self if gateways == 1 else self._replace(limit=self.limit // gateways)
 
 
 def slots(rules: Iterable[Rule]) -> tuple[Slot, ...]:

@@ -74,7 +74,7 @@ class EndpointSignal:
 
     `reason` is the gateway's word (`silent`, `stuck`, `deep-check`, `loading`, …), `phase` the replica's own (`ready`, `draining`, …; empty
     if it never reported). `age_s` is how old its state was when the gateway reported it, `bad_s` for how long it has been DEAD or UNHEARD
-    without a pause, as far as this process knows.
+    without a pause, as far as this process knows. `lacking`: another gateway does not send it requests yet, since less than MISSING_S.
     """
 
     verdict: Seen
@@ -85,6 +85,7 @@ class EndpointSignal:
     age_s: float = 0.0
     deep_failed: bool = False
     bad_s: float = 0.0
+    lacking: bool = False
 
     @property
     def bad(self) -> bool:

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pagoda_contracts.names import STATE_DEAD_MS
 from pagoda_contracts.pb import demand_pb2 as pb
-from pagoda_contracts.pb.daemon_pb2 import Phase
 
-from pagoda_operator.api.signals import BIN_S, CONFIRM_S, MISSING_S, EndpointSignal, RevisionSignal, Seen, ServiceSignals
+from pagoda_operator.api.signals import BIN_S, CONFIRM_S, MISSING_S, EndpointSignal, RevisionSignal, ServiceSignals
 from pagoda_operator.api.state import Key
+from pagoda_operator.client.reports import HEARD, admitted_by_all, endpoints
 from pagoda_operator.decide.scale.demand import Bins, Level
 
 FRESH_S: Final = STATE_DEAD_MS / 1000
@@ -44,10 +44,12 @@ class _Gateway:
 
 @dataclass(slots=True)
 class _Service:
-    """`bad`: since when a replica's verdict is DEAD or UNHEARD; `last_state`: what the last wake-up was for."""
+    """`bad`: since when a replica's verdict is DEAD or UNHEARD; `lacking`: since when a gateway has not admitted a replica that another
+    one has; `last_state`: what the last wake-up was for."""
 
     bins: Bins
     bad: dict[str, float] = field(default_factory=dict)
+    lacking: dict[str, float] = field(default_factory=dict)
     confirmed: set[str] = field(default_factory=set)
     last_state: object = None
 
@@ -108,6 +110,7 @@ class Signals:
             self._review(tuple(self._services))
         for key, service in self._services.items():
             self._confirm(key, service, now)
+        self._review([key for key, service in self._services.items() if service.lacking])
         if now >= self._bin_ends:
             self._end_bins(now)
         self._amend_bins(now)
@@ -120,14 +123,14 @@ class Signals:
         if service is None:
             return None
         parts, shift = self._parts(key, ours), now - ours
-        counted = [one for gateway in self._counted(ours) if (one := gateway.services.get(key)) is not None]
+        counted = self._counted_parts(key, ours)
         return ServiceSignals(
             measures=service.bins.measures(shift),
             watched_since=service.bins.since + shift,
             fresh=self._complete(ours),
             held=sum(one.held for one in counted),
             wake=any(one.wake for one in counted),
-            endpoints=self._endpoints(service, parts, ours),
+            endpoints=self._endpoints(key, parts, ours),
             revisions=revisions(parts),
         )
 
@@ -159,8 +162,16 @@ class Signals:
         """The last reports on it of the gateways with a fresh frame."""
         return [one for gateway in self._gateways.values() if gateway.fresh(now) and (one := gateway.services.get(key)) is not None]
 
-    def _endpoints(self, service: _Service, parts: list[pb.ServiceDemand], now: float) -> dict[str, EndpointSignal]:
-        seen = endpoints(parts)
+    def _counted_parts(self, key: Key, now: float) -> list[pb.ServiceDemand]:
+        """The last reports on it of all gateways that count."""
+        return [one for gateway in self._counted(now) if (one := gateway.services.get(key)) is not None]
+
+    def _endpoints(self, key: Key, parts: list[pb.ServiceDemand], now: float) -> dict[str, EndpointSignal]:
+        service, seen = self._services[key], endpoints(parts)
+        admitted = admitted_by_all(self._counted_parts(key, now))
+        service.lacking = {pod: service.lacking.get(pod, now) for pod in seen.keys() - admitted}
+        for pod, since in service.lacking.items():
+            seen[pod] = replace(seen[pod], lacking=now - since < MISSING_S)
         for pod in service.bad.keys() - {pod for pod, one in seen.items() if one.bad}:
             del service.bad[pod]
             service.confirmed.discard(pod)
@@ -184,7 +195,7 @@ class Signals:
             if (service := self._services.get(key)) is None:
                 continue
             parts = self._parts(key, now)
-            found = decisive_state(parts, self._endpoints(service, parts, now))
+            found = decisive_state(parts, self._endpoints(key, parts, now))
             if found != service.last_state:
                 service.last_state = found
                 self._wake(key)
@@ -222,37 +233,6 @@ class Signals:
                 self.measured(key)
 
 
-_SEEN: Final = {
-    pb.VERDICT_FRESH: Seen.FRESH,
-    pb.VERDICT_SUSPECT: Seen.SUSPECT,
-    pb.VERDICT_DEAD: Seen.DEAD,
-    pb.VERDICT_UNSPECIFIED: Seen.UNHEARD,
-}
-_BEST_FIRST: Final = (Seen.FRESH, Seen.SUSPECT, Seen.DEAD, Seen.UNHEARD)
-_PHASES: Final = {number: name.removeprefix("PHASE_").lower() for name, number in Phase.items() if number != Phase.PHASE_UNSPECIFIED}
-
-
-def endpoints(parts: Iterable[pb.ServiceDemand]) -> dict[str, EndpointSignal]:
-    """By pod, as the most favourable gateway reports it: a replica that one gateway cannot reach may be healthy."""
-    merged: dict[str, EndpointSignal] = {}
-    for row in (row for part in parts for row in part.endpoints):
-        seen = _endpoint(row)
-        merged[row.pod] = min(merged.get(row.pod, seen), seen, key=lambda one: (_BEST_FIRST.index(one.verdict), one.age_s))
-    return merged
-
-
-def _endpoint(row: pb.EndpointDemand) -> EndpointSignal:
-    return EndpointSignal(
-        verdict=_SEEN.get(row.verdict, Seen.UNHEARD),
-        reason=row.reason,
-        in_flight=row.in_flight,
-        draining=row.draining,
-        phase=_PHASES.get(row.phase, ""),
-        age_s=row.state_age_ms / 1000,
-        deep_failed=row.deep_check_failed,
-    )
-
-
 def revisions(parts: Iterable[pb.ServiceDemand]) -> dict[str, RevisionSignal]:
     """By hash: the sums of requests and errors, and the worst time to first token."""
     merged: dict[str, RevisionSignal] = {}
@@ -265,7 +245,7 @@ def revisions(parts: Iterable[pb.ServiceDemand]) -> dict[str, RevisionSignal]:
 
 def level(parts: Sequence[pb.ServiceDemand]) -> Level:
     """The load now: held requests of all gateways, and the replicas' own figures from the gateway that hears most of them."""
-    best = max(parts, key=lambda part: sum(row.verdict in (pb.VERDICT_FRESH, pb.VERDICT_SUSPECT) for row in part.endpoints))
+    best = max(parts, key=lambda part: sum(row.verdict in HEARD for row in part.endpoints))
     return Level(
         running=best.running,
         waiting=best.waiting,
@@ -279,7 +259,15 @@ def decisive_state(parts: Iterable[pb.ServiceDemand], seen: Mapping[str, Endpoin
     """Equal if every decision is the same. Load is not part of it, since it changes with each frame and is measured in bins."""
     asked = any(part.held for part in parts), any(part.wake for part in parts)
     states = {
-        pod: (one.bad, one.reason if one.bad else "", one.deep_failed, one.phase, one.draining, one.draining and not one.in_flight)
+        pod: (
+            one.bad,
+            one.lacking,
+            one.reason if one.bad else "",
+            one.deep_failed,
+            one.phase,
+            one.draining,
+            one.draining and not one.in_flight,
+        )
         for pod, one in seen.items()
     }
     return asked, states

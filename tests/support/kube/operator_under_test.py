@@ -25,6 +25,7 @@ class Changes:
     skew_s: float = 0.0  # by how much the machine's clock is wrong
     key_settle_s: float | None = None  # for how long a token that a new key signed is not shown
     otherwise_rendered: bool = False  # pods as another version renders them: the daemon has one variable more
+    missing_s: float | None = None  # for how long a gateway or a replica that is silent holds up others
     key_look_s: float | None = None  # how often it looks for new keys; it reads them half as often
 
 
@@ -38,6 +39,10 @@ def main() -> None:
         from pagoda_contracts import bearer
 
         _put(bearer, "SETTLE_S", changes.key_settle_s)
+    if changes.missing_s is not None:
+        from pagoda_operator.api import signals
+
+        _put(signals, "MISSING_S", changes.missing_s)
     from pagoda_operator.__main__ import main as operator
 
     if changes.die_after_writes is not None:

@@ -154,7 +154,9 @@ def unverified(observed: Observed, pod: Pod) -> str:
         return "no gateway has reported it yet" if observed.unheard_s < MISSING_S else ""
     if signal.deep_failed:
         return _WRONG_ANSWER
-    return f"no gateway can use it: {signal.reason or signal.verdict}" if signal.bad else ""
+    if signal.bad:
+        return f"no gateway can use it: {signal.reason or signal.verdict}"
+    return "not every gateway has admitted it yet" if signal.lacking else ""
 
 
 def _unhealthy(observed: Observed, pod: Pod) -> Unhealthy | None:

@@ -1,5 +1,6 @@
 """What the gateway's log says of a fault of its own: clients are sent there for the cause."""
 
+import asyncio
 import json
 
 import pytest
@@ -38,3 +39,41 @@ def test_a_traceback_for_a_person_shows_no_values_of_a_request(monkeypatch, caps
     shown = capsys.readouterr().out
     assert "ValueError" in shown
     assert key not in shown
+
+
+async def test_the_lines_of_one_turn_of_the_loop_are_written_together_and_in_order(configured, monkeypatch):
+    log, written = structlog.get_logger(), []
+    monkeypatch.setattr(structlog.PrintLogger, "msg", lambda _output, text: written.append(text))
+    configure_log()
+    for number in range(3):
+        log.info("request", number=number)
+    assert written == []
+    await asyncio.sleep(0)
+    assert [json.loads(line)["number"] for text in written for line in text.splitlines()] == [0, 1, 2]
+    assert len(written) == 1
+
+
+def test_a_line_outside_of_the_loop_and_a_last_one_are_written(configured, capsys):
+    lines = configure_log()
+    structlog.get_logger().info("at once")
+
+    async def last():
+        structlog.get_logger().info("last")
+        lines.flush()
+
+    asyncio.run(last())
+    assert [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()] == ["at once", "last"]
+
+
+def test_a_closed_output_ends_nothing(configured, monkeypatch):
+    def closed(_output, _text):
+        raise ValueError("I/O operation on closed file")
+
+    monkeypatch.setattr(structlog.PrintLogger, "msg", closed)
+    configure_log()
+    structlog.get_logger().info("dropped")
+
+
+def test_a_value_that_json_does_not_have_is_shown(configured, capsys):
+    structlog.get_logger().info("shown", value=object)
+    assert "object" in json.loads(capsys.readouterr().out)["value"]

@@ -68,6 +68,34 @@ def test_an_endpoint_is_as_the_most_favourable_gateway_sees_it():
     assert (harness.of().endpoints["p1"].verdict, harness.of().endpoints["p1"].in_flight) == (Seen.FRESH, 3)
 
 
+def test_a_replica_lacks_a_gateway_until_each_of_them_sends_it_requests():
+    harness = Harness()
+    harness.hear("g1", service(pod()), full=True)
+    assert not harness.of().endpoints["p1"].lacking
+    for not_yet in (service(), service(pod(verdict=pb.VERDICT_UNSPECIFIED, reason="unheard", phase=0)), service(pod(phase=3))):
+        harness.hear("g2", not_yet, full=True)
+        assert harness.of().endpoints["p1"].lacking
+    woken = len(harness.woken)
+    harness.hear("g2", service(pod(verdict=pb.VERDICT_SUSPECT, reason="suspect")), full=True)
+    assert not harness.of().endpoints["p1"].lacking
+    assert len(harness.woken) == woken + 1
+
+
+@pytest.mark.parametrize("speaks", [True, False], ids=["it cannot reach the replica", "it is silent itself"])
+def test_a_gateway_holds_up_a_replica_for_a_minute_at_most(speaks):
+    harness = Harness()
+    harness.hear("g1", service(pod()), full=True)
+    harness.hear("g2", service(), full=True)
+    assert harness.of().endpoints["p1"].lacking
+    gateways = ("g1", "g2") if speaks else ("g1",)
+    harness.ticks(MISSING_S - 1, *gateways)
+    assert harness.of().endpoints["p1"].lacking
+    woken = len(harness.woken)
+    harness.ticks(2, *gateways)
+    assert not harness.of().endpoints["p1"].lacking
+    assert len(harness.woken) > woken
+
+
 def test_requests_count_from_the_first_frame_and_after_a_restart():
     harness = Harness()
     harness.hear("g1", service(requests_arrived=100, requests_ended=90), full=True)

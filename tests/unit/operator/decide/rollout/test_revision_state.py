@@ -259,6 +259,7 @@ WORDS = {
     "it answers": (0.0, EndpointSignal(Seen.FRESH), ""),
     "one hiccup": (0.0, EndpointSignal(Seen.SUSPECT), ""),
     "its step is overdue": (0.0, EndpointSignal(Seen.DEAD, reason="overdue"), "no gateway can use it: overdue"),
+    "one of two gateways has not admitted it": (0.0, EndpointSignal(Seen.FRESH, lacking=True), "not every gateway has admitted it yet"),
     "never heard": (0.0, EndpointSignal(Seen.UNHEARD), "no gateway can use it: unheard"),
     "a wrong deep check": (0.0, EndpointSignal(Seen.FRESH, deep_failed=True), "the answer to its deep check is wrong or late"),
 }
