@@ -1,7 +1,7 @@
 """Racing admissions of four gateways that count in one Redis and are killed meanwhile: tokens over the limit, lost reservations. JSON.
 
-`python -P bench/quota.py [--tries 100000] [--kills 20]`. It needs redis-server. Gateways admit, count and settle as real ones do, without
-HTTP, and share the cores with the store. `overshoot` is what was really used beyond the limit. `charged_tokens` is more than
+`python -P bench/quota.py [--tries 100000] [--kills 20]`. It needs Redis or Valkey. Gateways admit, count and settle as real ones do,
+without HTTP, and share the cores with the store. `overshoot` is what was really used beyond the limit. `charged_tokens` is more than
 `real_tokens` by what killed gateways had claimed and not used.
 """
 

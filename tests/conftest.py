@@ -20,7 +20,7 @@ LONG_S = 1800
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="every point of a sweep, not a drawn share (make test-full)")
     parser.addoption("--points", default="", help="one line that a failed sweep printed, SCENARIO:N=ACT,…; SCENARIO alone: all of it")
-    parser.addoption("--budget", default="", help="NAME=SECONDS: print what the run took beside what it may take")
+    parser.addoption("--budget", default="", help="NAME=SECONDS, or NAME=SECONDS CPU: print what the run took beside what it may take")
     parser.addoption("--slice", default="1/1", help="K/N: of the lives of a sweep every N-th from the K-th on, so that hours can be split")
 
 

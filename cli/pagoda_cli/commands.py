@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 from pagoda_sizing.errors import SizingError
@@ -30,7 +32,15 @@ def application() -> typer.Typer:
     return app
 
 
-def _group() -> None:
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"pagoda {version('pagoda')}")
+        raise typer.Exit
+
+
+def _group(
+    _version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")] = False,
+) -> None:
     """Pagoda on the command line."""
 
 

@@ -17,7 +17,7 @@ def command(
     reason: Annotated[str, typer.Argument(help="A reason such as NoAccelerator. Without one, all are listed.", metavar="[REASON]")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
 ) -> None:
-    """Say what a reason in status.conditions means and what to do about it."""
+    """Say what a reason in status.conditions means and what to do about it. `pagoda why NAME` shows the reasons of a service."""
     found = found_by(reason) if reason else reasons()
     if as_json:
         print(json.dumps([_plain(one) for one in found], indent=2))
@@ -32,7 +32,7 @@ def found_by(name: str) -> tuple[Reason, ...]:
     close = similar(name)
     hint = f" Did you mean {' or '.join(close)}?" if close else ""
     known = ", ".join(sorted({reason.name for reason in reasons()}))
-    raise CliError(f"{name!r} is not a reason of Pagoda.{hint} Reasons: {known}")
+    raise CliError(f"{name!r} is not a reason of Pagoda.{hint} If it is a service: `pagoda why {name}`. Reasons: {known}")
 
 
 def page(reason: Reason) -> str:

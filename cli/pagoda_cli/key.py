@@ -53,7 +53,7 @@ def commands() -> typer.Typer:
 
 def create(
     tenant: Annotated[str, typer.Option("--tenant", help="The tenant that pays for the key's requests.")],
-    expires_in: Annotated[str, typer.Option("--expires-in", help="Such as 720h; it never expires where absent.")] = "",
+    expires_in: Annotated[str, typer.Option("--expires-in", help="Such as 720h, which is 30 days. Default: the key never expires.")] = "",
     namespace: Namespace = _NAMESPACE,
     context: Context = "",
     kubeconfig: Kubeconfig = "",
@@ -125,7 +125,7 @@ def later(now: datetime, text: str) -> datetime:
     except OverflowError:
         raise CliError(f"a lifetime must end before the year 10000, got {text!r}") from None
     except ValueError as error:
-        raise CliError(str(error)) from None
+        raise CliError(f"{error}; 30 days are 720h") from None
     if found <= now:
         raise CliError(f"a lifetime must be above 0, got {text!r}")
     return found

@@ -6,6 +6,7 @@ It reads, and `pagoda key` writes Secrets. A Kubernetes client of our own would 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from typing import Any, Final, NamedTuple
 from pagoda_cli.errors import CliError
 
 _TIMEOUT: Final = 60
+_LOG_LINE: Final = re.compile(r"[IWEF]\d{4} ")  # what kubectl's own libraries log before its last words
+_NO_CLUSTER: Final = ("was refused", "Unable to connect to the server", "no such host", "no configuration has been provided", "i/o timeout")
 Json = dict[str, Any]
 
 
@@ -32,7 +35,7 @@ class Access(NamedTuple):
 
 
 def get(access: Access, *what: str) -> Json:
-    """`kubectl get … -o json`; CliError with kubectl's words where it says no."""
+    """`kubectl get … -o json`; CliError with kubectl's words if it refuses."""
     found: Json = json.loads(_run(access, ["get", *what], ["--output=json"]))
     return found
 
@@ -69,8 +72,16 @@ def _run(access: Access, words: Sequence[str], options: Sequence[str], given: st
     except subprocess.TimeoutExpired:
         raise CliError(f"{said}: no answer within {_TIMEOUT} s") from None
     if done.returncode != 0:
-        raise CliError(f"{said}: {done.stderr.strip() or f'exit code {done.returncode}'}")
+        raise CliError(f"{said}: {refusal(done.stderr) or f'exit code {done.returncode}'}")
     return done.stdout
+
+
+def refusal(stderr: str) -> str:
+    """Returns kubectl's own words without its log; without a cluster, what to do comes first."""
+    said = "\n".join(line for line in stderr.strip().splitlines() if not _LOG_LINE.match(line))
+    if any(words in said for words in _NO_CLUSTER):
+        return f"no cluster answers. Set KUBECONFIG, or use --kubeconfig or --context. kubectl says: {said}"
+    return said
 
 
 def listed(access: Access, *what: str) -> list[Json] | None:

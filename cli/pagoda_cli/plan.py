@@ -11,6 +11,7 @@ import typer
 from pagoda_contracts.units import parse_duration
 from pagoda_sizing.config import declared_quantisation, parse_json
 from pagoda_sizing.devices import Device, catalogue, find, profiles_of
+from pagoda_sizing.errors import BadConfig
 from pagoda_sizing.families import parse_model
 from pagoda_sizing.model import Model
 from pagoda_sizing.plan import Ask, Row, plan, priced
@@ -42,15 +43,15 @@ class Options:
 
 def command(
     model: Annotated[Path, typer.Option(help="A model's folder, or its config.json.")],
-    device: Annotated[list[str] | None, typer.Option(help="h100, or h100:3g.40gb; may repeat. All where absent.")] = None,
+    device: Annotated[list[str] | None, typer.Option(help="h100, or h100:3g.40gb; may repeat. Default: all.")] = None,
     context: Annotated[int | None, typer.Option(help="Tokens of a request, prompt and answer; 4096 or the model's limit.")] = None,
-    concurrency: Annotated[int | None, typer.Option(help="Requests at the same time; as many as fit where absent.")] = None,
-    prompt: Annotated[int | None, typer.Option(help="Tokens of the prompt that ttft is for; the context where absent.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Requests at the same time. Default: as many as fit.")] = None,
+    prompt: Annotated[int | None, typer.Option(help="Tokens of the prompt that --ttft is for. Default: the context.")] = None,
     ttft: Annotated[str | None, typer.Option(help="Longest time to the first token, such as 500ms.")] = None,
     tpot: Annotated[str | None, typer.Option(help="Longest time per further token, such as 50ms.")] = None,
-    quantization: Annotated[str | None, typer.Option(help="bf16, fp8, int8, int4, nvfp4; what config.json declares where absent.")] = None,
+    quantization: Annotated[str | None, typer.Option(help="bf16, fp8, int8, int4, nvfp4. Default: what config.json declares.")] = None,
     kv_dtype: Annotated[str, typer.Option(help="bf16, fp8 or int8.")] = "bf16",
-    tensor_parallel: Annotated[int | None, typer.Option("--tp", help="Devices per replica; the fewest that do where absent.")] = None,
+    tensor_parallel: Annotated[int | None, typer.Option("--tp", help="Devices per replica. Default: the fewest that are enough.")] = None,
     price: Annotated[list[str] | None, typer.Option(help="DEVICE=DOLLARS an hour; may repeat.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
 ) -> None:
@@ -71,7 +72,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > LARGEST_CONFIG:
             raise CliError(f"{file}: a config.json must be at most 1 MiB")
-        return parse_json(file.read_text(encoding="utf-8"))
+        return parse_json(file.read_text(encoding="utf-8"), str(file))
+    except BadConfig as error:
+        raise CliError(f"{error}; --model takes a model's folder or its config.json") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise CliError(f"{file}: {reason}; --model takes a model's folder or its config.json") from error

@@ -1,4 +1,4 @@
-"""`pagoda validate -f FILE…`: the API server's verdict without a cluster, with file, line and path."""
+"""`pagoda validate FILE…`: the API server's verdict without a cluster, with file, line and path."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ class Finding(NamedTuple):
 
 
 def command(
-    files: Annotated[list[str] | None, typer.Option("--filename", "-f", help="A YAML or JSON file; - is standard input.")] = None,
+    named_files: Annotated[list[str] | None, typer.Argument(help="YAML or JSON files; - is standard input.", metavar="FILE...")] = None,
+    more: Annotated[list[str] | None, typer.Option("--filename", "-f", help="The same, as kubectl takes it; may repeat.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
 ) -> None:
-    """Judge objects as the API server would, unknown fields refused; exit 2 where one is refused."""
+    """Check objects as the API server would, and refuse unknown fields. The exit code is 2 if an object is refused."""
+    files = [*(named_files or ()), *(more or ())]
     if not files:
-        raise CliError("give at least one -f FILE")
+        raise CliError("give at least one FILE")
     judged = [one for file in files for one in _judged(file)]
     findings = [finding for _, found in judged for finding in found]
     if not judged:

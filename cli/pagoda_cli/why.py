@@ -1,4 +1,4 @@
-"""`pagoda why service/NAME`: everything that the operator says of a service, in one page: conditions, placement, scaling, revisions, quota.
+"""`pagoda why NAME`: everything that the operator says of a service, in one page: conditions, placement, scaling, revisions, quota.
 
 Reads the objects' status and prints it; decides nothing and asks only the API server (by `kubectl`). Rendering is in `why_text`.
 """
@@ -18,13 +18,13 @@ from pagoda_cli.errors import CliError
 from pagoda_cli.kubectl import Access, get, listed
 from pagoda_cli.why_text import text
 
-_KINDS: Final = ("service", "inferenceservice")
+_KINDS: Final = ("service", INFERENCE_SERVICE.kind.lower(), INFERENCE_SERVICE.plural, f"{INFERENCE_SERVICE.kind.lower()}.{GROUP}")
 Json = Mapping[str, Any]
 
 
 def command(
-    target: Annotated[str, typer.Argument(help="service/NAME.", metavar="service/NAME")],
-    namespace: Annotated[str, typer.Option("--namespace", "-n", help="The service's namespace; kubectl's own where absent.")] = "",
+    target: Annotated[str, typer.Argument(help="The service, also as service/NAME.", metavar="NAME")],
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="The service's namespace. Default: kubectl's own.")] = "",
     context: Annotated[str, typer.Option("--context", help="A context of the kubeconfig.")] = "",
     kubeconfig: Annotated[str, typer.Option("--kubeconfig", help="A kubeconfig file.")] = "",
     output: Annotated[Literal["text", "json"], typer.Option("--output", "-o", help="For people or for scripts.")] = "text",
@@ -40,10 +40,10 @@ def command(
 
 
 def named(target: str) -> str:
-    """The name in service/NAME."""
-    kind, slash, name = target.partition("/")
-    if not slash or kind not in _KINDS or not name or name.startswith("-") or "/" in name:
-        raise CliError(f"the target must be service/NAME, got {target!r}")
+    """The name in NAME or service/NAME, and in what `kubectl -o name` prints."""
+    kind, slash, name = target.rpartition("/")
+    if (slash and kind not in _KINDS) or not name or name.startswith("-"):
+        raise CliError(f"the target must be NAME or service/NAME, got {target!r}")
     return name
 
 

@@ -17,6 +17,12 @@ GATEWAY_UNAUTHENTICATED: Final = Metric(
 GATEWAY_HELD: Final = Metric("pagoda_gateway_held_requests", "gauge", "Requests held: no endpoint yet", ("service",))
 GATEWAY_ENDPOINTS: Final = Metric("pagoda_gateway_endpoints", "gauge", "Endpoints known", ("service", "verdict"))
 GATEWAY_REPICKS: Final = Metric("pagoda_gateway_repicks", "counter", "Requests picked again before a model byte", ("service", "reason"))
+GATEWAY_CONTINUED: Final = Metric(
+    "pagoda_gateway_continued_streams",
+    "counter",
+    "Streams that went on at another replica: with the same numbers, or with others",
+    ("service", "numbers"),
+)
 GATEWAY_HOLD_SECONDS: Final = Metric(
     "pagoda_gateway_hold_seconds", "histogram", "Time requests were held", ("service",), (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0)
 )
@@ -71,7 +77,7 @@ POOL_HELD: Final = _pool("flow_control_queue_size", "extension_flow_control_queu
 GATEWAY_POOL: Final = (*POOL_AVERAGE_QUEUE, *POOL_AVERAGE_KV, *POOL_READY, *POOL_HELD)
 GATEWAY_OWN: Final = (
     *(GATEWAY_REQUESTS, GATEWAY_UNAUTHENTICATED, GATEWAY_HELD, GATEWAY_ENDPOINTS, GATEWAY_REPICKS, GATEWAY_HOLD_SECONDS),
-    *(GATEWAY_DURATION, GATEWAY_TTFT),
+    *(GATEWAY_DURATION, GATEWAY_TTFT, GATEWAY_CONTINUED),
     *(GATEWAY_TOKENS, GATEWAY_OVER_QUOTA, GATEWAY_QUOTA_STORE),
 )
 GATEWAY: Final = (*GATEWAY_OWN, *GATEWAY_POOL)

@@ -52,44 +52,42 @@ class ModelConfig(_Section):
 
     path: str = Field(description="Directory with config.json, tokenizer.json and *.safetensors.")
     served_names: Annotated[tuple[str, ...], Field(min_length=1, description="What clients put in `model`. Metrics have the first.")]
-    chat_template: str | None = Field(default=None, description="File with a Jinja template; the model's own where absent.")
+    chat_template: str | None = Field(default=None, description="File with a Jinja template. Default: the model's own.")
 
 
 class EngineConfig(_Section):
     """Limits and numerics. Absent means: resolved by the daemon from the model and the cgroup."""
 
-    max_model_len: int | None = Field(default=None, description="Longest prompt plus answer, in tokens; the model's limit where absent.")
+    max_model_len: int | None = Field(default=None, description="Longest prompt plus answer, in tokens. Default: the model's limit.")
     max_concurrency: int = Field(default=64, description="Requests that decode at the same time.")
     token_budget: int = Field(default=512, ge=16, description="Tokens computed per step: all decodes first, then prefill chunks.")
     dtype: Literal["bfloat16", "float32"] = Field(default="bfloat16", description="Type of weights, activations and KV.")
     device: Literal["auto", "cpu", "cuda"] | None = Field(
-        default=None, description="Where weights and KV live; auto, also where absent, is cuda where the container has one, else cpu."
+        default=None, description="Where weights and KV live. auto (default) is cuda if the container has one, else cpu."
     )
     block_size: int = Field(default=16, description="Tokens of a KV block: 16, 32 or 64. Native ops need 16.")
-    kv_bytes: int | None = Field(default=None, ge=1, description="Bytes for KV blocks; what the memory leaves where absent.")
-    threads: int | None = Field(default=None, ge=1, description="Compute threads; the cores that the cgroup grants where absent.")
+    kv_bytes: int | None = Field(default=None, ge=1, description="Bytes for KV blocks. Default: what the memory leaves.")
+    threads: int | None = Field(default=None, ge=1, description="Compute threads. Default: the cores that the cgroup grants.")
     quantization: Literal["fp8", "int8", "int4", "nvfp4"] | None = Field(
-        default=None, description="Type of the weights' matrices; the model's own where absent. int8 is built, the others are refused."
+        default=None, description="Type of the weights' matrices. Default: the model's own. int8 is built, the others are refused."
     )
     deterministic: bool | None = Field(
         default=None, description="The same request gets the same answer, whatever other requests are in the batch."
     )
-    prefix_caching: bool | None = Field(default=None, description="Whether blocks of equal beginnings are shared; true where absent.")
+    prefix_caching: bool | None = Field(default=None, description="Whether blocks of equal beginnings are shared. Default: true.")
     seed: int | None = Field(
         default=None,
         ge=0,
-        description="Seeds of requests without a `seed`, in the order of their arrival, follow from this one; random where absent.",
+        description="Seeds of requests without a `seed`, in the order of their arrival, follow from this one. Default: random.",
     )
-    tool_parser: ToolParser | None = Field(
-        default=None, description="How the model writes tool calls; read from its chat template where absent."
-    )
+    tool_parser: ToolParser | None = Field(default=None, description="How the model writes tool calls. Default: as its chat template does.")
     reasoning_parser: ReasoningParser | None = Field(
-        default=None, description="How the model marks its reasoning; read from its chat template where absent. none: all is content."
+        default=None, description="How the model marks its reasoning. Default: as its chat template does. none: all is content."
     )
     kv_dtype: Literal["bfloat16", "float8", "int8"] | None = _later("Type of keys and values.")
     kv_memory_fraction: float | None = Field(
         default=None,
-        description="Share of all memory of the device, above 0 and up to 1, for weights, steps and KV; a safe one where absent.",
+        description="Share of all memory of the device, above 0 and up to 1, for weights, steps and KV. Default: a safe one.",
     )
     cpu_offload_bytes: int | None = _later("Host memory for evicted blocks, in bytes.")
     tensor_parallel: int | None = _later("Devices over which each layer is spread.")
@@ -121,7 +119,7 @@ class TlsConfig(_Section):
     """A certificate for the HTTP port. gRPC, probes and KV events stay unencrypted."""
 
     cert_file: str = Field(description="Certificate in PEM, followed by its chain. Renewed files are used by new connections.")
-    key_file: str | None = Field(default=None, description="Its private key in PEM, without a password; in certFile where absent.")
+    key_file: str | None = Field(default=None, description="Its private key in PEM, without a password. Default: the one in certFile.")
 
 
 class Listen(_Section):
@@ -132,14 +130,14 @@ class Listen(_Section):
     grpc: int = Field(default=PORT_DAEMON_GRPC, description="State, control and generation by token ids.")
     probes: int = Field(default=PORT_PROBES, description="The kubelet's probes.")
     run_dir: str = Field(default=RUN_DIR, description="Writable directory for the sockets between the two processes.")
-    tls: TlsConfig | None = Field(default=None, description="Encrypts the HTTP port; plain HTTP where absent.")
+    tls: TlsConfig | None = Field(default=None, description="Encrypts the HTTP port. Default: plain HTTP.")
     cors_origins: tuple[str, ...] | None = Field(
         default=None,
         description="Origins such as https://chat.example.org whose pages may read answers. `*` is any, and refused with `auth`.",
     )
     allowed_hosts: tuple[str, ...] | None = Field(
         default=None,
-        description="Names in `Host` and `Origin` that are answered, beside localhost and addresses; any where absent. `serve` sets it.",
+        description="Names in `Host` and `Origin` that are answered, beside localhost and addresses. Default: any. `serve` sets it.",
     )
     root_path: str | None = Field(
         default=None, description="Prefix such as /llm under which a proxy offers this replica, whether the proxy removes it or not."
@@ -155,7 +153,7 @@ class TokensConfig(_Section):
     """ServiceAccount tokens that the cluster issued for the audience `names.TOKEN_AUDIENCE`, verified offline."""
 
     jwks_file: str = Field(description="The cluster's public keys (a JWKS); read again when it changes.")
-    issuer: str | None = Field(default=None, description="Accepted `iss`; any where absent.")
+    issuer: str | None = Field(default=None, description="Accepted `iss`. Default: any.")
     subjects: dict[str, Literal["gateway", "operator", "metrics"]] = Field(
         default_factory=dict, description="system:serviceaccount:<namespace>:<name> → role; any other subject has none."
     )
@@ -168,7 +166,7 @@ class AuthConfig(_Section):
         default=None,
         description="Bearer keys: lines `<SHA-256 of a key in hex> [name [role=client|metrics]]`; read again when it changes.",
     )
-    tokens: TokensConfig | None = Field(default=None, description="ServiceAccount tokens; none is accepted where absent.")
+    tokens: TokensConfig | None = Field(default=None, description="ServiceAccount tokens. Default: none is accepted.")
     metrics_from: tuple[str, ...] = Field(default=(), description="Networks (CIDR) whose peers read /metrics without a token.")
 
 
@@ -187,7 +185,7 @@ class TracingConfig(_Section):
     endpoint: str | None = Field(
         default=None,
         pattern="^https?://",
-        description="Address such as http://collector:4318/v1/traces; OTEL_EXPORTER_OTLP_ENDPOINT and its like where absent.",
+        description="Address such as http://collector:4318/v1/traces. Default: OTEL_EXPORTER_OTLP_ENDPOINT and its like.",
     )
     service_name: str = Field(default="pagoda-daemon", description="`service.name` of the spans; OTEL_SERVICE_NAME overrules it.")
 
@@ -231,15 +229,15 @@ class DaemonConfig(_Section):
     model: ModelConfig = Field(description="The model.")
     engine: EngineConfig = Field(default=EngineConfig(), description="Limits and numerics.")
     drain_timeout: Duration = Field(default="30s", description="Time that running requests have to finish when the replica ends.")
-    adapters: AdaptersConfig | None = _later("LoRA adapters; none where absent.")
-    health: HealthConfig | None = Field(default=None, description="When the replica calls itself broken; defaults where absent.")
-    slo: SloConfig | None = Field(default=None, description="What goodput is counted against; nothing where absent.")
+    adapters: AdaptersConfig | None = _later("LoRA adapters. Default: none.")
+    health: HealthConfig | None = Field(default=None, description="When the replica calls itself broken. Default: as the fields say.")
+    slo: SloConfig | None = Field(default=None, description="What goodput is counted against. Default: nothing.")
     listen: Listen = Field(default=Listen(), description="Where it listens.")
     auth: AuthConfig | None = Field(
         default=None, description="What callers must present. Absent: every client that reaches the ports may call."
     )
-    kv_events: KvEventsConfig | None = Field(default=None, description="KV events over ZMQ; off where absent.")
-    tracing: TracingConfig | None = Field(default=None, description="OpenTelemetry spans of requests; off where absent.")
+    kv_events: KvEventsConfig | None = Field(default=None, description="KV events over ZMQ. Default: off.")
+    tracing: TracingConfig | None = Field(default=None, description="OpenTelemetry spans of requests. Default: off.")
     testing: TestingConfig | None = Field(default=None, description="For tests only.")
 
     def unknown_fields(self) -> tuple[str, ...]:

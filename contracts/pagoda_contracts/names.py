@@ -76,13 +76,23 @@ HEADER_TIER: Final = "x-pagoda-tier"
 HEADER_RESERVED_TOKENS: Final = "x-pagoda-reserved-tokens"
 HEADER_MAX_CONTEXT: Final = "x-pagoda-max-context"
 HEADER_DEFAULT_MAX_TOKENS: Final = "x-pagoda-default-max-tokens"
-# "true": the replica tells what the request used (contracts, usage.py); in an answer: what it used.
+# "true": the replica tells what the request used (contracts, usage.py and notes.py); in an answer: what it used.
 HEADER_REPORT_USAGE: Final = "x-pagoda-report-usage"
 HEADER_USAGE: Final = "x-pagoda-usage"
 # In a refusal with ERROR_OVER_RESERVATION: how many tokens the request needs.
 HEADER_NEEDED_TOKENS: Final = "x-pagoda-needed-tokens"
 # Milliseconds from the request's arrival after which its answer is not wanted any more. Believed from every caller, since it only shortens.
 HEADER_DEADLINE: Final = "x-pagoda-deadline-ms"
+# A stream that continues on another replica. From a client: "never" opts out.
+# From the gateway: put tokens into the notes of this stream (notes.py). In an answer with notes: CONTINUABLE_*.
+# From the gateway: so many bytes at the body's end are the tokens that were answered already, as notes had them.
+HEADER_CONTINUE: Final = "x-pagoda-continue"
+HEADER_CONTINUABLE: Final = "x-pagoda-continuable"
+HEADER_ANSWERED: Final = "x-pagoda-answered"
+# Its notes have no tokens; the text is what the replica before would have given; or it may be another.
+CONTINUABLE_NO: Final = "no"
+CONTINUABLE_EXACT: Final = "exact"
+CONTINUABLE_OTHER: Final = "other"
 HEADER_ROUTE: Final = "x-pagoda-route"
 HEADER_REQUEST_ID: Final = "x-request-id"
 # In an answer: fields of the request that the daemon does not know.
@@ -174,6 +184,7 @@ ERROR_NOT_READY: Final = "not_ready"
 ERROR_OVERLOADED: Final = "overloaded"
 ERROR_OVER_RESERVATION: Final = "over_reservation"
 ERROR_ENGINE_DIED: Final = "engine_died"
+ERROR_CANNOT_CONTINUE: Final = "cannot_continue"
 ERROR_DEADLINE: Final = "deadline_exceeded"
 ERROR_MODEL_NOT_FOUND: Final = "model_not_found"
 ERROR_UNSUPPORTED: Final = "unsupported"

@@ -1,17 +1,11 @@
-"""How a replica tells a gateway what a request has used: in a header of a whole answer, in comments of a stream. Pure.
-
-A gateway asks for it by HEADER_REPORT_USAGE. The comment stands before the events that it counts, so that a gateway knows what they cost
-before it passes them on. No line of an event can look like the comment: events of replicas begin with `data:` or `event:`.
-"""
+"""What a request has used, as a replica tells a gateway: in a header of a whole answer, in notes of a stream (notes.py). Pure."""
 
 from __future__ import annotations
 
 import re
 from typing import Final, NamedTuple
 
-_COMMENT: Final = re.compile(rb"^: pagoda-usage (\d{1,15}) (\d{1,15}) (\d{1,15})\n\n", re.MULTILINE)
 _HEADER: Final = re.compile(r"(\d{1,15}) (\d{1,15}) (\d{1,15})")
-_MARK: Final = b": pagoda-usage "
 
 
 class Used(NamedTuple):
@@ -36,16 +30,3 @@ def from_header(value: str) -> Used | None:
     """What a header says, None if it is not one of ours."""
     found = _HEADER.fullmatch(value)
     return Used(*map(int, found.groups())) if found else None
-
-
-def to_comment(used: Used) -> bytes:
-    """The comment as bytes of a stream."""
-    return b": pagoda-usage %d %d %d\n\n" % used
-
-
-def without_comments(events: bytes) -> tuple[bytes, Used | None]:
-    """Whole events without the comments, and what the last comment says."""
-    if _MARK not in events:
-        return events, None
-    found = _COMMENT.findall(events)
-    return (_COMMENT.sub(b"", events), Used(*map(int, found[-1]))) if found else (events, None)

@@ -34,6 +34,7 @@ def configure_log() -> Lines:
     structlog.configure(
         processors=[structlog.processors.TimeStamper(fmt="iso"), structlog.processors.add_log_level, *_renderers()],
         logger_factory=lambda *_names: logger,
+        cache_logger_on_first_use=True,
     )
     return lines
 

@@ -83,14 +83,14 @@ class Config:
         return value
 
 
-def parse_json(text: str) -> dict[str, Any]:
-    """config.json's object."""
+def parse_json(text: str, name: str = "config.json") -> dict[str, Any]:
+    """Returns config.json's object; BadConfig calls the file by its name."""
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise BadConfig(f"config.json is not JSON: {error}") from error
+        raise BadConfig(f"{name} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise BadConfig(f"config.json must be an object, got {type(found).__name__}")
+        raise BadConfig(f"{name} must be an object, got {type(found).__name__}")
     return found
 
 

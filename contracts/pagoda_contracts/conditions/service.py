@@ -109,7 +109,7 @@ INVALID_SPEC: Final = Reason(
     "InvalidSpec",
     STALLED,
     "The spec cannot be used: a field has a value that is not accepted, or the API server refuses a child object made from it.",
-    "Correct the field that the message names. `pagoda validate -f FILE` finds most faults before you apply.",
+    "Correct the field that the message names. `pagoda validate FILE` finds most faults before you apply.",
     person_only=True,
 )
 INVALID_PROFILE: Final = Reason(

@@ -14,7 +14,7 @@ _HEAD: Final = """# Conditions and reasons
 GENERATED from contracts/pagoda_contracts/conditions/ by `make generate`. Do not edit.
 
 The operator says in `status.conditions` where an object stands and why. `pagoda explain REASON` prints an entry of this page, and
-`pagoda why service/NAME` prints all that the operator says of one service.
+`pagoda why NAME` prints all that the operator says of one service.
 
 ```sh
 kubectl get inferenceservice llama -o wide                             # the reason of Ready, and its message

@@ -17,7 +17,7 @@ GENERATED from contracts/pagoda_contracts/resources by `make generate`. Do not e
 
 All are of `{API_VERSION}` and in the category `pagoda` (`kubectl get pagoda`). A field that nothing acts on yet says so, and the operator
 names it in the Ready condition of a service that sets it ([roadmap.md](roadmap.md)). Unknown fields are refused by `kubectl apply`.
-`pagoda validate -f FILE…` gives the API server's verdict without a cluster, with line and path.
+`pagoda validate FILE…` gives the API server's verdict without a cluster, with line and path.
 
 Durations are Go strings (`800ms`, `10m`, `1h30m`), sizes and cores Kubernetes quantities (`250m`, `4Gi`). Optional means absent.
 **Bold** fields are required.

@@ -81,7 +81,8 @@ class Grammars:
         if self._pool is not None and state.unwatched:
             for request in take_unwatched(state):
                 if request.grammar is not None:
-                    self._pool.open(request.key, request.grammar, now_ms)
+                    answered = tuple(request.tokens[request.prompt_len :].tolist())  # elsewhere, before it came here
+                    self._pool.open(request.key, request.grammar, now_ms, answered)
             self._pool.push(now_ms)
 
     def advance(self, outputs: Iterable[RowOutput], now_ms: float) -> None:

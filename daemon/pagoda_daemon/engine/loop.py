@@ -186,7 +186,7 @@ class Engine:
             self._events.begin(self._state)
         self._wire.send(Loading(1.0))
         pool = (limits.max_model_len, limits.vocab_size, limits.block_size, limits.blocks_total)
-        self._wire.send(Ready(*pool, config.max_concurrency, limits.computed_by))
+        self._wire.send(Ready(*pool, config.max_concurrency, limits.computed_by, limits.model))
         self._beat()
         early, self._early = self._early, []
         for message in early:

@@ -14,6 +14,7 @@ DaemonError
     ├── ModelNotFound         `model` is none of the served names
     ├── RequestNotFound       no request of that id, or another tenant's
     ├── ResponseNotFound      responses are not kept
+    ├── CannotContinue        its answer was begun by another model
     ├── DeadlineExceeded      its own deadline passed: no client waits for the answer any more
     ├── Draining              accepted no more: try another replica
     ├── NotReady              still loading
@@ -33,6 +34,7 @@ import re
 from typing import Final
 
 from pagoda_contracts.names import (
+    ERROR_CANNOT_CONTINUE,
     ERROR_DEADLINE,
     ERROR_DRAINING,
     ERROR_FORBIDDEN,
@@ -150,6 +152,12 @@ class ResponseNotFound(RequestError):
     """Responses are not kept."""
 
     code = "response_not_found"
+
+
+class CannotContinue(RequestError):
+    """The answer was begun elsewhere, by another model: its tokens mean nothing here."""
+
+    code = ERROR_CANNOT_CONTINUE
 
 
 class DeadlineExceeded(RequestError):

@@ -155,6 +155,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     blocks_total: int
     max_concurrency: int
     computed_by: str = ""  # device and instruction set, for people
+    model: str = ""  # names weights and numerics
 
 
 Reason = Literal["queue_full", "memory_pressure", "load_shed", "deadline", "draining", "expired", "never_fits", "grammar", "conflict"]

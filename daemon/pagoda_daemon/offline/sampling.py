@@ -15,7 +15,7 @@ import msgspec
 from pagoda_daemon.api.openai import requests
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest
 from pagoda_daemon.api.openai.structured import StructuredFields
-from pagoda_daemon.api.routes import generation
+from pagoda_daemon.api.routes import submitting
 from pagoda_daemon.api.routes.generation import Submission
 from pagoda_daemon.nouns.errors import BadRequest
 from pagoda_daemon.nouns.messages import Ready
@@ -74,7 +74,7 @@ def _asked(fields: dict[str, Any], kind: type[ChatRequest | CompletionRequest]) 
         request = requests.of_fields({"model": _MODEL, "return_token_ids": True, **fields}, kind, ignored)
         if ignored:
             warnings.warn(f"these fields are not known and have no effect: {', '.join(ignored)}", stacklevel=2)
-        (job,) = generation.submissions(request, request_id, text, limits)
+        (job,) = submitting.submissions(request, request_id, text, limits)
         return job
 
     return ask

@@ -116,14 +116,14 @@ class Pool:
             return
         self._add(_Matcher(name, grammar, 0, self._trial_slot, trial=True), now_ms)
 
-    def open(self, name: str, grammar: Grammar, now_ms: float) -> None:
-        """A matcher for an answer; a Mask follows, and one after each `advance`."""
+    def open(self, name: str, grammar: Grammar, now_ms: float, tokens: tuple[int, ...] = ()) -> None:
+        """A matcher for an answer that has these tokens already; a Mask follows, and one after each `advance`."""
         load = [self._most - len(free) for free in self._free]
         if sum(load) >= self._most:
             self._outcomes.append(Broken(name, f"{self._most} answers with a grammar are under way, which is the limit"))
             return
         least = load.index(min(load))
-        self._add(_Matcher(name, grammar, least + 1, self._free[least].pop(), trial=False), now_ms)
+        self._add(_Matcher(name, grammar, least + 1, self._free[least].pop(), trial=False, tokens=list(tokens)), now_ms)
 
     def advance(self, name: str, tokens: tuple[int, ...], now_ms: float) -> None:
         """`name`'s answer went on; nothing where it has no matcher."""

@@ -23,13 +23,14 @@ NODE = {
     "util-linux": "nsenter",
 }
 SERVE = {"iproute2": "ip"}
-# Nothing needs them to run a cluster; `make demo` and the tests build their images with them, and count on `--install`.
-IMAGE_TOOLS = {"buildah": "buildah", "mmdebstrap": "mmdebstrap"}
+# Nothing needs them to run a cluster; `make demo` and the tests count on `--install`. Images are built with the first two. redis-tools
+# holds the whole server under another name; the package redis-server would also start a service.
+TEST_TOOLS = {"buildah": "buildah", "mmdebstrap": "mmdebstrap", "redis-tools": "redis-check-rdb"}
 SYSTEM_FOLDERS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def missing(nodes: Nodes, image_tools: bool = False, serve: bool = False) -> list[str]:
-    wanted = CONTROL_PLANE | (NODE if nodes is Nodes.KUBELET else {}) | (SERVE if serve else {}) | (IMAGE_TOOLS if image_tools else {})
+def missing(nodes: Nodes, test_tools: bool = False, serve: bool = False) -> list[str]:
+    wanted = CONTROL_PLANE | (NODE if nodes is Nodes.KUBELET else {}) | (SERVE if serve else {}) | (TEST_TOOLS if test_tools else {})
     return [package for package, file in wanted.items() if not present(file)]
 
 
@@ -43,7 +44,7 @@ def install_line(packages: list[str]) -> list[str]:
 
 def ensure(nodes: Nodes, install: bool, is_root: bool, serve: bool = False) -> list[str]:
     """Returns what was installed."""
-    packages = missing(nodes, image_tools=install and nodes is Nodes.KUBELET, serve=serve)
+    packages = missing(nodes, test_tools=install and nodes is Nodes.KUBELET, serve=serve)
     if not packages:
         return []
     line = " ".join(install_line(packages))

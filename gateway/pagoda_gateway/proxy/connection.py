@@ -123,7 +123,10 @@ class Connection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """What aiohttp could not read. Its own answer and log would repeat the client's bytes, which may hold a key."""
+        """What aiohttp could not read. Its own answer and log would repeat the client's bytes, which may hold a key.
+        A client that left while it was written to is no error."""
+        if isinstance(exc, ConnectionError):
+            raise exc
         if not isinstance(exc, BadHttpMessage):
             return super().handle_error(request, status, exc, message)
         large = isinstance(exc, LineTooLong) or "Too many headers" in exc.message

@@ -82,7 +82,7 @@ class Api:
         try:
             async with self.in_flight.begin(request[_REQUEST_ID]) as life:
                 if (observed := request.get(OBSERVED)) is not None:
-                    observed.life, observed.told = life, relay.told
+                    observed.life, observed.finish = life, relay.finish
                 return await self._answer(request, life, relay)
         except GatewayError as error:
             if relay.begun is None:
@@ -97,12 +97,13 @@ class Api:
         asked = Asked(request[TENANT], life.request.model, partial(wish, request.path, whole), style)
         async with self.limiter.admitted(asked) as relay.account:
             path = request.rel_url.raw_path_qs  # a target in absolute form names the gateway, not the replica
-            headers = to_replica(request.headers, request[_REQUEST_ID], life.request)
-            if (observed := request.get(OBSERVED)) is not None and observed.traceparent:
-                headers[TRACEPARENT] = observed.traceparent
-            call = Call(path, headers, whole)
+            headers = to_replica(request.headers, request[_REQUEST_ID], life.request, continuable=parse.may_continue(request.headers))
+            if (observed := request.get(OBSERVED)) is not None:
+                observed.account = relay.account
+                if observed.traceparent:
+                    headers[TRACEPARENT] = observed.traceparent
             try:
-                answer = await self.router.serve(life, partial(relay.reserved, call, life.first_byte))
+                answer = await self.router.serve(life, partial(relay.reserved, Call(path, headers, whole), life))
                 relay.account.status = answer.status
                 return answer
             finally:

@@ -6,7 +6,14 @@ from typing import Final
 
 from aiohttp import hdrs
 from multidict import CIMultiDict, MultiMapping
-from pagoda_contracts.names import HEADER_INTERNAL_PREFIX, HEADER_PREFIX_HASHES, HEADER_REQUEST_ID, HEADER_ROUTE, HEADER_TENANT
+from pagoda_contracts.names import (
+    HEADER_CONTINUABLE,
+    HEADER_INTERNAL_PREFIX,
+    HEADER_PREFIX_HASHES,
+    HEADER_REQUEST_ID,
+    HEADER_ROUTE,
+    HEADER_TENANT,
+)
 from pagoda_contracts.prefix import to_header
 
 from pagoda_gateway.routing.request import RoutingRequest
@@ -32,10 +39,13 @@ _NOT_RELAYED: Final = _HOP_BY_HOP | {"date", "server", HEADER_REQUEST_ID}
 _PRIVATE_PREFIXES: Final = (HEADER_INTERNAL_PREFIX, "x-gateway-")
 
 
-def to_replica(headers: MultiMapping[str], request_id: str, request: RoutingRequest) -> CIMultiDict[str]:
-    """A client's headers as a replica gets them. Tenant and prefix names are the gateway's word, never the client's."""
+def to_replica(headers: MultiMapping[str], request_id: str, request: RoutingRequest, *, continuable: bool = False) -> CIMultiDict[str]:
+    """A client's headers as a replica gets them. Tenant and prefix names are the gateway's word, never the client's. `continuable`: its
+    stream may go on at another replica."""
     kept = _without(headers, _NOT_FORWARDED)
     kept[HEADER_REQUEST_ID] = request_id
+    if continuable:
+        kept[HEADER_CONTINUABLE] = "1"
     if request.tenant:
         kept[HEADER_TENANT] = request.tenant
     if request.prefix_hashes:

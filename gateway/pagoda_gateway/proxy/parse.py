@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
+from pagoda_contracts.names import HEADER_CONTINUE
 from pagoda_contracts.prefix import MAX_TEXT_HASHES, TEXT_CHUNK_BYTES, Scope, chat_text, text_hashes
 
 from pagoda_gateway.requests.errors import BadRequest
@@ -28,6 +29,7 @@ _MAX_KEYS: Final = 1 << 15
 # Normalisation never makes text longer than three times; names end with the 64th chunk.
 _MAX_TEXT: Final = 3 * MAX_TEXT_HASHES * TEXT_CHUNK_BYTES
 _MAX_TURNS: Final = 4096
+_NEVER: Final = "never"
 _NONE: Final = msgspec.Raw(b"null")
 
 Message = tuple[str, str]
@@ -138,6 +140,14 @@ def _value(raw: msgspec.Raw) -> Any:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+
+
+def may_continue(headers: Mapping[str, str]) -> bool:
+    """Returns whether the client lets its stream go on at another replica; BadRequest if the header says neither yes nor no."""
+    given = headers.get(HEADER_CONTINUE)
+    if given not in (None, _NEVER):
+        raise BadRequest(f"{HEADER_CONTINUE} must be {_NEVER!r} or absent, got {given[:64]!r}", HEADER_CONTINUE)
+    return given is None
 
 
 def request_id(given: str | None) -> str:

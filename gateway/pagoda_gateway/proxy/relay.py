@@ -1,14 +1,14 @@
 """One attempt: sends a call to a replica and relays its answer. Knows HTTP and SSE, not why this replica. Called through router.py.
 
-Nothing goes to the client before the first byte of an answer is here, so a failed attempt can be repeated on another replica.
+Nothing goes to the client before the first byte of an answer is here, so a failed attempt can be repeated on another replica. Of a stream
+whose notes have tokens the next attempt is the rest: the record says what the client has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Final
+from typing import Final, Protocol
 
 import aiohttp
 import msgspec
@@ -16,6 +16,8 @@ import structlog
 from aiohttp import web
 from multidict import CIMultiDict
 from pagoda_contracts.names import (
+    CONTINUABLE_EXACT,
+    CONTINUABLE_OTHER,
     ERROR_DRAINING,
     ERROR_ENGINE_DIED,
     ERROR_FORBIDDEN,
@@ -23,6 +25,7 @@ from pagoda_contracts.names import (
     ERROR_OVER_RESERVATION,
     ERROR_OVERLOADED,
     ERROR_UNAUTHENTICATED,
+    HEADER_CONTINUABLE,
     HEADER_ERROR_CODE,
     HEADER_NEEDED_TOKENS,
     HEADER_ROUTE,
@@ -30,13 +33,15 @@ from pagoda_contracts.names import (
 )
 from pagoda_contracts.usage import from_header
 
+from pagoda_gateway.proxy.continuing import Record
 from pagoda_gateway.proxy.headers import to_client
-from pagoda_gateway.proxy.sse import Events
+from pagoda_gateway.proxy.sse import Events, NotedEvents, Release
 from pagoda_gateway.proxy.upstream import Call, Upstream
+from pagoda_gateway.requests.budget import Take
 from pagoda_gateway.requests.dialects import dialect_of
 from pagoda_gateway.requests.errors import Died, GatewayError, NeedsMore, Overloaded, Refused, UpstreamDied
+from pagoda_gateway.requests.finish_reasons import FinishReasons
 from pagoda_gateway.requests.limiter import Account
-from pagoda_gateway.requests.told import Told
 
 log = structlog.get_logger()
 
@@ -46,6 +51,23 @@ _REFUSALS: Final = frozenset({ERROR_DRAINING, ERROR_NOT_READY})
 # A client's credentials are not forwarded, so a replica that answers with this refuses the gateway's.
 _UNAUTHORIZED: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 _UNAUTHORIZED_CODES: Final = frozenset({ERROR_UNAUTHENTICATED, ERROR_FORBIDDEN})
+_CONTINUABLE: Final = frozenset({CONTINUABLE_EXACT, CONTINUABLE_OTHER})
+_END: Final = b"\n\n"
+_OTHER_NUMBERS: Final = b": this answer goes on at another replica, whose numbers may differ\n\n"
+
+
+class Life(Protocol):
+    """What a request's life is told of its stream."""
+
+    begun: bool
+    fixed: bool
+    advanced: bool
+
+    @property
+    def take_bytes(self) -> Take: ...
+    def first_byte(self) -> None: ...
+    def heard(self) -> None: ...
+    def continued(self, *, exact: bool) -> None: ...
 
 
 class Relay:
@@ -54,81 +76,110 @@ class Relay:
     def __init__(self, upstream: Upstream, request: web.Request, request_id: str) -> None:
         self._upstream, self._request, self._request_id = upstream, request, request_id
         self.begun: web.StreamResponse | None = None  # a stream whose first byte is on its way to the client
-        self._events = Events()
+        self._count = 0  # of its events
         self._ended = False
+        self._record: Record | None = None
         self.account = Account()  # of a request that no quota concerns
-        self.told = Told()
+        self.finish = FinishReasons()
 
-    async def attempt(self, call: Call, first_byte: Callable[[], None], address: str, route: str, *, fresh: bool) -> web.StreamResponse:
-        """With the first two arguments bound, router.py's Attempt. Calls `first_byte` when a stream's first byte has arrived."""
-        answer = await self._upstream.send(address, call, fresh=fresh)
+    async def attempt(self, call: Call, life: Life, address: str, route: str, *, fresh: bool) -> web.StreamResponse:
+        """With the first two arguments bound, router.py's Attempt."""
+        record = self._record = self._record or Record(life.take_bytes)
+        if self.begun is not None and record.lost:
+            raise UpstreamDied("the replica died with this answer under way; it cannot be continued")
+        answer = await self._upstream.send(address, record.call(call), fresh=fresh)
         try:
             headers = to_client(answer.headers, route)
             headers.update(self.account.headers)
             if (used := from_header(answer.headers.get(HEADER_USAGE, ""))) is not None:
                 await self.account.note(used)
             if answer.status == HTTPStatus.OK and answer.content_type == "text/event-stream":
-                return await self._stream(answer, headers, first_byte)
+                return await self._stream(answer, headers, life, record)
             whole = await _whole(answer, headers)
+            if self.begun is not None:
+                raise UpstreamDied(f"the replica died with this answer under way, and another one cannot continue it: {whole.status}")
             if isinstance(whole.body, bytes):
-                self.told.feed(whole.body)
+                self.finish.feed(whole.body)
             return whole
         except BaseException:
             answer.close()  # not back into the pool: the replica sees at once that its answer is not read any more
             raise
 
-    async def reserved(self, call: Call, first_byte: Callable[[], None], address: str, route: str, *, fresh: bool) -> web.StreamResponse:
+    async def reserved(self, call: Call, life: Life, address: str, route: str, *, fresh: bool) -> web.StreamResponse:
         """The same within the request's reservation, which grows once if the replica finds that the request needs more."""
         before, self.account.sent = self.account.sent, True
         try:
             call.headers.update(self.account.terms())
-            return await self.attempt(call, first_byte, address, route, fresh=fresh)
+            return await self.attempt(call, life, address, route, fresh=fresh)
         except NeedsMore as more:
             self.account.sent = before
             await self.account.grow(more.tokens)
             self.account.sent = True
             call.headers.update(self.account.terms())
-            return await self.attempt(call, first_byte, address, route, fresh=fresh)
+            return await self.attempt(call, life, address, route, fresh=fresh)
         except Refused:
             self.account.sent = before  # nothing was computed
             raise
 
-    async def _stream(
-        self, answer: aiohttp.ClientResponse, headers: CIMultiDict[str], first_byte: Callable[[], None]
-    ) -> web.StreamResponse:
-        chunk = await _read(answer)
-        if not chunk:
-            raise Died("empty", "the stream ended before its first event")
-        first_byte()
-        self.begun = begun = web.StreamResponse(headers=headers)
-        await begun.prepare(self._request)
+    async def _stream(self, answer: aiohttp.ClientResponse, headers: CIMultiDict[str], life: Life, record: Record) -> web.StreamResponse:
+        """A stream, or its rest. Died if another replica can go on, UpstreamDied if none can."""
+        noted = answer.headers.get(HEADER_CONTINUABLE)
+        if self.begun is not None:
+            await self._say_continued(self.begun, life, noted)
+        events, release = Events() if noted is None else NotedEvents(), Release()
         try:
-            await self._pass_on(answer, chunk, begun)
+            while not release.end:
+                chunk = await _read(answer)
+                if not chunk and self.begun is None:
+                    raise Died("empty", "the stream ended before its first event")
+                release = events.take(chunk)
+                life.heard()
+                if release.events or release.answered:
+                    begun = self.begun or await self._begin(headers, life, record, fixed=noted not in _CONTINUABLE)
+                    await self._pass_on(release, begun, life, record)
+            if release.end == "died":
+                raise Died("engine-died" if chunk else "truncated", "the stream ended before its last note")
         except Died as death:
+            if self.begun is None or not record.lost:
+                raise
             answer.close()
             error = UpstreamDied("the replica died with this answer under way; it cannot be continued")
-            with suppress(ConnectionError):  # the client may have left too: what ended the answer is the replica's death
-                await self.end(begun, error)
+            await self.end(self.begun, error)
             raise error from death
+        return self.begun or await self._begin(headers, life, record, fixed=True)
+
+    async def _say_continued(self, begun: web.StreamResponse, life: Life, noted: str | None) -> None:
+        if noted not in _CONTINUABLE:
+            raise UpstreamDied("the replica died with this answer under way, and another one began it anew")
+        life.continued(exact=noted == CONTINUABLE_EXACT)
+        if noted == CONTINUABLE_OTHER:
+            await begun.write(_OTHER_NUMBERS)
+
+    async def _begin(self, headers: CIMultiDict[str], life: Life, record: Record, *, fixed: bool) -> web.StreamResponse:
+        """`fixed`: no other replica could go on."""
+        life.first_byte()
+        life.begun, life.fixed, record.lost = True, fixed, fixed
+        self.begun = begun = web.StreamResponse(headers=headers)
+        await begun.prepare(self._request)
         return begun
+
+    async def _pass_on(self, release: Release, begun: web.StreamResponse, life: Life, record: Record) -> None:
+        """The client has what the record says: both change in one step, without a wait between them."""
+        if release.used is not None:
+            await self.account.note(release.used)
+        record.add(release.answered)
+        life.advanced = life.advanced or bool(release.answered)
+        self._count += release.events.count(_END)
+        self.finish.feed(release.events)
+        await begun.write(release.events)
 
     async def end(self, begun: web.StreamResponse, error: GatewayError) -> web.StreamResponse:
         """Ends a stream with one error event, unless that was done: the client's parser raises it and finds the end that it waits for."""
         if not self._ended:
             self._ended = True
-            await begun.write(dialect_of(self._request.path).event(error, self._request_id, self._events.count))
+            with suppress(ConnectionError):  # the client may have left too: what ended the answer is the error
+                await begun.write(dialect_of(self._request.path).event(error, self._request_id, self._count))
         return begun
-
-    async def _pass_on(self, answer: aiohttp.ClientResponse, chunk: bytes, begun: web.StreamResponse) -> None:
-        while chunk:
-            events, used = self._events.take(chunk)
-            if used is not None:
-                await self.account.note(used)
-            if events:
-                self.told.feed(events)
-                await begun.write(events)
-            chunk = await _read(answer)
-        await begun.write(self._events.rest())
 
 
 async def _read(answer: aiohttp.ClientResponse) -> bytes:

@@ -20,7 +20,7 @@ NeedsMore                     the request needs more tokens than are reserved; h
 AttemptFailed                 ends one attempt; router.py picks again, no client sees it
 ├── Refused                   nothing was computed: draining, not ready, no connection
 │   └── Overloaded            the replica is overloaded
-└── Died                      the connection ended before the first byte of the answer
+└── Died                      the connection ended before the first byte of the answer, or its stream can go on elsewhere
 """
 
 from __future__ import annotations
@@ -216,4 +216,4 @@ class Overloaded(Refused):
 
 
 class Died(AttemptFailed):
-    """The connection ended after the request was sent. It is picked again once: a request that kills replicas kills two at most."""
+    """The connection ended after the request was sent. It is picked again: a request that kills replicas kills three at most."""

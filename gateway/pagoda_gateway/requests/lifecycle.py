@@ -64,7 +64,10 @@ class Place:
 @dataclass(slots=True)
 class RequestLife:
     """One request under way. `take_bytes` counts its body. `tried`: endpoint → sequence of its last frame when it died on this request;
-    `overloaded`: endpoints that had no room; `point`: its draw while requests are split between revisions."""
+    `overloaded`: endpoints that had no room; `point`: its draw while requests are split between revisions.
+
+    Of a stream: `begun`: its client has a part of the answer; `advanced`: this attempt added to it; `fixed`: it cannot go on elsewhere;
+    `deaths`: of replicas, in a row, that added nothing; `lives`: how often it went on after a death."""
 
     _counters: Counters
     request_id: str
@@ -79,7 +82,12 @@ class RequestLife:
     held_ms: float = 0.0
     admitted_ms: float = 0.0
     asked_ms: float = 0.0
+    heard_ms: float = 0.0
     first_ms: float = 0.0
+    begun: bool = False
+    fixed: bool = False
+    advanced: bool = False
+    lives: int = 0
     status: int = _FAILED
     point: float | None = None
     tried: dict[str, int] = field(default_factory=dict)
@@ -123,6 +131,7 @@ class RequestLife:
         """One attempt at an endpoint. Records how the attempt failed, so that the next pick knows."""
         with self._counters.cache.in_flight(endpoint, missed_tokens(endpoint, self.request)):
             self.revision, self.asked_ms = endpoint.revision, self._counters.clock_ms()
+            self.heard_ms, self.advanced = self.asked_ms, False
             try:
                 yield
             except Refused as refusal:
@@ -150,6 +159,16 @@ class RequestLife:
         self.first_ms = now_ms
         tally.first_token(self.service, self.revision, now_ms - self.asked_ms, now_ms)
         tally.waited(self.service, now_ms - self.admitted_ms, now_ms)
+
+    def heard(self) -> None:
+        """Bytes have arrived from the replica."""
+        self.heard_ms = self._counters.clock_ms()
+
+    def continued(self, *, exact: bool) -> None:
+        """A stream goes on at this replica, with the text that the one before it would have given, or perhaps another one."""
+        self._counters.metrics.continued(self.service, exact=exact)
+        numbers = "the same" if exact else "may differ"
+        log.info("a stream goes on at another replica", request_id=self.request_id, route=self.route(), numbers=numbers)
 
     def answered(self, status: int) -> None:
         """A replica's answer is complete."""

@@ -26,6 +26,7 @@ class Metrics:
         self._requests = _counter(words.GATEWAY_REQUESTS, self._registry)
         self._unauthenticated = _counter(words.GATEWAY_UNAUTHENTICATED, self._registry)
         self._repicks = _counter(words.GATEWAY_REPICKS, self._registry)
+        self._continued = _counter(words.GATEWAY_CONTINUED, self._registry)
         self._tokens = _counter(words.GATEWAY_TOKENS, self._registry)
         self._tokens_of: dict[tuple[str, ...], tuple[Counter, ...]] = {}  # a look-up of one series takes 3 µs, and a request has three
         self._over_quota = _counter(words.GATEWAY_OVER_QUOTA, self._registry)
@@ -67,6 +68,10 @@ class Metrics:
     def repicked(self, service: str, reason: str) -> None:
         """An attempt failed without loss, and the request was picked again."""
         self._repicks.labels(service, reason).inc()
+
+    def continued(self, service: str, *, exact: bool) -> None:
+        """A stream goes on at another replica."""
+        self._continued.labels(service, "same" if exact else "other").inc()
 
     def held(self, service: str, seconds: float) -> None:
         """A request left the hold queue."""

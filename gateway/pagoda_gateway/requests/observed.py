@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pagoda_gateway.requests.errors import GatewayError
+from pagoda_gateway.requests.finish_reasons import FinishReasons
 from pagoda_gateway.requests.lifecycle import RequestLife
-from pagoda_gateway.requests.told import Told
+from pagoda_gateway.requests.limiter import Account
 
 LEFT: Final = 499
 _REFUSED: Final = 400
@@ -31,7 +32,8 @@ class Observed:
     tenant: str = ""
     key_id: str = ""
     life: RequestLife | None = None
-    told: Told | None = None
+    finish: FinishReasons | None = None
+    account: Account | None = None
     error: GatewayError | None = None
     why: str = ""
     status: int = LEFT
@@ -78,7 +80,7 @@ def _served(observed: Observed) -> dict[str, Any]:
     life = observed.life
     if life is None:
         return {}
-    told = observed.told or Told()
+    used = None if observed.account is None else observed.account.used
     return {
         "model": _shown(life.request.model) or None,
         "service": life.service or None,
@@ -86,9 +88,11 @@ def _served(observed: Observed) -> dict[str, Any]:
         "reason": life.reason or None,
         "held_ms": round(life.held_ms, 3),
         "retries": life.attempt - 1,
-        **told.tokens(),
+        "prompt_tokens": None if used is None else used.prompt,
+        "cached_tokens": None if used is None else used.cached,
+        "completion_tokens": None if used is None else used.answer,
         "ttft_ms": None if observed.ttft_ms is None else round(observed.ttft_ms, 3),
-        "finish": sorted(told.finish) or None,
+        "finish": (sorted(observed.finish.found) or None) if observed.finish is not None else None,
     }
 
 

@@ -20,6 +20,7 @@ from pagoda_gateway.requests.errors import (
     ServiceStalled,
     UpstreamDied,
 )
+from pagoda_gateway.requests.frozen import Frozen
 from pagoda_gateway.requests.hold_queue import UNSYNCED
 from pagoda_gateway.requests.lifecycle import Counters, RequestLife
 from pagoda_gateway.requests.near_names import near
@@ -30,8 +31,12 @@ from pagoda_gateway.routing.scorers import LEAST_LOAD, SCORERS
 from pagoda_gateway.routing.verdict import SOUND, Verdict
 from pagoda_gateway.watch.services import Service
 
-# A request whose connection dies is sent once more, on a fresh connection: a request that kills replicas kills two at most.
-_MAX_DEATHS: Final = 1
+# A request whose connection dies is sent again once, on a fresh connection: one that kills replicas kills two. A stream whose answer has
+# begun may lose two in a row: where replicas die one after the other, all that the first one had loses the second one too, before a token.
+_RETRIES: Final = 1
+_RETRIES_OF_BEGUN: Final = 2
+# A stream may go on so often. One that kills replicas at the same token every time is ended by the rule above.
+_MAX_LIVES: Final = 8
 
 # A service that is made anew (`kubectl replace --force`) has its name again within seconds.
 _LOST_MS: Final = 30_000
@@ -53,7 +58,7 @@ A_co = TypeVar("A_co", bound=Answer, covariant=True)
 
 class Attempt(Protocol[A_co]):
     """Sends a call to "ip:port" with the route header's value; `fresh`: not on a pooled connection. Raises AttemptFailed only while no
-    byte of an answer has reached the client."""
+    byte of an answer has reached the client, or where the next attempt goes on after the last one."""
 
     async def __call__(self, address: str, route: str, *, fresh: bool) -> A_co: ...
 
@@ -74,6 +79,7 @@ class Router:
         self._draws = 0
         self._names: frozenset[str] = frozenset()
         self._lost: dict[str, float] = {}  # name → when its last service went
+        self.frozen = Frozen(counters.cache, counters.clock_ms)
 
     def state_changed(self, service: str) -> None:
         """A service's endpoints changed: wakes its queue if one of them can take requests."""
@@ -124,7 +130,8 @@ class Router:
     async def _attempt(self, life: RequestLife, attempt: Attempt[A]) -> A:
         endpoint = await self._acquire(life)
         with life.at(endpoint):
-            answer = await attempt(endpoint.address, life.route(), fresh=life.deaths > 0)
+            async with self.frozen.watch(endpoint, life):
+                answer = await attempt(endpoint.address, life.route(), fresh=life.deaths > 0)
             life.answered(answer.status)
             return answer
 
@@ -158,6 +165,10 @@ class Router:
 
     def _pick(self, life: RequestLife, service: Service, endpoints: list[Endpoint]) -> Pick | NoPick:
         now_ms, scorers = self._clock_ms(), LEAST_LOAD if service.policy == "LeastLoad" else SCORERS
+        if life.begun:  # another revision may have another model, or other numbers
+            same = [endpoint for endpoint in endpoints if endpoint.revision == life.revision]
+            if isinstance(choice := pick(same, life.request, life.tried, now_ms, scorers), Pick):
+                return choice
         if not service.weights:
             return pick(endpoints, life.request, life.tried, now_ms, scorers)
         if life.point is None:
@@ -185,6 +196,10 @@ class Router:
 def _count_death(life: RequestLife, failure: AttemptFailed) -> None:
     if not isinstance(failure, Died):
         return
-    life.deaths += 1
-    if life.deaths > _MAX_DEATHS:
-        raise UpstreamDied(f"the replica's connection ended before an answer, {life.deaths} times: {failure}") from failure
+    life.deaths = 1 if life.advanced else life.deaths + 1
+    life.lives += life.begun
+    if life.deaths > (_RETRIES_OF_BEGUN if life.begun else _RETRIES):
+        said = "any more of the answer" if life.begun else "an answer"
+        raise UpstreamDied(f"the replica's connection ended before {said}, {life.deaths} times: {failure}") from failure
+    if life.lives > _MAX_LIVES:
+        raise UpstreamDied(f"replicas died with this answer under way {life.lives} times: {failure}") from failure

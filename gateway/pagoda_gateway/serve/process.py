@@ -72,7 +72,7 @@ async def _run(settings: Settings) -> None:
     async with AsyncExitStack() as stack:
         parts = await _build(settings, stack)
         async with asyncio.TaskGroup() as background:  # one that fails ends the process: a restart recovers
-            work = (_discover(parts, settings), _beat(parts.health), parts.peers.run(), parts.store.run())
+            work = (_discover(parts, settings), _beat(parts.health), parts.peers.run(), parts.store.run(), parts.api.router.frozen.run())
             tasks = [background.create_task(one) for one in work]
             await signals.stop.wait()
             await _drain(parts, settings, signals.hurry)

@@ -2,6 +2,8 @@
 
 Kubelet renews a mounted Secret by swapping a link. Each handshake looks at the files, at most once a second, and uses what they hold now;
 connections that are open keep theirs. Files that cannot be used leave the last certificate in use.
+
+The daemon has a twin of it (`api/http/tls.py`): components import nothing of each other, and contracts, which both import, read no files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""A real Redis (Debian's redis-server) or Valkey for tests, on a Unix socket in a folder of its own. It keeps nothing on disk."""
+"""A real Redis or Valkey for tests, on a Unix socket in a folder of its own. It keeps nothing on disk.
+
+`pagoda-devcluster up --install` brings Debian's redis-tools. Its redis-check-rdb is the whole server, which goes by the name that it is
+called by. The package redis-server adds a link of that name, and a service that the machine would start.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,8 @@ from pathlib import Path
 import redis
 
 PATIENCE_S = 300.0
-PROGRAM = shutil.which("redis-server") or shutil.which("valkey-server")
-MISSING = "redis-server or valkey-server is missing: apt-get install redis-server"
+PROGRAM = shutil.which("redis-server") or shutil.which("valkey-server") or shutil.which("redis-check-rdb")
+MISSING = "no Redis or Valkey server: apt-get install redis-tools"
 
 
 @dataclass
@@ -51,8 +55,8 @@ def redis_server(folder: Path) -> Iterator[RedisServer]:
 def _started(socket: Path) -> subprocess.Popen[bytes]:
     assert PROGRAM is not None, MISSING
     options = {"port": "0", "unixsocket": str(socket), "save": "", "appendonly": "no", "dir": str(socket.parent)}
-    command = [PROGRAM, *(word for name, value in options.items() for word in (f"--{name}", value))]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    command = ["redis-server", *(word for name, value in options.items() for word in (f"--{name}", value))]
+    process = subprocess.Popen(command, executable=PROGRAM, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:

@@ -47,8 +47,8 @@ class Exchange:
         self.writer.write(b"%x\r\n%s\r\n" % (len(data), data))
         await self.writer.drain()
 
-    async def begin_stream(self) -> None:
-        self.writer.write(SSE_HEAD)
+    async def begin_stream(self, headers: bytes = b"") -> None:
+        self.writer.write(SSE_HEAD.removesuffix(b"\r\n") + headers + b"\r\n")
         await self.writer.drain()
 
     async def stream(self, events: int) -> None:

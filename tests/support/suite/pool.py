@@ -10,6 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
@@ -46,17 +47,34 @@ class Groups(LoadScopeScheduling):
         return group_of(nodeid)
 
 
+class Budget(NamedTuple):
+    """What a tier may take: seconds of the clock, or of CPU if it shares the cores with another tier."""
+
+    name: str
+    seconds: float
+    of_cpu: bool
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """Reads NAME=SECONDS or NAME=SECONDS CPU."""
+        name, _, bound = text.partition("=")
+        return cls(name, float(bound.removesuffix(" CPU")), bound.endswith(" CPU"))
+
+    def holds(self, took: float, cpu: float) -> bool:
+        return (cpu if self.of_cpu else took) <= self.seconds
+
+    def line(self, took: float, cpu: float) -> str:
+        word, unit = "within" if self.holds(took, cpu) else "OVER", "s of CPU" if self.of_cpu else "s"
+        return f"{self.name}: {took:.0f} s, {cpu:.0f} s of CPU, {word} its budget of {self.seconds:.0f} {unit}"
+
+
 class Bill:
     """What a run took, printed at its end beside its budget. A number for people: no test is red by it."""
 
     def __init__(self, budget: str) -> None:
-        """`budget`: NAME=SECONDS."""
-        self._name, _, seconds = budget.partition("=")
-        self._budget, self._start = float(seconds), time.monotonic()
+        self._budget, self._start = Budget.parse(budget), time.monotonic()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         took, times = time.monotonic() - self._start, os.times()
         cpu = times.user + times.system + times.children_user + times.children_system
-        word = "within" if took <= self._budget else "OVER"
-        line = f"{self._name}: {took:.0f} s, {word} its budget of {self._budget:.0f} s; {cpu:.0f} s of CPU"
-        terminalreporter.write_line(line, yellow=took > self._budget)
+        terminalreporter.write_line(self._budget.line(took, cpu), yellow=not self._budget.holds(took, cpu))

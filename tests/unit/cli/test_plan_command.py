@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 from pagoda_cli.commands import run
@@ -118,6 +119,7 @@ def test_impossible_or_contradictory_input_is_one_line_and_exit_2(ask, llama8b, 
         (None, "No such file or directory"),
         (b"\xff\xfe", "not UTF-8 text"),
         (b"[1]", "must be an object, got list"),
+        (b"model: x", "config.json is not JSON: Expecting value: line 1 column 1 (char 0); --model takes a model's folder"),
         (b'{"model_type": "mamba"}', "model_type 'mamba' is not supported; supported are bert"),
         (b'{"model_type": "llama"}', "hidden_size is missing"),
         (b" " * (1 << 21), "at most 1 MiB"),
@@ -174,6 +176,16 @@ def test_contradictory_costs_are_one_line_and_exit_2(ask, arguments, says):
     code, out, err = ask("cost", *arguments)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert says in err
+
+
+def test_a_file_that_is_no_config_is_called_by_its_own_name(ask, tmp_path):
+    (tmp_path / "service.yaml").write_text("kind: InferenceService")
+    code, _, err = ask("plan", "--model", str(tmp_path / "service.yaml"))
+    assert (code, err.startswith(f"pagoda: {tmp_path / 'service.yaml'} is not JSON: ")) == (2, True)
+
+
+def test_the_version_is_that_of_the_package(ask):
+    assert ask("--version") == (0, f"pagoda {version('pagoda')}\n", "")
 
 
 def test_no_command_prints_the_commands(ask):

@@ -41,8 +41,16 @@ def file(tmp_path):
     return write
 
 
-def test_a_valid_file_is_said_to_be_valid(ask, file):
-    assert ask("-f", file(GOOD)) == (0, "InferenceService/tiny: valid\n", "")
+@pytest.mark.parametrize("option", [(), ("-f",)], ids=["FILE", "-f FILE"])
+def test_a_valid_file_is_said_to_be_valid(ask, file, option):
+    assert ask(*option, file(GOOD)) == (0, "InferenceService/tiny: valid\n", "")
+
+
+def test_files_are_given_in_both_ways_at_once_and_at_least_one(ask, file):
+    assert ask(file(GOOD), "-f", file(GOOD.replace("name: tiny", "name: two"), "b.yaml"))[1] == (
+        "InferenceService/tiny: valid\nInferenceService/two: valid\n"
+    )
+    assert ask() == (2, "", "pagoda: give at least one FILE\n")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`pagoda why service/NAME` as a user types it, over objects as a cluster showed them; kubectl is a script that prints them."""
+"""`pagoda why NAME` as a user types it, over objects as a cluster showed them; kubectl is a script that prints them."""
 
 import json
 import os
@@ -6,7 +6,8 @@ import stat
 
 import pytest
 from pagoda_cli.commands import run
-from pagoda_cli.why import answer
+from pagoda_cli.kubectl import refusal
+from pagoda_cli.why import answer, named
 from pagoda_cli.why_text import text
 
 WHEN = "2026-01-01T10:00:00Z"
@@ -153,16 +154,28 @@ def test_kubectls_refusal_is_passed_on(ask, cluster):
     assert err.startswith("pagoda: kubectl get inferenceservices.serving.pagoda.dev chat: ")
 
 
+def test_without_a_cluster_the_refusal_says_what_to_do_and_shows_no_log():
+    log = 'E1124 19:45:57.345274   13233 memcache.go:265] "Unhandled Error" err="couldn\'t get current server API group list"\n'
+    last = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
+    assert refusal(log * 5 + last + "\n") == (f"no cluster answers. Set KUBECONFIG, or use --kubeconfig or --context. kubectl says: {last}")
+    assert refusal(log + 'services "chat" not found') == 'services "chat" not found'
+
+
 def test_a_missing_kubectl_is_named(ask, monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert ask("service/chat") == (2, "", "pagoda: kubectl is not on the PATH; the cluster is read through it\n")
 
 
-@pytest.mark.parametrize("target", ["chat", "pod/chat", "service/", "service/--all", "service/a/b", "/chat"])
+@pytest.mark.parametrize("target", ["chat", "inferenceservice/chat", "inferenceservices/chat", "inferenceservice.serving.pagoda.dev/chat"])
+def test_a_service_is_named_alone_or_as_kubectl_prints_it(target):
+    assert named(target) == "chat"
+
+
+@pytest.mark.parametrize("target", ["", "--all", "pod/chat", "service/", "service/--all", "service/a/b", "/chat"])
 def test_other_targets_are_refused(ask, target):
-    code, _, err = ask(target)
+    code, _, err = ask("--", target)
     assert code == 2
-    assert "must be service/NAME" in err
+    assert "must be NAME or service/NAME" in err
 
 
 @pytest.mark.parametrize(

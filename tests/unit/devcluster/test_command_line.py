@@ -132,14 +132,14 @@ def test_a_route_to_played_pods_needs_what_makes_routes(monkeypatch):
         native.prepare(Settings(Path("/x"), is_root=True), Request("dev", Nodes.FAKE, serve=True), Console(quiet=True))
 
 
-def test_what_images_are_built_with_comes_with_install_and_is_asked_of_nobody_else(monkeypatch):
-    monkeypatch.setattr(packages, "present", lambda file: file not in ("buildah", "mmdebstrap"))
+def test_what_images_and_tests_need_comes_with_install_and_a_cluster_does_without(monkeypatch):
+    monkeypatch.setattr(packages, "present", lambda file: file not in ("buildah", "mmdebstrap", "redis-check-rdb"))
     installed: list[list[str]] = []
     monkeypatch.setattr(packages, "_install", installed.append)
     assert packages.ensure(Nodes.KUBELET, install=False, is_root=True) == []
     assert packages.ensure(Nodes.CONTROL_PLANE, install=True, is_root=True) == []
-    assert packages.ensure(Nodes.KUBELET, install=True, is_root=True) == ["buildah", "mmdebstrap"]
-    assert installed == [["buildah", "mmdebstrap"]]
+    assert packages.ensure(Nodes.KUBELET, install=True, is_root=True) == ["buildah", "mmdebstrap", "redis-tools"]
+    assert installed == [["buildah", "mmdebstrap", "redis-tools"]]
 
 
 def test_installing_needs_root(monkeypatch):

@@ -14,7 +14,9 @@ from typing import Final, Literal, TypeVar
 
 from msgspec import structs
 from pagoda_contracts.names import (
+    HEADER_ANSWERED,
     HEADER_CACHE_SALT,
+    HEADER_CONTINUABLE,
     HEADER_DEADLINE,
     HEADER_DEFAULT_MAX_TOKENS,
     HEADER_MAX_CONTEXT,
@@ -61,7 +63,7 @@ class Principal:
 @dataclass(frozen=True, slots=True)
 class Allowance:
     """Bounds of the tenant's quota, in tokens: `reserved` for all prompts and answers, `context` for prompt and answer, `default` for an
-    answer whose request sets no bound. None: not bounded. `reports`: the gateway is told what was used (contracts, `usage.py`)."""
+    answer whose request sets no bound. None: not bounded. `reports`: the gateway is told what was used (contracts, `notes.py`)."""
 
     reserved: int | None = None
     context: int | None = None
@@ -71,7 +73,9 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How a request is to be treated. `deadline_ms` is on this machine's monotonic clock; `prefixes` name the text's beginnings."""
+    """How a request is to be treated. `deadline_ms` is on this machine's monotonic clock; `prefixes` name the text's beginnings.
+    `continuable`: the caller can continue the stream elsewhere, by the tokens in its notes. The last `answered` bytes of the body are
+    those of a stream that goes on here."""
 
     tenant: str = ""
     weight: float = 1.0
@@ -80,6 +84,8 @@ class Terms:
     cache_salt: str = ""
     deadline_ms: int | None = None
     prefixes: tuple[bytes, ...] = ()
+    continuable: bool = False
+    answered: int = 0
     allowance: Allowance = Allowance()
 
     def until(self, deadline_ms: int) -> Terms:
@@ -131,6 +137,8 @@ def caller(principal: Principal, headers: Mapping[str, str], arrived_s: float) -
         cache_salt=named(HEADER_CACHE_SALT, headers.get(HEADER_CACHE_SALT, ""), MAX_SALT),
         deadline_ms=deadline,
         prefixes=_prefixes(headers.get(HEADER_PREFIX_HASHES, "")),
+        continuable=HEADER_CONTINUABLE in headers,
+        answered=_number(HEADER_ANSWERED, headers.get(HEADER_ANSWERED, "0"), int),
         allowance=_allowance(headers),
     )
     return Caller(principal, terms)

@@ -180,7 +180,9 @@ class Front:
         generator = TextGenerator(self._engine, text, counts)
         said = (config.model.served_names, self._settings.version, config.revision, self._guard, self._settings.ping_after_s)
         return Parts(
-            self.replica, self._admission, generator, exposition, *said, self._web, None if self._tracing is None else self._tracing.export
+            *(self.replica, self._admission, generator, exposition, *said, self._web),
+            export=None if self._tracing is None else self._tracing.export,
+            seed=config.engine.seed,
         )
 
     def _work(self) -> ModelWork | None:

@@ -41,6 +41,7 @@ from pagoda_daemon.api.routes import docspage
 from pagoda_daemon.api.routes.absent import absent_routes
 from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.completions import Generate
+from pagoda_daemon.api.routes.continuing import seeds_of
 from pagoda_daemon.api.routes.embeddings import Embed
 from pagoda_daemon.api.routes.generation import Generator
 from pagoda_daemon.api.routes.messages import CreateMessage, count_tokens
@@ -70,11 +71,13 @@ class Parts:
     ping_after_s: float | None = None
     web: Web = field(default_factory=Web)
     export: Callable[[Ended], None] | None = None
+    seed: int | None = None
 
 
 def application(parts: Parts) -> ASGIApp:
     """The whole HTTP side of a replica."""
-    shared = (parts.admission, parts.generator, parts.served_names, fingerprint(parts.version, parts.revision), parts.ping_after_s)
+    made_by, seeds = fingerprint(parts.version, parts.revision), seeds_of(parts.seed)
+    shared = (parts.admission, parts.generator, parts.served_names, made_by, parts.ping_after_s, seeds)
     texts = (parts.admission, parts.generator.text, parts.served_names)
     info = Info(parts, int(time.time()))
     routes = [

@@ -25,6 +25,7 @@ from starlette.responses import Response
 from pagoda_daemon.nouns.errors import (
     MAX_SHOWN,
     BadRequest,
+    CannotContinue,
     DaemonError,
     DeadlineExceeded,
     Draining,
@@ -80,6 +81,7 @@ _CLASSES: Final[dict[type[DaemonError], _Class]] = {
     EndpointNotBuilt: _Class(501, "invalid_request_error", None, False),
     Unauthenticated: _Class(401, "authentication_error", None, None),
     Forbidden: _Class(403, "permission_error", None, None),
+    CannotContinue: _Class(409, "invalid_request_error", None, False),
     DeadlineExceeded: _Class(408, "invalid_request_error", None, False),
     Draining: _Class(503, "server_error", None, True),
     NotReady: _Class(503, "server_error", None, True),

@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple, cast
 
 import msgspec
 import structlog
 from msgspec import UNSET, UnsetType
-from pagoda_contracts.names import HEADER_USAGE
-from pagoda_contracts.usage import to_comment, to_header
+from pagoda_contracts.names import HEADER_ANSWERED, HEADER_USAGE
+from pagoda_contracts.usage import to_header
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -30,12 +30,15 @@ from pagoda_daemon.api.openai.requests import CompletionRequest, GenerationReque
 from pagoda_daemon.api.openai.trace import Timing, timing
 from pagoda_daemon.api.routes.admission import Admission, admitted
 from pagoda_daemon.api.routes.allowance import allowed, limited, used, within
+from pagoda_daemon.api.routes.continuing import Answered, NoNotes, Notes, TokenLog, apart, begun_by, continuable, resumed, seeded, seeds_of
 from pagoda_daemon.api.routes.events import EventStream
-from pagoda_daemon.api.routes.generation import Answering, Delta, Generator, Submission, submissions
+from pagoda_daemon.api.routes.generation import Answering, Delta, Generator, Submission
 from pagoda_daemon.api.routes.preparing import in_time
 from pagoda_daemon.api.routes.stamping import stamped
+from pagoda_daemon.api.routes.submitting import submissions
 from pagoda_daemon.api.routes.usages import Usages
 from pagoda_daemon.nouns.errors import BadRequest, DaemonError, RequestFailed
+from pagoda_daemon.nouns.messages import Ready
 from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.text.answer import Piece
 
@@ -77,6 +80,7 @@ class Prepared(NamedTuple):
     jobs: tuple[Submission, ...]
     usages: Usages
     dialect: Dialect
+    notes: Notes | NoNotes
 
     @property
     def request(self) -> GenerationRequest:
@@ -94,6 +98,7 @@ class Generate:
     served_names: tuple[str, ...]
     fingerprint: str = ""
     ping_after_s: float | None = None
+    seeds: Callable[[], int] = field(default_factory=lambda: seeds_of(None))
 
     def __post_init__(self) -> None:
         fields.learn(self.kind)
@@ -113,19 +118,18 @@ class Generate:
             raise prepared.read.refusal(error) from error
 
     async def _generated(self, prepared: Prepared, scope: Scope, receive: Receive, send: Send) -> None:
-        request, (_, jobs, usages, dialect) = prepared.request, prepared
-        reports = scope["state"]["caller"].terms.allowance.reports
-        told = (lambda: to_comment(used(usages))) if reports else bytes
+        request, (_, jobs, usages, dialect, notes) = prepared.request, prepared
         async with self.generator.answering(jobs, scope["state"]["arrived"]) as answers:
             if request.stream:
-                await _stream(dialect, usages, answers, EventStream(send, self.ping_after_s, ping=dialect.ping, told=told))
+                events = EventStream(send, self.ping_after_s, ping=dialect.ping + notes.silent, headers=notes.headers)
+                await _stream(prepared, answers, events)
                 return
             parts = await self._collect(jobs, usages, answers)
             size = _BYTES_PER_TOKEN * (usages.completion_tokens + (usages.prompt_tokens if _shows_prompt(request) else 0))
             with answers.written():
                 whole = partial(self._whole, dialect, request, jobs, parts, usages)
                 content = await self.admission.preparing.run(size, whole)
-        headers = {HEADER_USAGE: to_header(used(usages))} if reports else None
+        headers = {HEADER_USAGE: to_header(used(usages))} if scope["state"]["caller"].terms.allowance.reports else None
         await Response(content, headers=headers, media_type=JSON)(scope, receive, send)
 
     def _head(self, request: GenerationRequest, request_id: str, jobs: Sequence[Submission], usages: Usages) -> Head:
@@ -167,21 +171,37 @@ class Generate:
 
     def _prepare(self, body: bytes, context: Context) -> Prepared:
         """All that takes longer the more the client wrote: looking into 8 MB of tools takes a second, in which no stream would move."""
+        terms = context.terms
+        body, answered = apart(body, terms.answered)
         read = self._read(body, context.ignored)
-        allowance = context.terms.allowance
-        limits = within(self.admission.limits_of(read.request.model, self.served_names), allowance)
+        limits = within(self.admission.limits_of(read.request.model, self.served_names), terms.allowance)
         try:
             made = submissions(read.request, context.request_id, self.generator.text, limits)
         except BadRequest as error:
             raise read.refusal(error) from error
         most = read.most
         made = made if most is None else tuple(limited(job, most) for job in made)
-        jobs = stamped(
-            allowed(made, allowance, bounded=most is not None or read.request.limit_field is not None), read.request, context.terms
-        )
-        usages = Usages(jobs, self._timing(read.request, context.request_id))
+        bounded = most is not None or read.request.limit_field is not None
+        jobs = stamped(allowed(made, terms.allowance, bounded=bounded), read.request, terms)
+        logged = terms.continuable and continuable(read.request, jobs)
+        if answered is not None and not logged:
+            raise BadRequest(f"{HEADER_ANSWERED} needs a stream of one answer", HEADER_ANSWERED)
+        if logged:
+            jobs = (seeded(jobs[0], self.seeds) if answered is None else resumed(jobs[0], answered, limits),)
+        return self._prepared(read, jobs, context, answered, limits if logged else None)
+
+    def _prepared(
+        self, read: Read, jobs: Sequence[Submission], context: Context, answered: Answered | None, logged: Ready | None
+    ) -> Prepared:
+        """`answered`: elsewhere; `logged`: the limits of a replica whose notes have tokens."""
+        begun = None if answered is None else answered.begun
+        usages = Usages(jobs, self._timing(read.request, context.request_id), None if begun is None else begun.cached)
         head = self._head(read.request, context.request_id, jobs, usages)
-        return Prepared(read, jobs, usages, read.dialect(head, jobs[0].sampling))
+        if begun is not None:
+            head = replace(head, request_id=begun.id, created=begun.created)
+        tokens = None if logged is None else TokenLog(begun_by(jobs[0], head, logged), lambda: usages.cached_tokens, begun)
+        notes = Notes(partial(used, usages), tokens) if context.terms.allowance.reports else NoNotes()
+        return Prepared(read, tuple(jobs), usages, read.dialect(head, jobs[0].sampling), notes)
 
 
 def _shows_prompt(request: GenerationRequest) -> bool:
@@ -214,7 +234,8 @@ def _answer(deltas: Sequence[Delta]) -> Answer:
     return Answer(piece, deltas[-1].finish_reason or "stop", stop=deltas[-1].stop)
 
 
-async def _stream(dialect: Dialect, usages: Usages, answers: Answering, events: EventStream) -> None:
+async def _stream(prepared: Prepared, answers: Answering, events: EventStream) -> None:
+    _, _, usages, dialect, notes = prepared
     opened = False
     async with events:
         try:
@@ -222,21 +243,25 @@ async def _stream(dialect: Dialect, usages: Usages, answers: Answering, events: 
                 with answers.written():
                     opening, opened = b"" if opened else dialect.opening(), True
                     frames = opening + _frames(dialect, usages, found)
+                if found and found[0].again:  # the client has them
+                    continue
+                notes.note(found)
                 if frames or not events.begun:
-                    await events.write(frames)
+                    await events.write(frames + notes.written())
         except DaemonError as error:
             if not events.begun:
                 raise
             log.warning("stream_failed", error=type(error).__name__, tokens=usages.completion_tokens)
-            await events.end(dialect.failed(error))
+            await events.end(dialect.failed(error) + notes.failed(error))
             return
         except Exception:  # a fault of ours: its client gets the stream's last event all the same
             if not events.begun:
                 raise
             log.exception("stream_failed", tokens=usages.completion_tokens)
-            await events.end(dialect.failed(RequestFailed("internal error")))
+            failure = RequestFailed("internal error")
+            await events.end(dialect.failed(failure) + notes.failed(failure))
             return
-        await events.end(dialect.end(usages.usage()))
+        await events.end(dialect.end(usages.usage()) + notes.over())
 
 
 def _frames(dialect: Dialect, usages: Usages, deltas: Sequence[Delta]) -> bytes:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any, Final
 
-from pagoda_daemon.api.routes.apidoc import described
+from pagoda_daemon.api.routes.apidoc import described, in_requests
 
 _STYLE: Final = """
 :root { color-scheme: light dark; }
@@ -37,6 +37,7 @@ HEADERS: Final = {
 def page(document: Mapping[str, Any], prefix: str = "") -> str:
     """The whole page. `prefix`: the path under which a proxy offers the replica."""
     info, schemas = document["info"], document["components"]["schemas"]
+    read = in_requests(document)
     operations = [(path, method, one) for path, methods in document["paths"].items() for method, one in methods.items()]
     parts = [
         f"<h1>{escape(info['title'])} <span class=quiet>{escape(info['version'])}</span></h1>",
@@ -45,7 +46,7 @@ def page(document: Mapping[str, Any], prefix: str = "") -> str:
         "<h2>Routes</h2>",
         *(_operation(prefix + path, method, one) for path, method, one in operations),
         "<h2>Types</h2>",
-        *(_schema(name, schema) for name, schema in sorted(schemas.items())),
+        *(_schema(name, schema, name in read) for name, schema in sorted(schemas.items())),
     ]
     head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><title>{escape(info['title'])}</title>"
     return f"<!doctype html><html lang=en><head>{head}<style>{_STYLE}</style></head><body>{''.join(parts)}</body></html>"
@@ -73,9 +74,9 @@ def _links(content: Mapping[str, Any]) -> list[str]:
     return [f"<a href='#{escape(name)}'>{escape(name)}</a>" for name in dict.fromkeys(names) if name]
 
 
-def _schema(name: str, schema: Mapping[str, Any]) -> str:
+def _schema(name: str, schema: Mapping[str, Any], request: bool) -> str:
     rows = (
-        (f"<code>{escape(field)}</code>", *(escape(word) for word in described(field, schema, kind)))
+        (f"<code>{escape(field)}</code>", *(escape(word) for word in described(field, schema, kind, request)))
         for field, kind in schema.get("properties", {}).items()
     )
     table = _table(("field", "type", ""), rows)

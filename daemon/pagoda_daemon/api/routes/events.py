@@ -7,7 +7,7 @@ takes that away. So whether silence before it is filled at all is the configurat
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Final, Self
 
@@ -15,26 +15,22 @@ from starlette.types import Send
 
 from pagoda_daemon.api.openai.replies import PING, SSE_HEADERS
 
+Headers = Iterable[tuple[bytes, bytes]]
 PING_EVERY_S: Final = 15.0  # proxies give up on 60 s of silence, some on 30
 
 
 class EventStream:
-    """`before_s`: how much silence before the first write is too much; None: none is. `ping` is written into it. `told` gives what stands
-    before the events of each write: what they used, for a gateway that asks."""
+    """`before_s`: how much silence before the first write is too much; None: none is. `ping` is written into it. `headers` are further
+    ones of the answer."""
 
     def __init__(
-        self,
-        send: Send,
-        before_s: float | None = None,
-        every_s: float = PING_EVERY_S,
-        ping: bytes = PING,
-        told: Callable[[], bytes] = bytes,
+        self, send: Send, before_s: float | None = None, every_s: float = PING_EVERY_S, ping: bytes = PING, headers: Headers = ()
     ) -> None:
+        self._headers = (*SSE_HEADERS, *headers)
         self._send = send
         self._before_s = before_s
         self._every_s = every_s
         self._ping_frame = ping
-        self._told = told
         self._clock = asyncio.get_running_loop().time
         self._written = self._clock()
         self._begun = asyncio.Event()
@@ -51,18 +47,18 @@ class EventStream:
         self._pings.cancel()
 
     async def write(self, frames: bytes) -> None:
-        await self._put(self._told() + frames, more=True)
+        await self._put(frames, more=True)
 
     async def end(self, frames: bytes) -> None:
         """The last write; no comment follows it."""
         self._pings.cancel()
-        await self._put(self._told() + frames, more=False)
+        await self._put(frames, more=False)
 
     async def _put(self, frames: bytes, *, more: bool) -> None:
         self._written = self._clock()
         if not self.begun:
             self._begun.set()
-            await self._send({"type": "http.response.start", "status": 200, "headers": list(SSE_HEADERS)})
+            await self._send({"type": "http.response.start", "status": 200, "headers": list(self._headers)})
         await self._send({"type": "http.response.body", "body": frames, "more_body": more})
 
     async def _ping(self) -> None:

@@ -1,42 +1,39 @@
-"""One request's way through the front: prompt ids and limits, submit, tokens back to text, the end. Knows no HTTP.
+"""One request's way through the front: submit, tokens back to text, the end. Knows no HTTP.
 
-Called by `api/routes/completions.py`. `Submission` is made by pure functions; `Generator` is the only place that talks to the engine.
+Called by `api/routes/completions.py`. A `Submission` is made by submitting.py; `Generator` is the only place that talks to the engine.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
-
-from msgspec import structs
+from typing import Final, NamedTuple
 
 from pagoda_daemon.answers.counting import ThoughtTokens
-from pagoda_daemon.api.openai.reading import PLAIN, Reading, reading_of, tool_form
-from pagoda_daemon.api.openai.requests import ChatRequest, GenerationRequest
-from pagoda_daemon.api.openai.sampling import Wished, sampling_of
-from pagoda_daemon.api.openai.structured import grammar_of
-from pagoda_daemon.api.openai.tools import Toolbox
+from pagoda_daemon.api.openai.reading import PLAIN, Reading
 from pagoda_daemon.api.routes.ends import checked_reason
-from pagoda_daemon.api.routes.prompts import check_ids, infilled, max_tokens, prompt_listed, room, truncated
 from pagoda_daemon.engine.client import EngineLink
 from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.metrics import Counts
 from pagoda_daemon.metrics.records import Record
 from pagoda_daemon.nouns.errors import BadRequest, DaemonError
-from pagoda_daemon.nouns.messages import Life, Ready, RowOutput, Submit, TokenLogprob
+from pagoda_daemon.nouns.messages import Life, RowOutput, Submit, TokenLogprob
 from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.text.answer import AnswerText, Piece, echo
 from pagoda_daemon.text.stops import StopMatcher
 from pagoda_daemon.text.tokens import ModelText
 
+_AT_ONCE: Final = 128  # tokens that are read again at a time: a millisecond
+_ENDED: Final = "stop"  # an answer that was complete elsewhere
+
 
 class Delta(NamedTuple):
     """What is new of a choice, all its tokens so far, how many of them are reasoning, and at its end the reason and the stop string. The
-    prompt's scores come with its first."""
+    prompt's scores come with its first. `row` is what the engine said; `again`: it said so elsewhere, and the client has read it."""
 
     piece: Piece
     completion_tokens: int
@@ -47,12 +44,14 @@ class Delta(NamedTuple):
     embedding: bytes = b""
     reasoning_tokens: int = 0
     stop: str | None = None
+    row: RowOutput | None = None
+    again: bool = False
 
 
 @dataclass(frozen=True)
 class Submission:
     """A validated prompt, ready for the engine; its answers are the choices from number `first` on. `echo`: the prompt's text, where the
-    answers begin with it."""
+    answers begin with it. `answered` is what another replica said already, `closed`: to the answer's end."""
 
     message: Submit
     stops: tuple[str, ...] = ()
@@ -63,56 +62,12 @@ class Submission:
     shows_stop: bool = False  # the stop string, or the text of the stop id, is part of the answer
     shows_ids: bool = False  # the ids of the answer's tokens are part of it
     reading: Reading = PLAIN
+    answered: tuple[RowOutput, ...] = ()
+    closed: bool = False
 
     @property
     def sampling(self) -> Sampling:
         return self.message.sampling
-
-
-def submissions(request: GenerationRequest, request_id: str, text: ModelText, limits: Ready) -> tuple[Submission, ...]:
-    """One per prompt. Tokenises and checks against the engine's limits; BadRequest says by how many tokens it does not fit."""
-    if isinstance(request, ChatRequest):
-        ids = chat_ids(request, request.box, text, room(request, limits))
-        return (_read_by(request, submission(request, request_id, ids, text, limits), text),)
-    given = request.prompts()
-    found = []
-    for number, prompt in enumerate(given):
-        special = request.add_special_tokens is not False
-        written = infilled(prompt, request.suffix, text) if request.suffix else prompt
-        ids = text.encode(written, room(request, limits), special=special) if isinstance(written, str) else written
-        job = submission(request, request_id if len(given) == 1 else f"{request_id}-{number}", ids, text, limits)
-        said = prompt if isinstance(prompt, str) and job.message.prompt == ids else text.decode(job.message.prompt)
-        shown = said if request.echoes else None
-        found.append(replace(job, echo=shown, first=number * job.message.n))
-    return tuple(found)
-
-
-def submission(request: GenerationRequest, request_id: str, prompt: tuple[int, ...], text: ModelText, limits: Ready) -> Submission:
-    """Of one prompt."""
-    prompt = truncated(prompt, request, limits)
-    check_ids(prompt, limits.vocab_size)
-    scored = 0 if request.listed is None and request.generated > (request.n or 1) else request.listed  # to find the best ones
-    wished = Wished(max_tokens(request, len(prompt), limits.max_model_len), scored, prompt_listed(request))
-    grammar = grammar_of(request, text.stop_ids)
-    message = Submit(request_id, prompt, sampling_of(request, wished, text, limits.vocab_size), request.generated, grammar=grammar)
-    skip, shows = request.skip_special_tokens, bool(request.include_stop_str_in_output)
-    made = Submission(message, request.stops, answers=request.limit != 0, skip_special=skip, shows_stop=shows)
-    return replace(made, shows_ids=bool(request.return_token_ids))
-
-
-def chat_ids(request: ChatRequest, box: Toolbox | None, text: ModelText, context: int) -> tuple[int, ...]:
-    """The prompt of a conversation with these tools: what is generated from, and what /tokenize counts."""
-    if box is None:
-        return text.encode_chat(request.turns(), context, request.shape)
-    tool_form(text)  # whose template knows no tools is told so, instead of leaving them out
-    return text.encode_chat(request.turns(), context, request.shape, box.for_template())
-
-
-def _read_by(request: ChatRequest, job: Submission, text: ModelText) -> Submission:
-    """Marks that the parser needs must not be left out of the text if they are special tokens."""
-    reading = reading_of(request, job.message.prompt, job.message.grammar, text)
-    message = structs.replace(job.message, grammar=reading.grammar)
-    return replace(job, message=message, skip_special=job.skip_special and not reading.marks, reading=reading)
 
 
 class _Choice:
@@ -152,7 +107,12 @@ class _Choice:
                 piece = _joined(echo(self.job.echo, self.job.message.prompt, scores, self._detokenizer()), piece)
         tokens, thought = (self.tokens, self._thought_tokens(row, reason)) if self.job.answers else (0, 0)
         choice, stop = self.job.first + self.index, self._answer.stop
-        return Delta(piece, tokens, reason, scores, choice, row.life, row.embedding, thought, stop)
+        return Delta(piece, tokens, reason, scores, choice, row.life, row.embedding, thought, stop, row)
+
+    @property
+    def generated(self) -> int:
+        """Of its tokens those that this engine gave."""
+        return self.tokens - len(self.job.message.resumed)
 
     def _thought_tokens(self, row: RowOutput, reason: str | None) -> int:
         """A stop id is no part of the reasoning that it ends."""
@@ -210,6 +170,9 @@ class Generator:
         open_choices: _Open = {}
         try:
             stream = self._submit(jobs, open_choices, arrived, records)
+            for again in self._said_again(jobs, open_choices):
+                yield again
+                await asyncio.sleep(0)
             while open_choices:
                 found, error = self._read(await stream.take(), open_choices)
                 if found:
@@ -249,22 +212,35 @@ class Generator:
             choice.record.gaps.hear(choice.index, now)
         delta = choice.take(row)
         if delta is not None and delta.finish_reason is not None:
-            choice.record.end(choice.index, delta.finish_reason, choice.tokens)
+            choice.record.end(choice.index, delta.finish_reason, choice.generated)
         return delta
+
+    def _said_again(self, jobs: Sequence[Submission], open_choices: _Open) -> Iterator[list[Delta]]:
+        """What was answered elsewhere, in pieces between which others have their turn: the text and all that reads it come to where they
+        were there. The engine, which has the tokens already, computes meanwhile."""
+        for job in jobs:
+            choice = open_choices[job.message.request_id][0]
+            for at in range(0, len(job.answered), _AT_ONCE):
+                found = [choice.take(row) for row in job.answered[at : at + _AT_ONCE]]
+                yield [delta._replace(again=True) for delta in found if delta is not None]
+            if job.closed:
+                choice.record.end(choice.index, _ENDED, choice.generated)
+                self._close(open_choices, choice)
 
     def _submit(self, jobs: Sequence[Submission], open_choices: _Open, arrived: float, records: list[Record]) -> Stream:
         stream = None
         for job in jobs:
             scores: list[TokenLogprob] = []
             sent = time.monotonic()  # before: the engine may have heard it, and count its queue, while this thread waits for its next turn
-            stream = self.engine.submit(job.message, stream) if stream else self.engine.submit(job.message)
+            if not job.closed:
+                stream = self.engine.submit(job.message, stream) if stream else self.engine.submit(job.message)
             record = self.counts.open(job.message, arrived, sent)
             records.append(record)
             share = (job, record, scores, self.text)
             open_choices[job.message.request_id] = {index: _Choice(index, *share) for index in range(job.message.n)}
-        if stream is None:
+        if not jobs:
             raise BadRequest("there is no prompt", "prompt")
-        return stream
+        return stream or Stream(jobs[0].message.request_id)
 
     def _close(self, open_choices: _Open, choice: _Choice) -> None:
         """The choice is over. Where a stop string ended it, the engine still computes it."""
@@ -282,7 +258,7 @@ class Generator:
 def _cut(choices: Sequence[_Choice]) -> None:
     """Those of one prompt that nobody waits for any more."""
     record = choices[0].record
-    record.completion_tokens += sum(choice.tokens for choice in choices)
+    record.completion_tokens += sum(choice.generated for choice in choices)
     record.ended = time.monotonic()
 
 

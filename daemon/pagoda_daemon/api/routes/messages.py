@@ -10,7 +10,7 @@ from pagoda_daemon.api.openai import fields, requests
 from pagoda_daemon.api.openai.replies import Dialect, Head
 from pagoda_daemon.api.openai.requests import ChatRequest
 from pagoda_daemon.api.routes.completions import Generate, Read
-from pagoda_daemon.api.routes.generation import chat_ids
+from pagoda_daemon.api.routes.submitting import chat_ids
 from pagoda_daemon.nouns.messages import Ready
 from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.text.tokens import ModelText

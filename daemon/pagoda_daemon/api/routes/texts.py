@@ -21,8 +21,8 @@ from pagoda_daemon.api.openai.requests import ChatRequest, ReasoningEffort
 from pagoda_daemon.api.openai.sampling import check_ids
 from pagoda_daemon.api.openai.tools import Tool, ToolChoice
 from pagoda_daemon.api.routes.admission import Admission, admitted
-from pagoda_daemon.api.routes.generation import chat_ids
 from pagoda_daemon.api.routes.preparing import in_time
+from pagoda_daemon.api.routes.submitting import chat_ids
 from pagoda_daemon.nouns.errors import BadRequest
 from pagoda_daemon.nouns.messages import Ready
 from pagoda_daemon.text.tokens import ModelText

@@ -12,10 +12,13 @@ from pagoda_daemon.api.routes.generation import Delta, Submission
 
 
 class Usages:
-    """Counts the tokens of a request's choices as they come."""
+    """Counts the tokens of a request's choices as they come. `cached`: of the prompt, where another replica counted it first."""
 
-    def __init__(self, jobs: Sequence[Submission], timing: Callable[[], Timing | UnsetType] | None = None) -> None:
+    def __init__(
+        self, jobs: Sequence[Submission], timing: Callable[[], Timing | UnsetType] | None = None, cached: int | None = None
+    ) -> None:
         self._timing = timing
+        self._counted = cached
         self.prompt_tokens = sum(len(job.message.prompt) for job in jobs)
         self._cached = {job.first: 0 for job in jobs}
         self._answers: dict[int, int] = {}
@@ -29,11 +32,15 @@ class Usages:
             self._cached[delta.choice] = delta.life.cached_tokens
 
     @property
+    def cached_tokens(self) -> int:
+        return sum(self._cached.values()) if self._counted is None else self._counted
+
+    @property
     def completion_tokens(self) -> int:
         return sum(self._answers.values())
 
     def usage(self) -> Usage:
         answered = self.completion_tokens
         timing = self._timing() if self._timing else UNSET
-        details = PromptDetails(sum(self._cached.values())), CompletionDetails(sum(self._thoughts.values()))
+        details = PromptDetails(self.cached_tokens), CompletionDetails(sum(self._thoughts.values()))
         return Usage(self.prompt_tokens, answered, self.prompt_tokens + answered, *details, timing=timing)

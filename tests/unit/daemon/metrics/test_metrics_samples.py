@@ -15,7 +15,7 @@ from pagoda_contracts import metrics as names
 from pagoda_contracts.launch import Fault, SloConfig
 from pagoda_contracts.names import HEADER_DEADLINE
 from pagoda_daemon.api.http import app, measured
-from pagoda_daemon.api.routes import completions, generation, preparing
+from pagoda_daemon.api.routes import completions, generation, preparing, submitting
 from pagoda_daemon.engine import client
 from pagoda_daemon.engine.loop import Engine
 from pagoda_daemon.health.deep_check import DeepChecks
@@ -77,7 +77,7 @@ class Stage:
     def read(self, *given):
         """`submissions`, which takes its time."""
         self.clock.pass_(READ)
-        return generation.submissions(*given)
+        return submitting.submissions(*given)
 
     def sent_by(self, http, prompt, count, headers=None, **more):
         """What becomes of a request, under way."""

@@ -9,7 +9,10 @@ import aiohttp
 import pytest
 import structlog
 from aiohttp import web
+from pagoda_contracts.names import CONTINUABLE_NO, HEADER_CONTINUABLE, HEADER_USAGE
+from pagoda_contracts.notes import Note, to_comment
 from pagoda_contracts.resources.apikeys import new_key
+from pagoda_contracts.usage import Used, to_header
 from pagoda_gateway.proxy.authenticate import Authenticate
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.upstream import Upstream
@@ -19,8 +22,9 @@ from support.servers.scripted_replica import DONE, Replica, running
 NOW = datetime(2026, 11, 24, tzinfo=UTC)
 KEY, OLD = new_key(b"k" * 32, NOW), new_key(b"o" * 32, NOW, expires=NOW)
 CANARY = "canary-of-a-prompt"
-USAGE = {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
-LAST = b'data: {"choices":[{"finish_reason":"stop"}],"usage":%s}\n\n' % json.dumps(USAGE, separators=(",", ":")).encode()
+USED = Used(prompt=7, cached=4, answer=2)
+LAST = b'data: {"choices":[{"finish_reason":"stop"}]}\n\n' + DONE + to_comment(Note("over", USED))
+NOTED = f"{HEADER_CONTINUABLE}: {CONTINUABLE_NO}\r\n".encode()
 
 
 @asynccontextmanager
@@ -73,7 +77,8 @@ async def test_an_answer_has_one_line_with_its_way_its_tokens_and_its_times():
 
         async def answer(exchange):
             harness.now_ms += 30
-            await exchange.answer(200, {"choices": [{"message": {"content": CANARY}, "finish_reason": "stop"}], "usage": USAGE})
+            answer = {"choices": [{"message": {"content": CANARY}, "finish_reason": "stop"}], "usage": {"prompt_tokens": 9}}
+            await exchange.answer(200, answer, f"{HEADER_USAGE}: {to_header(USED)}\r\n".encode())
 
         replica.script = answer
         await ask(client)
@@ -90,10 +95,9 @@ async def test_the_line_of_a_stream_has_its_time_to_the_first_token():
     async with served() as (harness, replica, client, lines):
 
         async def stream(exchange):
-            await exchange.begin_stream()
+            await exchange.begin_stream(NOTED)
             harness.now_ms += 20
             await exchange.chunk(LAST)
-            await exchange.chunk(DONE)
             exchange.writer.write(b"0\r\n\r\n")
 
         replica.script = stream

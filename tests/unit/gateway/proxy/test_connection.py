@@ -4,6 +4,7 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 
+import aiohttp
 import pytest
 from aiohttp import web
 from pagoda_gateway.proxy.connection import Bounds
@@ -99,3 +100,19 @@ async def test_one_connection_too_many_is_refused_and_another_s_end_makes_room()
             writer.write(WHOLE)
             if (await answer_of(reader))[0] == 200:
                 break
+
+
+async def test_a_client_that_left_while_it_was_written_to_is_no_error(caplog):
+    """aiohttp would log it with a traceback, once for each client that goes in the midst of a stream."""
+
+    async def leaves(_request):
+        raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
+
+    app = web.Application()
+    app.router.add_post("/", leaves)
+    async with listening(app, "127.0.0.1", 0, None, Bounds()) as listener, asyncio.timeout(120):
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        writer.write(WHOLE)
+        assert await reader.read() == b""
+        writer.close()
+    assert not caplog.records

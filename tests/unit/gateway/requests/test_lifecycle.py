@@ -109,7 +109,7 @@ SCENARIOS = {
     "without a stream": lambda: [ReplicaAnswer(b"{}", kind="application/json")],
     "an error of the replica": lambda: [ReplicaAnswer(b"{}", status=500, kind="application/json")],
     "refused, died, then served": lambda: [ReplicaAnswer(REFUSAL, status=503, kind="application/json"), Died("closed"), streamed()],
-    "died twice": lambda: [Died("closed"), Died("closed")],
+    "died three times": lambda: [Died("closed")] * 3,
     "died in the middle": lambda: [ReplicaAnswer(b"data: 1\n\n", aiohttp.ClientPayloadError())],
 }
 STATUS = {
@@ -117,7 +117,7 @@ STATUS = {
     "without a stream": 200,
     "an error of the replica": 500,
     "refused, died, then served": 200,
-    "died twice": 502,
+    "died three times": 502,
     "died in the middle": 502,
 }
 # What ends the request, and the status that counts. A reset connection may also be the replica's: then the request is sent again, or its

@@ -56,9 +56,9 @@ async def samples_of(client, url, without=(*OF_POOLS, *OF_TIMES)):
 
 async def test_every_metric_counts_what_was_done_in_its_unit(harness):
     """The samples are compared as a whole: a metric that is added without a value here is missed."""
-    dying = [Replica(name) for name in ("a", "b")]
+    dying = [Replica(name) for name in ("a", "b", "third")]
     async with AsyncExitStack() as stack:
-        a, b = [await stack.enter_async_context(running(replica)) for replica in dying]
+        a, b, third = [await stack.enter_async_context(running(replica)) for replica in dying]
         client, api, scraped = await stack.enter_async_context(listening(harness))
 
         async def ask(model):
@@ -76,10 +76,10 @@ async def test_every_metric_counts_what_was_done_in_its_unit(harness):
         # The one that was asked longest ago is asked first, and turns the request away.
         a.script = b.script = refusing_once(say_ok)
         assert await ask("m") == 200
-        for replica in (a, b):
+        for replica in (a, b, third):
             replica.script = die
             harness.frame("ready", replica.name, "ns/s", replica.http)
-        assert await ask("m") == 502  # sent to both; the second death is no repick any more
+        assert await ask("m") == 502  # sent to all; the third death is no repick any more
         harness.frame("loading", "b", "ns/s", b.http)
 
         left, stays = (asyncio.create_task(ask("n")) for _ in range(2))
@@ -106,10 +106,10 @@ async def test_every_metric_counts_what_was_done_in_its_unit(harness):
         'pagoda_gateway_requests_total{code="499",service="ns/t"} 1.0',
         'pagoda_gateway_requests_total{code="200",service="ns/t"} 1.0',
         'pagoda_gateway_repicks_total{reason="draining",service="ns/s"} 1.0',
-        'pagoda_gateway_repicks_total{reason="closed",service="ns/s"} 1.0',
+        'pagoda_gateway_repicks_total{reason="closed",service="ns/s"} 2.0',
         'pagoda_gateway_held_requests{service="ns/s"} 0.0',
         'pagoda_gateway_held_requests{service="ns/t"} 0.0',
-        'pagoda_gateway_endpoints{service="ns/s",verdict="silent"} 1.0',
+        'pagoda_gateway_endpoints{service="ns/s",verdict="silent"} 2.0',
         'pagoda_gateway_endpoints{service="ns/s",verdict="loading"} 1.0',
         'pagoda_gateway_endpoints{service="ns/t",verdict="ready"} 1.0',
         'pagoda_gateway_hold_seconds_count{service="ns/t"} 2.0',

@@ -6,7 +6,18 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from pagoda_gateway.requests.errors import AllOverloaded, Died, HoldTimeout, ModelNotFound, Overloaded, QueueFull, Refused, ServiceStalled
+from pagoda_gateway.requests.errors import (
+    AllOverloaded,
+    Died,
+    HoldTimeout,
+    ModelNotFound,
+    Overloaded,
+    QueueFull,
+    Refused,
+    ServiceStalled,
+    UpstreamDied,
+)
+from pagoda_gateway.requests.lifecycle import RequestLife
 from pagoda_gateway.routing.request import RoutingRequest
 from support.harness.gateway import GatewayHarness
 from support.suite.profiles import examples
@@ -235,6 +246,38 @@ async def test_a_frame_that_arrives_during_the_attempt_does_not_make_a_dead_endp
 
     await harness.serve(attempt)
     assert went == ["ns/a:8000", "ns/b:8000"]
+
+
+@pytest.mark.parametrize(
+    ("advances", "error"), [("yyyyyyyyn", True), ("ynn", True), ("ynynyn", False), ("yn", False), ("n", False), ("nn", True)]
+)
+async def test_a_stream_goes_on_unless_three_replicas_in_a_row_die_before_a_new_token(advances, error):
+    """Two that die right after each other have nothing to do with the streams that the second one had taken over. A request without a
+    token is sent again once."""
+    harness, went = Harness(), []
+    discover(harness)
+    for name in ("ns/a", "ns/b", "ns/c"):
+        harness.frame("ready", name)
+    with harness.counters.budget.account() as take:
+        life = RequestLife(harness.counters, "id", take, RoutingRequest("m"))
+
+        async def attempt(address, route, *, fresh):
+            assert fresh is bool(went)
+            if len(went) == len(advances):
+                return Done(life)
+            advanced = advances[len(went)] == "y"
+            went.append(address)
+            for name in ("ns/a", "ns/b", "ns/c"):
+                harness.frame("ready", name)
+            life.begun, life.advanced = life.begun or advanced, advanced
+            raise Died("closed")
+
+        if error:
+            with pytest.raises(UpstreamDied):
+                await harness.router.serve(life, attempt)
+        else:
+            assert (await harness.router.serve(life, attempt)).status == 200
+    assert len(went) == len(advances)
 
 
 async def test_overloaded_everywhere_is_answered_after_one_try_each():

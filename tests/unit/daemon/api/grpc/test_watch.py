@@ -112,12 +112,19 @@ async def test_frames_report_the_pace_and_what_a_step_costs(front, bearer):
     async with watching(front, bearer) as watcher:
         for number in range(3):
             await ask(front, bearer, text_of(number))
-        await watcher.until(lambda state: state.step_base_us + state.step_token_us > 0 and state.ttft_p95_ms > 0)
+        await watcher.until(lambda state: state.step_base_us + state.step_token_us > 0 and state.ttft_p95_ms > 0 < state.tokens_per_second)
         last = watcher.frames[-1]
         assert last.version
         assert last.blocks_used + last.blocks_free == last.blocks_total == 150
         assert 0 < last.blocks_cached <= last.blocks_free
-        assert last.tokens_per_second >= 0
+
+
+async def test_a_change_is_pushed_and_waits_for_no_heartbeat(front, bearer, monkeypatch):
+    monkeypatch.setattr(watch, "STATE_HEARTBEAT_MS", 10 * PATIENCE_S * 1000)
+    async with watching(front, bearer) as watcher:
+        await watcher.read()
+        await ask(front, bearer, text_of(0))
+        await watcher.until(lambda state: state.blocks_cached > 0)
 
 
 async def test_more_news_than_one_frame_holds_comes_in_the_next_ones_at_the_floors_pace(front, bearer, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from pagoda_daemon.api.openai import strict
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest, parse
 from pagoda_daemon.api.routes import embeddings
-from pagoda_daemon.api.routes.generation import submission
+from pagoda_daemon.api.routes.submitting import submission
 from pagoda_daemon.nouns.errors import BadRequest
 from pagoda_daemon.nouns.messages import Ready
 from pagoda_daemon.text.tokens import ModelText

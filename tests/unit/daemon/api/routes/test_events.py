@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from pagoda_daemon.api.openai.chat_replies import Chat
 from pagoda_daemon.api.openai.replies import DONE, Head
-from pagoda_daemon.api.routes.completions import _stream
+from pagoda_daemon.api.routes.completions import Prepared, _stream
+from pagoda_daemon.api.routes.continuing import NoNotes
 from pagoda_daemon.api.routes.events import PING, EventStream
 from pagoda_daemon.api.routes.generation import Answering, Delta, Submission
 from pagoda_daemon.api.routes.usages import Usages
@@ -39,7 +40,7 @@ class Wire:
 async def streamed(wire, deltas, **settings):
     usages = Usages([Submission(Submit("r", (1,), Sampling(1)))])
     dialect = Chat(Head("r", 0, "m", include_usage=False))
-    await _stream(dialect, usages, Answering(deltas, ()), EventStream(wire.send, **settings))
+    await _stream(Prepared(None, (), usages, dialect, NoNotes()), Answering(deltas, ()), EventStream(wire.send, **settings))
 
 
 async def test_comments_come_before_the_first_token_where_wished_and_the_stream_is_whole_after_them():

@@ -102,6 +102,20 @@ def test_ranges_in_the_document_are_those_that_are_enforced(kind):
     assert len(seen) >= 12
 
 
+def test_only_answers_say_null():
+    """In a request null is the same as absent. An answer has the field, and a client's own types must take its null."""
+    schemas, read = DOCUMENT["components"]["schemas"], apidoc.in_requests(DOCUMENT)
+
+    def said(name, field):
+        return apidoc.described(field, schemas[name], schemas[name]["properties"][field], name in read)[0]
+
+    assert said("ChunkChoice", "finish_reason") == "string or null"
+    assert said("ChatChoice", "token_ids") == "array of integer", "absent, and never null"
+    assert said("ChatRequest", "seed") == "integer"
+    assert "StreamOptions" in read, "types inside of a request's are read too"
+    assert not {"ChatReply", "Usage", "ErrorReply"} & read
+
+
 def test_the_tables_of_the_docs_are_up_to_date_and_a_change_is_noticed(tmp_path, capsys):
     path = ROOT / "docs" / "api.md"
     assert apidoc.main(["--check", str(path)]) == 0

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pagoda_daemon.api.anthropic.requests import CountTokensRequest, MessagesRequest
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest, parse, typed
-from pagoda_daemon.api.routes.generation import submissions
 from pagoda_daemon.api.routes.messages import checked_chat, count_tokens
+from pagoda_daemon.api.routes.submitting import submissions
 from pagoda_daemon.api.routes.texts import CHAT_FIELDS, TokenizeRequest, tokenize
 from pagoda_daemon.nouns.errors import BadRequest
 from pagoda_daemon.nouns.messages import Ready

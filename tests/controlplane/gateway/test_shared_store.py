@@ -5,15 +5,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
 from pagoda_gateway.limits.ledger import Ask
 from pagoda_gateway.limits.rules import Slot
 from pagoda_gateway.requests.limiter import LocalStore
 from pagoda_gateway.requests.shared_store import SharedStore, connected
 from support.harness.quota_race import Race
-from support.servers.redis_server import MISSING, PROGRAM, RedisServer, redis_server
-
-pytestmark = [pytest.mark.deep, pytest.mark.skipif(PROGRAM is None, reason=MISSING)]
+from support.servers.redis_server import RedisServer, redis_server
 
 LIMITS = (Slot("q", "concurrency", 100), Slot("q", "tokens", 1000, "720h", 720 * 3_600_000))
 PATIENCE_S = 300
